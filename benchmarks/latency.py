@@ -1,0 +1,97 @@
+"""How long single events hold their caller, and how long an event loop that records waits for its turn."""
+
+import asyncio
+import time
+from pathlib import Path
+
+from stand_in import StandIn
+
+from sglang_instrument import bind, span
+
+EVENTS = 30_000
+GAP_NS = 20_000  # of work between events
+LOOP_SEC = 2.0
+TASKS = 100
+
+
+def quantiles(samples_ns):
+    """Return the median and the tail in microseconds."""
+    ordered = sorted(samples_ns)
+
+    def at(share):
+        return ordered[min(len(ordered) - 1, int(len(ordered) * share))] / 1000
+
+    return {"p50_us": at(0.5), "p99_us": at(0.99), "p99_9_us": at(0.999), "max_us": at(1)}
+
+
+def latencies(act):
+    """Time each of many events by itself, with a little work in between."""
+    samples, clock = [], time.perf_counter_ns
+    for _ in range(EVENTS):
+        start = clock()
+        act()
+        end = clock()
+        samples.append(end - start)
+        while clock() - end < GAP_NS:
+            pass
+    return quantiles(samples)
+
+
+def one_span():
+    with span("turn_engine_call"):
+        pass
+
+
+def spans(folder):
+    with bind(step=12, worker=3, request_id="a", turn=2):
+        return latencies(one_span)
+
+
+def reference(folder):
+    manager, path = StandIn(), str(Path(folder) / "step_12/worker_3.jsonl")
+
+    def act():
+        start = time.time()
+        extra = {"request_id": "a", "turn": 2}
+        manager.log(path, "turn_engine_call", time.time() - start, extra, 3, 12)
+
+    return latencies(act)
+
+
+def turns_of_a_loop(work):
+    """Return how long a coroutine that always wants to run waits, beside tasks that do `work`."""
+
+    async def busy(ends):
+        while time.perf_counter() < ends:
+            work()
+            await asyncio.sleep(0.005)
+
+    async def waiting(ends):
+        samples = []
+        before = time.perf_counter_ns()
+        while time.perf_counter() < ends:
+            await asyncio.sleep(0)
+            now = time.perf_counter_ns()
+            samples.append(now - before)
+            before = now
+        return samples
+
+    async def both():
+        ends = time.perf_counter() + LOOP_SEC
+        return (await asyncio.gather(waiting(ends), *(busy(ends) for _ in range(TASKS))))[0]
+
+    samples = asyncio.run(both())
+    return {**quantiles(samples), "over_5_ms": sum(sample > 5_000_000 for sample in samples)}
+
+
+def loop_with_spans(folder):
+    with bind(step=12, worker=3, request_id="a", turn=2):
+        return turns_of_a_loop(one_span)
+
+
+VARIANTS = {
+    "reference": reference,
+    "span": spans,
+    "nothing": lambda folder: turns_of_a_loop(int),
+    "loop with spans": loop_with_spans,
+}

@@ -1,0 +1,135 @@
+"""Run variants in turn, many rounds in random order, and say how they compare, round by round.
+
+What a machine shares with others slows all variants of a round alike: ratios are taken within a round, and
+the median of the ratios stands, with the quartiles as its spread.
+"""
+
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "21"))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median and its quartiles."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values):
+        low, median, high = (
+            statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+        )
+        return cls(low, median, high)
+
+
+class Child:
+    """A process that runs one variant, a round each time that it is asked."""
+
+    def __init__(self, subject, variant):
+        self._folder = tempfile.TemporaryDirectory(dir=RESULTS)
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the child
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "child.py"), subject, variant, self._folder.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            cwd=HERE,
+        )
+
+    def round(self):
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            self._errors.seek(0)
+            raise RuntimeError(self._errors.read())
+        return json.loads(answer)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self._process.communicate(timeout=60)
+        self._errors.close()
+        self._folder.cleanup()
+
+
+def run_rounds(subject, variants, rounds=ROUNDS):
+    """Return a list of rounds: each variant's answer, measured one after the other in random order."""
+    warm_page_cache()
+    order = random.Random(0)
+    with ExitStack() as stack:
+        children = {variant: stack.enter_context(Child(subject, variant)) for variant in variants}
+        for child in children.values():
+            child.round()  # the first one pays for imports, files and memory
+        answers = []
+        for _ in range(rounds):
+            shuffled = list(children)
+            order.shuffle(shuffled)
+            answered = {variant: children[variant].round() for variant in shuffled}
+            answers.append({variant: answered[variant] for variant in variants})
+    return answers
+
+
+def values(rounds, variant, key):
+    """Return one number of a variant in each round."""
+    return [answers[variant][key] for answers in rounds]
+
+
+def ratios(rounds, variant, to, key):
+    """Return the spread of the ratio of one variant to another, taken within each round."""
+    return Spread.of([answers[variant][key] / answers[to][key] for answers in rounds])
+
+
+def warm_page_cache():
+    """Write and delete 100 MB: on a fresh virtual machine the first touch of memory costs ten times more."""
+    RESULTS.mkdir(exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=RESULTS) as file:
+        for _ in range(100):
+            file.write(bytes(2**20))
+        file.flush()
+
+
+def save(name, rows, **raw):
+    """Write the table, the rounds behind it and what it ran on to results/NAME.json."""
+    RESULTS.mkdir(exist_ok=True)
+    machine = {
+        "python": platform.python_version(),
+        "machine": platform.platform(),
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg(),
+        "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"machine": machine, "rows": rows, **raw}, indent=1, default=vars))
+
+
+def table(title, columns, rows):
+    """Return a table as text."""
+    cells = [[str(cell) for cell in row] for row in (columns, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
+    return "\n".join(["", title, *lines, ""])

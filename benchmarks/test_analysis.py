@@ -1,0 +1,87 @@
+"""What a summary costs, beside one plain pass over the same lines, and how that grows."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from rounds import HERE, ROUNDS, Spread, save, table
+
+from sglang_instrument.testing import synthetic_run
+
+ROUNDS = min(ROUNDS, 7)  # a round takes tens of seconds
+LARGEST = int(os.environ.get("BENCH_EVENTS", "5000000"))  # 20000000 takes ten minutes and 5 GB of disk
+BOUNDS = {"summary": 0.5, "from_cache": 0.1}  # of a plain pass
+PEAK_MB = 1000
+PEAK_LARGEST_MB = 4000
+EVENTS_A_STEP = 13_400
+START_MS = 150
+
+
+def read(how, folder):
+    command = [sys.executable, str(HERE / "reading.py"), how, str(folder)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = synthetic_run(tmp_path_factory.mktemp("run") / "exp", steps=100, workers=8, requests=64)
+    read("from_cache", folder)  # makes the cache
+    return folder
+
+
+def test_a_summary_costs_a_fraction_of_one_plain_pass(run, show):
+    rounds = [{how: read(how, run) for how in ("plain", *BOUNDS)} for _ in range(ROUNDS)]
+    rows = []
+    for how, bound in BOUNDS.items():
+        ratio = Spread.of([one[how]["wall_sec"] / one["plain"]["wall_sec"] for one in rounds])
+        peak = max(one[how]["peak_mb"] for one in rounds)
+        rows.append(
+            (how, f"{ratio.median:.3f}", f"{ratio.low:.3f} .. {ratio.high:.3f}", bound, f"{peak:.0f}")
+        )
+    columns = ("", "of a plain pass", "quartiles", "bound", "peak MB of a process")
+    lines = rounds[0]["plain"]["lines"]
+    show(table(f"all of summary, {lines:,} lines in {os.cpu_count()} cores", columns, rows))
+    save("analysis", rows, rounds=rounds)
+    assert max(float(row[4]) for row in rows) <= PEAK_MB
+    for how, median, _, bound, _ in rows:
+        assert float(median) <= bound, how
+
+
+def test_time_grows_with_the_number_of_events(tmp_path, show):
+    measured = []
+    for events in (LARGEST // 20, LARGEST // 4, LARGEST):
+        folder = synthetic_run(
+            tmp_path / str(events), steps=max(1, events // EVENTS_A_STEP), workers=8, requests=64
+        )
+        measured.append(read("summary", folder))
+    rows = [
+        (
+            f"{one['lines']:,}",
+            f"{one['wall_sec']:.1f}",
+            f"{one['wall_sec'] / one['lines'] * 1e6:.2f}",
+            f"{one['peak_mb']:.0f}",
+        )
+        for one in measured
+    ]
+    show(table("summary by number of events", ("events", "s", "us an event", "peak MB"), rows))
+    save("analysis_growth", rows, measured=measured)
+    small, _, large = (one["wall_sec"] / one["lines"] for one in measured)
+    assert large <= 1.3 * small
+    assert measured[-1]["peak_mb"] <= PEAK_LARGEST_MB
+
+
+def test_the_help_of_summary_comes_at_once(show):
+    command = [sys.executable, "-m", "sglang_instrument.cli.main", "summary", "--help"]
+    times = []
+    for _ in range(11):
+        begun = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        times.append(time.perf_counter() - begun)
+    spent = Spread.of([seconds * 1000 for seconds in times])
+    rows = [("summary --help", f"{spent.median:.0f}", f"{spent.low:.0f} .. {spent.high:.0f}", START_MS)]
+    show(table("start, ms", ("", "ms", "quartiles", "bound"), rows))
+    save("analysis_start", rows, times=times)
+    assert spent.median <= START_MS

@@ -1,0 +1,50 @@
+"""What a step of the demo costs with install, on the real engine: pairs until the answer is sharp enough."""
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from rounds import HERE, save, table
+
+SECONDS = float(os.environ.get("BENCH_DEMO_SECONDS", "600"))
+WIDTH = 0.02  # of the 95 % interval, as a share of the step
+MOST = 0.01  # upper bound of the interval
+
+
+def interval(differences, draws=4000):
+    """Return the 95 % bootstrap interval of the median."""
+    chosen = random.Random(0)
+    medians = sorted(statistics.median(chosen.choices(differences, k=len(differences))) for _ in range(draws))
+    return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
+
+
+def test_a_step_takes_no_longer_with_install(show, tmp_path):
+    scratch = tmp_path / "worker"
+    scratch.mkdir()
+    command = [sys.executable, str(HERE / "demo_steps.py"), str(scratch), str(SECONDS)]
+    pairs = []
+    with (tmp_path / "output").open("w") as output:
+        steps = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, text=True, cwd=tmp_path)
+        for line in steps.stdout:
+            if line.startswith('{"with"'):
+                pairs.append(json.loads(line))
+            if len(pairs) >= 20 and len(pairs) % 10 == 0:
+                low, high = interval([pair["with"] / pair["without"] - 1 for pair in pairs])
+                if high - low <= WIDTH:
+                    break
+        steps.terminate()
+        steps.wait(60)
+    assert pairs, Path(tmp_path / "output").read_text()[-2000:]
+    differences = [pair["with"] / pair["without"] - 1 for pair in pairs]
+    low, high = interval(differences)
+    middle, step_sec = statistics.median(differences), statistics.median(pair["without"] for pair in pairs)
+    rows = [(f"{step_sec:.2f}", len(pairs), f"{middle:+.2%}", f"{low:+.2%} .. {high:+.2%}", f"{MOST:.0%}")]
+    columns = ("step s", "pairs", "median difference", "95 % interval", "bound")
+    show(table("a step of the demo, with install against without", columns, rows))
+    save("demo", rows, rounds=pairs)
+    assert high - low <= WIDTH
+    assert high <= MOST

@@ -1,0 +1,83 @@
+"""What verl's rollout pays for all of its events, against the reference's logger, and on the real engine."""
+
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+from pathlib import Path
+
+import pytest
+from rounds import HERE, ROUNDS, Spread, save, table, warm_page_cache
+
+ROOT = HERE.parent
+TRAINER = ROOT / "tests/trainers/verl"
+PYTHON = ROOT / ".envs/verl-0.6.1/bin/python"
+MODEL = ROOT / ".envs/verl-model"
+CPU_BOUND, WALL_BOUND = 1 / 8, 1.005
+
+pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="needs tests/environments/verl.sh 0.6.1")
+
+
+def measure(engine, folder, pairs):
+    """Return rounds of one engine, each with an answer a variant."""
+    warm_page_cache()
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = str(listening.getsockname()[1])
+    variables = {
+        "PATH": os.environ["PATH"],
+        "HOME": os.environ.get("HOME", ""),
+        "PYTHONPATH": os.pathsep.join(map(str, [ROOT, HERE, TRAINER, TRAINER / "shims"])),
+        "PYTHONWARNINGS": "ignore",
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "VERL_LOGGING_LEVEL": "ERROR",
+        "OMP_NUM_THREADS": "1",
+        "MASTER_PORT": port,
+    }
+    command = [PYTHON, HERE / "verl_rollout.py", engine, folder, MODEL, pairs]
+    done = subprocess.run(
+        list(map(str, command)), env=variables, capture_output=True, text=True, cwd=folder, check=False
+    )
+    assert done.stdout.strip(), done.stderr[-4000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def interval(values, draws=2000):
+    """Return the bootstrapped 95 % interval of the median."""
+    drawn = random.Random(0)
+    medians = sorted(statistics.median(drawn.choices(values, k=len(values))) for _ in range(draws))
+    return medians[round(draws * 0.025)], medians[round(draws * 0.975) - 1]
+
+
+def test_our_own_cpu_is_an_eighth_of_the_reference_logger_s(show, tmp_path: Path):
+    rounds = measure("at_once", tmp_path, ROUNDS)
+    own = [one["instrumented"]["cpu_sec"] - one["nothing"]["cpu_sec"] for one in rounds]
+    theirs = [one["reference"]["cpu_sec"] for one in rounds]
+    # Both medians first: a round's difference of two long runs is too coarse to be divided by anything.
+    ratio = statistics.median(own) / statistics.median(theirs)
+    low, high = (bound / statistics.median(theirs) for bound in interval(own))
+    rows = [
+        ("a step of verl", f"{statistics.median(one['nothing']['cpu_sec'] for one in rounds):.3f}", "", ""),
+        ("the reference's logger", f"{statistics.median(theirs):.4f}", "1", ""),
+        ("ours", f"{statistics.median(own):.4f}", f"{ratio:.3f}", f"{low:.3f} .. {high:.3f}"),
+    ]
+    events = rounds[0]["reference"]["events"]
+    title = f"256 requests, 3 turns, an engine that answers at once: {events} events a step"
+    show(table(title, ("", "CPU s", "ratio", "95 %"), rows))
+    save("verl_cpu", rows, rounds=rounds)
+    assert low <= CPU_BOUND
+
+
+def test_the_wall_time_of_a_step_stays_the_same_on_the_real_engine(show, tmp_path):
+    rounds = measure("real", tmp_path, ROUNDS * 4)
+    shares = [one["instrumented"]["wall_sec"] / one["nothing"]["wall_sec"] for one in rounds]
+    low, high = interval(shares)
+    spread = Spread.of(shares)
+    rows = [(f"{spread.median:.4f}", f"{low:.4f} .. {high:.4f}", f"{spread.low:.3f} .. {spread.high:.3f}")]
+    title = f"wall time of a step on the real engine, {len(rounds)} pairs; bound {WALL_BOUND}"
+    show(table(title, ("ratio", "95 %", "quartiles"), rows))
+    save("verl_wall", rows, rounds=rounds)
+    assert low <= WALL_BOUND

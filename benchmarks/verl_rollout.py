@@ -1,0 +1,96 @@
+"""Measure verl's own rollout with and without us, pair by pair, in verl's environment.
+
+python verl_rollout.py at_once|real FOLDER MODEL PAIRS answers with one JSON line. "at_once" is
+verl's rollout over an engine and requests that cost nothing (`verl_requests`), "real" is all of it real.
+"""
+
+import gc
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+import rollout as verl_rollout
+import user_classes
+import verl_requests
+from rollout import batch, module
+from stand_in import StandIn
+
+import sglang_instrument
+
+REQUESTS = 256
+WARM_UP = 1_000_000  # added to the number of a step that is not measured
+
+
+def timed(rollout, prompts, step):
+    """Return wall seconds of one step, and CPU seconds of all threads until everything is written.
+
+    A step before it is not measured: threads start there, files open, new code warms up.
+    """
+    prompts.meta_info["global_steps"] = step + WARM_UP
+    rollout.generate_sequences(prompts)
+    sglang_instrument.flush(30)
+    prompts.meta_info["global_steps"] = step
+    gc.collect()
+    wall, cpu = time.perf_counter(), time.process_time()
+    rollout.generate_sequences(prompts)
+    wall = time.perf_counter() - wall
+    sglang_instrument.flush(30)  # what is encoded and written later is ours too
+    return {"wall_sec": wall, "cpu_sec": time.process_time() - cpu}
+
+
+def instrumented(rollout, prompts, step, folder):
+    sglang_instrument.install(log_dir=folder, experiment="run", trainers="verl")
+    try:
+        return timed(rollout, prompts, step)
+    finally:
+        sglang_instrument.uninstall()
+
+
+def reference(path, folder):
+    """Return the CPU seconds that the reference's logger takes for the events of one step."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    records = [
+        line for line in lines if "workid" in line and line["event"] not in ("log_opened", "step_closed")
+    ]
+    manager, to = StandIn(), str(Path(folder) / f"reference_{path.parent.name}.jsonl")
+    gc.collect()
+    cpu = time.process_time()
+    for record in records:
+        extra = record.get("extra")
+        manager.log(to, record["event"], record.get("duration_sec"), extra, record["workid"], record["step"])
+    spent = time.process_time() - cpu
+    manager.handles[to].close()
+    Path(to).unlink()
+    return {"cpu_sec": spent, "events": len(records)}
+
+
+def main(engine, folder, model, pairs):
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
+    verl_rollout.join_group()
+    user_classes.Calculator.takes_sec = user_classes.Teacher.takes_sec = 0
+    if engine == "at_once":
+        module.AsyncEngine = verl_requests.Engine
+    rollout = verl_rollout.build(model)
+    prompts = batch(rollout)
+    if engine == "at_once":
+        verl_requests.make_light(rollout, REQUESTS)
+    order, rounds = random.Random(0), []
+    for step in range(pairs + 1):
+        variants = {
+            "nothing": lambda step=step: timed(rollout, prompts, step),
+            "instrumented": lambda step=step: instrumented(rollout, prompts, step, folder),
+        }
+        answers = {name: variants[name]() for name in order.sample(sorted(variants), 2)}
+        if engine == "at_once":
+            answers["reference"] = reference(Path(folder) / f"run/step_{step}/worker_0.jsonl", folder)
+        rounds += [answers] if step else []  # the first pays for imports and memory
+    print(json.dumps(rounds), flush=True)
+    rollout._engine.shutdown()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -1,0 +1,76 @@
+"""See where every second of an RL rollout on SGLang goes.
+
+import sglang_instrument
+sglang_instrument.install()
+
+From then on each event of each turn of each request of each rollout worker of each step is written to
+`logs/$EXPERIMENT_NAME/step_N/worker_R.jsonl`; `sglang-instrument summary logs/NAME` reads it.
+"""
+
+__version__ = "0.1.0"
+
+TYPE_CHECKING = False  # typing's own costs as much to import as all the rest of this module
+if TYPE_CHECKING:
+    from sglang_instrument.config import Config
+    from sglang_instrument.errors import ConfigError, InstrumentError, LogError, TableError, TargetError
+    from sglang_instrument.patching.wrap import instrument
+    from sglang_instrument.recording.context import bind, step
+    from sglang_instrument.recording.log_manager import SGLangLogManager
+    from sglang_instrument.recording.spans import event, span
+    from sglang_instrument.switch import flush, install, installed, status, uninstall
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "InstrumentError",
+    "LogError",
+    "SGLangLogManager",
+    "TableError",
+    "TargetError",
+    "bind",
+    "event",
+    "flush",
+    "install",
+    "installed",
+    "instrument",
+    "span",
+    "status",
+    "step",
+    "uninstall",
+]
+
+
+_HOMES = {
+    "Config": "config",
+    "ConfigError": "errors",
+    "InstrumentError": "errors",
+    "LogError": "errors",
+    "SGLangLogManager": "recording.log_manager",
+    "TableError": "errors",
+    "TargetError": "errors",
+    "bind": "recording.context",
+    "event": "recording.spans",
+    "flush": "switch",
+    "install": "switch",
+    "installed": "switch",
+    "instrument": "patching.wrap",
+    "span": "recording.spans",
+    "status": "switch",
+    "step": "recording.context",
+    "uninstall": "switch",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first asked for: start-up hooks import this in every process."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

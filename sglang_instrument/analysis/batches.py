@@ -1,0 +1,192 @@
+"""Read and boil down the files of a run, in as many processes as the machine has cores.
+
+A child is a plain `python -m`, not `multiprocessing`: that would import the user's script again.
+"""
+
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import polars as pl
+
+from sglang_instrument.analysis.digest import SCHEMAS, Digest, concat_digests, digest_records
+from sglang_instrument.analysis.files import File
+from sglang_instrument.analysis.reader import read_files
+
+_BATCH_BYTES: Final = 24 * 1024 * 1024  # of text; some 100,000 records
+_CHILD_BYTES: Final = 48 * 1024 * 1024  # what is worth a process of its own
+_MOST_PROCESSES: Final = 16
+_POLL_SEC: Final = 0.1
+_PACKED: Final = 10  # by about so much .zst files are smaller
+
+Progress = Callable[[int, int], object]
+Part = tuple[list[File], Digest]
+
+
+def digest_files(
+    folder: Path, files: Sequence[File], progress: Progress | None = None
+) -> tuple[list[File], Digest]:
+    """Return the files as they were read and their digest; `source` numbers their runs in order.
+
+    Args:
+        folder: The run's folder.
+        files: Files in it.
+        progress: Called with the number of files read and that of all files.
+    """
+    batches = _batches(files)
+    worthwhile = 1 + sum(map(_weight, files)) // _CHILD_BYTES
+    processes = min(_cores(), _MOST_PROCESSES, len(batches), worthwhile)
+    if processes > 1:
+        return _joined(_digest_in_children(folder, batches, processes, progress))
+    parts = []
+    for number, batch in enumerate(batches):
+        if progress is not None:
+            progress(sum(map(len, batches[:number])), len(files))
+        parts.append(_digest(folder, batch))
+    return _joined(parts)
+
+
+def _digest_in_children(
+    folder: Path, batches: list[list[File]], processes: int, progress: Progress | None
+) -> list[Part]:
+    """Give each child every so many-th batch; this process only waits.
+
+    It would be slower than they are: its polars keeps several threads, which wait for each other.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        children = [
+            _Child(folder, batches[number::processes], Path(scratch, str(number)))
+            for number in range(processes)
+        ]
+        total = sum(map(len, batches))
+        while not all(child.wait(_POLL_SEC) for child in children):
+            if progress is not None:
+                progress(sum(child.done() for child in children), total)
+        parts = [child.result() for child in children]
+    return [parts[number % processes][number // processes] for number in range(len(batches))]
+
+
+def _joined(parts: list[Part]) -> Part:
+    files: list[File] = []
+    digests = []
+    sources = 0
+    for read, digest in parts:
+        files += read
+        digests.append(_shifted(digest, sources))
+        sources += sum(len(file.runs) for file in read)
+    return files, concat_digests(digests)
+
+
+def _shifted(digest: Digest, by: int) -> Digest:
+    return Digest(
+        **{name: table.with_columns(pl.col("source") + by) for name, table in digest.tables().items()}
+    )
+
+
+def _digest(folder: Path, batch: list[File]) -> Part:
+    with _uncollected():
+        reading = read_files(folder, batch, points=False)
+        return reading.files, digest_records(reading.records)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Pause the collection of cycles: lines have none, and looking for them costs a sixth of the time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _weight(file: File) -> int:
+    return file.size * (_PACKED if file.path.endswith(".zst") else 1)
+
+
+def _batches(files: Sequence[File]) -> list[list[File]]:
+    batches: list[list[File]] = []
+    room = 0
+    for file in files:
+        if room <= 0:
+            batches.append([])
+            room = _BATCH_BYTES
+        batches[-1].append(file)
+        room -= max(1, _weight(file))
+    return batches
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Child:
+    """A process that reads a share of the batches; if it cannot, its share is read here."""
+
+    def __init__(self, folder: Path, share: list[list[File]], scratch: Path) -> None:
+        self._folder, self._share, self._scratch = folder, share, scratch
+        scratch.mkdir()
+        (scratch / "share.json").write_bytes(msgspec.json.encode(share))
+        command = [sys.executable, "-m", "sglang_instrument.analysis.batches", str(folder), str(scratch)]
+        paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        # SGLANG_INSTRUMENT=0: what reads a log does not write one.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "SGLANG_INSTRUMENT": "0"}
+        environment["POLARS_MAX_THREADS"] = "1"
+        self._process = subprocess.Popen(  # noqa: S603 - this interpreter and a module of ours
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end; return whether it came."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def done(self) -> int:
+        """Return how many files it has read."""
+        read = [Path(self._scratch, str(number), "files.json").exists() for number in range(len(self._share))]
+        return sum(len(batch) for batch, is_read in zip(self._share, read, strict=True) if is_read)
+
+    def result(self) -> list[Part]:
+        """Return what it found."""
+        if self._process.returncode != 0:
+            return [_digest(self._folder, batch) for batch in self._share]
+        return [_load(self._scratch / str(number)) for number in range(len(self._share))]
+
+
+def _save(part: Part, place: Path) -> None:
+    place.mkdir()
+    files, digest = part
+    (place / "files.json").write_bytes(msgspec.json.encode(files))
+    for name, table in digest.tables().items():
+        table.write_parquet(place / name, compression="uncompressed")
+
+
+def _load(place: Path) -> Part:
+    files = msgspec.json.decode((place / "files.json").read_bytes(), type=list[File])
+    return files, Digest(**{name: pl.read_parquet(place / name) for name in SCHEMAS})
+
+
+def main(folder: Path, scratch: Path) -> None:
+    """Read a share of the batches, and leave what came out in `scratch`."""
+    share = msgspec.json.decode((scratch / "share.json").read_bytes(), type=list[list[File]])
+    for number, batch in enumerate(share):
+        _save(_digest(folder, batch), scratch / str(number))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

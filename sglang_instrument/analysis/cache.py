@@ -1,0 +1,151 @@
+"""Keep the digest of a run beside it, and read again only the files that changed since.
+
+The cache is never trusted over the log: a file counts as unchanged if its path, size and time of change are
+those of when it was read, and the version of the log and of this layout as well. A cache that cannot be
+read is made anew, one that cannot be written is done without.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import polars as pl
+
+from sglang_instrument.analysis.batches import Progress, digest_files
+from sglang_instrument.analysis.digest import SCHEMAS, Digest, concat_digests
+from sglang_instrument.analysis.files import File, counting
+from sglang_instrument.analysis.places import log_files
+from sglang_instrument.schema import LOG_VERSION
+
+_LAYOUT: Final = 2  # of the cached tables; to be raised when what they hold changes
+_WORTHWHILE_BYTES: Final = 4 * 1024 * 1024  # smaller runs are read anew, and nothing is left beside them
+_VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
+
+
+class _Manifest(msgspec.Struct):
+    """What a cache was made of; `token` is in the names of its tables."""
+
+    version: str
+    token: str
+    files: list[File]
+
+
+def read_digest(
+    folder: Path, progress: Progress | None = None, cached: bool = True
+) -> tuple[list[File], Digest]:
+    """Return the log files of a run's folder and the digest of what counts in them.
+
+    Args:
+        folder: The run's folder.
+        progress: Called with the number of files read and that of all files to be read.
+        cached: Whether to use and to keep a cache.
+    """
+    files = list_files(folder)
+    worthwhile = cached and sum(file.size for file in files) >= _WORTHWHILE_BYTES
+    known, old = _load(folder) if worthwhile else ([], concat_digests([]))
+    unchanged = {_key(file): file for file in known}
+    changed = [file for file in files if _key(file) not in unchanged]
+    if known and not changed and len(files) == len(known):
+        return known, _only_counting(known, old)
+    fresh, new = digest_files(folder, changed, progress)
+    by_path = {file.path: file for file in fresh}
+    merged = [by_path.get(file.path) or unchanged[_key(file)] for file in files]
+    whole = concat_digests([_renumbered(old, known, merged), _renumbered(new, fresh, merged)])
+    if worthwhile:
+        _save(folder, merged, whole)
+    return merged, _only_counting(merged, whole)
+
+
+def list_files(folder: Path) -> list[File]:
+    """Return the log files of a run's folder as they stand there now, unread."""
+    files = []
+    for path in log_files(folder):
+        try:
+            stat = path.stat()
+        except OSError as error:
+            name = path.relative_to(folder).as_posix()
+            files.append(File(name, 0, 0, unreadable=str(error)))
+            continue
+        files.append(File(path.relative_to(folder).as_posix(), stat.st_size, stat.st_mtime_ns))
+    return files
+
+
+def _key(file: File) -> tuple[str, int, int]:
+    return (file.path, file.size, file.mtime_ns)
+
+
+def _sources(files: Sequence[File]) -> dict[tuple[str, int, int, str | None], int]:
+    """Return the number of each file and run, as they stand in order."""
+    runs = [(*_key(file), run_id) for file in files for run_id in file.runs]
+    return {run: number for number, run in enumerate(runs)}
+
+
+def _renumbered(digest: Digest, files: Sequence[File], merged: Sequence[File]) -> Digest:
+    """Return the rows of those files that are still there, by their new numbers."""
+    new = _sources(merged)
+    numbers = pl.Series([new.get(run) for run in _sources(files)], dtype=pl.Int64)
+    return Digest(
+        **{
+            name: table.with_columns(numbers.gather(table["source"]).alias("source")).drop_nulls("source")
+            for name, table in digest.tables().items()
+        }
+    )
+
+
+def _only_counting(files: Sequence[File], digest: Digest) -> Digest:
+    """Leave out what older runs wrote."""
+    counts = counting(files)
+    left_out = [
+        number
+        for number, (file, run_id) in enumerate((file, run) for file in files for run in file.runs)
+        if not counts(file, run_id)
+    ]
+    return digest.filter(~pl.col("source").is_in(left_out)) if left_out else digest
+
+
+def _homes(folder: Path) -> list[Path]:
+    """Return where a cache may lie: in the run's folder, or, if that is not ours to write, in the user's."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    name = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:16]
+    return [folder / ".cache", root / "sglang-instrument" / name]
+
+
+def _load(folder: Path) -> tuple[list[File], Digest]:
+    for home in _homes(folder):
+        try:
+            manifest = msgspec.json.decode((home / "digest.json").read_bytes(), type=_Manifest)
+            if manifest.version == _VERSION:
+                tables = {
+                    name: pl.read_parquet(home / f"{name}-{manifest.token}.parquet") for name in SCHEMAS
+                }
+                if all(dict(table.schema) == SCHEMAS[name] for name, table in tables.items()):
+                    return manifest.files, Digest(**tables)
+        except (OSError, msgspec.MsgspecError, pl.exceptions.PolarsError):
+            continue
+    return [], concat_digests([])
+
+
+def _save(folder: Path, files: list[File], digest: Digest) -> None:
+    for home in _homes(folder):
+        try:
+            _save_in(home, files, digest)
+        except (OSError, pl.exceptions.PolarsError):
+            continue
+        return
+
+
+def _save_in(home: Path, files: list[File], digest: Digest) -> None:
+    """Write the tables under new names, then the manifest that names them, then delete the old ones."""
+    home.mkdir(parents=True, exist_ok=True)
+    token = os.urandom(6).hex()
+    for name, table in digest.tables().items():
+        table.write_parquet(home / f"{name}-{token}.parquet")
+    draft = home / f"digest-{token}.json"
+    draft.write_bytes(msgspec.json.encode(_Manifest(_VERSION, token, files)))
+    draft.replace(home / "digest.json")
+    for path in home.glob("*.parquet"):
+        if not path.stem.endswith(token):
+            path.unlink(missing_ok=True)

@@ -1,0 +1,62 @@
+"""Read a log file, packed or not, in chunks that end where lines end."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from sglang_instrument.errors import LogError
+
+CHUNK_BYTES: Final = 16 * 1024 * 1024
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a log file for reading, unpacked where its name ends in .zst.
+
+    Raises:
+        LogError: What unpacks it is not installed.
+    """
+    if path.suffix != ".zst":
+        return path.open("rb")
+    try:
+        import zstandard
+    except ModuleNotFoundError:
+        raise LogError("zstandard is missing: pip install 'sglang-instrument[analysis]'") from None
+    return io.BufferedReader(_ZstdStream(zstandard, path.open("rb")))
+
+
+def whole_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield chunks that end with a line; the last one may end without a newline."""
+    rest = b""
+    while piece := stream.read(CHUNK_BYTES):
+        cut = piece.rfind(b"\n") + 1
+        if cut:
+            yield rest + piece[:cut]
+            rest = piece[cut:]
+        else:
+            rest += piece
+    if rest:
+        # Apart from its neighbours: what a kill tore must not send a whole chunk the slow way.
+        yield rest
+
+
+class _ZstdStream(io.RawIOBase):
+    """A zstd file, frames one after the other; one cut short gives what it holds."""
+
+    def __init__(self, zstandard: Any, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._broken = zstandard.ZstdError
+        self._stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return int(self._stream.readinto(buffer))
+        except self._broken as error:
+            raise OSError(f"not whole zstd: {error}") from None
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()

@@ -1,0 +1,41 @@
+"""Tell by how much the clocks of the workers' hosts differ, from the barriers that all leave together."""
+
+import polars as pl
+
+from sglang_instrument.analysis.digest import Digest
+
+BARRIER = ["step", "validate", "barrier"]
+
+
+def numbered_barriers(digest: Digest) -> pl.DataFrame:
+    """Return the barriers of the workers; `barrier` counts those of a worker in a step from 0."""
+    number = pl.col("start_us").rank("ordinal").over("step", "validate", "worker") - 1
+    barriers = digest.of_workers().barriers.with_columns(barrier=number.cast(pl.Int64))
+    return barriers.sort(*BARRIER, "worker")
+
+
+def clock_table(digest: Digest) -> pl.DataFrame:
+    """Return a row a worker.
+
+    Returns:
+        worker; barriers: How many it left together with others; offset_sec: The median of by how much later
+            its clock says that they were left than the median worker's; residual_sec: The largest difference
+            of a barrier from that: what the clocks drift, and what workers do not leave together.
+    """
+    exits = (
+        numbered_barriers(digest).with_columns(workers=pl.len().over(BARRIER)).filter(pl.col("workers") > 1)
+    )
+    later = (pl.col("end_us") - pl.col("end_us").median().over(BARRIER)) / 1e6
+    exits = exits.with_columns(later=later).with_columns(offset=pl.col("later").median().over("worker"))
+    # What all have in common on one barrier, because the middle worker is one that drifts, is no drift.
+    left = pl.col("later") - pl.col("offset")
+    exits = exits.with_columns(left=left - left.median().over(BARRIER))
+    return (
+        exits.group_by("worker")
+        .agg(
+            barriers=pl.len().cast(pl.Int64),
+            offset_sec=pl.col("offset").first(),
+            residual_sec=pl.col("left").abs().max(),
+        )
+        .sort("worker")
+    )

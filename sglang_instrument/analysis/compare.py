@@ -1,0 +1,88 @@
+"""Compare two runs, step by step, and say which differences are more than noise."""
+
+from random import Random
+from typing import Final
+
+import polars as pl
+
+from sglang_instrument.analysis.digest import Digest
+from sglang_instrument.analysis.steps import step_table
+from sglang_instrument.schema import PHASES
+
+#: What is compared, and how it is called in `--fail-if`.
+METRICS: Final[dict[str, str]] = {
+    "duration": "duration_sec",
+    "busy": "busy_sec",
+    "p50": "p50_sec",
+    "p99": "p99_sec",
+    "max": "max_sec",
+    "tail": "tail",
+    "tokens_per_sec": "tokens_per_sec",
+    **{str(phase): f"sec_{phase}" for phase in PHASES},
+}
+_ROUNDS: Final = 2000
+_CONFIDENCE: Final = 0.95
+_FEWEST: Final = 5  # steps in common, below which nothing is known of the noise
+
+
+def compare(one: Digest, other: Digest, seed: int = 0) -> pl.DataFrame:
+    """Return a row a metric that both runs have, over the steps that both have.
+
+    Args:
+        one: Of the run to compare with.
+        other: Of the run that is compared.
+        seed: Of the resampling.
+
+    Returns:
+        metric; steps in common; one, other: means over them; ratio: other / one; low, high: its 95 %
+        interval, by drawing steps with replacement, both runs' together; noise: whether 1 lies in it, or
+        there are too few steps to say.
+    """
+    both = _measured(one).join(_measured(other), on="step", suffix="_other").sort("step")
+    rows = []
+    for metric, column in METRICS.items():
+        pairs = both.select(one=column, other=f"{column}_other").drop_nulls().rows()
+        first = sum(pair[0] for pair in pairs)
+        if not pairs or not first:
+            continue
+        second = sum(pair[1] for pair in pairs)
+        low, high = _interval(pairs, Random(seed))  # noqa: S311 - to be repeated
+        rows.append(
+            {
+                "metric": metric,
+                "steps": len(pairs),
+                "one": first / len(pairs),
+                "other": second / len(pairs),
+                "ratio": second / first,
+                "low": low,
+                "high": high,
+                "noise": len(pairs) < _FEWEST or low <= 1.0 <= high,
+            }
+        )
+    schema = {"metric": pl.String, "steps": pl.Int64, "noise": pl.Boolean}
+    floats = dict.fromkeys(("one", "other", "ratio", "low", "high"), pl.Float64)
+    return pl.DataFrame(rows, schema={**schema, **floats}).select(
+        "metric", "steps", "one", "other", "ratio", "low", "high", "noise"
+    )
+
+
+def _measured(digest: Digest) -> pl.DataFrame:
+    steps = step_table(digest.filter(~pl.col("validate")))
+    return steps.with_columns(
+        (pl.col(f"share_{phase}") * pl.col("duration_sec")).alias(f"sec_{phase}") for phase in PHASES
+    ).with_columns(tokens_per_sec=pl.col("response_tokens") / pl.col("duration_sec"))
+
+
+def _interval(pairs: list[tuple[float, float]], random: Random) -> tuple[float, float]:
+    """Return the interval of the ratio of sums, from resampled pairs."""
+    ratios = []
+    for _ in range(_ROUNDS):
+        drawn = random.choices(pairs, k=len(pairs))
+        below = sum(pair[0] for pair in drawn)
+        if below:
+            ratios.append(sum(pair[1] for pair in drawn) / below)
+    ratios.sort()
+    outside = (1 - _CONFIDENCE) / 2
+    if not ratios:
+        return 0.0, float("inf")
+    return ratios[int(outside * len(ratios))], ratios[int((1 - outside) * (len(ratios) - 1))]

@@ -1,0 +1,163 @@
+"""Find when nothing came to an end: requests that stand still, and who held the event loop."""
+
+from typing import Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.digest import Digest
+from sglang_instrument.analysis.files import LOOP_BLOCK, File, controls_of
+
+_LEAST_SEC: Final = 2.0
+_TIMES_THE_USUAL: Final = 10.0
+_USUAL: Final = 0.99  # quantile of the gaps
+_LEAST_IN_FLIGHT: Final = 5
+_OF_WORKER: Final = ["step", "validate", "worker"]
+_BLOCK: Final = {
+    "step": pl.Int64,
+    "validate": pl.Boolean,
+    "worker": pl.Int64,
+    "at_us": pl.Int64,
+    "held_sec": pl.Float64,
+    "in_span": pl.String,
+    "culprit": pl.String,
+}
+
+
+def plateaus(digest: Digest) -> pl.DataFrame:
+    """Return when requests stood still, the longest first.
+
+    A plateau is a gap between two completions of a worker in a step of more than max(2 s, 10 times the
+    99th percentile of such gaps in the run), with at least 5 requests in flight throughout. Gaps with fewer
+    in flight are not counted either way: the last requests of a heavy tail are always far apart.
+
+    Returns:
+        step, validate, worker; from_sec, to_sec: seconds since the worker's first request began; still:
+        the requests in flight throughout; requests: those of the worker in the step; from_us, to_us.
+    """
+    requests = digest.of_workers().requests
+    ends = _completions(digest).filter(pl.col("in_flight") >= _LEAST_IN_FLIGHT)
+    usual = ends["gap_sec"].quantile(_USUAL, "linear") or 0.0
+    counted = requests.group_by(_OF_WORKER).agg(begun_us=pl.col("start_us").min(), requests=pl.len())
+    long = ends.filter(pl.col("gap_sec") > max(_LEAST_SEC, _TIMES_THE_USUAL * usual)).join(
+        counted, on=_OF_WORKER
+    )
+    throughout = (pl.col("start_us") <= pl.col("from_us")) & (pl.col("end_us") >= pl.col("to_us"))
+    held = long.join(requests.select(*_OF_WORKER, "start_us", "end_us"), on=_OF_WORKER).filter(throughout)
+    key = [*_OF_WORKER, "begun_us", "requests", "from_us", "to_us"]
+    found = held.group_by(key).agg(still=pl.len().cast(pl.Int64)).filter(pl.col("still") >= _LEAST_IN_FLIGHT)
+    return (
+        found.with_columns(
+            from_sec=(pl.col("from_us") - pl.col("begun_us")) / 1e6,
+            to_sec=(pl.col("to_us") - pl.col("begun_us")) / 1e6,
+            requests=pl.col("requests").cast(pl.Int64),
+        )
+        .sort(pl.col("to_us") - pl.col("from_us"), descending=True)
+        .select(*_OF_WORKER, "from_sec", "to_sec", "still", "requests", "from_us", "to_us")
+    )
+
+
+def standstill(digest: Digest, plateau: dict[str, Any]) -> dict[str, Any]:
+    """Say what the requests that stood still were doing.
+
+    Args:
+        digest: Of the run.
+        plateau: A row of `plateaus`.
+
+    Returns:
+        turn: the turn (0-based) in which most of them were, or None; in_turn: how many; event: the part that
+        took longest in most of these, or None; since_sec: when the last of them was in its turn; times: the
+        median of their engine's seconds a token over that of all turns of the run, or None.
+    """
+    here = pl.all_horizontal(pl.col(name) == plateau[name] for name in _OF_WORKER)
+    middle = (plateau["from_us"] + plateau["to_us"]) // 2
+    turns = digest.of_workers().turns.filter(
+        here & (pl.col("start_us") <= middle) & (pl.col("end_us") >= middle)
+    )
+    if turns.is_empty():
+        return {"turn": None, "in_turn": 0, "event": None, "since_sec": plateau["from_sec"], "times": None}
+    turn, in_turn = turns["turn"].value_counts(sort=True).row(0)
+    event = turns.filter(turn=turn)["event"].value_counts(sort=True)["event"].first()
+    latest: Any = turns["start_us"].max()
+    since = plateau["from_sec"] + max(0, latest - plateau["from_us"]) / 1e6
+    usual, theirs = _pace(digest.of_workers().turns), _pace(turns)
+    times = theirs / usual if usual and theirs else None
+    return {"turn": turn, "in_turn": in_turn, "event": event, "since_sec": since, "times": times}
+
+
+def _pace(turns: pl.DataFrame) -> float | None:
+    """Return the median of the engine's seconds a token."""
+    known = turns.filter((pl.col("response_tokens") > 0) & (pl.col("engine_sec") > 0))
+    pace: Any = (known["engine_sec"] / known["response_tokens"]).median()
+    return None if pace is None else float(pace)
+
+
+def concurrency(digest: Digest) -> pl.DataFrame:
+    """Return how many requests were in flight: a row a change.
+
+    Returns:
+        step, validate, worker; at_sec: since the worker's first request began; in_flight: from then on.
+    """
+    return _changes(digest).select(
+        *_OF_WORKER,
+        at_sec=(pl.col("moment") - pl.col("moment").min().over(_OF_WORKER)) / 1e6,
+        in_flight="in_flight",
+    )
+
+
+def _changes(digest: Digest) -> pl.DataFrame:
+    """Return the moments at which requests of a worker began or ended, and how many run after each."""
+    requests = digest.of_workers().requests
+    changes = pl.concat(
+        [
+            requests.select(*_OF_WORKER, moment="start_us", change=pl.lit(1), ended=pl.lit(0)),
+            requests.select(*_OF_WORKER, moment="end_us", change=pl.lit(-1), ended=pl.lit(1)),
+        ]
+    )
+    at = changes.group_by(*_OF_WORKER, "moment").agg(pl.col("change", "ended").sum())
+    at = at.sort(*_OF_WORKER, "moment")
+    return at.with_columns(in_flight=pl.col("change").cum_sum().over(_OF_WORKER).cast(pl.Int64))
+
+
+def _completions(digest: Digest) -> pl.DataFrame:
+    """Return the gaps between completions, with how many were in flight when each began."""
+    ends = _changes(digest).filter(pl.col("ended") > 0)
+    gaps = ends.with_columns(to_us=pl.col("moment").shift(-1).over(_OF_WORKER)).drop_nulls("to_us")
+    return gaps.select(
+        *_OF_WORKER,
+        "in_flight",
+        "to_us",
+        from_us="moment",
+        gap_sec=(pl.col("to_us") - pl.col("moment")) / 1e6,
+    )
+
+
+def loop_blocks(files: list[File]) -> pl.DataFrame:
+    """Return when an event loop was held, the longest first.
+
+    Returns:
+        step, validate, worker; at_us: when it ended; held_sec; in_span: the span that was open, if known;
+        culprit: the innermost frame that was seen, its path cut to the file and its folder.
+    """
+    rows = []
+    for file, block in controls_of(files, LOOP_BLOCK):
+        place = file.place
+        if place is not None:
+            stack = block.extra.stack or []
+            rows.append(
+                {
+                    "step": place.step,
+                    "validate": place.validate,
+                    "worker": place.worker,
+                    "at_us": block.time_us,
+                    "held_sec": block.duration_sec or 0.0,
+                    "in_span": block.extra.in_span,
+                    "culprit": _frame(str(stack[-1])) if stack else None,
+                }
+            )
+    return pl.DataFrame(rows, schema=_BLOCK).sort("held_sec", "at_us", descending=[True, False])
+
+
+def _frame(text: str) -> str:
+    """Cut the path at the front of a frame, FILE:LINE FUNCTION, to the file and its folder."""
+    where, space, function = text.partition(" ")
+    return "/".join(where.split("/")[-2:]) + space + function

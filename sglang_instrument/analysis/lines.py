@@ -1,0 +1,132 @@
+"""Decode lines of a log, ours or the reference's, whole or torn, into typed Structs."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+# Columns hold 64 bits; a line with a larger number takes the lenient way and loses only that field.
+Integer = Annotated[int, Meta(ge=-(2**62), le=2**62)]
+Seconds = Annotated[float, Meta(ge=0)]
+
+
+class Extra(Struct, gc=False):
+    """The fields of `extra` that become columns, and those of control records; all others are skipped."""
+
+    request_id: str | Integer | None = None
+    turn: Integer | None = None
+    turns: Integer | None = None
+    finish_reason: str | None = None
+    response_length: Integer | None = None
+    # A number of a request, a list in `step_response_length_stats`.
+    actual_response_tokens: Integer | list[Any] | None = None
+    generated_tokens: Integer | None = None
+    completion_tokens: Integer | None = None
+    reward: float | None = None
+    tool: str | None = None
+    # of control records
+    run_id: str | None = None
+    written: Integer | None = None
+    dropped: Integer | None = None
+    sampled_out: Integer | None = None
+    spans: list[Any] | None = None
+    # of a held event loop
+    stack: list[Any] | None = None
+    in_span: str | None = None
+
+
+class Line(Struct, gc=False):
+    """One record as it stands in a file."""
+
+    timestamp: str
+    event: str
+    duration_sec: Seconds | None = None
+    extra: Extra | None = None
+    workid: Integer | None = None
+    step: Integer | None = None
+    start_us: Integer | None = None
+    task: Integer | None = None
+    spawned_by: Integer | None = None
+    active_sec: Seconds | None = None
+    device_sec: Seconds | None = None
+    error: str | None = None
+    validate: bool | None = None
+    phase: str | None = None
+
+
+@dataclass
+class Rejects:
+    """How many lines were left out: torn ones begin like a record and end early, foreign ones are none."""
+
+    torn: int = 0
+    foreign: int = 0
+
+
+_ONE: Final = msgspec.json.Decoder(Line)
+
+
+def decode(chunk: bytes, rejects: Rejects) -> list[Line]:
+    """Decode whole lines; what is not a record is left out and counted in `rejects`."""
+    try:
+        return _ONE.decode_lines(chunk)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return list(_decode_singly(chunk, rejects))
+
+
+def _decode_singly(chunk: bytes, rejects: Rejects) -> Iterator[Line]:
+    for raw in chunk.split(b"\n"):
+        if not raw.strip():
+            continue
+        try:
+            yield _ONE.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            line = _decode_leniently(raw, rejects)
+            if line is not None:
+                yield line
+
+
+def _decode_leniently(raw: bytes, rejects: Rejects) -> Line | None:
+    """Keep a record of which one field is not what it should be, as a user's own field may be."""
+    try:
+        # json.loads, not msgspec: the reference writes NaN and lone surrogates, which are no JSON.
+        fields = json.loads(raw.decode("utf-8", "replace"), parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        if raw.lstrip().startswith(b'{"'):
+            rejects.torn += 1
+        else:
+            rejects.foreign += 1
+        return None
+    if not _is_record(fields):
+        rejects.foreign += 1
+        return None
+    extra = fields.pop("extra", None)
+    line = Line(**_fitting(Line, fields))
+    if isinstance(extra, dict):
+        line.extra = Extra(**_fitting(Extra, extra))
+    return line
+
+
+def _is_record(fields: Any) -> bool:
+    return isinstance(fields, dict) and all(
+        isinstance(fields.get(key), str) for key in ("event", "timestamp")
+    )
+
+
+def _fitting(struct: type[Struct], fields: dict[str, Any]) -> dict[str, Any]:
+    """Return those of `fields` that `struct` has and whose values are of its types."""
+    kept = {}
+    for field in msgspec.structs.fields(struct):
+        if field.name in fields:
+            try:
+                kept[field.name] = msgspec.convert(_printable(fields[field.name]), field.type)
+            except msgspec.ValidationError:
+                continue
+    return kept
+
+
+def _printable(value: Any) -> Any:
+    """Replace lone surrogates, which no column of text can hold."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

@@ -1,0 +1,62 @@
+"""Read from a file's path what its records belong to: role, worker, step, and whether it is validation."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_FOLDER: Final = re.compile(r"(step|validate)_(\d{1,9})$")
+# worker_3.jsonl, scheduler_0_tp0.jsonl, worker_3.host-4711.jsonl (a second live process), each with .zst
+_FILE: Final = re.compile(r"([A-Za-z][A-Za-z-]*)_(\d{1,9})(?:[_.].+)?$")
+ENDINGS: Final = (".jsonl", ".jsonl.zst")
+FOLDERS: Final = ("engine", "processes")  # beside step_N and validate_N
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a file stands. `stem` tells processes apart; `step` is None where the process cannot know it."""
+
+    path: Path
+    folder: str
+    stem: str
+    role: str
+    worker: int
+    step: int | None
+    validate: bool
+
+
+def holds_run(folder: Path) -> bool:
+    """Return whether a folder looks like that of one experiment."""
+    return any(child.is_dir() and _is_part(child.name) for child in folder.iterdir())
+
+
+def log_files(folder: Path) -> Iterator[Path]:
+    """Yield the log files of an experiment: steps in order, then those of processes without one."""
+    parts = [child for child in folder.iterdir() if child.is_dir() and _is_part(child.name)]
+    for part in sorted(parts, key=lambda part: _order(part.name)):
+        if part.name != "processes":
+            yield from sorted(path for path in part.iterdir() if path.name.endswith(ENDINGS))
+
+
+def place_of(path: Path) -> Place | None:
+    """Return what a log file belongs to, or None if its name does not say."""
+    stem = path.name
+    for ending in reversed(ENDINGS):
+        stem = stem.removesuffix(ending)
+    named = _FILE.match(stem)
+    if named is None:
+        return None
+    folder = _FOLDER.match(path.parent.name)
+    step = int(folder[2]) if folder else None
+    validate = folder is not None and folder[1] == "validate"
+    return Place(path, path.parent.name, stem, named[1], int(named[2]), step, validate)
+
+
+def _is_part(name: str) -> bool:
+    return name in FOLDERS or _FOLDER.match(name) is not None
+
+
+def _order(name: str) -> tuple[str, int]:
+    numbered = _FOLDER.match(name)
+    return (numbered[1], int(numbered[2])) if numbered else (name, 0)

@@ -1,0 +1,158 @@
+"""Open the folder of a run, or say clearly why it is none."""
+
+import difflib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import polars as pl
+
+from sglang_instrument.analysis.batches import Progress
+from sglang_instrument.analysis.cache import read_digest
+from sglang_instrument.analysis.digest import Digest
+from sglang_instrument.analysis.files import File, counting, health_of
+from sglang_instrument.analysis.health import Health
+from sglang_instrument.analysis.nesting import nest
+from sglang_instrument.analysis.places import Place, holds_run
+from sglang_instrument.analysis.reader import read_files
+from sglang_instrument.analysis.walls import split_wall
+from sglang_instrument.errors import LogError
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run as its files tell it.
+
+    Attributes:
+        folder: The experiment's folder.
+        files: Its log files and their control records.
+        digest: Steps, requests, turns and barriers, of the records that count.
+    """
+
+    folder: Path
+    files: list[File]
+    digest: Digest
+
+    @cached_property
+    def health(self) -> Health:
+        """What was left out, and why."""
+        return health_of(self.files)
+
+    @cached_property
+    def records(self) -> pl.DataFrame:
+        """Events with the columns of `reader.COLUMNS`, control records apart; all of them, in memory."""
+        return self.read_records()
+
+    @cached_property
+    def spans(self) -> pl.DataFrame:
+        """The records that have a duration, nested; see `nesting.nest` and `walls.split_wall`."""
+        return split_wall(nest(self.records))
+
+    def read_records(
+        self, step: int | None = None, worker: int | None = None, validate: bool | None = None
+    ) -> pl.DataFrame:
+        """Read again the records of the files of one step and worker, or of all where it is None."""
+        wanted = {"step": step, "worker": worker, "validate": validate}
+        files = [file for file in self.files if _lies_in(file.place, wanted)]
+        reading = read_files(self.folder, files)
+        for before, now in zip(files, reading.files, strict=True):
+            if before.unreadable is None and now.unreadable is not None:
+                raise LogError(f"{self.folder / now.path}: {now.unreadable}")
+        counts = counting(self.files)
+        left_out = [
+            number
+            for number, source in enumerate(reading.sources)
+            if not counts(reading.files[source.file], source.run_id)
+        ]
+        return reading.records.filter(~pl.col("source").is_in(left_out))
+
+    def read_spans(
+        self, step: int | None = None, worker: int | None = None, validate: bool | None = None
+    ) -> pl.DataFrame:
+        """Return the nested spans of the files of one step and worker, or of all where it is None."""
+        if step is worker is validate is None:
+            return self.spans
+        return split_wall(nest(self.read_records(step, worker, validate)))
+
+    @property
+    def steps(self) -> list[int]:
+        """Training steps, in order."""
+        return self._sorted("step", ~pl.col("validate"))
+
+    @property
+    def workers(self) -> list[int]:
+        """Ranks of the rollout workers, in order."""
+        return self._sorted("worker", pl.col("role") == "worker")
+
+    def _sorted(self, column: str, where: pl.Expr) -> list[int]:
+        numbers: list[int] = self.digest.steps.filter(where)[column].unique().sort().to_list()
+        return numbers
+
+
+def _lies_in(place: Place | None, wanted: dict[str, int | bool | None]) -> bool:
+    return place is not None and all(
+        value is None or getattr(place, name) == value for name, value in wanted.items()
+    )
+
+
+def open_run(path: str | Path, progress: Progress | None = None, cached: bool = True) -> Run:
+    """Read the run in a folder.
+
+    Args:
+        path: The experiment's folder, or a folder that holds just one experiment.
+        progress: Called with the number of files read and that of all files to be read.
+        cached: Whether to use, and to leave, a cache in the folder (or in the user's cache folder).
+
+    Raises:
+        LogError: There is no such folder, it holds several experiments, or no run, or nothing yet.
+    """
+    folder = find_run(Path(path))
+    files, digest = read_digest(folder, progress, cached)
+    if not any(file.controls or any(file.records) for file in files):
+        raise LogError(f"{folder}: no records yet{_reason(health_of(files))}")
+    return Run(folder, files, digest)
+
+
+def find_run(path: Path) -> Path:
+    """Return the folder of the one experiment that `path` means; raise LogError if it means none or many."""
+    if not path.exists():
+        raise LogError(f"{path}: no such folder{_nearest(path)}")
+    if not path.is_dir():
+        raise LogError(f"{path} is a file; give the experiment's folder, which holds step_N folders")
+    if holds_run(path):
+        return path
+    experiments = experiments_in(path)
+    if len(experiments) == 1:
+        return path / experiments[0]
+    if experiments:
+        raise LogError(f"{path} holds {len(experiments)} experiments; name one: {_joined(path, experiments)}")
+    if not any(path.iterdir()):
+        raise LogError(f"{path}: the folder is empty; is EXPERIMENT_NAME of the run another one?")
+    inside = f"; it may be {path.parent}" if holds_run(path.parent) else ""
+    raise LogError(f"{path}: not a run{inside}; the folder of one holds step_N/worker_R.jsonl")
+
+
+def experiments_in(folder: Path) -> list[str]:
+    """Return the names of the experiments that a folder holds."""
+    return sorted(child.name for child in folder.iterdir() if child.is_dir() and holds_run(child))
+
+
+def _nearest(path: Path) -> str:
+    """Offer experiments of a similar name, beside the path or under logs/."""
+    offers = {}
+    for root in (path.parent, Path("logs")):
+        if root.is_dir():
+            offers.update({name: root / name for name in experiments_in(root)})
+    close = difflib.get_close_matches(path.name, offers, n=3)
+    if close:
+        return f"; did you mean {' or '.join(str(offers[name]) for name in close)}?"
+    return f"; there are: {', '.join(str(offer) for offer in list(offers.values())[:10])}" if offers else ""
+
+
+def _joined(root: Path, names: list[str]) -> str:
+    shown = ", ".join(str(root / name) for name in names[:20])
+    return shown + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+
+
+def _reason(health: Health) -> str:
+    return "" if health.files == 0 else f" ({health.sentence()})"

@@ -1,0 +1,200 @@
+"""Say in one sentence what was wrong with a run, if anything was, and on what evidence.
+
+Nobody is accused of what chance brings: long replies are drawn, and some worker always draws the longest.
+What is compared is what does not depend on the draw: seconds a token, seconds a reward, requests that stand
+still, a held loop. It is compared with all other steps of all workers, by the median and the spread around
+it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.digest import Digest
+from sglang_instrument.analysis.files import File, controls_of
+from sglang_instrument.analysis.gaps import loop_blocks, plateaus, standstill
+from sglang_instrument.analysis.steps import step_table, worker_steps
+from sglang_instrument.analysis.workers import barrier_table
+from sglang_instrument.schema import LOG_CLOSED, OPEN_SPANS, STEP_CLOSED, kind_of
+
+_FEWEST: Final = 8  # steps of workers, below which nobody knows what is usual
+_SPREADS: Final = 8.0  # robust standard deviations from the median
+_TIMES: Final = 1.25  # and so many times the median
+_OF_STEP: Final = 0.05  # what takes less of the step is not worth a sentence
+_LEAST_SEC: Final = 0.5  # nor is this
+_STILL: Final = 2.0  # times the usual seconds a token
+_LEAST_SPREAD: Final = 0.02  # of a logarithm: what nobody would call a difference
+_MAD: Final = 1.4826  # a normal distribution's standard deviation, in median absolute deviations
+_OF_WORKER: Final = ["step", "validate", "worker"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something out of the ordinary.
+
+    Attributes:
+        cause: plateau, straggler, slow_tool, slow_reward, slow_interaction, blocked_loop, or hang.
+        step, validate, worker: Where.
+        lost_sec: About what it cost the step.
+        sentence: What a person is told.
+        evidence: The numbers behind it.
+    """
+
+    cause: str
+    step: int
+    validate: bool
+    worker: int
+    lost_sec: float
+    sentence: str
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+def find(digest: Digest, files: list[File]) -> list[Finding]:
+    """Return all that is out of the ordinary in a run, hangs first, then by the time lost."""
+    digest = digest.of_workers()
+    found = [*_standstills(digest), *_slow_work(digest), *_blocks(digest, files)]
+    return [*_hangs(digest, files), *sorted(found, key=lambda one: -one.lost_sec)]
+
+
+def verdict(digest: Digest, files: list[File]) -> str:
+    """Return one sentence: what cost most, or that nothing is out of the ordinary."""
+    found = find(digest, files)
+    if found:
+        more = f" ({len(found) - 1} more findings)" if len(found) > 1 else ""
+        return found[0].sentence + more
+    steps = step_table(digest.filter(~pl.col("validate")))
+    if steps.is_empty():
+        return "no training step is whole yet"
+    slowest = steps.sort("duration_sec").row(-1, named=True)
+    return (
+        f"nothing out of the ordinary; the slowest step is {slowest['step']}, "
+        f"{slowest['duration_sec']:.0f} s, of which the longest request took {slowest['max_sec'] or 0:.0f} s"
+    )
+
+
+def _standstills(digest: Digest) -> list[Finding]:
+    late = _lateness(digest)
+    found = []
+    for row in plateaus(digest).iter_rows(named=True):
+        doing = standstill(digest, row)
+        if doing["times"] is not None and doing["times"] < _STILL:
+            continue  # long replies, and by chance none of them ended for long
+        lost = row["to_sec"] - doing["since_sec"]
+        came = late.get((row["step"], row["validate"], row["worker"]), 0.0)
+        where = _name(row) + (f" arrived {came:.0f} s late" if came > 1 else "")
+        sentence = (
+            f"{where}; {row['still']} of its {row['requests']} requests stood still "
+            f"from {doing['since_sec']:.0f} s to {row['to_sec']:.0f} s"
+        )
+        if doing["turn"] is not None:
+            sentence += f"; in turn {doing['turn'] + 1}, {doing['event']}"
+        found.append(Finding("plateau", *_place(row), lost, sentence, {**row, **doing, "late_sec": came}))
+    return found
+
+
+def _lateness(digest: Digest) -> dict[tuple[int, bool, int], float]:
+    """Return by how much each last worker came later than the one before it."""
+    table = barrier_table(digest).filter(pl.col("gain_alone_sec") > 0)
+    sums = table.group_by(_OF_WORKER).agg(pl.col("gain_alone_sec").sum())
+    return {(step, validate, worker): late for step, validate, worker, late in sums.iter_rows()}
+
+
+def _slow_work(digest: Digest) -> list[Finding]:
+    """Find workers whose engine, tools, rewards or interactions took far longer than is usual."""
+    requests = digest.requests.filter(pl.col("duration_sec") > 0)
+    steps = worker_steps(digest).select(*_OF_WORKER, step_sec="duration_sec")
+    per_token = pl.col("engine_sec") / pl.col("response_tokens")
+    found = []
+    for cause, kind, rate in (
+        ("straggler", "engine", per_token.filter(pl.col("response_tokens") > 0)),
+        ("slow_reward", "reward", pl.col("reward_sec").filter(pl.col("reward_sec") > 0)),
+        ("slow_tool", "tool", (pl.col("tool_sec") / pl.col("turns")).filter(pl.col("tool_sec") > 0)),
+        ("slow_interaction", "interaction", pl.col("interaction_sec").filter(pl.col("interaction_sec") > 0)),
+    ):
+        rates = requests.group_by(_OF_WORKER).agg(
+            rate=rate.median(),
+            spent_sec=pl.col(f"{kind}_sec").median(),
+            longest_sec=pl.col(f"{kind}_sec").max(),
+        )
+        for row in _outliers(rates).join(steps, on=_OF_WORKER).iter_rows(named=True):
+            lost = row["longest_sec"] * (1 - 1 / row["times"])
+            if lost > max(_LEAST_SEC, _OF_STEP * row["step_sec"]):
+                what = "seconds a token" if kind == "engine" else f"seconds of {kind} a request"
+                sentence = (
+                    f"{_name(row)} took {row['times']:.1f} times the usual {what}; about {lost:.0f} s lost"
+                )
+                found.append(Finding(cause, *_place(row), lost, sentence, row))
+    return found
+
+
+def _outliers(rates: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows whose `rate` is far above the others, with `times`, the ratio to the median."""
+    rates = rates.filter(pl.col("rate") > 0)
+    if len(rates) < _FEWEST:
+        return rates.clear().with_columns(times=pl.lit(1.0))
+    logs = rates["rate"].log()
+    middle = pl.lit(logs.median())
+    spread = pl.max_horizontal((logs - logs.median()).abs().median() * _MAD, pl.lit(_LEAST_SPREAD))
+    above = rates.with_columns(above=pl.col("rate").log() - middle, spread=spread)
+    far = (pl.col("above") > _SPREADS * pl.col("spread")) & (pl.col("above").exp() > _TIMES)
+    return above.filter(far).with_columns(times=pl.col("above").exp()).drop("above", "spread")
+
+
+def _blocks(digest: Digest, files: list[File]) -> list[Finding]:
+    """Find steps in which the event loop was held for a good part of the time."""
+    steps = worker_steps(digest).select(*_OF_WORKER, step_sec="duration_sec")
+    blocks = (
+        loop_blocks(files)
+        .group_by(_OF_WORKER, maintain_order=True)
+        .agg(
+            held_sec=pl.col("held_sec").sum(),
+            times=pl.len(),
+            culprit=pl.col("culprit").first(),
+            in_span=pl.col("in_span").first(),
+        )
+    )
+    found = []
+    for row in blocks.join(steps, on=_OF_WORKER).iter_rows(named=True):
+        if row["held_sec"] > max(_LEAST_SEC, _OF_STEP * row["step_sec"]):
+            by = row["culprit"] or row["in_span"]
+            sentence = f"{_name(row)} had its event loop held for {row['held_sec']:.1f} s"
+            sentence += f" by {by}" if by else ""
+            found.append(Finding("blocked_loop", *_place(row), row["held_sec"], sentence, row))
+    return found
+
+
+def _hangs(digest: Digest, files: list[File]) -> list[Finding]:
+    """Find steps that never ended, with spans that were open for long when the log ended."""
+    ended = {file.path for event in (STEP_CLOSED, LOG_CLOSED) for file, _ in controls_of(files, event)}
+    open_in: dict[str, list[dict[str, Any]]] = {}
+    for file, control in controls_of(files, OPEN_SPANS):
+        if file.path not in ended and control.extra.spans:
+            open_in[file.path] = [span for span in control.extra.spans if isinstance(span, dict)]
+    found = []
+    for path, spans in open_in.items():
+        place = next(file.place for file in files if file.path == path)
+        if place is None or place.step is None or not spans:
+            continue
+        inner = min(spans, key=lambda span: float(span.get("age_sec") or 0.0))
+        oldest = max(float(span.get("age_sec") or 0.0) for span in spans)
+        row = {"step": place.step, "validate": place.validate, "worker": place.worker}
+        asked = f" of request {inner['request_id']}" if inner.get("request_id") else ""
+        sentence = f"{_name(row)} never ended; {inner.get('event')}{asked} was open for {oldest:.0f} s"
+        found.append(Finding("hang", *_place(row), oldest, sentence, {"spans": spans, **row}))
+    # Those that wait at a barrier wait for the one that hangs elsewhere; they are named only if nobody does.
+    return [one for one in found if not _waits(one)] or found
+
+
+def _waits(finding: Finding) -> bool:
+    phases = {kind_of(str(span.get("event"))).phase for span in finding.evidence["spans"]}
+    return "barrier" in phases and phases <= {"step", "barrier"}
+
+
+def _place(row: dict[str, Any]) -> tuple[int, bool, int]:
+    return row["step"], row["validate"], row["worker"]
+
+
+def _name(row: dict[str, Any]) -> str:
+    kind = "validation" if row["validate"] else "step"
+    return f"{kind} {row['step']}: worker {row['worker']}"

@@ -1,0 +1,83 @@
+"""Split the wall time of a step over all that went on in it, so that the shares add up to the whole."""
+
+import polars as pl
+
+from sglang_instrument.analysis.nesting import covered
+
+
+def split_wall(spans: pl.DataFrame) -> pl.DataFrame:
+    """Return nested spans with `wall_sec`: each moment of a step split equally over the spans at work in it.
+
+    At work is a span of which no child covers the moment. With k(t) of them in a step of a worker,
+    wall_sec(s) is the integral of 1 / k(t) over the moments when s is at work, so that the sum over a step
+    of a worker is the duration of that step. Spans outside of every step get 0.
+    """
+    got = _with_shares(self_stretches(spans)).group_by("span").agg(pl.col("share_us").sum())
+    wall = pl.zeros(len(spans), dtype=pl.Float64, eager=True).scatter(got["span"], got["share_us"] / 1e6)
+    return spans.with_columns(wall_sec=wall)
+
+
+def self_stretches(spans: pl.DataFrame) -> pl.DataFrame:
+    """Return when each span of a step was itself at work: a row a stretch, clipped to the step.
+
+    Columns: `span`, `page` (the step of a worker), `from_us`, `to_us`.
+    """
+    children = covered(spans)
+    before = children.select(span="parent", from_us="reach", to_us="from_us")
+    last = children.filter(pl.col("parent") != pl.col("parent").shift(-1, fill_value=-1))
+    after = last.select(span="parent", from_us=pl.max_horizontal("reach", "to_us"), to_us="parent_end")
+    has_children = pl.repeat(False, len(spans), eager=True).scatter(last["parent"], True)
+    alone = spans.filter(~has_children).select("span", from_us="start_us", to_us="end_us")
+    stretches = pl.concat([before, after, alone]).filter(pl.col("to_us") > pl.col("from_us"))
+    clipped = pl.concat([stretches, _pages(spans)[stretches["span"]]], how="horizontal").with_columns(
+        from_us=pl.max_horizontal("from_us", "page_from"), to_us=pl.min_horizontal("to_us", "page_to")
+    )
+    kept = clipped.filter((pl.col("to_us") > pl.col("from_us")) & pl.col("page").is_not_null())
+    return kept.select("span", "page", "from_us", "to_us")
+
+
+def _with_shares(stretches: pl.DataFrame) -> pl.DataFrame:
+    """Add `share_us`: the integral of 1 / k(t) over each stretch."""
+    if stretches.is_empty():
+        return stretches.with_columns(share_us=pl.lit(0.0))
+    # Pages follow one another on one scale, and at the end of each nobody is at work: one sum serves all.
+    pages = stretches.group_by("page").agg(first=pl.col("from_us").min(), last=pl.col("to_us").max())
+    pages = pages.with_columns(after=(pl.col("last") - pl.col("first") + 1).cum_sum())
+    shift = pl.col("after").shift(1, fill_value=0) - pl.col("first")
+    placed = stretches.join(pages.select("page", shift=shift), on="page", how="left", maintain_order="left")
+    begun, ended = placed["from_us"] + placed["shift"], placed["to_us"] + placed["shift"]
+    elapsed = _shared_time(begun, ended)
+    half = len(stretches)
+    return stretches.with_columns(share_us=elapsed.tail(half) - elapsed.head(half))
+
+
+def _shared_time(begun: pl.Series, ended: pl.Series) -> pl.Series:
+    """Return, for all begins and then all ends, the integral of 1 / k(t) up to that moment."""
+    moment = pl.concat([begun, ended])
+    order = moment.arg_sort()
+    half = len(begun)
+    ordered = pl.DataFrame({"moment": moment.gather(order), "order": order})
+    change = pl.when(pl.col("order") < half).then(1).otherwise(-1)
+    # Up to each moment those are at work who began before it, and did not end.
+    at_work = change.cum_sum().shift(1, fill_value=0)
+    passed = pl.col("moment").diff().fill_null(0)
+    until = ordered.select(pl.when(at_work > 0).then(passed / at_work).otherwise(0.0).cum_sum()).to_series()
+    return pl.zeros(len(moment), dtype=pl.Float64, eager=True).scatter(order, until)
+
+
+def _pages(spans: pl.DataFrame) -> pl.DataFrame:
+    """Number the steps of workers, and give each span the times to which it counts there.
+
+    A step of a worker is made of its spans of phase "step"; where it has none, of all its spans.
+    """
+    key = ["source", "step", "validate"]
+    pages = spans.group_by(key).agg(stepless=pl.col("step_span").is_null().all()).with_row_index("page")
+    paged = spans.select(*key, "step_span", "start_us", "end_us").join(
+        pages, on=key, how="left", maintain_order="left", nulls_equal=True
+    )
+    counts = pl.col("step").is_not_null() & (pl.col("stepless") | pl.col("step_span").is_not_null())
+    return paged.select(
+        page=pl.when(counts).then("page"),
+        page_from=pl.coalesce(spans["start_us"].gather(spans["step_span"]), "start_us"),
+        page_to=pl.coalesce(spans["end_us"].gather(spans["step_span"]), "end_us"),
+    )

@@ -1,0 +1,134 @@
+"""Estimate, from recorded tokens and times, what a step would take under other rules. It is a model."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import polars as pl
+
+from sglang_instrument.analysis.digest import KINDS, Digest
+from sglang_instrument.analysis.steps import worker_steps
+
+ASSUMPTIONS: Final = (
+    "the engine is as fast with fewer requests in it: in truth the others then become faster",
+    "a capped turn costs the same seconds a token as it did; what came before and after is as long as it was",
+    "a request that is cut ends at once, and its reward is not counted",
+)
+_OF_WORKER: Final = ["step", "validate", "worker"]
+_REQUEST: Final = ["source", "step", "validate", "worker", "request_id"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is to be different; None changes nothing.
+
+    Attributes:
+        max_tokens: Most tokens of a response, all its turns together.
+        max_turns: Most turns of a request.
+        max_seconds: Most seconds of a request.
+        oversample: So many more requests than needed were begun: a step ends when 1 / (1 + oversample) of
+            those of each worker are done.
+        scale: By how much the time of a kind of work (a key of `KINDS`) is multiplied; 0 if it were gone.
+        rebalance: Requests are dealt anew, so that all workers end together, but none before the longest.
+    """
+
+    max_tokens: int | None = None
+    max_turns: int | None = None
+    max_seconds: float | None = None
+    oversample: float | None = None
+    scale: dict[str, float] = field(default_factory=dict)
+    rebalance: bool = False
+
+
+def what_if(digest: Digest, rules: Rules) -> pl.DataFrame:
+    """Return a row a step.
+
+    Returns:
+        step, validate; recorded_sec: the longest of the workers' durations without barriers; predicted_sec:
+        the same under the rules; requests; cut: requests that end early; reward_all, reward_cut: mean rewards
+        of all requests and of those that are cut.
+    """
+    digest = digest.of_workers()
+    requests = _shortened(digest, rules).join(
+        worker_steps(digest).select(*_OF_WORKER, "busy_sec", begun_us="start_us"), on=_OF_WORKER
+    )
+    started = (pl.col("start_us") - pl.col("begun_us")) / 1e6
+    requests = requests.with_columns(was=started + pl.col("duration_sec"), done=started + pl.col("new_sec"))
+    if rules.oversample:
+        needed = (pl.len() / (1 + rules.oversample)).ceil()
+        late = pl.col("done").rank("ordinal") > needed
+        requests = requests.with_columns(
+            cut=pl.col("cut") | late.over(_OF_WORKER), late=late.over(_OF_WORKER)
+        )
+    else:
+        requests = requests.with_columns(late=pl.lit(False))
+    workers = requests.group_by(_OF_WORKER).agg(
+        busy_sec=pl.col("busy_sec").first(),
+        was=pl.col("was").max(),
+        done=pl.col("done").filter(~pl.col("late")).max(),
+    )
+    predicted = pl.col("busy_sec") - pl.col("was") + pl.col("done")
+    workers = workers.with_columns(predicted=predicted.clip(lower_bound=0.0))
+    return _by_step(requests, workers, rules)
+
+
+def _by_step(requests: pl.DataFrame, workers: pl.DataFrame, rules: Rules) -> pl.DataFrame:
+    key = ["step", "validate"]
+    times = workers.group_by(key).agg(
+        recorded_sec=pl.col("busy_sec").max(),
+        predicted_sec=pl.col("predicted").max(),
+        evened_sec=pl.col("predicted").mean(),
+    )
+    told = requests.group_by(key).agg(
+        requests=pl.len().cast(pl.Int64),
+        cut=pl.col("cut").sum().cast(pl.Int64),
+        reward_all=pl.col("reward").mean(),
+        reward_cut=pl.col("reward").filter(pl.col("cut")).mean(),
+        longest_sec=pl.col("done").filter(~pl.col("late")).max(),
+    )
+    table = times.join(told, on=key).sort("validate", "step")
+    if rules.rebalance:
+        dealt = pl.min_horizontal("predicted_sec", pl.max_horizontal("evened_sec", "longest_sec"))
+        table = table.with_columns(predicted_sec=dealt)
+    return table.drop("evened_sec", "longest_sec")
+
+
+def _shortened(digest: Digest, rules: Rules) -> pl.DataFrame:
+    """Return the requests with `new_sec`, what they would take, and `cut`, whether they end early."""
+    turns = digest.turns.sort(*_REQUEST, "turn").with_columns(
+        tokens=pl.col("response_tokens").fill_null(0),
+        number=pl.int_range(pl.len()).over(_REQUEST),
+    )
+    before = pl.col("tokens").cum_sum().over(_REQUEST) - pl.col("tokens")
+    kept = pl.lit(1.0)
+    if rules.max_tokens is not None:
+        room = (rules.max_tokens - before).clip(lower_bound=0)
+        kept = pl.when(pl.col("tokens") > room).then(room / pl.col("tokens")).otherwise(1.0)
+        kept = pl.when((before > 0) & (room == 0)).then(0.0).otherwise(kept)
+    if rules.max_turns is not None:
+        kept = pl.when(pl.col("number") >= rules.max_turns).then(0.0).otherwise(kept)
+    turns = turns.with_columns(kept=kept)
+    # Tools of a turn that is cut do not run, and neither does what comes after the last turn that may.
+    cut_here = pl.col("kept") < 1.0
+    last = (pl.col("number") + 1 == rules.max_turns) if rules.max_turns is not None else pl.lit(False)
+    last = last & (pl.len().over(_REQUEST) > pl.col("number") + 1)
+    saved = pl.col("engine_sec") * (1 - pl.col("kept"))
+    after = pl.col("tool_sec") + pl.col("interaction_sec")
+    turns = turns.with_columns(
+        saved=saved + pl.when(cut_here | last).then(after).otherwise(0.0), cut=cut_here
+    )
+    sums = turns.group_by(_REQUEST).agg(saved=pl.col("saved").sum(), cut=pl.col("cut").any())
+    requests = digest.requests.join(sums, on=_REQUEST, how="left").with_columns(
+        pl.col("saved").fill_null(0.0), pl.col("cut").fill_null(False)
+    )
+    scaled = sum(
+        (pl.col(f"{kind}_sec") * (1 - factor) for kind, factor in rules.scale.items() if kind in KINDS),
+        start=pl.lit(0.0),
+    )
+    new = (pl.col("duration_sec") - pl.col("saved") - scaled).clip(lower_bound=0.0)
+    requests = requests.with_columns(new_sec=new)
+    if rules.max_seconds is None:
+        return requests
+    over = pl.col("new_sec") > rules.max_seconds
+    return requests.with_columns(
+        new_sec=pl.col("new_sec").clip(upper_bound=rules.max_seconds), cut=pl.col("cut") | over
+    )

@@ -1,0 +1,163 @@
+"""Say who waited for whom at the barriers, and how much of the waiting each worker is to blame for."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.clocks import BARRIER, clock_table, numbered_barriers
+from sglang_instrument.analysis.digest import Digest
+from sglang_instrument.analysis.run import Run
+
+_LEFT_TOGETHER_SEC: Final = 0.05
+_OF_THE_WAIT: Final = 0.1  # exits may differ by so much of the longest wait
+_UNEVEN: Final = 1.1  # times as many requests as another worker: not the same work
+
+
+def barrier_table(digest: Digest) -> pl.DataFrame:
+    """Return a row a barrier and worker, barriers in order, the first to arrive first.
+
+    All leave a barrier together, so a worker that waited longer by t arrived earlier by t: no clock is asked.
+
+    Returns:
+        step, validate, barrier, worker: Which.
+        arrival_sec: Seconds after the first worker arrived.
+        wait_sec: Its wait.
+        blame_sec: Its share of the time between the first arrival and the last: each moment is split equally
+            over the workers that are still missing (the Shapley value of the airport game).
+        gain_alone_sec: What would be gained if it alone had been as fast as the next slowest.
+        doubt: Why this is not enough evidence; null if it is.
+    """
+    waits = numbered_barriers(digest).with_columns(wait_sec=(pl.col("end_us") - pl.col("start_us")) / 1e6)
+    arrival = pl.col("wait_sec").max() - pl.col("wait_sec")
+    table = waits.with_columns(arrival_sec=arrival.over(BARRIER)).sort(*BARRIER, "arrival_sec", "worker")
+    before = pl.col("arrival_sec").shift(1, fill_value=0.0).over(BARRIER)
+    missing = pl.len().over(BARRIER) - pl.int_range(pl.len()).over(BARRIER)
+    share = (pl.col("arrival_sec") - before) / missing
+    last = pl.int_range(pl.len()).over(BARRIER) == pl.len().over(BARRIER) - 1
+    alone = pl.len().over(BARRIER) == 1
+    table = table.with_columns(
+        blame_sec=share.cum_sum().over(BARRIER),
+        gain_alone_sec=pl.when(last & ~alone).then(pl.col("arrival_sec") - before).otherwise(0.0),
+    )
+    table = table.join(_doubts(digest, waits), on=BARRIER, how="left", maintain_order="left")
+    return table.select(*BARRIER, "worker", "arrival_sec", "wait_sec", "blame_sec", "gain_alone_sec", "doubt")
+
+
+def blame_table(digest: Digest) -> pl.DataFrame:
+    """Return a row a worker, the most to blame first, over all barriers without doubt.
+
+    Returns:
+        worker, barriers; last: how often it came last; wait_sec, blame_sec, gain_alone_sec: sums.
+    """
+    sure = barrier_table(digest).filter(pl.col("doubt").is_null())
+    latest = pl.col("arrival_sec") == pl.col("arrival_sec").max().over(BARRIER)
+    return (
+        sure.with_columns(latest=latest)
+        .group_by("worker")
+        .agg(
+            barriers=pl.len().cast(pl.Int64),
+            last=pl.col("latest").sum().cast(pl.Int64),
+            wait_sec=pl.col("wait_sec").sum(),
+            blame_sec=pl.col("blame_sec").sum(),
+            gain_alone_sec=pl.col("gain_alone_sec").sum(),
+        )
+        .sort("blame_sec", "worker", descending=[True, False])
+    )
+
+
+def _doubts(digest: Digest, waits: pl.DataFrame) -> pl.DataFrame:
+    """Return for each barrier why it is not enough evidence, or null."""
+    mine = digest.of_workers()
+    requests = mine.requests.group_by("step", "validate", "worker").agg(requests=pl.len())
+    offsets = clock_table(digest).select("worker", "offset_sec")
+    exits = waits.join(offsets, on="worker", how="left").join(
+        requests, on=["step", "validate", "worker"], how="left"
+    )
+    left_at = pl.col("end_us") - pl.col("offset_sec").fill_null(0.0) * 1e6
+    measured = exits.group_by(BARRIER).agg(
+        there=pl.col("worker").n_unique(),
+        apart_sec=(left_at.max() - left_at.min()) / 1e6,
+        longest_sec=pl.col("wait_sec").max(),
+        most=pl.col("requests").max(),
+        least=pl.col("requests").fill_null(0).min(),
+    )
+    everyone = mine.steps.group_by("validate").agg(everyone=pl.col("worker").n_unique())
+    measured = measured.join(everyone, on="validate", how="left")
+    allowed = pl.max_horizontal(_LEFT_TOGETHER_SEC, pl.col("longest_sec") * _OF_THE_WAIT)
+    doubt = (
+        pl.when(pl.col("there") < 2)
+        .then(pl.lit("one worker alone"))
+        .when(pl.col("there") < pl.col("everyone"))
+        .then(pl.lit("workers are missing"))
+        .when(pl.col("apart_sec") > allowed)
+        .then(pl.lit("the workers did not leave together"))
+        .when(pl.col("most") > _UNEVEN * pl.col("least"))
+        .then(pl.lit("the workers had different numbers of requests"))
+    )
+    return measured.select(*BARRIER, doubt=doubt)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Why a barrier was left when it was: its last worker, that one's last request, its turn, the event."""
+
+    step: int
+    worker: int
+    late_sec: float
+    request_id: str | None
+    request_sec: float | None
+    turn: int | None
+    turn_sec: float | None
+    event: str | None
+    event_sec: float | None
+
+
+def chain_of(run: Run, step: int, validate: bool = False) -> Chain | None:
+    """Follow the barrier with the latest arrival of a step down to an event; None if there is no evidence.
+
+    `late_sec` is by how much the worker came later than the last but one.
+    """
+    of_step = run.digest.filter((pl.col("step") == step) & (pl.col("validate") == validate))
+    table = barrier_table(of_step).filter(pl.col("doubt").is_null())
+    if table.is_empty():
+        return None
+    latest = table.sort("arrival_sec").row(-1, named=True)
+    late = latest["gain_alone_sec"]
+    requests = of_step.requests.filter(worker=latest["worker"]).sort("end_us")
+    if requests.is_empty():
+        return Chain(step, latest["worker"], late, None, None, None, None, None, None)
+    request = requests.row(-1, named=True)
+    turn = _longest_turn(of_step, request)
+    event = _longest_event(run.read_spans(step, latest["worker"], validate), request, turn)
+    return Chain(
+        *(step, latest["worker"], late, request["request_id"], request["duration_sec"]),
+        *(None if turn is None else turn["turn"], None if turn is None else turn["turn_sec"]),
+        *event,
+    )
+
+
+def _longest_turn(digest: Digest, request: dict[str, Any]) -> dict[str, Any] | None:
+    turns = digest.turns.filter(worker=request["worker"], request_id=request["request_id"])
+    timed = turns.with_columns(turn_sec=(pl.col("end_us") - pl.col("start_us")) / 1e6).sort(
+        "turn_sec", "turn"
+    )
+    return None if timed.is_empty() else timed.row(-1, named=True)
+
+
+def _longest_event(
+    spans: pl.DataFrame, request: dict[str, Any], turn: dict[str, Any] | None
+) -> tuple[str | None, float | None]:
+    """Return the outermost piece of work, with a name of its own, that took longest within the turn."""
+    inside = spans.filter(
+        (pl.col("request_id") == request["request_id"])
+        & ~pl.col("phase").cast(pl.String).is_in(["step", "request", "turn", "loop"])
+    )
+    if turn is not None:
+        inside = inside.filter(
+            (pl.col("start_us") >= turn["start_us"]) & (pl.col("end_us") <= turn["end_us"])
+        )
+    if inside.is_empty():
+        return None, None
+    longest = inside.sort("duration_sec", pl.col("span"), descending=[True, False]).row(0, named=True)
+    return str(longest["event"]), longest["duration_sec"]

@@ -1,0 +1,106 @@
+"""Say whether a run's log is whole, and what was running where it is not."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sglang_instrument.cli.numbers import count, seconds
+from sglang_instrument.cli.tables import print_json, print_line, reading
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run import Run
+
+HELP: Final = """\
+Check a run's log: what was dropped, torn, left open or sampled out, whose clock differs, who never wrote,
+and what was running when it died or hung. Exit code 1 if something is wrong.
+
+    sglang-instrument check logs/gsm8k_600
+
+--json prints {"folder", "whole", "health": {...}, "open": [{"file", "event", "request_id", "turn", "age_sec",
+"stack"}], "clocks": [{"worker", "barriers", "offset_sec", "residual_sec"}], "silent": [PROCESS]}."""
+
+_RESIDUAL_SEC: Final = 0.05  # above this, times of different hosts should not be compared
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `check`."""
+    parser.add_argument("logs", metavar="LOGS", type=Path, help="the experiment's folder, logs/EXPERIMENT")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what is wrong; return 1 if anything is."""
+    from sglang_instrument.analysis.clocks import clock_table
+    from sglang_instrument.analysis.run import open_run
+
+    with reading() as progress:
+        opened = open_run(args.logs, progress)
+        clocks = clock_table(opened.digest).to_dicts()
+    health, still_open, silent = opened.health, _open_spans(opened), _silent(opened)
+    wrong = (
+        health.torn + health.foreign + health.dropped + len(health.unclosed) + len(health.unreadable)
+        + len(still_open) + len(silent)
+    )  # fmt: skip
+    if args.json:
+        print_json(
+            {
+                "folder": str(opened.folder),
+                "whole": not wrong,
+                "health": asdict(health),
+                "open": still_open,
+                "clocks": clocks,
+                "silent": silent,
+            }
+        )
+        return int(wrong > 0)
+    print_line(f"{opened.folder}: {health.sentence()}")
+    for span in still_open:
+        print_line(_describe(span))
+    for process in silent:
+        print_line(f"processes/{process}.json is there, but {process} wrote no record")
+    for row in clocks:
+        if abs(row["offset_sec"]) > _RESIDUAL_SEC or row["residual_sec"] > _RESIDUAL_SEC:
+            print_line(
+                f"the clock of worker {row['worker']} is {row['offset_sec']:+.3f} s from the median, "
+                f"+- {row['residual_sec']:.3f} s over {count(row['barriers'])} barriers"
+            )
+    print_line("something is wrong" if wrong else "nothing is wrong")
+    return int(wrong > 0)
+
+
+def _open_spans(opened: Run) -> list[dict[str, Any]]:
+    """Return the last report of open spans of each file whose step did not end."""
+    from sglang_instrument.analysis.files import controls_of
+    from sglang_instrument.schema import LOG_CLOSED, OPEN_SPANS, STEP_CLOSED
+
+    ended = {file.path for event in (STEP_CLOSED, LOG_CLOSED) for file, _ in controls_of(opened.files, event)}
+    latest = {
+        file.path: control.extra.spans or []
+        for file, control in controls_of(opened.files, OPEN_SPANS)
+        if file.path not in ended
+    }
+    keys = ("event", "request_id", "turn", "age_sec", "stack")
+    return [
+        {"file": path, **{key: span.get(key) for key in keys}}
+        for path, spans in latest.items()
+        for span in spans
+        if isinstance(span, dict)
+    ]
+
+
+def _describe(span: dict[str, Any]) -> str:
+    turn = "" if span["turn"] is None else f", turn {span['turn'] + 1}"
+    asked = "" if span["request_id"] is None else f" of request {span['request_id']}{turn}"
+    at = f", at {span['stack'][-1]}" if span["stack"] else ""
+    return f"{span['file']}: {span['event']}{asked} was open for {seconds(span['age_sec'])} s{at}"
+
+
+def _silent(opened: Run) -> list[str]:
+    """Return the processes that said that they are there, and wrote no record."""
+    written = {place.stem for file in opened.files if (place := file.place) is not None and any(file.records)}
+    said = opened.folder / "processes"
+    names = sorted(path.stem for path in said.glob("*.json")) if said.is_dir() else []
+    return [name for name in names if name.startswith("worker_") and name not in written]

@@ -1,0 +1,224 @@
+"""Run the demo: a small real rollout, or a made-up run to look at."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sglang_instrument.config import component
+from sglang_instrument.demo.faults import FAULTS
+from sglang_instrument.demo.options import DemoOptions
+from sglang_instrument.errors import InstrumentError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: Made-up runs, and the step of each that is worth a look.
+SCENARIOS: Final = {"step-67": 67}
+_NEEDED: Final = ("torch", "transformers", "tokenizers", "sglang", "rich", "polars")
+
+HELP: Final = """\
+Run a small multi-turn rollout on the real SGLang engine (on the CPU where there is no GPU) with a tiny
+model that is trained on the spot, tools, rewards and a barrier; then show where its time went.
+
+    sglang-instrument demo
+    sglang-instrument demo --inject slow-tool
+    sglang-instrument demo --synthetic step-67      # a made-up run, in seconds, without an engine
+
+Faults for --inject, and where each is planted ("step 2" is the last step of a run of one step):
+
+""" + "\n".join(f"    {name:<12} {where}" for name, where in FAULTS.items())
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the demo's options to the parser of its command."""
+    default = DemoOptions()
+    parser.add_argument(
+        "--steps", type=_at_least_one, default=default.steps, help="training steps (%(default)s)"
+    )
+    parser.add_argument(
+        "--workers", type=_at_least_one, default=default.workers, help="processes (%(default)s)"
+    )
+    parser.add_argument(
+        "--requests",
+        type=_at_least_one,
+        default=default.requests,
+        help="of each worker in each step (%(default)s)",
+    )
+    parser.add_argument(
+        "--max-tokens", type=_at_least_one, default=default.max_tokens, help="of one reply (%(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=default.seed, help="of the choice of problems (%(default)s)"
+    )
+    parser.add_argument("--validate", action="store_true", help="add a validation after the last step")
+    parser.add_argument(
+        "--inject",
+        action="append",
+        choices=FAULTS,
+        metavar="FAULT",
+        help="plant a fault, see above; may be repeated",
+    )
+    parser.add_argument(
+        "--synthetic", choices=SCENARIOS, metavar="SCENARIO", help="write a made-up run: step-67"
+    )
+    parser.add_argument("--experiment", help="name of the run's folder (EXPERIMENT_NAME, else demo)")
+    parser.add_argument(
+        "--log-dir", type=Path, help="folder of all runs (SGLANG_INSTRUMENT_LOG_DIR, else logs)"
+    )
+    parser.add_argument("--model-dir", type=Path, help="folder that keeps the tiny model (the user's cache)")
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="write each request's tokens and rewards as JSON"
+    )
+    parser.add_argument("--no-install", action="store_true", help="run without install(), to compare results")
+    parser.add_argument(
+        "--give-up-after",
+        type=float,
+        default=default.give_up_sec,
+        metavar="SECONDS",
+        help="end the run when nothing happens for so long (%(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo; return 1 if it did not come to its end.
+
+    Raises:
+        InstrumentError: What the demo needs is not installed, or the options do not go together.
+    """
+    usual = args.synthetic or "demo"
+    os.environ["EXPERIMENT_NAME"] = args.experiment or os.environ.get("EXPERIMENT_NAME") or usual
+    if args.log_dir:
+        os.environ["SGLANG_INSTRUMENT_LOG_DIR"] = str(args.log_dir.absolute())
+    folder = Path(
+        os.environ.get("SGLANG_INSTRUMENT_LOG_DIR", "logs"), component(os.environ["EXPERIMENT_NAME"])
+    )
+    if args.synthetic:
+        return _run_synthetic(folder, args.synthetic)
+    _check(args)
+    return _run_real(args, folder.absolute())
+
+
+def _run_synthetic(folder: Path, scenario: str) -> int:
+    synthetic = importlib.import_module("sglang_instrument.demo.synthetic")
+    synthetic.write(folder)
+    _show_tables(folder)
+    _show_next(folder, SCENARIOS[scenario])
+    return 0
+
+
+def _run_real(args: argparse.Namespace, folder: Path) -> int:
+    from rich.console import Console
+
+    from sglang_instrument.demo.launch import DemoError, run_workers
+    from sglang_instrument.demo.show import follow, train_model
+
+    options, console = _options(args), Console()
+    model = train_model(args.model_dir or _cache(), console)
+    _announce(options, console)
+    with tempfile.TemporaryDirectory(prefix="sglang-instrument-demo-") as scratch:
+        workers = run_workers(options, model=model, scratch=Path(scratch), outputs=folder / "output")
+        try:
+            with contextlib.closing(workers):
+                follow(workers, options, console)
+        except DemoError as error:
+            print(f"sglang-instrument: {error}", file=sys.stderr)
+            _show_next(folder, min(2, options.steps))
+            return 1
+        if args.results:
+            _write_results(args.results, Path(scratch), options)
+    if options.install:
+        _show_installed(folder / "output" / "worker_0.txt")
+        _show_tables(folder)
+        _show_next(folder, min(2, options.steps))
+    return 0
+
+
+def _options(args: argparse.Namespace) -> DemoOptions:
+    return DemoOptions(
+        steps=args.steps,
+        workers=args.workers,
+        requests=args.requests,
+        seed=args.seed,
+        inject=tuple(args.inject or ()),
+        max_tokens=args.max_tokens,
+        validate=args.validate,
+        install=not args.no_install,
+        give_up_sec=args.give_up_after,
+    )
+
+
+def _check(args: argparse.Namespace) -> None:
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        folder = Path(__file__).parents[1] / "demo"
+        raise InstrumentError(
+            f"the demo needs {', '.join(missing)}: use `make demo`, or "
+            f"pip install -r {folder}/requirements.txt, then "
+            f"pip install --no-deps -r {folder}/requirements-nodeps.txt; or look at --synthetic step-67"
+        )
+    if "straggler" in (args.inject or ()) and args.workers < 2:
+        raise InstrumentError(
+            "--inject straggler needs --workers 2 or more: nobody waits for a single worker"
+        )
+
+
+def _announce(options: DemoOptions, console: Console) -> None:
+    console.print(
+        f"workers: {options.workers}, each with an SGLang engine; steps: {options.steps}; "
+        f"requests a worker and step: {options.requests}",
+        highlight=False,
+    )
+    for name in options.inject:
+        console.print(f"planted: {name}: {FAULTS[name]}", highlight=False, soft_wrap=True)
+
+
+def _write_results(target: Path, scratch: Path, options: DemoOptions) -> None:
+    """Gather what the workers left: a list of steps for each rank."""
+    results = [
+        json.loads((scratch / f"worker_{rank}" / "results.json").read_text())
+        for rank in range(options.workers)
+    ]
+    target.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def _show_installed(printed: Path) -> None:
+    """Show what `install()` said in a worker, which a trainer's user reads in the trainer's own output."""
+    for line in printed.read_text(errors="replace").splitlines():
+        if line.startswith("sglang_instrument"):
+            print(f"\n{line}")
+
+
+def _show_tables(folder: Path) -> None:
+    for name in ("summary", "events"):
+        command = importlib.import_module(f"sglang_instrument.cli.{name}")
+        parser = argparse.ArgumentParser()
+        command.add_arguments(parser)
+        print()
+        command.run(parser.parse_args([str(folder)]))
+
+
+def _show_next(folder: Path, step: int) -> None:
+    if any(folder.glob("step_*")):
+        print(f"\nlogs: {folder}")
+        print(f"next: sglang-instrument summary {folder} --step {step}")
+        print(f"      sglang-instrument events {folder} --step {step} --worker 0")
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sglang-instrument"
+
+
+def _at_least_one(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, got {value}")
+    return value

@@ -1,0 +1,163 @@
+"""Say why no file appears: what recording needs, whether it is here, and what to do about it."""
+
+import argparse
+import fcntl
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from sglang_instrument import __version__
+from sglang_instrument import config as settings
+from sglang_instrument.config import Config
+from sglang_instrument.errors import InstrumentError
+
+HELP: Final = """\
+Say why no file appears: what recording needs, whether it is here, and what to do about it. Run it where the
+rollout runs, with the same environment.
+
+    sglang-instrument doctor
+    EXPERIMENT_NAME=gsm8k_600 sglang-instrument doctor --log-dir /shared/logs
+
+Nothing is imported and nothing is left behind. Exit code 1 if there is a problem.
+--json prints a list of {"about", "ok" (null: for your information), "found", "todo"}."""
+
+_LITTLE_SPACE_BYTES: Final = 2**30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        about: What it is.
+        ok: Whether it is as it should be; None if that is for the reader to say.
+        found: What was found.
+        todo: What to do if it is not ok.
+    """
+
+    about: str
+    ok: bool | None
+    found: str
+    todo: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `doctor`."""
+    parser.add_argument("--log-dir", metavar="DIR", help="the folder of all runs, as in install(log_dir=...)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a line for each finding."""
+    findings = list(examine(args.log_dir))
+    if args.json:
+        from sglang_instrument.cli.tables import print_json
+
+        print_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            _print(finding)
+    return 1 if any(finding.ok is False for finding in findings) else 0
+
+
+def examine(log_dir: str | None) -> Iterator[Finding]:
+    """Look at everything that recording needs.
+
+    Args:
+        log_dir: The folder of all runs, as `install(log_dir=...)` gets it; None takes the environment's.
+    """
+    yield _package()
+    config, complaints = _settings(log_dir)
+    for complaint in complaints:
+        yield Finding("setting", False, complaint, "correct the variable")
+    yield Finding("folder", None, str(config.folder))
+    yield from _folder(config)
+    yield from _trainers(config)
+
+
+def _print(finding: Finding) -> None:
+    mark = {True: "ok", False: "problem", None: ""}[finding.ok]
+    todo = f"; {finding.todo}" if finding.ok is False and finding.todo else ""
+    print(f"{mark:<8} {finding.about:<9} {finding.found}{todo}")
+
+
+def _package() -> Finding:
+    folder = Path(settings.__file__).parent
+    python = f"Python {platform.python_version()}"
+    return Finding("package", True, f"sglang_instrument {__version__} in {folder}, {python}")
+
+
+def _settings(log_dir: str | None) -> tuple[Config, list[str]]:
+    complaints: list[str] = []
+    return settings.load({"log_dir": log_dir}, os.environ, complaints.append), complaints
+
+
+def _folder(config: Config) -> Iterator[Finding]:
+    """Try, in the folder or in the nearest one above it that exists, what a process of the run will do."""
+    nearest = next(folder for folder in (config.folder, *config.folder.parents) if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=nearest) as file:
+            file.write(b"\n")
+            file.flush()
+    except OSError as error:
+        todo = "make it writable, or name another with SGLANG_INSTRUMENT_LOG_DIR"
+        yield Finding("writing", False, f"{nearest}: {error.strerror}", todo)
+        return
+    yield Finding("writing", True, f"{nearest} is writable")
+    yield _locks(nearest)
+    yield _space(nearest)
+
+
+def _locks(folder: Path) -> Finding:
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".sglang_instrument-") as first:
+        try:
+            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with Path(first.name).open("rb+") as second:
+                fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return Finding("locks", True, "two processes that claim one worker are told apart")
+        except OSError as error:
+            return Finding(
+                "locks", None, f"none ({error.strerror}): files are called worker_0.HOST-PID.jsonl"
+            )
+    return Finding("locks", None, "not kept by this file system: two processes may write one worker's file")
+
+
+def _space(folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    found = f"{free / 2**30:,.1f} GiB free"
+    return Finding(
+        "space", free >= _LITTLE_SPACE_BYTES, found, "make room; what cannot be written is dropped"
+    )
+
+
+def _trainers(config: Config) -> Iterator[Finding]:
+    """Resolve the tables against the source of what is installed."""
+    from sglang_instrument.patching.check import check
+    from sglang_instrument.patching.tables import load_tables
+
+    try:
+        tables = load_tables(config.trainers or None, [Path(folder) for folder in config.patches])
+    except InstrumentError as error:
+        yield Finding("patches", False, str(error), "correct the table, or leave it out of the settings")
+        return
+    seen = False
+    for checked in check(tables):
+        if checked.sites is None or checked.table.package == "sglang-instrument":  # the demo's own
+            continue
+        seen = True
+        wanted = {site.region.event for site in checked.sites if site.expected}
+        lost = {site.region.event for site in checked.sites if site.expected and site.state != "found"}
+        package = f"{checked.table.package} {checked.version}"
+        found = f"{checked.table.name} ({package}): {len(wanted - lost)} of {len(wanted)} events"
+        missing = f", without {', '.join(sorted(lost))}" if lost else ""
+        todo = f"`sglang-instrument patches check --trainer {checked.table.trainer}` says why"
+        yield Finding("patches", not lost, found + missing, todo)
+    if not seen:
+        known = ", ".join(sorted({table.package for table in tables if table.package != "sglang-instrument"}))
+        yield Finding("patches", False, f"no {known} is installed here", "run this where the rollout runs")

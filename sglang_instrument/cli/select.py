@@ -1,0 +1,63 @@
+"""Let a person choose a step and a worker, and offer what there is where they chose what there is not."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sglang_instrument.errors import LogError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from sglang_instrument.analysis.run import Run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what all commands that read a run have in common."""
+    parser.add_argument("logs", metavar="LOGS", type=Path, help="the experiment's folder, logs/EXPERIMENT")
+    parser.add_argument("--step", type=int, metavar="N", help="this step alone")
+    parser.add_argument("--validate", action="store_true", help="the validation steps instead of training")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def of_steps(run: Run, table: pl.DataFrame, args: argparse.Namespace) -> pl.DataFrame:
+    """Return the rows of `table` for the steps, and the worker, that were asked for.
+
+    Raises:
+        LogError: There is no such step or worker.
+    """
+    demand(run, args)
+    chosen = table.filter(validate=args.validate).drop_nulls("step")
+    if args.step is not None:
+        chosen = chosen.filter(step=args.step)
+    worker = getattr(args, "worker", None)
+    return chosen if worker is None else chosen.filter(worker=worker)
+
+
+def demand(run: Run, args: argparse.Namespace) -> None:
+    """Refuse a step or a worker that is not in the run.
+
+    Raises:
+        LogError: There is no such step or worker; it names the nearest.
+    """
+    there = run.digest.steps.filter(validate=args.validate)
+    kind = "validation step" if args.validate else "step"
+    if args.step is not None:
+        _demand(run, kind, args.step, there["step"])
+        there = there.filter(step=args.step)
+    worker = getattr(args, "worker", None)
+    if worker is not None:
+        _demand(run, "worker", worker, there["worker"])
+
+
+def _demand(run: Run, kind: str, wanted: int, there: pl.Series) -> None:
+    numbers = there.unique().sort().to_list()
+    if wanted in numbers:
+        return
+    if not numbers:
+        raise LogError(f"{run.folder}: no {kind} has a record yet")
+    nearest = sorted(sorted(numbers, key=lambda number: abs(number - wanted))[:3])
+    offer = ", ".join(map(str, nearest))
+    raise LogError(f"{run.folder}: no {kind} {wanted}; there are {len(numbers)}, the nearest: {offer}")

@@ -1,0 +1,186 @@
+"""Show what each process of a run is: versions, which patches it has, what it dropped and complained of."""
+
+import argparse
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from sglang_instrument.cli.numbers import NOTHING, count
+from sglang_instrument.cli.tables import print_json, print_line, print_table
+from sglang_instrument.errors import LogError
+
+HELP: Final = """\
+Show the processes of a run as they last described themselves: at their first record, at ends of steps (every
+10 s at most), and when they ended.
+
+    sglang-instrument status logs/gsm8k_600
+
+state     running or ended, of processes of this host
+patches   events that are recorded, of those whose code was imported
+dropped   records that could not be written
+
+Below the table stand the events that are missing, with the reason, and what processes complained of.
+--json prints {"folder", "run_id", "older" (processes of earlier runs), "unreadable", "processes": [...]}."""
+
+_SHOWN_VERSIONS: Final = ("verl", "slime", "areal", "sglang")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `status`."""
+    parser.add_argument("logs", metavar="LOGS", type=Path, help="the experiment's folder, logs/EXPERIMENT")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a row a process, what is missing, and what was complained of."""
+    from sglang_instrument.analysis.run import find_run
+
+    described = read_processes(find_run(args.logs))
+    if args.json:
+        _print_json(described)
+    else:
+        _print(described)
+    return 0
+
+
+@dataclass(frozen=True)
+class Described:
+    """The processes of the newest run in a folder.
+
+    Attributes:
+        folder: The experiment's folder.
+        run_id: The run that described itself last.
+        processes: Its processes by name, such as "worker_3".
+        older: Names of processes of earlier runs.
+        unreadable: Files that could not be read, with the reason.
+    """
+
+    folder: Path
+    run_id: str
+    processes: dict[str, dict[str, Any]]
+    older: list[str]
+    unreadable: dict[str, str]
+
+
+def read_processes(folder: Path) -> Described:
+    """Read the files in `processes/` of a run's folder.
+
+    Raises:
+        LogError: There is none.
+    """
+    read: dict[str, dict[str, Any]] = {}
+    unreadable: dict[str, str] = {}
+    newest = (0.0, "")
+    for path in sorted((folder / "processes").glob("[!.]*.json"), key=_in_order):
+        try:
+            facts = orjson.loads(path.read_bytes())
+            read[path.stem] = {**facts, "state": _state(facts)}
+            newest = max(newest, (path.stat().st_mtime, str(facts.get("run_id"))))
+        except (OSError, ValueError, TypeError) as error:
+            unreadable[path.name] = str(error)
+    if not read:
+        raise LogError(f"{folder}: no process described itself in processes/; its logs can still be read")
+    run_id = newest[1]
+    ours = {name: facts for name, facts in read.items() if str(facts.get("run_id")) == run_id}
+    return Described(folder.absolute(), run_id, ours, sorted(read.keys() - ours.keys()), unreadable)
+
+
+def _in_order(path: Path) -> tuple[str, int, str]:
+    role, _, rank = path.stem.partition("_")
+    digits = rank.partition(".")[0]
+    return role, int(digits) if digits.isdigit() else 0, rank
+
+
+def _state(facts: Mapping[str, Any]) -> str | None:
+    """Return whether the process is there; None if it was on another host."""
+    if facts.get("host") != os.uname().nodename:
+        return None
+    return "running" if Path(f"/proc/{facts.get('pid')}").exists() else "ended"
+
+
+def _print_json(described: Described) -> None:
+    print_json(
+        {
+            "folder": str(described.folder),
+            "run_id": described.run_id,
+            "older": described.older,
+            "unreadable": described.unreadable,
+            "processes": [{"process": name, **facts} for name, facts in described.processes.items()],
+        }
+    )
+
+
+def _print(described: Described) -> None:
+    columns = ("process", "host", "pid", "state", "versions", "patches", "records", "dropped", "notices")
+    rows = [_row(name, facts) for name, facts in described.processes.items()]
+    title = f"{described.folder}, run {described.run_id}"
+    print_table(columns, rows, title=title, optional=("pid", "host", "versions", "records"))
+    for line in (*_missing(described.processes), *_complaints(described.processes), *_left_out(described)):
+        print_line(line)
+
+
+def _row(name: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
+    records, patches = facts.get("records", {}), facts.get("patches", [])
+    versions = facts.get("versions", {})
+    found = sum(patch["state"] == "found" for patch in patches)
+    wanted = found + len(_lacking(patches))
+    return (
+        name,
+        str(facts.get("host", NOTHING)),
+        str(facts.get("pid", NOTHING)),
+        facts["state"] or NOTHING,
+        " ".join(f"{package} {versions[package]}" for package in _SHOWN_VERSIONS if package in versions),
+        f"{found} of {wanted}" if wanted else NOTHING,
+        count(records.get("recorded")),
+        count(records.get("dropped")),
+        count(sum(said["times"] for said in facts.get("notices", []))),
+    )
+
+
+def _lacking(patches: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the patches that the table expects in this version and that are not there."""
+    return [
+        patch
+        for patch in patches
+        if patch["state"] not in ("found", "pending") and patch.get("expected", True)
+    ]
+
+
+def _missing(processes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    where: dict[str, list[str]] = {}
+    for name, facts in processes.items():
+        for patch in _lacking(facts.get("patches", [])):
+            reason = f": {patch['note']}" if "note" in patch else ""
+            text = f"{patch['event']} is {patch['state']} in {patch['target']}{reason}"
+            where.setdefault(text, []).append(name)
+    for text, names in where.items():
+        yield f"{text} ({_named(names, processes)})"
+
+
+def _complaints(processes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    where: dict[str, list[str]] = {}
+    times: dict[str, int] = {}
+    for name, facts in processes.items():
+        for said in facts.get("notices", []):
+            where.setdefault(said["notice"], []).append(name)
+            times[said["notice"]] = times.get(said["notice"], 0) + said["times"]
+    for text, names in where.items():
+        often = f"{times[text]} times, " if times[text] > len(names) else ""
+        yield f"notice: {text} ({often}{_named(names, processes)})"
+
+
+def _left_out(described: Described) -> Iterator[str]:
+    if described.older:
+        yield f"left out, of earlier runs: {', '.join(described.older)}"
+    for name, reason in described.unreadable.items():
+        yield f"processes/{name} cannot be read: {reason}"
+
+
+def _named(names: Sequence[str], processes: Mapping[str, object]) -> str:
+    if len(names) == len(processes) > 1:
+        return f"all {len(names)} processes"
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -1,0 +1,88 @@
+"""Print tables for people and JSON for programs.
+
+rich is imported when a table is printed: it takes longer to import than `--help` may take.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import orjson
+
+_PATIENCE_SEC: Final = 2.0
+
+
+def print_json(answer: Any) -> None:
+    """Print `answer` as indented JSON on stdout."""
+    sys.stdout.write(orjson.dumps(answer, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    title: str,
+    optional: Sequence[str] = (),
+) -> None:
+    """Print a table whose first column holds words and the others numbers.
+
+    Where the terminal is narrow, columns stand closer; then the `optional` ones are left out, the first one
+    first; after that words are cut, and numbers never.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    shown = list(range(len(columns)))
+    for column in optional:
+        if _width(widths, shown) > console.width:
+            shown.remove(columns.index(column))
+    gap = int(_width(widths, shown) + len(shown) <= console.width)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0), show_edge=False)
+    for index in shown:
+        table.add_column(
+            columns[index],
+            justify="right" if index else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            min_width=widths[index] if index else None,
+        )
+    for row in rows:
+        # Text, not markup: a user's event may be called [red].
+        table.add_row(*(Text(row[index]) for index in shown))
+    console.print(Text(title, style="bold"), table, sep="\n")
+
+
+def _width(widths: list[int], shown: list[int]) -> int:
+    return sum(widths[index] for index in shown) + len(shown) - 1
+
+
+def print_line(line: str) -> None:
+    """Print a line of words, wrapped at the width of the terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(highlight=False).print(Text(line))
+
+
+@contextmanager
+def reading() -> Iterator[Callable[[int, int], None]]:
+    """Yield what shows a person, on stderr, how many files are read, once that takes over two seconds."""
+    begun, shown = time.monotonic(), False
+
+    def progress(done: int, total: int) -> None:
+        nonlocal shown
+        if sys.stderr.isatty() and time.monotonic() - begun > _PATIENCE_SEC:
+            shown = True
+            print(f"\rreading: {done:,} of {total:,} files", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield progress
+    finally:
+        if shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,139 @@
+"""Estimate what steps would take under caps, over-sampling, without an event, or with requests dealt anew."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sglang_instrument.cli import select
+from sglang_instrument.cli.numbers import NOTHING, count, percent, seconds
+from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
+from sglang_instrument.errors import InstrumentError
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.whatif import Rules
+
+HELP: Final = """\
+Estimate, from recorded tokens and times, what each step would take under other rules. It is a model, and
+prints its assumptions.
+
+    sglang-instrument whatif logs/gsm8k_600 --max-tokens 600 --max-turns 3
+    sglang-instrument whatif logs/gsm8k_600 --max-tokens 600 --validate-with logs/capped   # really capped
+
+time s      recorded: the longest worker without its waiting; predicted: the same under the rules
+cut         requests that would end early, and their mean reward beside that of all
+
+--json prints {"folder", "assumptions", "steps": [{"step", "validate", "recorded_sec", "predicted_sec",
+"requests", "cut", "reward_all", "reward_cut"}]} and, with --validate-with, "validation": {"predicted_sec",
+"real_sec", "ratio", "steps"}."""
+
+_SCALED: Final = "engine, tool, interaction, reward, or an event of one of these"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `whatif`."""
+    select.add_arguments(parser)
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="of a response, all turns together")
+    parser.add_argument("--max-turns", type=int, metavar="N", help="of a request")
+    parser.add_argument("--max-seconds", type=float, metavar="S", help="of a request")
+    parser.add_argument("--oversample", type=float, metavar="X", help="end when 1 / (1 + X) are done")
+    parser.add_argument(
+        "--scale", action="append", default=[], metavar="EVENT=F", help=f"time times F: {_SCALED}"
+    )
+    parser.add_argument("--rebalance", action="store_true", help="deal the requests anew over the workers")
+    parser.add_argument("--validate-with", type=Path, metavar="RUN", help="a run where the rules were real")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print recorded and predicted times."""
+    from sglang_instrument.analysis.run import open_run
+    from sglang_instrument.analysis.whatif import ASSUMPTIONS, what_if
+
+    rules = _rules(args)
+    with reading() as progress:
+        opened = open_run(args.logs, progress)
+        table = select.of_steps(opened, what_if(opened.digest, rules), args)
+        other = None if args.validate_with is None else open_run(args.validate_with, progress)
+    steps = table.to_dicts()
+    validation = None if other is None else _validated(table, other.digest)
+    if args.json:
+        told = {} if validation is None else {"validation": validation}
+        print_json({"folder": str(opened.folder), "assumptions": list(ASSUMPTIONS), "steps": steps, **told})
+        return 0
+    rows = [
+        (
+            str(row["step"]),
+            seconds(row["recorded_sec"]),
+            seconds(row["predicted_sec"]),
+            percent(1 - row["predicted_sec"] / row["recorded_sec"]) if row["recorded_sec"] else NOTHING,
+            f"{count(row['cut'])} of {count(row['requests'])}",
+            *(NOTHING if row[name] is None else f"{row[name]:.3f}" for name in ("reward_cut", "reward_all")),
+        )
+        for row in steps
+    ]
+    columns = ("step", "recorded s", "predicted s", "saved %", "cut", "reward of cut", "reward of all")
+    print_table(columns, rows, title=f"{opened.folder}: a model, not a measurement")
+    was, new = (sum(row[name] for row in steps) for name in ("recorded_sec", "predicted_sec"))
+    print_line(f"all steps: {seconds(was)} s recorded, {seconds(new)} s predicted")
+    for assumption in ASSUMPTIONS:
+        print_line(f"assumed: {assumption}")
+    if validation is not None:
+        print_line(
+            f"against {args.validate_with}: predicted {seconds(validation['predicted_sec'])} s a step, "
+            f"really {seconds(validation['real_sec'])} s: {validation['ratio']:.2f} x"
+        )
+    return 0
+
+
+def _validated(table: Any, other: Any) -> dict[str, Any]:
+    from sglang_instrument.analysis.steps import step_table
+
+    real = step_table(other).select("step", "validate", "busy_sec")
+    both = table.join(real, on=["step", "validate"])
+    if both.is_empty():
+        raise InstrumentError("the two runs have no step in common")
+    predicted, really = both["predicted_sec"].mean(), both["busy_sec"].mean()
+    return {
+        "predicted_sec": predicted,
+        "real_sec": really,
+        "ratio": predicted / really if really else 0.0,
+        "steps": len(both),
+    }
+
+
+def _rules(args: argparse.Namespace) -> Rules:
+    from sglang_instrument.analysis.whatif import Rules
+
+    for name in ("max_tokens", "max_turns", "max_seconds", "oversample"):
+        value = getattr(args, name)
+        if value is not None and value <= 0:
+            raise InstrumentError(f"--{name.replace('_', '-')} must be above 0, got {value}")
+    rules = Rules(
+        args.max_tokens,
+        args.max_turns,
+        args.max_seconds,
+        args.oversample,
+        dict(_scale(text) for text in args.scale),
+        args.rebalance,
+    )
+    if rules == Rules():
+        raise InstrumentError("nothing is to be different: give --max-tokens, --max-turns, --oversample ...")
+    return rules
+
+
+def _scale(text: str) -> tuple[str, float]:
+    """Return the kind of work that EVENT=F means, and F."""
+    from sglang_instrument.analysis.digest import KINDS
+    from sglang_instrument.schema import kind_of
+
+    event, _, factor = text.partition("=")
+    phase = kind_of(event).phase
+    kind = next((kind for kind, phases in KINDS.items() if event == kind or phase in phases), None)
+    try:
+        scale = float(factor)
+    except ValueError:
+        scale = -1.0
+    if kind is None or scale < 0:
+        raise InstrumentError(f"--scale {text}: must be EVENT=F with F >= 0 and EVENT {_SCALED}")
+    return kind, scale

@@ -1,0 +1,75 @@
+"""Plant faults at known places, so that their traces in the log can be looked for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from typing import Final
+
+SLOW_SEC: Final = 1.5
+BLOCK_SEC: Final = 0.5
+STRAGGLE_SEC: Final = 0.6
+
+#: Where each fault is planted: several fit into one run. "Step 2" is the last step of a run of one step.
+FAULTS: Final[dict[str, str]] = {
+    "slow-reward": f"step 2, worker 0: the first reward takes {SLOW_SEC} s",
+    "slow-tool": f"step 2, worker 0: the first tool call takes {SLOW_SEC} s",
+    "loop-block": f"step 2, worker 0: the second tool call holds the event loop for {BLOCK_SEC} s",
+    "straggler": f"step 2, last worker: every tool call takes {STRAGGLE_SEC} s longer",
+    "hang": "last step, worker 0: the first tool call never returns",
+    "crash": "last step, last worker: the process kills itself at its first tool call",
+}
+
+
+class Fault:
+    """The faults that are planted in one worker.
+
+    `begin_step` says which step follows; `at_tool_call` and `at_reward` are awaited by the calculator.
+    """
+
+    def __init__(self, planted: tuple[str, ...], *, worker: int, workers: int, steps: int) -> None:
+        last_worker = worker == workers - 1
+        self._planted = {
+            name for name in planted if (last_worker if name in _IN_LAST_WORKER else worker == 0)
+        }
+        self._steps = steps
+        self.begin_step(0)
+
+    def begin_step(self, step: int) -> None:
+        """Count calls anew; from now on the faults of this step are active. No step 0 has any."""
+        second = min(2, self._steps)
+        self._active = {
+            name for name in self._planted if step == (self._steps if name in _IN_LAST_STEP else second)
+        }
+        self._tool_calls = 0
+        self._rewards = 0
+
+    async def at_tool_call(self) -> None:
+        """Do what the active faults do to a tool call."""
+        self._tool_calls += 1
+        if "straggler" in self._active:
+            await asyncio.sleep(STRAGGLE_SEC)
+        if self._tool_calls == 1:
+            await self._first_tool_call()
+        if self._tool_calls == 2 and "loop-block" in self._active:
+            time.sleep(BLOCK_SEC)  # a coroutine that blocks: that is the fault
+
+    async def at_reward(self) -> None:
+        """Do what the active faults do to a reward."""
+        self._rewards += 1
+        if self._rewards == 1 and "slow-reward" in self._active:
+            await asyncio.sleep(SLOW_SEC)
+
+    async def _first_tool_call(self) -> None:
+        if "crash" in self._active:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "hang" in self._active:
+            await asyncio.Event().wait()
+        if "slow-tool" in self._active:
+            await asyncio.sleep(SLOW_SEC)
+
+
+_IN_LAST_WORKER: Final = {"straggler", "crash"}
+_IN_LAST_STEP: Final = {"hang", "crash"}

@@ -1,0 +1,169 @@
+"""Start the demo's workers, follow what they report, and end all of them whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from sglang_instrument.demo.options import DemoOptions, WorkerOrder
+from sglang_instrument.errors import InstrumentError
+
+POLL_SEC: Final = 0.2
+LAST_LINES: Final = 12
+#: Without warnings: SGLang's imports give dozens, of packages that a tiny model needs nothing of.
+_COMMAND: Final = (sys.executable, "-W", "ignore", "-m", "sglang_instrument.demo.worker")
+
+#: What a worker says: `event` is ready, request, step or done; a step has `step`, `tokens` and `reward`.
+Report = dict[str, Any]
+
+
+class DemoError(InstrumentError):
+    """A worker died, or nothing happened for too long."""
+
+
+@dataclass
+class Worker:
+    """A worker process, the end of its pipe that is read here, and the file that holds what it printed."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    pipe: int
+    output: Path
+    ready: bool = False
+    done: bool = False
+    unread: bytes = field(default=b"", repr=False)
+
+    def read(self) -> list[Report]:
+        """Return the reports that have come in; an empty list at the end of the pipe, too."""
+        *lines, self.unread = (self.unread + os.read(self.pipe, 65536)).split(b"\n")
+        reports = [json.loads(line) for line in lines]
+        self.ready |= any(report["event"] == "ready" for report in reports)
+        self.done |= any(report["event"] == "done" for report in reports)
+        return reports
+
+
+def run_workers(
+    options: DemoOptions, *, model: Path, scratch: Path, outputs: Path
+) -> Generator[tuple[int, Report], None, None]:
+    """Start all workers and yield (rank, report) as they come, until all are done.
+
+    Args:
+        options: The run.
+        model: Folder of the model.
+        scratch: Empty folder for what the workers need and leave; each gets one of its own.
+        outputs: Folder for what each worker prints.
+
+    Raises:
+        DemoError: A worker died, or nothing happened for too long. The others are killed.
+    """
+    outputs.mkdir(parents=True, exist_ok=True)
+    workers: list[Worker] = []
+    try:
+        for rank in range(options.workers):
+            workers.append(_start(rank, options, model, scratch, outputs))  # noqa: PERF401 - one by one: a
+            # start that fails must leave those before it in the list, to be ended
+        yield from _follow(workers, options)
+    finally:
+        for worker in workers:
+            _end(worker)
+
+
+def _start(rank: int, options: DemoOptions, model: Path, scratch: Path, outputs: Path) -> Worker:
+    own = scratch / f"worker_{rank}"
+    own.mkdir()
+    output = outputs / f"worker_{rank}.txt"
+    read_end, write_end = os.pipe()
+    order = WorkerOrder(options, rank, str(model), str(own), write_end)
+    with output.open("wb") as printed:
+        process = subprocess.Popen(  # noqa: S603 - our own module, with our own arguments
+            [*_COMMAND, json.dumps(asdict(order))],
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[write_end],
+            env=_environment(rank, options, run_id=scratch.name),
+            start_new_session=True,  # a process group with its engine: nothing of it outlives the demo
+        )
+    os.close(write_end)
+    os.set_blocking(read_end, False)
+    return Worker(rank, process, read_end, output)
+
+
+def _environment(rank: int, options: DemoOptions, run_id: str) -> dict[str, str]:
+    """Return a worker's environment: what torchrun sets, too, and one thread, for cores are few."""
+    environment = {
+        **os.environ,
+        "TORCHELASTIC_RUN_ID": run_id,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(options.workers),
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+    }
+    environment.pop("SGLANG_USE_CPU_ENGINE", None)  # asks for compiled CPU kernels instead of our platform
+    return environment
+
+
+def _follow(workers: list[Worker], options: DemoOptions) -> Iterator[tuple[int, Report]]:
+    with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            selector.register(worker.pipe, selectors.EVENT_READ, worker)
+        heard = time.monotonic()
+        while not all(worker.done for worker in workers):
+            for key, _ in selector.select(POLL_SEC):
+                reports = key.data.read()
+                if not reports and key.data.process.poll() is not None:
+                    selector.unregister(key.fd)
+                for report in reports:
+                    heard = time.monotonic()
+                    yield key.data.rank, report
+            _check(workers, options, silent_sec=time.monotonic() - heard)
+
+
+def _check(workers: list[Worker], options: DemoOptions, *, silent_sec: float) -> None:
+    for worker in workers:
+        code = worker.process.poll()
+        if code is not None and not worker.done:
+            tail = _tail(worker.output) if code > 0 else ""  # who is killed has nothing to say about it
+            raise DemoError(f"worker {worker.rank} {_cause(code)}; it printed to {worker.output}{tail}")
+    limit_sec = options.give_up_sec if all(worker.ready for worker in workers) else options.start_sec
+    if silent_sec > limit_sec:
+        waiting = ", ".join(str(worker.rank) for worker in workers if not worker.done)
+        raise DemoError(
+            f"nothing happened for {limit_sec:.0f} s; worker {waiting} did not finish and was killed; "
+            f"the workers printed to {workers[0].output.parent}"
+        )
+
+
+def _cause(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+
+def _tail(output: Path) -> str:
+    """Return the last lines that a worker printed, on lines of their own, or nothing."""
+    lines = output.read_text(errors="replace").splitlines()[-LAST_LINES:]
+    return "".join(f"\n  | {line}" for line in lines)
+
+
+def _end(worker: Worker) -> None:
+    """Wait for a worker that is done; kill its process group whatever it is."""
+    if worker.done:
+        try:
+            worker.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            pass  # killed below
+    try:
+        os.killpg(worker.process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # nothing of the group is left
+    worker.process.wait()
+    os.close(worker.pipe)

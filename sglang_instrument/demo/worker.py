@@ -1,0 +1,150 @@
+"""Be one worker of the demo: an engine, its rollout, and step after step a batch of problems.
+
+All that a trainer needs for this package is in `main`: one call of `install()`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import sglang_instrument
+from sglang_instrument.demo.options import DemoOptions, WorkerOrder
+from sglang_instrument.demo.problems import SYSTEM, Problem, draw
+
+if TYPE_CHECKING:
+    from sglang_instrument.demo.batch import DataProto
+    from sglang_instrument.demo.faults import Fault
+    from sglang_instrument.demo.rollout import DemoRollout
+
+
+def main(order: WorkerOrder) -> None:
+    """Run all steps, report each request, and leave the results in the scratch folder."""
+    if order.run.install:
+        sglang_instrument.install()
+
+    reports = _Reports(order.report_fd)
+    engine, rollout, fault = _start(order, reports)
+    reports.send(event="ready")
+    results = []
+    for step, validate in _plan(order.run):
+        fault.begin_step(0 if validate else step)
+        problems = draw(
+            order.run.requests, seed=order.run.seed, step=step, worker=order.rank, validate=validate
+        )
+        done = rollout.generate_sequences(_prompts(problems, step=step, validate=validate))
+        results.append(_result(step, validate, problems, done))
+        outcome = {key: results[-1][key] for key in ("step", "validate", "tokens", "reward")}
+        reports.send(event="step", **outcome)
+    Path(order.scratch, "results.json").write_text(json.dumps(results))
+    engine.shutdown()
+    reports.send(event="done")
+
+
+class _Reports:
+    """Tell the parent what happens: one JSON object a line."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)  # or the engine's processes would keep the pipe open
+        self._pipe = os.fdopen(descriptor, "w", buffering=1)
+        threading.Thread(target=_end_with_parent, args=(descriptor,), daemon=True).start()
+
+    def send(self, **message: Any) -> None:
+        self._pipe.write(json.dumps(message) + "\n")
+
+    def request_done(self) -> None:
+        self.send(event="request")
+
+
+def _end_with_parent(descriptor: int) -> None:
+    """Kill this worker and its engine when nobody reads the pipe any more: a killed parent cannot do it."""
+    pipe = select.poll()
+    pipe.register(descriptor, 0)  # asks for no event: only errors are reported, such as a closed other end
+    pipe.poll()
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
+def _start(order: WorkerOrder, reports: _Reports) -> tuple[Any, DemoRollout, Fault]:
+    import torch.distributed as dist
+    from transformers import AutoTokenizer
+
+    from sglang_instrument.demo.calculator import Calculator
+    from sglang_instrument.demo.engine import start_engine
+    from sglang_instrument.demo.faults import Fault
+    from sglang_instrument.demo.interaction import Verifier
+    from sglang_instrument.demo.rollout import DemoRollout, RolloutConfig
+
+    meeting = Path(order.scratch).with_name("meeting").as_uri()  # a file, for any port may be taken
+    dist.init_process_group("gloo", init_method=meeting, rank=order.rank, world_size=order.run.workers)
+    limits = {"max_model_len": 1024, "response_length": order.run.max_tokens}
+    engine = start_engine(
+        Path(order.model),
+        rank=order.rank,
+        context_length=limits["max_model_len"],
+        scratch=Path(order.scratch),
+    )
+    fault = Fault(
+        tuple(order.run.inject), worker=order.rank, workers=order.run.workers, steps=order.run.steps
+    )
+    rollout = DemoRollout(
+        engine,
+        AutoTokenizer.from_pretrained(order.model),
+        [Calculator(fault)],
+        {"verifier": Verifier()},
+        RolloutConfig(**limits),
+        reports.request_done,
+    )
+    return engine, rollout, fault
+
+
+def _plan(run: DemoOptions) -> Iterator[tuple[int, bool]]:
+    """Yield (step, whether it is a validation): all training steps, and perhaps a validation after them."""
+    yield from ((step, False) for step in range(1, run.steps + 1))
+    if run.validate:
+        yield run.steps, True
+
+
+def _prompts(problems: list[Problem], *, step: int, validate: bool) -> DataProto:
+    from sglang_instrument.demo.batch import DataProto
+
+    return DataProto(
+        non_tensor_batch={
+            "raw_prompt": [
+                [{"role": "system", "content": SYSTEM}, {"role": "user", "content": problem.question}]
+                for problem in problems
+            ],
+            "tools_kwargs": [{"calculator": {"expected": problem.answer}} for problem in problems],
+            "interaction_kwargs": [{"name": "verifier", "expected": problem.answer} for problem in problems],
+        },
+        meta_info={"global_steps": step, "validate": validate, "do_sample": False},
+    )
+
+
+def _result(step: int, validate: bool, problems: list[Problem], done: DataProto) -> dict[str, Any]:
+    """Return a step's outcome, all of it free of times and ids: equal for equal runs."""
+    masks = done.batch["response_mask"].bool()
+    rewards = done.non_tensor_batch["reward_scores"]
+    return {
+        "step": step,
+        "validate": validate,
+        "tokens": int(masks.sum()),
+        "reward": sum(reward["calculator"] for reward in rewards) / len(rewards),
+        "requests": [
+            {"question": problem.question, "response_ids": ids[mask].tolist(), "rewards": reward}
+            for problem, ids, mask, reward in zip(
+                problems, done.batch["responses"], masks, rewards, strict=True
+            )
+        ],
+    }
+
+
+if __name__ == "__main__":
+    told = json.loads(sys.argv[1])
+    main(WorkerOrder(**{**told, "run": DemoOptions(**told["run"])}))

@@ -1,0 +1,1 @@
+"""Change the code of the program under measurement in memory, and restore it exactly."""

@@ -1,0 +1,222 @@
+"""Find the statements that a region's anchors describe: names, not line numbers, so that versions may drift.
+
+A statement *mentions* the names, attributes, keyword names, names of nested functions, short strings;
+the bodies of nested functions and classes are opaque. A region lies in one block: the innermost list of
+statements in which all its anchors are mentioned in order.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple, TypeAlias
+
+FunctionDef: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+Block: TypeAlias = list[ast.stmt]
+Anchor: TypeAlias = tuple[str, ...]
+
+DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_LONGEST_STRING: Final = 80
+_ALTERNATIVE: Final = re.compile(r"[A-Za-z_]\w*|'[^']+'|\"[^\"]+\"")
+
+
+class Anchors(NamedTuple):
+    """The names between which a region lies: tuples of alternatives, empty where none was given."""
+
+    start: Anchor = ()
+    after: Anchor = ()
+    through: Anchor = ()
+    before: Anchor = ()
+    at: Anchor = ()
+    block: Anchor = ()
+
+
+class Statements(NamedTuple):
+    """The statements `block[start:stop]`; empty where start equals stop."""
+
+    block: Block
+    start: int
+    stop: int
+
+    @property
+    def lines(self) -> tuple[int, int]:
+        """First and last line, from 1; of an empty region, twice the line before which it stands."""
+        if self.start == self.stop:
+            line = self.block[min(self.start, len(self.block) - 1)].lineno
+            return line, line
+        last = self.block[self.stop - 1]
+        return self.block[self.start].lineno, last.end_lineno or last.lineno
+
+    @property
+    def nodes(self) -> Block:
+        """The statements themselves."""
+        return self.block[self.start : self.stop]
+
+
+class Unresolved(Exception):  # noqa: N818 - an answer of the search, not an error that reaches anybody
+    """The anchors describe no statements, or several."""
+
+
+class AnchorsMissing(Unresolved):
+    """No block mentions all anchors in order."""
+
+
+class AnchorsAmbiguous(Unresolved):
+    """Two blocks, neither inside the other, mention them."""
+
+
+def parse_anchors(texts: Mapping[str, str]) -> Anchors:
+    """Turn `{"from": "pad | 'text'"}` into anchors.
+
+    Raises:
+        ValueError: an anchor is no name or quoted string, or two anchors contradict each other.
+    """
+    parsed = {key: _parse_anchor(key, text) for key, text in texts.items()}
+    anchors = Anchors(start=parsed.pop("from", ()), **parsed)
+    if (anchors.at or anchors.block) and len(texts) > 1:
+        raise ValueError(f"at and block stand alone, got {', '.join(sorted(texts))}")
+    for one, other in (("from", "after"), ("through", "before")):
+        if one in texts and other in texts:
+            raise ValueError(f"give {one} or {other}, not both")
+    return anchors
+
+
+def _parse_anchor(key: str, text: str) -> Anchor:
+    alternatives = [alternative.strip() for alternative in text.split(" | ")]
+    for alternative in alternatives:
+        if not _ALTERNATIVE.fullmatch(alternative):
+            raise ValueError(f"{key} must be a name or a quoted string, or several with ' | ', got {text!r}")
+    return tuple(
+        repr(alternative[1:-1]) if alternative[0] in "'\"" else alternative for alternative in alternatives
+    )
+
+
+class Shape:
+    """A function's blocks and what their statements mention, worked out once for all its regions."""
+
+    def __init__(self, definition: FunctionDef) -> None:
+        self.definition = definition
+        self._body_start = 0 if ast.get_docstring(definition, clean=False) is None else 1
+        self._blocks = list(_blocks(definition.body, 0))
+        self._mentions: dict[int, frozenset[str]] = {}
+
+    def resolve(self, anchors: Anchors) -> Statements:
+        """Return the statements that `anchors` describe; without anchors the whole body, its docstring apart.
+
+        Raises:
+            AnchorsMissing: no block mentions all anchors in order.
+            AnchorsAmbiguous: two blocks, neither inside the other, mention them.
+        """
+        if not any(anchors):
+            return Statements(self.definition.body, self._body_start, len(self.definition.body))
+        found = [
+            (depth, statements)
+            for depth, block in self._blocks
+            if (statements := self._within(block, anchors)) is not None
+        ]
+        if not found:
+            raise AnchorsMissing(self._what_is_missing(anchors))
+        _, innermost = max(found, key=lambda candidate: candidate[0])
+        rivals = [one for _, one in found if not _contains(one.block, innermost.block)]
+        if rivals:
+            lines = sorted(one.lines[0] for one in (innermost, *rivals))
+            raise AnchorsAmbiguous(f"lines {', '.join(map(str, lines))} match in blocks beside each other")
+        return innermost
+
+    def _within(self, block: Block, anchors: Anchors) -> Statements | None:
+        first = self._body_start if block is self.definition.body else 0
+        if anchors.block:
+            return (
+                None
+                if self._find(anchors.block, block, first) is None
+                else Statements(block, first, len(block))
+            )
+        if anchors.at:
+            place = self._find(anchors.at, block, first)
+            return None if place is None else Statements(block, place, place + 1)
+        start = self._begin(anchors, block, first)
+        stop = None if start is None else self._end(anchors, block, start)
+        return None if start is None or stop is None else Statements(block, start, stop)
+
+    def _begin(self, anchors: Anchors, block: Block, first: int) -> int | None:
+        if not (anchors.start or anchors.after):
+            return first
+        place = self._find(anchors.start or anchors.after, block, first)
+        return None if place is None else place + bool(anchors.after)
+
+    def _end(self, anchors: Anchors, block: Block, start: int) -> int | None:
+        if not (anchors.through or anchors.before):
+            return len(block)
+        # `before` may not be met by the very statement with which the region begins.
+        begin = start + bool(anchors.start and anchors.before)
+        place = self._find(anchors.through or anchors.before, block, begin)
+        return None if place is None else place + bool(anchors.through)
+
+    def _find(self, anchor: Anchor, block: Block, begin: int) -> int | None:
+        for place in range(begin, len(block)):
+            if not self._mentioned(block[place]).isdisjoint(anchor):
+                return place
+        return None
+
+    def _mentioned(self, statement: ast.stmt) -> frozenset[str]:
+        known = self._mentions.get(id(statement))
+        if known is None:
+            known = self._mentions[id(statement)] = frozenset(_mentions(statement))
+        return known
+
+    def _what_is_missing(self, anchors: Anchors) -> str:
+        everything = frozenset[str]().union(*map(self._mentioned, self.definition.body))
+        absent = [" | ".join(anchor) for anchor in anchors if anchor and everything.isdisjoint(anchor)]
+        if absent:
+            return f"no statement mentions {', '.join(absent)}"
+        return "no block mentions its anchors in this order"
+
+
+def statement_lists(statement: ast.stmt) -> Iterator[Block]:
+    """Yield the lists of statements directly inside `statement`; none for a nested function or class."""
+    if isinstance(statement, DEFINITIONS):
+        return
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(statement, name, None)
+        if block:
+            yield block
+    for part in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
+        yield part.body
+
+
+def _blocks(block: Block, depth: int) -> Iterator[tuple[int, Block]]:
+    yield depth, block
+    for statement in block:
+        for inner in statement_lists(statement):
+            yield from _blocks(inner, depth + 1)
+
+
+def _contains(outer: Block, inner: Block) -> bool:
+    return any(block is inner for _, block in _blocks(outer, 0))
+
+
+def _mentions(statement: ast.stmt) -> Iterator[str]:
+    for node in walk_own(statement, opaque=DEFINITIONS):
+        if isinstance(node, DEFINITIONS):
+            yield node.name
+        elif isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.keyword) and node.arg:
+            yield node.arg
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and len(node.value) < _LONGEST_STRING
+        ):
+            yield repr(node.value)
+
+
+def walk_own(node: ast.AST, opaque: tuple[type[ast.AST], ...]) -> Iterator[ast.AST]:
+    """Yield `node` and what is below it; nodes of the `opaque` kinds are given, what is below them is not."""
+    waiting = [node]
+    while waiting:
+        current = waiting.pop()
+        yield current
+        if not isinstance(current, opaque):
+            waiting.extend(ast.iter_child_nodes(current))

@@ -1,0 +1,111 @@
+"""Know which locals a function has and which of them surely have a value at a statement."""
+
+import ast
+from collections.abc import Iterable, Iterator
+
+from sglang_instrument.patching.anchors import DEFINITIONS, Block, FunctionDef, statement_lists, walk_own
+
+_OWN_SCOPES = (*DEFINITIONS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+class Bindings:
+    """The locals of one function.
+
+    Args:
+        definition: the function.
+        free: names that it takes from the functions around it.
+    """
+
+    def __init__(self, definition: FunctionDef, free: Iterable[str] = ()) -> None:
+        self._definition = definition
+        self._parameters = frozenset(_parameters(definition.args))
+        stored, self._unbound_again, foreign = _stores(definition.body)
+        self._names = (self._parameters | stored | frozenset(free)) - (foreign - frozenset(free))
+
+    def has(self, name: str) -> bool:
+        """Say whether `name` is a local, or a local of a function around."""
+        return name in self._names
+
+    def sure_at(self, block: Block, place: int) -> frozenset[str]:
+        """Return the locals that have a value whenever the statement `block[place]` is reached."""
+        path = _bound_on_the_way(self._definition.body, block, place, self._parameters)
+        return (path if path is not None else self._parameters) - self._unbound_again
+
+
+def _parameters(arguments: ast.arguments) -> Iterator[str]:
+    for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        yield one.arg
+    for star in (arguments.vararg, arguments.kwarg):
+        if star is not None:
+            yield star.arg
+
+
+def _stores(body: Block) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Return the names that are bound, those that may lose their value, those declared global or nonlocal."""
+    stored, lost, foreign = set[str](), set[str](), set[str]()
+    for statement in body:
+        for node in walk_own(statement, opaque=_OWN_SCOPES):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                stored.add(node.id)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del):
+                lost.add(node.id)
+            elif isinstance(node, ast.ExceptHandler) and node.name:
+                stored.add(node.name)
+                lost.add(node.name)  # `except E as name` unbinds it at its end
+            elif isinstance(node, (ast.Global, ast.Nonlocal)):
+                foreign.update(node.names)
+            elif isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name:
+                stored.add(node.name)
+            elif isinstance(node, (*DEFINITIONS, ast.Import, ast.ImportFrom)):
+                stored.update(_bound_by(node))
+    return frozenset(stored), frozenset(lost), frozenset(foreign)
+
+
+def _bound_on_the_way(
+    block: Block, target: Block, place: int, bound: frozenset[str]
+) -> frozenset[str] | None:
+    """Return what is bound once control has come from the start of `block` to `target[place]`.
+
+    None if `target` does not lie in `block`.
+    """
+    for index, statement in enumerate(block):
+        if block is target and index == place:
+            return bound
+        header = bound | frozenset(_bound_by_header(statement))
+        for inner in statement_lists(statement):
+            entered = header if inner is getattr(statement, "body", None) else bound
+            found = _bound_on_the_way(inner, target, place, entered)
+            if found is not None:
+                return found
+        bound |= frozenset(_bound_by(statement))
+    return bound if block is target else None
+
+
+def _bound_by(statement: ast.AST) -> Iterator[str]:
+    """Yield the names that have a value once `statement` has run, whatever branch it took."""
+    if isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            yield from _names(target)
+    elif isinstance(statement, (ast.AugAssign, ast.AnnAssign)) and statement.value is not None:
+        yield from _names(statement.target)
+    elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+        for alias in statement.names:
+            yield alias.asname or alias.name.partition(".")[0]
+    elif isinstance(statement, DEFINITIONS):
+        yield statement.name
+
+
+def _bound_by_header(statement: ast.stmt) -> Iterator[str]:
+    """Yield the names that a loop or a `with` binds before its body runs."""
+    if isinstance(statement, (ast.For, ast.AsyncFor)):
+        yield from _names(statement.target)
+    elif isinstance(statement, (ast.With, ast.AsyncWith)):
+        for item in statement.items:
+            if item.optional_vars is not None:
+                yield from _names(item.optional_vars)
+
+
+def _names(target: ast.expr) -> Iterator[str]:
+    for node in ast.walk(target):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id

@@ -1,0 +1,45 @@
+"""Say what rewritten code and the probes in it expect of each other: `rewrite` calls, `probe` answers.
+
+A region of statements becomes, where `a` is named by the fields read at entry and `b` by those read at exit:
+
+    with PROBE(a) as local:      # PROBE is a constant of the code object, no name anywhere
+        ...
+        local.capture("rid", value)      # an argument that the table captures; passes `value` on
+        yield local.item(value)          # generator regions; passes `value` on
+        local.leave_result(value, b)     # before `return value`; where no result is wanted, local.leave(b)
+        local.leave(b)                   # the region's last line
+
+A region that hands nothing over is `with PROBE(a):`, without a local. A local of the program that is not
+there, or has no value yet, arrives as `measures.UNBOUND`. None of these calls may ever raise.
+"""
+
+from typing import Any, Protocol
+
+
+class OpenRegion(Protocol):
+    """What a probe returns: one run of a region."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *exception: Any) -> None:
+        """Close the region.
+
+        A region left by `break` or `continue`, and one in a function that asks for its own `locals()`, has
+        handed nothing over: its exit fields are read from the caller's frame, unless an exception passes.
+        """
+
+
+class Probe(Protocol):
+    """The constant in rewritten code; hashable, and picklable by reference.
+
+    `leave_locals` are what the fields at exit read: the `exit_locals`, or a generator's, whose frame is read.
+    """
+
+    enter_locals: tuple[str, ...]
+    exit_locals: tuple[str, ...]
+    leave_locals: tuple[str, ...]
+    wants_result: bool
+    wants_items: bool
+
+    def __call__(self, *values: Any) -> OpenRegion:
+        """Begin a run of the region with the values of `enter_locals`."""

@@ -1,0 +1,30 @@
+"""Number the steps of a trainer that does not: a step is a training run of a region that binds one."""
+
+from typing import Any, Final
+
+
+class StepCount:
+    """Counts the training runs of a table's regions. A step that the trainer names is taken as it is.
+
+    A validation belongs to the training step before it, for it shows what that one has learned; one before
+    the first is at step 0.
+    """
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def name_step(self, bound: dict[str, Any]) -> dict[str, Any]:
+        """Return what a run binds, with its step."""
+        step = bound.get("step")
+        if step is None:
+            step = self.last if bound.get("validate") else self.last + 1
+        self.last = step
+        return {**bound, "step": step}
+
+
+_counts: Final[dict[str, StepCount]] = {}
+
+
+def step_count(table: str) -> StepCount:
+    """Return the one count of a table: a trainer may reach its steps through several functions."""
+    return _counts.setdefault(table, StepCount())

@@ -1,0 +1,184 @@
+"""Write the calls by which a region hands values to its probe: at its start, its end, its ways out."""
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from sglang_instrument.patching.anchors import Block, FunctionDef
+from sglang_instrument.patching.bindings import Bindings
+from sglang_instrument.patching.constants import Constants
+from sglang_instrument.patching.contract import Probe
+from sglang_instrument.patching.measures import UNBOUND
+from sglang_instrument.recording.waiting import counting
+
+_RESULT: Final = "_sglang_instrument_result"
+_LEAVING: Final = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+
+Node = TypeVar("Node", bound=ast.AST)
+Names = frozenset[str]
+
+
+def located(node: Node, at: ast.AST) -> Node:
+    """Give `node` and what is below it the line of `at`, where they have none of their own; return it."""
+    for one in ast.walk(node):
+        if isinstance(one, (ast.expr, ast.stmt, ast.excepthandler)) and not hasattr(one, "lineno"):
+            one.lineno = one.end_lineno = at.lineno  # type: ignore[attr-defined]
+            one.col_offset = one.end_col_offset = at.col_offset  # type: ignore[attr-defined]
+    return node
+
+
+@dataclass(eq=False)
+class Handing:
+    """One region of a function that is being rewritten, and what its probe wants.
+
+    `sure_at_start` and `sure_at_end` are the locals that surely have a value there; others are handed over
+    under a guard. `at` is the statement whose line the generated code carries. `counts_waiting`: the function
+    is a coroutine whose awaits are counted, and the region's span is told.
+    """
+
+    number: int
+    probe: Probe
+    constants: Constants
+    bindings: Bindings
+    sure_at_start: Names
+    sure_at_end: Names
+    at: ast.stmt
+    may_add_local: bool
+    captures: bool
+    counts_waiting: bool = False
+    node: ast.With | None = field(default=None, init=False)
+
+    @property
+    def local(self) -> str | None:
+        """The local that holds the open region; None where nothing is handed over after the start."""
+        probe = self.probe
+        wanted = self._guards_start or probe.exit_locals or probe.wants_result or probe.wants_items
+        return (
+            f"_sglang_instrument_{self.number}" if self.may_add_local and (wanted or self.captures) else None
+        )
+
+    def open_around(self, body: Block) -> Block:
+        """Return the statements that open the region, with `body` in it.
+
+        Where a local may have no value, the region is opened before the `with`: a guard around the `with`
+        itself would catch the body's own errors.
+        """
+        names = self.probe.enter_locals
+        if self.local is not None and self._guards_start:
+            opened: ast.expr = ast.Name(self.local, ast.Load())
+            guard = [self._guarded(self._open(names, None), self._open(names, self.sure_at_start))]
+        else:
+            opened = self._open(names, self.sure_at_start)
+            guard = []
+        stored = ast.Name(self.local, ast.Store()) if self.local is not None else None
+        self.node = ast.With(items=[ast.withitem(opened, stored)], body=body)
+        return [located(statement, self.at) for statement in (*guard, self.node)]
+
+    def leave(self, sure: Names, result: ast.expr | None = None) -> Block:
+        """Return the statements that hand over the exit locals, and the result where one is wanted."""
+        names = self.probe.exit_locals
+        wanted = result is not None and self.probe.wants_result
+        if self.local is None or not (names or wanted):
+            return []
+        method = "leave_result" if wanted else "leave"
+        first = [result] if result is not None and wanted else []
+        handed = ast.Expr(self.call(method, [*first, *self._values(names, None)]))
+        if self._all_sure(names, sure):
+            return [handed]
+        return [self._try(handed, ast.Expr(self.call(method, [*first, *self._values(names, sure)])))]
+
+    def call(self, method: str, arguments: list[ast.expr]) -> ast.Call:
+        """Return a call of the open region's method."""
+        local = ast.Name(self.local or "", ast.Load())
+        return ast.Call(ast.Attribute(local, method, ast.Load()), arguments, [])
+
+    @property
+    def _guards_start(self) -> bool:
+        return not self._all_sure(self.probe.enter_locals, self.sure_at_start)
+
+    def _all_sure(self, names: Iterable[str], sure: Names) -> bool:
+        return all(name in sure or not self.bindings.has(name) for name in names)
+
+    def _open(self, names: Iterable[str], sure: Names | None) -> ast.Call:
+        opened = ast.Call(self.constants.hold(self.probe), self._values(names, sure), [])
+        return ast.Call(self.constants.hold(counting), [opened], []) if self.counts_waiting else opened
+
+    def _values(self, names: Iterable[str], sure: Names | None) -> list[ast.expr]:
+        """Return a node for each name: UNBOUND for what is no local, and for what is not `sure`, if given."""
+        return [
+            ast.Name(name, ast.Load())
+            if self.bindings.has(name) and (sure is None or name in sure)
+            else self.constants.hold(UNBOUND)
+            for name in names
+        ]
+
+    def _guarded(self, opened: ast.expr, with_sure: ast.expr) -> ast.Try:
+        target = self.local or ""
+        first, second = (ast.Assign([ast.Name(target, ast.Store())], one) for one in (opened, with_sure))
+        return self._try(first, second)
+
+    def _try(self, body: ast.stmt, fallback: ast.stmt) -> ast.Try:
+        unbound = ast.ExceptHandler(self.constants.hold(NameError), None, [fallback])
+        return ast.Try(body=[body], handlers=[unbound], orelse=[], finalbody=[])
+
+
+class HandOver(ast.NodeTransformer):
+    """Insert the calls at the ends of regions, at the returns and the yields in them."""
+
+    def __init__(self, regions: Iterable[Handing]) -> None:
+        self._regions = {id(region.node): region for region in regions if region.local is not None}
+        self._open: list[Handing] = []
+
+    def over(self, definition: FunctionDef) -> None:
+        """Go over the statements of a function whose regions are open."""
+        if not self._regions:
+            return
+        body: Block = []
+        for statement in definition.body:
+            visited = self.visit(statement)
+            body += visited if isinstance(visited, list) else [visited]
+        definition.body[:] = body
+
+    def visit_With(self, node: ast.With) -> ast.With:
+        """Keep a region in mind while its statements are visited, and let it hand over behind them."""
+        region = self._regions.get(id(node))
+        if region is None:
+            self.generic_visit(node)
+            return node
+        self._open.append(region)
+        self.generic_visit(node)
+        self._open.pop()
+        if not isinstance(node.body[-1], _LEAVING):
+            node.body += [located(one, region.at) for one in region.leave(region.sure_at_end)]
+        return node
+
+    def visit_Return(self, node: ast.Return) -> ast.AST | list[ast.stmt]:
+        """Hand over between the moment when the returned value is known and the return itself."""
+        self.generic_visit(node)
+        # A generator's bare `return` must stay bare.
+        result = ast.Name(_RESULT, ast.Load()) if node.value is not None else None
+        handing = [
+            one for region in reversed(self._open) for one in region.leave(region.sure_at_start, result)
+        ]
+        if not handing:
+            return node
+        if node.value is None:
+            return [*(located(one, node) for one in handing), node]
+        stored = ast.Assign([ast.Name(_RESULT, ast.Store())], node.value)
+        node.value = ast.Name(_RESULT, ast.Load())
+        return [located(one, node) for one in (stored, *handing, node)]
+
+    def visit_Yield(self, node: ast.Yield) -> ast.Yield:
+        """Let generator regions see the item that is yielded."""
+        self.generic_visit(node)
+        for region in reversed(self._open):
+            if region.probe.wants_items:
+                item = node.value if node.value is not None else ast.Constant(None)
+                node.value = located(region.call("item", [item]), node)
+        return node
+
+    def _opaque(self, node: Node) -> Node:
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _opaque  # noqa: N815 - names of ast

@@ -1,0 +1,66 @@
+"""Know which regions finished within a region: what `inside.EVENT` reads.
+
+Kept only while a region that reads it is open, and only of the events that it reads; all others pay nothing.
+"""
+
+from contextvars import ContextVar, Token
+from typing import Any, Final
+
+from sglang_instrument.recording.spans import Span
+
+
+class Inside(dict[str, list[dict[str, Any]]]):
+    """The records of the regions that finished within one run of a region, by event."""
+
+    __slots__ = ("around", "wanted")
+
+    def __init__(self, wanted: frozenset[str], around: "Inside | None") -> None:
+        super().__init__()
+        self.wanted = wanted
+        self.around = around
+
+
+#: The innermost open region that reads `inside`; what it calls and the tasks it makes inherit it.
+_collecting: Final[ContextVar[Inside | None]] = ContextVar("sglang_instrument_inside", default=None)
+
+Collecting = Token[Inside | None]
+
+
+def collect(wanted: frozenset[str], root: bool) -> tuple[Inside | None, Collecting | None]:
+    """Begin to keep the `wanted` events; a `root` reports to nobody around it."""
+    if not wanted and not root:
+        return None, None
+    inside = Inside(wanted, None if root else _collecting.get())
+    return inside, _collecting.set(inside)
+
+
+def stop(token: Collecting) -> None:
+    """End what `collect` began."""
+    try:
+        _collecting.reset(token)
+    except ValueError:  # the region was entered in another task: there is nothing to undo in this one
+        pass
+
+
+def end(inside: Inside) -> None:
+    """Keep nothing any more: a task that outlives the region still has it in its context."""
+    inside.clear()
+    inside.wanted = frozenset()
+
+
+def report(finished: Span) -> None:
+    """Give a finished region to all open regions around it that read its event."""
+    around = _collecting.get()
+    record: dict[str, Any] | None = None
+    while around is not None:
+        if finished.event in around.wanted:
+            if record is None:
+                record = _record(finished)
+            around.setdefault(finished.event, []).append(record)
+        around = around.around
+
+
+def _record(finished: Span) -> dict[str, Any]:
+    turn = finished.context.turn
+    ids = {} if turn is None else {"turn": turn}
+    return {**ids, "duration_sec": (finished.end - finished.start) / 1e9, **(finished.extra or {})}

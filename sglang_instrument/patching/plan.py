@@ -1,0 +1,141 @@
+"""Turn a region's entry in a table into what its probe does: compiled readers, and the locals they need."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sglang_instrument.errors import TableError
+from sglang_instrument.patching.counting import StepCount, step_count
+from sglang_instrument.patching.fields import ITEM, RESULT, Expression, Moment, parse
+from sglang_instrument.patching.readers import Reader, condition, local_arguments, locals_of, reader
+from sglang_instrument.patching.tables import Emit, Region
+from sglang_instrument.recording.spans import Span, SyncedSpan, WatchedSpan, kind_for
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What happens at the two ends of a region; readers are None where there is nothing to read.
+
+    `reports` says that some region reads this event through `inside`; `wants_inside` are the events that this
+    region reads itself.
+    """
+
+    event: str
+    emit: Emit = "span"
+    phase: str | None = None
+    kind: type[Span] = Span
+    watched: bool = False
+    synced: bool = False
+    root: bool = False
+    generator: bool = False
+    reports: bool = False
+    captures: bool = False
+    when: Reader | None = None
+    leader: Reader | None = None
+    bind: Reader | None = None
+    steps: StepCount | None = None
+    enter: Reader | None = None
+    exit: Reader | None = None
+    exit_after_error: Reader | None = None
+    ends: Reader | None = None
+    enter_locals: tuple[str, ...] = ()
+    exit_locals: tuple[str, ...] = ()
+    wants_result: bool = False
+    wants_item: bool = False
+    wants_inside: frozenset[str] = frozenset()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a span of the event's kind says everything."""
+        reads = self.enter or self.exit
+        return not (reads or self.captures or self.reports) and not self._reaches
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether reading fields, and reporting them, is all there is to do."""
+        return not (self.watched or self.synced or self._reaches)
+
+    @property
+    def _reaches(self) -> bool:
+        """Whether it does more than to be recorded from its beginning to its end."""
+        asked = self.when or self.leader or self.bind or self.steps or self.root or self.wants_inside
+        return bool(asked) or self.generator or self.emit != "span"
+
+
+def make_plan(region: Region, reports: bool = False) -> Plan:
+    """Compile a region.
+
+    Raises:
+        TableError: An expression is not in the language, or is of no use there; names the region and the key.
+    """
+    leaving: Moment = "item" if region.generator else "exit"
+    when = _parse(region, "when", _optional(region.when), "enter")
+    leader = _parse(region, "leader", _optional(region.leader), "enter")
+    bind = _parse(region, "bind", region.bind, "enter")
+    enter = _parse(region, "enter", region.enter, "enter")
+    exit_ = _parse(region, "exit", region.exit, leaving)
+    ends = _parse(region, "ends", _optional(region.ends), leaving)
+    after_error = {name: expression for name, expression in exit_.items() if expression.survives_error}
+    entering = locals_of([*when.values(), *leader.values(), *bind.values(), *enter.values()])
+    leaving_locals = locals_of([*exit_.values(), *ends.values()])
+    wants_inside = _events(exit_.values())
+    if region.generator and (region.bind or region.count_steps or region.root or wants_inside):
+        raise _error(region, "a generator can bind nothing, be no root and not read `inside`")
+    kind = kind_for(region.event, region.phase, region.sync) if region.emit == "span" else Span
+    return Plan(
+        event=region.event,
+        emit=region.emit,
+        phase=region.phase,
+        kind=kind,
+        watched=issubclass(kind, WatchedSpan),
+        synced=issubclass(kind, SyncedSpan),
+        root=region.root,
+        generator=region.generator,
+        reports=reports,
+        captures=bool(region.capture),
+        when=condition(when, local_arguments(entering)),
+        leader=condition(leader, local_arguments(entering)),
+        steps=step_count(region.origin.table) if region.count_steps else None,
+        bind=reader(bind, local_arguments(entering)),
+        enter=reader(enter, local_arguments(entering)),
+        exit=reader(exit_, local_arguments(leaving_locals)),
+        exit_after_error=reader(after_error, local_arguments(())),
+        ends=condition(ends, local_arguments(leaving_locals)),
+        enter_locals=entering,
+        exit_locals=leaving_locals,
+        wants_result=any(RESULT in expression.roots for expression in exit_.values()),
+        wants_item=any(ITEM in expression.roots for expression in [*exit_.values(), *ends.values()]),
+        wants_inside=wants_inside,
+    )
+
+
+def wanted_events(regions: Iterable[Region]) -> frozenset[str]:
+    """Return the events that the exit fields of any of `regions` read through `inside`."""
+    wanted: set[str] = set()
+    for region in regions:
+        try:
+            wanted |= _events(
+                _parse(region, "exit", region.exit, "item" if region.generator else "exit").values()
+            )
+        except TableError:  # said when the probe of this region is made; the other regions go on
+            continue
+    return frozenset(wanted)
+
+
+def _events(expressions: Iterable[Expression]) -> frozenset[str]:
+    return frozenset().union(*(expression.events for expression in expressions))
+
+
+def _optional(text: str | None) -> dict[str, str]:
+    return {} if text is None else {"": text}
+
+
+def _parse(region: Region, key: str, fields: Mapping[str, str], moment: Moment) -> dict[str, Expression]:
+    try:
+        return {name: parse(text, moment) for name, text in fields.items()}
+    except TableError as error:
+        raise _error(region, f"{key}: {error}") from None
+
+
+def _error(region: Region, message: str) -> TableError:
+    table, patch, number = region.origin
+    return TableError(f"{table}: patch {patch + 1}: region {number + 1} ({region.event}): {message}")

@@ -1,0 +1,157 @@
+"""Begin a run of a region: the object that stands in the constants of rewritten code, and is called by it.
+
+`contract` says how. A region without fields costs what a plain span costs, for calling its probe is all C;
+each thing that a table asks for adds its own cost and no other.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from msgspec import defstruct
+
+from sglang_instrument.patching import inside
+from sglang_instrument.patching.plan import Plan, make_plan, wanted_events
+from sglang_instrument.patching.readers import Reader
+from sglang_instrument.patching.runs import (
+    SKIPPED,
+    FullSpan,
+    GeneratorSpan,
+    RegionSpan,
+    ReportingSpan,
+    Values,
+    holds,
+)
+from sglang_instrument.patching.tables import Origin, Region
+from sglang_instrument.recording import context, spans
+from sglang_instrument.recording.context import CURRENT, Bound
+from sglang_instrument.recording.notices import swallowed
+from sglang_instrument.recording.spans import Span
+
+Run = TypeVar("Run", bound=RegionSpan)
+
+
+class Probe(partial[Any]):
+    """Stand in a code object's constants, and begin a run of its region when called with `enter_locals`.
+
+    A `partial`, because calling one that makes a Struct takes no step of Python. It travels to another
+    process as its region: there it meets code that was made for this very region, whatever tables that
+    process has.
+
+    Attributes:
+        exit_locals: The locals that rewritten code hands over; none of a generator, whose frame is read.
+        leave_locals: The locals that the fields at exit read, of a generator too.
+    """
+
+    region: Region
+    reports: bool
+    enter_locals: tuple[str, ...] = ()
+    exit_locals: tuple[str, ...] = ()
+    leave_locals: tuple[str, ...] = ()
+    wants_result: bool = False
+    wants_items: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return make_probe, (self.region, self.reports)
+
+
+_probes: dict[tuple[Origin, bool], Probe] = {}
+
+
+def probes_for(regions: Iterable[Region]) -> Callable[[Region], Probe]:
+    """Return `make_probe` for `regions` that may read each other through `inside`."""
+    wanted = wanted_events(regions)
+    return lambda region: make_probe(region, region.event in wanted)
+
+
+def make_probe(region: Region, reports: bool = False) -> Probe:
+    """Return the probe of a region; the same one each time.
+
+    Args:
+        region: What a table says.
+        reports: Whether some region reads this one's event through `inside`.
+
+    Raises:
+        TableError: A field expression is not in the language; names the table, the region and the key.
+    """
+    key = (region.origin, reports)
+    known = _probes.get(key)
+    if known is not None and known.region == region:
+        return known
+    probe = _probes[key] = build_probe(region, reports)
+    return probe
+
+
+def build_probe(region: Region, reports: bool = False) -> Probe:
+    """Return a new probe of a region, as `make_probe` does."""
+    plan = make_plan(region, reports)
+    probe = _opener(plan)
+    probe.region, probe.reports = region, reports
+    probe.enter_locals, probe.leave_locals = plan.enter_locals, plan.exit_locals
+    probe.exit_locals = () if plan.generator else plan.exit_locals
+    probe.wants_result, probe.wants_items = plan.wants_result, plan.generator
+    return probe
+
+
+def _opener(plan: Plan) -> Probe:
+    """Return a probe that does what `plan` needs at entry, and no more."""
+    if plan.is_plain:
+        phase = {} if plan.phase is None else {"phase": plan.phase}
+        return Probe(plan.kind, plan.event, **phase)
+    if not plan.is_simple:
+        return Probe(_open, plan, _own(GeneratorSpan if plan.generator else FullSpan, plan))
+    own = _own(ReportingSpan if plan.reports else RegionSpan, plan)
+    return Probe(own, plan.event) if plan.enter is None else Probe(_open_simply, own, plan.event, plan.enter)
+
+
+def _own(kind: type[Run], plan: Plan) -> type[Run]:
+    """Return a subclass with the plan as its default: as an argument it would cost as much as the span."""
+    defaults = [("plan", Any, plan), ("phase", Any, plan.phase)]
+    return cast("type[Run]", defstruct(kind.__name__, defaults, bases=(kind,), gc=False, eq=False))
+
+
+def _open_simply(own: type[RegionSpan], event: str, enter: Reader, *values: Any) -> RegionSpan:
+    """Begin a run that reads fields at entry, which never raises."""
+    return own(event, enter(None, *values))
+
+
+def _open(plan: Plan, own: type[FullSpan], *values: Any) -> Any:
+    """Begin a run of any region."""
+    bound = None
+    try:
+        if plan.when is not None and not holds(plan.when(None, *values)):
+            return SKIPPED
+        if plan.leader is not None and not holds(plan.leader(None, *values)):
+            return SKIPPED
+        if plan.bind is not None or plan.steps is not None or plan.root:
+            bound = _bind(plan, values)
+        extra = None if plan.enter is None else plan.enter(None, *values)
+        if plan.emit == "enter":
+            spans.record(Span(plan.event, extra, phase=plan.phase))
+            return SKIPPED
+        run = own(plan.event, extra)
+        run.bound = bound
+        if plan.wants_inside or plan.root:
+            run.inside, run.collecting = inside.collect(plan.wants_inside, plan.root)
+        return run
+    except Exception as failure:
+        if bound is not None:
+            bound.pop()
+        swallowed(f"the probe of {plan.event}", failure)
+        return SKIPPED
+
+
+def _bind(plan: Plan, values: Values) -> Bound:
+    """Bind what the table says; a root begins from nothing."""
+    changes = {} if plan.bind is None else plan.bind(None, *values)
+    if plan.steps is not None:
+        changes = plan.steps.name_step(changes)
+    if not plan.root:
+        return context.push(changes)
+    token = CURRENT.set(context.UNBOUND)
+    try:
+        bound = context.push(changes)
+    except BaseException:
+        CURRENT.reset(token)
+        raise
+    return Bound(bound.context, token, bound.opened)  # goes back to what was bound around the root

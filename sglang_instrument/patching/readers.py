@@ -1,0 +1,252 @@
+"""Compile the fields of a region into one generated function that reads them all and never raises.
+
+The function is built as a tree from the parsed language; no text of a table is ever run. Each field stands in
+its own `try`: one that cannot be read is missing, and costs its neighbours nothing.
+"""
+
+import ast
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final, cast
+
+from sglang_instrument.patching import measures
+from sglang_instrument.patching.fields import INSIDE, Constant, Expression, Path, Step
+from sglang_instrument.recording.values import SCALARS, reduce_value
+
+#: Reads fields: (the run that ends, or None at entry; *locals) -> fields. Of the run it reads `duration_sec`,
+#: `inside` (records by event) and `value` (what was returned, or the item).
+Reader = Callable[..., dict[str, Any]]
+
+# Names of the generated function; a dunder prefix keeps them apart from the locals of a target.
+_RUN: Final = "__sglang_run"
+_FIELDS: Final = "__sglang_fields"
+_HERE: Final = "__sglang_here"
+_EACH: Final = "__sglang_each"
+_VALUE: Final = "__sglang_value"
+_DURATION: Final = "duration_sec"  # what every record has
+
+_PLAIN: Final = frozenset({dict, list, tuple})
+_NAMESPACE: Final = {
+    "__sglang_plain": _PLAIN,
+    "__sglang_type": type,
+    "__sglang_error": Exception,
+    "__sglang_unbound": measures.UNBOUND,
+    "__sglang_unreadable": measures.Unreadable,
+    "__sglang_elements": measures.elements,
+    "__sglang_key": measures.key,
+    "__sglang_percent": measures.percent,
+    "__sglang_pick": measures.pick,
+    "__sglang_truth": measures.truth,
+    "__sglang_reduce": reduce_value,
+    "__sglang_scalars": SCALARS,
+    "__sglang_sum": sum,
+}
+
+
+def locals_of(expressions: Iterable[Expression]) -> tuple[str, ...]:
+    """Return the locals that the expressions read, each once, in order."""
+    return tuple(dict.fromkeys(name for expression in expressions for name in expression.locals))
+
+
+def local_arguments(names: Iterable[str]) -> ast.arguments:
+    """Return the parameters of a reader that is handed these locals."""
+    return ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
+
+
+def reader(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader | None:
+    """Build a reader; None where there is nothing to read."""
+    return build(expressions, arguments) if expressions else None
+
+
+def condition(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader | None:
+    """Build a reader of truth values; of a value, not of what the log would show of it."""
+    asked = {
+        name: replace(
+            expression,
+            alternatives=tuple(
+                replace(value, function="any")
+                if isinstance(value, Path) and value.function is None
+                else value
+                for value in expression.alternatives
+            ),
+        )
+        for name, expression in expressions.items()
+    }
+    return reader(asked, arguments)
+
+
+def build(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader:
+    """Build the function that reads `expressions`; its parameters are those of `Reader`, then `arguments`."""
+    namespace = dict(_NAMESPACE)
+    body: list[ast.stmt] = [_assign(_FIELDS, ast.Dict([], []))]
+    for name, expression in expressions.items():
+        body += _field(name, expression, namespace)
+    body.append(ast.Return(_load(_FIELDS)))
+    arguments.posonlyargs[:0] = [ast.arg(_RUN)]
+    # Parsed, not constructed: the fields of a FunctionDef differ between versions of Python.
+    module = ast.parse("def read(): pass")
+    function = cast("ast.FunctionDef", module.body[0])
+    function.args, function.body = arguments, body
+    code = compile(ast.fix_missing_locations(module), "<sglang_instrument fields>", "exec")
+    exec(code, namespace)  # noqa: S102 - a tree built here from the parsed language, not a text
+    return cast("Reader", namespace["read"])
+
+
+def _field(name: str, expression: Expression, namespace: dict[str, Any]) -> list[ast.stmt]:
+    """Return the statements that read one field: an alternative is tried when the one before it raised."""
+    otherwise: list[ast.stmt] = [ast.Pass()]
+    for value in reversed(expression.alternatives):
+        attempt = _attempt(name, value, expression, namespace)
+        handler = ast.ExceptHandler(_load("__sglang_error"), None, otherwise)
+        otherwise = [ast.Try(attempt, [handler], [], [])]
+    return otherwise
+
+
+def _attempt(
+    name: str, value: Path | Constant, expression: Expression, namespace: dict[str, Any]
+) -> list[ast.stmt]:
+    if isinstance(value, Constant):
+        return [_store_as_is(name, ast.Constant(value.value))]
+    statements, end = _walk(value, expression)
+    of_records = value.root == INSIDE and INSIDE in expression.roots
+    if value.function == "total" and of_records and _each_record(value) == _DURATION:
+        end = _call("__sglang_sum", end)  # these are floats: there is nothing to look at first
+    elif value.function == "percent":
+        end = _call("__sglang_percent", end, _of_run("duration_sec"))
+    elif value.function is not None:
+        end = _measured(value, end, namespace)
+    if of_records:  # what a record holds was reduced when it was made
+        return [*statements, _store_as_is(name, end)]
+    return [*statements, *_store(name, end)]
+
+
+def _measured(path: Path, end: ast.expr, namespace: dict[str, Any]) -> ast.expr:
+    found = measures.measure_named(str(path.function))
+    assert found is not None  # noqa: S101 - the parser let nothing else through
+    each = any(step.kind == "each" for step in path.steps)
+    alias = f"__sglang_{path.function}{'_each' if each else ''}"
+    namespace[alias] = found[each]
+    return _call(alias, end)
+
+
+def _walk(path: Path, expression: Expression) -> tuple[list[ast.stmt], ast.expr]:
+    """Return the statements that lead to the path's end, and the expression of what lies there.
+
+    Statements, not one expression: a key's container is looked at twice, and an assignment within an
+    expression may not stand in what a comprehension goes over.
+    """
+    if path.root == INSIDE and INSIDE in expression.roots:
+        return [], _inside(path)
+    here = _of_run("value") if path.root in expression.roots else _load(path.root)
+    statements: list[ast.stmt] = [] if path.steps else [_refuse_unbound(here)]
+    for index, step in enumerate(path.steps):
+        if step.kind == "each":
+            return statements, _each(here, path.steps[index:], _go)
+        if step.kind in ("attribute", "pick"):
+            here = _go(here, step)
+            continue
+        statements.append(_assign(_HERE, here))
+        plain = ast.Compare(_call("__sglang_type", _load(_HERE)), [ast.In()], [_load("__sglang_plain")])
+        subscript = ast.Subscript(_load(_HERE), ast.Constant(step.name), ast.Load())
+        here = ast.IfExp(plain, subscript, _go(_load(_HERE), step))
+    return statements, here
+
+
+def _inside(path: Path) -> ast.expr:
+    """Return the path from `inside`: an event that did not happen has no records; records are mappings."""
+    get = ast.Attribute(_of_run("inside"), "get", ast.Load())
+    here: ast.expr = ast.Call(get, [ast.Constant(path.steps[0].name), ast.List([], ast.Load())], [])
+    field = _each_record(path)
+    if field is not None:
+        return _field_of_each(here, field)
+    for index, step in enumerate(path.steps[1:], 2):
+        if step.kind == "each":
+            return _each(here, path.steps[index - 1 :], _go_record)
+        here = _go_record(here, step)
+    return here
+
+
+def _each_record(path: Path) -> str | None:
+    """Return the field of a path inside.EVENT[*].FIELD, which most are; None for any other."""
+    match path.steps:
+        case (_, Step("each", ""), Step("attribute", field)):
+            return str(field)
+    return None
+
+
+def _field_of_each(records: ast.expr, field: str) -> ast.expr:
+    """Return `[each[field] for each in records if field in each]`: records are plain dicts of ours, listed.
+
+    The record of a turn that was left early lacks some fields: it does not count, the others do.
+    """
+    has = ast.Compare(ast.Constant(field), [ast.In()], [_load(_EACH)])
+    conditions: list[ast.expr] = [] if field == _DURATION else [has]
+    value = ast.Subscript(_load(_EACH), ast.Constant(field), ast.Load())
+    target = ast.Name(_EACH, ast.Store())
+    return ast.ListComp(value, [ast.comprehension(target, records, conditions, 0)])
+
+
+def _go(here: ast.expr, step: Step) -> ast.expr:
+    if step.kind == "attribute":
+        return ast.Attribute(here, str(step.name), ast.Load())
+    return _go_record(here, step)
+
+
+def _go_record(here: ast.expr, step: Step) -> ast.expr:
+    if step.kind == "pick":
+        pairs: list[ast.expr] = [
+            ast.Tuple([ast.Constant(n) for n in pair], ast.Load()) for pair in step.names
+        ]
+        return _call("__sglang_pick", here, ast.Tuple(pairs, ast.Load()))
+    return _call("__sglang_key", here, ast.Constant(step.name))
+
+
+def _each(over: ast.expr, steps: tuple[Step, ...], go: Callable[[ast.expr, Step], ast.expr]) -> ast.expr:
+    """Return `[<rest of the path> for each in elements(over)]`; `steps` begins with the step over all."""
+    first, *rest = steps
+    end: ast.expr = _load(_EACH)
+    for index, step in enumerate(rest):
+        if step.kind == "each":
+            end = _each(end, tuple(rest[index:]), go)
+            break
+        end = go(end, step)
+    conditions: list[ast.expr] = []
+    if go is _go_record and rest and rest[0].kind in ("attribute", "key"):  # as in _field_of_each
+        conditions.append(ast.Compare(ast.Constant(rest[0].name), [ast.In()], [_load(_EACH)]))
+    if first.name:
+        asked = go(_load(_EACH), Step("attribute", first.name))
+        conditions.append(_call("__sglang_truth", asked))
+    target = ast.Name(_EACH, ast.Store())
+    return ast.ListComp(end, [ast.comprehension(target, _call("__sglang_elements", over), conditions, 0)])
+
+
+def _refuse_unbound(here: ast.expr) -> ast.stmt:
+    unbound = ast.Compare(here, [ast.Is()], [_load("__sglang_unbound")])
+    return ast.If(unbound, [ast.Raise(_load("__sglang_unreadable"), None)], [])
+
+
+def _store(name: str, value: ast.expr) -> list[ast.stmt]:
+    """Return what stores a field's value, reduced unless it is a scalar: here, for a call costs as much."""
+    scalar = ast.Compare(_call("__sglang_type", _load(_VALUE)), [ast.In()], [_load("__sglang_scalars")])
+    kept = ast.IfExp(scalar, _load(_VALUE), _call("__sglang_reduce", _load(_VALUE)))
+    return [_assign(_VALUE, value), _store_as_is(name, kept)]
+
+
+def _store_as_is(name: str, value: ast.expr) -> ast.stmt:
+    return ast.Assign([ast.Subscript(_load(_FIELDS), ast.Constant(name), ast.Store())], value)
+
+
+def _assign(name: str, value: ast.expr) -> ast.stmt:
+    return ast.Assign([ast.Name(name, ast.Store())], value)
+
+
+def _of_run(name: str) -> ast.expr:
+    return ast.Attribute(_load(_RUN), name, ast.Load())
+
+
+def _load(name: str) -> ast.expr:
+    return ast.Name(name, ast.Load())
+
+
+def _call(name: str, *arguments: ast.expr) -> ast.expr:
+    return ast.Call(_load(name), list(arguments), [])

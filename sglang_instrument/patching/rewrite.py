@@ -1,0 +1,157 @@
+"""Put the regions of a function under probes: the syntax tree is changed, nothing is compiled here."""
+
+import ast
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from sglang_instrument.patching.anchors import DEFINITIONS, Block, FunctionDef, Statements, walk_own
+from sglang_instrument.patching.awaits import count_awaits
+from sglang_instrument.patching.bindings import Bindings
+from sglang_instrument.patching.constants import Constants
+from sglang_instrument.patching.contract import Probe
+from sglang_instrument.patching.handover import Handing, HandOver, located
+from sglang_instrument.patching.tables import Capture
+
+SCOPES: Final = (*DEFINITIONS, ast.Lambda, ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
+#: Functions that show a caller its own locals, where one of ours would be seen.
+_LOCALS_READERS: Final = frozenset({"locals", "vars", "dir", "eval", "exec"})
+
+
+class Placement(NamedTuple):
+    """Statements, and the probe that goes over them."""
+
+    statements: Statements
+    probe: Probe
+    captures: tuple[Capture, ...] = ()
+
+
+class _Region(NamedTuple):
+    statements: Statements
+    handing: Handing
+
+
+def rewrite(
+    definition: FunctionDef, placements: Sequence[Placement], constants: Constants, free: Iterable[str] = ()
+) -> None:
+    """Put the statements of each placement under `with` its probe, in place.
+
+    Args:
+        definition: the function; its tree is changed.
+        placements: regions that do not overlap; of equal ones the first becomes the outer.
+        constants: takes the probes.
+        free: names that the function takes from the functions around it.
+    """
+    bindings = Bindings(definition, free)
+    may_add_locals = not reads_own_locals(definition)
+    counts = is_coroutine(definition)
+    regions = [  # all of them before the tree changes: places are counted in the original statements
+        _region(number, placement, bindings, constants, may_add_locals, counts)
+        for number, placement in enumerate(placements)
+    ]
+    blocks: dict[int, list[_Region]] = {}
+    for region in regions:
+        blocks.setdefault(id(region.statements.block), []).append(region)
+    for together in blocks.values():
+        block = together[0].statements.block
+        block[:] = _nested(block, 0, len(block), together)
+    HandOver(region.handing for region in regions).over(definition)
+    if counts:
+        count_awaits(definition, constants)
+
+
+def is_coroutine(definition: FunctionDef) -> bool:
+    """Say whether the function is a coroutine: async, and no generator."""
+    return isinstance(definition, ast.AsyncFunctionDef) and not any(
+        isinstance(node, ast.Yield)
+        for statement in definition.body
+        for node in walk_own(statement, opaque=SCOPES)
+    )
+
+
+def reads_own_locals(definition: FunctionDef) -> bool:
+    """Say whether the function asks for its own locals; then none may be added to it."""
+    return any(
+        isinstance(node, ast.Name) and node.id in _LOCALS_READERS
+        for statement in definition.body
+        for node in walk_own(statement, opaque=DEFINITIONS)
+    )
+
+
+def overlaps(one: Statements, other: Statements) -> bool:
+    """Say whether two regions of one block overlap without one lying in the other."""
+    if one.block is not other.block:
+        return False
+    first, second = sorted((one[1:], other[1:]))
+    return first[0] < second[0] < first[1] < second[1]
+
+
+def find_captured(statements: Statements, capture: Capture) -> list[ast.keyword]:
+    """Return the keyword arguments that a capture describes, those in nested scopes apart."""
+    return [
+        keyword
+        for statement in statements.nodes
+        for node in walk_own(statement, opaque=SCOPES)
+        if isinstance(node, ast.Call) and _called_name(node) == capture.callee
+        for keyword in node.keywords
+        if keyword.arg == capture.argument
+    ]
+
+
+def _region(
+    number: int,
+    placement: Placement,
+    bindings: Bindings,
+    constants: Constants,
+    may_add_locals: bool,
+    counts_waiting: bool,
+) -> _Region:
+    statements, probe, captures = placement
+    block, start, stop = statements
+    handing = Handing(
+        number=number,
+        probe=probe,
+        constants=constants,
+        bindings=bindings,
+        sure_at_start=bindings.sure_at(block, start),
+        sure_at_end=bindings.sure_at(block, stop),
+        at=block[min(start, len(block) - 1)],
+        may_add_local=may_add_locals,
+        captures=bool(captures),
+        counts_waiting=counts_waiting,
+    )
+    for capture in captures:
+        for keyword in find_captured(statements, capture):
+            passed = [ast.Constant(capture.field), keyword.value]
+            keyword.value = located(handing.call("capture", passed), keyword.value)
+    return _Region(statements, handing)
+
+
+def _nested(block: Block, begin: int, end: int, regions: Sequence[_Region]) -> Block:
+    """Return `block[begin:end]` with the regions in it under their probes."""
+    result: Block = []
+    waiting = list(regions)
+    while waiting:
+        # The one that starts first; of those the longest; of equal ones the first in the table.
+        outer = min(waiting, key=lambda region: (region.statements.start, -region.statements.stop))
+        _, start, stop = outer.statements
+        within = [one for one in waiting if one is not outer and _lies_in(one.statements, outer.statements)]
+        waiting = [one for one in waiting if one is not outer and one not in within]
+        body = _nested(block, start, stop, within)
+        result += block[begin:start] + outer.handing.open_around(
+            body or [located(ast.Pass(), outer.handing.at)]
+        )
+        begin = stop
+    return result + block[begin:end]
+
+
+def _lies_in(inner: Statements, outer: Statements) -> bool:
+    if outer.start == outer.stop:
+        return False
+    if inner.start == inner.stop == outer.stop:  # an empty region behind the outer's last statement
+        return outer.stop == len(outer.block)
+    return outer.start <= inner.start and inner.stop <= outer.stop
+
+
+def _called_name(call: ast.Call) -> str | None:
+    name = getattr(call.func, "attr", None) or getattr(call.func, "id", None)
+    return name if isinstance(name, str) else None

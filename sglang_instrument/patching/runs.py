@@ -1,0 +1,250 @@
+"""Be one run of a region: a span that is handed locals by rewritten code and reads its fields when it ends.
+
+Nothing here raises into the function: what fails is skipped, counted and said once (`notices.swallowed`). The
+common case, fields at exit and nothing else, has its own short way; everything else is in `FullSpan`.
+"""
+
+import sys
+from time import perf_counter_ns
+from types import FrameType, TracebackType
+from typing import Any, Final
+
+from sglang_instrument.patching import inside
+from sglang_instrument.patching.inside import Collecting, Inside
+from sglang_instrument.patching.measures import UNBOUND
+from sglang_instrument.patching.plan import Plan
+from sglang_instrument.recording import device, spans
+from sglang_instrument.recording.context import Bound
+from sglang_instrument.recording.notices import swallowed
+from sglang_instrument.recording.spans import OPEN, Span
+
+Values = tuple[Any, ...]
+
+
+class RegionSpan(Span, gc=False, eq=False):
+    """One run of a region that reads fields when it ends.
+
+    `plan` says what to read; `values` are the locals at the last statement, `value` what is returned.
+    """
+
+    plan: Any = None
+    values: Values | None = None
+    value: Any = None
+
+    def __exit__(
+        self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end = perf_counter_ns()
+        if error is not None:
+            self.error = spans.name_error(error, value)
+        if self.waited is not None:
+            spans.leave_task(self)
+        values, reader = self.values, self.plan.exit
+        if values is None or reader is None or error is not None or self.extra is not None:
+            read(self, error is not None)
+        else:
+            self.extra = reader(self, *values)
+            self.values = self.value = None
+        spans.buffer.append(self)
+
+    def leave(self, *values: Any) -> None:
+        """Take the locals that the exit fields read, as they are at the region's last statement."""
+        self.values = values
+
+    def leave_result(self, result: Any, *values: Any) -> Any:
+        """Take the returned value and the locals; return the former."""
+        self.value = result
+        self.values = values
+        return result
+
+    def capture(self, name: str, value: Any) -> Any:
+        """Take the argument of a call within the region as a field; return it."""
+        try:
+            self.add(**{name: value})
+        except Exception as failure:
+            swallowed(f"the probe of {self.event}", failure)
+        return value
+
+
+class ReportingSpan(RegionSpan, gc=False, eq=False):
+    """One run of a region that another one reads through `inside`."""
+
+    def __exit__(
+        self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        RegionSpan.__exit__(self, error, value, trace)
+        try:
+            inside.report(self)
+        except Exception as failure:
+            swallowed(f"the probe of {self.event}", failure)
+
+
+class FullSpan(RegionSpan, gc=False, eq=False):
+    """One run of a region that binds, collects, reports, is watched, synchronises the GPU or is a point."""
+
+    bound: Bound | None = None
+    inside: Inside | None = None
+    collecting: Collecting | None = None
+
+    def __enter__(self) -> "FullSpan":
+        self.plan.kind.__enter__(self)  # as a span of the event's kind: watched, synchronised or neither
+        return self
+
+    def __exit__(
+        self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None and self.plan.synced:
+            device.synchronize()
+        self.end = perf_counter_ns()
+        if error is not None:
+            self.error = spans.name_error(error, value)
+        finish(self, error is not None)
+
+
+class GeneratorSpan(FullSpan, gc=False, eq=False):
+    """One run of a generator: ends at the item that the table calls the last, else with the generator.
+
+    A consumer may drop a generator long after the last item it wants, or never run it to its end.
+    """
+
+    items: int = 0
+    first_item: int = 0
+    finished: bool = False
+
+    def __exit__(
+        self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.finished:
+            return
+        if error is GeneratorExit:  # the consumer has seen enough; nothing went wrong
+            error = value = None
+        FullSpan.__exit__(self, error, value, trace)
+
+    def item(self, item: Any) -> Any:
+        """Count an item on its way out; return it."""
+        try:
+            self._count(item)
+        except Exception as failure:
+            swallowed(f"the probe of {self.event}", failure)
+        return item
+
+    def _count(self, item: Any) -> None:
+        if not self.items:
+            self.first_item = perf_counter_ns()
+        self.items += 1
+        plan: Plan = self.plan
+        if plan.wants_item:
+            self.value = item
+        if plan.ends is not None and not self.finished:
+            values = _frame_values(plan.exit_locals) if self.values is None else self.values
+            if holds(plan.ends(self, *values)):
+                self.end = perf_counter_ns()
+                self.finished = True
+                finish(self, False)
+
+
+class Skipped:
+    """A run of which nothing is recorded."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> "Skipped":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def leave(self, *values: Any) -> None:
+        """Take nothing."""
+
+    def leave_result(self, result: Any, *values: Any) -> Any:
+        """Return the result."""
+        return result
+
+    def capture(self, name: str, value: Any) -> Any:
+        """Return the value."""
+        return value
+
+    def item(self, item: Any) -> Any:
+        """Return the item."""
+        return item
+
+
+SKIPPED: Final = Skipped()
+
+
+def holds(condition: dict[str, Any]) -> bool:
+    """Return whether a condition was met; one that could not be read was not."""
+    return any(condition.values())
+
+
+def read(run: RegionSpan, failed: bool) -> None:
+    """Read the fields of a run that has ended, and let go of what they were read from."""
+    plan: Plan = run.plan
+    reader, values = plan.exit, run.values
+    if failed:  # the locals may be those of an earlier turn
+        reader, values = plan.exit_after_error, ()
+    elif values is None:
+        values = _frame_values(plan.exit_locals) if plan.exit_locals else ()
+    if reader is not None:
+        fields = reader(run, *values)
+        run.extra = fields if run.extra is None else {**run.extra, **fields}
+    run.values = run.value = None
+
+
+def finish(run: FullSpan, failed: bool) -> None:
+    """Read the fields of a run, give it to the buffer and to those around it, and unbind what it bound."""
+    try:
+        if run.waited is not None:
+            spans.leave_task(run)
+        if run.collecting is not None:
+            inside.stop(run.collecting)
+        read(run, failed)
+        if isinstance(run, GeneratorSpan):
+            _count_items(run)
+        _keep(run, failed)
+    except Exception as failure:
+        swallowed(f"the probe of {run.event}", failure)
+    finally:
+        if run.plan.watched:
+            OPEN.pop(id(run), None)
+            if not OPEN:
+                spans.all_closed()
+        bound = run.bound
+        if run.inside is not None:
+            inside.end(run.inside)
+        run.inside = run.collecting = run.bound = None
+        if bound is not None:  # after the record is kept: this may end the step that it belongs to
+            bound.pop()
+
+
+def _count_items(run: GeneratorSpan) -> None:
+    counted: dict[str, Any] = {"items": run.items}
+    if run.items:
+        counted["first_item_sec"] = (run.first_item - run.start) / 1e9
+    run.extra = {**counted, **(run.extra or {})}
+
+
+def _keep(run: FullSpan, failed: bool) -> None:
+    plan: Plan = run.plan
+    if plan.emit == "exit":
+        if not failed:  # a point says that something happened
+            spans.record(Span(run.event, run.extra, run.context, phase=run.phase))
+        return
+    spans.buffer.append(run)
+    if plan.reports:
+        inside.report(run)
+
+
+def _frame_values(names: tuple[str, ...]) -> Values:
+    """Read locals from the function's frame: left by `break` or `continue`, or at an item of a generator."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    if frame is None:
+        return (UNBOUND,) * len(names)
+    local = frame.f_locals
+    values = tuple([local.get(name, UNBOUND) for name in names])
+    if sys.version_info < (3, 13) and "locals" not in frame.f_code.co_names:
+        local.clear()  # the frame keeps this copy, which would keep the objects alive
+    return values

@@ -1,0 +1,314 @@
+"""Read patch tables: which regions of which functions are which events, as a TOML file says it.
+
+The language is described in `patches/README.md`. Reading is strict, for whoever writes a table is at the
+keyboard; field expressions are checked when they are compiled.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast, get_args
+
+from sglang_instrument.errors import TableError
+from sglang_instrument.patching.anchors import Anchors, parse_anchors
+from sglang_instrument.patching.entry import Entry
+from sglang_instrument.patching.versions import Requirement
+from sglang_instrument.schema import PHASES, Phase
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
+
+Emit = Literal["span", "enter", "exit"]
+FieldSets = Mapping[str, Mapping[str, str]]
+
+_TABLE_KEYS: Final = frozenset({"trainer", "package", "module", "fields", "patch"})
+_PATCH_KEYS: Final = frozenset({"target", "module", "requires", "leader", "region"})
+_ANCHOR_KEYS: Final = frozenset({"from", "after", "through", "before", "at", "block"})
+_REGION_KEYS: Final = _ANCHOR_KEYS | {
+    *("event", "emit", "requires", "phase", "sync", "root", "generator", "count_steps"),
+    *("enter", "exit", "bind", "when", "ends", "capture"),
+}
+#: What a region may bind; request_id and turn are inherited by everything that runs inside.
+BINDABLE: Final = ("step", "worker", "validate", "request_id", "turn")
+
+_TARGET: Final = re.compile(r"(?:(?P<module>[A-Za-z_][\w.]*):)?(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
+_CAPTURE: Final = re.compile(r"(?P<callee>[A-Za-z_]\w*)\((?P<argument>[A-Za-z_]\w*)\)")
+
+
+class Origin(NamedTuple):
+    """Where a region stands: by this a probe travels to another process."""
+
+    table: str
+    patch: int
+    region: int
+
+
+class Target(NamedTuple):
+    """A function: its module, and its name in it ("Class.method")."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.name}"
+
+
+class Capture(NamedTuple):
+    """The keyword argument of a call inside the region that is recorded as `field` while it is passed."""
+
+    field: str
+    callee: str
+    argument: str
+
+
+@dataclass(frozen=True)
+class Region:
+    """The statements of a function that are one event, and what is recorded of them.
+
+    `enter`, `exit` and `bind` map names to field expressions; `when` is the condition under which a run is
+    recorded at all, `leader` that under which this process records it; `ends` is true for the item with which
+    a generator region ends.
+    """
+
+    origin: Origin
+    event: str
+    anchors: Anchors
+    emit: Emit = "span"
+    enter: Mapping[str, str] = field(default_factory=dict)
+    exit: Mapping[str, str] = field(default_factory=dict)
+    bind: Mapping[str, str] = field(default_factory=dict)
+    when: str | None = None
+    leader: str | None = None
+    ends: str | None = None
+    capture: tuple[Capture, ...] = ()
+    generator: bool = False
+    root: bool = False
+    count_steps: bool = False
+    sync: bool | None = None
+    phase: Phase | None = None
+    requires: Requirement | None = None
+
+    @property
+    def is_whole_body(self) -> bool:
+        """Whether the region is the function itself, so that a wrapper can stand for it."""
+        return not any(self.anchors)
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A function and its regions.
+
+    `targets` are candidates: in each module the first that exists is taken.
+    """
+
+    targets: tuple[Target, ...]
+    regions: tuple[Region, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One TOML file.
+
+    `name` is "sglang/engine" for a table that ships with the package, else the file's path; `package` is the
+    distribution whose version the requirements speak of.
+    """
+
+    name: str
+    trainer: str
+    package: str
+    patches: tuple[Patch, ...]
+
+    def for_all_ranks(self) -> "Table":
+        """Return the table without its leaders: every process records what it does."""
+        patches = [
+            replace(patch, regions=tuple(replace(region, leader=None) for region in patch.regions))
+            for patch in self.patches
+        ]
+        return replace(self, patches=tuple(patches))
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that hold targets, each once."""
+        return tuple(dict.fromkeys(target.module for patch in self.patches for target in patch.targets))
+
+
+def load_tables(trainers: Sequence[str] | None = None, folders: Sequence[Path] = ()) -> list[Table]:
+    """Read the shipped tables and those in the users' `folders`.
+
+    Args:
+        trainers: names of the trainers wanted; None means all.
+        folders: folders that hold `<trainer>/<what>.toml` or `<what>.toml`.
+
+    Raises:
+        TableError: a table is not what the language allows, or a folder is none.
+    """
+    tables = [load_table(name) for name in shipped_tables()]
+    for folder in folders:
+        if not folder.is_dir():
+            raise TableError(f"{folder}: not a folder of patch tables")
+        tables += [load_table(str(path)) for path in sorted(folder.rglob("*.toml"))]
+    return [table for table in tables if trainers is None or table.trainer in trainers]
+
+
+@cache
+def load_table(name: str) -> Table:
+    """Return a table by its name: "sglang/engine", or a path that ends in ".toml".
+
+    Raises:
+        TableError: there is no such table, or it is not what the language allows.
+    """
+    shown = name if name.endswith(".toml") else f"patches/{name}.toml"
+    try:
+        text = _read(name)
+        return parse_table(name, tomllib.loads(text), shown)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise TableError(f"{shown}: {error}") from None
+
+
+def shipped_tables() -> list[str]:
+    """Return the names of the tables that come with the package, sorted."""
+    root = _shipped_root()
+    return sorted(
+        f"{folder.name}/{file.name.removesuffix('.toml')}"
+        for folder in root.iterdir()
+        if folder.is_dir()
+        for file in folder.iterdir()
+        if file.name.endswith(".toml")
+    )
+
+
+def region_at(origin: Origin) -> Region:
+    """Return the region that stands at `origin`.
+
+    Raises:
+        TableError: this installation has no such table or region.
+    """
+    try:
+        return load_table(origin.table).patches[origin.patch].regions[origin.region]
+    except IndexError:
+        raise TableError(f"{origin.table}: no patch {origin.patch + 1}, region {origin.region + 1}") from None
+
+
+def parse_table(name: str, content: object, shown: str | None = None) -> Table:
+    """Turn the content of a TOML file into a table.
+
+    Args:
+        name: the table's name, by which its probes travel.
+        content: what the TOML parser returned.
+        shown: how messages call the file; default is `name`.
+
+    Raises:
+        TableError: an unknown key, a wrong type, an anchor or a target that cannot be.
+    """
+    entry = Entry(shown or name, content, _TABLE_KEYS)
+    trainer = _required(entry, "trainer")
+    sets = entry.below("fields")
+    fields = {key: sets.expressions(key) for key in entry.names("fields")}
+    patches = tuple(
+        _parse_patch(patch, entry.text("module"), fields, Origin(name, index, 0))
+        for index, patch in enumerate(entry.entries("patch", "patch", _PATCH_KEYS))
+    )
+    if not patches:
+        raise entry.error("has no [[patch]]")
+    return Table(name, trainer, entry.text("package") or trainer, patches)
+
+
+def _parse_patch(entry: Entry, module: str | None, fields: FieldSets, origin: Origin) -> Patch:
+    targets = tuple(
+        _parse_target(entry, text, entry.text("module") or module) for text in entry.texts("target")
+    )
+    if not targets:
+        raise entry.error("target is missing: 'Class.method' or a list of candidates")
+    requires = entry.parsed("requires", Requirement)
+    leader = entry.text("leader")
+    regions = tuple(
+        replace(_parse_region(region, requires, fields, origin._replace(region=index)), leader=leader)
+        for index, region in enumerate(entry.entries("region", "region", _REGION_KEYS))
+    )
+    if not regions:
+        raise entry.error("has no region")
+    return Patch(targets, regions)
+
+
+def _parse_target(entry: Entry, text: str, module: str | None) -> Target:
+    match = _TARGET.fullmatch(text)
+    if match is None:
+        raise entry.error(f"target must be 'Class.method' or 'module:Class.method', got {text!r}")
+    module = match["module"] or module
+    if module is None:
+        raise entry.error(f"target {text!r} names no module, and neither patch nor table has one")
+    return Target(module, match["name"])
+
+
+def _parse_region(entry: Entry, requires: Requirement | None, fields: FieldSets, origin: Origin) -> Region:
+    region = Region(
+        origin=origin,
+        event=_required(entry, "event"),
+        anchors=_parse_anchors(entry),
+        emit=cast("Emit", entry.choice("emit", get_args(Emit)) or "span"),
+        enter=entry.expressions("enter", fields),
+        exit=entry.expressions("exit", fields),
+        bind=entry.expressions("bind", fields),
+        when=entry.text("when"),
+        ends=entry.text("ends"),
+        capture=tuple(_parse_captures(entry)),
+        generator=entry.flag("generator") or False,
+        root=entry.flag("root") or False,
+        count_steps=entry.flag("count_steps") or False,
+        sync=entry.flag("sync"),
+        phase=cast("Phase | None", entry.choice("phase", PHASES)),
+        requires=entry.parsed("requires", Requirement) or requires,
+    )
+    for name in region.bind:
+        if name not in BINDABLE:
+            raise entry.error(f"bind.{name}: only {', '.join(BINDABLE)} can be bound")
+    if region.emit != "span" and (region.generator or region.bind or region.count_steps):
+        raise entry.error(f"emit = {region.emit!r} is a point: it can be no generator and bind nothing")
+    if region.ends is not None and not region.generator:
+        raise entry.error("ends needs generator = true")
+    return region
+
+
+def _parse_anchors(entry: Entry) -> Anchors:
+    try:
+        return parse_anchors({key: text for key in _ANCHOR_KEYS if (text := entry.text(key)) is not None})
+    except ValueError as error:
+        raise entry.error(str(error)) from None
+
+
+def _parse_captures(entry: Entry) -> Iterator[Capture]:
+    for field_name, text in entry.expressions("capture").items():
+        match = _CAPTURE.fullmatch(text)
+        if match is None:
+            raise entry.error(f"capture.{field_name} must be 'callee(keyword)', got {text!r}")
+        yield Capture(field_name, match["callee"], match["argument"])
+
+
+def _required(entry: Entry, key: str) -> str:
+    text = entry.text(key)
+    if text is None:
+        raise entry.error(f"{key} is missing")
+    return text
+
+
+def _read(name: str) -> str:
+    if name.endswith(".toml"):
+        return Path(name).read_text(encoding="utf-8")
+    return _shipped_root().joinpath(f"{name}.toml").read_text(encoding="utf-8")
+
+
+def _shipped_root() -> "Traversable":
+    """Return `patches/`: inside the package in a wheel, beside it in a checkout."""
+    inside = resources.files("sglang_instrument") / "patches"
+    if inside.is_dir():
+        return inside
+    return Path(__file__).resolve().parents[2] / "patches"

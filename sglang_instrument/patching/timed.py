@@ -1,0 +1,69 @@
+"""Time the calls of a function at the least cost: a span's life written out, without the calls of a `with`.
+
+That takes a quarter off the cost of a call. It is `Span.__enter__` and `Span.__exit__`, step by step; spans
+of other classes, which do more at both ends, are left to `with`.
+"""
+
+import functools
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter_ns
+from typing import Any
+
+from sglang_instrument.recording import spans
+from sglang_instrument.recording.spans import OFF, Span, leave_task
+from sglang_instrument.recording.waiting import waits
+
+Function = Callable[..., Any]
+
+
+def timed(function: Function, start: "partial[Span]") -> Function:
+    """Return a wrapper of a sync function; `start` makes plain spans."""
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if spans.buffer is OFF:
+            return function(*args, **kwargs)
+        run = start()
+        if spans.running_tasks:
+            spans.enter_task(run)
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            run.error = spans.name_error(type(error), error)
+            raise
+        finally:
+            run.end = perf_counter_ns()
+            if run.waited is not None:
+                leave_task(run)
+            spans.buffer.append(run)
+
+    return called
+
+
+def timed_coroutine(function: Function, start: "partial[Span]") -> Function:
+    """Return a wrapper of a coroutine function; `start` makes plain spans."""
+
+    @functools.wraps(function)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        if spans.buffer is OFF:
+            return await function(*args, **kwargs)
+        run = start()
+        run.waited = 0  # its await is counted
+        if spans.running_tasks:
+            spans.enter_task(run)
+        task = run.task
+        try:
+            if task is None or task.counted_by != id(run):  # whoever counts around it counts this await, too
+                return await function(*args, **kwargs)
+            return await waits(task.count, function(*args, **kwargs))
+        except BaseException as error:
+            run.error = spans.name_error(type(error), error)
+            raise
+        finally:
+            run.end = perf_counter_ns()
+            if run.waited is not None:
+                leave_task(run)
+            spans.buffer.append(run)
+
+    return awaited

@@ -1,0 +1,217 @@
+"""Put a wrapper of the same kind around a function: for `instrument`, and for targets without source.
+
+A wrapper is a plain function made by `functools.wraps`: sync, coroutine, generator or async generator as the
+function is. `inspect.signature`, `iscoroutinefunction` and pickling by name go on as before; proxies would
+break the last in Ray actors and spawned processes.
+"""
+
+import functools
+import inspect
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from sglang_instrument.errors import TargetError
+from sglang_instrument.patching.timed import timed, timed_coroutine
+from sglang_instrument.recording import spans
+from sglang_instrument.recording.spans import OFF, Span
+from sglang_instrument.recording.waiting import counting, counts_awaits, waited
+from sglang_instrument.schema import Phase
+
+if TYPE_CHECKING:
+    from sglang_instrument.patching.arguments import Picker
+    from sglang_instrument.patching.contract import Probe
+
+Function = Callable[..., Any]
+T = TypeVar("T", bound="Function | staticmethod[Any, Any] | classmethod[Any, Any, Any]")
+
+
+@overload
+def instrument(target: T, /) -> T: ...
+
+
+@overload
+def instrument(
+    event: str | None = None,
+    *,
+    phase: Phase | None = None,
+    fields: Mapping[str, str] | None = None,
+    bind: Mapping[str, str] | None = None,
+    sync: bool | None = None,
+) -> Callable[[T], T]: ...
+
+
+def instrument(
+    event: Any = None,
+    *,
+    phase: Phase | None = None,
+    fields: Mapping[str, str] | None = None,
+    bind: Mapping[str, str] | None = None,
+    sync: bool | None = None,
+) -> Any:
+    """Time every call of a function, as in `@instrument` or `@instrument("score", phase="reward")`.
+
+    Functions, coroutines, generators, async generators and methods of all kinds are taken; `staticmethod` and
+    `classmethod` may stand above or below. Until `install()` the function runs as if it were not decorated.
+
+    Args:
+        event: The event's name; default is the function's `__name__`.
+        phase: The phase of an event that the vocabulary does not know; see `schema.PHASES`.
+        fields: Field expressions by name, such as `{"tokens": "size(result)", "id": "request.uid"}`;
+            arguments go by their names, `result` is what the function returns, `item` a generator's last.
+        bind: Expressions for step, worker, request_id, turn or validate, bound while the function runs.
+        sync: Whether to synchronise the GPU at both ends; default is what the vocabulary says of the event.
+
+    Raises:
+        TargetError: What is decorated is no function or method.
+        TableError: An expression is not in the language, or names no argument.
+    """
+    if event is not None and not isinstance(event, str):
+        return _decorate(event, None, None, None, None, None)
+    return lambda target: _decorate(target, event, phase, fields, bind, sync)
+
+
+def wrap_function(function: Function, probe: "Probe") -> Function:
+    """Return a wrapper of `function`, of the same kind, that is its `probe`'s region as a whole.
+
+    Raises:
+        TargetError: This is a class, or a generator whose probe does not count items, or the reverse.
+    """
+    if isinstance(function, (staticmethod, classmethod)):
+        return type(function)(wrap_function(function.__func__, probe))
+    if isinstance(function, type):
+        raise TargetError(f"{function!r} is a class; a wrapper in its place would break isinstance()")
+    is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    if is_generator is not probe.wants_items:
+        need = "needs generator = true" if is_generator else "is no generator"
+        raise TargetError(f"{function!r} {need}")
+    if is_generator:
+        return _wrap_generator(function, probe)
+    if probe.enter_locals or probe.exit_locals or probe.wants_result:
+        return _wrap_reading(function, probe)
+    return _wrap_plain(function, probe)
+
+
+def _decorate(
+    target: Any,
+    event: str | None,
+    phase: Phase | None,
+    fields: Mapping[str, str] | None,
+    bind: Mapping[str, str] | None,
+    sync: bool | None,
+) -> Any:
+    if isinstance(target, (staticmethod, classmethod)):
+        return type(target)(_decorate(target.__func__, event, phase, fields, bind, sync))
+    if not callable(target) or isinstance(target, type):
+        raise TargetError(f"instrument must decorate a function or method, got {target!r}")
+    name = event or getattr(target, "__name__", None)
+    if name is None:
+        raise TargetError(f"instrument needs an event's name for {target!r}, which has none of its own")
+    is_generator = inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target)
+    if not (fields or bind or is_generator):
+        return _wrap_plain(target, spans.plain(name, phase, sync))
+    # Imported here: it brings the compiler's modules, which a process without fields does not need.
+    from sglang_instrument.patching.decorated import probe_of_call
+
+    return wrap_function(target, probe_of_call(target, name, phase, fields or {}, bind or {}, sync))
+
+
+def _wrap_plain(function: Function, start: Callable[[], Any]) -> Function:
+    """Wrap a function whose arguments and result nobody reads."""
+    is_coroutine = inspect.iscoroutinefunction(function)
+    if isinstance(start, functools.partial) and start.func is Span:
+        return timed_coroutine(function, start) if is_coroutine else timed(function, start)
+    if is_coroutine:
+
+        @functools.wraps(function)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            with counting(start()):
+                return await waited(function(*args, **kwargs))
+
+        return counts_awaits(awaited)
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with start():
+            return function(*args, **kwargs)
+
+    return called
+
+
+def _wrap_reading(function: Function, probe: "Probe") -> Function:
+    entering, leaving = _pickers(function, probe)
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            if spans.current_buffer() is OFF:
+                return await function(*args, **kwargs)
+            with counting(probe(*entering(args, kwargs))) as run:
+                result = await waited(function(*args, **kwargs))
+                return run.leave_result(result, *leaving(args, kwargs))
+
+        return counts_awaits(awaited)
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if spans.current_buffer() is OFF:
+            return function(*args, **kwargs)
+        with probe(*entering(args, kwargs)) as run:
+            result = function(*args, **kwargs)
+            return run.leave_result(result, *leaving(args, kwargs))
+
+    return called
+
+
+def _wrap_generator(function: Function, probe: "Probe") -> Function:
+    entering, leaving = _pickers(function, probe)
+    if inspect.isasyncgenfunction(function):
+
+        @functools.wraps(function)
+        async def iterated_async(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+            with probe(*entering(args, kwargs)) as run:
+                run.leave(*leaving(args, kwargs))
+                items = function(*args, **kwargs)
+                try:
+                    item = await items.asend(None)
+                    while True:
+                        try:
+                            sent = yield run.item(item)
+                        except GeneratorExit:
+                            await items.aclose()
+                            raise
+                        except BaseException as thrown:
+                            item = await items.athrow(thrown)
+                        else:
+                            item = await items.asend(sent)
+                except StopAsyncIteration:
+                    return
+
+        return iterated_async
+
+    @functools.wraps(function)
+    def iterated(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        with probe(*entering(args, kwargs)) as run:
+            run.leave(*leaving(args, kwargs))
+            items = function(*args, **kwargs)
+            try:
+                item = items.send(None)
+                while True:
+                    try:
+                        sent = yield run.item(item)
+                    except GeneratorExit:
+                        items.close()
+                        raise
+                    except BaseException as thrown:
+                        item = items.throw(thrown)
+                    else:
+                        item = items.send(sent)
+            except StopIteration as stop:
+                return stop.value
+
+    return iterated
+
+
+def _pickers(function: Function, probe: "Probe") -> "tuple[Picker, Picker]":
+    from sglang_instrument.patching.arguments import picker
+
+    return picker(function, probe.enter_locals), picker(function, probe.leave_locals)

@@ -1,0 +1,1 @@
+"""Measure and keep what happens inside a rollout, without the rollout noticing."""

@@ -1,0 +1,285 @@
+"""Know, at any moment, for which step, worker, request and turn the program is working."""
+
+import os
+from _thread import allocate_lock, get_ident
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar, Token
+from typing import Any, Final
+
+from msgspec import Struct
+
+from sglang_instrument.recording import tasks
+from sglang_instrument.recording.tasks import Task
+from sglang_instrument.recording.values import reduce_value
+
+Identifier = str | int
+
+
+class Scope(Struct, eq=False):
+    """One step of one worker as this process sees it: the file that its records go to.
+
+    A process of the engine cannot know the step: it has one scope, whose step is None.
+
+    `open` counts the blocks that bound this step and have not ended; the step is whole when it falls to
+    zero, which `ended` remembers until `step_closed` is written.
+    """
+
+    role: str
+    worker: int
+    step: int | None
+    validate: bool
+    open: int = 0
+    ended: bool = False
+    written: int = 0
+    dropped: int = 0
+    sampled_out: int = 0
+
+
+class Context(Struct, gc=False, eq=False):
+    """What is bound, None where nothing was said. All records made under it share it: derive, don't set.
+
+    `extra` is {"request_id": ..., "turn": ...}; `part` what the encoder keeps of it (see `lines`). `bound_in`
+    is the task that bound it: other tasks that have it were made by that one.
+    """
+
+    worker: int | None = None
+    step: int | None = None
+    validate: bool = False
+    request_id: Identifier | None = None
+    turn: int | None = None
+    role: str | None = None
+    scope: Scope | None = None
+    extra: dict[str, Any] | None = None
+    bound_in: Task | None = None
+    part: Any = None
+
+
+UNBOUND: Final = Context()
+CURRENT: Final[ContextVar[Context]] = ContextVar("sglang_instrument", default=UNBOUND)
+
+#: Roles whose processes cannot know the step; readers place their records by time.
+ENGINE_ROLES: Final = frozenset({"server", "scheduler", "tokenizer", "detokenizer", "controller"})
+
+_scopes: dict[tuple[str, int, int | None, bool], Scope] = {}
+_counting = allocate_lock()  # of the open blocks of a step, which several threads may open and close
+_process_role = "worker"
+
+
+def set_process_role(role: str) -> None:
+    """Say what this process is; binds made from now on go to files of this role."""
+    global _process_role
+    _process_role = role
+
+
+def default_worker() -> int:
+    """Return the rank of this process: `RANK`, or 0."""
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdigit() else 0
+
+
+def scope_for(role: str | None, worker: int | None, step: int | None, validate: bool) -> Scope:
+    """Return the one scope of these ids; what was never bound gets its default."""
+    role = _process_role if role is None else role
+    worker = default_worker() if worker is None else worker
+    key = (role, worker, None, False) if role in ENGINE_ROLES else (role, worker, step or 0, validate)
+    scope = _scopes.get(key)
+    if scope is None:
+        scope = _scopes.setdefault(key, Scope(*key))  # setdefault: two threads get the same one
+    return scope
+
+
+def scopes() -> list[Scope]:
+    """Return the scopes in use, oldest first."""
+    return list(_scopes.values())
+
+
+def current_scope() -> Scope:
+    """Return the step that this process works on: the last one that was bound and has not ended."""
+    for scope in reversed(scopes()):
+        if scope.open > 0:
+            return scope
+    return scope_for(None, None, None, False)
+
+
+def forget_scope(scope: Scope) -> None:
+    """Let go of a scope whose file was closed; later records of that step get a new one."""
+    _scopes.pop((scope.role, scope.worker, scope.step, scope.validate), None)
+
+
+class Bound(Struct, eq=False):
+    """A context that was set, and how to get back."""
+
+    context: Context
+    token: Token[Context]
+    opened: Scope | None
+
+    def pop(self) -> None:
+        """Unset the context; the step of a block that bound it ends here."""
+        try:
+            CURRENT.reset(self.token)
+        except ValueError:  # the block was entered in another task: there is nothing to undo in this one
+            pass
+        if self.opened is not None:
+            close_scope(self.opened)
+
+
+def push(changes: Mapping[str, Any]) -> Bound:
+    """Bind `changes` (step, worker, request_id, turn, validate, role) on top of what is bound."""
+    before = CURRENT.get()
+    context = derive(before, changes)
+    context.bound_in = tasks.current(before.bound_in) or tasks.thread_task(get_ident())
+    opened = context.scope if changes.get("step") is not None else None
+    if opened is not None:
+        open_scope(opened)
+    return Bound(context, CURRENT.set(context), opened)
+
+
+def derive(before: Context, changes: Mapping[str, Any]) -> Context:
+    """Return `before` with `changes`; a change to None leaves what was bound."""
+    request_id, turn = changes.get("request_id"), changes.get("turn")
+    request_id = before.request_id if request_id is None else _identifier(request_id)
+    turn = before.turn if turn is None else _integer(turn)
+    extra: dict[str, Any] | None = None if request_id is None else {"request_id": request_id}
+    if turn is not None:
+        extra = {"turn": turn} if extra is None else {"request_id": request_id, "turn": turn}
+    if _IDS.issuperset(changes):
+        step, worker, role, validate, scope = _place(before)
+    else:
+        step, worker, role, validate, scope = _new_place(before, changes)
+    return Context(worker, step, validate, request_id, turn, role, scope, extra)
+
+
+_LONGEST_ID: Final = 256  # characters
+_IDS: Final = frozenset({"request_id", "turn"})
+_Place = tuple[int | None, int | None, str | None, bool, Scope | None]
+
+
+def _place(context: Context) -> _Place:
+    return context.step, context.worker, context.role, context.validate, context.scope
+
+
+def _new_place(before: Context, changes: Mapping[str, Any]) -> _Place:
+    step, worker, role, validate, scope = _place(before)
+    if changes.get("step") is not None:
+        step = _integer(changes["step"])
+    if changes.get("worker") is not None:
+        worker = _integer(changes["worker"])
+    if changes.get("role") is not None:
+        role = _word(changes["role"])
+    if changes.get("validate") is not None:
+        validate = bool(reduce_value(changes["validate"]))
+    if (step, worker, role, validate) != _place(before)[:4]:
+        scope = scope_for(role, worker, step, validate)
+    return step, worker, role, validate, scope
+
+
+_ended: Callable[[], object] | None = None  # the writer's, while there is one
+
+
+def on_scope_closed(ended: Callable[[], object] | None) -> None:
+    """Call `ended()` whenever the last block of a step has ended; None while nothing is installed."""
+    global _ended
+    _ended = ended
+
+
+def open_scope(scope: Scope) -> None:
+    """Count one more block of the step as open."""
+    with _counting:
+        scope.open += 1
+        scope.ended = False
+
+
+def close_scope(scope: Scope) -> None:
+    """Count one block of the step as ended; the last one makes the step whole."""
+    with _counting:
+        scope.open -= 1
+        scope.ended = scope.open <= 0
+    if scope.ended:
+        if _ended is None:
+            forget_scope(scope)  # nothing is installed: nobody will ask for it
+        else:
+            _ended()
+
+
+def take_ended(scope: Scope) -> bool:
+    """Return whether the step has ended since it was asked last, and is not open again."""
+    with _counting:
+        ended = scope.ended and scope.open <= 0
+        scope.ended = scope.ended and not ended
+    return ended
+
+
+class bind:  # noqa: N801 - used like a function
+    """Bind the given ids for a block: `with bind(step=3, worker=1): ...`, in coroutines too.
+
+    Args:
+        step: Training step. The end of the outermost block that binds it is the end of the step.
+        worker: Rank of the rollout worker; default `RANK`, or 0.
+        request_id: A string or integer.
+        turn: 0-based turn of the request.
+        validate: Whether this is validation, whose records are kept apart from training's.
+        role: What this process is to these records; default "worker".
+    """
+
+    __slots__ = ("_bound", "_changes")
+
+    def __init__(
+        self,
+        *,
+        step: int | None = None,
+        worker: int | None = None,
+        request_id: Identifier | None = None,
+        turn: int | None = None,
+        validate: bool | None = None,
+        role: str | None = None,
+    ) -> None:
+        changes = {
+            "step": step,
+            "worker": worker,
+            "request_id": request_id,
+            "turn": turn,
+            "validate": validate,
+            "role": role,
+        }
+        self._changes = {name: value for name, value in changes.items() if value is not None}
+        self._bound: list[Bound] = []
+
+    def __enter__(self) -> "bind":
+        self._bound.append(push(self._changes))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bound.pop().pop()
+
+
+def step(number: int) -> bind:
+    """Bind a training step for a block, as in `with step(12): ...`."""
+    return bind(step=number)
+
+
+def _integer(value: Any) -> int | None:
+    """Return a step, worker or turn as an int, whatever the trainer keeps it in; None if it is none."""
+    try:
+        number = value if type(value) is int else int(reduce_value(value))
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if -(2**63) <= number < 2**63 else None
+
+
+def _identifier(value: Any) -> Identifier:
+    """Return a request id as a short text or number, for it stands in every line of its request."""
+    identifier = reduce_value(value)
+    return identifier if type(identifier) is int else str(identifier)[:_LONGEST_ID]
+
+
+def _word(value: Any) -> str | None:
+    """Return a role if it can stand in a file's name, else None."""
+    return value if isinstance(value, str) and value.isidentifier() and value.isascii() else None
+
+
+def forget_all() -> None:
+    """Start anew, as after a fork: no scope, no block, tasks numbered from zero."""
+    global _counting
+    _counting = allocate_lock()  # the parent's may be held by a thread that does not exist here
+    _scopes.clear()
+    tasks.forget_tasks()

@@ -1,0 +1,55 @@
+"""Show spans as NVTX ranges, for nsys; on request, and at no cost to anybody else.
+
+Ranges are of the kind that may overlap (`range_start`, `range_end`): those of coroutines do.
+"""
+
+import sys
+from typing import Any, Final
+
+from sglang_instrument.recording import spans, tasks
+from sglang_instrument.recording.notices import notice
+from sglang_instrument.recording.spans import Buffer, Span
+
+_MOST_OPEN: Final = 100_000  # ranges; one whose span is never recorded stays open
+_open: dict[int, Any] = {}
+_enter_task = spans.enter_task
+
+
+class Ranges:
+    """A buffer that ends the range of each span on its way to the real one."""
+
+    __slots__ = ("_taking",)
+
+    def __init__(self, taking: Buffer) -> None:
+        self._taking = taking
+
+    def append(self, span: Span, /) -> None:
+        """End the span's range; pass the span on."""
+        handle = _open.pop(id(span), None)
+        if handle is not None:
+            sys.modules["torch"].cuda.nvtx.range_end(handle)
+        self._taking.append(span)
+
+
+def on() -> None:
+    """Begin a range with each span from now on: spans that ask for their task come by here."""
+    spans.running_tasks = True  # as if a task ran all the time
+    spans.enter_task = _enter
+
+
+def off() -> None:
+    """Begin no more ranges."""
+    spans.running_tasks = tasks.running
+    spans.enter_task = _enter_task
+    _open.clear()
+
+
+def _enter(entering: Span) -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and len(_open) < _MOST_OPEN:
+        try:
+            _open[id(entering)] = torch.cuda.nvtx.range_start(entering.event)
+        except Exception as error:  # a build of torch without CUDA
+            notice("nvtx", f"nvtx=True shows nothing here: {error}")
+            off()
+    _enter_task(entering)

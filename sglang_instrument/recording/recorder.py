@@ -1,0 +1,126 @@
+"""Put the parts of recording together: one recorder while something is installed."""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from sglang_instrument.config import Config
+from sglang_instrument.recording import context, device, loop, nvtx, spans
+from sglang_instrument.recording.clock import Clock
+from sglang_instrument.recording.files import Files
+from sglang_instrument.recording.lines import LineMaker
+from sglang_instrument.recording.notices import notice, swallowed
+from sglang_instrument.recording.selection import selection_for
+from sglang_instrument.recording.watchdog import Watchdog
+from sglang_instrument.recording.write_through import CallersDisk, LineWriter
+from sglang_instrument.recording.writer import Disk, Writer
+
+if TYPE_CHECKING:
+    import asyncio
+
+LONGEST_WAIT_SEC: Final = 2.0  # for flush, uninstall and exit
+
+
+class Recorder:
+    """Writes the records of this process, from `start` to `stop`.
+
+    Args:
+        config: The settings.
+        describe: Returns what this process is, for its file in `processes/`.
+    """
+
+    def __init__(self, config: Config, describe: Callable[[], Mapping[str, Any]]) -> None:
+        self.config = config
+        self._describe = describe
+        self._stopped = False
+        self._parents: set[tuple[str, int]] = set()
+        self._build()
+
+    def start(self) -> None:
+        """Take spans from now on; threads and files come with the first one."""
+        context.set_process_role(self.config.role)
+        device.use_policy(self.config.sync)
+        spans.log_error_messages(self.config.log_error_messages)
+        spans.know_tasks(self._task_seen)
+        if self.config.nvtx:
+            nvtx.on()
+        _let_go_of_earlier_steps()
+        self._writer.open()
+
+    def stop(self, timeout_sec: float = LONGEST_WAIT_SEC) -> None:
+        """Take no more spans, write what is recorded, end the files; what is not written in time is lost."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._writer.close()
+        device.use_policy("off")
+        nvtx.off()
+        spans.ignore_tasks()
+        loop.forget_hearts()
+        if not self._writer.started:
+            return
+        closed = threading.Event()
+        self._writer.flush_then(self._files.close, closed)
+        if not closed.wait(timeout_sec):
+            waiting = self.counts()["waiting"]
+            notice("stop", f"{waiting} records were not written within {timeout_sec:g} s, and may be lost")
+        self._writer.end()
+
+    def flush(self, timeout_sec: float = LONGEST_WAIT_SEC) -> bool:
+        """Write what is recorded so far; return whether that was done in time."""
+        return self._writer.flush(timeout_sec)
+
+    def restart_in_child(self) -> None:
+        """Make a forked child start anew, with nothing of its parent's: no files, no claims, no spans."""
+        was_on = not isinstance(spans.current_buffer(), spans.Off)
+        # What the parent has bound is its own, even if its disk thread did not come to claim it yet.
+        self._parents |= self._files.claimed() | {(scope.role, scope.worker) for scope in context.scopes()}
+        self._files.abandon()
+        spans.OPEN.clear()
+        loop.forget_hearts()
+        context.forget_all()
+        self._build()
+        if was_on:
+            self._writer.open()
+
+    def counts(self) -> dict[str, int]:
+        """Return how many records were taken, changed, waiting and lost, in this process."""
+        writer, disk, files = self._writer, self._disk, self._files
+        on_the_way = writer.recorded - disk.dropped_records - files.lost_records - files.written_records
+        return {
+            "recorded": writer.recorded,
+            "waiting": writer.waiting + max(0, on_the_way),
+            "changed": writer.changed_records,
+            "sampled_out": writer.sampled_out_records,
+            "dropped": writer.dropped_records + disk.dropped_records + files.lost_records,
+        }
+
+    def _task_seen(self, running: "asyncio.AbstractEventLoop", thread: int) -> None:
+        try:
+            self._writer.start()  # it looks at the loop from outside
+            loop.task_seen(running, thread)
+        except Exception as error:  # a loop of somebody's own, which cannot do what asyncio's can
+            swallowed("watching an event loop", error)
+
+    def _build(self) -> None:
+        clock, config = Clock(), self.config
+        self._files = Files(config.folder, clock, config.run_id, self._describe, self._parents)
+        maker = LineMaker(clock)
+        selection = selection_for(config, maker.scope_of)
+        watch = Watchdog(maker, config.hang_after_sec).look
+        if config.durability == "line":
+            self._disk: Disk = CallersDisk(self._files)
+            self._writer: Writer = LineWriter(self._disk, maker, watch, selection)
+        else:
+            self._disk = Disk(self._files, config.memory_limit_mb * 2**20)
+            self._writer = Writer(self._disk, maker, watch, selection)
+        if config.nvtx:
+            self._writer.tap(nvtx.Ranges)
+
+
+def _let_go_of_earlier_steps() -> None:
+    """Forget the steps that ended before; of those in progress nothing was written yet."""
+    for scope in context.scopes():
+        if scope.open <= 0:
+            context.forget_scope(scope)
+        scope.written = scope.dropped = scope.sampled_out = 0

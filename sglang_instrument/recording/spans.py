@@ -1,0 +1,275 @@
+"""Time a block and append it to the buffer: the hot path, a third of a microsecond.
+
+A span is one small Struct that is its own record. Its context and its start are read by C code while it is
+constructed; its end appends it to a list that the encoder empties. Nothing here does I/O, logs, or
+takes a lock; `docs/cost.md` says what it costs.
+"""
+
+from _thread import get_ident
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Any, Final, Protocol
+
+from msgspec import Struct, field
+
+from sglang_instrument.recording import device, tasks
+from sglang_instrument.recording.context import CURRENT, Context
+from sglang_instrument.recording.tasks import Count, Task
+from sglang_instrument.recording.values import reduce, reduce_value
+from sglang_instrument.schema import WATCHED_PHASES, kind_of
+
+running_tasks: Any = tasks.running  # asyncio's, as soon as a buffer is in use; a look-up less than there
+
+
+class Buffer(Protocol):
+    """Where finished spans go: a list, or something that looks like one to the hot path."""
+
+    def append(self, span: "Span", /) -> object:
+        """Take one finished span."""
+
+
+class Off:
+    """The buffer while nothing is installed: what is off is not there."""
+
+    __slots__ = ()
+
+    def append(self, span: "Span", /) -> None:
+        """Let the span go."""
+
+
+OFF: Final = Off()
+buffer: Buffer = OFF
+
+#: Watched spans that have not ended, by id().
+OPEN: Final[dict[int, "Span"]] = {}
+first_opened: Callable[[], object] = int  # the writer's; int() does nothing
+all_closed: Callable[[], object] = int
+
+
+class Span(Struct, gc=False, eq=False):
+    """A timed block. `start` and `end` are nanoseconds of `perf_counter_ns`; a point event has no end."""
+
+    event: str
+    extra: dict[str, Any] | None = None
+    context: Context = field(default_factory=CURRENT.get)
+    thread: int = field(default_factory=get_ident)
+    start: int = field(default_factory=perf_counter_ns)
+    end: int = 0
+    error: str | None = None
+    waited: int | None = None
+    phase: str | None = None
+    task: Task | None = None
+
+    def __enter__(self) -> "Span":
+        if running_tasks:
+            enter_task(self)
+        return self
+
+    def __exit__(
+        self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end = perf_counter_ns()
+        if error is not None:
+            self.error = name_error(error, value)
+        if self.waited is not None:
+            leave_task(self)
+        buffer.append(self)
+
+    async def __aenter__(self) -> "Span":
+        return self.__enter__()
+
+    async def __aexit__(
+        self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(error, value, trace)
+
+    def add(self, **extra: Any) -> None:
+        """Add fields to the record; call it before the block ends."""
+        reduced = reduce(extra)
+        self.extra = reduced if self.extra is None else {**self.extra, **reduced}
+
+    @property
+    def duration_sec(self) -> float:
+        """Wall time of the block in seconds; up to now while it is open."""
+        return ((self.end or perf_counter_ns()) - self.start) / 1e9
+
+
+class WatchedSpan(Span, gc=False, eq=False):
+    """A span that is known while it is open, so that one which never ends can be reported."""
+
+    def __enter__(self) -> "WatchedSpan":
+        if running_tasks:
+            enter_task(self)
+        if not OPEN:
+            first_opened()
+        OPEN[id(self)] = self
+        return self
+
+    def __exit__(
+        self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end = perf_counter_ns()
+        if error is not None:
+            self.error = name_error(error, value)
+        if self.waited is not None:
+            leave_task(self)
+        buffer.append(self)
+        OPEN.pop(id(self), None)
+        if not OPEN:
+            all_closed()
+
+
+class SyncedSpan(WatchedSpan, gc=False, eq=False):
+    """A step-level span of synchronous code: the GPU's queued work is waited for at both ends."""
+
+    def __enter__(self) -> "SyncedSpan":
+        device.synchronize()
+        self.start = perf_counter_ns()
+        WatchedSpan.__enter__(self)
+        return self
+
+    def __exit__(
+        self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:  # after an exception the trainer shall meet the GPU's own error first
+            device.synchronize()
+        WatchedSpan.__exit__(self, error, value, trace)
+
+
+def kind_for(event: str, phase: str | None = None, sync: bool | None = None) -> type[Span]:
+    """Return the class of the spans of `event`; `phase` and `sync` override the vocabulary."""
+    known = kind_of(event)
+    if known.synced if sync is None else sync:
+        return SyncedSpan
+    return WatchedSpan if (phase or known.phase) in WATCHED_PHASES else Span
+
+
+_with_messages = False
+
+
+def log_error_messages(on: bool) -> None:
+    """Log the text of exceptions beside their type, or, as by default, the type alone."""
+    global _with_messages
+    _with_messages = on
+
+
+def name_error(error: type[BaseException], value: BaseException | None) -> str:
+    """Return the exception's type; not itself, whose frames hold the trainer's tensors."""
+    if not _with_messages:
+        return error.__name__
+    return f"{error.__name__}: {reduce_value(str(value)) if value is not None else ''}"
+
+
+_kinds: dict[str, type[Span]] = {}
+_KINDS_LIMIT: Final = 4096  # names remembered; a name made of a request id must not fill the memory
+
+
+def span(event: str, /, *, phase: str | None = None, **extra: Any) -> Span:
+    """Time a block, as in `with span("parse", n=3) as s: ... s.add(ok=True)`; `async with` works too.
+
+    Args:
+        event: The event's name.
+        phase: The phase of an event that the vocabulary does not know; see `schema.PHASES`.
+        **extra: The event's own fields; `request_id` and `turn` override the bound ones.
+
+    Returns:
+        The span; its `.duration_sec` holds the wall time in seconds once the block has ended.
+    """
+    try:
+        kind = _kinds[event]
+    except KeyError:
+        kind = _learn(event)
+    if phase is not None:
+        return kind_for(event, phase)(event, reduce(extra) if extra else None, phase=phase)
+    if extra:
+        return kind(event, reduce(extra))
+    return kind(event)
+
+
+def event(name: str, /, **extra: Any) -> None:
+    """Record that something happened now, without a duration."""
+    record(Span(name, reduce(extra) if extra else None))
+
+
+def record(point: Span) -> None:
+    """Append a span that was not used as a block: a point event, or one whose times were set by hand."""
+    if running_tasks:
+        enter_task(point)
+        point.waited = None
+    buffer.append(point)
+
+
+def enter_task(entering: Span) -> None:
+    """Let the span know the asyncio task that runs now, and what that one has waited so far."""
+    task = entering.task = tasks.current(entering.context.bound_in)
+    if task is None:
+        entering.waited = None
+    elif task.counted_by:
+        entering.waited = task.count.waited_so_far()
+    elif entering.waited is not None:  # its block counts its own awaits: nothing else does so far
+        begin_counting(task, entering)
+
+
+def begin_counting(task: Task, entering: Span) -> None:
+    """Let the span be the one whose block counts the task's waiting."""
+    if task.count is None:
+        task.count = Count()
+    task.counted_by = id(entering)
+    entering.waited = task.count.waited
+
+
+def leave_task(leaving: Span) -> None:
+    """Turn the task's count of suspended time into that of this span."""
+    task = leaving.task
+    if task is None or task.count is None or leaving.waited is None:
+        leaving.waited = None
+        return
+    leaving.waited = task.count.waited_so_far() - leaving.waited
+    if task.counted_by == id(leaving):
+        task.counted_by = 0
+
+
+def _learn(event: str) -> type[Span]:
+    kind = kind_for(event)
+    if len(_kinds) < _KINDS_LIMIT:
+        _kinds[event] = kind
+    return kind
+
+
+def use_buffer(
+    taking: Buffer, on_first_opened: Callable[[], object] = int, on_all_closed: Callable[[], object] = int
+) -> None:
+    """Send finished spans to `taking`.
+
+    Args:
+        taking: Takes the spans.
+        on_first_opened: Is called when a watched span begins while none was open.
+        on_all_closed: Is called when the last open one has ended.
+    """
+    global buffer, first_opened, all_closed
+    buffer, first_opened, all_closed = taking, on_first_opened, on_all_closed
+
+
+def know_tasks(task_seen: Callable[[Any, int], object]) -> None:
+    """Tell asyncio's tasks apart from now on; call `task_seen(loop, thread)` for each new one with a span."""
+    global running_tasks
+    running_tasks = tasks.know_asyncio(task_seen)
+
+
+def ignore_tasks() -> None:
+    """Ask for no task any more: a span costs less, and no loop gets a heartbeat."""
+    global running_tasks
+    running_tasks = tasks.ignore_asyncio()
+
+
+def current_buffer() -> Buffer:
+    """Return where finished spans go now."""
+    return buffer
+
+
+def plain(event: str, phase: str | None = None, sync: bool | None = None) -> "partial[Span]":
+    """Return what makes spans of one event at the least cost: called without arguments, it is all C."""
+    kind = kind_for(event, phase, sync)
+    return partial(kind, event) if phase is None else partial(kind, event, phase=phase)

@@ -1,0 +1,54 @@
+"""Say where a thread or a suspended asyncio task stands, as short lines: `file:line function`."""
+
+import sys
+from types import FrameType
+from typing import Any
+
+from sglang_instrument.recording.tasks import Task, owner_of
+from sglang_instrument.recording.waiting import Waits
+
+_DEEPEST = 200  # frames followed; a recursion shall not make a record of its own
+
+
+def of_task(task: Task | None, thread: int, frames: int) -> list[str]:
+    """Return the innermost `frames` frames of an asyncio task, or else of the thread, innermost last."""
+    owner = None if task is None else owner_of(task)
+    if owner is None or owner.done():
+        return of_thread(thread, frames)
+    return _awaited(owner.get_coro())[-frames:] or of_thread(thread, frames)
+
+
+def of_thread(thread: int, frames: int) -> list[str]:
+    """Return the innermost `frames` frames of a thread, innermost last."""
+    frame = sys._current_frames().get(thread)
+    places: list[str] = []
+    while frame is not None and len(places) < frames:
+        places.append(_place(frame))
+        frame = frame.f_back
+    return places[::-1]
+
+
+def _awaited(awaited: Any) -> list[str]:
+    """Follow what a suspended coroutine waits for, from the outside in."""
+    places: list[str] = []
+    for _ in range(_DEEPEST):
+        if awaited is None:
+            break
+        frame = _own(awaited, "cr_frame", "gi_frame", "ag_frame")
+        if frame is not None:
+            places.append(_place(frame))
+        if isinstance(awaited, Waits):
+            awaited = awaited.awaitable
+        else:
+            awaited = _own(awaited, "cr_await", "gi_yieldfrom", "ag_await")
+    return places
+
+
+def _own(waiting: Any, *names: str) -> Any:
+    """Return an attribute that a coroutine or generator has; to ask anything else would run its code."""
+    kind = vars(type(waiting))
+    return next((getattr(waiting, name) for name in names if name in kind), None)
+
+
+def _place(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"

@@ -1,0 +1,166 @@
+"""Tell asyncio's tasks and threads apart by small numbers, at the price of two look-ups a span.
+
+What is known of an asyncio task stands in an attribute of it. Anything else, a context variable or a weak
+dictionary, makes three more objects a task for the garbage collector to visit: with ten thousand requests in
+flight that costs more than all their spans.
+"""
+
+import itertools
+from _thread import get_ident
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any, Final
+from weakref import ref
+
+from msgspec import Struct
+
+_THREADS_LIMIT: Final = 10_000  # remembered; a program may start a thread for every request
+
+
+class Task(Struct, gc=False, eq=False):
+    """An asyncio task or a thread, by a small number of this process.
+
+    The collector does not look at it, so nothing in it may lead back to it: `loop` is a weak reference, for a
+    loop holds its tasks; `counted_by` is the id of the outermost span that counts the task's waiting, and
+    `count` that count (see `waiting`).
+    """
+
+    number: int
+    spawned_by: int | None = None
+    loop: Any = None
+    announced: bool = False
+    counted_by: int = 0
+    count: Any = None
+
+
+class Count(Struct, eq=False):
+    """How long a task was suspended, in nanoseconds.
+
+    `suspended_at` is when it last was, 0 while it runs, and negative after an exception was thrown into it:
+    then it runs, unless the exception was caught and something else is awaited, which nobody sees begin.
+    `callbacks` belong to `waiting`. They refer to the count, and the collector frees both.
+    """
+
+    waited: int = 0
+    suspended_at: int = 0
+    callbacks: Any = None
+
+    def waited_so_far(self) -> int:
+        """Return what was waited, for a span of the task, which therefore runs now."""
+        if self.suspended_at < 0:  # thrown into, and running still
+            self.suspended_at = -perf_counter_ns()
+        return self.waited
+
+
+# asyncio's own: the running task of each running loop. It is empty while no coroutine runs, which is the
+# cheapest question that tells synchronous code from coroutines. Until `know_asyncio()` nobody asks.
+running: Any = {}
+
+_running_loop: Callable[[], Any] = bool  # asyncio's
+_numbers = itertools.count()
+_threads: dict[int, Task] = {}
+
+
+class _AskAsyncio:
+    """Stands in for the dictionary of running tasks where asyncio hides it."""
+
+    def __bool__(self) -> bool:
+        return _running_loop() is not None
+
+    def get(self, loop: Any) -> Any:
+        """Return the task that runs in `loop`."""
+        import asyncio
+
+        return None if loop is None else asyncio.current_task(loop)
+
+
+def unseen(loop: Any, thread: int) -> None:
+    """Do nothing about a new task."""
+
+
+_seen: Callable[[Any, int], object] = unseen
+
+
+def know_asyncio(seen: Callable[[Any, int], object]) -> Any:
+    """Tell asyncio's tasks apart from now on; call `seen(loop, thread)` for each new one that has a span.
+
+    Returns:
+        `running`: asyncio's dictionary of running tasks by loop.
+    """
+    global running, _running_loop, _seen
+    import asyncio.tasks  # not at the top: it costs more than all else that `import sglang_instrument` does
+
+    running = getattr(asyncio.tasks, "_current_tasks", None)
+    running = _AskAsyncio() if running is None else running
+    _running_loop, _seen = asyncio._get_running_loop, seen
+    return running
+
+
+def ignore_asyncio() -> Any:
+    """Ask for no task any more; return the empty dictionary that `running` now is."""
+    global running, _seen
+    running, _seen = {}, unseen
+    return running
+
+
+def current(inherited: Task | None) -> Task | None:
+    """Return the asyncio task that runs now on this thread; None outside of any.
+
+    Args:
+        inherited: Who made it, as far as its context tells.
+    """
+    loop = _running_loop()
+    owner = running.get(loop) if loop else None
+    if owner is None:
+        return None
+    try:
+        task: Task = owner._sglang_instrument
+    except AttributeError:
+        return _meet(owner, loop, inherited)
+    return task
+
+
+def known(owner: Any) -> Task | None:
+    """Return what is known of an asyncio task; None if no span was seen in it."""
+    return getattr(owner, "_sglang_instrument", None)
+
+
+def thread_task(ident: int) -> Task:
+    """Return the task that stands for a thread: what runs in it outside of asyncio."""
+    task = _threads.get(ident)
+    if task is None:
+        if len(_threads) >= _THREADS_LIMIT:
+            _threads.clear()
+        # Nobody spawned it as far as we know, so its first record has nothing to announce.
+        task = _threads.setdefault(ident, Task(next(_numbers), announced=True))
+    return task
+
+
+def owner_of(task: Task) -> Any:
+    """Return the asyncio task itself; slow, for reports of what hangs. None if it is gone."""
+    loop = None if task.loop is None else task.loop()
+    if loop is None:
+        return None
+    import asyncio
+
+    owners = asyncio.all_tasks(loop)
+    return next((owner for owner in owners if known(owner) is task), None)
+
+
+def forget_tasks() -> None:
+    """Start anew, as after a fork: no thread is known, tasks are numbered from zero."""
+    global _numbers
+    _threads.clear()
+    _numbers = itertools.count()
+
+
+def _meet(owner: Any, loop: Any, inherited: Task | None) -> Task | None:
+    """Number an asyncio task that is seen for the first time."""
+    thread = get_ident()
+    _seen(loop, thread)
+    try:
+        met = Task(next(_numbers), (inherited or thread_task(thread)).number, ref(loop))
+        owner._sglang_instrument = met
+    except (AttributeError, TypeError):  # a task or loop of somebody's own, without room for it
+        return None
+    return met

@@ -1,0 +1,79 @@
+"""Report spans that do not end, with where they stand, while they hang: before anybody kills the job."""
+
+import time
+from typing import Any, Final
+
+from sglang_instrument import schema
+from sglang_instrument.recording.context import Scope
+from sglang_instrument.recording.lines import LineMaker
+from sglang_instrument.recording.loop import look_at_hearts
+from sglang_instrument.recording.spans import OPEN, Span
+from sglang_instrument.recording.stacks import of_task
+from sglang_instrument.recording.writer import Disk
+
+_LOOK_EVERY_SEC: Final = 1.0
+_FRAMES: Final = 8  # innermost frames of where a span stands
+_MOST_REPORTED: Final = 50  # spans in one record; all of them are counted
+
+
+class Watchdog:
+    """Looks at the open spans; one that gets older than the limit, then than twice that ..., is reported.
+
+    Args:
+        maker: Makes the records.
+        first_age_sec: The age at which an open span is first reported; from then on at each doubling.
+    """
+
+    def __init__(self, maker: LineMaker, first_age_sec: float) -> None:
+        self._maker = maker
+        self._first_ns = int(first_age_sec * 1e9)
+        self._next_look = 0.0
+        self._reported: dict[int, tuple[int, int]] = {}  # id -> (start, age at the next report)
+
+    def look(self, disk: Disk) -> None:
+        """Report what is due; called at each tick, looks at the open spans about once a second."""
+        look_at_hearts()
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + min(_LOOK_EVERY_SEC, self._first_ns / 4e9)
+        due = self._due(time.perf_counter_ns())
+        by_scope: dict[Scope, list[Span]] = {}
+        for span in due:
+            by_scope.setdefault(self._maker.scope_of(span.context), []).append(span)
+        for scope, spans in by_scope.items():
+            described = [
+                _describe(span) for span in sorted(spans, key=lambda span: span.start)[:_MOST_REPORTED]
+            ]
+            extra = {"open": len(spans), "spans": described}
+            disk.write(scope, self._maker.control(schema.OPEN_SPANS, scope, extra), 0)
+
+    def _due(self, now_ns: int) -> list[Span]:
+        open_spans = list(OPEN.items())
+        due = []
+        for key, span in open_spans:
+            age = now_ns - span.start
+            if age < self._first_ns:
+                continue
+            start, next_age = self._reported.get(key, (span.start, self._first_ns))
+            if start != span.start:  # another span at the same address
+                next_age = self._first_ns
+            if age >= next_age:
+                while next_age <= age:
+                    next_age *= 2
+                self._reported[key] = (span.start, next_age)
+                due.append(span)
+        if len(self._reported) > len(open_spans):
+            self._reported = {key: seen for key, seen in self._reported.items() if key in OPEN}
+        return due
+
+
+def _describe(span: Span) -> dict[str, Any]:
+    ids = dict(span.context.extra or {})
+    ids.update({key: value for key, value in (span.extra or {}).items() if key in ("request_id", "turn")})
+    return {
+        "event": span.event,
+        **ids,
+        "age_sec": round(span.duration_sec, 3),
+        "stack": of_task(span.task, span.thread, _FRAMES),
+    }

@@ -1,0 +1,291 @@
+"""Empty the buffer every 50 ms, encode what it held, and hand it to the thread that owns the disk.
+
+Two threads, because they fail differently: the encoder never touches a file, so a disk that hangs cannot
+keep it from emptying the buffer; what then waits is bounded in bytes, and what comes beyond is counted.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from sglang_instrument.recording import spans as hot
+from sglang_instrument.recording.context import Scope, on_scope_closed, scopes, take_ended
+from sglang_instrument.recording.files import Files
+from sglang_instrument.recording.lines import LineMaker
+from sglang_instrument.recording.notices import notice, swallowed
+from sglang_instrument.recording.selection import Selection
+from sglang_instrument.recording.spans import OFF, Buffer, Span, use_buffer
+
+TICK_SEC: Final = 0.05
+CHUNK: Final = 256  # spans encoded at once: a tenth of a millisecond in which other threads wait for the GIL
+MOST_SPANS: Final = 200_000  # in the buffer; only a program that never lets the encoder run gets there
+DESCRIBE_EVERY_SEC: Final = 10.0
+
+_Job = Callable[[], object]
+
+
+class Disk:
+    """A thread that does what is put to it, in order; what waits is bounded in bytes."""
+
+    def __init__(self, files: Files, limit_bytes: int) -> None:
+        self.files = files
+        self.dropped_records = 0
+        self._limit = limit_bytes
+        self._bytes_put = 0  # by the encoder's thread alone
+        self._bytes_done = 0  # by this one alone: two counters need no lock
+        self._ended = False
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="sglang_instrument-disk", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def write(self, scope: Scope, lines: bytes, records: int) -> None:
+        """Append lines to the scope's file, later; drop them if too much waits already."""
+        if self._bytes_put - self._bytes_done + len(lines) > self._limit:
+            scope.dropped += records
+            self.dropped_records += records
+            notice("disk too slow", "the disk does not keep up: new records are dropped and counted")
+            return
+        self._bytes_put += len(lines)
+
+        def job() -> None:
+            self.files.write(scope, lines, records)
+            self._bytes_done += len(lines)
+
+        self._jobs.put(job)
+
+    def do(self, job: _Job) -> None:
+        """Run `job` after everything that was put before."""
+        self._jobs.put(job)
+
+    def end(self) -> None:
+        """End the thread after everything that was put before."""
+        self._jobs.put(self._end)
+
+    def _end(self) -> None:
+        self._ended = True
+
+    def _run(self) -> None:
+        while not self._ended:
+            job = self._jobs.get()
+            try:
+                job()
+            except Exception as error:
+                swallowed("writing the log", error)
+
+
+class Writer:
+    """The encoder: a buffer, its thread, and what happens between the two.
+
+    Args:
+        disk: Where lines go.
+        maker: Makes them.
+        watch: Called now and then with the disk; reports spans that do not end.
+        selection: Says which records are kept; None keeps them all.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        maker: LineMaker,
+        watch: Callable[[Disk], None],
+        selection: Selection | None = None,
+    ) -> None:
+        self.disk = disk
+        self.dropped_records = 0
+        self.changed_records = 0
+        self.recorded = 0
+        self._maker = maker
+        self._watch = watch
+        self._selection = selection
+        self._spans: list[Span] = []
+        self._buffer: Buffer = self._spans  # once the threads run
+        self._wake = threading.Event()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._flushes: list[tuple[_Job, threading.Event]] = []
+        self._next_description = 0.0
+        self._closed = False
+        self._ended = False
+
+    def open(self) -> None:
+        """Take spans from now on; threads start with the first span that opens or ends."""
+        use_buffer(_FirstSpan(self), self.start, self.wake)
+        on_scope_closed(self.step_ended)
+
+    def tap(self, tapped: Callable[[Buffer], Buffer]) -> None:
+        """Let spans pass through `tapped(buffer)` on their way to the buffer; call it before `open()`."""
+        self._buffer = tapped(self._buffer)
+
+    def close(self) -> None:
+        """Take no more spans."""
+        with self._starting:  # another thread may be about to start the threads for its first span
+            self._stop_taking()
+
+    def _stop_taking(self) -> None:
+        use_buffer(OFF)
+        on_scope_closed(None)
+        self._closed = True
+
+    def end(self) -> None:
+        """End both threads once they have done what they were given."""
+        self._ended = True
+        self._wake.set()
+        self.disk.end()
+
+    def start(self) -> None:
+        """Start the threads, once; several threads may come here at a time."""
+        if self._thread is not None:
+            return
+        with self._starting:
+            if self._thread is None and not self._closed:
+                try:
+                    self.disk.start()
+                    thread = threading.Thread(target=self._run, name="sglang_instrument-writer", daemon=True)
+                    thread.start()
+                except RuntimeError as error:  # no more threads, or the interpreter is going
+                    swallowed("starting the writer's threads", error)
+                    self._stop_taking()
+                    return
+                self._thread = thread
+                if isinstance(hot.current_buffer(), _FirstSpan):
+                    use_buffer(self._buffer, self.start, self.wake)
+
+    def take(self, span: Span) -> None:
+        """Take a span that found no thread to be running."""
+        self.start()
+        if not self._closed:
+            self._buffer.append(span)
+
+    def wake(self) -> None:
+        """Make the encoder run now, not at its next tick: something ended that may be the process's last."""
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def step_ended(self) -> None:
+        """Have `step_closed` written: the last block of some step has ended."""
+        self.wake()
+
+    def flush(self, timeout_sec: float) -> bool:
+        """Write all that is recorded so far; return whether that was done in time."""
+        if not self.started:
+            return True
+        written = threading.Event()
+        self.flush_then(int, written)
+        return written.wait(timeout_sec)
+
+    def flush_then(self, job: _Job, done: threading.Event) -> None:
+        """Write all that is recorded so far, do `job` on the disk thread, and set `done`."""
+        self._flushes.append((job, done))
+        self._wake.set()
+
+    @property
+    def started(self) -> bool:
+        """Whether anything was recorded yet, and so the threads run."""
+        return self._thread is not None
+
+    @property
+    def waiting(self) -> int:
+        """How many spans are in the buffer."""
+        return len(self._spans)
+
+    @property
+    def sampled_out_records(self) -> int:
+        """How many records of requests that were not drawn, and not slow, were left out."""
+        return 0 if self._selection is None else self._selection.sampled_out
+
+    def _run(self) -> None:
+        while not self._ended:
+            self._wake.wait(TICK_SEC)
+            self._wake.clear()
+            try:
+                self._tick()
+            except Exception as error:
+                swallowed("encoding the log", error)
+
+    def _tick(self) -> None:
+        asked = len(self._flushes)  # before the buffer is emptied: what asks later may mean later records
+        self._write()
+        self._watch(self.disk)
+        for job, done in self._flushes[:asked]:
+            self.disk.do(job)
+            self.disk.do(done.set)
+        del self._flushes[:asked]
+
+    def _write(self) -> None:
+        """Pass on what the buffer holds, and after it the ends of the steps that had ended before."""
+        ended = [scope for scope in scopes() if scope.ended]
+        self._drop_excess()
+        self._empty_buffer()
+        for scope in ended:
+            if take_ended(scope):
+                self._close_step(scope)
+        if ended:
+            self.disk.do(self.disk.files.close_old_steps)
+            self._describe_process()
+        if self._closed and self._selection is not None:
+            self._encode(self._selection.end())
+
+    def _describe_process(self) -> None:
+        """Write anew what this process is, now and then: who is killed has no other word of its patches."""
+        now = time.monotonic()
+        if now >= self._next_description:
+            self._next_description = now + DESCRIBE_EVERY_SEC
+            self.disk.do(self.disk.files.describe_process)
+
+    def _empty_buffer(self) -> None:
+        for _ in range(-(-len(self._spans) // CHUNK)):
+            chunk = self._spans[:CHUNK]
+            del self._spans[: len(chunk)]
+            self._encode(chunk if self._selection is None else self._selection.keep(chunk))
+
+    def _close_step(self, scope: Scope) -> None:
+        if self._selection is not None:
+            self._encode(self._selection.end_step(scope))
+        self.disk.do(lambda: self.disk.files.close_step(scope))
+
+    def _drop_excess(self) -> None:
+        """Drop the newest spans beyond what the buffer may hold."""
+        excess = self._spans[MOST_SPANS:]
+        if excess:
+            del self._spans[MOST_SPANS : MOST_SPANS + len(excess)]
+            for span in excess:
+                self._maker.scope_of(span.context).dropped += 1
+            self.dropped_records += len(excess)
+            notice("buffer full", "more is recorded than can be encoded: new records are dropped and counted")
+
+    def _encode(self, spans: list[Span]) -> None:
+        """Pass spans on as lines, with a pause after each chunk."""
+        for start in range(0, len(spans), CHUNK):
+            chunk = spans[start : start + CHUNK]
+            try:
+                self._encode_chunk(chunk)
+            except Exception as error:
+                swallowed("encoding the log", error)
+                self.dropped_records += len(chunk)
+            if len(self._spans) or len(spans) > CHUNK:
+                time.sleep(0)  # whoever waits for the GIL gets it now, not after the interpreter's 5 ms
+
+    def _encode_chunk(self, chunk: list[Span]) -> None:
+        for scope, lines in self._maker.lines(chunk).items():
+            encoded, changed = self._maker.encode(lines)
+            self.changed_records += changed
+            self.recorded += len(lines)
+            self.disk.write(scope, encoded, len(lines))
+
+
+class _FirstSpan:
+    """The buffer of a process that has recorded nothing yet, or of a forked child: it starts the threads."""
+
+    __slots__ = ("_writer",)
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def append(self, span: Span, /) -> None:
+        """Start the threads and pass the span on."""
+        self._writer.take(span)

@@ -1,0 +1,128 @@
+"""Name every key, control record, phase and event of the log: the one place both halves agree on."""
+
+from typing import Final, Literal, NamedTuple, get_args
+
+LOG_VERSION: Final = 1
+
+#: Keys of a record, in the order in which they stand in a line.
+KEYS: Final = (
+    "timestamp",
+    "event",
+    "duration_sec",
+    "extra",
+    "workid",
+    "step",
+    "start_us",
+    "task",
+    "spawned_by",
+    "active_sec",
+    "device_sec",
+    "error",
+    "validate",
+    "phase",
+)
+
+LOG_OPENED: Final = "log_opened"
+STEP_CLOSED: Final = "step_closed"
+LOG_CLOSED: Final = "log_closed"
+OPEN_SPANS: Final = "open_spans"
+CONTROL_EVENTS: Final = frozenset({LOG_OPENED, STEP_CLOSED, LOG_CLOSED, OPEN_SPANS})
+
+Phase = Literal[
+    "step",
+    "request",
+    "turn",
+    "preprocess",
+    "generate",
+    "tool",
+    "interaction",
+    "reward",
+    "postprocess",
+    "barrier",
+    "broadcast",
+    "cache",
+    "weights",
+    "engine",
+    "loop",
+    "other",
+]
+PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
+
+#: Open spans of these phases are watched: one that does not end is logged while it hangs.
+WATCHED_PHASES: Final = frozenset({"step", "request", "turn", "tool", "reward", "barrier", "weights"})
+
+
+class EventKind(NamedTuple):
+    """What is known of an event before it happens.
+
+    `synced`: a step-level span of synchronous code, around which the GPU may be synchronised.
+    `point`: an event without a duration.
+    `reference`: one of the 36 events of the hand-edited verl whose names this log keeps.
+    """
+
+    phase: Phase
+    synced: bool = False
+    point: bool = False
+    reference: bool = True
+
+
+#: The vocabulary. Units are in the key `duration_sec`; the reference's own names keep theirs.
+EVENTS: Final[dict[str, EventKind]] = {
+    # a step of one worker
+    "total_step_duration": EventKind("step", synced=True),
+    "preprocessing_duration": EventKind("preprocess", synced=True),
+    "async_generate_duration": EventKind("generate", synced=True),
+    "engine_async_generate": EventKind("generate", synced=True),
+    "sorting_duration": EventKind("postprocess"),
+    "barrier": EventKind("barrier", synced=True),
+    "barrier_wait_duration": EventKind("barrier", synced=True),
+    "broadcast_duration": EventKind("broadcast", synced=True),
+    "data_extraction_duration": EventKind("postprocess", synced=True),
+    "padding_duration": EventKind("postprocess", synced=True),
+    "concatenation_duration": EventKind("postprocess", synced=True),
+    "batch_construction_duration": EventKind("postprocess", synced=True),
+    "cache_flush_duration": EventKind("cache", synced=True),
+    "final_construction_duration": EventKind("postprocess", synced=True),
+    "step_response_length_stats": EventKind("step", point=True),
+    # a request
+    "async_rollout_request_complete": EventKind("request"),
+    "request_start": EventKind("request", point=True),
+    "pending_state_handling": EventKind("preprocess"),
+    "tool_creation_pending_state": EventKind("preprocess"),
+    "interaction_start_pending_state": EventKind("preprocess"),
+    "main_loop": EventKind("loop"),
+    "reward_calculation": EventKind("reward"),
+    "finalization": EventKind("postprocess"),
+    # a turn
+    "turn_start": EventKind("turn", point=True),
+    "turn_end": EventKind("turn"),
+    "turn_pre_process": EventKind("preprocess"),
+    "turn_engine_call": EventKind("generate"),
+    "engine_generate_setup": EventKind("preprocess"),
+    "engine_async_generate_actual": EventKind("generate"),
+    "turn_post_process": EventKind("postprocess"),
+    "turn_tool_parsing": EventKind("postprocess"),
+    "tool_calling_state": EventKind("tool"),
+    "tool_execution": EventKind("tool"),
+    "tool_response_processing": EventKind("postprocess"),
+    "interacting_state": EventKind("interaction"),
+    "interaction_response": EventKind("interaction"),
+    # the engine, as its user calls it
+    "engine_generate": EventKind("engine", reference=False),
+    "engine_stream": EventKind("engine", reference=False),
+    "engine_cache_flush": EventKind("cache", reference=False),
+    "weights_update": EventKind("weights", reference=False),
+    "memory_release": EventKind("weights", reference=False),
+    "memory_resume": EventKind("weights", reference=False),
+    # the event loop
+    "event_loop_lag": EventKind("loop", point=True, reference=False),
+    "event_loop_block": EventKind("loop", reference=False),
+}
+
+REFERENCE_EVENTS: Final = frozenset(name for name, kind in EVENTS.items() if kind.reference)
+_OTHER: Final = EventKind("other", reference=False)
+
+
+def kind_of(event: str) -> EventKind:
+    """Return what the vocabulary says of `event`; a user's own event is of phase "other"."""
+    return EVENTS.get(event, _OTHER)

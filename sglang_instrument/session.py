@@ -1,0 +1,155 @@
+"""One session of instrumentation: settings, recorder and patches, from start to stop."""
+
+import importlib.metadata
+import os
+import platform
+import secrets
+import sys
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from sglang_instrument import __version__
+from sglang_instrument.config import Config
+from sglang_instrument.patching.patcher import Patcher
+from sglang_instrument.patching.probe import probes_for
+from sglang_instrument.patching.sites import Site
+from sglang_instrument.patching.tables import Table, load_tables
+from sglang_instrument.patching.wrap import wrap_function
+from sglang_instrument.recording import notices, spans
+from sglang_instrument.recording.clock import HOST
+from sglang_instrument.recording.recorder import Recorder
+
+_PACKAGES: Final = ("sglang", "verl", "slime", "areal", "torch", "ray", "vllm")
+
+
+class Session:
+    """What is installed in this process, and what to put back.
+
+    Raises:
+        TableError: A patch table of the user's own cannot be read.
+    """
+
+    def __init__(self, config: Config) -> None:
+        versions()
+        self.config = config
+        self._environment_before = {name: os.environ.get(name) for name in config.environment()}
+        tables = load_tables(config.trainers or None, [Path(folder) for folder in config.patches])
+        self._tables = [table.for_all_ranks() for table in tables] if config.all_ranks else tables
+        regions = [region for table in self._tables for patch in table.patches for region in patch.regions]
+        self.recorder = Recorder(config, self.describe)
+        self.patcher = Patcher(self._tables, make_probe=probes_for(regions), wrap=wrap_function)
+
+    def start(self) -> None:
+        """Record from now on, patch what is imported and what will be, and hand the settings to children."""
+        os.environ.update(self.config.environment())
+        self.recorder.start()
+        self.patcher.install()
+
+    def stop(self) -> None:
+        """Put everything back as it was, and write what is recorded: each of them even if another fails."""
+        try:
+            for reason in self.patcher.uninstall():
+                notices.notice(f"restore: {reason}", reason)
+        finally:
+            try:
+                self.recorder.stop()
+            finally:
+                self._restore_environment()
+
+    def _restore_environment(self) -> None:
+        for name, value in self._environment_before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    def restart_in_child(self) -> None:
+        """Go on in a forked child, with nothing that its parent's threads hold."""
+        self.patcher.restart_in_child()
+        self.recorder.restart_in_child()
+
+    def status(self) -> dict[str, Any]:
+        """Return what `sglang_instrument.status()` says of a process that is instrumented."""
+        folder = str(self.config.folder)
+        return {"installed": True, "folder": folder, "open_spans": len(spans.OPEN), **self.describe()}
+
+    def describe(self) -> dict[str, Any]:
+        """Return what this process is: versions, settings, patches, counts, notices."""
+        return {
+            "run_id": self.config.run_id,
+            "host": HOST,
+            "pid": os.getpid(),
+            "command": [part[:200] for part in sys.orig_argv[:8]],
+            "python": platform.python_version(),
+            "versions": versions(),
+            "settings": self.config.environment(),
+            "records": self.recorder.counts(),
+            "patches": [_described(table, site) for table in self._tables for site in self._sites(table)],
+            "notices": notices.noticed(),
+        }
+
+    def announcement(self) -> str:
+        """Return the line that a person sees when instrumentation starts."""
+        parts = [text for table in self._tables if (text := self._coverage(table))]
+        found = "; ".join(parts) or "no trainer that it knows is imported yet"
+        return f"sglang_instrument {__version__}: {found} -> {self.config.folder}"
+
+    def _coverage(self, table: Table) -> str:
+        """Return how many of a table's events will be seen; nothing if its package is not here."""
+        version = _version(table.package)
+        sites = [site for site in self._sites(table) if site.expected]
+        if version is None or not sites:
+            return ""
+        events = {site.region.event for site in sites}
+        lost = {site.region.event for site in sites if site.state not in ("found", "pending")}
+        missing = f", {len(lost)} missing (status() names them)" if lost else ""
+        return (
+            f"{table.name} ({table.package} {version}): {len(events - lost)} of {len(events)} events{missing}"
+        )
+
+    def _sites(self, table: Table) -> list[Site]:
+        return [site for site in self.patcher.results() if site.region.origin.table == table.name]
+
+
+def new_run_id(environment: Mapping[str, str]) -> str:
+    """Return an id that all processes of one launch share, as far as a launcher names one."""
+    elastic = environment.get("TORCHELASTIC_RUN_ID", "none")
+    if elastic != "none":
+        return f"{elastic}-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    if "SLURM_JOB_ID" in environment:
+        restarts, step = environment.get("SLURM_RESTART_COUNT", "0"), environment.get("SLURM_STEP_ID", "0")
+        return f"slurm-{environment['SLURM_JOB_ID']}-{restarts}-{step}"
+    return f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions of this package and of those it knows, as far as they are installed.
+
+    Asked for once, before anything is recorded: reading metadata holds the GIL for a tenth of a second.
+    """
+    found = {package: version for package in _PACKAGES if (version := _version(package)) is not None}
+    return {"sglang_instrument": __version__, **found}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return __version__ if package == "sglang-instrument" else importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _described(table: Table, site: Site) -> dict[str, Any]:
+    described = {
+        "table": table.name,
+        "event": site.region.event,
+        "target": str(site.target),
+        "state": site.state,
+        "lines": list(site.lines) if site.lines else None,
+        "note": site.note or None,
+        "expected": None if site.expected else False,
+    }
+    return {key: value for key, value in described.items() if value is not None}

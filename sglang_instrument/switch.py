@@ -1,0 +1,147 @@
+"""Switch instrumentation on and off in this process; light, for it is imported by everyone."""
+
+import os
+import sys
+from _thread import RLock
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import sglang_instrument
+from sglang_instrument import config as settings
+from sglang_instrument.config import Config
+from sglang_instrument.errors import ConfigError
+from sglang_instrument.recording import notices
+
+if TYPE_CHECKING:
+    from sglang_instrument.session import Session
+
+_session: "Session | None" = None
+_lock = RLock()
+
+
+def install(**config: Any) -> None:
+    """Record every event of every rollout in this process and those that it starts, from now on.
+
+    A second call changes nothing. What cannot be patched is left out, and named by `status()`.
+
+    Args:
+        **config: Settings, see `Config`; what is not given is read from the environment.
+
+    Raises:
+        ConfigError: A given setting is unknown, or has a value that it cannot have.
+    """
+    global _session
+    with _lock:
+        if _session is not None:
+            return
+        try:
+            _session = _started(settings.load(config, os.environ, _complain))
+        except ConfigError:
+            raise
+        except Exception as error:  # a broken table or disk is no reason to stop a training that begins
+            notices.swallowed("install()", error)
+            return
+        _guarded("install()", _hook_process_events)
+        if os.environ.get("RANK", "0") == "0":
+            _guarded("install()", _announce)
+
+
+def uninstall() -> None:
+    """Put everything back as it was before `install()`; write what was recorded, within 2 s."""
+    global _session
+    with _lock:
+        if _session is not None:
+            session, _session = _session, None
+            _guarded("uninstall()", session.stop)
+
+
+def installed() -> bool:
+    """Return whether this process is instrumented."""
+    return _session is not None
+
+
+def flush(timeout_sec: float = 2.0) -> bool:
+    """Write what is recorded so far; return whether that was done within `timeout_sec`."""
+    session = _session
+    return session is None or session.recorder.flush(timeout_sec)
+
+
+def status() -> Mapping[str, Any]:
+    """Return what is going on in this process.
+
+    Returns:
+        `installed`; and, while installed, `folder` (absolute), `run_id`, `versions`, `settings`,
+        `patches` (each with its event, target and state: found, pending, missing, ambiguous, changed, ...),
+        `records` (recorded, waiting, changed, dropped), `open_spans`, and `notices` (what went wrong).
+    """
+    session = _session
+    return {"installed": False, "notices": notices.noticed()} if session is None else session.status()
+
+
+def _started(config: Config) -> "Session":
+    from sglang_instrument.session import Session, new_run_id
+
+    for name in sglang_instrument.__all__:
+        getattr(sglang_instrument, name)  # imported now: at the interpreter's end nothing can be any more
+    session = Session(config if config.run_id else config.with_run_id(new_run_id(os.environ)))
+    try:
+        session.start()
+    except BaseException:
+        _guarded("install()", session.stop)
+        raise
+    return session
+
+
+def _announce() -> None:
+    """Say the one line that a person sees, where there is somewhere to say it."""
+    if _session is not None and sys.stderr is not None:
+        print(_session.announcement(), file=sys.stderr)  # noqa: T201
+
+
+def _complain(text: str) -> None:
+    notices.notice(f"setting: {text}", text)
+
+
+_hooked = False
+
+
+def _hook_process_events() -> None:
+    """Be told of forks and of the end; such hooks cannot be taken back, so they ask what is installed."""
+    global _hooked
+    if not _hooked:
+        import atexit
+
+        _hooked = True
+        os.register_at_fork(after_in_child=_after_fork)
+        atexit.register(_at_exit)
+    process: Any = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        _finalize()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = RLock()  # the parent's may be held by a thread that does not exist here
+    if _session is not None:
+        _guarded("after fork", _session.restart_in_child)
+    util: Any = sys.modules.get("multiprocessing.util")
+    if util is not None:  # in its children it forgets its parent's finalizers first, and then calls this
+        _guarded("after fork", lambda: util.register_after_fork(_at_exit, _finalize))
+
+
+def _finalize(hook: Any = None) -> None:
+    """Be told of the end of a child of multiprocessing: where it was forked, it runs no atexit hooks."""
+    util: Any = sys.modules["multiprocessing.util"]
+    util.Finalize(None, _at_exit, exitpriority=-100)  # after everybody else's
+
+
+def _at_exit() -> None:
+    if _session is not None:
+        _guarded("at exit", _session.recorder.stop)
+
+
+def _guarded(where: str, action: Any) -> None:
+    try:
+        action()
+    except Exception as error:
+        notices.swallowed(where, error)

@@ -1,0 +1,286 @@
+"""Write a run with planted causes, in the format of a real one, without torch or sglang."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import msgspec
+
+from sglang_instrument.recording.lines import Line
+from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED, LOG_VERSION, OPEN_SPANS, STEP_CLOSED
+from sglang_instrument.testing import standstill
+from sglang_instrument.testing.planted import (
+    BlockedLoop,
+    Hang,
+    Planted,
+    Plateau,
+    SlowReward,
+    Straggler,
+    TornFile,
+    here,
+)
+from sglang_instrument.testing.timeline import NEVER, Happened, RequestTimeline
+from sglang_instrument.testing.workload import draw_requests
+
+EPOCH_US: Final = int(datetime(2026, 1, 5, 8, tzinfo=timezone.utc).timestamp()) * 1_000_000
+MAIN: Final = 0  # number of the main thread's task
+TRAINING_SEC: Final = 20.0  # between two rollouts
+_AFTER_BARRIER: Final = (
+    ("broadcast_duration", 0.02),
+    ("data_extraction_duration", 0.004),
+    ("padding_duration", 0.008),
+    ("concatenation_duration", 0.002),
+    ("batch_construction_duration", 0.001),
+    ("cache_flush_duration", 0.03),
+    ("final_construction_duration", 0.001),
+)
+
+__all__ = ["BlockedLoop", "Hang", "Plateau", "SlowReward", "Straggler", "TornFile", "synthetic_run"]
+
+
+@dataclass
+class _Worker:
+    """What one worker's process carries from step to step."""
+
+    rank: int
+    random: Random
+    tasks: "count[int]" = field(default_factory=lambda: count(MAIN + 1))
+
+
+def synthetic_run(
+    folder: str | Path,
+    *,
+    steps: int = 10,
+    workers: int = 4,
+    requests: int = 16,
+    seed: int = 0,
+    first_step: int = 1,
+    validate_every: int = 0,
+    straggler: Straggler | None = None,
+    plateau: Plateau | None = None,
+    slow_reward: SlowReward | None = None,
+    blocked_loop: BlockedLoop | None = None,
+    hang: Hang | None = None,
+    clock_skew: Mapping[int, float] | None = None,
+    torn_file: TornFile | None = None,
+    progress: Callable[[int], object] = int,
+) -> Path:
+    """Write a run of heavy-tailed multi-turn requests with tools; the same arguments give the same bytes.
+
+    Args:
+        folder: The experiment's folder; it is made if missing.
+        steps: Number of steps; numbered from `first_step`.
+        workers: Number of workers.
+        requests: Requests of each worker in each step.
+        seed: Of all random draws.
+        first_step: Number of the first step.
+        validate_every: Add a validation of single turns at every so many steps; 0 is never.
+        straggler: See `Straggler`.
+        plateau: See `Plateau`.
+        slow_reward: See `SlowReward`.
+        blocked_loop: See `BlockedLoop`.
+        hang: See `Hang`; the run ends in its step.
+        clock_skew: Seconds by which the clocks of workers are ahead, by worker.
+        torn_file: See `TornFile`.
+        progress: Called with each step's number once it is written.
+
+    Returns:
+        The folder.
+    """
+    planted = Planted(straggler, plateau, slow_reward, blocked_loop, hang, torn_file)
+    crew = [_Worker(rank, Random(seed * 1_000_003 + rank)) for rank in range(workers)]  # noqa: S311 - to be repeated
+    now = 0.0
+    for step in range(first_step, first_step + steps):
+        now = _write_step(Path(folder), crew, step, now, requests, planted, clock_skew or {}, seed)
+        progress(step)
+        if now == NEVER:
+            break
+        if validate_every and step % validate_every == 0:
+            now = _write_validation(Path(folder), crew, step, now, clock_skew or {}, seed)
+        now += TRAINING_SEC
+    return Path(folder)
+
+
+def _write_step(
+    folder: Path,
+    crew: list[_Worker],
+    step: int,
+    begin: float,
+    requests: int,
+    planted: Planted,
+    skew: Mapping[int, float],
+    seed: int,
+) -> float:
+    """Write one step of all workers; return when the slowest was done."""
+    rollouts = [_rollout(worker, step, begin, requests, planted) for worker in crew]
+    leave = max(arrival for _, arrival in rollouts) + 1e-3
+    done = begin
+    for worker, (happened, arrival) in zip(crew, rollouts, strict=True):
+        end = NEVER
+        if leave < NEVER:
+            end = _finish(worker, happened, begin, arrival, leave, requests)
+        done = max(done, end)
+        file = _File(step, worker.rank, skew.get(worker.rank, 0.0), f"synthetic-{seed}")
+        lines = file.lines(happened, begin, end, waits=arrival < NEVER)
+        path = folder / f"step_{step}" / f"worker_{worker.rank}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(lines[:-40] if here(planted.torn_file, step, worker.rank) else lines)
+    return done
+
+
+def _write_validation(
+    folder: Path, crew: list[_Worker], step: int, begin: float, skew: Mapping[int, float], seed: int
+) -> float:
+    """Write a validation, one engine call for the whole batch of each worker; return when it was done."""
+    arrivals = [begin + worker.random.uniform(2.0, 6.0) for worker in crew]
+    leave = max(arrivals) + 1e-3
+    for worker, arrival in zip(crew, arrivals, strict=True):
+        happened = [
+            _main("engine_async_generate", begin, arrival),
+            _main("barrier", arrival + 1e-5, leave),
+        ]
+        file = _File(step, worker.rank, skew.get(worker.rank, 0.0), f"synthetic-{seed}", validate=True)
+        path = folder / f"validate_{step}" / f"worker_{worker.rank}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(file.lines(happened, begin, leave))
+    return leave
+
+
+def _rollout(
+    worker: _Worker, step: int, begin: float, count_of_requests: int, planted: Planted
+) -> tuple[list[Happened], float]:
+    """Return what happened up to the barrier, and when the worker arrived there."""
+    random = worker.random
+    requests = draw_requests(random, count_of_requests, step, worker.rank, planted)
+    if planted.plateau and here(planted.plateau, step, worker.rank):
+        standstill.plant(random, requests, planted.plateau)
+    now = begin + 1e-4
+    preprocessed = now + random.uniform(0.03, 0.08)
+    happened = [_main("preprocessing_duration", now, preprocessed)]
+    generate = preprocessed + 1e-4
+    timelines = [
+        RequestTimeline(request, generate + 2e-4 + index * 2e-5, next(worker.tasks), MAIN, worker.tasks)
+        for index, request in enumerate(requests)
+    ]
+    for timeline in timelines:
+        happened += timeline
+    arrival = max((timeline.end for timeline in timelines), default=generate) + 2e-4
+    if planted.blocked_loop and here(planted.blocked_loop, step, worker.rank):
+        happened, arrival = _block(happened, arrival, generate, planted.blocked_loop)
+    if arrival < NEVER:
+        happened.append(_main("async_generate_duration", generate, arrival))
+        happened.append(_main("sorting_duration", arrival + 1e-5, arrival + 3e-4))
+        arrival += 4e-4
+    return happened, arrival
+
+
+def _main(event: str, start: float, end: float, **extra: Any) -> Happened:
+    return Happened(event, start, end, extra or None, MAIN)
+
+
+def _block(
+    happened: list[Happened], arrival: float, generate: float, block: BlockedLoop
+) -> tuple[list[Happened], float]:
+    """Hold everything in the loop still; what the loop would have done then, it does later."""
+    at = generate + block.at_sec
+
+    def later(moment: float) -> float:
+        return moment if moment <= at else moment + block.seconds
+
+    moved = [one._replace(start=later(one.start), end=later(one.end)) for one in happened]
+    stack = ["rollout.py:212 run", "scoring.py:41 score"]
+    extra = {"lag_sec": block.seconds, "stack": stack, "samples": 1, "in_span": "reward_calculation"}
+    moved.append(Happened("event_loop_block", at, at + block.seconds, extra, MAIN))
+    return moved, later(arrival)
+
+
+def _finish(
+    worker: _Worker, happened: list[Happened], begin: float, arrival: float, leave: float, requests: int
+) -> float:
+    """Add what follows the barrier, and the step itself; return its end."""
+    happened.append(_main("barrier_wait_duration", arrival, leave))
+    now = leave + 1e-5
+    for event, typical in _AFTER_BARRIER:
+        end = now + typical * worker.random.uniform(0.8, 1.2)
+        happened.append(_main(event, now, end))
+        now = end + 1e-5
+    lengths = [
+        one.extra["actual_response_tokens"]
+        for one in happened
+        if one.extra and one.event == "async_rollout_request_complete"
+    ]
+    stats = {"actual_response_tokens": lengths, "batch_size": requests}
+    happened.append(_main("step_response_length_stats", now, now, **stats)._replace(point=True))
+    end = now + 1e-4
+    happened.append(_main("total_step_duration", begin, end))
+    return end
+
+
+class _File:
+    """The lines of one worker in one step."""
+
+    def __init__(self, step: int, rank: int, skew: float, run_id: str, validate: bool = False) -> None:
+        self._step, self._rank, self._run_id, self._validate = step, rank, run_id, validate
+        self._epoch_us = EPOCH_US + round(skew * 1e6)
+        self._second, self._prefix = -1, ""
+
+    def lines(self, happened: list[Happened], begin: float, end: float, waits: bool = True) -> bytes:
+        """Return the whole file; in a step without end a barrier is open if it `waits`, or else a tool."""
+        records = sorted((one for one in happened if one.end < NEVER), key=lambda one: (one.end, -one.start))
+        lines = [self._control(LOG_OPENED, begin, self._opening(begin))]
+        lines += [self._line(one) for one in records]
+        if end < NEVER:
+            counts = {"written": len(records), "dropped": 0, "sampled_out": 0}
+            lines.append(self._control(STEP_CLOSED, end, counts))
+            lines.append(self._control(LOG_CLOSED, end, {}))
+        else:
+            last = records[-1].end if records else begin
+            for age in (30, 60, 120):
+                stuck = [self._stuck("total_step_duration", age + last - begin)]
+                stuck += [self._stuck("barrier_wait_duration" if waits else "tool_execution", age)]
+                extra = {"open": len(stuck), "spans": stuck}
+                lines.append(self._control(OPEN_SPANS, last + age, extra))
+        return msgspec.json.Encoder().encode_lines(lines)
+
+    def _stuck(self, event: str, age_sec: float) -> dict[str, Any]:
+        return {"event": event, "age_sec": round(age_sec, 3), "stack": []}
+
+    def _opening(self, begin: float) -> dict[str, Any]:
+        clocks = {"wall_ns": (self._epoch_us + int(begin * 1e6)) * 1000, "perf_ns": int(begin * 1e9)}
+        return {"log_version": LOG_VERSION, "run_id": self._run_id, "pid": 4000 + self._rank, **clocks}
+
+    def _control(self, event: str, moment: float, extra: dict[str, Any]) -> Line:
+        line = Line(self._timestamp(moment), event, None, extra, self._rank, self._step)
+        line.validate = self._validate
+        return line
+
+    def _line(self, one: Happened) -> Line:
+        if one.point:
+            duration_sec, start_us = None, None
+        else:
+            duration_sec = round(one.end - one.start, 9)
+            start_us = self._epoch_us + int(one.start * 1e6)
+        line = Line(
+            self._timestamp(one.end),
+            one.event,
+            duration_sec,
+            one.extra,
+            self._rank,
+            self._step,
+            start_us,
+            one.task,
+            one.spawned_by,
+        )
+        line.phase, line.validate = one.phase, self._validate
+        return line
+
+    def _timestamp(self, moment: float) -> str:
+        second, microsecond = divmod(self._epoch_us + int(moment * 1e6), 1_000_000)
+        if second != self._second:
+            self._second = second
+            self._prefix = datetime.fromtimestamp(second, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.")
+        return f"{self._prefix}{microsecond:06d}+00:00"

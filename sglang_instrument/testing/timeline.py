@@ -1,0 +1,162 @@
+"""Lay a request out in time: the reference's events, nested as the code that they measure is nested."""
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any, Final, NamedTuple
+
+from sglang_instrument.testing.workload import Request, Turn
+
+NEVER: Final = float("inf")  # the end of what hangs
+
+
+class Happened(NamedTuple):
+    """One record in the making; times are seconds. A point event happens at its `end`."""
+
+    event: str
+    start: float
+    end: float
+    extra: dict[str, Any] | None
+    task: int
+    spawned_by: int | None = None
+    point: bool = False
+    phase: str | None = None
+
+
+class RequestTimeline:
+    """The records of one request that begins at `start`, in the order of their ends.
+
+    After iteration, `end` is when the request was complete; it is NEVER for one that hangs.
+    """
+
+    def __init__(
+        self, request: Request, start: float, task: int, spawned_by: int, tasks: "count[int]"
+    ) -> None:
+        self._request = request
+        self._now = self._start = start
+        self._task, self._spawned_by, self._tasks = task, spawned_by, tasks
+        self._announced = False
+        self.end = NEVER
+
+    def __iter__(self) -> Iterator[Happened]:
+        request, small = self._request, self._request.small_sec
+        yield self._point("request_start", initial_prompt_length=request.prompt_tokens)
+        loop = self._now
+        yield from self._pending(small)
+        parts: list[tuple[float, float, float]] = []
+        for number, turn in enumerate(request.turns):
+            yield from self._turn(number, turn, parts)
+            yield from self._after_turn(number, turn)
+            if request.hangs and number == 0:
+                return
+        yield self._ended("main_loop", loop)
+        yield self._took("reward_calculation", request.reward_sec)
+        yield self._took("finalization", small)
+        self._now += 2e-5
+        yield self._ended("async_rollout_request_complete", self._start, **_summary(request, parts))
+        self.end = self._now
+
+    def _pending(self, small: float) -> Iterator[Happened]:
+        start = self._now
+        self._now += 1e-5
+        yield self._took("tool_creation_pending_state", small / 4)
+        yield self._took("interaction_start_pending_state", small / 8)
+        self._now += 1e-5
+        yield self._ended("pending_state_handling", start)
+
+    def _turn(self, number: int, turn: Turn, parts: list[tuple[float, float, float]]) -> Iterator[Happened]:
+        begun, small = self._now, turn.small_sec
+        length = self._request.prompt_tokens + sum(one.tokens for one in self._request.turns[:number])
+        yield self._point("turn_start", turn=number, current_sequence_length=length)
+        yield self._took("turn_pre_process", small / 10, turn=number, generation_prompt_length=length + 3)
+        called = self._now
+        self._now += 5e-6
+        yield self._took("engine_generate_setup", small / 20)
+        yield self._took("engine_async_generate_actual", turn.engine_sec)
+        self._now += 1e-5
+        yield self._ended("turn_engine_call", called, turn=number, generated_tokens=turn.tokens)
+        returned = self._now
+        if turn.tools:
+            self._now += small / 10
+            calls = len(turn.tools)
+            yield self._took("turn_tool_parsing", small / 2, turn=number, parsed_tool_calls=calls)
+        self._now += small / 4
+        yield self._ended("turn_post_process", returned, turn=number, has_tool_calls=bool(turn.tools))
+        parts.append((self._now - begun, returned - called, self._now - returned))
+        self._now += 5e-6
+        yield self._ended("turn_end", begun, turn=number, engine_call_duration=returned - called)
+
+    def _after_turn(self, number: int, turn: Turn) -> Iterator[Happened]:
+        start = self._now
+        if turn.tools:
+            self._now += 1e-5
+            executed = self._now
+            self._now += 2e-5
+            yield from self._tools(number, turn.tools)
+            if self._request.hangs and number == 0:
+                return
+            self._now += 1e-5
+            yield self._ended("tool_execution", executed, turn=number)
+            yield self._took("tool_response_processing", turn.small_sec / 3, turn=number)
+            yield self._ended("tool_calling_state", start, turn=number)
+        elif turn.reply_sec is not None:
+            self._now += 1e-5
+            turns = {"user_turn": number, "assistant_turn": number + 1}
+            yield self._took("interaction_response", turn.reply_sec, **turns)
+            self._now += turn.small_sec / 5
+            yield self._ended("interacting_state", start, **turns)
+
+    def _tools(self, number: int, tools: list[tuple[str, float]]) -> Iterator[Happened]:
+        """Run the tools side by side, each in a task of its own."""
+        if self._request.hangs and number == 0:
+            return
+        start = self._now
+        for name, sec in sorted(tools, key=lambda tool: tool[1]):
+            extra = {"request_id": self._request.request_id, "turn": number, "tool": name}
+            yield Happened(
+                "tool_call", start, start + sec, extra, next(self._tasks), self._task, phase="tool"
+            )
+            self._now = start + sec
+
+    def _took(self, event: str, sec: float, **extra: Any) -> Happened:
+        start = self._now
+        self._now += sec
+        return self._ended(event, start, **extra)
+
+    def _ended(self, event: str, start: float, **extra: Any) -> Happened:
+        return self._record(event, start, extra, point=False)
+
+    def _point(self, event: str, **extra: Any) -> Happened:
+        return self._record(event, self._now, extra, point=True)
+
+    def _record(self, event: str, start: float, extra: dict[str, Any], point: bool) -> Happened:
+        spawned_by = None if self._announced else self._spawned_by
+        self._announced = True
+        ids = {"request_id": self._request.request_id, **extra}
+        return Happened(event, start, self._now, ids, self._task, spawned_by, point)
+
+
+def _summary(request: Request, parts: list[tuple[float, float, float]]) -> dict[str, Any]:
+    """Return the fields of the request's record; `parts` are total, engine and post-processing seconds."""
+    tokens = sum(turn.tokens for turn in request.turns)
+    engine_sec = sum(part[1] for part in parts)
+    with_tools = sum(bool(turn.tools) for turn in request.turns)
+    return {
+        "finish_reason": "length" if request.turns[-1].tokens >= 2048 else "stop",
+        "turns": len(request.turns),
+        "turns_with_tools": with_tools,
+        "response_length": tokens + 24 * with_tools,
+        "actual_response_tokens": tokens,
+        "total_sequence_length": request.prompt_tokens + tokens + 24 * with_tools,
+        "total_engine_time": engine_sec,
+        "avg_engine_call_duration": engine_sec / len(parts),
+        "reward": request.reward,
+        "turn_timings": [
+            {
+                "turn": number,
+                "total_duration": total,
+                "engine_call_duration": engine,
+                "post_process_duration": post,
+            }
+            for number, (total, engine, post) in enumerate(parts)
+        ],
+    }

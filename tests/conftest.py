@@ -1,0 +1,116 @@
+"""Give every test an empty place for its logs, and leave the process as it was found."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from logged import read_records
+
+import sglang_instrument
+from sglang_instrument.config import PREFIX
+from sglang_instrument.recording import context, notices
+
+
+@pytest.fixture(autouse=True)
+def switched_off_afterwards(monkeypatch):
+    for name in [*filter(lambda name: name.startswith(PREFIX), os.environ), "EXPERIMENT_NAME", "RANK"]:
+        monkeypatch.delenv(name, raising=False)
+    notices.forget()
+    yield
+    sglang_instrument.uninstall()
+    context.forget_all()
+    notices.forget()
+
+
+@pytest.fixture
+def log_dir(tmp_path):
+    """The folder of all runs; nobody made it yet."""
+    return tmp_path / "logs"
+
+
+@pytest.fixture
+def install(log_dir):
+    """Install in this process, for the run `log_dir/run`; returns its folder."""
+
+    def install_here(**config):
+        sglang_instrument.install(**{"log_dir": str(log_dir), "experiment": "run", **config})
+        return Path(sglang_instrument.status()["folder"])
+
+    return install_here
+
+
+@pytest.fixture
+def records_below():
+    """Read a folder: `records_below(folder)` is {path: [record, ...]}, control records included."""
+    return read_records
+
+
+@dataclass
+class Script:
+    """A script that runs, or ran, in a process of its own."""
+
+    process: subprocess.Popen
+    folder: Path
+
+    def wait(self, code=0, timeout=60):
+        """Wait for its end, with exit code `code`; a negative one is a signal."""
+        self.stdout, self.stderr = self.process.communicate(timeout=timeout)
+        assert self.process.returncode == code, self.stderr
+        return self
+
+    def says(self, expected):
+        """Wait until it prints the line `expected`."""
+        for line in self.process.stdout:
+            if line.strip() == expected:
+                return
+        pytest.fail(f"{expected!r} was not printed: {self.process.stderr.read()}")
+
+    def tell(self, text):
+        """Send it a line."""
+        self.process.stdin.write(f"{text}\n")
+        self.process.stdin.flush()
+
+    @property
+    def records(self):
+        """What it, and others, wrote: {path: [record, ...]}."""
+        return read_records(self.folder)
+
+
+@pytest.fixture
+def start_script(log_dir, tmp_path):
+    """Start Python code in another process with a clean environment, which logs to `log_dir/run`."""
+    started = []
+
+    def start(source, **environment):
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+        clean |= {"EXPERIMENT_NAME": "run", f"{PREFIX}LOG_DIR": str(log_dir)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(source)],
+            env=clean | environment,
+            cwd=tmp_path,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        started.append(process)
+        return Script(process, log_dir / "run")
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def run_script(start_script):
+    """Run Python code to its end: `run_script("...", code=0)`."""
+
+    def run(source, code=0, **environment):
+        return start_script(source, **environment).wait(code)
+
+    return run

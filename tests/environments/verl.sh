@@ -1,0 +1,65 @@
+#!/bin/bash
+# Make .envs/verl-VERSION, an environment in which that verl's rollout runs on a CPU: verl.sh VERSION ...
+#
+# Three layers, each made once: what all versions need (.envs/verl-base), the sglang that a verl pins
+# (.envs/sglang-*), and verl itself. The environment of a version is a venv that looks into the three.
+# And the model of the tests (.envs/verl-model). From nothing: four minutes and 4 GB for all five versions.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+envs=$(cd "$here/../.." && pwd)/.envs
+python=${PYTHON:-python3.11}
+base=$envs/verl-base
+mkdir -p "$envs"
+exec 9>"$envs/.verl.lock" && flock 9 # several test runs may ask at once
+install() { "$base/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
+
+sglang_of() {
+  case $1 in
+    0.4.* | 0.5.*) echo 0.4.6.post5 ;;
+    0.6.0) echo 0.5.2 ;;
+    0.6.1) echo 0.5.5 ;;
+    *) echo "verl.sh: no sglang is known for verl $1" >&2; exit 2 ;;
+  esac
+}
+
+make_base() {
+  [ -f "$base/.made" ] && return
+  "$python" -m venv "$base"
+  install --requirement "$here/verl-requirements.txt"
+  install --no-deps --requirement "$here/verl-requirements-nodeps.txt"
+  touch "$base/.made"
+}
+
+make_sglang() {
+  local folder=$envs/sglang-$1
+  [ -f "$folder/.made" ] && return
+  install --no-deps --target "$folder" "sglang==$1"
+  # 0.4.6 imports names that triton dropped later.
+  [ "$1" != 0.4.6.post5 ] || install --no-deps --target "$folder" triton==3.2.0
+  touch "$folder/.made"
+}
+
+make_version() {
+  local folder=$envs/verl-$1 sglang
+  sglang=$(sglang_of "$1")
+  [ -f "$folder/.made" ] && return
+  make_base
+  make_sglang "$sglang"
+  "$python" -m venv --without-pip "$folder"
+  local packages
+  packages=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  install --no-deps --target "$packages" "verl==$1"
+  printf '%s\n' "$envs/sglang-$sglang" "$("$base/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+    > "$packages/layers.pth"
+  touch "$folder/.made"
+}
+
+make_model() {
+  [ -f "$envs/verl-model/.made" ] && return
+  # One thread: two that wait for each other on a busy machine take minutes for what one does in seconds.
+  OMP_NUM_THREADS=1 "$base/bin/python" -W ignore "$here/../trainers/verl/tool_model.py" "$envs/verl-model"
+  touch "$envs/verl-model/.made"
+}
+
+for version in "$@"; do make_version "$version"; done
+make_model

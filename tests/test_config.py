@@ -1,0 +1,126 @@
+"""Settings come from keywords or variables; a wrong one stops a person at the keyboard, never a job."""
+
+from pathlib import Path
+
+import pytest
+
+import sglang_instrument
+from sglang_instrument import config
+from sglang_instrument.errors import ConfigError
+
+
+def load(given=None, environment=None):
+    complaints = []
+    return config.load(given or {}, environment or {}, complaints.append), complaints
+
+
+def test_a_keyword_wins_over_its_variable_and_a_variable_over_the_default():
+    environment = {"SGLANG_INSTRUMENT_EXPERIMENT": "mine", "EXPERIMENT_NAME": "theirs"}
+    assert load({"experiment": "given"}, environment)[0].experiment == "given"
+    assert load({}, environment)[0].experiment == "mine"
+    assert load({}, {"EXPERIMENT_NAME": "theirs"})[0].experiment == "theirs"
+    assert load()[0].experiment == "multiturn_log_dir"
+
+
+def test_what_a_process_hands_on_is_read_back_as_the_same_settings():
+    given = {
+        "experiment": "e",
+        "log_dir": "/somewhere",
+        "sync": "off",
+        "nvtx": True,
+        "sample_requests": 0.25,
+        "hang_after_sec": 1.5,
+        "memory_limit_mb": 3,
+        "patches": ("/a", "/b"),
+        "trainers": ("verl",),
+    }
+    settings, _ = load(given)
+    inherited, complaints = load({}, settings.environment())
+    assert (inherited, complaints) == (settings, [])
+
+
+def test_paths_are_handed_on_absolute_for_children_may_work_elsewhere():
+    settings, _ = load({"log_dir": "runs", "patches": ["tables"]})
+    assert settings.log_dir == str(Path.cwd() / "runs")
+    assert settings.patches == (str(Path.cwd() / "tables"),)
+
+
+def test_the_role_of_a_process_is_not_its_childrens():
+    assert load({"role": "trainer"})[0].environment().keys().isdisjoint({"SGLANG_INSTRUMENT_ROLE"})
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("", "multiturn_log_dir"),
+        ("   ", "multiturn_log_dir"),
+        (".", "multiturn_log_dir"),
+        ("..", "multiturn_log_dir"),
+        ("../../x", "_.._x"),
+        ("/etc", "_etc"),
+        ("a/b", "a_b"),
+        ("a\\b", "a_b"),
+        ("x" * 300, "x" * 200),
+        ("a\0b", "a_b"),
+        ("a\nb", "a_b"),
+        ("gsm8k é\ud800", "gsm8k___"),
+    ],
+)
+def test_a_name_that_is_no_folder_name_is_mended_and_said_once(name, folder):
+    settings, complaints = load({}, {"EXPERIMENT_NAME": name})
+    assert settings.experiment == folder
+    assert settings.folder.parent == config.load({}, {}, print).folder.parent
+    assert len(complaints) == 1
+    assert repr(folder[:80]) in complaints[0]
+
+
+@pytest.mark.parametrize("name", ["gsm8k_600", "a.b-c=1+2@3,4", "x" * 200])
+def test_a_good_name_stays_as_it_is(name):
+    settings, complaints = load({}, {"EXPERIMENT_NAME": name})
+    assert (settings.experiment, complaints) == (name, [])
+
+
+WRONG = [
+    ("sync", "sometimes"),
+    ("durability", "forever"),
+    ("detail", "much"),
+    ("sample_requests", "1.5"),
+    ("sample_requests", "nan"),
+    ("sample_requests", "half"),
+    ("hang_after_sec", "0"),
+    ("hang_after_sec", "inf"),
+    ("memory_limit_mb", "0"),
+    ("memory_limit_mb", "1e3"),
+    ("nvtx", "perhaps"),
+    ("role", "../x"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_wrong_keyword_says_where_what_and_what_would_be_right(name, value):
+    with pytest.raises(ConfigError, match=rf"install\({name}=...\): '{value}' is"):
+        load({name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_wrong_variable_is_said_and_the_default_stands(name, value):
+    settings, complaints = load({}, {f"SGLANG_INSTRUMENT_{name.upper()}": value})
+    assert getattr(settings, name) == getattr(config.Config(), name)
+    assert len(complaints) == 1
+    assert f"SGLANG_INSTRUMENT_{name.upper()}: {value!r}" in complaints[0]
+
+
+@pytest.mark.parametrize("given", [{"log_dir": "a\0b"}, {"memory_limit_mb": float("inf")}, {"patches": 5}])
+def test_a_keyword_that_no_variable_could_have_is_refused_too(given):
+    with pytest.raises(ConfigError):
+        load(given)
+
+
+def test_an_unknown_setting_is_refused_with_the_known_ones_named():
+    with pytest.raises(ConfigError, match=r"unknown setting 'expriment'; settings are experiment, log_dir"):
+        sglang_instrument.install(expriment="x")
+    assert not sglang_instrument.installed()
+
+
+def test_a_setting_of_none_counts_as_not_given():
+    assert load({"sync": None, "experiment": None})[0] == load()[0]

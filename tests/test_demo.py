@@ -1,0 +1,309 @@
+"""The demo's real rollout: two engines, three steps, and every fault where it was planted."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_instrument.demo.faults import BLOCK_SEC, FAULTS, SLOW_SEC, STRAGGLE_SEC
+from sglang_instrument.demo.problems import PROBLEMS, draw, transcript
+from sglang_instrument.schema import LOG_OPENED, OPEN_SPANS, REFERENCE_EVENTS, STEP_CLOSED
+
+needs_sglang = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("torch", "sglang", "transformers")),
+    reason="the demo's requirements are not installed",
+)
+
+WORKERS = (0, 1)
+STEPS = (1, 2, 3)
+RUN_LIMIT_SEC = 600
+
+#: What a step is made of, one after the other.
+PARTS = frozenset(
+    {
+        "preprocessing_duration",
+        "async_generate_duration",
+        "sorting_duration",
+        "barrier_wait_duration",
+        "cache_flush_duration",
+        "broadcast_duration",
+        "data_extraction_duration",
+        "padding_duration",
+        "concatenation_duration",
+        "batch_construction_duration",
+        "final_construction_duration",
+    }
+)
+#: Of single-turn rollouts, which the demo has none of.
+SINGLE_TURN = frozenset({"engine_async_generate", "barrier"})
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DemoRun:
+    """A finished run: what it returned, what it printed, and where its files are."""
+
+    code: int
+    printed: str
+    errors: str
+    folder: Path
+    results: Path
+
+    def records(self, step: int | str, worker: int) -> list[Record]:
+        name = step if isinstance(step, str) else f"step_{step}"
+        lines = (self.folder / name / f"worker_{worker}.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def durations(self, event: str, step: int, worker: int) -> list[float]:
+        """Return the durations of an event in seconds, the longest first."""
+        records = self.records(step, worker)
+        return sorted((one["duration_sec"] for one in records if one["event"] == event), reverse=True)
+
+
+def run_demo(folder: Path, *options: str, **environment: str) -> DemoRun:
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_INSTRUMENT")}
+    results = folder / "results.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "sglang_instrument.cli.main", "demo", "--results", str(results), *options],
+        cwd=folder,
+        env={**settings, "EXPERIMENT_NAME": "tried", "COLUMNS": "100", **environment},
+        capture_output=True,
+        text=True,
+        timeout=RUN_LIMIT_SEC,
+        check=False,
+    )
+    return DemoRun(done.returncode, done.stdout, done.stderr, folder / "logs" / "tried", results)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
+    run = run_demo(tmp_path_factory.mktemp("plain"), "--validate")
+    assert run.code == 0, run.errors
+    return run
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
+    """Three faults in worker 0 in step 2, which disturb each other little; worker 1 dies in step 3."""
+    names = ("slow-tool", "loop-block", "slow-reward", "crash")
+    planted = [option for name in names for option in ("--inject", name)]
+    return run_demo(tmp_path_factory.mktemp("faulty"), *planted)
+
+
+@pytest.fixture(scope="module")
+def hanging(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
+    """A straggler in step 2, and a tool that never returns in step 3."""
+    planted = ("--inject", "straggler", "--inject", "hang", "--give-up-after", "8")
+    return run_demo(tmp_path_factory.mktemp("hanging"), *planted, SGLANG_INSTRUMENT_HANG_AFTER_SEC="2")
+
+
+@needs_sglang
+@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("folder", [*(f"step_{step}" for step in STEPS), "validate_3"])
+def test_each_file_begins_with_its_header_and_holds_one_closed_step(
+    plain: DemoRun, folder: str, worker: int
+) -> None:
+    records = plain.records(folder, worker)
+    events = [record["event"] for record in records]
+    assert events[0] == LOG_OPENED
+    assert events.count(STEP_CLOSED) == 1
+    assert events.count("total_step_duration") == 1
+    assert {record["workid"] for record in records} == {worker}
+    assert {record["step"] for record in records} == {int(folder.partition("_")[2])}
+
+
+@needs_sglang
+def test_a_run_has_no_other_step_folders(plain: DemoRun) -> None:
+    names = {path.name for path in plain.folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
+    assert names == {"step_1", "step_2", "step_3", "validate_3", "processes", "output"}
+
+
+@needs_sglang
+@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("step", STEPS)
+def test_the_parts_of_a_step_add_up_to_the_step(plain: DemoRun, step: int, worker: int) -> None:
+    records = plain.records(step, worker)
+    (whole,) = plain.durations("total_step_duration", step, worker)
+    parts = [record for record in records if record["event"] in PARTS]
+    assert {part["event"] for part in parts} == PARTS
+    assert len(parts) == len(PARTS)
+    assert sum(part["duration_sec"] for part in parts) == pytest.approx(whole, rel=0.02)
+
+
+@needs_sglang
+@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("step", STEPS)
+def test_as_many_requests_and_turns_end_as_start(plain: DemoRun, step: int, worker: int) -> None:
+    events = [record["event"] for record in plain.records(step, worker)]
+    assert events.count("request_start") == events.count("async_rollout_request_complete") == 16
+    assert events.count("turn_start") == events.count("turn_end") > 16
+    assert not [record for record in plain.records(step, worker) if "error" in record]
+
+
+@needs_sglang
+def test_all_that_the_demo_does_has_the_names_of_the_reference(plain: DemoRun) -> None:
+    seen = {record["event"] for step in STEPS for worker in WORKERS for record in plain.records(step, worker)}
+    assert seen >= REFERENCE_EVENTS - SINGLE_TURN
+
+
+@needs_sglang
+def test_each_event_of_a_request_says_which_one_and_which_turn(plain: DemoRun) -> None:
+    records = plain.records(1, 0)
+    requests = {
+        record["extra"]["request_id"]
+        for record in records
+        if record["event"] == "async_rollout_request_complete"
+    }
+    of_turns = [record for record in records if record["event"] in ("turn_end", "turn_engine_call")]
+    assert len(requests) == 16
+    assert {record["extra"]["request_id"] for record in of_turns} == requests
+    assert all(isinstance(record["extra"]["turn"], int) for record in of_turns)
+    assert min(record["extra"]["turn"] for record in of_turns) == 0
+
+
+@needs_sglang
+def test_the_decorated_function_of_the_user_is_logged_with_its_request(plain: DemoRun) -> None:
+    scores = [record for record in plain.records(1, 0) if record["event"] == "score"]
+    assert len(scores) == 16
+    assert {score["phase"] for score in scores} == {"reward"}
+    assert len({score["extra"]["request_id"] for score in scores}) == 16
+
+
+@needs_sglang
+def test_the_workers_share_one_run(plain: DemoRun) -> None:
+    headers = [plain.records(step, worker)[0] for step in STEPS for worker in WORKERS]
+    assert len({header["extra"]["run_id"] for header in headers}) == 1
+
+
+@needs_sglang
+def test_no_text_of_the_dialogues_reaches_the_log(plain: DemoRun) -> None:
+    logged = "".join(path.read_text() for path in plain.folder.glob("*_*/*.jsonl"))
+    for text in ("apples", "<tool_call>", "That is wrong"):
+        assert text not in logged
+
+
+@needs_sglang
+def test_the_demo_ends_with_what_it_found_and_what_to_try_next(plain: DemoRun) -> None:
+    assert str(plain.folder) in plain.printed
+    assert "sglang-instrument events" in plain.printed
+    assert "tool_execution" in plain.printed
+
+
+@needs_sglang
+def test_results_are_the_same_token_for_token_without_install(plain: DemoRun, tmp_path: Path) -> None:
+    bare = run_demo(tmp_path, "--validate", "--no-install")
+    assert bare.code == 0, bare.errors
+    assert list((bare.folder).glob("step_*")) == []
+    assert json.loads(bare.results.read_text()) == json.loads(plain.results.read_text())
+
+
+@needs_sglang
+def test_the_model_says_what_it_was_taught(plain: DemoRun) -> None:
+    rewards = {
+        request["question"]: request["rewards"]["calculator"]
+        for worker in json.loads(plain.results.read_text())
+        for step in worker
+        for request in step["requests"]
+    }
+    assert len(rewards) > len(PROBLEMS) / 2
+    for question, reward in rewards.items():
+        assert reward == (0.1 if question == "Guess my number." else 1.0), question
+
+
+@needs_sglang
+def test_a_slow_tool_call_is_seen_where_it_was_planted(faulty: DemoRun) -> None:
+    slowest, second, *_ = faulty.durations("tool_execution", 2, 0)
+    assert slowest >= SLOW_SEC > second
+    assert faulty.durations("tool_execution", 1, 0)[0] < SLOW_SEC
+    assert faulty.durations("tool_execution", 2, 1)[0] < SLOW_SEC
+
+
+@needs_sglang
+def test_a_slow_reward_is_seen_where_it_was_planted(faulty: DemoRun) -> None:
+    slowest, second, *_ = faulty.durations("reward_calculation", 2, 0)
+    assert slowest >= SLOW_SEC > second
+    assert faulty.durations("reward_calculation", 2, 1)[0] < SLOW_SEC
+    assert max(faulty.durations("score", 2, 0)) < SLOW_SEC  # it is not the scoring itself that was slow
+
+
+@needs_sglang
+def test_a_tool_that_holds_the_event_loop_is_seen_where_it_was_planted(faulty: DemoRun) -> None:
+    _, second, *_ = faulty.durations("tool_execution", 2, 0)
+    assert second >= BLOCK_SEC
+    blocks = [record for record in faulty.records(2, 0) if record["event"] == "event_loop_block"]
+    (block,) = [block for block in blocks if "at_tool_call" in block["extra"]["stack"][-1]]
+    assert block["duration_sec"] == pytest.approx(BLOCK_SEC, rel=0.5)
+
+
+@needs_sglang
+def test_the_other_worker_is_seen_waiting_for_a_straggler(hanging: DemoRun) -> None:
+    assert hanging.durations("tool_execution", 2, 1)[-1] >= STRAGGLE_SEC
+    assert hanging.durations("tool_execution", 2, 0)[-1] < STRAGGLE_SEC
+    waited, waited_for = (hanging.durations("barrier_wait_duration", 2, worker)[0] for worker in WORKERS)
+    assert waited > STRAGGLE_SEC > waited_for
+
+
+@needs_sglang
+def test_a_tool_that_never_returns_ends_the_demo_and_is_seen_open(hanging: DemoRun) -> None:
+    assert hanging.code == 1
+    assert "nothing happened for 8 s" in hanging.errors
+    records = hanging.records(3, 0)
+    events = [record["event"] for record in records]
+    assert STEP_CLOSED not in events
+    assert events.count("request_start") == events.count("async_rollout_request_complete") + 1
+    reports = [json.dumps(record["extra"]) for record in records if record["event"] == OPEN_SPANS]
+    assert any("tool_execution" in report for report in reports)
+
+
+@needs_sglang
+def test_a_worker_that_is_killed_leaves_its_steps_and_a_clear_message(faulty: DemoRun) -> None:
+    assert faulty.code == 1
+    assert "worker 1 was killed by SIGKILL" in faulty.errors
+    assert str(faulty.folder / "output" / "worker_1.txt") in faulty.errors
+    for worker in WORKERS:
+        for step in (1, 2):
+            assert STEP_CLOSED in [record["event"] for record in faulty.records(step, worker)]
+        assert STEP_CLOSED not in [record["event"] for record in faulty.records(3, worker)]
+
+
+def test_a_batch_is_the_same_for_the_same_seed_and_begins_with_a_tool_call() -> None:
+    batch = draw(16, seed=7, step=2, worker=1)
+    assert batch == draw(16, seed=7, step=2, worker=1)
+    assert batch != draw(16, seed=8, step=2, worker=1)
+    assert "<tool_call>" in draw(1, seed=3, step=1, worker=0)[0].replies[0]
+
+
+def test_a_transcript_answers_each_call_and_each_wrong_answer() -> None:
+    taught = {problem.question: transcript(problem) for problem in PROBLEMS}
+    roles = [role for role, _ in taught["Ann had 20 coins and lost 6. How many are left?"]]
+    assert roles == ["user", "assistant", "tool", "assistant", "user", "assistant", "tool", "assistant"]
+    assert [text for role, text in taught["Add 2 and 3, and add 4 and 5."] if role == "tool"] == [
+        "5",
+        "9",
+        "14",
+    ]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_help_says_where_each_fault_is_planted(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from sglang_instrument.cli.main import main
+
+    assert main(["demo", "--help"]) == 0
+    assert FAULTS[fault] in capsys.readouterr().out
+
+
+@needs_sglang
+def test_a_straggler_needs_somebody_to_wait_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    from sglang_instrument.cli.main import main
+
+    assert main(["demo", "--inject", "straggler", "--workers", "1"]) == 2
+    assert "--workers 2" in capsys.readouterr().err

@@ -1,0 +1,336 @@
+"""Whatever the disk does: training goes on, one notice says what is wrong, what is lost is counted."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from logged import own, read_records
+
+import sglang_instrument
+from sglang_instrument import bind, event, span, step
+from sglang_instrument.recording import notices
+
+
+def mount(folder, options):
+    folder.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"a file system of one's own cannot be mounted here: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a file system of 64 KiB."""
+    if shutil.which("mount") is None:
+        pytest.skip("there is no mount command here")
+    folder = tmp_path / "small"
+    mount(folder, "size=64k")
+    yield folder
+    sglang_instrument.uninstall()
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.fixture
+def hanging_file(log_dir):
+    """A pipe in place of the file of step 1: it takes 64 KiB, then its writer hangs until somebody reads."""
+    path = log_dir / "run" / "step_1" / "worker_0.jsonl"
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    yield path
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    while _read(descriptor):  # let the disk thread go
+        pass
+    os.close(descriptor)
+
+
+def _read(descriptor):
+    time.sleep(0.01)
+    try:
+        return os.read(descriptor, 1 << 20)
+    except BlockingIOError:
+        return b""
+
+
+def rollout(steps, events=3):
+    for number in steps:
+        with step(number), span("total_step_duration"):
+            for index in range(events):
+                event("did", index=index)
+
+
+def noticed():
+    return [notice["notice"] for notice in notices.noticed()]
+
+
+def test_each_step_of_each_worker_has_its_file_with_a_beginning_and_an_end(install):
+    folder = install()
+    for worker in (0, 3):
+        with bind(worker=worker):
+            rollout([1, 2])
+    with bind(validate=True):
+        rollout([2])
+    event("nowhere")
+    sglang_instrument.uninstall()
+    files = read_records(folder)
+    assert sorted(files) == [
+        "step_0/worker_0.jsonl",
+        "step_1/worker_0.jsonl",
+        "step_1/worker_3.jsonl",
+        "step_2/worker_0.jsonl",
+        "step_2/worker_3.jsonl",
+        "validate_2/worker_0.jsonl",
+    ]
+    for path, records in files.items():
+        assert records[0]["event"] == "log_opened"
+        if path != "step_0/worker_0.jsonl":  # in which nothing was bound
+            (closed,) = [record for record in records if record["event"] == "step_closed"]
+            assert closed["extra"] == {"written": 4, "dropped": 0, "sampled_out": 0}
+    assert all(record["validate"] for record in own(files["validate_2/worker_0.jsonl"]))
+    assert noticed() == [notice for notice in noticed() if "without a bound step" in notice]
+
+
+def test_a_missing_log_folder_is_made_when_the_first_record_is_written(install, log_dir):
+    folder = install()
+    time.sleep(0.12)
+    assert not log_dir.exists()
+    rollout([1])
+    sglang_instrument.uninstall()
+    assert len(own(read_records(folder)["step_1/worker_0.jsonl"])) == 4
+
+
+def test_a_log_folder_that_is_a_file_costs_the_records_and_one_notice(install, log_dir):
+    log_dir.write_text("I am a file")
+    install()
+    rollout(range(5))
+    assert sglang_instrument.flush()
+    assert sglang_instrument.status()["records"]["dropped"] == 20
+    assert len(noticed()) == 1
+    assert "they are dropped and counted, training goes on" in noticed()[0]
+    sglang_instrument.uninstall()
+
+
+def test_a_read_only_disk_costs_the_records_and_one_notice(small_disk, install):
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    install(log_dir=str(small_disk))
+    rollout(range(5))
+    assert sglang_instrument.flush()
+    assert sglang_instrument.status()["records"]["dropped"] == 20
+    assert len(noticed()) == 1
+    assert "Read-only file system" in noticed()[0]
+
+
+def test_a_disk_that_becomes_writable_again_gets_what_comes_from_then_on(small_disk, install):
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    folder = install(log_dir=str(small_disk))
+    rollout([1])
+    assert sglang_instrument.flush()
+    subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
+    rollout([1])
+    sglang_instrument.uninstall()
+    records = read_records(folder)["step_1/worker_0.jsonl"]
+    assert len(own(records)) == 4
+    (closed,) = [record for record in records if record["event"] == "step_closed"]
+    assert closed["extra"]["dropped"] == 4
+
+
+def test_a_full_disk_keeps_what_fits_and_loses_no_file_descriptor(small_disk, install):
+    folder = install(log_dir=str(small_disk))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        rollout([1], events=49)
+        assert sglang_instrument.flush()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
+    counts = sglang_instrument.status()["records"]
+    assert counts["recorded"] == 20 * 50
+    assert counts["waiting"] == 0
+    lines = (folder / "step_1" / "worker_0.jsonl").read_bytes().splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith(b"\n") and line.startswith(b"{") and line[-2:-1] == b"}"]
+    written = [line for line in whole if b'"did"' in line or b'"total_step_duration"' in line]
+    assert len(written) == counts["recorded"] - counts["dropped"] > 50
+    assert len([text for text in noticed() if "No space left on device" in text]) == 1
+
+
+def test_a_disk_that_has_room_again_goes_on_in_the_same_file_on_a_line_of_its_own(small_disk, install):
+    folder = install(log_dir=str(small_disk))
+    rollout([1], events=50)
+    assert sglang_instrument.flush()
+    filler = small_disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while file.write(b"x" * 4096) == 4096:
+                pass
+        except OSError:
+            pass
+    rollout([1], events=500)  # more than the rest of the file's last page
+    assert sglang_instrument.flush()
+    dropped = sglang_instrument.status()["records"]["dropped"]
+    assert 0 < dropped <= 501
+    filler.unlink()
+    rollout([1], events=20)
+    sglang_instrument.uninstall()
+    text = (folder / "step_1" / "worker_0.jsonl").read_bytes()
+    assert text.endswith(b"\n")
+    torn = [line for line in text.splitlines() if not line.endswith(b"}")]
+    assert len(torn) <= 1
+    assert (
+        text.count(b'"event":"did"')
+        + text.count(b'"event":"total_step_duration"')
+        - (1 if torn and (b'"event":"did"' in torn[0] or b'"event":"total' in torn[0]) else 0)
+        == 51 + 501 + 21 - dropped
+    )
+
+
+@pytest.mark.parametrize("deleted", ["step_1/worker_0.jsonl", "step_1", "."])
+def test_what_is_deleted_while_it_is_written_begins_anew(install, deleted):
+    folder = install()
+    with step(1):
+        event("before")
+        assert sglang_instrument.flush()
+        target = folder / deleted
+        target.unlink() if target.is_file() else shutil.rmtree(target)
+        event("after")
+    sglang_instrument.uninstall()
+    records = read_records(folder)["step_1/worker_0.jsonl"]
+    assert [record["event"] for record in records] == ["log_opened", "after", "step_closed", "log_closed"]
+    assert len(noticed()) == 1
+    assert "was deleted while it was written" in noticed()[0]
+
+
+def test_a_disk_that_hangs_holds_flush_and_uninstall_for_two_seconds_at_most(install, hanging_file):
+    install()
+    rollout([1], events=5_000)
+    started = time.monotonic()
+    assert not sglang_instrument.flush(0.3)
+    rollout([2])
+    sglang_instrument.uninstall()
+    assert (
+        time.monotonic() - started < 10
+    )  # far above 2.3 s, for machines that are busy, and far below a hang
+    (notice,) = noticed()
+    waiting = int(notice.split()[0])
+    assert "were not written within 2 s" in notice
+    assert 4_000 < waiting <= 5_005
+
+
+def test_a_process_whose_disk_hangs_ends(start_script, hanging_file):
+    script = start_script("""
+        import sglang_instrument as si
+        si.install()
+        with si.step(1):
+            for index in range(5_000):
+                si.event("did", index=index)
+        print("done")
+    """)
+    script.wait(timeout=30)
+    assert "records were not written within 2 s" in script.stderr
+
+
+def test_the_end_of_a_line_that_a_kill_tore_is_not_joined_with_the_next(install, log_dir):
+    path = log_dir / "run" / "step_1" / "worker_0.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"event":"whole"}\n{"event":"to')
+    folder = install()
+    rollout([1])
+    sglang_instrument.uninstall()
+    first, torn, opened, *rest = path.read_text().splitlines()
+    assert (first, torn) == ('{"event":"whole"}', '{"event":"to')
+    assert '"event":"log_opened"' in opened
+    assert '"reopened":true' in opened
+    assert len(rest) == 4 + 2
+    assert folder == log_dir / "run"
+
+
+def test_a_run_resumed_at_an_earlier_step_appends_with_an_id_of_its_own(install):
+    for steps in ([1, 2], [2, 3]):
+        folder = install()
+        rollout(steps)
+        sglang_instrument.uninstall()
+    files = read_records(folder)
+    opened = {
+        path: [record["extra"] for record in records if record["event"] == "log_opened"]
+        for path, records in files.items()
+    }
+    first, second = opened["step_2/worker_0.jsonl"]
+    assert "reopened" not in first
+    assert second["reopened"] is True
+    assert first["run_id"] == opened["step_1/worker_0.jsonl"][0]["run_id"]
+    assert second["run_id"] == opened["step_3/worker_0.jsonl"][0]["run_id"] != first["run_id"]
+
+
+def test_files_of_overlapping_steps_are_never_more_than_16_and_late_records_reopen_them(install):
+    folder = install()
+    blocks = [step(number) for number in range(40)]
+    for block in blocks:
+        with block:
+            event("early")
+    assert sglang_instrument.flush()
+    assert len(_open_logs(folder)) <= 16
+    for number in range(40):
+        with step(number):
+            event("late")
+    sglang_instrument.uninstall()
+    assert _open_logs(folder) == []
+    for records in read_records(folder).values():
+        assert [record["event"] for record in own(records)] == ["early", "late"]
+
+
+def test_the_file_of_an_ended_step_is_closed_when_two_newer_ones_were_seen(install):
+    folder = install()
+    for number in range(1, 8):
+        rollout([number])
+        assert sglang_instrument.flush()
+        assert len(_open_logs(folder)) <= 3
+    assert folder / "step_7" / "worker_0.jsonl" in _open_logs(folder)
+
+
+def test_a_step_in_which_something_still_runs_stays_open_and_is_closed_once(install):
+    folder = install()
+    with step(1):
+        with step(2), step(1):
+            event("inner")
+        rollout([3, 4, 5])
+        assert sglang_instrument.flush()
+        assert [record["event"] for record in read_records(folder)["step_1/worker_0.jsonl"]][1:] == ["inner"]
+        event("outer")
+    sglang_instrument.uninstall()
+    events = [record["event"] for record in read_records(folder)["step_1/worker_0.jsonl"]]
+    assert events == ["log_opened", "inner", "outer", "step_closed"]
+
+
+def test_a_role_that_is_no_file_name_never_leaves_the_folder(install, log_dir):
+    install()
+    with bind(role="../../../elsewhere", step=1):
+        event("did")
+    sglang_instrument.uninstall()
+    (path,) = log_dir.rglob("*.jsonl")
+    assert path.parent == log_dir / "run" / "step_1"
+
+
+def test_what_the_process_is_stands_in_a_file_of_its_own(install):
+    folder = install(role="trainer")
+    with bind(worker=5, step=1):
+        event("did")
+    sglang_instrument.uninstall()
+    (path,) = (folder / "processes").iterdir()
+    assert path.name == "trainer_5.json"
+    described = json.loads(path.read_text())
+    assert (described["role"], described["rank"], described["pid"]) == ("trainer", 5, os.getpid())
+    assert described["records"] == {"recorded": 1, "waiting": 0, "changed": 0, "sampled_out": 0, "dropped": 0}
+
+
+def _open_logs(folder):
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            target = link.readlink()
+        except OSError:  # the descriptor with which the folder is listed
+            continue
+        if target.suffix == ".jsonl" and folder in target.parents:
+            found.append(target)
+    return sorted(found)

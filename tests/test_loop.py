@@ -1,0 +1,97 @@
+"""An event loop that is held is logged, with the line that holds it; one that stands still is not."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from sglang_instrument import bind, event, span
+from sglang_instrument.recording import loop as heartbeats
+from sglang_instrument.testing import records
+
+
+class Outside:
+    """Stands in for the writer's thread: looks at the hearts every 20 ms, from another thread."""
+
+    def __enter__(self):
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def _look(self):
+        while not self._stop.wait(0.02):
+            heartbeats.look_at_hearts()
+
+    def __exit__(self, *exc):
+        self._stop.set()
+        self._thread.join()
+
+
+def hold_the_loop(seconds):
+    time.sleep(seconds)
+
+
+async def request(seconds):
+    with bind(request_id="r7", turn=1), span("tool_execution"):
+        await asyncio.sleep(0.06)
+        hold_the_loop(seconds)
+        await asyncio.sleep(0.06)
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def new_loop(request):
+    made = []
+
+    def make():
+        module = asyncio if request.param == "asyncio" else pytest.importorskip("uvloop")
+        made.append(module.new_event_loop())
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_a_held_loop_is_logged_with_the_line_and_the_span_that_hold_it(new_loop):
+    with records(watch_loops=True) as seen, Outside(), bind(step=3):
+        new_loop().run_until_complete(request(0.4))
+    (block,) = seen.of("event_loop_block")
+    assert 0.3 < block["duration_sec"] < 5
+    assert block["extra"]["stack"][-1].endswith("hold_the_loop")
+    assert (block["extra"]["in_span"], block["extra"]["request_id"]) == ("tool_execution", "r7")
+    assert block["step"] == 3
+
+
+def test_a_loop_that_stood_still_between_two_runs_is_not_accused(new_loop):
+    running = new_loop()
+    with records(watch_loops=True) as seen, Outside():
+        running.run_until_complete(request(0))
+        time.sleep(0.3)
+        running.run_until_complete(request(0))
+    # A busy machine may hold the loop for a moment; the 0.3 s in which it did not run are not among it.
+    assert all(block["duration_sec"] < 0.25 for block in seen.of("event_loop_block"))
+
+
+def test_a_heart_stops_when_its_loop_is_closed_or_nothing_is_recorded(new_loop):
+    running = new_loop()
+    with records(watch_loops=True):
+        running.run_until_complete(request(0))
+        assert len(heartbeats._hearts) == 1
+        running.close()
+        heartbeats.look_at_hearts()
+        assert not heartbeats._hearts
+
+
+def test_a_beat_carries_no_request(new_loop):
+    with records(watch_loops=True) as seen, Outside(), bind(step=1):
+
+        async def run():
+            await asyncio.create_task(request(0.15))
+            event("after")
+            await asyncio.sleep(0.05)
+
+        new_loop().run_until_complete(run())
+    (block,) = seen.of("event_loop_block")
+    assert "turn" not in {key for key in block["extra"] if key not in ("request_id", "turn")}

@@ -1,0 +1,27 @@
+"""The engine's table against the wheels of SGLang, from the oldest version that is promised to the newest."""
+
+import pytest
+from wheels import wheel_of
+
+from sglang_instrument.patching.check import check
+from sglang_instrument.patching.tables import load_table
+from sglang_instrument.patching.trees import open_tree
+
+# Where something the table names changed its shape, and both ends.
+VERSIONS = ["0.4.6.post5", "0.4.9.post6", "0.5.2", "0.5.5", "0.5.10.post1", "0.5.12.post1", "0.5.23"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_region_of_the_engine_is_found_where_its_version_has_one(version):
+    [result] = check([load_table("sglang/engine")], open_tree(wheel_of("sglang", version)))
+    assert result.version == version
+    states = {str(site.target): site.state for site in result.sites if site.expected}
+    assert {target for target, state in states.items() if state != "found"} == set()
+    assert {site.region.event for site in result.sites if site.state == "found"} == {
+        "engine_generate",
+        "engine_stream",
+        "engine_cache_flush",
+        "weights_update",
+        "memory_release",
+        "memory_resume",
+    }

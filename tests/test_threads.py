@@ -1,0 +1,166 @@
+"""Many threads and event loops at a time: nothing is lost, doubled, or started anew."""
+
+import asyncio
+import sys
+import threading
+import types
+
+import pytest
+from logged import own, read_records
+
+import sglang_instrument
+from sglang_instrument import bind, span, step
+from sglang_instrument.recording import notices
+
+SWITCHED = """
+    import asyncio, itertools, threading
+    import sglang_instrument as si
+
+    stop = threading.Event()
+
+    def record(number):
+        for index in itertools.count():
+            if stop.is_set():
+                return
+            with si.bind(step=1, worker=number), si.span("total_step_duration", index=index), si.span("work"):
+                stop.wait(0.0001)
+
+    threads = [threading.Thread(target=record, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(15):
+        si.install()
+        si.flush()
+        si.uninstall()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not [notice for notice in si.status()["notices"] if "failed" in notice["notice"]]
+"""
+
+
+def test_threads_record_while_another_installs_and_uninstalls(run_script):
+    script = run_script(SWITCHED)
+    assert "Exception in thread" not in script.stderr
+    for records in script.records.values():
+        events = [record for record in own(records) if record["event"] == "total_step_duration"]
+        indices = [record["extra"]["index"] for record in events]
+        assert len(indices) == len(set(indices))
+
+
+@pytest.mark.parametrize("durability", ["buffered", "line"])
+def test_a_span_that_ends_in_another_thread_during_uninstall_starts_nothing_anew(run_script, durability):
+    script = run_script(
+        """
+        import threading
+        import sglang_instrument as si
+        from sglang_instrument.recording import spans
+
+        si.install()
+        seen_before = spans.current_buffer()  # by a thread that is interrupted on its way to append
+        si.uninstall()
+        seen_before.append(spans.Span("late", end=1))
+        assert threading.active_count() == 1
+        """,
+        SGLANG_INSTRUMENT_DURABILITY=durability,
+    )
+    assert not script.folder.exists()
+
+
+def test_tasks_record_while_others_install_and_uninstall(install, log_dir):
+    async def request(number):
+        with bind(request_id=f"r{number}"):
+            for turn in range(10):
+                async with span("turn_engine_call", turn=turn):
+                    await asyncio.sleep(0.001)
+
+    async def switch():
+        for _ in range(3):
+            install()
+            await asyncio.sleep(0.005)
+            sglang_instrument.uninstall()
+            await asyncio.sleep(0.005)
+
+    async def rollout():
+        with step(1):
+            await asyncio.gather(*(request(number) for number in range(20)), switch())
+
+    asyncio.run(rollout())
+    seen = [
+        (record["extra"]["request_id"], record["extra"]["turn"])
+        for record in read_records(log_dir / "run")["step_1/worker_0.jsonl"]
+        if record["event"] == "turn_engine_call"
+    ]
+    assert len(seen) == len(set(seen)) > 0
+
+
+def test_four_threads_lose_and_double_nothing(install):
+    folder = install()
+
+    def record(number):
+        with bind(step=1, worker=number):
+            for index in range(50_000):
+                with span("work", index=index):
+                    pass
+
+    threads = [threading.Thread(target=record, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sglang_instrument.flush(30)
+    counts = sglang_instrument.status()["records"]
+    sglang_instrument.uninstall()
+    written = {
+        path: [record["extra"]["index"] for record in own(records)]
+        for path, records in read_records(folder).items()
+    }
+    assert sorted(written) == [f"step_1/worker_{number}.jsonl" for number in range(4)]
+    for indices in written.values():
+        assert len(indices) == len(set(indices))
+    assert sum(map(len, written.values())) + counts["dropped"] == 200_000
+    assert counts["dropped"] == 0 or any("buffer full" in notice["notice"] for notice in notices.noticed())
+
+
+def test_event_loops_in_several_threads_keep_their_tasks_apart(install):
+    folder = install()
+
+    async def request(number):
+        with bind(request_id=number), span("async_rollout_request_complete"):
+            await asyncio.sleep(0.01)
+            with span("tool_execution"):
+                await asyncio.sleep(0.01)
+
+    async def rollout(worker):
+        with bind(step=1, worker=worker):
+            await asyncio.gather(*(request(number) for number in range(5)))
+
+    threads = [
+        threading.Thread(target=lambda worker=worker: asyncio.run(rollout(worker))) for worker in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sglang_instrument.uninstall()
+    tasks = set()
+    for records in read_records(folder).values():
+        spans_of_task = {}
+        for record in own(records):
+            if record["event"] in ("async_rollout_request_complete", "tool_execution"):
+                spans_of_task.setdefault(record["task"], []).append(record)
+        assert len(spans_of_task) == 5
+        for inner, outer in spans_of_task.values():
+            assert inner["extra"]["request_id"] == outer["extra"]["request_id"]
+        assert tasks.isdisjoint(spans_of_task)
+        tasks |= set(spans_of_task)
+
+
+@pytest.mark.parametrize("half", ["asyncio", "torch"])
+def test_a_span_while_another_thread_imports_what_it_looks_at_never_raises(install, monkeypatch, half):
+    install()
+    module = types.ModuleType(half)  # what sys.modules holds at the beginning of an import
+    module.cuda = types.ModuleType("torch.cuda")
+    monkeypatch.setitem(sys.modules, half, module)
+    with step(1), span("total_step_duration"):
+        pass

@@ -1,0 +1,98 @@
+"""What does not end is in the log while it hangs, with where it stands."""
+
+import asyncio
+import itertools
+import json
+import threading
+import time
+
+from sglang_instrument import bind, instrument, span
+from sglang_instrument.recording.clock import Clock
+from sglang_instrument.recording.lines import LineMaker
+from sglang_instrument.recording.watchdog import Watchdog
+from sglang_instrument.testing import records
+
+
+class Pages:
+    """Takes the place of the disk: keeps what the watchdog writes, decoded."""
+
+    def __init__(self):
+        self.lines = []
+
+    def write(self, scope, line, count):
+        self.lines.append(json.loads(line))
+
+
+def look_for(watchdog, seconds):
+    pages = Pages()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        watchdog.look(pages)
+        time.sleep(0.005)
+    return pages.lines
+
+
+def test_an_open_span_is_reported_when_it_is_old_and_at_each_doubling():
+    watchdog = Watchdog(LineMaker(Clock()), first_age_sec=0.05)
+    with records(), bind(step=4, worker=1, request_id="r", turn=2), span("tool_execution"):
+        reports = look_for(watchdog, 0.5)
+    ages = [report["extra"]["spans"][0]["age_sec"] for report in reports]
+    assert 2 <= len(ages) <= 4
+    assert all(later > 1.5 * earlier for earlier, later in itertools.pairwise(ages))
+    (first,) = reports[0]["extra"]["spans"]
+    assert (first["event"], first["request_id"], first["turn"]) == ("tool_execution", "r", 2)
+    assert (reports[0]["step"], reports[0]["workid"]) == (4, 1)
+
+
+def test_the_report_says_where_a_waiting_coroutine_stands():
+    watchdog = Watchdog(LineMaker(Clock()), first_age_sec=0.02)
+    lines = []
+
+    async def never_ending_tool():
+        with span("tool_execution"):
+            await asyncio.Event().wait()
+
+    async def run():
+        task = asyncio.create_task(never_ending_tool())
+        await asyncio.sleep(0.05)
+        looking = threading.Thread(target=lambda: lines.extend(look_for(watchdog, 0.1)))
+        looking.start()
+        await asyncio.to_thread(looking.join)
+        task.cancel()
+
+    with records():
+        asyncio.run(run())
+    stack = lines[0]["extra"]["spans"][0]["stack"]
+    assert any(place.endswith("never_ending_tool") for place in stack)
+
+
+def test_the_report_follows_a_coroutine_whose_awaits_are_counted():
+    watchdog = Watchdog(LineMaker(Clock()), first_age_sec=0.02)
+    lines = []
+
+    @instrument(phase="tool")
+    async def counted():
+        await inner()
+
+    async def inner():
+        await asyncio.Event().wait()
+
+    async def run():
+        task = asyncio.create_task(counted())
+        await asyncio.sleep(0.05)
+        await asyncio.to_thread(lambda: lines.extend(look_for(watchdog, 0.1)))
+        task.cancel()
+
+    with records():
+        asyncio.run(run())
+    assert any(place.endswith(" inner") for place in lines[0]["extra"]["spans"][0]["stack"])
+
+
+def test_a_span_that_ended_is_not_reported_and_not_remembered():
+    watchdog = Watchdog(LineMaker(Clock()), first_age_sec=0.02)
+    with records():
+        for _ in range(3):
+            with span("tool_execution"):
+                look_for(watchdog, 0.05)
+        assert not look_for(watchdog, 0.05)
+    assert not watchdog._reported

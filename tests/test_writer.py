@@ -1,0 +1,269 @@
+"""The writer: records that are written at once; memory that stays bounded when the disk does not keep up."""
+
+import logging
+import os
+import threading
+import time
+
+import pytest
+
+from sglang_instrument import bind, flush, span, status, step
+from sglang_instrument.recording import notices, writer
+from sglang_instrument.recording.clock import Clock
+from sglang_instrument.recording.files import Files
+from sglang_instrument.recording.lines import LineMaker
+from sglang_instrument.recording.writer import Disk, Writer
+
+CONTROL = ("log_opened", "step_closed", "log_closed", "open_spans")
+
+
+def events(records):
+    return [record["event"] for record in records if record["event"] not in CONTROL]
+
+
+def test_with_durability_line_a_record_is_in_its_file_before_the_block_is_left(install, records_below):
+    folder = install(durability="line")
+    with step(3):
+        for number in range(50):
+            with span(f"event {number}"):
+                pass
+            assert events(records_below(folder)["step_3/worker_0.jsonl"])[-1] == f"event {number}"
+
+
+def test_with_durability_line_a_step_is_closed_in_its_file_before_its_block_is_left(install, records_below):
+    folder = install(durability="line")
+    with step(3), span("parse"):
+        pass
+    last = records_below(folder)["step_3/worker_0.jsonl"][-1]
+    assert last["event"] == "step_closed"
+    assert last["extra"] == {"written": 1, "dropped": 0, "sampled_out": 0}
+
+
+def test_with_durability_line_a_kill_loses_no_record_of_a_block_that_was_left(run_script):
+    killed = run_script(
+        """
+        import os, signal
+        import sglang_instrument
+
+        sglang_instrument.install(durability="line")
+        with sglang_instrument.step(1):
+            for number in range(777):
+                with sglang_instrument.span("parse", number=number):
+                    pass
+            os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        code=-9,
+    )
+    written = [record["extra"]["number"] for record in killed.records["step_1/worker_0.jsonl"][1:]]
+    assert written == list(range(777))
+
+
+def test_with_durability_line_threads_neither_lose_nor_double_nor_mix_lines(install, records_below):
+    folder = install(durability="line")
+
+    def work(thread):
+        with bind(step=1, request_id=thread):
+            for number in range(500):
+                with span("parse", number=number):
+                    pass
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    parsed = [
+        record for record in records_below(folder)["step_1/worker_0.jsonl"] if record["event"] == "parse"
+    ]
+    seen = [(record["extra"]["request_id"], record["extra"]["number"]) for record in parsed]
+    assert sorted(seen) == [(thread, number) for thread in range(4) for number in range(500)]
+
+
+def test_with_durability_line_a_span_in_the_middle_of_a_write_waits_for_nobody(
+    install, log_dir, records_below
+):
+    class Recording(logging.Handler):
+        def emit(self, record):
+            with span("said"):
+                pass
+
+    handler = Recording()
+    logging.getLogger("sglang_instrument").addHandler(handler)
+    try:
+        folder = install(durability="line")
+        with step(1):
+            with span("first"):
+                pass
+            (folder / "step_1/worker_0.jsonl").unlink()
+            with span("second"):  # the notice that the file is gone is logged while this one is written
+                pass
+            with span("third"):
+                pass
+    finally:
+        logging.getLogger("sglang_instrument").removeHandler(handler)
+    assert events(records_below(folder)["step_1/worker_0.jsonl"]) == ["second", "said", "third"]
+
+
+def test_with_durability_line_a_span_that_does_not_end_is_still_reported(install, records_below):
+    folder = install(durability="line", hang_after_sec=0.1)
+    with step(1), span("tool_execution"):
+        for _ in range(200):
+            time.sleep(0.05)
+            written = records_below(folder).get("step_1/worker_0.jsonl", [])
+            if any(record["event"] == "open_spans" for record in written):
+                break
+        else:
+            pytest.fail("no open_spans")
+
+
+def test_with_durability_line_a_forked_child_writes_a_file_of_its_own(run_script):
+    forked = run_script(
+        """
+        import os
+        import sglang_instrument
+
+        sglang_instrument.install(durability="line")
+        with sglang_instrument.step(1):
+            with sglang_instrument.span("parse", process="parent"):
+                pass
+            child = os.fork()
+            if child == 0:
+                with sglang_instrument.step(1), sglang_instrument.span("parse", process="child"):
+                    pass
+                os._exit(0)
+            os.waitpid(child, 0)
+        """
+    )
+    processes = [
+        {record["extra"]["process"] for record in records if record["event"] == "parse"}
+        for records in forked.records.values()
+    ]
+    assert sorted(map(sorted, processes)) == [["child"], ["parent"]]
+
+
+def test_with_durability_line_a_folder_that_cannot_be_made_is_said_once_and_counted(install, log_dir, caplog):
+    log_dir.write_text("no folder")
+    install(durability="line")
+    with step(1):
+        for _ in range(10):
+            with span("parse"):
+                pass
+    assert status()["records"]["dropped"] == 10
+    assert len([message for message in caplog.messages if "cannot be written" in message]) == 1
+
+
+def test_a_buffer_that_nobody_empties_drops_its_newest_spans_and_counts_them(log_dir, records_below):
+    files = Files(log_dir, Clock(), "run", dict)
+    watched, emptying = threading.Event(), threading.Event()
+
+    def hold_up(disk):
+        watched.set()
+        emptying.wait(60)
+
+    stuck = Writer(Disk(files, 2**30), LineMaker(Clock()), hold_up)
+    stuck.open()
+    with step(1):
+        with span("first"):
+            pass
+        assert watched.wait(10)
+        for _ in range(writer.MOST_SPANS + 1000):
+            with span("parse"):
+                pass
+    stuck.close()
+    emptying.set()
+    closed = threading.Event()
+    stuck.flush_then(files.close, closed)
+    assert closed.wait(60)
+    stuck.end()
+    assert stuck.dropped_records == 1000
+    ends = [
+        record
+        for record in records_below(log_dir)["step_1/worker_0.jsonl"]
+        if record["event"] == "step_closed"
+    ]
+    assert ends[-1]["extra"]["written"] == writer.MOST_SPANS + 1
+    assert ends[-1]["extra"]["dropped"] == 1000
+    assert [said["times"] for said in notices.noticed() if "encoded" in said["notice"]] == [1]
+
+
+def test_a_disk_that_hangs_costs_bounded_memory_and_is_told_of_once(run_script, log_dir):
+    # A fifo takes 64 KB, and then nothing until somebody reads it.
+    (log_dir / "run/step_1").mkdir(parents=True)
+    os.mkfifo(log_dir / "run/step_1/worker_0.jsonl")
+    run = run_script(
+        """
+        import json, os, resource, threading, time
+        import sglang_instrument
+
+        def largest_mb():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+        sglang_instrument.install(memory_limit_mb=1)
+        folder = sglang_instrument.status()["folder"]
+        with sglang_instrument.step(1):
+            with sglang_instrument.span("first"):
+                pass
+            before_mb = largest_mb()
+            for number in range(400_000):
+                with sglang_instrument.span("parse"):
+                    pass
+                if number % 1000 == 0:
+                    time.sleep(0.001)  # 400,000 records are 50 MB
+            print("grown_mb", largest_mb() - before_mb)
+        print("flushed", sglang_instrument.flush(0.2))
+
+        lines = []
+        def read():
+            with open(f"{folder}/step_1/worker_0.jsonl", "rb") as fifo:
+                while not lines or b"log_closed" not in lines[-1]:
+                    lines.append(fifo.readline())
+        reader = threading.Thread(target=read)
+        reader.start()
+        print("flushed", sglang_instrument.flush(30))
+        counts = sglang_instrument.status()["records"]
+        notices = [said["times"] for said in sglang_instrument.status()["notices"]
+                   if "keep up" in said["notice"]]
+        sglang_instrument.uninstall()
+        reader.join()
+        records = [json.loads(line) for line in lines]
+        closed = [record["extra"] for record in records if record["event"] == "step_closed"]
+        print("notices", len(notices), "closed", len(closed))
+        print("dropped", counts["dropped"] > 100_000, closed[0]["dropped"] == counts["dropped"])
+        written = [record for record in records if record["event"] in ("first", "parse")]
+        print("written", closed[0]["written"] == len(written))
+        print("all", closed[0]["written"] + closed[0]["dropped"])
+        """
+    )
+    said = dict(line.split(" ", 1) for line in run.stdout.splitlines() if not line.startswith("flushed"))
+    assert run.stdout.count("flushed False") == run.stdout.count("flushed True") == 1
+    assert float(said.pop("grown_mb")) < 32
+    assert said == {"notices": "1 closed 1", "dropped": "True True", "written": "True", "all": "400001"}
+    assert run.stderr.count("does not keep up") == 1
+
+
+def test_a_process_ends_although_its_disk_hangs(run_script, log_dir):
+    (log_dir / "run/step_1").mkdir(parents=True)
+    os.mkfifo(log_dir / "run/step_1/worker_0.jsonl")
+    run = run_script(
+        """
+        import sglang_instrument
+
+        sglang_instrument.install()
+        with sglang_instrument.step(1):
+            for _ in range(5_000):
+                with sglang_instrument.span("parse"):
+                    pass
+        """
+    )
+    assert "may be lost" in run.stderr
+
+
+def test_flush_says_that_what_was_recorded_is_written(install, records_below):
+    folder = install()
+    with step(1):
+        for number in range(1000):
+            with span("parse", number=number):
+                pass
+        assert flush()
+        written = records_below(folder)["step_1/worker_0.jsonl"]
+        assert [record["extra"]["number"] for record in written[1:]] == list(range(1000))

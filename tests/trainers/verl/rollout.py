@@ -1,0 +1,147 @@
+"""Build verl's real SGLangRollout over the real engine on a CPU, and batches for it."""
+
+import asyncio
+import importlib.metadata
+import os
+from pathlib import Path
+
+import cpu_engine  # noqa: F401 - before verl
+import numpy as np
+import torch
+import verl
+import verl.workers.rollout.sglang_rollout.sglang_rollout as module
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from verl import DataProto
+
+HERE = Path(__file__).parent
+VERSION = tuple(map(int, importlib.metadata.version("verl").split(".")[:3]))
+HAS_INTERACTIONS = VERSION >= (0, 4, 1)
+TOOL = "calc_gsm8k_reward"
+PROMPT_LENGTH, RESPONSE_LENGTH = 128, 256
+
+#: What the model was taught: one call; a wrong call and a right one; none; one, and a wrong answer.
+QUESTIONS = [("Add 2 and 3.", "5"), ("Add 4 and 4.", "8"), ("Say 9.", "9"), ("Add 6 and 1.", "7")]
+
+
+def settings(tensor_parallel=1):
+    """Return verl's own settings of a rollout, changed where a test on a CPU needs it."""
+    with initialize_config_dir(str(Path(verl.__file__).parent / "trainer/config"), version_base=None):
+        rollout = compose("ppo_trainer").actor_rollout_ref.rollout
+    OmegaConf.set_struct(rollout, False)
+    rollout.update(
+        name="sglang",
+        mode="sync",
+        dtype="float32",
+        load_format="auto",
+        prompt_length=PROMPT_LENGTH,
+        response_length=RESPONSE_LENGTH,
+        tensor_model_parallel_size=tensor_parallel,
+        max_model_len=None,
+        enforce_eager=True,
+    )
+    turns = rollout.multi_turn
+    turns.enable = True
+    turns.tool_config_path = str(HERE / "config/tools.yaml")
+    if HAS_INTERACTIONS:
+        named = "interaction_0.4.1.yaml" if VERSION == (0, 4, 1) else "interaction.yaml"
+        turns.interaction_config_path = str(HERE / "config" / named)
+        turns.max_assistant_turns, turns.max_user_turns = 6, 3
+    else:
+        turns.max_turns = 6
+    return rollout
+
+
+def build(model, tensor_parallel=1):
+    """Return the rollout; it starts the engine."""
+    config = settings(tensor_parallel)
+    if VERSION >= (0, 6, 0):
+        from verl.utils.config import omega_conf_to_dataclass
+        from verl.workers.config import HFModelConfig, RolloutConfig
+
+        model_config = HFModelConfig(path=model, override_config={"attn_implementation": "eager"})
+        rollout = module.SGLangRollout(
+            config=omega_conf_to_dataclass(config, RolloutConfig), model_config=model_config, device_mesh=None
+        )
+    else:
+        from transformers import AutoConfig, AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        named = {"tokenizer" if VERSION < (0, 4, 1) else "processing_class": tokenizer}
+        hf_config = AutoConfig.from_pretrained(model)
+        rollout = module.SGLangRollout(model, config, model_hf_config=hf_config, **named)
+    try:
+        asyncio.get_event_loop()
+    except RuntimeError:  # uvloop makes none by itself, and not every sglang does
+        asyncio.set_event_loop(asyncio.new_event_loop())
+    return rollout
+
+
+def change(rollout, **values):
+    """Change settings of a rollout that was built, which newer versions keep frozen."""
+    for name, value in values.items():
+        owner, _, field = name.rpartition("__")
+        config = getattr(rollout.config, owner) if owner else rollout.config
+        if OmegaConf.is_config(config):
+            config[field] = value
+        else:
+            object.__setattr__(config, field, value)
+
+
+def objects(values):
+    array = np.empty(len(values), dtype=object)
+    for number, value in enumerate(values):
+        array[number] = value
+    return array
+
+
+def batch(rollout, questions=QUESTIONS, step=None, validate=False):
+    """Return what verl's trainer hands to `generate_sequences`; `step` where this version's trainer does."""
+    tokenizer = getattr(rollout, "processing_class", None) or rollout.tokenizer
+    messages = [np.array([{"role": "user", "content": question}]) for question, _ in questions]
+    texts = [
+        tokenizer.apply_chat_template(list(one), add_generation_prompt=True, tokenize=False)
+        for one in messages
+    ]
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    pads = [PROMPT_LENGTH - len(one) for one in ids]
+    input_ids = torch.tensor([[tokenizer.pad_token_id] * p + one for p, one in zip(pads, ids, strict=True)])
+    mask = (torch.arange(PROMPT_LENGTH)[None] >= torch.tensor(pads)[:, None]).long()
+    tensors = {
+        "input_ids": input_ids,
+        "attention_mask": mask,
+        "position_ids": (mask.cumsum(-1) - 1).clip(0),
+    }
+    truths = [truth for _, truth in questions]
+    others = {
+        "raw_prompt": objects(messages),
+        "tools_kwargs": objects([{TOOL: {"create_kwargs": {"ground_truth": truth}}} for truth in truths]),
+    }
+    if HAS_INTERACTIONS:
+        others["interaction_kwargs"] = objects([{"name": "gsm8k", "ground_truth": truth} for truth in truths])
+    meta = {
+        "do_sample": False,
+        "validate": validate,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    if step is not None and VERSION >= (0, 5, 0):  # before, the trainer told nobody
+        meta["global_steps"] = step
+    return DataProto.from_dict(tensors, non_tensors=others, meta_info=meta)
+
+
+def plain(output):
+    """Return all that a rollout gave, as lists that can be compared: tokens, masks, messages and rewards."""
+    messages = output.non_tensor_batch.get("messages", [])
+    return {
+        "tensors": {name: tensor.tolist() for name, tensor in output.batch.items()},
+        "messages": [[message.model_dump(mode="json") for message in one["messages"]] for one in messages],
+        "rewards": [dict(one) for one in output.non_tensor_batch.get("reward_scores", [])],
+    }
+
+
+def join_group():
+    """Join the gloo group of the ranks; a rank is told as torchrun tells it."""
+    for variable in ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"):
+        os.environ.setdefault(variable, os.environ["RANK"])  # verl reads one of them by name
+    torch.distributed.init_process_group("gloo")

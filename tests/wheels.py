@@ -1,0 +1,21 @@
+"""Wheels of other projects, to be read and not imported: fetched once, kept below .envs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WHEELS = Path(__file__).parents[1] / ".envs/wheels"
+
+
+def wheel_of(package, version):
+    """Return the path of a package's wheel; skip the test if the registry does not give it."""
+    pattern = f"{package}-{version}-*.whl"
+    if not list(WHEELS.glob(pattern)):
+        WHEELS.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(WHEELS)]
+        done = subprocess.run([*command, f"{package}=={version}"], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"no wheel of {package} {version}: {done.stderr.strip()[-200:]}")
+    return next(WHEELS.glob(pattern))
