@@ -40,7 +40,7 @@ $(VENV)/.package: pyproject.toml | $(BIN)/python
 	touch $@
 
 $(VENV)/.develop: $(VENV)/.package
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[analysis,test,lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[analysis,report,profiling,test,lint]'
 	touch $@
 
 $(VENV)/.demo: $(DEMO)/requirements.txt $(DEMO)/requirements-nodeps.txt | $(VENV)/.package

@@ -11,6 +11,7 @@ from typing import Final
 SLOW_SEC: Final = 1.5
 BLOCK_SEC: Final = 0.5
 STRAGGLE_SEC: Final = 0.6
+DYING_SEC: Final = 0.5  # longer than records may be lost in a kill: what ended before the step is on disk
 
 #: Where each fault is planted: several fit into one run. "Step 2" is the last step of a run of one step.
 FAULTS: Final[dict[str, str]] = {
@@ -19,7 +20,7 @@ FAULTS: Final[dict[str, str]] = {
     "loop-block": f"step 2, worker 0: the second tool call holds the event loop for {BLOCK_SEC} s",
     "straggler": f"step 2, last worker: every tool call takes {STRAGGLE_SEC} s longer",
     "hang": "last step, worker 0: the first tool call never returns",
-    "crash": "last step, last worker: the process kills itself at its first tool call",
+    "crash": f"last step, last worker: the process kills itself {DYING_SEC} s into its first tool call",
 }
 
 
@@ -64,6 +65,7 @@ class Fault:
 
     async def _first_tool_call(self) -> None:
         if "crash" in self._active:
+            await asyncio.sleep(DYING_SEC)
             os.kill(os.getpid(), signal.SIGKILL)
         if "hang" in self._active:
             await asyncio.Event().wait()
