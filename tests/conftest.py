@@ -56,7 +56,7 @@ class Script:
     process: subprocess.Popen
     folder: Path
 
-    def wait(self, code=0, timeout=60):
+    def wait(self, code=0, timeout=180):
         """Wait for its end, with exit code `code`; a negative one is a signal."""
         self.stdout, self.stderr = self.process.communicate(timeout=timeout)
         assert self.process.returncode == code, self.stderr

@@ -210,7 +210,7 @@ def test_a_disk_that_hangs_holds_flush_and_uninstall_for_two_seconds_at_most(ins
     rollout([2])
     sglang_instrument.uninstall()
     assert (
-        time.monotonic() - started < 10
+        time.monotonic() - started < 30
     )  # far above 2.3 s, for machines that are busy, and far below a hang
     (notice,) = noticed()
     waiting = int(notice.split()[0])
@@ -227,7 +227,7 @@ def test_a_process_whose_disk_hangs_ends(start_script, hanging_file):
                 si.event("did", index=index)
         print("done")
     """)
-    script.wait(timeout=30)
+    script.wait(timeout=120)
     assert "records were not written within 2 s" in script.stderr
 
 

@@ -17,11 +17,11 @@ from sglang_instrument.recording.spans import OFF, OPEN
 
 
 def wait_until(condition):
-    for _ in range(500):
+    for _ in range(6000):
         if condition():
             return
         threading.Event().wait(0.01)
-    pytest.fail("it did not happen within 5 s")
+    pytest.fail("it did not happen within 60 s")
 
 
 @pytest.mark.parametrize("actions", list(itertools.product(["install", "uninstall", "record"], repeat=4)))

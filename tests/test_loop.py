@@ -33,6 +33,11 @@ def hold_the_loop(seconds):
     time.sleep(seconds)
 
 
+def longest_block(seen):
+    """Return the block that was planted: a busy machine may add a short one of its own."""
+    return max(seen.of("event_loop_block"), key=lambda block: block["duration_sec"])
+
+
 async def request(seconds):
     with bind(request_id="r7", turn=1), span("tool_execution"):
         await asyncio.sleep(0.06)
@@ -57,8 +62,8 @@ def new_loop(request):
 def test_a_held_loop_is_logged_with_the_line_and_the_span_that_hold_it(new_loop):
     with records(watch_loops=True) as seen, Outside(), bind(step=3):
         new_loop().run_until_complete(request(0.4))
-    (block,) = seen.of("event_loop_block")
-    assert 0.3 < block["duration_sec"] < 5
+    block = longest_block(seen)
+    assert block["duration_sec"] > 0.3
     assert block["extra"]["stack"][-1].endswith("hold_the_loop")
     assert (block["extra"]["in_span"], block["extra"]["request_id"]) == ("tool_execution", "r7")
     assert block["step"] == 3
@@ -68,10 +73,10 @@ def test_a_loop_that_stood_still_between_two_runs_is_not_accused(new_loop):
     running = new_loop()
     with records(watch_loops=True) as seen, Outside():
         running.run_until_complete(request(0))
-        time.sleep(0.3)
+        time.sleep(2)
         running.run_until_complete(request(0))
-    # A busy machine may hold the loop for a moment; the 0.3 s in which it did not run are not among it.
-    assert all(block["duration_sec"] < 0.25 for block in seen.of("event_loop_block"))
+    # A busy machine may hold the loop for a moment; the 2 s in which it did not run are not among it.
+    assert all(block["duration_sec"] < 1.5 for block in seen.of("event_loop_block"))
 
 
 def test_a_heart_stops_when_its_loop_is_closed_or_nothing_is_recorded(new_loop):
@@ -93,5 +98,5 @@ def test_a_beat_carries_no_request(new_loop):
             await asyncio.sleep(0.05)
 
         new_loop().run_until_complete(run())
-    (block,) = seen.of("event_loop_block")
+    block = longest_block(seen)
     assert "turn" not in {key for key in block["extra"] if key not in ("request_id", "turn")}

@@ -1,14 +1,14 @@
-"""Ray kills actors without a word: what they had recorded half a second before is on disk all the same."""
+"""Ray kills actors without a word: what was on disk before is whole, and belongs to one run."""
 
 import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed here; tests/environments/ray.sh makes a place for it")
 
 DRIVER = """
-    import os, sys, time, ray
+    import os, pathlib, sys, time, ray
     import sglang_instrument as si
 
-    si.install()
+    folder = pathlib.Path(si.install())
 
     class Rollout:
         def __init__(self, rank):
@@ -26,7 +26,10 @@ DRIVER = """
     actors = [ray.remote(num_cpus=1)(Rollout).remote(rank) for rank in range(2)]
     for number in (1, 2, 3):
         processes = ray.get([actor.run.remote(number) for actor in actors])
-    time.sleep(0.5)  # a kill may cost what was recorded in the last moments, as any SIGKILL may
+    # A kill may cost what was recorded in the last moments, as any SIGKILL may: wait until it is on disk.
+    written = lambda: [path for path in folder.rglob("worker_*.jsonl") if "step_closed" in path.read_text()]
+    while len(written()) < 6:
+        time.sleep(0.01)
     ENDING
 """
 

@@ -263,14 +263,14 @@ def test_what_was_waited_before_a_timeout_is_no_activity(patched):
     @instrument
     async def tool():
         try:
-            await asyncio.wait_for(asyncio.sleep(10), 0.1)
+            await asyncio.wait_for(asyncio.sleep(10), 1)
         except asyncio.TimeoutError:
             time.sleep(0.02)
 
     @instrument
     async def cancelled_inside():
         task = asyncio.current_task()
-        asyncio.get_running_loop().call_later(0.1, task.cancel)
+        asyncio.get_running_loop().call_later(1, task.cancel)
         try:
             await asyncio.sleep(10)
         except asyncio.CancelledError:
@@ -286,11 +286,11 @@ def test_what_was_waited_before_a_timeout_is_no_activity(patched):
 
     with records() as seen:
         asyncio.run(request())
-    assert 0.02 <= active(seen.of("tool")[0]) < 0.09
-    assert 0.05 <= active(seen.of("cancelled_inside")[0]) < 0.12
+    assert 0.02 <= active(seen.of("tool")[0]) < 0.8
+    assert 0.05 <= active(seen.of("cancelled_inside")[0]) < 0.8
     assert active(seen.of("held")[0]) >= 0.05
     whole = seen.of("request")[0]
-    assert whole["duration_sec"] - active(whole) >= 0.19
+    assert whole["duration_sec"] - active(whole) >= 1.9
 
 
 def test_static_and_class_methods_of_async_protocols_are_called_as_they_are(tmp_path):

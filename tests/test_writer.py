@@ -107,7 +107,7 @@ def test_with_durability_line_a_span_in_the_middle_of_a_write_waits_for_nobody(
 def test_with_durability_line_a_span_that_does_not_end_is_still_reported(install, records_below):
     folder = install(durability="line", hang_after_sec=0.1)
     with step(1), span("tool_execution"):
-        for _ in range(200):
+        for _ in range(1200):
             time.sleep(0.05)
             written = records_below(folder).get("step_1/worker_0.jsonl", [])
             if any(record["event"] == "open_spans" for record in written):
