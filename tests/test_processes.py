@@ -120,7 +120,8 @@ def test_an_exit_of_python_writes_everything_and_keeps_its_code(run_script, endi
 def test_an_exit_without_clean_up_loses_no_step_that_ended_a_moment_before(run_script):
     script = run_script("""
         import os, pathlib, time, sglang_instrument as si
-        folder = pathlib.Path(si.install())
+        si.install()
+        folder = pathlib.Path(si.status()["folder"])
         with si.step(1), si.span("total_step_duration"):
             si.event("did", index=0)
         path = folder / "step_1" / "worker_0.jsonl"

@@ -8,7 +8,8 @@ DRIVER = """
     import os, pathlib, sys, time, ray
     import sglang_instrument as si
 
-    folder = pathlib.Path(si.install())
+    si.install()
+    folder = pathlib.Path(si.status()["folder"])
 
     class Rollout:
         def __init__(self, rank):
