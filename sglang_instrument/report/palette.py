@@ -1,0 +1,50 @@
+"""Give each phase one colour and one name, everywhere: in figures, in the report and in traces."""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: After Okabe and Ito, whose colours colour-blind people tell apart; what belongs together differs in
+#: lightness. Waiting is grey: nobody works.
+PHASE_COLOURS: Final[dict[str, str]] = {
+    "step": "#c9ced6",
+    "request": "#b4bac4",
+    "turn": "#a0a7b3",
+    "preprocess": "#009e73",
+    "generate": "#0072b2",
+    "tool": "#e69f00",
+    "interaction": "#f0e442",
+    "reward": "#cc79a7",
+    "postprocess": "#56b4e9",
+    "barrier": "#7f8792",
+    "broadcast": "#8c564b",
+    "cache": "#b89a72",
+    "weights": "#5b3a8c",
+    "engine": "#00467a",
+    "loop": "#d55e00",
+    "other": "#dfe3e8",
+}
+
+#: What the time of a phase is called where people read; that of a structure is what no part of it covers.
+PHASE_WORDS: Final[dict[str, str]] = {
+    "step": "step itself",
+    "request": "request itself",
+    "turn": "turn itself",
+    "generate": "generation",
+    "engine": "engine",
+    "preprocess": "preprocessing",
+    "postprocess": "postprocessing",
+    "barrier": "waiting at barrier",
+    "loop": "event loop",
+    "weights": "weights update",
+}
+
+
+def colour_of(phase: str) -> str:
+    """Return the colour of a phase; one that nobody knows is "other"."""
+    return PHASE_COLOURS.get(phase, PHASE_COLOURS["other"])
+
+
+def word_for(phase: str) -> str:
+    """Return what a phase is called where people read."""
+    return PHASE_WORDS.get(phase, phase)
