@@ -18,7 +18,7 @@ from sglang_instrument.patching import inside, measures
 from sglang_instrument.patching.patcher import Patcher
 from sglang_instrument.patching.probe import make_probe, probes_for
 from sglang_instrument.patching.tables import parse_table
-from sglang_instrument.recording import notices, spans
+from sglang_instrument.recording import context, notices, spans
 from sglang_instrument.recording.context import CURRENT, UNBOUND
 
 
@@ -579,3 +579,36 @@ def follow(table):
         return [ranks.f(0), ranks.f(1)]
     finally:
         patcher.uninstall()
+
+
+def test_a_region_says_what_its_process_is_from_its_first_run_on(program, records):
+    module = program(
+        """
+        def launch(rank):
+            return work()
+
+        def work():
+            return 1
+        """,
+        launch=[{"event": "engine_start", "process": {"role": "'server'", "worker": "rank"}}],
+        work=[{"event": "work", "bind": {"turn": "0"}}],
+    )
+    try:
+        assert module.launch(rank=7) == 1
+        assert module.work() == 1
+        scope = context.scope_for(None, None, None, False)
+        assert (scope.role, scope.worker, scope.step) == ("server", 7, None)
+    finally:
+        context.set_process_role(context.DEFAULT_ROLE)
+
+
+def test_the_role_that_install_was_given_wins_over_the_tables(program, records):
+    module = program(
+        "def launch(): pass", launch=[{"event": "engine_start", "process": {"role": "'server'"}}]
+    )
+    context.set_process_role("trainer")
+    try:
+        module.launch()
+        assert context.scope_for(None, None, 3, False).role == "trainer"
+    finally:
+        context.set_process_role(context.DEFAULT_ROLE)

@@ -64,7 +64,7 @@ def test_a_set_of_fields_can_be_shared_by_name():
         ({"at": "a", "block": "b"}, "at and block stand alone, got at, block"),
         ({"enter": {"n": 3}}, "enter.n must be a string holding an expression, got 3"),
         ({"enter": "reply"}, "enter must be a table of names and expressions; got 'reply'"),
-        ({"bind": {"rid": "x"}}, "bind.rid: only step, worker, validate, request_id, turn can be bound"),
+        ({"bind": {"rid": "x"}}, "bind.rid: only step, worker, validate, request_id, turn, role can be bound"),
         ({"root": "yes"}, "root must be true or false, got 'yes'"),
         ({"capture": {"rid": "call"}}, "capture.rid must be 'callee(keyword)', got 'call'"),
         ({"requires": "0.5"}, "requires: expected comparisons like '>=0.5.1,<0.6', got '0.5'"),

@@ -32,6 +32,7 @@ class Plan:
     when: Reader | None = None
     leader: Reader | None = None
     bind: Reader | None = None
+    process: Reader | None = None
     steps: StepCount | None = None
     enter: Reader | None = None
     exit: Reader | None = None
@@ -57,8 +58,9 @@ class Plan:
     @property
     def _reaches(self) -> bool:
         """Whether it does more than to be recorded from its beginning to its end."""
-        asked = self.when or self.leader or self.bind or self.steps or self.root or self.wants_inside
-        return bool(asked) or self.generator or self.emit != "span"
+        read = self.when or self.leader or self.bind or self.process
+        asked = self.steps or self.root or self.wants_inside or self.generator
+        return bool(read or asked) or self.emit != "span"
 
 
 def make_plan(region: Region, reports: bool = False) -> Plan:
@@ -71,11 +73,13 @@ def make_plan(region: Region, reports: bool = False) -> Plan:
     when = _parse(region, "when", _optional(region.when), "enter")
     leader = _parse(region, "leader", _optional(region.leader), "enter")
     bind = _parse(region, "bind", region.bind, "enter")
+    process = _parse(region, "process", region.process, "enter")
     enter = _parse(region, "enter", region.enter, "enter")
     exit_ = _parse(region, "exit", region.exit, leaving)
     ends = _parse(region, "ends", _optional(region.ends), leaving)
     after_error = {name: expression for name, expression in exit_.items() if expression.survives_error}
-    entering = locals_of([*when.values(), *leader.values(), *bind.values(), *enter.values()])
+    at_entry = (when, leader, bind, process, enter)
+    entering = locals_of([expression for fields in at_entry for expression in fields.values()])
     leaving_locals = locals_of([*exit_.values(), *ends.values()])
     wants_inside = _events(exit_.values())
     if region.generator and (region.bind or region.count_steps or region.root or wants_inside):
@@ -96,6 +100,7 @@ def make_plan(region: Region, reports: bool = False) -> Plan:
         leader=condition(leader, local_arguments(entering)),
         steps=step_count(region.origin.table) if region.count_steps else None,
         bind=reader(bind, local_arguments(entering)),
+        process=reader(process, local_arguments(entering)),
         enter=reader(enter, local_arguments(entering)),
         exit=reader(exit_, local_arguments(leaving_locals)),
         exit_after_error=reader(after_error, local_arguments(())),

@@ -123,6 +123,8 @@ def _open(plan: Plan, own: type[FullSpan], *values: Any) -> Any:
             return SKIPPED
         if plan.leader is not None and not holds(plan.leader(None, *values)):
             return SKIPPED
+        if plan.process is not None:
+            context.name_process(**plan.process(None, *values))
         if plan.bind is not None or plan.steps is not None or plan.root:
             bound = _bind(plan, values)
         extra = None if plan.enter is None else plan.enter(None, *values)

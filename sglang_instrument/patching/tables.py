@@ -35,10 +35,12 @@ _PATCH_KEYS: Final = frozenset({"target", "module", "requires", "leader", "regio
 _ANCHOR_KEYS: Final = frozenset({"from", "after", "through", "before", "at", "block"})
 _REGION_KEYS: Final = _ANCHOR_KEYS | {
     *("event", "emit", "requires", "phase", "sync", "root", "generator", "count_steps"),
-    *("enter", "exit", "bind", "when", "ends", "capture"),
+    *("enter", "exit", "bind", "process", "when", "ends", "capture"),
 }
 #: What a region may bind; request_id and turn are inherited by everything that runs inside.
-BINDABLE: Final = ("step", "worker", "validate", "request_id", "turn")
+BINDABLE: Final = ("step", "worker", "validate", "request_id", "turn", "role")
+#: What a region may say of the whole process.
+OF_PROCESS: Final = ("role", "worker")
 
 _TARGET: Final = re.compile(r"(?:(?P<module>[A-Za-z_][\w.]*):)?(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 _CAPTURE: Final = re.compile(r"(?P<callee>[A-Za-z_]\w*)\((?P<argument>[A-Za-z_]\w*)\)")
@@ -74,9 +76,9 @@ class Capture(NamedTuple):
 class Region:
     """The statements of a function that are one event, and what is recorded of them.
 
-    `enter`, `exit` and `bind` map names to field expressions; `when` is the condition under which a run is
-    recorded at all, `leader` that under which this process records it; `ends` is true for the item with which
-    a generator region ends.
+    `enter`, `exit`, `bind` and `process` map names to field expressions; `when` is the condition under which
+    a run is recorded at all, `leader` that under which this process records it; `ends` is true for the item
+    with which a generator region ends.
     """
 
     origin: Origin
@@ -86,6 +88,7 @@ class Region:
     enter: Mapping[str, str] = field(default_factory=dict)
     exit: Mapping[str, str] = field(default_factory=dict)
     bind: Mapping[str, str] = field(default_factory=dict)
+    process: Mapping[str, str] = field(default_factory=dict)
     when: str | None = None
     leader: str | None = None
     ends: str | None = None
@@ -258,6 +261,7 @@ def _parse_region(entry: Entry, requires: Requirement | None, fields: FieldSets,
         enter=entry.expressions("enter", fields),
         exit=entry.expressions("exit", fields),
         bind=entry.expressions("bind", fields),
+        process=entry.expressions("process", fields),
         when=entry.text("when"),
         ends=entry.text("ends"),
         capture=tuple(_parse_captures(entry)),
@@ -271,6 +275,9 @@ def _parse_region(entry: Entry, requires: Requirement | None, fields: FieldSets,
     for name in region.bind:
         if name not in BINDABLE:
             raise entry.error(f"bind.{name}: only {', '.join(BINDABLE)} can be bound")
+    for name in region.process:
+        if name not in OF_PROCESS:
+            raise entry.error(f"process.{name}: a process has only {' and '.join(OF_PROCESS)}")
     if region.emit != "span" and (region.generator or region.bind or region.count_steps):
         raise entry.error(f"emit = {region.emit!r} is a point: it can be no generator and bind nothing")
     if region.ends is not None and not region.generator:

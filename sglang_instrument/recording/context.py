@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from sglang_instrument.recording import tasks
+from sglang_instrument.recording import actors, tasks
 from sglang_instrument.recording.tasks import Task
 from sglang_instrument.recording.values import reduce_value
 
@@ -60,19 +60,42 @@ CURRENT: Final[ContextVar[Context]] = ContextVar("sglang_instrument", default=UN
 #: Roles whose processes cannot know the step; readers place their records by time.
 ENGINE_ROLES: Final = frozenset({"server", "scheduler", "tokenizer", "detokenizer", "controller"})
 
+#: What a process is that nobody said anything of.
+DEFAULT_ROLE: Final = "worker"
+#: Roles that may know the step, and are placed by time where they do not.
+_SOMETIMES_STEPLESS: Final = frozenset({"reward", "learner"})
+
 _scopes: dict[tuple[str, int, int | None, bool], Scope] = {}
 _counting = allocate_lock()  # of the open blocks of a step, which several threads may open and close
-_process_role = "worker"
+_process_role: str = DEFAULT_ROLE
+_process_worker: int | None = None
 
 
 def set_process_role(role: str) -> None:
     """Say what this process is; binds made from now on go to files of this role."""
-    global _process_role
-    _process_role = role
+    global _process_role, _process_worker
+    _process_role, _process_worker = role, None
+
+
+def name_process(role: Any = None, worker: Any = None) -> None:
+    """Learn from the trainer's own objects what this process is, unless `install(role=...)` said it.
+
+    Without a worker, the number in the name of the Ray actor counts that runs here: trainers call their
+    actors `agent_loop_worker_3`.
+    """
+    global _process_role, _process_worker
+    if _process_role == DEFAULT_ROLE:
+        _process_role = _word(role) or DEFAULT_ROLE
+    if worker is None and not os.environ.get("RANK", "").isdigit():
+        worker = actors.number_in_name()
+    if worker is not None:
+        _process_worker = _integer(worker)
 
 
 def default_worker() -> int:
-    """Return the rank of this process: `RANK`, or 0."""
+    """Return the rank of this process: what its trainer calls it, else `RANK`, else 0."""
+    if _process_worker is not None:
+        return _process_worker
     rank = os.environ.get("RANK", "")
     return int(rank) if rank.isdigit() else 0
 
@@ -81,7 +104,8 @@ def scope_for(role: str | None, worker: int | None, step: int | None, validate: 
     """Return the one scope of these ids; what was never bound gets its default."""
     role = _process_role if role is None else role
     worker = default_worker() if worker is None else worker
-    key = (role, worker, None, False) if role in ENGINE_ROLES else (role, worker, step or 0, validate)
+    stepless = role in ENGINE_ROLES or (step is None and role in _SOMETIMES_STEPLESS)
+    key = (role, worker, None, False) if stepless else (role, worker, step or 0, validate)
     scope = _scopes.get(key)
     if scope is None:
         scope = _scopes.setdefault(key, Scope(*key))  # setdefault: two threads get the same one

@@ -12,7 +12,7 @@ import orjson
 from sglang_instrument import schema
 from sglang_instrument.recording.claims import Claims
 from sglang_instrument.recording.clock import HOST, Clock
-from sglang_instrument.recording.context import ENGINE_ROLES, Scope, forget_scope, scopes
+from sglang_instrument.recording.context import Scope, forget_scope, scopes
 from sglang_instrument.recording.lines import LineMaker
 from sglang_instrument.recording.notices import notice
 from sglang_instrument.recording.values import settle
@@ -216,6 +216,6 @@ def _newer_steps(scope: Scope, known: Iterable[Scope]) -> set[int]:
 
 def folder_of(scope: Scope) -> str:
     """Return the folder of a scope's file below the run's: by step, or `engine` where no step is known."""
-    if scope.role in ENGINE_ROLES:
+    if scope.step is None:
         return "engine"
     return f"validate_{scope.step}" if scope.validate else f"step_{scope.step}"
