@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "whatif": ("sglang_instrument.cli.whatif", "what a step would take under caps or over-sampling"),
     "compare": ("sglang_instrument.cli.compare", "two runs: what differs, and what is noise"),
     "check": ("sglang_instrument.cli.check", "whether the log is whole, what was running when it ended"),
+    "plot": ("sglang_instrument.cli.plot", "draw the run as figures: PNG, SVG or PDF"),
     "export": ("sglang_instrument.cli.export", "write the run as Parquet"),
     "patches": ("sglang_instrument.cli.patches", "list the patch tables, check them against a trainer"),
 }
