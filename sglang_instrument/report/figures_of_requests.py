@@ -20,11 +20,13 @@ from sglang_instrument.report.figures import (
     new_figure,
     seconds_text,
 )
+from sglang_instrument.report.figures_of_steps import ORDER
 from sglang_instrument.report.palette import colour_of, word_for
 
 _POINTS: Final = 2_000  # of a curve; more cannot be seen
 _QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
 _WIDE: Final = 30.0  # a longest duration so many times the median needs a logarithmic axis
+_SEEN: Final = 1e-3  # share of a bar below which a colour cannot be seen
 _NAMED: Final = 12  # curves that have a name of their own in the legend
 
 
@@ -102,9 +104,9 @@ def slowest(choice: Choice) -> Figure:
         axes.text(request["duration_sec"], row, f"  {text}", va="center", fontsize=7.5)
     names = [f"w{one['worker']}  {_short(one['request_id'])}" for one in top.iter_rows(named=True)]
     axes.set_yticks(range(len(top)), names, fontsize=7.5, family="DejaVu Sans Mono")
-    for phase in seen:
+    for phase in sorted(seen, key=ORDER.index):
         axes.barh([0], [0], color=colour_of(phase), label=word_for(phase))
-    axes.set(xlabel="seconds since the request began", xlim=(0, top["duration_sec"][0] * 1.2))
+    axes.set(xlabel="seconds since the request began", xlim=(0, top["duration_sec"][0] * 1.34))
     axes.set_ylim(len(top) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
@@ -114,7 +116,7 @@ def slowest(choice: Choice) -> Figure:
 def _draw_request(
     axes: Any, choice: Choice, row: int, request: dict[str, Any], moments: pl.DataFrame
 ) -> list[str]:
-    """Draw a request as a bar of what was at work in it; return the phases, in the order of time."""
+    """Draw a request as a bar of what was at work in it; return the phases that can be seen."""
     pieces = moments_of(moments, request)
     for phase, of_phase in pieces.group_by("phase", maintain_order=True):
         bars = list(of_phase.select("from_sec", length=pl.col("to_sec") - pl.col("from_sec")).iter_rows())
@@ -124,7 +126,8 @@ def _draw_request(
     )
     begun = ((mine["start_us"] - request["start_us"]) / 1e6).to_list()
     axes.vlines(begun, row - 0.46, row + 0.46, color=INK, linewidth=0.7)
-    return pieces["phase"].unique(maintain_order=True).to_list()
+    long = pl.col("to_sec") - pl.col("from_sec") > _SEEN * request["duration_sec"]
+    return pieces.filter(long)["phase"].unique(maintain_order=True).to_list()
 
 
 def moments_of_worker(choice: Choice, worker: int) -> pl.DataFrame:
@@ -198,6 +201,7 @@ def _draw_numbers(axes: Any, row: dict[str, Any]) -> None:
 def _finish_cdf(axes: Any, everyone: dict[str, Any]) -> None:
     if everyone["p50_sec"] > 0 and everyone["max_sec"] > _WIDE * everyone["p50_sec"]:
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
     else:
         axes.set_xlim(left=0)
     axes.set(xlabel="seconds", ylabel="share of requests done", ylim=(0, 1.01))

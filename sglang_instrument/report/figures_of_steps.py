@@ -21,7 +21,7 @@ from sglang_instrument.report.palette import colour_of, word_for
 from sglang_instrument.schema import PHASES
 
 #: From the work that generates to the time in which nobody works, so that waiting lies on top.
-_ORDER: Final = (
+ORDER: Final = (
     *("generate", "engine", "tool", "interaction", "reward", "preprocess", "postprocess"),
     *("cache", "weights", "broadcast", "loop", "turn", "request", "step", "other", "barrier"),
 )
@@ -48,8 +48,6 @@ def overview(choice: Choice) -> Figure:
         )
         axes.fill_between(at, took, interval, color=SECOND, alpha=0.08, linewidth=0)
     axes.plot(at, took, color=ACCENT, linewidth=1.8, marker="o", markersize=3.5, label="rollout")
-    busy = steps["busy_sec"].to_list()
-    axes.plot(at, busy, color=ACCENT, linewidth=1.0, linestyle=":", label="rollout less its barriers")
     _draw_validations(axes, choice)
     _mark_outliers(axes, steps)
     axes.set(xlabel="step", ylabel="seconds")
@@ -82,6 +80,7 @@ def _mark_outliers(axes: Any, steps: pl.DataFrame) -> None:
             ha="center",
             fontsize=8.5,
             fontweight="bold",
+            bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
         )
 
 
@@ -140,8 +139,8 @@ def workers(choice: Choice) -> Figure:
 
 def _present(rows: pl.DataFrame) -> list[str]:
     """Return the phases that have a share large enough to be seen, in the order in which they are drawn."""
-    assert set(_ORDER) == set(PHASES)  # noqa: S101 - a new phase needs a place here
-    return [phase for phase in _ORDER if (rows[f"share_{phase}"] > _SEEN).any()]
+    assert set(ORDER) == set(PHASES)  # noqa: S101 - a new phase needs a place here
+    return [phase for phase in ORDER if (rows[f"share_{phase}"] > _SEEN).any()]
 
 
 def _legend(axes: Any) -> None:

@@ -5,24 +5,24 @@ from __future__ import annotations
 from typing import Final
 
 #: After Okabe and Ito, whose colours colour-blind people tell apart; what belongs together differs in
-#: lightness. Waiting is grey: nobody works.
+#: lightness. Waiting is a light grey: nobody works.
 PHASE_COLOURS: Final[dict[str, str]] = {
-    "step": "#c9ced6",
-    "request": "#b4bac4",
-    "turn": "#a0a7b3",
+    "step": "#68717d",
+    "request": "#7d8694",
+    "turn": "#939caa",
     "preprocess": "#009e73",
     "generate": "#0072b2",
     "tool": "#e69f00",
     "interaction": "#f0e442",
     "reward": "#cc79a7",
     "postprocess": "#56b4e9",
-    "barrier": "#7f8792",
+    "barrier": "#cfd5dc",
     "broadcast": "#8c564b",
     "cache": "#b89a72",
     "weights": "#5b3a8c",
     "engine": "#00467a",
     "loop": "#d55e00",
-    "other": "#dfe3e8",
+    "other": "#a39887",
 }
 
 #: What the time of a phase is called where people read; that of a structure is what no part of it covers.
