@@ -1,30 +1,99 @@
 """Install at the moment at which a process first imports a package that there are patches for.
 
 `sglang_instrument.pth`, shipped beside the package, imports this in every Python process that has
-`SGLANG_INSTRUMENT=1`. Until a target is imported it costs a comparison an import: no thread, no file.
+`SGLANG_INSTRUMENT=1`; verl and SGLang find it by entry points, where no `.pth` is read. Until a target is
+imported it costs a comparison an import: no thread, no file. Without the variable it does nothing.
 """
 
+import os
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sglang_instrument import launch
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
+    from sglang_instrument.reach import RayInit
 
 # The packages of the shipped tables, written out: reading them here would cost what the hook must not.
 PACKAGES = frozenset({"sglang", "verl", "slime", "areal"})
 
 
 class Trigger:
-    """A finder that finds nothing, but sees what is imported."""
+    """A finder that finds nothing of its own, but sees what is imported."""
 
     @classmethod
-    def find_spec(cls, name: str, path: object = None, target: object = None) -> None:
-        """Install, once, before the first of `PACKAGES` is imported."""
-        if name in PACKAGES and cls in sys.meta_path:
-            sys.meta_path.remove(cls)
-            try:
-                import sglang_instrument
+    def find_spec(
+        cls, name: str, path: Sequence[str] | None = None, target: object = None
+    ) -> "ModuleSpec | None":
+        """Install, once, before the first of the packages is imported."""
+        if "." in name or cls not in sys.meta_path:
+            return None
+        if name == "ray" and _ray is None:
+            return _watch_ray(name, path)
+        if name in _packages():
+            _install()
+        return None
 
-                sglang_instrument.install()
-            except Exception as error:
-                print(f"sglang_instrument: not installed: {error!r}", file=sys.stderr)  # noqa: T201 - nobody else can say it
+
+def start() -> None:
+    """Install if this process has a target already, else when it imports one; nothing if nobody asked.
+
+    SGLang's plugin loader calls it; verl's imports this module, which does the same.
+    """
+    if not launch.is_asked(os.environ):
+        return
+    if _packages() & sys.modules.keys():
+        _install()
+    elif Trigger not in sys.meta_path:
+        # Processes that have no driver in common, such as those of a script that only calls Ray, share this.
+        os.environ.setdefault(launch.LAUNCH, launch.new_run_id(os.environ))
+        sys.meta_path.insert(0, Trigger)
 
 
-if Trigger not in sys.meta_path and not PACKAGES & sys.modules.keys():
-    sys.meta_path.insert(0, Trigger)
+_ray: "RayInit | None" = None
+
+
+def _packages() -> frozenset[str]:
+    return PACKAGES.union(os.environ.get(launch.PACKAGES, "").split(",")) - {""}
+
+
+def _install() -> None:
+    global _ray
+    if Trigger in sys.meta_path:
+        sys.meta_path.remove(Trigger)
+    try:
+        if _ray is not None:
+            _ray.stop()  # the session has one of its own
+            _ray = None
+        from sglang_instrument import switch
+
+        if not switch.was_told():  # who called uninstall() has the last word
+            switch.install()
+    except Exception as error:
+        print(f"sglang_instrument: not installed: {error!r}", file=sys.stderr)  # noqa: T201 - nobody else can say it
+
+
+def _watch_ray(name: str, path: Sequence[str] | None) -> "ModuleSpec | None":
+    """Install when `ray.init()` is called: a driver may import no target itself, and only its workers do."""
+    global _ray
+    try:
+        from sglang_instrument.reach import RayInit
+
+        _ray = RayInit(_at_ray_init)
+        return _ray.start_with(name, path)
+    except Exception as error:
+        print(f"sglang_instrument: Ray is not watched: {error!r}", file=sys.stderr)  # noqa: T201 - as above
+        return None
+
+
+def _at_ray_init() -> dict[str, str]:
+    _install()
+    from sglang_instrument.switch import handed_on
+
+    return dict(handed_on())
+
+
+start()

@@ -114,6 +114,8 @@ def load(
     values["experiment"] = component(wanted)
     if values["experiment"] != wanted:
         complain(f"experiment {wanted[:80]!r} is no folder name; {values['experiment'][:80]!r} is used")
+    if "log_dir" not in values:
+        _warn_of_package_cache(complain)
     # Absolute, for the processes that inherit them work elsewhere.
     values["log_dir"] = _absolute(values.get("log_dir", "logs"))
     values["patches"] = tuple(map(_absolute, values.get("patches", ())))
@@ -128,6 +130,17 @@ def component(name: str) -> str:
     """
     cleaned = re.sub(r"[^\w.=+@,-]", "_", name, flags=re.ASCII).lstrip(".")[:_NAME_LIMIT]
     return cleaned if cleaned.strip("._") else DEFAULT_EXPERIMENT
+
+
+def _warn_of_package_cache(complain: Callable[[str], None]) -> None:
+    """Say that the logs go where Ray unpacked the job's working directory, and will delete it."""
+    folder = os.getcwd()  # noqa: PTH109 - pathlib costs 3 ms
+    if "/_ray_pkg_" in folder:
+        complain(
+            f"no log_dir was given, and this process works in a package cache of Ray's, which Ray deletes: "
+            f"{folder}; set {PREFIX}LOG_DIR to an absolute folder that all nodes share, or call install() in "
+            "the driver"
+        )
 
 
 def _absolute(path: str) -> str:

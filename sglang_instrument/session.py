@@ -3,22 +3,21 @@
 import importlib.metadata
 import os
 import platform
-import secrets
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from sglang_instrument import __version__
+from sglang_instrument import __version__, launch
 from sglang_instrument.config import Config
 from sglang_instrument.patching.patcher import Patcher
 from sglang_instrument.patching.probe import probes_for
 from sglang_instrument.patching.sites import Site
 from sglang_instrument.patching.tables import Table, load_tables
 from sglang_instrument.patching.wrap import wrap_function
-from sglang_instrument.recording import notices, spans
+from sglang_instrument.reach import RayInit
+from sglang_instrument.recording import actors, notices, spans
 from sglang_instrument.recording.clock import HOST
 from sglang_instrument.recording.recorder import Recorder
 
@@ -35,29 +34,42 @@ class Session:
     def __init__(self, config: Config) -> None:
         versions()
         self.config = config
-        self._environment_before = {name: os.environ.get(name) for name in config.environment()}
         tables = load_tables(config.trainers or None, [Path(folder) for folder in config.patches])
         self._tables = [table.for_all_ranks() for table in tables] if config.all_ranks else tables
         regions = [region for table in self._tables for patch in table.patches for region in patch.regions]
         self.recorder = Recorder(config, self.describe)
         self.patcher = Patcher(self._tables, make_probe=probes_for(regions), wrap=wrap_function)
+        self.driver = os.environ.get(launch.DRIVER) or f"{HOST}:{os.getpid()}"
+        self._ray = RayInit(self.handed_on)
+        self._environment_before = {name: os.environ.get(name) for name in self.handed_on()}
 
     def start(self) -> None:
         """Record from now on, patch what is imported and what will be, and hand the settings to children."""
-        os.environ.update(self.config.environment())
+        os.environ.update(self.handed_on())
         self.recorder.start()
         self.patcher.install()
+        self._ray.start()
 
     def stop(self) -> None:
         """Put everything back as it was, and write what is recorded: each of them even if another fails."""
         try:
-            for reason in self.patcher.uninstall():
-                notices.notice(f"restore: {reason}", reason)
+            for reason in (self._ray.stop(), *self.patcher.uninstall()):
+                if reason is not None:
+                    notices.notice(f"restore: {reason}", reason)
         finally:
             try:
                 self.recorder.stop()
             finally:
                 self._restore_environment()
+
+    def handed_on(self) -> dict[str, str]:
+        """Return the variables from which a process that this one starts, near or far, joins the run."""
+        return {
+            launch.SWITCH: "1",
+            launch.DRIVER: self.driver,
+            launch.PACKAGES: ",".join(sorted(_outside(self._tables))),
+            **self.config.environment(),
+        }
 
     def _restore_environment(self) -> None:
         for name, value in self._environment_before.items():
@@ -82,6 +94,8 @@ class Session:
             "run_id": self.config.run_id,
             "host": HOST,
             "pid": os.getpid(),
+            "driver": self.driver,
+            "actor": actors.actor_name(),
             "command": [part[:200] for part in sys.orig_argv[:8]],
             "python": platform.python_version(),
             "versions": versions(),
@@ -114,15 +128,10 @@ class Session:
         return [site for site in self.patcher.results() if site.region.origin.table == table.name]
 
 
-def new_run_id(environment: Mapping[str, str]) -> str:
-    """Return an id that all processes of one launch share, as far as a launcher names one."""
-    elastic = environment.get("TORCHELASTIC_RUN_ID", "none")
-    if elastic != "none":
-        return f"{elastic}-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    if "SLURM_JOB_ID" in environment:
-        restarts, step = environment.get("SLURM_RESTART_COUNT", "0"), environment.get("SLURM_STEP_ID", "0")
-        return f"slurm-{environment['SLURM_JOB_ID']}-{restarts}-{step}"
-    return f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+def _outside(tables: Iterable[Table]) -> set[str]:
+    """Return the packages that hold targets, apart from this one, whose demo has some."""
+    modules = {module.partition(".")[0] for table in tables for module in table.modules}
+    return modules - {"sglang_instrument"}
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import sglang_instrument
 from sglang_instrument import config as settings
+from sglang_instrument import launch
 from sglang_instrument.config import Config
 from sglang_instrument.errors import ConfigError
 from sglang_instrument.recording import notices
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from sglang_instrument.session import Session
 
 _session: "Session | None" = None
+_told = False
 _lock = RLock()
 
 
@@ -30,10 +32,12 @@ def install(**config: Any) -> None:
     Raises:
         ConfigError: A given setting is unknown, or has a value that it cannot have.
     """
-    global _session
+    global _session, _told
     with _lock:
+        _told = True
         if _session is not None:
             return
+        is_child = launch.DRIVER in os.environ
         try:
             _session = _started(settings.load(config, os.environ, _complain))
         except ConfigError:
@@ -42,14 +46,15 @@ def install(**config: Any) -> None:
             notices.swallowed("install()", error)
             return
         _guarded("install()", _hook_process_events)
-        if os.environ.get("RANK", "0") == "0":
+        if not is_child and os.environ.get("RANK", "0") == "0":
             _guarded("install()", _announce)
 
 
 def uninstall() -> None:
     """Put everything back as it was before `install()`; write what was recorded, within 2 s."""
-    global _session
+    global _session, _told
     with _lock:
+        _told = True
         if _session is not None:
             session, _session = _session, None
             _guarded("uninstall()", session.stop)
@@ -58,6 +63,16 @@ def uninstall() -> None:
 def installed() -> bool:
     """Return whether this process is instrumented."""
     return _session is not None
+
+
+def was_told() -> bool:
+    """Return whether this process called `install()` or was told so by a parent it was forked from."""
+    return _told
+
+
+def handed_on() -> Mapping[str, str]:
+    """Return the variables that children get, near and far; none while nothing is installed."""
+    return {} if _session is None else _session.handed_on()
 
 
 def flush(timeout_sec: float = 2.0) -> bool:
@@ -79,11 +94,11 @@ def status() -> Mapping[str, Any]:
 
 
 def _started(config: Config) -> "Session":
-    from sglang_instrument.session import Session, new_run_id
+    from sglang_instrument.session import Session
 
     for name in sglang_instrument.__all__:
         getattr(sglang_instrument, name)  # imported now: at the interpreter's end nothing can be any more
-    session = Session(config if config.run_id else config.with_run_id(new_run_id(os.environ)))
+    session = Session(config if config.run_id else config.with_run_id(launch.new_run_id(os.environ)))
     try:
         session.start()
     except BaseException:

@@ -17,17 +17,20 @@ FILES = sorted(ROOT.rglob("*.py"))
 #: <- switch <- bootstrap; words <- analysis <- report; cli, demo and testing on top.
 WORDS = {"errors", "schema", "config"}
 RECORDING = WORDS | {"recording"}
-SESSION = RECORDING | {"patching", "", "session"}
+SESSION = RECORDING | {"patching", "", "session", "launch", "reach"}
 MAY_IMPORT = {
     "errors": set(),
     "schema": set(),
     "config": {"errors"},
     "recording": WORDS,
     "patching": RECORDING,
+    "launch": set(),
+    "reach": RECORDING | {"patching"},
     "session": SESSION,
     "switch": SESSION,
     "": RECORDING | {"patching", "switch"},  # the package itself: what its __all__ names
     "bootstrap": SESSION | {"switch"},
+    "auto": SESSION | {"switch"},
     "rollout": SESSION | {"switch"},
     "analysis": WORDS,
     "report": WORDS | {"analysis"},

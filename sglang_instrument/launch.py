@@ -1,0 +1,36 @@
+"""Name the launch that a process belongs to; light, for the start-up hook imports it in every process."""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Final
+
+#: The switch: "1" in the environment of a process asks the start-up hook and the plugins to install.
+SWITCH: Final = "SGLANG_INSTRUMENT"
+#: What the first process of a launch calls it, before anything is installed there.
+LAUNCH: Final = "SGLANG_INSTRUMENT_LAUNCH"
+#: Host and process id of the process that installed first; the others are its children, near or far.
+DRIVER: Final = "SGLANG_INSTRUMENT_DRIVER"
+#: More packages at whose first import the hook installs: those of the users' own tables.
+PACKAGES: Final = "SGLANG_INSTRUMENT_PACKAGES"
+
+
+def is_asked(environment: Mapping[str, str]) -> bool:
+    """Return whether the environment asks for instrumentation."""
+    return environment.get(SWITCH, "").strip().lower() not in ("", "0", "false", "no", "off")
+
+
+def is_refused(environment: Mapping[str, str]) -> bool:
+    """Return whether the environment says, in so many words, that nothing shall be installed."""
+    return SWITCH in environment and environment[SWITCH] != "" and not is_asked(environment)
+
+
+def new_run_id(environment: Mapping[str, str]) -> str:
+    """Return an id that all processes of one launch share, as far as a launcher or a parent names one."""
+    elastic = environment.get("TORCHELASTIC_RUN_ID", "none")
+    if elastic != "none":
+        return f"{elastic}-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    if "SLURM_JOB_ID" in environment:
+        restarts, step = environment.get("SLURM_RESTART_COUNT", "0"), environment.get("SLURM_STEP_ID", "0")
+        return f"slurm-{environment['SLURM_JOB_ID']}-{restarts}-{step}"
+    return environment.get(LAUNCH) or f"{time.strftime('%Y%m%dT%H%M%S')}-{os.urandom(3).hex()}"
