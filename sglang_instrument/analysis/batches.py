@@ -92,7 +92,7 @@ def _shifted(digest: Digest, by: int) -> Digest:
 
 def _digest(folder: Path, batch: list[File]) -> Part:
     with _uncollected():
-        reading = read_files(folder, batch, points=False)
+        reading = read_files(folder, batch, thin=True)
         return reading.files, digest_records(reading.records)
 
 

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO, Final
 
 from sglang_instrument.errors import LogError
 
-CHUNK_BYTES: Final = 16 * 1024 * 1024
+CHUNK_BYTES: Final = 512 * 1024  # lines of so many bytes, decoded, fit into a processor's cache
 
 
 def open_log(path: Path) -> BinaryIO:
@@ -27,17 +27,16 @@ def open_log(path: Path) -> BinaryIO:
 
 def whole_lines(stream: BinaryIO) -> Iterator[bytes]:
     """Yield chunks that end with a line; the last one may end without a newline."""
-    rest = b""
+    rest: list[bytes] = []  # of a line longer than what is read at once
     while piece := stream.read(CHUNK_BYTES):
         cut = piece.rfind(b"\n") + 1
         if cut:
-            yield rest + piece[:cut]
-            rest = piece[cut:]
-        else:
-            rest += piece
-    if rest:
+            yield b"".join([*rest, piece[:cut]])
+            rest = []
+        rest.append(piece[cut:])
+    if last := b"".join(rest):
         # Apart from its neighbours: what a kill tore must not send a whole chunk the slow way.
-        yield rest
+        yield last
 
 
 class _ZstdStream(io.RawIOBase):

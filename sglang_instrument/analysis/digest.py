@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.nesting import PHASE, nest
+from sglang_instrument.analysis.nesting import PHASE, nest_with_children
 from sglang_instrument.analysis.walls import split_wall
 from sglang_instrument.schema import PHASES
 
@@ -117,7 +117,7 @@ class Digest:
 def digest_records(records: pl.DataFrame) -> Digest:
     """Nest records and boil them down."""
     records = records.select(_NEEDED)
-    return Digest.of(split_wall(nest(records)), records)
+    return Digest.of(split_wall(*nest_with_children(records)), records)
 
 
 def concat_digests(digests: list[Digest]) -> Digest:

@@ -5,24 +5,25 @@ import polars as pl
 from sglang_instrument.analysis.nesting import covered
 
 
-def split_wall(spans: pl.DataFrame) -> pl.DataFrame:
+def split_wall(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> pl.DataFrame:
     """Return nested spans with `wall_sec`: each moment of a step split equally over the spans at work in it.
 
     At work is a span of which no child covers the moment. With k(t) of them in a step of a worker,
     wall_sec(s) is the integral of 1 / k(t) over the moments when s is at work, so that the sum over a step
-    of a worker is the duration of that step. Spans outside of every step get 0.
+    of a worker is the duration of that step. Spans outside of every step get 0. `children` are those of
+    `nesting.covered`, if they are there already.
     """
-    got = _with_shares(self_stretches(spans)).group_by("span").agg(pl.col("share_us").sum())
+    got = _with_shares(self_stretches(spans, children)).group_by("span").agg(pl.col("share_us").sum())
     wall = pl.zeros(len(spans), dtype=pl.Float64, eager=True).scatter(got["span"], got["share_us"] / 1e6)
     return spans.with_columns(wall_sec=wall)
 
 
-def self_stretches(spans: pl.DataFrame) -> pl.DataFrame:
+def self_stretches(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> pl.DataFrame:
     """Return when each span of a step was itself at work: a row a stretch, clipped to the step.
 
     Columns: `span`, `page` (the step of a worker), `from_us`, `to_us`.
     """
-    children = covered(spans)
+    children = covered(spans) if children is None else children
     before = children.select(span="parent", from_us="reach", to_us="from_us")
     last = children.filter(pl.col("parent") != pl.col("parent").shift(-1, fill_value=-1))
     after = last.select(span="parent", from_us=pl.max_horizontal("reach", "to_us"), to_us="parent_end")

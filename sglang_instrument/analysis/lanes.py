@@ -1,0 +1,149 @@
+"""Sort spans into lanes: asyncio tasks and threads; where a log knows no tasks, requests."""
+
+from typing import Final, NamedTuple
+
+import polars as pl
+
+# What rounding may take from an end: one microsecond of the start, one of the duration, one of its float.
+ROUNDING_US: Final = 3
+# In logs without `start_us` a start is a timestamp, taken when the line was written, minus a duration.
+WRITING_US: Final = 1_000
+#: In columns of row numbers: none. A mask of nulls would be another pass at each step.
+NONE: Final = -1
+
+#: Lanes and times are packed into one number of 63 bits: so long as they fit, as they are.
+TIME_BITS: Final = 40
+_LANE_BITS: Final = 22
+_WIDEST: Final = 2**31
+_NO_REQUEST: Final = -1  # the task of what has neither a task nor a request
+
+
+class Lanes(NamedTuple):
+    """The spans of a batch, lane by lane, so that every span comes after those that contain it.
+
+    `near` is the end of a span that is exactly known: the start, or, mirrored in time, the end.
+
+    Attributes:
+        row: Which span, by its number among the records.
+        lane: The number of its lane, from 0.
+        near, far: The ends.
+        slack_us: By how much `far` may be wrong.
+        spawner: Of each lane, not span: the lane that its outermost spans lie in, or NONE.
+    """
+
+    row: pl.Series
+    lane: pl.Series
+    near: pl.Series
+    far: pl.Series
+    slack_us: pl.Series
+    spawner: pl.Series
+
+
+class _Tasks(NamedTuple):
+    """Tasks as small numbers below `width`; `spawned_by` is null where that task has no record."""
+
+    task: pl.Series
+    spawned_by: pl.Series
+    width: int
+    of_no_request: int
+
+
+def in_lanes(spans: pl.DataFrame) -> Lanes:
+    """Return the spans in lanes."""
+    near, far, slack_us = _ends(spans)
+    tasks = _tasks(spans)
+    mirrored = (~spans["exact"]).cast(pl.Int64)
+    name = (spans["source"] * tasks.width + tasks.task) * 2 + mirrored
+    row = _order(compact(name, _LANE_BITS), near, far)
+    ordered = name.gather(row)
+    first = (ordered != ordered.shift(1)).fill_null(True)
+    lane = first.cast(pl.Int64).cum_sum() - 1
+    names = ordered.filter(first)
+    spawner = _spawners(spans, name, names, tasks)
+    return Lanes(row, lane, near.gather(row), far.gather(row), slack_us.gather(row), spawner)
+
+
+def compact(values: pl.Series, bits: int) -> pl.Series:
+    """Return numbers from 0 of so many bits, in the same order: two of them make one that sorts fast."""
+    lowest, highest = values.min(), values.max()
+    if not isinstance(lowest, int) or not isinstance(highest, int):
+        return values
+    small = values - lowest if highest - lowest < 2**bits else values.rank("dense") - 1
+    compacted: pl.Series = small.cast(pl.Int64)
+    return compacted
+
+
+def packed(lane: pl.Series, moment: pl.Series) -> pl.Series:
+    """Return one number that sorts by lane, and in it by time."""
+    key: pl.Series = lane * 2**TIME_BITS + moment
+    return key
+
+
+def _ends(spans: pl.DataFrame) -> tuple[pl.Series, pl.Series, pl.Series]:
+    exact, starts, ends = spans["exact"], spans["start_us"], spans["end_us"]
+    sure = pl.repeat(ROUNDING_US, len(spans), dtype=pl.Int64, eager=True)
+    if exact.all():
+        return starts, ends, sure
+    unsure = pl.repeat(WRITING_US, len(spans), dtype=pl.Int64, eager=True)
+    return starts.zip_with(exact, -ends), ends.zip_with(exact, -starts), sure.zip_with(exact, unsure)
+
+
+def _tasks(spans: pl.DataFrame) -> _Tasks:
+    task, spawned_by = spans["task"], spans["spawned_by"]
+    if task.null_count():
+        asked = spans["request_id"].rank("dense").cast(pl.Int64).fill_null(0)
+        task = task.zip_with(task.is_not_null(), _NO_REQUEST - asked)
+    lowest, highest = task.min(), task.max()
+    if isinstance(lowest, int) and isinstance(highest, int) and highest - lowest < _WIDEST:
+        width = highest - lowest + 1
+        spawned = spawned_by - lowest
+        there = (spawned >= 0) & (spawned < width)
+        return _Tasks(task - lowest, spawned.set(~there, None), width, _NO_REQUEST - lowest)
+    known = pl.concat([task, spawned_by, pl.Series([_NO_REQUEST], dtype=pl.Int64)])
+    number = known.rank("dense").cast(pl.Int64)
+    own, spawned = number.head(len(task)), number.slice(len(task), len(task))
+    return _Tasks(own, spawned, len(known) + 1, int(number[-1]))
+
+
+def _order(lane: pl.Series, near: pl.Series, far: pl.Series) -> pl.Series:
+    """Return the rows by lane, by `near`, and by `far` from the last; what was written last goes first."""
+    key = packed(lane, compact(near, TIME_BITS))
+    # A span that ends in the same microsecond as its child was written after it: hence the reversal.
+    rows = pl.DataFrame({"key": key, "far": far}).with_row_index("row").reverse()
+    quick = rows.sort("key", maintain_order=True)
+    same = (quick["key"] == quick["key"].shift(1)) & (quick["far"] > quick["far"].shift(1))
+    if same.any():  # a log that was not written in the order of ends
+        quick = rows.sort("key", "far", descending=[False, True], maintain_order=True)
+    return quick["row"]
+
+
+def _spawners(spans: pl.DataFrame, name: pl.Series, names: pl.Series, tasks: _Tasks) -> pl.Series:
+    """Return for each lane the lane that its outermost spans lie in.
+
+    A task of which nobody knows the spawner, and a request of a log without tasks, belong to their source's
+    home: the lane of its spans of phase "step", or of the records that belong to no request.
+    """
+    own = pl.DataFrame({"name": names}).with_row_index("lane").cast(pl.Int64)
+    source_width = 2 * tasks.width
+    source = names // source_width
+    said = spans.select(name=name, by=tasks.spawned_by, task=tasks.task).drop_nulls("by")
+    said = said.unique("name", keep="first", maintain_order=True).select(
+        "name", wanted=pl.col("name") + 2 * (pl.col("by") - pl.col("task"))
+    )
+    stepping = name.filter(spans["phase"].cast(pl.Categorical) == "step").unique()
+    nobodys = names.filter((names % source_width) // 2 == tasks.of_no_request)
+    homes: dict[int, int] = {}
+    for lane in [*sorted(stepping), *sorted(nobodys)]:
+        homes.setdefault(lane // source_width, lane)
+    at_home = pl.DataFrame(
+        {"source": list(homes), "home": list(homes.values())}, schema={"source": pl.Int64, "home": pl.Int64}
+    )
+    lanes = (
+        own.with_columns(source=source)
+        .join(said, on="name", how="left", maintain_order="left")
+        .join(own.select(wanted="name", spawner="lane"), on="wanted", how="left", maintain_order="left")
+        .join(at_home, on="source", how="left", maintain_order="left")
+        .join(own.select(home="name", at_home="lane"), on="home", how="left", maintain_order="left")
+    )
+    spawner = pl.coalesce("spawner", "at_home", NONE)
+    return lanes.select(pl.when(spawner == pl.col("lane")).then(NONE).otherwise(spawner)).to_series()

@@ -1,0 +1,90 @@
+"""Find the parent of each span: within its lane, or, for the outermost of a lane, where that was spawned.
+
+All spans of a batch are looked at together, in a few passes over columns: a loop over them in Python takes
+longer than all else that is done with them.
+"""
+
+from typing import Final
+
+import polars as pl
+
+from sglang_instrument.analysis.lanes import NONE, TIME_BITS, Lanes, compact, packed
+
+_DEEPEST: Final = 16  # spawners of spawners; far deeper than tasks nest, and a circle ends
+
+
+def find_parents(lanes: Lanes, starts: pl.Series, ends: pl.Series) -> tuple[pl.Series, pl.Series]:
+    """Return the parent of each span, NONE if it has none, and whether it is in another lane.
+
+    Args:
+        lanes: The spans in lanes; what is returned is in this order, and parents are numbers in it.
+        starts: Of the spans, in this order.
+        ends: Of the spans, in this order.
+    """
+    within = _containing(lanes)
+    found = _in_other_lanes(lanes, within, starts, ends)
+    if found.is_empty():
+        return within, pl.repeat(False, len(within), eager=True)
+    concurrent = pl.repeat(False, len(within), eager=True).scatter(found["span"], True)
+    return within.clone().scatter(found["span"], found["parent"]), concurrent
+
+
+def _containing(lanes: Lanes) -> pl.Series:
+    """Return for each span the last one before it, in its lane, that contains it.
+
+    What does not contain a span is passed over together with all that it passed over itself, for none of that
+    ends later: each round looks twice as far back as the one before.
+    """
+    lane, near, far = lanes.lane, lanes.near, lanes.far
+    before = pl.int_range(-1, len(lane) - 1, dtype=pl.Int64, eager=True)
+    before = before.set(lane != lane.shift(1, fill_value=NONE), NONE)
+    rows = (before != NONE).arg_true()
+    while len(rows):
+        asked = before.gather(rows)
+        there = near.gather(asked), far.gather(asked)
+        here = near.gather(rows), far.gather(rows)
+        inside = (here[1] <= there[1] + lanes.slack_us.gather(rows)) & (
+            (here[0] < there[1]) | (here[0] == there[0])
+        )
+        rows, asked = rows.filter(~inside), asked.filter(~inside)
+        following = before.gather(asked)
+        before = before.scatter(rows, following)
+        rows = rows.filter(following != NONE)
+    return before
+
+
+def _in_other_lanes(lanes: Lanes, within: pl.Series, starts: pl.Series, ends: pl.Series) -> pl.DataFrame:
+    """Return the outermost spans of lanes that have a `parent` where their lane was spawned."""
+    begun = compact(starts, TIME_BITS)
+    by_start = pl.DataFrame({"key": packed(lanes.lane, begun), "end": ends}).with_row_index("span")
+    if not by_start["key"].is_sorted():  # lanes that are mirrored in time
+        by_start = by_start.sort("key", "end", descending=[False, True])
+    orphans = (within == NONE).arg_true()
+    above = lanes.spawner.gather(lanes.lane.gather(orphans))
+    spans, parents = [pl.Series([], dtype=pl.UInt32)], [pl.Series([], dtype=pl.Int64)]
+    for _ in range(_DEEPEST):
+        orphans, above = orphans.filter(above != NONE), above.filter(above != NONE)
+        if orphans.is_empty():
+            break
+        place = by_start["key"].search_sorted(packed(above, begun.gather(orphans)), side="right")
+        last = by_start["span"].gather(place.cast(pl.Int64) - 1).cast(pl.Int64)
+        last = last.set((place == 0) | (lanes.lane.gather(last) != above), NONE)
+        parent = _still_open(last, starts.gather(orphans), within, ends)
+        found = (parent != NONE) & (parent != orphans)
+        spans.append(orphans.filter(found))
+        parents.append(parent.filter(found))
+        orphans = orphans.filter(~found)
+        above = lanes.spawner.gather(above.filter(~found))
+    return pl.DataFrame({"span": pl.concat(spans), "parent": pl.concat(parents)})
+
+
+def _still_open(span: pl.Series, moment: pl.Series, within: pl.Series, ends: pl.Series) -> pl.Series:
+    """Return the innermost of each span and those around it that ends after a moment, or NONE.
+
+    Of the spans of a lane that began before, only those around the last one can be open when that has ended.
+    """
+    ended = (span != NONE) & (ends.gather(span) <= moment)
+    while ended.any():
+        span = within.gather(span).zip_with(ended, span)
+        ended = (span != NONE) & (ends.gather(span) <= moment)
+    return span
