@@ -1,0 +1,1 @@
+"""Switch the profilers of the engines, and say what their traces show; needs the extra `profiling`."""

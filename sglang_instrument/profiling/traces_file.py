@@ -1,0 +1,275 @@
+"""Read the file of a torch profiler in pieces: gigabytes, gzip, cut short; a piece in memory at a time."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import msgspec
+from msgspec import Struct
+
+from sglang_instrument.errors import LogError
+
+PIECE_BYTES: Final = 4 * 2**20  # decoded at once; events of so many bytes take some 20 MB as objects
+_HEAD_BYTES: Final = 2**20  # the events begin in the first of them, or this is no trace
+_LONGEST_EVENT_BYTES: Final = 64 * 2**20
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_EVENTS: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
+_FIRST_KEY: Final = re.compile(rb'\s*\{\s*("\w+")\s*:')
+
+
+class Args(Struct, gc=False):
+    """The arguments of an event that are asked for; all others are skipped."""
+
+    stream: int | str | None = None
+    device: int | str | None = None
+    correlation: int | str | None = None
+    size_bytes: int | float | None = msgspec.field(default=None, name="bytes")
+
+
+class Event(Struct, gc=False):
+    """An event of a Chrome trace as it stands in the file; times are microseconds."""
+
+    ph: str = ""
+    name: str | int = ""
+    cat: str = ""
+    ts: float = 0.0
+    dur: float | None = None
+    pid: int | str = 0
+    tid: int | str = 0
+    args: Args | None = None
+
+
+@dataclass
+class Header:
+    """What a trace says of itself, and what was wrong with its file.
+
+    Attributes:
+        base_ns: What is to be added to its times to make them nanoseconds since the Unix epoch.
+        devices: Names of its GPUs.
+        rank: Of the process group, where one was there.
+        world_size: Of the process group.
+        host: Name of the host.
+        read_bytes: Length of the file, unpacked.
+        truncated: Whether the file ends early.
+        broken: Events that could not be decoded.
+    """
+
+    base_ns: int = 0
+    devices: list[str] = field(default_factory=list)
+    rank: int | None = None
+    world_size: int | None = None
+    host: str | None = None
+    read_bytes: int = 0
+    truncated: bool = False
+    broken: int = 0
+
+
+def read_events(
+    path: Path, header: Header, progress: Callable[[int, int], object] | None = None
+) -> Iterator[list[Event]]:
+    """Yield the events of a trace, some thousands at a time, and fill in its header.
+
+    Args:
+        path: A Chrome trace of a torch profiler, JSON or gzip.
+        header: Complete after the last of the events.
+        progress: Called with the bytes read of the file, and the size of the file.
+
+    Raises:
+        LogError: The file holds no trace.
+    """
+    with path.open("rb") as raw:
+        stream = _open(raw)
+        events = _Events(path, header)
+        size = path.stat().st_size
+        while True:
+            piece = _read(stream, header)
+            header.read_bytes += len(piece)
+            if progress is not None:
+                progress(raw.tell(), size)
+            if not piece:
+                break
+            yield from events.feed(piece)
+        yield from events.close()
+
+
+def _open(raw: BinaryIO) -> BinaryIO:
+    magic = raw.read(2)
+    raw.seek(0)
+    return io.BufferedReader(gzip.GzipFile(fileobj=raw)) if magic == _GZIP_MAGIC else raw
+
+
+def _read(stream: BinaryIO, header: Header) -> bytes:
+    """Return the next piece; of a packed file that ends early, or is broken, what is there."""
+    parts: list[bytes] = []
+    length = 0
+    while length < PIECE_BYTES and not header.truncated:
+        try:
+            part = stream.read1(2**18) if isinstance(stream, io.BufferedReader) else stream.read(PIECE_BYTES)
+        except (EOFError, OSError, zlib.error):
+            header.truncated = True
+            break
+        if not part:
+            break
+        parts.append(part)
+        length += len(part)
+    return b"".join(parts)
+
+
+class _Events:
+    """Cuts what was read where events begin; an event is known by the key that the first one begins with."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self._path = path
+        self._header = header
+        self._rest = b""
+        self._begins: re.Pattern[bytes] | None = None
+        self._key = b""
+        self._decode = msgspec.json.Decoder(list[Event]).decode
+
+    def feed(self, piece: bytes) -> Iterator[list[Event]]:
+        """Yield the whole events so far."""
+        data = self._rest + piece
+        if not self._key:
+            found = self._begin(data)
+            if found is None:
+                self._rest = data
+                if len(data) > _HEAD_BYTES:
+                    raise self._foreign()
+                return
+            data = data[found:]
+        cut = self._last_cut(data)
+        if cut is None:
+            if len(data) > _LONGEST_EVENT_BYTES:
+                raise LogError(f"{self._path}: no event ends within {_LONGEST_EVENT_BYTES >> 20} MiB")
+            self._rest = data
+            return
+        self._rest = data[cut:]
+        yield self._decoded(data[:cut])
+
+    def close(self) -> Iterator[list[Event]]:
+        """Yield the last events; what follows them is more of the header."""
+        if not self._key:
+            if b"traceEvents" not in self._rest and not self._rest.lstrip().startswith(b"["):
+                raise self._foreign()
+            self._header.truncated = not _is_whole(self._rest)
+            _describe(self._header, self._rest)
+            return
+        body, tail = self._ending(self._rest)
+        _describe(self._header, tail)
+        if body:
+            yield self._decoded(body)
+
+    def _begin(self, data: bytes) -> int | None:
+        """Return where the first event begins, having read what stands before the events."""
+        listed = _EVENTS.search(data)
+        start = listed.end() if listed else None
+        if start is None and data.lstrip().startswith(b"["):
+            start = data.index(b"[") + 1
+        first = None if start is None else _FIRST_KEY.match(data, start)
+        if first is None or start is None:
+            return None
+        _describe(self._header, data[:start])
+        self._key = first[1]
+        self._begins = re.compile(rb"\}\s*,\s*(?=\{\s*" + re.escape(self._key) + rb"\s*:)")
+        return start
+
+    def _last_cut(self, data: bytes) -> int | None:
+        """Return where the last event begins: an unescaped key after a brace stands in no string."""
+        before = len(data)
+        while (at := data.rfind(self._key, 0, before)) > 0:
+            head = data[max(0, at - 200) : at].rstrip()
+            if head.endswith(b"{") and head[:-1].rstrip().endswith(b","):
+                return data.rindex(b"{", 0, at)
+            before = at
+        return None
+
+    def _decoded(self, body: bytes) -> list[Event]:
+        end = body[-_HEAD_BYTES // 1024 :].rstrip().rstrip(b",")  # not of all: that copies it once more
+        body = body[: len(body) - min(len(body), _HEAD_BYTES // 1024) + len(end)]
+        try:
+            return self._decode(b"".join((b"[", body, b"]")))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return self._one_by_one(body)
+
+    def _one_by_one(self, body: bytes) -> list[Event]:
+        """Decode events alone, so that a broken one costs no other."""
+        assert self._begins is not None  # noqa: S101 - set together with the key
+        found = []
+        starts = [0, *(match.end() for match in self._begins.finditer(body)), len(body)]
+        for start, end in pairwise(starts):
+            try:
+                found += self._decode(b"[" + body[start:end].rstrip().rstrip(b",") + b"]")
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                self._header.broken += 1
+        return found
+
+    def _ending(self, data: bytes) -> tuple[bytes, bytes]:
+        """Split the end into events, and what follows their list; none follows if the file ends early."""
+        before = len(data)
+        while not self._header.truncated and (at := data.rfind(b"]", 0, before)) >= 0:
+            if data[:at].rstrip().endswith((b"}", b"[")) or not data[:at].strip():
+                try:
+                    self._decode(b"[" + data[:at].rstrip() + b"]")
+                except msgspec.MsgspecError:
+                    before = at
+                    continue
+                return data[:at], data[at:]
+            before = at
+        self._header.truncated = True
+        try:  # the last event may be whole
+            self._decode(b"[" + data.rstrip().rstrip(b",") + b"]")
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return b"", b""
+        return data, b""
+
+    def _foreign(self) -> LogError:
+        return LogError(f"{self._path}: no torch profiler trace; one holds a list of traceEvents")
+
+
+def _is_whole(data: bytes) -> bool:
+    try:
+        json.loads(data)
+    except ValueError:
+        return False
+    return True
+
+
+def _describe(header: Header, text: bytes) -> None:
+    """Take from what stands before or after the events what it says; none of it is needed."""
+    base = re.search(rb'"baseTimeNanoseconds"\s*:\s*(\d+)', text)
+    if base:
+        header.base_ns = int(base[1])
+    host = re.search(rb'"host_name"\s*:\s*"([^"\\]+)"', text)
+    if host:
+        header.host = host[1].decode(errors="replace")
+    devices = _value(text, b'"deviceProperties"')
+    if isinstance(devices, list):
+        header.devices = [str(one.get("name", "GPU")) for one in devices if isinstance(one, dict)]
+    group = _value(text, b'"distributedInfo"')
+    if isinstance(group, dict):
+        header.rank, header.world_size = _whole(group.get("rank")), _whole(group.get("world_size"))
+
+
+def _value(text: bytes, key: bytes) -> Any:
+    """Return the JSON value of a key, or None."""
+    at = text.find(key)
+    colon = text.find(b":", at)
+    if at < 0 or colon < 0:
+        return None
+    try:
+        return json.JSONDecoder().raw_decode(text[colon + 1 :].decode(errors="replace").lstrip())[0]
+    except ValueError:
+        return None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
