@@ -21,6 +21,7 @@ from sglang_instrument.errors import LogError
 PIECE_BYTES: Final = 4 * 2**20  # decoded at once; events of so many bytes take some 20 MB as objects
 _HEAD_BYTES: Final = 2**20  # the events begin in the first of them, or this is no trace
 _LONGEST_EVENT_BYTES: Final = 64 * 2**20
+_ENDING_BYTES: Final = 1024  # in which what stands between two events fits
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _EVENTS: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST_KEY: Final = re.compile(rb'\s*\{\s*("\w+")\s*:')
@@ -193,8 +194,8 @@ class _Events:
         return None
 
     def _decoded(self, body: bytes) -> list[Event]:
-        end = body[-_HEAD_BYTES // 1024 :].rstrip().rstrip(b",")  # not of all: that copies it once more
-        body = body[: len(body) - min(len(body), _HEAD_BYTES // 1024) + len(end)]
+        end = body[-_ENDING_BYTES:].rstrip().rstrip(b",")  # not of all: that copies it once more
+        body = body[: len(body) - min(len(body), _ENDING_BYTES) + len(end)]
         try:
             return self._decode(b"".join((b"[", body, b"]")))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

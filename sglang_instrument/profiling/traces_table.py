@@ -53,11 +53,6 @@ _WITH_ARGS: Final = {
     if kind in (*ON_GPU, "runtime")
     for spelled in (name, name.capitalize())
 }
-    "device": "device",
-    "stream": "stream",
-    "correlation": "correlation",
-    "bytes": "size_bytes",
-}
 
 
 @dataclass(frozen=True, eq=False)
