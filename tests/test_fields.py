@@ -1,9 +1,11 @@
 """The field language: what it says, what it refuses, and that no value ever makes it raise."""
 
 import enum
+import sys
 from collections import defaultdict
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from sglang_instrument.errors import TableError
 from sglang_instrument.patching.fields import Constant, Path, Step, parse
 from sglang_instrument.patching.measures import UNBOUND
 from sglang_instrument.patching.readers import build, condition, local_arguments, locals_of
+from sglang_instrument.recording.context import bind
 
 
 def compiled(fields, moment="exit"):
@@ -119,6 +122,35 @@ def test_result_item_and_inside_are_roots_only_where_they_can_exist():
     assert parse("item.x", "item").locals == ()
 
 
+def test_a_key_may_be_what_another_path_leads_to():
+    rewards, args = {"score": 0.5}, SimpleNamespace(key="score", none=None)
+    assert locals_of([parse("rewards[args.key]")]) == ("rewards", "args")
+    assert read("rewards[args.key]", rewards=rewards, args=args) == {"x": 0.5}
+    assert read("samples[*].r[args.key]", samples=[SimpleNamespace(r=rewards)], args=args) == {"x": [0.5]}
+    assert read("rewards[args.none] | 'no key'", rewards=rewards, args=args) == {"x": "no key"}
+
+
+def test_a_number_is_told_from_texts_and_of_a_record_only_its_numbers_are_read():
+    scores = {"score": 0.5, "right": True, "answer": "not to be logged"}
+    assert read("number(x)", x=2) == read("number(x)", x=np.array(2)) == {"x": 2}
+    assert read("number(x)", x=scores) == read("number(x)", x="0.5") == read("number(x)", x=None) == {}
+    assert read("numbers(x)", x=scores) == {"x": {"score": 0.5, "right": True}}
+    assert read("numbers(x)", x={"answer": "text"}) == read("numbers(x)", x=3) == {}
+
+
+def test_what_is_bound_around_and_imported_modules_can_be_read_at_entry():
+    with bind(step=3, request_id="r"):
+        assert read("bound.step", "enter") == {"x": 3}
+        assert read("bound.turn | -1", "enter") == {"x": -1}
+    assert read("any(bound.step)", "enter") == {}
+    assert read('modules["sys"].maxsize', "enter") == {"x": sys.maxsize}
+    assert read('modules["not.imported"].x', "enter") == {}
+    with pytest.raises(TableError, match="expected bound.ID, one of step, worker"):
+        parse("bound.steps", "enter")
+    with pytest.raises(TableError, match=r"expected before\.EVENT"):
+        parse("size(before)", "enter")
+
+
 def test_the_returned_value_is_read_from_the_run():
     names, reader = compiled({"tokens": 'result["meta"]["tokens"]', "n": "size(texts)"})
     assert names == ("texts",)
@@ -202,8 +234,9 @@ def test_large_values_become_loggable():
         ("", "expected a name, a function, a number or a 'text', got the end"),
         ("request.", "expected an attribute's name, got the end"),
         ("request.class", "expected an attribute's name, got 'class'"),
-        ("request[", 'expected "key", an index, \\* or \\?attribute, got the end'),
-        ("request[name]", "expected \"key\", an index, \\* or \\?attribute, got 'name'"),
+        ("request[", 'expected "key", an index, a local, \\* or \\?attribute, got the end'),
+        ("request[name[0]]", "expected attributes and ']', got ']'"),
+        ("request[name", "expected attributes and ']', got the end"),
         ("request[0", "expected ']', got the end"),
         ("len(x)", "no function 'len', there are any, "),
         ("p101(x)", "no function 'p101'"),

@@ -7,9 +7,9 @@ from typing import Any
 from sglang_instrument.errors import TableError
 from sglang_instrument.patching.anchors import Anchors
 from sglang_instrument.patching.arguments import parameters_of
-from sglang_instrument.patching.fields import Expression, parse
+from sglang_instrument.patching.fields import BINDABLE, Expression, parse
 from sglang_instrument.patching.probe import Probe, build_probe
-from sglang_instrument.patching.tables import BINDABLE, Origin, Region
+from sglang_instrument.patching.tables import Origin, Region
 from sglang_instrument.schema import Phase
 
 

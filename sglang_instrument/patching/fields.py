@@ -2,8 +2,8 @@
 
 FIELD  = VALUE {"|" VALUE}                      the first that resolves
 VALUE  = PATH | FUNCTION "(" PATH ")" | 'text' | 3 | true | false
-PATH   = ROOT {.attribute | ["key"] | [int] | [*] | [?attribute]} [{ NEW: OLD, ... }]
-ROOT   = a local | result | item | inside.EVENT
+PATH   = ROOT {.attribute | ["key"] | [int] | [local.attribute] | [*] | [?attribute]} [{ NEW: OLD, ... }]
+ROOT   = a local | result | item | inside.EVENT | before.EVENT | bound.ID | modules["name"]
 """
 
 import keyword
@@ -15,15 +15,22 @@ from typing import Final, Literal
 from sglang_instrument.errors import TableError
 from sglang_instrument.patching.measures import NAMES, measure_named
 
-#: Roots that are no locals: the returned value, the item a generator gives, the regions that finished within.
+#: Roots that are no locals: the returned value, the item a generator gives, the regions that finished within;
+#: those that finished before within the region around, what is bound around, the imported modules by name.
 RESULT: Final = "result"
 ITEM: Final = "item"
 INSIDE: Final = "inside"
+BEFORE: Final = "before"
+BOUND: Final = "bound"
+MODULES: Final = "modules"
+
+#: What a region may bind; request_id and turn are inherited by everything that runs inside.
+BINDABLE: Final = ("step", "worker", "validate", "request_id", "turn", "role")
 
 #: What may be read when: nothing is returned or finished yet at entry, and only a generator gives items.
 Moment = Literal["enter", "exit", "item"]
 _ROOTS: Final[dict[Moment, frozenset[str]]] = {
-    "enter": frozenset(),
+    "enter": frozenset({BEFORE, BOUND, MODULES}),
     "exit": frozenset({RESULT, INSIDE}),
     "item": frozenset({ITEM, INSIDE}),
 }
@@ -34,12 +41,14 @@ class Step:
     """Go one step along a path.
 
     To an attribute, a key or index; to every element (`each`), or only those whose attribute `name` is true;
-    or to a record of some of a record's fields (`pick`), `names` being (new name, old name).
+    or to a record of some of a record's fields (`pick`), `names` being (new name, old name). The key may be
+    what lies at another path of attributes, `of`.
     """
 
     kind: Literal["attribute", "key", "each", "pick"]
     name: str | int = ""
     names: tuple[tuple[str, str], ...] = ()
+    of: "Path | None" = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,14 @@ class Path:
     root: str
     steps: tuple[Step, ...] = ()
     function: str | None = None
+
+    @property
+    def origins(self) -> Iterator[str]:
+        """The roots of the path and of the keys along it."""
+        yield self.root
+        for step in self.steps:
+            if step.of is not None:
+                yield from step.of.origins
 
 
 @dataclass(frozen=True)
@@ -79,7 +96,8 @@ class Expression:
     @property
     def locals(self) -> tuple[str, ...]:
         """The locals that are read, each once, in the order of the text."""
-        return tuple(dict.fromkeys(p.root for p in self.paths if p.root not in _ROOTS[self.moment]))
+        origins = (root for path in self.paths for root in path.origins)
+        return tuple(dict.fromkeys(root for root in origins if root not in _ROOTS[self.moment]))
 
     @property
     def events(self) -> frozenset[str]:
@@ -109,6 +127,12 @@ def parse(text: object, moment: Moment = "exit") -> Expression:
     return _Parser(text, moment).expression()
 
 
+#: What must follow a root that is no value itself.
+_AFTER_ROOT: Final = {
+    INSIDE: "inside.EVENT, the finished regions of an event",
+    BEFORE: "before.EVENT, the regions of an event that finished before",
+    BOUND: f"bound.ID, one of {', '.join(BINDABLE)}",
+}
 _TOKEN: Final = re.compile(
     r"""\s*(?:(?P<name>[^\W\d]\w*)|(?P<integer>-?[0-9]+)|(?P<string>"[^"]*"|'[^']*')|(?P<sign>[.\[\]{}()*?:,|]))"""
 )
@@ -169,10 +193,10 @@ class _Parser:
             steps.append(self._attribute() if self._take(".") else self._bracket())
         if self._take("{"):
             steps.append(self._pick())
-        if root == INSIDE and self.moment != "enter" and (not steps or steps[0].kind != "attribute"):
-            raise TableError(
-                f"expression {self.text!r}: expected inside.EVENT, the finished regions of an event"
-            )
+        wanted = _AFTER_ROOT.get(root) if root in _ROOTS[self.moment] else None
+        named = steps[0].name if steps and steps[0].kind == "attribute" else None
+        if wanted is not None and (named is None or (root == BOUND and named not in BINDABLE)):
+            raise TableError(f"expression {self.text!r}: expected {wanted}")
         return Path(root, tuple(steps))
 
     def _attribute(self) -> Step:
@@ -202,14 +226,24 @@ class _Parser:
                 raise self._error("']'")
             return step
         kind, word = self.kind, self.word
+        if kind == "name":
+            return self._key_of()
         if kind not in ("integer", "string") and word != "*":
-            raise self._error('"key", an index, * or ?attribute')
+            raise self._error('"key", an index, a local, * or ?attribute')
         self._advance()
         if not self._take("]"):
             raise self._error("']'")
         if word == "*":
             return Step("each")
         return Step("key", int(word) if kind == "integer" else word[1:-1])
+
+    def _key_of(self) -> Step:
+        root = self.word
+        self._advance()
+        path = self._path(root)
+        if any(step.kind != "attribute" for step in path.steps) or not self._take("]"):
+            raise self._error("attributes and ']'")
+        return Step("key", of=path)
 
     def _take(self, sign: str) -> bool:
         if self.kind != "sign" or self.word != sign:

@@ -1,4 +1,4 @@
-"""Know which regions finished within a region: what `inside.EVENT` reads.
+"""Know which regions finished within a region: what `inside.EVENT` and `before.EVENT` read.
 
 Kept only while a region that reads it is open, and only of the events that it reads; all others pay nothing.
 """
@@ -46,6 +46,16 @@ def end(inside: Inside) -> None:
     """Keep nothing any more: a task that outlives the region still has it in its context."""
     inside.clear()
     inside.wanted = frozenset()
+
+
+def before(event: str) -> list[dict[str, Any]]:
+    """Return what finished so far within the innermost open region that reads this event, if there is one."""
+    around = _collecting.get()
+    while around is not None:
+        if event in around.wanted:
+            return around.get(event, [])
+        around = around.around
+    return []
 
 
 def report(finished: Span) -> None:

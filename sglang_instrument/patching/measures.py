@@ -69,6 +69,32 @@ def total(value: Any) -> Any:
     return value.sum().item() if hasattr(value, "sum") else sum(elements(value))
 
 
+def number(value: Any) -> Any:
+    """Return a number as it is, one in an array or a tensor of one element as a plain one.
+
+    Raises:
+        Unreadable: It is no number: a text, a record, nothing.
+    """
+    if isinstance(value, (int, float)):
+        return value
+    _on_host(value)
+    if not hasattr(value, "item") or getattr(value, "size", None) is None:
+        raise Unreadable(f"{type(value).__name__} is no number")
+    return value.item()
+
+
+def numbers(value: Any) -> dict[str, Any]:
+    """Return the numbers of a record by name; texts and all else are left out.
+
+    Raises:
+        Unreadable: There are none.
+    """
+    found = {str(name): one for name, one in value.items() if isinstance(one, (int, float))}
+    if not found:
+        raise Unreadable("no numbers")
+    return found
+
+
 def truth(value: Any) -> bool:
     """Return `bool(value)`: for a collection, whether it has any element."""
     _on_host(value)
@@ -147,6 +173,8 @@ _FIXED: Final[dict[str, tuple[Measure, Measure]]] = {
     "size": (size, sizes),
     "total": (total, totals),
     "sum": (some, some),
+    "number": (number, lambda values: [number(value) for value in values]),
+    "numbers": (numbers, lambda values: [numbers(value) for value in values]),
     "any": (truth, truth),
     "not": (falsehood, falsehood),
     "mean": (mean, mean),

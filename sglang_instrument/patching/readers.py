@@ -5,12 +5,23 @@ its own `try`: one that cannot be read is missing, and costs its neighbours noth
 """
 
 import ast
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from sglang_instrument.patching import measures
-from sglang_instrument.patching.fields import INSIDE, Constant, Expression, Path, Step
+from sglang_instrument.patching import inside, measures
+from sglang_instrument.patching.fields import (
+    BEFORE,
+    BOUND,
+    INSIDE,
+    MODULES,
+    Constant,
+    Expression,
+    Path,
+    Step,
+)
+from sglang_instrument.recording.context import CURRENT
 from sglang_instrument.recording.values import SCALARS, reduce_value
 
 #: Reads fields: (the run that ends, or None at entry; *locals) -> fields. Of the run it reads `duration_sec`,
@@ -24,6 +35,21 @@ _HERE: Final = "__sglang_here"
 _EACH: Final = "__sglang_each"
 _VALUE: Final = "__sglang_value"
 _DURATION: Final = "duration_sec"  # what every record has
+#: Roots that lead to the records of other regions.
+_OF_RECORDS: Final = frozenset({INSIDE, BEFORE})
+
+
+def _bound(name: str) -> Any:
+    """Return what is bound around the region that begins.
+
+    Raises:
+        Unreadable: Nothing was said of it.
+    """
+    value = getattr(CURRENT.get(), name)
+    if value is None:
+        raise measures.Unreadable(f"no {name} is bound")
+    return value
+
 
 _PLAIN: Final = frozenset({dict, list, tuple})
 _NAMESPACE: Final = {
@@ -40,6 +66,9 @@ _NAMESPACE: Final = {
     "__sglang_reduce": reduce_value,
     "__sglang_scalars": SCALARS,
     "__sglang_sum": sum,
+    "__sglang_bound": _bound,
+    "__sglang_before": inside.before,
+    "__sglang_modules": sys.modules,
 }
 
 
@@ -108,7 +137,7 @@ def _attempt(
     if isinstance(value, Constant):
         return [_store_as_is(name, ast.Constant(value.value))]
     statements, end = _walk(value, expression)
-    of_records = value.root == INSIDE and INSIDE in expression.roots
+    of_records = value.root in expression.roots & _OF_RECORDS
     if value.function == "total" and of_records and _each_record(value) == _DURATION:
         end = _call("__sglang_sum", end)  # these are floats: there is nothing to look at first
     elif value.function == "percent":
@@ -135,27 +164,52 @@ def _walk(path: Path, expression: Expression) -> tuple[list[ast.stmt], ast.expr]
     Statements, not one expression: a key's container is looked at twice, and an assignment within an
     expression may not stand in what a comprehension goes over.
     """
-    if path.root == INSIDE and INSIDE in expression.roots:
-        return [], _inside(path)
-    here = _of_run("value") if path.root in expression.roots else _load(path.root)
+    if path.root in expression.roots & _OF_RECORDS:
+        return [], _records(path)
+    here, steps = _root(path, expression)
     statements: list[ast.stmt] = [] if path.steps else [_refuse_unbound(here)]
-    for index, step in enumerate(path.steps):
+    for index, step in enumerate(steps):
         if step.kind == "each":
-            return statements, _each(here, path.steps[index:], _go)
+            return statements, _each(here, steps[index:], _go)
         if step.kind in ("attribute", "pick"):
             here = _go(here, step)
             continue
         statements.append(_assign(_HERE, here))
         plain = ast.Compare(_call("__sglang_type", _load(_HERE)), [ast.In()], [_load("__sglang_plain")])
-        subscript = ast.Subscript(_load(_HERE), ast.Constant(step.name), ast.Load())
+        subscript = ast.Subscript(_load(_HERE), _key(step), ast.Load())
         here = ast.IfExp(plain, subscript, _go(_load(_HERE), step))
     return statements, here
 
 
-def _inside(path: Path) -> ast.expr:
-    """Return the path from `inside`: an event that did not happen has no records; records are mappings."""
+def _root(path: Path, expression: Expression) -> tuple[ast.expr, tuple[Step, ...]]:
+    """Return what a path that reads no records begins at, and the steps that go on from there."""
+    if path.root not in expression.roots:
+        return _load(path.root), path.steps
+    if path.root == BOUND:
+        return _call("__sglang_bound", ast.Constant(path.steps[0].name)), path.steps[1:]
+    return _load("__sglang_modules") if path.root == MODULES else _of_run("value"), path.steps
+
+
+def _key(step: Step) -> ast.expr:
+    """Return the key of a step: a constant, or what lies at a path of attributes."""
+    if step.of is None:
+        return ast.Constant(step.name)
+    key: ast.expr = _load(step.of.root)
+    for attribute in step.of.steps:
+        key = ast.Attribute(key, str(attribute.name), ast.Load())
+    return key
+
+
+def _records(path: Path) -> ast.expr:
+    """Return the path from `inside` or `before`: an event that did not happen has no records.
+
+    Records are mappings.
+    """
+    event = ast.Constant(path.steps[0].name)
     get = ast.Attribute(_of_run("inside"), "get", ast.Load())
-    here: ast.expr = ast.Call(get, [ast.Constant(path.steps[0].name), ast.List([], ast.Load())], [])
+    here: ast.expr = ast.Call(get, [event, ast.List([], ast.Load())], [])
+    if path.root == BEFORE:
+        here = _call("__sglang_before", event)
     field = _each_record(path)
     if field is not None:
         return _field_of_each(here, field)
@@ -198,7 +252,7 @@ def _go_record(here: ast.expr, step: Step) -> ast.expr:
             ast.Tuple([ast.Constant(n) for n in pair], ast.Load()) for pair in step.names
         ]
         return _call("__sglang_pick", here, ast.Tuple(pairs, ast.Load()))
-    return _call("__sglang_key", here, ast.Constant(step.name))
+    return _call("__sglang_key", here, _key(step))
 
 
 def _each(over: ast.expr, steps: tuple[Step, ...], go: Callable[[ast.expr, Step], ast.expr]) -> ast.expr:
