@@ -612,3 +612,21 @@ def test_the_role_that_install_was_given_wins_over_the_tables(program, records):
         assert context.scope_for(None, None, 3, False).role == "trainer"
     finally:
         context.set_process_role(context.DEFAULT_ROLE)
+
+
+def test_a_request_that_its_trainer_names_too_late_is_named_here(program, records):
+    module = program(
+        """
+        def request():
+            return turn()
+
+        def turn():
+            return 1
+        """,
+        request=[{"event": "async_rollout_request_complete", "new_request": True}],
+        turn=[{"event": "turn_end", "bind": {"turn": "0"}}],
+    )
+    assert module.request() == module.request() == 1
+    ids = [record.context.request_id for record in records]
+    assert ids[0] == ids[1] != ids[2] == ids[3]
+    assert all(isinstance(one, str) and one for one in ids)

@@ -36,11 +36,15 @@ def test_a_region_knows_where_it_stands():
     assert origin == Origin("patches/x/y.toml", 0, 0)
 
 
-def test_requires_of_a_patch_holds_for_its_regions_unless_they_say_otherwise():
+def test_what_table_patch_and_region_require_has_to_hold_together():
     entry = [{"event": "a"}, {"event": "b", "requires": "<2"}]
     patch = {"target": "m:f", "requires": ">=0.5", "region": entry}
-    regions = parse_table("t", {"trainer": "x", "patch": [patch]}).patches[0].regions
-    assert [one.requires.text for one in regions] == [">=0.5", "<2"]
+    content = {"trainer": "x", "requires": "!=1", "patch": [patch]}
+    regions = parse_table("t", content).patches[0].regions
+    assert [one.requires.text for one in regions] == ["!=1,>=0.5", "!=1,>=0.5,<2"]
+    assert [regions[1].requires.admits(version) for version in ("0.4", "1", "1.5", "2")] == [
+        *(False, False, True, False)
+    ]
 
 
 def test_a_set_of_fields_can_be_shared_by_name():
@@ -64,7 +68,10 @@ def test_a_set_of_fields_can_be_shared_by_name():
         ({"at": "a", "block": "b"}, "at and block stand alone, got at, block"),
         ({"enter": {"n": 3}}, "enter.n must be a string holding an expression, got 3"),
         ({"enter": "reply"}, "enter must be a table of names and expressions; got 'reply'"),
-        ({"bind": {"rid": "x"}}, "bind.rid: only step, worker, validate, request_id, turn, role can be bound"),
+        (
+            {"bind": {"rid": "x"}},
+            "bind.rid: only step, worker, validate, request_id, turn, role can be bound",
+        ),
         ({"root": "yes"}, "root must be true or false, got 'yes'"),
         ({"capture": {"rid": "call"}}, "capture.rid must be 'callee(keyword)', got 'call'"),
         ({"requires": "0.5"}, "requires: expected comparisons like '>=0.5.1,<0.6', got '0.5'"),

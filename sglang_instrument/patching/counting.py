@@ -1,5 +1,7 @@
-"""Number the steps of a trainer that does not: a step is a training run of a region that binds one."""
+"""Number the steps and name the requests of a trainer that does not."""
 
+import itertools
+import os
 from typing import Any, Final
 
 
@@ -20,6 +22,17 @@ class StepCount:
             step = self.last if bound.get("validate") else self.last + 1
         self.last = step
         return {**bound, "step": step}
+
+
+_numbers: Final = itertools.count(1)
+_prefixes: Final[dict[int, str]] = {}  # by process: a forked child has one of its own
+
+
+def new_request_id() -> str:
+    """Return an id that no other request of this run has, in any process."""
+    pid = os.getpid()
+    prefix = _prefixes.get(pid) or _prefixes.setdefault(pid, os.urandom(4).hex())
+    return f"{prefix}-{next(_numbers)}"
 
 
 _counts: Final[dict[str, StepCount]] = {}

@@ -34,6 +34,7 @@ class Plan:
     bind: Reader | None = None
     process: Reader | None = None
     steps: StepCount | None = None
+    new_request: bool = False
     enter: Reader | None = None
     exit: Reader | None = None
     exit_after_error: Reader | None = None
@@ -59,7 +60,7 @@ class Plan:
     def _reaches(self) -> bool:
         """Whether it does more than to be recorded from its beginning to its end."""
         read = self.when or self.leader or self.bind or self.process
-        asked = self.steps or self.root or self.wants_inside or self.generator
+        asked = self.steps or self.new_request or self.root or self.wants_inside or self.generator
         return bool(read or asked) or self.emit != "span"
 
 
@@ -82,7 +83,8 @@ def make_plan(region: Region, reports: bool = False) -> Plan:
     entering = locals_of([expression for fields in at_entry for expression in fields.values()])
     leaving_locals = locals_of([*exit_.values(), *ends.values()])
     wants_inside = _events(exit_.values())
-    if region.generator and (region.bind or region.count_steps or region.root or wants_inside):
+    binds = region.bind or region.count_steps or region.new_request
+    if region.generator and (binds or region.root or wants_inside):
         raise _error(region, "a generator can bind nothing, be no root and not read `inside`")
     kind = kind_for(region.event, region.phase, region.sync) if region.emit == "span" else Span
     return Plan(
@@ -99,6 +101,7 @@ def make_plan(region: Region, reports: bool = False) -> Plan:
         when=condition(when, local_arguments(entering)),
         leader=condition(leader, local_arguments(entering)),
         steps=step_count(region.origin.table) if region.count_steps else None,
+        new_request=region.new_request,
         bind=reader(bind, local_arguments(entering)),
         process=reader(process, local_arguments(entering)),
         enter=reader(enter, local_arguments(entering)),

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 from msgspec import defstruct
 
 from sglang_instrument.patching import inside
+from sglang_instrument.patching.counting import new_request_id
 from sglang_instrument.patching.plan import Plan, make_plan, wanted_events
 from sglang_instrument.patching.readers import Reader
 from sglang_instrument.patching.runs import (
@@ -125,7 +126,7 @@ def _open(plan: Plan, own: type[FullSpan], *values: Any) -> Any:
             return SKIPPED
         if plan.process is not None:
             context.name_process(**plan.process(None, *values))
-        if plan.bind is not None or plan.steps is not None or plan.root:
+        if plan.bind is not None or plan.steps is not None or plan.root or plan.new_request:
             bound = _bind(plan, values)
         extra = None if plan.enter is None else plan.enter(None, *values)
         if plan.emit == "enter":
@@ -148,6 +149,8 @@ def _bind(plan: Plan, values: Values) -> Bound:
     changes = {} if plan.bind is None else plan.bind(None, *values)
     if plan.steps is not None:
         changes = plan.steps.name_step(changes)
+    if plan.new_request:
+        changes = {"request_id": new_request_id(), **changes}
     if not plan.root:
         return context.push(changes)
     token = CURRENT.set(context.UNBOUND)

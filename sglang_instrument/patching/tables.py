@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast, get_args
 from sglang_instrument.errors import TableError
 from sglang_instrument.patching.anchors import Anchors, parse_anchors
 from sglang_instrument.patching.entry import Entry
+from sglang_instrument.patching.fields import BINDABLE
 from sglang_instrument.patching.versions import Requirement
 from sglang_instrument.schema import PHASES, Phase
 
@@ -30,15 +31,13 @@ if TYPE_CHECKING:
 Emit = Literal["span", "enter", "exit"]
 FieldSets = Mapping[str, Mapping[str, str]]
 
-_TABLE_KEYS: Final = frozenset({"trainer", "package", "module", "fields", "patch"})
+_TABLE_KEYS: Final = frozenset({"trainer", "package", "module", "requires", "fields", "patch"})
 _PATCH_KEYS: Final = frozenset({"target", "module", "requires", "leader", "region"})
 _ANCHOR_KEYS: Final = frozenset({"from", "after", "through", "before", "at", "block"})
 _REGION_KEYS: Final = _ANCHOR_KEYS | {
-    *("event", "emit", "requires", "phase", "sync", "root", "generator", "count_steps"),
+    *("event", "emit", "requires", "phase", "sync", "root", "generator", "count_steps", "new_request"),
     *("enter", "exit", "bind", "process", "when", "ends", "capture"),
 }
-#: What a region may bind; request_id and turn are inherited by everything that runs inside.
-BINDABLE: Final = ("step", "worker", "validate", "request_id", "turn", "role")
 #: What a region may say of the whole process.
 OF_PROCESS: Final = ("role", "worker")
 
@@ -96,6 +95,7 @@ class Region:
     generator: bool = False
     root: bool = False
     count_steps: bool = False
+    new_request: bool = False
     sync: bool | None = None
     phase: Phase | None = None
     requires: Requirement | None = None
@@ -216,8 +216,9 @@ def parse_table(name: str, content: object, shown: str | None = None) -> Table:
     trainer = _required(entry, "trainer")
     sets = entry.below("fields")
     fields = {key: sets.expressions(key) for key in entry.names("fields")}
+    requires = _parse_requires(entry, None)
     patches = tuple(
-        _parse_patch(patch, entry.text("module"), fields, Origin(name, index, 0))
+        _parse_patch(patch, entry.text("module"), requires, fields, Origin(name, index, 0))
         for index, patch in enumerate(entry.entries("patch", "patch", _PATCH_KEYS))
     )
     if not patches:
@@ -225,13 +226,15 @@ def parse_table(name: str, content: object, shown: str | None = None) -> Table:
     return Table(name, trainer, entry.text("package") or trainer, patches)
 
 
-def _parse_patch(entry: Entry, module: str | None, fields: FieldSets, origin: Origin) -> Patch:
+def _parse_patch(
+    entry: Entry, module: str | None, requires: Requirement | None, fields: FieldSets, origin: Origin
+) -> Patch:
     targets = tuple(
         _parse_target(entry, text, entry.text("module") or module) for text in entry.texts("target")
     )
     if not targets:
         raise entry.error("target is missing: 'Class.method' or a list of candidates")
-    requires = entry.parsed("requires", Requirement)
+    requires = _parse_requires(entry, requires)
     leader = entry.text("leader")
     regions = tuple(
         replace(_parse_region(region, requires, fields, origin._replace(region=index)), leader=leader)
@@ -268,9 +271,10 @@ def _parse_region(entry: Entry, requires: Requirement | None, fields: FieldSets,
         generator=entry.flag("generator") or False,
         root=entry.flag("root") or False,
         count_steps=entry.flag("count_steps") or False,
+        new_request=entry.flag("new_request") or False,
         sync=entry.flag("sync"),
         phase=cast("Phase | None", entry.choice("phase", PHASES)),
-        requires=entry.parsed("requires", Requirement) or requires,
+        requires=_parse_requires(entry, requires),
     )
     for name in region.bind:
         if name not in BINDABLE:
@@ -278,11 +282,19 @@ def _parse_region(entry: Entry, requires: Requirement | None, fields: FieldSets,
     for name in region.process:
         if name not in OF_PROCESS:
             raise entry.error(f"process.{name}: a process has only {' and '.join(OF_PROCESS)}")
-    if region.emit != "span" and (region.generator or region.bind or region.count_steps):
+    if region.emit != "span" and (
+        region.generator or region.bind or region.count_steps or region.new_request
+    ):
         raise entry.error(f"emit = {region.emit!r} is a point: it can be no generator and bind nothing")
     if region.ends is not None and not region.generator:
         raise entry.error("ends needs generator = true")
     return region
+
+
+def _parse_requires(entry: Entry, around: Requirement | None) -> Requirement | None:
+    """Return what an entry requires on top of what the patch or the table around it does."""
+    own = entry.parsed("requires", Requirement)
+    return own if around is None else around if own is None else Requirement(f"{around.text},{own.text}")
 
 
 def _parse_anchors(entry: Entry) -> Anchors:
