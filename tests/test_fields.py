@@ -145,7 +145,7 @@ def test_what_is_bound_around_and_imported_modules_can_be_read_at_entry():
     assert read("any(bound.step)", "enter") == {}
     assert read('modules["sys"].maxsize', "enter") == {"x": sys.maxsize}
     assert read('modules["not.imported"].x', "enter") == {}
-    with pytest.raises(TableError, match="expected bound.ID, one of step, worker"):
+    with pytest.raises(TableError, match=r"expected bound\.ID, one of step, worker"):
         parse("bound.steps", "enter")
     with pytest.raises(TableError, match=r"expected before\.EVENT"):
         parse("size(before)", "enter")
