@@ -1,0 +1,192 @@
+"""Run verl's server mode once, on a CPU: SGLang servers, agent-loop workers and reward workers under Ray.
+
+drive.py MODEL FOLDER MODE
+
+MODE "install" calls install() in this driver; any other leaves it to the environment. FOLDER gets `outcome.json`,
+which the tests read, and Ray's own files.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy
+
+HERE = Path(__file__).parent
+QUESTIONS = [("Add 2 and 3.", "5"), ("Add 4 and 4.", "8"), ("Say 9.", "9"), ("Say 9.", "9")]
+WORKERS = 2
+
+
+def configuration(model):
+    """Return verl's own configuration with what a CPU needs; engine arguments go through verl's own setting."""
+    import verl
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    with initialize_config_dir(f"{Path(verl.__file__).parent}/trainer/config", version_base=None):
+        config = compose("ppo_trainer")
+    OmegaConf.set_struct(config, False)
+    config.actor_rollout_ref.model.path = model
+    config.actor_rollout_ref.model.override_config = {"attn_implementation": "eager"}
+    rollout = config.actor_rollout_ref.rollout
+    changes = {
+        **{
+            "name": "sglang",
+            "mode": "async",
+            "dtype": "float32",
+            "load_format": "auto",
+            "enforce_eager": True,
+        },
+        **{"prompt_length": 128, "response_length": 256, "max_model_len": 512, "max_num_seqs": 8},
+        **{"tensor_model_parallel_size": 1, "nnodes": 1, "n_gpus_per_node": 1},
+        **{"skip_tokenizer_init": False, "free_cache_engine": False},
+        **{"temperature": 0, "top_p": 1, "top_k": -1, "do_sample": False},
+    }
+    for name, value in changes.items():
+        rollout[name] = value
+    rollout.agent.num_workers = WORKERS
+    rollout.multi_turn.enable, rollout.multi_turn.format = True, "hermes"
+    rollout.multi_turn.tool_config_path = str(HERE / "config/tools.yaml")
+    rollout.multi_turn.max_assistant_turns = 6
+    rollout.engine_kwargs.sglang = {
+        **{"device": "cpu", "attention_backend": "torch_native", "sampling_backend": "pytorch"},
+        **{"grammar_backend": "none", "disable_overlap_schedule": True, "enable_memory_saver": False},
+        **{"max_total_tokens": 8192, "context_length": 1024, "chunked_prefill_size": 512},
+        "mem_fraction_static": 0.2,
+    }
+    config.trainer.n_gpus_per_node = config.trainer.nnodes = 1
+    config.reward.num_workers = 1
+    return config
+
+
+def batch(step, validate=False):
+    """Return the prompts of a step as verl's trainer hands them over."""
+    from verl.protocol import DataProto
+
+    raw = numpy.empty(len(QUESTIONS), dtype=object)
+    for row, (question, _) in enumerate(QUESTIONS):
+        raw[row] = numpy.array([{"role": "user", "content": question}])
+    truths = [truth for _, truth in QUESTIONS]
+    columns = {
+        "raw_prompt": raw,
+        "agent_name": numpy.array(["tool_agent"] * len(truths)),
+        "data_source": numpy.array(["openai/gsm8k"] * len(truths)),
+        "reward_model": numpy.array([{"style": "rule", "ground_truth": truth} for truth in truths]),
+        "tools_kwargs": numpy.array(
+            [{"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": truth}}} for truth in truths]
+        ),
+        "index": numpy.arange(len(truths)),
+    }
+    prompts = DataProto(non_tensor_batch=columns)
+    prompts.meta_info = {"global_steps": step, "validate": validate}
+    return prompts
+
+
+def plain(output, tokenizer):
+    """Return what a rollout gave, as it can be compared."""
+    length = output.batch["responses"].shape[1]
+    masks = output.batch["attention_mask"][:, -length:].bool()
+    replies = [
+        tokenizer.decode(row[mask]) for row, mask in zip(output.batch["responses"], masks, strict=True)
+    ]
+    scores = output.batch["rm_scores"].sum(dim=1).tolist() if "rm_scores" in output.batch else None
+    return {"replies": replies, "turns": output.non_tensor_batch["__num_turns__"].tolist(), "scores": scores}
+
+
+def start_servers(config):
+    """Return the manager of the servers, and what hands prompts to the agent loops."""
+    from verl.experimental.agent_loop import AgentLoopManager
+    from verl.experimental.reward_loop import RewardLoopManager
+    from verl.workers.rollout.llm_server import LLMServerManager
+
+    rewards = RewardLoopManager(config=config, rm_resource_pool=None)
+    servers = LLMServerManager.create(config=config, worker_group=None, rollout_resource_pool=None)
+    loops = AgentLoopManager.create(
+        config=config,
+        llm_client=servers.get_client(),
+        reward_loop_worker_handles=rewards.reward_loop_workers,
+    )
+    return servers, loops
+
+
+def processes(ray, handles):
+    """Return the class, process and what is installed there, of each actor."""
+
+    def look(actor):
+        import inspect
+
+        installed = sys.modules.get("sglang_instrument.switch")
+        kind = type(actor)
+        methods = [name for name in vars(kind) if not name.startswith("_") and callable(getattr(kind, name))]
+        return {
+            "class": kind.__name__,
+            "pid": os.getpid(),
+            "installed": bool(installed and installed.installed()),
+            "coroutines": sorted(
+                name for name in methods if inspect.iscoroutinefunction(getattr(kind, name))
+            ),
+            "signatures": {name: str(inspect.signature(getattr(kind, name))) for name in methods},
+        }
+
+    return [ray.get(handle.__ray_call__.remote(look)) for handle in handles]
+
+
+def kill_a_worker_in_mid_step(ray, loops, folder):
+    """Kill the first agent-loop worker while its tools run; the others go on."""
+    (Path(folder) / "hang").touch()
+    prompts = batch(9).chunk(WORKERS)
+    pending = [
+        worker.generate_sequences.remote(part) for worker, part in zip(loops.agent_loop_workers, prompts)
+    ]
+    pid = ray.get(loops.agent_loop_workers[1].__ray_call__.remote(lambda actor: os.getpid()))
+    victim = ray.get(loops.agent_loop_workers[0].__ray_call__.remote(lambda actor: os.getpid()))
+    time.sleep(1)
+    os.kill(victim, 9)
+    try:
+        ray.get(pending[0])
+    except ray.exceptions.RayError as error:
+        died = type(error).__name__
+    (Path(folder) / "hang").unlink()
+    ray.get(pending[1])
+    return {"victim": victim, "other": pid, "error": died}
+
+
+def main(model, folder, mode):
+    import ray
+
+    if mode == "install":
+        import sglang_instrument
+
+        sglang_instrument.install(log_dir=folder, experiment="run")
+    handed = ("PYTHONPATH", "SGLANG_USE_CPU_ENGINE", "TOKENIZERS_PARALLELISM", "PYTHONWARNINGS", "HANG")
+    ray.init(
+        address="local",
+        num_cpus=8,
+        num_gpus=1,  # to Ray a counted resource
+        include_dashboard=False,
+        _temp_dir=os.environ["RAY_TMPDIR"],
+        runtime_env={"env_vars": {name: os.environ[name] for name in handed if name in os.environ}},
+    )
+    config = configuration(model)
+    servers, loops = start_servers(config)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    outputs = [
+        plain(loops.generate_sequences(prompts=batch(step, validate)), tokenizer)
+        for step, validate in ((1, False), (2, False), (2, True))
+    ]
+    outcome = {
+        "outputs": outputs,
+        "processes": processes(ray, [*servers.server_handles, *loops.agent_loop_workers]),
+        "driver": os.getpid(),
+        "killed": kill_a_worker_in_mid_step(ray, loops, folder),
+    }
+    (Path(folder) / "outcome.json").write_text(json.dumps(outcome, default=str))
+    # No ray.shutdown(): most drivers end like this, with their actors alive.
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
