@@ -126,7 +126,7 @@ def test_statements_of_handlers_finally_and_match_are_blocks_too():
     ("texts", "message"),
     [
         ({"at": "a.b"}, "at must be a name or a quoted string, or several with ' | ', got 'a.b'"),
-        ({"at": "a", "from": "b"}, "at and block stand alone, got at, from"),
+        ({"at": "a", "from": "b"}, "at, block, call and entering stand alone, got at, from"),
         ({"from": "a", "after": "b"}, "give from or after, not both"),
         ({"through": "a", "before": "b"}, "give through or before, not both"),
         ({"block": "a |b"}, "block must be a name"),

@@ -65,7 +65,7 @@ def test_a_set_of_fields_can_be_shared_by_name():
         ({"emit": "range"}, "emit must be one of 'span', 'enter', 'exit', got 'range'"),
         ({"phase": "coffee"}, "phase must be one of 'step', 'request'"),
         ({"at": "a b"}, "at must be a name or a quoted string"),
-        ({"at": "a", "block": "b"}, "at and block stand alone, got at, block"),
+        ({"at": "a", "block": "b"}, "at, block, call and entering stand alone, got at, block"),
         ({"enter": {"n": 3}}, "enter.n must be a string holding an expression, got 3"),
         ({"enter": "reply"}, "enter must be a table of names and expressions; got 'reply'"),
         (

@@ -20,7 +20,10 @@ _ALTERNATIVE: Final = re.compile(r"[A-Za-z_]\w*|'[^']+'|\"[^\"]+\"")
 
 
 class Anchors(NamedTuple):
-    """The names between which a region lies: tuples of alternatives, empty where none was given."""
+    """The names between which a region lies: tuples of alternatives, empty where none was given.
+
+    With `call` and `entering` the region is an expression, and found by `spots`.
+    """
 
     start: Anchor = ()
     after: Anchor = ()
@@ -28,6 +31,8 @@ class Anchors(NamedTuple):
     before: Anchor = ()
     at: Anchor = ()
     block: Anchor = ()
+    call: Anchor = ()
+    entering: Anchor = ()
 
 
 class Statements(NamedTuple):
@@ -72,8 +77,8 @@ def parse_anchors(texts: Mapping[str, str]) -> Anchors:
     """
     parsed = {key: _parse_anchor(key, text) for key, text in texts.items()}
     anchors = Anchors(start=parsed.pop("from", ()), **parsed)
-    if (anchors.at or anchors.block) and len(texts) > 1:
-        raise ValueError(f"at and block stand alone, got {', '.join(sorted(texts))}")
+    if (anchors.at or anchors.block or anchors.call or anchors.entering) and len(texts) > 1:
+        raise ValueError(f"at, block, call and entering stand alone, got {', '.join(sorted(texts))}")
     for one, other in (("from", "after"), ("through", "before")):
         if one in texts and other in texts:
             raise ValueError(f"give {one} or {other}, not both")

@@ -72,11 +72,12 @@ class Applier:
         placements: list[Placement] = []
         for one in place(definition_of(chain), wanted):
             region = one.site.region
-            if one.statements is None:
+            if not one.is_found:
                 placed.append(one)
                 continue
             try:
-                placements.append(Placement(one.statements, self._make_probe(region), region.capture))
+                probe = self._make_probe(region)
+                placements.append(Placement(one.statements, probe, region.capture, one.spots))
                 placed.append(one)
             except TableError as error:
                 placed.append(one.refused(str(error)))

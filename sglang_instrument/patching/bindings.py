@@ -26,6 +26,10 @@ class Bindings:
         """Say whether `name` is a local, or a local of a function around."""
         return name in self._names
 
+    def is_always(self, name: str) -> bool:
+        """Say whether `name` is a parameter that always has a value."""
+        return name in self._parameters - self._unbound_again
+
     def sure_at(self, block: Block, place: int) -> frozenset[str]:
         """Return the locals that have a value whenever the statement `block[place]` is reached."""
         path = _bound_on_the_way(self._definition.body, block, place, self._parameters)

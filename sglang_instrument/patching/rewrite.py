@@ -10,6 +10,7 @@ from sglang_instrument.patching.bindings import Bindings
 from sglang_instrument.patching.constants import Constants
 from sglang_instrument.patching.contract import Probe
 from sglang_instrument.patching.handover import Handing, HandOver, located
+from sglang_instrument.patching.spots import Spot, put_probe
 from sglang_instrument.patching.tables import Capture
 
 SCOPES: Final = (*DEFINITIONS, ast.Lambda, ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
@@ -18,11 +19,12 @@ _LOCALS_READERS: Final = frozenset({"locals", "vars", "dir", "eval", "exec"})
 
 
 class Placement(NamedTuple):
-    """Statements, and the probe that goes over them."""
+    """Statements, or the expressions in them, and the probe that goes over them."""
 
-    statements: Statements
+    statements: Statements | None
     probe: Probe
     captures: tuple[Capture, ...] = ()
+    spots: tuple[Spot, ...] = ()
 
 
 class _Region(NamedTuple):
@@ -45,9 +47,15 @@ def rewrite(
     may_add_locals = not reads_own_locals(definition)
     counts = is_coroutine(definition)
     regions = [  # all of them before the tree changes: places are counted in the original statements
-        _region(number, placement, bindings, constants, may_add_locals, counts)
+        _region(number, placement.statements, placement, bindings, constants, may_add_locals, counts)
         for number, placement in enumerate(placements)
+        if placement.statements is not None
     ]
+    for placement in reversed(
+        placements
+    ):  # of two on one expression the first is the outer, as of statements
+        for spot in placement.spots:
+            put_probe(spot, spot.probe_kind(placement.probe), bindings, constants)
     blocks: dict[int, list[_Region]] = {}
     for region in regions:
         blocks.setdefault(id(region.statements.block), []).append(region)
@@ -99,13 +107,14 @@ def find_captured(statements: Statements, capture: Capture) -> list[ast.keyword]
 
 def _region(
     number: int,
+    statements: Statements,
     placement: Placement,
     bindings: Bindings,
     constants: Constants,
     may_add_locals: bool,
     counts_waiting: bool,
 ) -> _Region:
-    statements, probe, captures = placement
+    probe, captures = placement.probe, placement.captures
     block, start, stop = statements
     handing = Handing(
         number=number,

@@ -14,6 +14,7 @@ from sglang_instrument.patching.anchors import (
     walk_own,
 )
 from sglang_instrument.patching.rewrite import SCOPES, find_captured, overlaps, reads_own_locals
+from sglang_instrument.patching.spots import Spot, find_spots, lines_of
 from sglang_instrument.patching.tables import Patch, Region, Target
 
 State = Literal["found", "pending", "refused", "changed", "ambiguous", "no-source", "missing"]
@@ -54,13 +55,19 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True)
 class Placed:
-    """A site, and its statements where it was found."""
+    """A site, and its statements where it was found; of a region that is an expression, its spots."""
 
     site: Site
     statements: Statements | None = None
+    spots: tuple[Spot, ...] = ()
+
+    @property
+    def is_found(self) -> bool:
+        """Whether there is anything to put a probe on."""
+        return self.statements is not None or bool(self.spots)
 
     def refused(self, note: str) -> "Placed":
-        """Return the same region, without its statements."""
+        """Return the same region, without what was found."""
         return Placed(replace(self.site, state="refused", note=note))
 
 
@@ -93,7 +100,19 @@ def best_sites(patch: Patch, sites: Sequence[Site]) -> list[Site]:
     return chosen
 
 
+def _resolve_expression(definition: FunctionDef, wanted: Wanted) -> Placed:
+    spots = tuple(find_spots(definition, wanted.region.anchors))
+    if not spots:
+        names = " | ".join(wanted.region.anchors.call or wanted.region.anchors.entering)
+        what = "call of" if wanted.region.anchors.call else "block entered with"
+        return Placed(wanted.site("missing", note=f"no {what} {names}"))
+    note = f"{len(spots)} places" if len(spots) > 1 else ""
+    return Placed(wanted.site("found", lines_of(spots), note), spots=spots)
+
+
 def _resolve(shape: Shape, wanted: Wanted) -> Placed:
+    if wanted.region.is_expression:
+        return _resolve_expression(shape.definition, wanted)
     try:
         statements = shape.resolve(wanted.region.anchors)
     except AnchorsMissing as reason:
@@ -129,7 +148,7 @@ def _without_rivals(placed: list[Placed]) -> list[Placed]:
     The first for this version wins; where none is for it, the first that was found.
     """
     taken: dict[str, Placed] = {}
-    for one in sorted(placed, key=lambda one: (one.statements is None, not one.site.expected)):
+    for one in sorted(placed, key=lambda one: (not one.is_found, not one.site.expected)):
         if one.site.region.requires is not None:
             taken.setdefault(one.site.region.event, one)
     return [

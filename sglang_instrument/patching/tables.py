@@ -33,7 +33,7 @@ FieldSets = Mapping[str, Mapping[str, str]]
 
 _TABLE_KEYS: Final = frozenset({"trainer", "package", "module", "requires", "fields", "patch"})
 _PATCH_KEYS: Final = frozenset({"target", "module", "requires", "leader", "region"})
-_ANCHOR_KEYS: Final = frozenset({"from", "after", "through", "before", "at", "block"})
+_ANCHOR_KEYS: Final = frozenset({"from", "after", "through", "before", "at", "block", "call", "entering"})
 _REGION_KEYS: Final = _ANCHOR_KEYS | {
     *("event", "emit", "requires", "phase", "sync", "root", "generator", "count_steps", "new_request"),
     *("enter", "exit", "bind", "process", "when", "ends", "capture"),
@@ -104,6 +104,11 @@ class Region:
     def is_whole_body(self) -> bool:
         """Whether the region is the function itself, so that a wrapper can stand for it."""
         return not any(self.anchors)
+
+    @property
+    def is_expression(self) -> bool:
+        """Whether the region is a call, or the entering of a block, wherever it stands."""
+        return bool(self.anchors.call or self.anchors.entering)
 
 
 @dataclass(frozen=True)
@@ -286,6 +291,8 @@ def _parse_region(entry: Entry, requires: Requirement | None, fields: FieldSets,
         region.generator or region.bind or region.count_steps or region.new_request
     ):
         raise entry.error(f"emit = {region.emit!r} is a point: it can be no generator and bind nothing")
+    if region.is_expression and (region.emit != "span" or region.generator or region.capture):
+        raise entry.error("call and entering are spans: they can be no point, no generator, capture nothing")
     if region.ends is not None and not region.generator:
         raise entry.error("ends needs generator = true")
     return region
