@@ -1,30 +1,24 @@
 """Boil nested spans down to what most answers need: steps, requests, turns and barriers."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.nesting import PHASE, nest_with_children
+from sglang_instrument.analysis.boil import KINDS as KINDS
+from sglang_instrument.analysis.boil import PLACE as PLACE
+from sglang_instrument.analysis.boil import boil
+from sglang_instrument.analysis.nesting import nest_with_children
+from sglang_instrument.analysis.numbering import numbered
 from sglang_instrument.analysis.walls import split_wall
 from sglang_instrument.schema import PHASES
 
-#: What every row says of itself. `source` numbers what one run wrote to one file.
-PLACE: Final = ("source", "role", "worker", "step", "validate")
 _PLACE_SCHEMA: Final = {
     "source": pl.Int64,
     "role": pl.String,
     "worker": pl.Int64,
     "step": pl.Int64,
     "validate": pl.Boolean,
-}
-#: Kinds of work within a request; a span of a kind that lies in another one of its kind is part of it.
-KINDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "engine": ("generate", "engine"),
-    "tool": ("tool",),
-    "interaction": ("interaction",),
-    "reward": ("reward",),
 }
 #: The tables and their columns. Times are microseconds on the clock of the worker's host. The event of a turn
 #: is the part of it that took longest.
@@ -67,10 +61,10 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         "end_us": pl.Int64,
     },
 }
-_NEEDED: Final = (
-    *PLACE,
-    *("event", "phase", "start_us", "end_us", "duration_sec", "request_id", "turn", "task", "spawned_by"),
-    *("error", "turns", "finish_reason", "response_tokens", "reward", "exact"),
+# What nesting needs to know of a record; the rest is looked up for those that are requests or their parts.
+_NARROW: Final = (
+    *("source", "step", "validate", "event", "phase", "start_us", "end_us", "duration_sec"),
+    *("task", "spawned_by", "exact"),
 )
 
 
@@ -84,20 +78,19 @@ class Digest:
     barriers: pl.DataFrame
 
     @classmethod
-    def of(cls, spans: pl.DataFrame, rewards: pl.DataFrame | None = None) -> "Digest":
-        """Boil down nested spans with `wall_sec`; `rewards` are records that may hold one by request."""
-        spans = spans.filter(pl.col("step").is_not_null())
-        parts = _outermost_parts(spans)
+    def of(cls, spans: pl.DataFrame) -> "Digest":
+        """Boil down nested spans with `wall_sec`, of which some may be left out."""
+        place, places = numbered(spans, PLACE)
+        rows = _renumbered(spans).with_columns(place=place).with_row_index("row")
+        return cls._fitted(boil(rows, spans, places))
+
+    @classmethod
+    def _fitted(cls, tables: dict[str, pl.DataFrame]) -> "Digest":
         return cls(
-            *(
-                table.select(pl.col(name).cast(kind) for name, kind in SCHEMAS[of].items())
-                for of, table in (
-                    ("steps", _steps(spans)),
-                    ("requests", _requests(spans, parts, spans if rewards is None else rewards)),
-                    ("turns", _turns(parts)),
-                    ("barriers", _barriers(spans)),
-                )
-            )
+            **{
+                name: tables[name].select(pl.col(column).cast(kind) for column, kind in schema.items())
+                for name, schema in SCHEMAS.items()
+            }
         )
 
     def tables(self) -> dict[str, pl.DataFrame]:
@@ -116,8 +109,11 @@ class Digest:
 
 def digest_records(records: pl.DataFrame) -> Digest:
     """Nest records and boil them down."""
-    records = records.select(_NEEDED)
-    return Digest.of(split_wall(*nest_with_children(records)), records)
+    place, places = numbered(records, PLACE)
+    ids = ["request_id"] if records["task"].null_count() else []
+    narrow = records.select(*_NARROW, *ids, place=place).with_row_index("row")
+    spans = split_wall(*nest_with_children(narrow))
+    return Digest._fitted(boil(spans, records, places))
 
 
 def concat_digests(digests: list[Digest]) -> Digest:
@@ -130,134 +126,12 @@ def concat_digests(digests: list[Digest]) -> Digest:
     )
 
 
-def _steps(spans: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps of workers.
-
-    A step is its spans of phase "step"; a program without any is measured from its first span to its last
-    end.
-    """
-    key = list(PLACE)
-    whole = spans.filter(pl.col("span") == pl.col("step_span"))
-    measured = whole.group_by(key).agg(
-        start_us=pl.col("start_us").min(),
-        duration_sec=pl.col("duration_sec").sum(),
-        remainder_sec=pl.col("self_sec").sum(),
-    )
-    extents = (
-        without_parents(spans.join(measured, on=key, how="anti"), key)
-        .group_by(key)
-        .agg(
-            start_us=pl.col("start_us").min(),
-            duration_sec=(pl.col("end_us").max() - pl.col("start_us").min()) / 1e6,
-            covered_sec=pl.col("fresh_sec").sum(),
-        )
-        .with_columns(remainder_sec=pl.col("duration_sec") - pl.col("covered_sec"))
-        .drop("covered_sec")
-    )
-    barriers = (
-        spans.filter(pl.col("phase").cast(pl.Categorical) == "barrier")
-        .group_by(key)
-        .agg(barrier_sec=pl.col("wall_sec").sum())
-    )
-    walls = spans.group_by([*key, "counts_for"]).agg(pl.col("wall_sec").sum())
-    shares = walls.group_by(key).agg(
-        pl.col("wall_sec").filter(pl.col("counts_for") == phase).sum().alias(f"wall_{phase}")
-        for phase in PHASES
-    )
-    steps = pl.concat([measured, extents]).join(barriers, on=key, how="left").join(shares, on=key, how="left")
-    return steps.with_columns(pl.col("barrier_sec").fill_null(0.0)).sort(key)
-
-
-def without_parents(spans: pl.DataFrame, key: list[str]) -> pl.DataFrame:
-    """Return the outermost spans with `fresh_sec`: their time that no earlier one of the step covers."""
-    outermost = spans.filter(pl.col("parent").is_null()).sort(*key, "start_us", "end_us")
-    reach = pl.col("end_us").cum_max().shift(1).over(key).fill_null(pl.col("start_us"))
-    fresh = pl.col("end_us") - pl.max_horizontal(pl.col("start_us"), reach)
-    return outermost.with_columns(fresh_sec=fresh.clip(lower_bound=0) / 1e6)
-
-
-def _outermost_parts(spans: pl.DataFrame) -> pl.DataFrame:
-    """Return the spans of `KINDS` that are in no other of their kind, with `kind`, a column of its time."""
-    kinds = pl.DataFrame(
-        {"counts_for": list(PHASES), "kind": [_kind(phase) for phase in PHASES]},
-        schema={"counts_for": PHASE, "kind": pl.Int8},
-    )
-    kind = spans.select("counts_for").join(kinds, on="counts_for", how="left", maintain_order="left")["kind"]
-    working = spans.select("span", kind=kind).filter(pl.col("kind").is_not_null())
-    above = spans.select(span="parent").join(working, on="span", how="left", maintain_order="left")["kind"]
-    outer = kind.is_not_null() & kind.ne_missing(above)
-    return spans.filter(outer).with_columns(kind=kind.filter(outer))
-
-
-def _kind(phase: str) -> int | None:
-    return next((number for number, phases in enumerate(KINDS.values()) if phase in phases), None)
-
-
-def _times_of_kinds() -> list[pl.Expr]:
-    return [
-        pl.col("duration_sec").filter(pl.col("kind") == number).sum().alias(f"{kind}_sec")
-        for number, kind in enumerate(KINDS)
-    ]
-
-
-def _requests(spans: pl.DataFrame, parts: pl.DataFrame, rewards: pl.DataFrame) -> pl.DataFrame:
-    requests = outermost_requests(spans)
-    key = ["source", "step", "validate", "request_id"]
-    asked = parts.filter(pl.col("request_id").is_not_null())
-    requests = requests.join(asked.group_by(key).agg(_times_of_kinds()), on=key, how="left").with_columns(
-        pl.col(f"{kind}_sec").fill_null(0.0) for kind in KINDS
-    )
-    later = rewards.filter(pl.col("reward").is_not_null() & pl.col("request_id").is_not_null())
-    if len(later) > requests["reward"].count():
-        by_request = later.group_by("step", "validate", "request_id").agg(later=pl.col("reward").last())
-        requests = requests.join(by_request, on=["step", "validate", "request_id"], how="left")
-        requests = requests.with_columns(reward=pl.coalesce("reward", "later"))
-    return requests.sort("source", "step", "start_us", "request_id")
-
-
-def outermost_requests(spans: pl.DataFrame) -> pl.DataFrame:
-    """Return the spans of phase "request" that are not directly inside another one of the same request."""
-    requests = spans.filter(pl.col("phase").cast(pl.Categorical) == "request")
-    above = requests.select(parent="span", outer_id="request_id")
-    inner = requests.join(above, on="parent").filter(pl.col("request_id") == pl.col("outer_id"))
-    return requests.join(inner.select("span"), on="span", how="anti")
-
-
-def _turns(parts: pl.DataFrame) -> pl.DataFrame:
-    """Return the turns: each has an engine call, and what follows under other numbers until the next one."""
-    known = parts.filter(pl.col("turn").is_not_null() & pl.col("request_id").is_not_null())
-    engine = pl.col("kind") == 0
-    request = [*PLACE, "request_id"]
-    logged = (
-        known.group_by([*request, "turn"])
-        .agg(
-            *_times_of_kinds(),
-            event=pl.col("event").get(pl.col("duration_sec").arg_max()),
-            longest_sec=pl.col("duration_sec").max(),
-            start_us=pl.col("start_us").min(),
-            end_us=pl.col("end_us").max(),
-            response_tokens=pl.col("response_tokens").filter(engine).max(),
-            called=engine.any(),
-        )
-        .sort("source", "step", "request_id", "turn")
-    )
-    # An interaction may be logged under the number of the reply that never came.
-    logged = logged.with_columns(call=pl.col("called").cum_sum().over(request).clip(lower_bound=1))
-    return (
-        logged.group_by([*request, "call"], maintain_order=True)
-        .agg(
-            *(pl.col(f"{kind}_sec").sum() for kind in KINDS),
-            turn=pl.col("turn").filter(pl.col("called")).first(),
-            event=pl.col("event").get(pl.col("longest_sec").arg_max()),
-            start_us=pl.col("start_us").min(),
-            end_us=pl.col("end_us").max(),
-            response_tokens=pl.col("response_tokens").max(),
-        )
-        .drop_nulls("turn")
-    )
-
-
-def _barriers(spans: pl.DataFrame) -> pl.DataFrame:
-    barriers = spans.filter(pl.col("phase").cast(pl.Categorical) == "barrier")
-    above = barriers.select(parent="span")
-    return barriers.join(above, on="parent", how="anti").sort("source", "start_us")
+def _renumbered(spans: pl.DataFrame) -> pl.DataFrame:
+    """Number spans from 0 again, where some were left out."""
+    if spans.is_empty() or spans["span"].max() == len(spans) - 1:
+        return spans
+    new = spans.select(old="span").with_row_index("new").cast(pl.Int64)
+    for name in ("span", "parent", "step_span"):
+        found = spans.select(old=name).join(new, on="old", how="left", maintain_order="left")["new"]
+        spans = spans.with_columns(found.alias(name))
+    return spans

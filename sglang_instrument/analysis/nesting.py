@@ -39,7 +39,8 @@ def nest(records: pl.DataFrame) -> pl.DataFrame:
 
 def nest_with_children(records: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the same, and beside it what `covered` says of it."""
-    spans = records.filter(pl.col("duration_sec").is_not_null())
+    timed = records["duration_sec"].is_not_null()
+    spans = records if timed.all() else records.filter(timed)
     lanes = in_lanes(spans)
     spans = spans[lanes.row]
     parent, concurrent = find_parents(lanes, spans["start_us"], spans["end_us"])

@@ -4,7 +4,8 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.digest import PLACE, Digest, without_parents
+from sglang_instrument.analysis.boil import PLACE, without_parents
+from sglang_instrument.analysis.digest import Digest
 from sglang_instrument.schema import PHASES
 
 STEP: Final = ["step", "validate"]

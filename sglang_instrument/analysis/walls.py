@@ -3,6 +3,7 @@
 import polars as pl
 
 from sglang_instrument.analysis.nesting import covered
+from sglang_instrument.analysis.numbering import numbered
 
 
 def split_wall(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> pl.DataFrame:
@@ -71,14 +72,12 @@ def _pages(spans: pl.DataFrame) -> pl.DataFrame:
 
     A step of a worker is made of its spans of phase "step"; where it has none, of all its spans.
     """
-    key = ["source", "step", "validate"]
-    pages = spans.group_by(key).agg(stepless=pl.col("step_span").is_null().all()).with_row_index("page")
-    paged = spans.select(*key, "step_span", "start_us", "end_us").join(
-        pages, on=key, how="left", maintain_order="left", nulls_equal=True
-    )
-    counts = pl.col("step").is_not_null() & (pl.col("stepless") | pl.col("step_span").is_not_null())
-    return paged.select(
-        page=pl.when(counts).then("page"),
+    page, pages = numbered(spans, ("source", "step", "validate"))
+    in_step = spans["step_span"].is_not_null()
+    stepless = pl.repeat(True, len(pages), eager=True).scatter(page.filter(in_step).unique(), False)
+    counts = pages["step"].is_not_null().gather(page) & (in_step | stepless.gather(page))
+    return spans.select(
+        page=page.set(~counts, None),
         page_from=pl.coalesce(spans["start_us"].gather(spans["step_span"]), "start_us"),
         page_to=pl.coalesce(spans["end_us"].gather(spans["step_span"]), "end_us"),
     )

@@ -1,0 +1,23 @@
+"""Number the combinations of columns that hardly ever change from one row to the next."""
+
+from collections.abc import Sequence
+
+import polars as pl
+
+
+def numbered(table: pl.DataFrame, key: Sequence[str]) -> tuple[pl.Series, pl.DataFrame]:
+    """Return for each row the number of its combination of columns, and the combinations in order.
+
+    Rows are compared with the one before: many times as fast as to group them, where runs are long.
+    """
+    differs = [pl.col(name).ne_missing(pl.col(name).shift(1)) for name in key]
+    first = pl.int_range(pl.len()) == 0
+    begins = table.select(pl.any_horizontal(first, *differs)).to_series()
+    runs = table.select(key).filter(begins)
+    combinations = runs.unique(maintain_order=True)
+    number: pl.Series = begins.cast(pl.Int64).cum_sum() - 1
+    if len(combinations) < len(runs):
+        known = combinations.with_row_index("number")
+        of_run = runs.join(known, on=list(key), how="left", nulls_equal=True, maintain_order="left")
+        number = of_run["number"].cast(pl.Int64).gather(number)
+    return number, combinations
