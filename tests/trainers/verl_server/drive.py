@@ -2,8 +2,8 @@
 
 drive.py MODEL FOLDER MODE
 
-MODE "install" calls install() in this driver; any other leaves it to the environment. FOLDER gets `outcome.json`,
-which the tests read, and Ray's own files.
+MODE "install" calls install() in this driver; any other leaves it to the environment. FOLDER gets
+`outcome.json`, which the tests read.
 """
 
 import json
@@ -17,10 +17,11 @@ import numpy
 HERE = Path(__file__).parent
 QUESTIONS = [("Add 2 and 3.", "5"), ("Add 4 and 4.", "8"), ("Say 9.", "9"), ("Say 9.", "9")]
 WORKERS = 2
+KILLED = 9  # the step in which a worker is killed
 
 
 def configuration(model):
-    """Return verl's own configuration with what a CPU needs; engine arguments go through verl's own setting."""
+    """Return verl's own configuration with what a CPU needs."""
     import verl
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
@@ -28,36 +29,9 @@ def configuration(model):
     with initialize_config_dir(f"{Path(verl.__file__).parent}/trainer/config", version_base=None):
         config = compose("ppo_trainer")
     OmegaConf.set_struct(config, False)
+    config = OmegaConf.merge(config, OmegaConf.load(HERE / "config/cpu.yaml"))
     config.actor_rollout_ref.model.path = model
-    config.actor_rollout_ref.model.override_config = {"attn_implementation": "eager"}
-    rollout = config.actor_rollout_ref.rollout
-    changes = {
-        **{
-            "name": "sglang",
-            "mode": "async",
-            "dtype": "float32",
-            "load_format": "auto",
-            "enforce_eager": True,
-        },
-        **{"prompt_length": 128, "response_length": 256, "max_model_len": 512, "max_num_seqs": 8},
-        **{"tensor_model_parallel_size": 1, "nnodes": 1, "n_gpus_per_node": 1},
-        **{"skip_tokenizer_init": False, "free_cache_engine": False},
-        **{"temperature": 0, "top_p": 1, "top_k": -1, "do_sample": False},
-    }
-    for name, value in changes.items():
-        rollout[name] = value
-    rollout.agent.num_workers = WORKERS
-    rollout.multi_turn.enable, rollout.multi_turn.format = True, "hermes"
-    rollout.multi_turn.tool_config_path = str(HERE / "config/tools.yaml")
-    rollout.multi_turn.max_assistant_turns = 6
-    rollout.engine_kwargs.sglang = {
-        **{"device": "cpu", "attention_backend": "torch_native", "sampling_backend": "pytorch"},
-        **{"grammar_backend": "none", "disable_overlap_schedule": True, "enable_memory_saver": False},
-        **{"max_total_tokens": 8192, "context_length": 1024, "chunked_prefill_size": 512},
-        "mem_fraction_static": 0.2,
-    }
-    config.trainer.n_gpus_per_node = config.trainer.nnodes = 1
-    config.reward.num_workers = 1
+    config.actor_rollout_ref.rollout.multi_turn.tool_config_path = str(HERE / "config/tools.yaml")
     return config
 
 
@@ -134,23 +108,30 @@ def processes(ray, handles):
 
 
 def kill_a_worker_in_mid_step(ray, loops, folder):
-    """Kill the first agent-loop worker while its tools run; the others go on."""
-    (Path(folder) / "hang").touch()
-    prompts = batch(9).chunk(WORKERS)
-    pending = [
-        worker.generate_sequences.remote(part) for worker, part in zip(loops.agent_loop_workers, prompts)
-    ]
-    pid = ray.get(loops.agent_loop_workers[1].__ray_call__.remote(lambda actor: os.getpid()))
-    victim = ray.get(loops.agent_loop_workers[0].__ray_call__.remote(lambda actor: os.getpid()))
-    time.sleep(1)
-    os.kill(victim, 9)
+    """Kill the first agent-loop worker while its tools run; the other one goes on."""
+    hang = Path(folder) / "hang"
+    hang.touch()
+    victim, other = loops.agent_loop_workers
+    pid = ray.get(victim.__ray_call__.remote(lambda actor: os.getpid()))
+    lost, kept = (
+        worker.generate_sequences.remote(part)
+        for worker, part in zip((victim, other), batch(KILLED).chunk(WORKERS), strict=True)
+    )
+    wait_for_tools(folder)
+    os.kill(pid, 9)
     try:
-        ray.get(pending[0])
+        ray.get(lost)
     except ray.exceptions.RayError as error:
         died = type(error).__name__
-    (Path(folder) / "hang").unlink()
-    ray.get(pending[1])
-    return {"victim": victim, "other": pid, "error": died}
+    hang.unlink()
+    ray.get(kept)
+    return {"pid": pid, "error": died}
+
+
+def wait_for_tools(folder):
+    """Wait until a tool hangs, as it says itself."""
+    while not (Path(folder) / "hanging").exists():
+        time.sleep(0.05)
 
 
 def main(model, folder, mode):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from pathlib import Path
 
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import ToolResponse
@@ -11,7 +12,7 @@ TAKES_SEC = 0.02
 
 
 class Calculator(BaseTool):
-    """Scores an answer; never ends while the file that HANG names is there."""
+    """Scores an answer; never ends while the file that HANG names is there, and then says so beside it."""
 
     def __init__(self, config, tool_schema):
         super().__init__(config, tool_schema)
@@ -24,7 +25,9 @@ class Calculator(BaseTool):
 
     async def execute(self, instance_id, parameters, **kwargs):
         await asyncio.sleep(TAKES_SEC)
-        while os.path.exists(os.environ.get("HANG", "")):
+        hang = Path(os.environ["HANG"])
+        while hang.exists():
+            hang.with_name("hanging").touch()
             await asyncio.sleep(0.05)
         answer = str(parameters.get("answer", ""))
         truth = self._truth[instance_id]
