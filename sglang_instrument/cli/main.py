@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "check": ("sglang_instrument.cli.check", "whether the log is whole, what was running when it ended"),
     "plot": ("sglang_instrument.cli.plot", "draw the run as figures: PNG, SVG or PDF"),
     "export": ("sglang_instrument.cli.export", "write the run as Parquet"),
+    "trace": ("sglang_instrument.cli.trace", "what the engines' profilers saw: kernels, gaps, slow ranks"),
     "patches": ("sglang_instrument.cli.patches", "list the patch tables, check them against a trainer"),
 }
 

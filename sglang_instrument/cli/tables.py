@@ -71,7 +71,7 @@ def print_line(line: str) -> None:
 
 
 @contextmanager
-def reading() -> Iterator[Callable[[int, int], None]]:
+def reading(what: str = "files") -> Iterator[Callable[[int, int], None]]:
     """Yield what shows a person, on stderr, how many files are read, once that takes over two seconds."""
     begun, shown = time.monotonic(), False
 
@@ -79,7 +79,7 @@ def reading() -> Iterator[Callable[[int, int], None]]:
         nonlocal shown
         if sys.stderr.isatty() and time.monotonic() - begun > _PATIENCE_SEC:
             shown = True
-            print(f"\rreading: {done:,} of {total:,} files", end="", file=sys.stderr, flush=True)
+            print(f"\rreading: {done:,} of {total:,} {what}", end="", file=sys.stderr, flush=True)
 
     try:
         yield progress

@@ -1,0 +1,248 @@
+"""Say what the traces of the engines' profilers show, or merge them with a run into one file to look at."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sglang_instrument.cli.numbers import NOTHING, count, percent, seconds
+from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
+from sglang_instrument.errors import InstrumentError
+
+if TYPE_CHECKING:
+    from sglang_instrument.profiling.traces import Analysis, TraceAnalysis
+
+HELP: Final = """\
+Say what the traces of torch profilers show, as SGLang and vLLM write them, or merge them into one file.
+
+    sglang-instrument trace analyze /tmp/sglang_profile
+    sglang-instrument trace analyze /tmp/sglang_profile --run logs/gsm8k_600 --rank TP-0 --top 10
+    sglang-instrument trace merge /tmp/sglang_profile -o all.pftrace --run logs/gsm8k_600
+
+analyze   GPU busy and idle, kernels, communication and how much is exposed, prefill and decode, gaps and
+          the CPU work over them, CUDA graphs, streams, copies; of several ranks, which one the others wait
+          for; with --run, what the requests waited for while the engine was idle
+merge     all traces, and with --run the events of the rollout over them, as one Perfetto file
+
+Files may be gigabytes, packed with gzip, or cut short. docs/traces.md says how each number is computed, and
+names the keys that --json prints."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `trace`."""
+    parser.add_argument("action", choices=("analyze", "merge"))
+    parser.add_argument("traces", metavar="DIR", type=Path, help="a folder of traces, or one of them")
+    parser.add_argument("--run", type=Path, metavar="LOGS", help="the run they belong to: logs/EXPERIMENT")
+    parser.add_argument("--rank", metavar="RANK", help="this rank's traces alone: TP-0, or 0")
+    parser.add_argument("--top", type=int, default=15, metavar="N", help="rows of a table (%(default)s)")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="of merge")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Analyse or merge."""
+    if args.top < 1:
+        raise InstrumentError(f"--top must be at least 1, got {args.top}")
+    return _merge(args) if args.action == "merge" else _analyse(args)
+
+
+def _analyse(args: argparse.Namespace) -> int:
+    from sglang_instrument.profiling.traces import analyse
+
+    with reading("MB") as progress:
+        found = analyse(args.traces, args.top, args.rank, lambda done, all_: progress(done >> 20, all_ >> 20))
+        joined = _joined(found, args.run) if args.run else []
+    if args.json:
+        answer: dict[str, Any] = {"folder": found.folder, "slow": found.slow, "sentence": found.sentence}
+        answer |= {"ranks": found.ranks, "traces": [one.as_json() for one in found.traces]}
+        print_json(answer | {"steps": [asdict(one) for one in joined]})
+        return 0
+    _print(found, args.top)
+    for one in joined:
+        print_line(one.sentence)
+    if args.run and not joined:
+        print_line(f"{args.run}: no step ran during the traces, or the traces have no clock")
+    return 0
+
+
+def _joined(found: Analysis, logs: Path) -> list[Any]:
+    """Lay the traces beside the run's steps that ran at the same time."""
+    import polars as pl
+
+    from sglang_instrument.analysis.run import open_run
+    from sglang_instrument.analysis.steps import worker_steps
+    from sglang_instrument.analysis.walls import self_stretches
+    from sglang_instrument.profiling.traces_run import idle_in_steps, worker_of
+
+    opened = open_run(logs)
+    end = pl.col("start_us") + (pl.col("duration_sec") * 1e6).cast(pl.Int64)
+    steps = worker_steps(opened.digest.of_workers()).with_columns(end_us=end)
+    rows = []
+    for trace in found.traces:
+        start = trace.start_us or 0
+        during = steps.filter(
+            (pl.col("start_us") < start + round(trace.window_sec * 1e6)) & (pl.col("end_us") > start)
+        )
+        for step, validate in during.select("step", "validate").unique(maintain_order=True).iter_rows():
+            spans = opened.read_spans(step=step, validate=validate)
+            asked = spans.select(
+                *("span", "request_id", "step", "validate", "worker"),
+                phase=pl.col("counts_for").cast(pl.String),
+            ).drop_nulls("request_id")
+            moments = self_stretches(spans).join(asked, on="span")
+            this = during.filter(step=step, validate=validate)
+            rows += idle_in_steps(trace, this, moments, worker_of(trace, opened.workers))
+    return rows
+
+
+def _print(found: Analysis, top: int) -> None:
+    if len(found.traces) > 1:
+        _print_ranks(found)
+    # Ranks do the same work: one in detail, and all in the comparison, fits a screen.
+    shown = found.traces if len(found.traces) <= 2 else [_detailed(found)]
+    for one in shown:
+        _print_trace(one, top)
+    if len(shown) < len(found.traces):
+        print_line(
+            f"{shown[0].rank} of {len(found.traces)} traces in detail; another: --rank RANK; all: --json"
+        )
+
+
+def _detailed(found: Analysis) -> TraceAnalysis:
+    return next((one for one in found.traces if one.rank == found.slow), found.traces[0])
+
+
+def _print_ranks(found: Analysis) -> None:
+    rows = [
+        (
+            " ".join(filter(None, (row["rank"], row["stage"]))),
+            seconds(row["window_sec"]),
+            percent(row["busy"]),
+            seconds(row.get("compute_sec")),
+            seconds(row.get("communication_sec")),
+            seconds(row.get("exposed_sec")),
+        )
+        for row in found.ranks
+    ]
+    columns = ("rank", "window s", "busy %", "compute s", "communication s", "exposed s")
+    print_table(columns, rows, title=f"{found.folder}: {len(rows)} traces")
+    print_line(found.sentence)
+
+
+def _print_trace(one: TraceAnalysis, top: int) -> None:
+    who = f"{one.rank}{f' {one.stage}' if one.stage else ''}, {seconds(one.window_sec)} s"
+    if one.devices:
+        who += f", {one.devices[0]}"
+    print_line(f"\n{one.file}\n{who}: {_sentence(one)}")
+    if one.truncated:
+        print_line("the file ends early: what it holds was counted; wait until the profiler has written it")
+    if one.broken:
+        print_line(f"{one.broken:,} events could not be decoded, and were left out")
+    for name, (title, columns) in _TABLES.items():
+        rows = one.tables[name][:top]
+        if rows and not (one.on_gpu and name == "cpu_ops"):
+            cells = [tuple(show(row.get(key)) for key, _, show in columns) for row in rows]
+            print_table([head for _, head, _ in columns], cells, title=f"\n{title}")
+
+
+def _sentence(one: TraceAnalysis) -> str:
+    use = one.use
+    if not one.on_gpu:
+        return f"no GPU in it; the engine was busy {use['busy']:.0%}, idle {seconds(use['idle_sec'])} s"
+    return (
+        f"the GPU was busy {use['busy']:.1%}, idle {seconds(use['idle_sec'])} s; communication "
+        f"{use['communication']:.1%} of the busy time, of it exposed {seconds(use['exposed_sec'])} of "
+        f"{seconds(use['communication_sec'])} s"
+    )
+
+
+def _text(value: Any) -> str:
+    """Return a name, cut in its middle: kernels have names of a thousand characters."""
+    words = NOTHING if value is None else str(value)
+    return words if len(words) <= 64 else f"{words[:44]}…{words[-19:]}"
+
+
+def _number(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+_SUMS: Final = (("share", "share %", percent), ("count", "count", count), ("total_sec", "total s", seconds))
+#: Tables in the order in which they are shown: title, and key, heading and writing of each column.
+_TABLES: Final[dict[str, tuple[str, tuple[tuple[str, str, Any], ...]]]] = {
+    "categories": ("what the GPU did", (("category", "category", _text), *_SUMS)),
+    "kernels": (
+        "kernels",
+        (("name", "kernel", _text), ("category", "category", _text), *_SUMS, ("mean_us", "mean us", _number)),
+    ),
+    "stages": (
+        "prefill and decode",
+        (
+            ("stage", "stage", _text),
+            ("steps", "steps", count),
+            ("step_sec", "on CPU s", seconds),
+            ("p50_ms", "p50 ms", _number),
+            ("p99_ms", "p99 ms", _number),
+            ("gpu_sec", "on GPU s", seconds),
+            ("gpu_share", "of GPU %", percent),
+        ),
+    ),
+    "gaps": (
+        "longest idle times, and the CPU work over them",
+        (
+            ("cpu", "on the CPU", _text),
+            ("at_sec", "at s", seconds),
+            ("duration_sec", "idle s", seconds),
+            ("covered", "covers %", percent),
+        ),
+    ),
+    "gap_sizes": (
+        "idle times by length",
+        (("size", "length", _text), ("count", "count", count), ("total_sec", "total s", seconds)),
+    ),
+    "graphs": (
+        "CUDA graphs",
+        (
+            ("stage", "stage", _text),
+            ("launches", "launches", count),
+            ("launch_p50_us", "launch p50 us", _number),
+            ("gpu_p50_ms", "on GPU p50 ms", _number),
+            ("gpu_p99_ms", "p99 ms", _number),
+            ("every_p50_ms", "every p50 ms", _number),
+            ("every_p99_ms", "p99 ms", _number),
+        ),
+    ),
+    "streams": (
+        "streams",
+        (
+            ("stream", "stream", _text),
+            ("device", "device", _text),
+            ("count", "count", count),
+            ("busy_sec", "busy s", seconds),
+        ),
+    ),
+    "copies": (
+        "copies",
+        (
+            ("name", "copy", _text),
+            ("count", "count", count),
+            ("total_sec", "total s", seconds),
+            ("bytes", "bytes", count),
+            ("gb_per_sec", "GB/s", _number),
+        ),
+    ),
+    "cpu_ops": (
+        "operators on the CPU, by their own time",
+        (
+            ("name", "operator", _text),
+            ("count", "count", count),
+            ("self_sec", "own s", seconds),
+            ("total_sec", "total s", seconds),
+        ),
+    ),
+}
+
+
+def _merge(args: argparse.Namespace) -> int:
+    raise InstrumentError("merge comes with the next commit")

@@ -1,0 +1,86 @@
+"""Add up intervals of time: what they cover together, where nothing runs, what lies over what."""
+
+from __future__ import annotations
+
+import polars as pl
+
+#: A table of intervals: `start_ns` and `end_ns`.
+_TIMES = ("start_ns", "end_ns")
+
+
+def merged(intervals: pl.DataFrame) -> pl.DataFrame:
+    """Return intervals without overlap that cover the same time, in order."""
+    ordered = intervals.select(_TIMES).filter(pl.col("end_ns") > pl.col("start_ns")).sort(_TIMES)
+    reach = pl.col("end_ns").cum_max().shift(1)
+    group = (pl.col("start_ns") > reach).fill_null(False).cum_sum()
+    return (
+        ordered.with_columns(group=group)
+        .group_by("group", maintain_order=True)
+        .agg(pl.col("start_ns").first(), pl.col("end_ns").max())
+        .drop("group")
+    )
+
+
+def covered_ns(intervals: pl.DataFrame) -> int:
+    """Return the time that intervals cover together: overlaps count once."""
+    whole = merged(intervals)
+    return int((whole["end_ns"] - whole["start_ns"]).sum())
+
+
+def gaps(intervals: pl.DataFrame, start_ns: int | None = None, end_ns: int | None = None) -> pl.DataFrame:
+    """Return where no interval is: between them, and from `start_ns` to `end_ns` where these are given."""
+    whole = merged(intervals)
+    edges = [(start_ns, start_ns)] * (start_ns is not None) + [(end_ns, end_ns)] * (end_ns is not None)
+    edge = pl.DataFrame(edges, schema=dict.fromkeys(_TIMES, pl.Int64), orient="row")
+    ordered = pl.concat([whole, edge]).sort(_TIMES)
+    return (
+        ordered.select(start_ns=pl.col("end_ns").cum_max(), end_ns=pl.col("start_ns").shift(-1))
+        .drop_nulls()
+        .filter(pl.col("end_ns") > pl.col("start_ns"))
+    )
+
+
+def time_within(intervals: pl.DataFrame, marked: pl.DataFrame) -> pl.Series:
+    """Return for each interval how much of it, in nanoseconds, lies in marked time.
+
+    Args:
+        intervals: With `start_ns` and `end_ns`.
+        marked: The same; without overlaps, in order, as `merged` and `gaps` return them.
+    """
+    lengths = marked["end_ns"] - marked["start_ns"]
+    before = marked.with_columns(length=lengths, before=lengths.cum_sum().shift(1, fill_value=0))
+    upto = [_marked_until(intervals[name], before) for name in _TIMES]
+    return (upto[1] - upto[0]).alias("within_ns")
+
+
+def _marked_until(moments: pl.Series, marked: pl.DataFrame) -> pl.Series:
+    """Return the marked time before each moment."""
+    asked = pl.DataFrame({"moment": moments}).with_row_index("row").sort("moment")
+    found = asked.join_asof(marked, left_on="moment", right_on="start_ns", strategy="backward")
+    into = pl.min_horizontal(pl.col("moment") - pl.col("start_ns"), "length")
+    until = found.with_columns(until=(pl.col("before") + into).fill_null(0))
+    ordered: pl.Series = until.sort("row")["until"]
+    return ordered
+
+
+def inside(events: pl.DataFrame, spans: pl.DataFrame, by: str) -> pl.Series:
+    """Return for each event the row of the span that was open when it began, in the same `by`, or null.
+
+    Args:
+        events: With `start_ns` and `by`.
+        spans: With `start_ns`, `end_ns` and `by`; those of one `by` do not overlap.
+        by: A column of both.
+    """
+    opened = spans.with_row_index("span").select("span", by, begun="start_ns", ended="end_ns").sort("begun")
+    asked = events.select("start_ns", by).with_row_index("row").sort("start_ns")
+    held = pl.when(pl.col("start_ns") < pl.col("ended")).then("span").alias("span")
+    found = [asked.clear().select("row", span="row")]
+    for key in opened[by].unique():  # one by one: sorted within each, which polars cannot check
+        mine, theirs = asked.filter(pl.col(by) == key), opened.filter(pl.col(by) == key)
+        joined = mine.join_asof(theirs, left_on="start_ns", right_on="begun", strategy="backward")
+        found.append(joined.select("row", held))
+    return (
+        asked.select("row")
+        .sort("row")
+        .join(pl.concat(found), on="row", how="left", maintain_order="left")["span"]
+    )
