@@ -115,7 +115,10 @@ EVENTS: Final[dict[str, EventKind]] = {
     "memory_release": EventKind("weights", reference=False),
     "memory_resume": EventKind("weights", reference=False),
     # verl's server mode: agent loops, servers, rewards, the trainer around them
-    "request_group": EventKind("request", reference=False),
+    "request_group": EventKind("loop", reference=False),  # requests are its parts
+    "request_wait": EventKind("other", reference=False),  # for a place among the requests in flight
+    "requests_abort": EventKind("postprocess", reference=False),
+    "group_filter": EventKind("postprocess", reference=False),
     "requests_submit": EventKind("preprocess", reference=False),
     "server_wait": EventKind("generate", reference=False),
     "tool_call": EventKind("tool", reference=False),

@@ -143,6 +143,9 @@ def test_what_is_bound_around_and_imported_modules_can_be_read_at_entry():
         assert read("bound.step", "enter") == {"x": 3}
         assert read("bound.turn | -1", "enter") == {"x": -1}
     assert read("any(bound.step)", "enter") == {}
+    assert read("missing(bound.step)", "enter") == {"x": True}
+    with bind(step=0):
+        assert read("missing(bound.step)", "enter") == {"x": False}
     assert read('modules["sys"].maxsize', "enter") == {"x": sys.maxsize}
     assert read('modules["not.imported"].x', "enter") == {}
     with pytest.raises(TableError, match=r"expected bound\.ID, one of step, worker"):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from sglang_instrument.errors import TableError
-from sglang_instrument.patching.measures import NAMES, measure_named
+from sglang_instrument.patching.measures import NAMES, SPECIAL, measure_named
 
 #: Roots that are no locals: the returned value, the item a generator gives, the regions that finished within;
 #: those that finished before within the region around, what is bound around, the imported modules by name.
@@ -172,7 +172,7 @@ class _Parser:
         return self._call(word) if self._take("(") else self._path(word)
 
     def _call(self, function: str) -> Path:
-        if function != "percent" and measure_named(function) is None:
+        if function not in SPECIAL and measure_named(function) is None:
             raise TableError(
                 f"expression {self.text!r}: no function {function!r}, there are {', '.join(NAMES)}"
             )

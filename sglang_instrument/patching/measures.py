@@ -183,7 +183,9 @@ _FIXED: Final[dict[str, tuple[Measure, Measure]]] = {
 }
 _NUMBERED: Final[dict[str, Callable[[int], Measure]]] = {"p": percentile, "over": over}
 
-NAMES: Final = (*sorted(_FIXED), "percent", "pNN", "overNN")
+#: Functions of more than a value: of the region's duration too, of whether there is a value at all.
+SPECIAL: Final = ("percent", "missing")
+NAMES: Final = (*sorted(_FIXED), *SPECIAL, "pNN", "overNN")
 
 
 def measure_named(name: str) -> tuple[Measure, Measure] | None:

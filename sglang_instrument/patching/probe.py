@@ -149,8 +149,8 @@ def _bind(plan: Plan, values: Values) -> Bound:
     changes = {} if plan.bind is None else plan.bind(None, *values)
     if plan.steps is not None:
         changes = plan.steps.name_step(changes)
-    if plan.new_request:
-        changes = {"request_id": new_request_id(), **changes}
+    if plan.new_request and changes.get("request_id") is None:
+        changes = {**changes, "request_id": new_request_id()}
     if not plan.root:
         return context.push(changes)
     token = CURRENT.set(context.UNBOUND)

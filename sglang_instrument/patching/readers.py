@@ -137,6 +137,8 @@ def _attempt(
     if isinstance(value, Constant):
         return [_store_as_is(name, ast.Constant(value.value))]
     statements, end = _walk(value, expression)
+    if value.function == "missing":
+        return [_whether_missing(name, statements, end)]
     of_records = value.root in expression.roots & _OF_RECORDS
     if value.function == "total" and of_records and _each_record(value) == _DURATION:
         end = _call("__sglang_sum", end)  # these are floats: there is nothing to look at first
@@ -147,6 +149,13 @@ def _attempt(
     if of_records:  # what a record holds was reduced when it was made
         return [*statements, _store_as_is(name, end)]
     return [*statements, *_store(name, end)]
+
+
+def _whether_missing(name: str, statements: list[ast.stmt], end: ast.expr) -> ast.stmt:
+    """Return what stores whether a value is None, or cannot be read at all."""
+    is_none = ast.Compare(end, [ast.Is()], [ast.Constant(None)])
+    handler = ast.ExceptHandler(_load("__sglang_error"), None, [_store_as_is(name, ast.Constant(True))])
+    return ast.Try([*statements, _store_as_is(name, is_none)], [handler], [], [])
 
 
 def _measured(path: Path, end: ast.expr, namespace: dict[str, Any]) -> ast.expr:
