@@ -1,0 +1,91 @@
+"""Write the report of a run: one HTML file that a person mails to a colleague."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from sglang_instrument.cli.tables import print_json, print_line, reading
+from sglang_instrument.errors import InstrumentError
+
+HELP: Final = """\
+Write one HTML file that leads from the verdict to the single event. It needs no network and no server: open
+it in a browser, mail it, print it.
+
+    sglang-instrument report logs/gsm8k_600 -o gsm8k_600.html
+    sglang-instrument report logs/before logs/after -o both.html      # the second run beside the first
+    sglang-instrument report logs/gsm8k_600 --step 67 --step 68       # these in full, whatever it costs
+
+All steps are in its charts. Span by span, in the timeline, are the steps that were asked for; without any,
+those with a finding and the slowest ones, as many as --spans leaves room for.
+
+--json prints {"path", "bytes", "steps": [those in full; v4 is the validation at step 4]}."""
+
+_PATIENCE_SEC: Final = 2.0
+_WIDTH: Final = 60
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `report`."""
+    parser.add_argument("logs", metavar="LOGS", type=Path, help="the experiment's folder, logs/EXPERIMENT")
+    parser.add_argument("other", metavar="OTHER", type=Path, nargs="?", help="a second run to lay beside it")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="EXPERIMENT.html by default")
+    parser.add_argument(
+        "--step", type=int, action="append", default=[], metavar="N", help="in full; may be repeated"
+    )
+    parser.add_argument("--spans", type=int, metavar="N", help="of all steps in full together (250,000)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the report and say where it is."""
+    try:
+        from sglang_instrument.analysis.run import open_run
+        from sglang_instrument.report.build import write_report
+        from sglang_instrument.report.chosen import MOST_SPANS
+    except ModuleNotFoundError as missing:
+        raise InstrumentError(
+            f"report needs {missing.name}: pip install 'sglang-instrument[report]'"
+        ) from missing
+    most = MOST_SPANS if args.spans is None else args.spans
+    if most < 0:
+        raise InstrumentError(f"--spans must be at least 0, got {most}")
+    with reading() as progress:
+        opened = open_run(args.logs, progress)
+        other = None if args.other is None else open_run(args.other, progress)
+    path = Path(f"{opened.folder.absolute().name}.html") if args.output is None else args.output
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise InstrumentError(f"-o {path}: must be a file in a folder that is there, such as report.html")
+    stages = _Stages()
+    try:
+        written = write_report(opened, path, other=other, steps=args.step, most_spans=most, stage=stages)
+    except OSError as error:
+        raise InstrumentError(f"-o {path}: cannot be written: {error.strerror}") from error
+    finally:
+        stages.clear()
+    if args.json:
+        print_json({"path": str(written.path), "bytes": written.bytes, "steps": written.steps})
+        return 0
+    full = ", ".join(written.steps)
+    print_line(f"{written.path}: {written.bytes / 1e6:.1f} MB" + (f"; in full: step {full}" if full else ""))
+    return 0
+
+
+class _Stages:
+    """Shows a person, on stderr, what is being done once it takes over two seconds."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._shown = False
+
+    def __call__(self, what: str) -> None:
+        if sys.stderr.isatty() and time.monotonic() - self._begun > _PATIENCE_SEC:
+            self._shown = True
+            print(f"\r{what[:_WIDTH]:<{_WIDTH}}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

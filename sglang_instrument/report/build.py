@@ -1,0 +1,111 @@
+"""Make the report of a run: one HTML file that needs no network and no server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.steps import accounting, step_table
+from sglang_instrument.analysis.verdict import find
+from sglang_instrument.report import answers
+from sglang_instrument.report.chosen import MOST_SPANS, Chosen, choose
+from sglang_instrument.report.grid import whatif_grid
+from sglang_instrument.report.page import render
+from sglang_instrument.report.slowest import slowest_requests
+from sglang_instrument.report.spans import pack_step
+from sglang_instrument.report.story import story
+from sglang_instrument.schema import EVENTS
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run import Run
+    from sglang_instrument.analysis.verdict import Finding
+
+Stage = Callable[[str], object]
+
+_TRAINING: Final = ~pl.col("validate")
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written: the file, its bytes, and the steps that are in it span by span."""
+
+    path: Path
+    bytes: int
+    steps: list[str]
+
+
+def write_report(
+    run: Run,
+    path: Path,
+    *,
+    other: Run | None = None,
+    steps: Sequence[int] = (),
+    most_spans: int = MOST_SPANS,
+    stage: Stage = str,
+) -> Written:
+    """Write the report of a run.
+
+    Args:
+        run: The run.
+        path: The file to write.
+        other: A second run to lay beside it.
+        steps: Training steps to show span by span; without any, those with a finding and the slowest.
+        most_spans: Of all steps shown span by span; those asked for are taken whatever it costs.
+        stage: Called with what is being done.
+
+    Raises:
+        LogError: A step that was asked for is not there.
+    """
+    findings = find(run.digest, run.files)
+    table = step_table(run.digest)
+    chosen = choose(run, table, findings, steps, most_spans)
+    packed: dict[str, bytes] = {}
+    parts: dict[str, Any] = {}
+    events: dict[str, str] = {name: kind.phase for name, kind in EVENTS.items()}
+    for one in chosen:
+        stage(f"reading {'validation' if one.validate else 'step'} {one.step}")
+        packed[one.key], phases = pack_step(run, one)
+        events |= phases
+        parts[one.key] = _parts(run, table, one)
+    stage("asking what if")
+    grid = whatif_grid(run.digest, lambda done, total: stage(f"asking what if: {done} of {total}"))
+    stage("taking requests apart")
+    told = _told(run, other, table, findings, chosen)
+    told |= {"whatif": grid, "parts": parts, "events": events}
+    stage("writing the file")
+    text = render(story(run, table, findings, other), told, packed)
+    path.write_text(text, encoding="utf-8")
+    return Written(path, path.stat().st_size, list(packed))
+
+
+def _told(
+    run: Run, other: Run | None, table: pl.DataFrame, findings: Sequence[Finding], chosen: Sequence[Chosen]
+) -> dict[str, Any]:
+    """Return what the charts draw, by section."""
+    return {
+        "steps": answers.step_rows(table, findings),
+        "curves": answers.curves(run.digest, chosen),
+        "heat": answers.heat(run.digest),
+        "cdf": answers.cdfs(run.digest, chosen),
+        "slowest": slowest_requests(run),
+        "turns": answers.turns(run.digest),
+        "lengths": answers.lengths(run.digest),
+        "gaps": answers.gaps(run),
+        "clocks": answers.clocks(run.digest),
+        "findings": [asdict(one) for one in findings],
+        "other": None if other is None else answers.comparison(run, other),
+    }
+
+
+def _parts(run: Run, table: pl.DataFrame, one: Chosen) -> dict[str, Any]:
+    """Return of what the step of its slowest worker is made."""
+    slowest = table.filter(step=one.step, validate=one.validate)["slowest_worker"]
+    if slowest.is_empty() or slowest[0] is None:
+        return {"worker": None, "rows": []}
+    worker = slowest[0]
+    spans = run.read_spans(step=one.step, worker=worker, validate=one.validate)
+    return {"worker": worker, "rows": accounting(spans, one.step, worker, one.validate).to_dicts()}

@@ -1,0 +1,123 @@
+"""Tell what a reader is told first: the verdict, why, what the run was, and what measuring it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import polars as pl
+
+from sglang_instrument.analysis.verdict import verdict
+from sglang_instrument.analysis.workers import chain_of
+from sglang_instrument.report.chosen import Chosen
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run import Run
+    from sglang_instrument.analysis.verdict import Finding
+
+_MOST_FINDINGS: Final = 8
+_SPAN_SEC: Final = 0.33e-6  # of the thread on which a span ends; docs/cost.md measures it
+
+
+def story(run: Run, steps: pl.DataFrame, findings: Sequence[Finding], other: Run | None) -> dict[str, Any]:
+    """Return what the head of the report says.
+
+    Args:
+        run: The run.
+        steps: As `step_table` has them.
+        findings: As `find` has them.
+        other: The run beside it.
+    """
+    training = steps.filter(~pl.col("validate"))
+    return {
+        "title": run.folder.name,
+        "folder": str(run.folder),
+        "other": None if other is None else other.folder.name,
+        "clean": not findings,
+        "verdict": findings[0].sentence if findings else verdict(run.digest, run.files),
+        "where": _where(findings[0]) if findings else None,
+        "findings": [{**asdict(one), "key": _where(one)} for one in findings[1 : _MOST_FINDINGS + 1]],
+        "of_findings": len(findings),
+        "chain": _chain(run, training, findings),
+        "figures": _figures(run, training, steps),
+        "cost": _cost(run, training),
+        "health": asdict(run.health),
+        "health_sentence": run.health.sentence(),
+        "processes": _processes(run.folder),
+    }
+
+
+def _where(finding: Finding) -> str:
+    return Chosen(finding.validate, finding.step).key
+
+
+def _chain(run: Run, training: pl.DataFrame, findings: Sequence[Finding]) -> dict[str, Any] | None:
+    """Return why the barrier of the accused step, or else of the slowest one, was left when it was."""
+    if findings:
+        step, validate = findings[0].step, findings[0].validate
+    elif not training.is_empty():
+        step, validate = training.sort("duration_sec", nulls_last=True)["step"][-1], False
+    else:
+        return None
+    chain = chain_of(run, step, validate)
+    return None if chain is None else {**asdict(chain), "key": Chosen(validate, step).key}
+
+
+def _figures(run: Run, training: pl.DataFrame, steps: pl.DataFrame) -> dict[str, Any]:
+    durations = training["duration_sec"].drop_nulls()
+    slowest = training.sort("duration_sec", nulls_last=True).tail(1).to_dicts()
+    median: Any = durations.median()
+    return {
+        "steps": len(training),
+        "validations": len(steps) - len(training),
+        "workers": len(run.workers),
+        "requests": training["requests"].sum(),
+        "tokens": training["response_tokens"].sum() if training["response_tokens"].count() else None,
+        "median_sec": median,
+        "slowest": slowest[0] if slowest else None,
+        "times": slowest[0]["duration_sec"] / median if slowest and median else None,
+    }
+
+
+def _cost(run: Run, training: pl.DataFrame) -> dict[str, Any]:
+    """Return what was written: all that a log can say of what measuring cost."""
+    seconds = float((training["duration_sec"] * training["workers"]).sum())
+    written = sum(file.size for file in run.files)
+    return {
+        "records": run.health.records,
+        "bytes": written,
+        "per_sec": run.health.records / seconds if seconds else None,
+        "share": run.health.records * _SPAN_SEC / seconds if seconds else None,
+        "dropped": run.health.dropped,
+    }
+
+
+def _processes(folder: Path) -> list[dict[str, Any]]:
+    """Return what each process said of itself; what cannot be read is said so."""
+    found = []
+    for path in sorted((folder / "processes").glob("[!.]*.json")):
+        try:
+            facts = orjson.loads(path.read_bytes())
+            patches = facts.get("patches") or []
+            found.append(
+                {
+                    "name": path.stem,
+                    "host": facts.get("host"),
+                    "pid": facts.get("pid"),
+                    "versions": facts.get("versions") or {},
+                    "found": sum(patch.get("state") == "found" for patch in patches),
+                    "missing": [patch.get("event") for patch in patches if _lacks(patch)],
+                    "dropped": (facts.get("records") or {}).get("dropped"),
+                }
+            )
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            found.append({"name": path.stem, "unreadable": str(error)})
+    return found
+
+
+def _lacks(patch: dict[str, Any]) -> bool:
+    """Return whether an event that the table expects in this version is not there."""
+    return patch.get("state") not in ("found", "pending") and bool(patch.get("expected", True))

@@ -1,0 +1,71 @@
+// Unpack what the page carries, write numbers, make elements. Text goes in as text, never as markup.
+"use strict";
+const R = (window.sglangReport = { facts: null, errors: [] });
+window.addEventListener("error", (event) => R.errors.push(String(event.message)));
+window.addEventListener("unhandledrejection", (event) => R.errors.push(String(event.reason)));
+
+R.$ = (id) => document.getElementById(id);
+
+R.el = (tag, attributes = {}, ...children) => {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "style") Object.assign(made.style, value);
+    else if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value === true) made.setAttribute(name, "");
+    else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined).map((child) => (child instanceof Node ? child : String(child))));
+  return made;
+};
+
+R.unpack = async (id) => {
+  const text = R.$(id).textContent.trim();
+  const raw = Uint8Array.fromBase64 ? Uint8Array.fromBase64(text) : Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
+  const stream = new Blob([raw]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).arrayBuffer();
+};
+R.unpackText = async (id) => new TextDecoder().decode(await R.unpack(id));
+
+R.none = "–";
+R.seconds = (value) => {
+  if (value === null || value === undefined || Number.isNaN(value)) return R.none;
+  const size = Math.abs(value);
+  for (const [limit, digits] of [[100, 0], [10, 1], [1, 2]]) if (size >= limit) return `${value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })} s`;
+  if (size >= 1e-3) return `${(value * 1e3).toFixed(size >= 1e-2 ? 0 : 1)} ms`;
+  return value ? `${(value * 1e6).toFixed(0)} us` : "0 s";
+};
+R.percent = (share) => {
+  if (share === null || share === undefined || Number.isNaN(share)) return R.none;
+  const value = share * 100;
+  if (value > 0 && value < 0.05) return "<0.1 %";
+  return `${value.toFixed(Math.abs(value) >= 10 || !value ? 0 : 1)} %`;
+};
+R.count = (value) => (value === null || value === undefined ? R.none : Math.round(value).toLocaleString("en"));
+R.number = (value, digits = 3) => (value === null || value === undefined ? R.none : value.toFixed(digits));
+R.plural = (count, noun) => `${R.count(count)} ${noun}${count === 1 ? "" : "s"}`;
+
+R.stepName = (key) => (key.startsWith("v") ? `validation ${key.slice(1)}` : `step ${key}`);
+R.colour = (phase) => R.facts.colours[R.facts.phases.indexOf(phase)] || R.facts.colours.at(-1);
+R.swatch = (colour) => R.el("span", { class: "swatch", style: { background: colour } });
+
+// A table of cells that are texts, nodes, or nothing.
+R.table = (table, columns, rows, classes = []) => {
+  const cell = (tag) => (content) => R.el(tag, {}, content ?? R.none);
+  table.replaceChildren(
+    R.el("thead", {}, R.el("tr", {}, ...columns.map(cell("th")))),
+    R.el("tbody", {}, ...rows.map((row, index) => R.el("tr", { class: classes[index] || null }, ...row.map(cell("td"))))),
+  );
+};
+
+// The colours of paper and ink as they are now, for what CSS does not reach.
+R.ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+R.tip = (event, title, ...lines) => {
+  const tip = R.$("tip");
+  tip.hidden = !event;
+  if (!event) return;
+  tip.replaceChildren(R.el("b", {}, title), ...lines.filter(Boolean).map((line) => R.el("div", {}, line)));
+  const box = tip.getBoundingClientRect();
+  tip.style.left = `${Math.max(6, Math.min(event.clientX + 14, innerWidth - box.width - 8))}px`;
+  tip.style.top = `${event.clientY + 18 + box.height > innerHeight ? event.clientY - box.height - 12 : event.clientY + 18}px`;
+};

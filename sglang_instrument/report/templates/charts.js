@@ -1,0 +1,64 @@
+// Draw charts with plotly when they come near the screen, in the colours of the page.
+"use strict";
+R.charts = new Map();
+R.plotly = null;
+
+// plotly is the larger half of the page: it is unpacked once the page can be read.
+R.loadPlotly = () => {
+  R.plotly ??= R.unpackText("plotly").then((code) => {
+    const script = document.createElement("script");
+    script.textContent = code;
+    document.head.append(script);
+    return window.Plotly;
+  });
+  return R.plotly;
+};
+
+// Plotly takes a few tags in labels for markup; what comes from a log is none.
+R.plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+
+// `make` returns {data, layout}, or a sentence that says why there is nothing to draw.
+R.chart = (id, make, wire = null) => {
+  const place = R.$(id);
+  if (!place) return;
+  R.charts.set(id, { place, make, wire, drawn: false, wired: false });
+  R.near ??= new IntersectionObserver((seen) => seen.filter((one) => one.isIntersecting).forEach((one) => R.draw(one.target.id)), { rootMargin: "500px" });
+  R.near.observe(place);
+};
+
+R.draw = async (id) => {
+  const chart = R.charts.get(id);
+  chart.drawn = true;
+  const made = chart.make();
+  chart.place.classList.toggle("empty", typeof made === "string");
+  if (typeof made === "string") {
+    if (window.Plotly && chart.wired) { window.Plotly.purge(chart.place); chart.wired = false; }
+    chart.place.textContent = made;
+    return;
+  }
+  const Plotly = await R.loadPlotly();
+  if (!chart.wired) chart.place.replaceChildren();
+  await Plotly.react(chart.place, made.data, R.layout(made.layout), { displayModeBar: false, responsive: true, showTips: false });
+  if (!chart.wired && chart.wire) chart.wire(chart.place);
+  chart.wired = true;
+};
+R.redraw = (...ids) => ids.filter((id) => R.charts.get(id)?.drawn).forEach(R.draw);
+R.drawAll = () => Promise.all([...R.charts.keys()].map(R.draw));
+
+R.axis = (more = {}) => ({
+  gridcolor: R.ink("grid"), zerolinecolor: R.ink("line"), linecolor: R.ink("line"), tickfont: { color: R.ink("faint"), size: 11.5 },
+  automargin: true, fixedrange: false, ...more, title: { text: more.title || "", font: { color: R.ink("soft"), size: 12 }, standoff: 8 },
+});
+
+R.layout = ({ xaxis = {}, yaxis = {}, yaxis2, ...more } = {}) => ({
+  font: { family: R.ink("sans"), size: 12, color: R.ink("soft") }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+  margin: { l: 8, r: 8, t: 10, b: 8 }, hoverlabel: { font: { family: R.ink("sans"), size: 12, color: R.ink("paper") }, bgcolor: R.ink("ink"), bordercolor: R.ink("ink") },
+  legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11.5 }, itemclick: "toggle" }, showlegend: false, hovermode: "closest",
+  dragmode: "zoom", ...more, xaxis: R.axis(xaxis), yaxis: R.axis(yaxis), ...(yaxis2 ? { yaxis2: R.axis(yaxis2) } : {}),
+});
+
+// Workers as steps of one hue: many lines that are no phases.
+R.workerColour = (index, of) => {
+  const light = R.isDark() ? 45 + (35 * index) / Math.max(1, of - 1) : 30 + (38 * index) / Math.max(1, of - 1);
+  return `hsl(${205 + (70 * index) / Math.max(1, of - 1)} 32% ${light}%)`;
+};

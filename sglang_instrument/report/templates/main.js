@@ -1,0 +1,64 @@
+// Bring the page to life: words first, then the timeline, then charts as they come near.
+"use strict";
+
+R.legend = () => {
+  const { phases, colours, words, steps } = R.facts;
+  const used = phases.map((_, index) => index).filter((index) => steps.some((one) => one.shares[index] > 0));
+  R.$("phase-legend").replaceChildren(...used.map((index) => R.el("span", {}, R.swatch(colours[index]), words[index])), R.el("span", {}, "○ until the next step begins"));
+};
+
+R.wireTabs = (id, change) => {
+  const tabs = R.$(id);
+  tabs.addEventListener("click", (event) => {
+    if (!event.target.dataset.of) return;
+    tabs.querySelectorAll("button").forEach((button) => button.classList.toggle("on", button === event.target));
+    change(event.target.dataset.of);
+  });
+};
+
+R.wireCharts = () => {
+  const chosen = (place) => place.on("plotly_click", ({ points }) => {
+    const key = String(points[0].x);
+    if (R.keys().includes(key)) R.go({ step: key });
+  });
+  R.chart("chart-steps", R.stepsChart, chosen);
+  R.chart("chart-concurrency", R.concurrencyChart);
+  R.chart("chart-heat", R.heatChart, chosen);
+  R.chart("chart-cdf", R.cdfChart);
+  R.chart("chart-turns", R.turnsChart);
+  R.chart("chart-counts", R.countsChart);
+  R.chart("chart-lengths", R.lengthsChart);
+  R.chart("chart-rewards", R.rewardsChart);
+  R.wireTabs("heat-tabs", (of) => { R.heatOf = of; R.redraw("chart-heat"); });
+  R.wireTabs("cdf-tabs", (of) => { R.cdfOf = of; R.redraw("chart-cdf"); });
+  R.$("cdf-log").addEventListener("change", () => R.redraw("chart-cdf"));
+  R.themeListeners.push(() => { R.redraw(...R.charts.keys()); R.partsOfStep(R.state); });
+};
+
+R.start = async () => {
+  R.facts = JSON.parse(await R.unpackText("facts"));
+  R.wireState();
+  R.legend();
+  [R.blameTable, R.percentileTable, R.slowestRequests, R.turnTable, R.standingStill, R.comparisonTable, R.clockTable].forEach((fill) => fill());
+  R.wireCharts();
+  R.wireWhatif();
+  R.wireTimeline();
+  let before = null;
+  R.onChange(async ({ step, request }) => {
+    if (step !== before) {
+      before = step;
+      R.partsOfStep(R.state);
+      R.redraw("chart-steps", "chart-concurrency", "chart-cdf");
+    }
+    await R.showStep(step);
+    R.selectRequest(request);
+    R.showMoment(R.timeline.model, R.timeline.cursor);
+    document.documentElement.dataset.ready = "yes"; // for who drives this page: the timeline can be used
+  });
+  R.follow();
+};
+
+R.start().catch((error) => {
+  R.errors.push(String(error));
+  document.querySelector("main").prepend(R.el("p", { class: "health torn" }, `This browser could not open the charts of the report (${error}). A browser of 2023 or later can.`));
+});

@@ -1,0 +1,109 @@
+// The sections of the report that are charts and tables of what the analysis answered.
+"use strict";
+
+R.stepsChart = () => {
+  const { steps, phases, colours, words, other } = R.facts;
+  if (!steps.length) return "No step has a record yet.";
+  const names = steps.map((one) => (one.validate ? `v${one.step}` : `${one.step}`));
+  const data = phases.flatMap((phase, index) => {
+    const shares = steps.map((one) => one.shares[index] * one.duration_sec);
+    if (!shares.some((sec) => sec > 0)) return [];
+    return [{
+      type: "bar", name: words[index], x: names, y: shares,
+      marker: { color: colours[index], opacity: steps.map((one) => (one.validate ? 0.45 : 1)), line: { width: 0 }, pattern: { shape: steps.map((one) => (one.validate ? "/" : "")), fgcolor: R.ink("card"), fgopacity: 0.6, size: 6 } },
+      hovertemplate: steps.map((one) => `<b>${R.stepName(one.key)}</b>, ${R.seconds(one.duration_sec)}<br>${words[index]}: ${R.percent(one.shares[index])}<extra></extra>`),
+    }];
+  });
+  const marker = (more) => ({ type: "scatter", mode: "markers", hoverinfo: "text", cliponaxis: false, ...more });
+  data.push(marker({
+    name: "until the next step", x: names, y: steps.map((one) => one.interval_sec), hovertext: steps.map((one) => `next step after ${R.seconds(one.interval_sec)}`),
+    marker: { symbol: "circle-open", size: 7, color: R.ink("ink"), line: { width: 1.6 } },
+  }));
+  if (other) data.push(marker({
+    name: R.plain(other.name), mode: "lines+markers", x: other.steps.map((one) => `${one.step}`), y: other.steps.map((one) => one.duration_sec),
+    hovertext: other.steps.map((one) => `${R.plain(other.name)}, step ${one.step}: ${R.seconds(one.duration_sec)}`), line: { dash: "dot", color: R.ink("bad"), width: 1.6 }, marker: { size: 5 },
+  }));
+  const accused = steps.filter((one) => one.accused);
+  const annotations = accused.length > 12 ? [] : accused.map((one) => ({
+    x: one.validate ? `v${one.step}` : `${one.step}`, y: one.duration_sec, text: "finding", showarrow: true, arrowhead: 0, arrowwidth: 1, ax: 0, ay: -20, arrowcolor: R.ink("bad"), font: { color: R.ink("bad"), size: 11 },
+  }));
+  const chosen = names.indexOf(R.state.step);
+  const shapes = chosen < 0 ? [] : [{ type: "rect", xref: "x", yref: "paper", x0: chosen - 0.5, x1: chosen + 0.5, y0: 0, y1: 1, fillcolor: R.ink("accent-soft"), opacity: 0.75, line: { width: 0 }, layer: "below" }];
+  return { data, layout: { barmode: "stack", bargap: steps.length > 60 ? 0.1 : 0.35, annotations, shapes, xaxis: { type: "category", title: "step", categoryarray: names, categoryorder: "array", nticks: 24, showgrid: false }, yaxis: { title: "seconds", rangemode: "tozero" }, margin: { l: 8, r: 8, t: 30, b: 8 } } };
+};
+
+R.partsOfStep = ({ step }) => {
+  const card = R.$("parts");
+  const parts = R.facts.parts[step];
+  card.hidden = !parts || !parts.rows.length;
+  if (card.hidden) return;
+  card.querySelector("h3").textContent = `What ${R.stepName(step)} of worker ${parts.worker}, which was busy longest, is made of`;
+  const shade = (row, index) => (row.event === "(remainder)" ? R.ink("faint") : R.colour(R.phaseOf(row.event)));
+  const shown = parts.rows.filter((row) => row.sec > 0);
+  card.querySelector(".strip").replaceChildren(...shown.map((row) => R.el("span", { style: { flex: `${row.share} 0 0`, background: shade(row) }, title: `${row.event}: ${R.seconds(row.sec)}` })));
+  const named = (row) => R.el("span", {}, R.swatch(shade(row)), " ", row.event === "(remainder)" ? "in no named part" : R.el("code", {}, row.event));
+  R.table(card.querySelector("table"), ["part, in the order of time", "share", "count", "time"], shown.map((row) => [named(row), R.percent(row.share), R.count(row.count), R.seconds(row.sec)]));
+};
+R.phaseOf = (event) => R.facts.events[event] || "other";
+
+R.concurrencyChart = () => {
+  const { step } = R.state;
+  const curves = R.facts.curves[step] || [];
+  R.$("concurrency-title").textContent = step ? `${R.stepName(step)[0].toUpperCase()}${R.stepName(step).slice(1)}` : "";
+  if (!curves.length) return "No request has a record in this step.";
+  const last = curves.reduce((a, b) => (b.t100_sec > a.t100_sec ? b : a));
+  const data = curves.map((one, index) => ({
+    type: "scatter", mode: "lines", name: `worker ${one.worker}`, x: one.at_sec, y: one.in_flight, line: { shape: "hv", width: one === last ? 2.6 : 1.3, color: one === last ? R.ink("bad") : R.workerColour(index, curves.length) },
+    hovertemplate: `worker ${one.worker}: %{y} in flight at %{x:.4~g} s<extra></extra>`,
+  })).sort((a, b) => a.line.width - b.line.width);
+  const tail = last.t100_sec - last.t80_sec;
+  const shapes = [{ type: "rect", xref: "x", yref: "paper", x0: last.t80_sec, x1: last.t100_sec, y0: 0, y1: 1, fillcolor: R.ink("bad"), opacity: 0.07, line: { width: 0 }, layer: "below" }];
+  const annotations = [{ xref: "x", yref: "paper", x: last.t100_sec, y: 1, xanchor: "right", yanchor: "top", showarrow: false, text: `tail of worker ${last.worker}: the last 20 % of its requests run for ${R.seconds(tail)}, ${R.percent(tail / last.t100_sec)} of the time`, font: { color: R.ink("bad"), size: 12 } }];
+  return { data, layout: { shapes, annotations, showlegend: curves.length <= 16, xaxis: { title: "seconds since the worker’s first request began", rangemode: "tozero" }, yaxis: { title: "requests in flight", rangemode: "tozero" } } };
+};
+
+R.heatOf = "arrival_sec";
+R.heatChart = () => {
+  const heat = R.facts.heat;
+  if (!heat.steps.length) return "No barrier was logged: nobody can be seen to wait for anybody.";
+  const x = heat.steps.map(String);
+  const y = heat.workers.map((worker) => `worker ${worker}`);
+  const words = { arrival_sec: "came %{z:.3~g} s after the first", blame_sec: "to blame for %{z:.3~g} s", wait_sec: "waited %{z:.3~g} s" };
+  const data = [{
+    type: "heatmap", x, y, z: heat[R.heatOf], xgap: x.length > 60 ? 0 : 2, ygap: y.length > 40 ? 0 : 2, colorscale: [[0, R.ink("heat-low")], [0.5, R.isDark() ? "#b3560f" : "#f0a35e"], [1, R.ink("heat-high")]],
+    colorbar: { thickness: 8, outlinewidth: 0, ticksuffix: " s", tickfont: { size: 11, color: R.ink("faint") }, len: 1 }, hovertemplate: `<b>step %{x}, %{y}</b><br>${words[R.heatOf]}<extra></extra>`, hoverongaps: false,
+  }];
+  const doubtful = heat.steps.filter((step) => heat.doubts[step]);
+  data.push({ type: "scatter", mode: "markers", x: doubtful.flatMap((step) => y.map(() => `${step}`)), y: doubtful.flatMap(() => y), marker: { size: 3.5, color: R.ink("soft") }, hoverinfo: "text", hovertext: doubtful.flatMap((step) => y.map(() => `not enough evidence: ${R.plain(heat.doubts[step])}`)) });
+  return { data, layout: { height: Math.max(210, Math.min(640, 90 + 26 * y.length)), xaxis: { type: "category", title: "step", nticks: 24, showgrid: false }, yaxis: { type: "category", autorange: "reversed", showgrid: false } } };
+};
+
+R.blameTable = () => {
+  const rows = R.facts.heat.blame;
+  if (!rows.length) return R.$("blame").closest(".card").remove();
+  const most = Math.max(...rows.map((row) => row.blame_sec), 1e-9);
+  R.table(R.$("blame"), ["worker", "", "blame", "alone could save", "waited", "came last"], rows.slice(0, 32).map((row) => [
+    `worker ${row.worker}`, R.el("span", { class: "meter", style: { width: `${(row.blame_sec / most) * 260}px`, background: R.ink("bad") } }), R.seconds(row.blame_sec), R.seconds(row.gain_alone_sec), R.seconds(row.wait_sec), `${row.last} of ${row.barriers}`,
+  ]));
+};
+
+R.cdfOf = "workers";
+R.cdfChart = () => {
+  const { cdf, other } = R.facts;
+  if (!cdf.all.requests) return "No request has ended yet.";
+  const line = (one, name, more) => ({ type: "scatter", mode: "lines", name: R.plain(name), x: one.sec, y: one.share, hovertemplate: `%{y:.1%} of ${R.plain(name)} within %{x:.4~g} s<extra></extra>`, ...more, line: { shape: "hv", ...more.line } });
+  const groups = Object.entries(cdf[R.cdfOf]).filter(([, one]) => one.requests);
+  const data = groups.map(([key, one], index) => line(one, R.cdfOf === "workers" ? `worker ${key}` : R.stepName(key), { line: { width: key === R.state.step ? 2.4 : 1.2, color: key === R.state.step ? R.ink("bad") : R.workerColour(index, groups.length) } }));
+  data.push(line(cdf.all, "all requests", { line: { width: 3, color: R.ink("accent") } }));
+  if (other) data.push(line(other.cdf, other.name, { line: { width: 2.4, dash: "dot", color: R.ink("bad") } }));
+  const log = R.$("cdf-log").checked;
+  return { data, layout: { showlegend: groups.length <= 16, xaxis: { title: "seconds of a request", type: log ? "log" : "linear", rangemode: "tozero" }, yaxis: { tickformat: ".0%", range: [0, 1.015] } } };
+};
+
+R.percentileTable = () => {
+  const { whole, table } = R.facts.cdf;
+  const names = ["requests", "mean_sec", "p50_sec", "p90_sec", "p95_sec", "p99_sec", "p99_9_sec", "max_sec"];
+  const cells = (row) => names.map((name) => (name === "requests" ? R.count(row[name]) : R.seconds(row[name])));
+  const rows = [...whole.map((row) => ["all workers", ...cells(row)]), ...table.map((row) => [`worker ${row.worker}`, ...cells(row)])];
+  R.table(R.$("percentiles"), ["", "requests", "mean", "p50", "p90", "p95", "p99", "p99.9", "max"], rows, ["total"]);
+};
