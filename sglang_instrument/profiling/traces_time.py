@@ -50,7 +50,8 @@ def time_within(intervals: pl.DataFrame, marked: pl.DataFrame) -> pl.Series:
     lengths = marked["end_ns"] - marked["start_ns"]
     before = marked.with_columns(length=lengths, before=lengths.cum_sum().shift(1, fill_value=0))
     upto = [_marked_until(intervals[name], before) for name in _TIMES]
-    return (upto[1] - upto[0]).alias("within_ns")
+    within: pl.Series = upto[1] - upto[0]
+    return within.alias("within_ns")
 
 
 def _marked_until(moments: pl.Series, marked: pl.DataFrame) -> pl.Series:

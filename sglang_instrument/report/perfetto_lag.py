@@ -1,0 +1,85 @@
+"""Read how late the event loops were: the records of `event_loop_lag` and `event_loop_block`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from sglang_instrument.analysis.chunks import open_log, whole_lines
+from sglang_instrument.analysis.files import File, counting
+from sglang_instrument.analysis.run import Run
+from sglang_instrument.schema import LOG_OPENED
+
+_EVENTS = ("event_loop_lag", "event_loop_block")
+_SIGNS = (b'"event_loop_', b'"log_opened"')
+
+
+class _Extra(Struct, gc=False):
+    lag_sec: float | None = None
+    run_id: str | None = None
+
+
+class _Line(Struct, gc=False):
+    event: str
+    timestamp: str
+    duration_sec: float | None = None
+    start_us: int | None = None
+    workid: int | None = None
+    extra: _Extra | None = None
+
+
+_DECODE = msgspec.json.Decoder(_Line).decode
+
+
+def lags(run: Run, files: Sequence[File]) -> Iterator[tuple[int, int, float]]:
+    """Yield worker, the moment at which it was noticed, in microseconds, and by how many seconds it was late.
+
+    Args:
+        run: The run.
+        files: Those of its files to read.
+    """
+    counts = counting(run.files)
+    for file in files:
+        if file.place is None or file.place.role != "worker" or file.unreadable is not None:
+            continue
+        run_id = None
+        for line in _lines(run, file):
+            if line.event == LOG_OPENED:
+                run_id = line.extra.run_id if line.extra else None
+            elif line.event in _EVENTS and line.extra and line.extra.lag_sec and counts(file, run_id):
+                worker = file.place.worker if line.workid is None else line.workid
+                yield worker, _moment_us(line), line.extra.lag_sec
+
+
+def _lines(run: Run, file: File) -> Iterator[_Line]:
+    """Yield the few lines that are asked for; only they are decoded."""
+    with open_log(run.folder / file.path) as stream:
+        for chunk in whole_lines(stream):
+            for raw in sorted(_with_signs(chunk)):
+                try:
+                    yield _DECODE(chunk[slice(*raw)])
+                except (msgspec.MsgspecError, UnicodeDecodeError):
+                    continue  # a torn line; the reader counts it
+
+
+def _with_signs(chunk: bytes) -> set[tuple[int, int]]:
+    """Return from where to where the lines reach that hold a sign."""
+    found = set()
+    for sign in _SIGNS:
+        at = chunk.find(sign)
+        while at >= 0:
+            end = chunk.find(b"\n", at)
+            end = len(chunk) if end < 0 else end
+            found.add((chunk.rfind(b"\n", 0, at) + 1, end))
+            at = chunk.find(sign, end)
+    return found
+
+
+def _moment_us(line: _Line) -> int:
+    if line.start_us is not None:
+        return line.start_us + round((line.duration_sec or 0.0) * 1e6)
+    from datetime import datetime
+
+    return round(datetime.fromisoformat(line.timestamp.replace("Z", "+00:00")).timestamp() * 1e6)

@@ -1,0 +1,66 @@
+"""Lay slices on tracks so that a slice lies in another only where it ran inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sglang_instrument.report.perfetto_packets import Packets, Value
+
+
+@dataclass(slots=True)
+class Slice:
+    """What ran from one moment to another. `parent` is the `number` of the slice that it ran inside."""
+
+    start_ns: int
+    end_ns: int
+    name: str
+    category: str
+    values: Mapping[str, Value]
+    number: int
+    parent: int | None
+    flow: int | None = None
+    last: bool = False
+    depth: int = 0  # in its lane
+
+
+def lay(slices: Iterable[Slice]) -> list[list[Slice]]:
+    """Return lanes; in each, slices are disjoint or one inside its parent, in the order in which they begin.
+
+    What runs at the same time as its siblings goes to the next lane: drawn in one, it would look as if it ran
+    inside of them. What sticks out of its parent by what rounding took is cut to it.
+    """
+    ordered = sorted(slices, key=lambda one: (one.start_ns, -one.end_ns, one.number))
+    lanes: list[list[Slice]] = []
+    stacks: list[list[Slice]] = []
+    for one in ordered:
+        for lane, stack in zip(lanes, stacks, strict=True):
+            while stack and stack[-1].end_ns <= one.start_ns:
+                if stack[-1].number == one.parent and one.start_ns == stack[-1].end_ns == one.end_ns:
+                    break  # an instant at the end of its parent
+                stack.pop()
+            if not stack or stack[-1].number == one.parent:
+                if stack:
+                    one.end_ns = max(one.start_ns, min(one.end_ns, stack[-1].end_ns))
+                one.depth = len(stack)
+                lane.append(one)
+                stack.append(one)
+                break
+        else:
+            lanes.append([one])
+            stacks.append([one])
+    return lanes
+
+
+def write_lanes(packets: Packets, track: int, lanes: Sequence[Sequence[Slice]]) -> None:
+    """Write the first lane on a track, the others on tracks below it."""
+    for number, lane in enumerate(lanes):
+        mine = track if number == 0 else packets.track(track, f"at the same time {number}", number)
+        open_ends: list[int] = []
+        for one in lane:
+            while len(open_ends) > one.depth:
+                packets.end(mine, open_ends.pop())
+            packets.begin(mine, one.start_ns, one.name, one.category, one.values, one.flow, one.last)
+            open_ends.append(one.end_ns)
+        while open_ends:
+            packets.end(mine, open_ends.pop())
