@@ -4,7 +4,7 @@ import importlib.metadata
 import os
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from sglang_instrument.patching.wrap import wrap_function
 from sglang_instrument.reach import RayInit
 from sglang_instrument.recording import actors, notices, spans
 from sglang_instrument.recording.clock import HOST
+from sglang_instrument.recording.presence import Presence
 from sglang_instrument.recording.recorder import Recorder
 
 _PACKAGES: Final = ("sglang", "verl", "slime", "areal", "torch", "ray", "vllm")
@@ -38,7 +39,13 @@ class Session:
         self._tables = [table.for_all_ranks() for table in tables] if config.all_ranks else tables
         regions = [region for table in self._tables for patch in table.patches for region in patch.regions]
         self.recorder = Recorder(config, self.describe)
-        self.patcher = Patcher(self._tables, make_probe=probes_for(regions), wrap=wrap_function)
+        self.presence = Presence(config.folder, self.describe)
+        self.patcher = Patcher(
+            self._tables,
+            make_probe=probes_for(regions),
+            wrap=wrap_function,
+            patched=self._patched,
+        )
         self.driver = os.environ.get(launch.DRIVER) or f"{HOST}:{os.getpid()}"
         self._ray = RayInit(self.handed_on)
         self._environment_before = {name: os.environ.get(name) for name in self.handed_on()}
@@ -52,6 +59,7 @@ class Session:
 
     def stop(self) -> None:
         """Put everything back as it was, and write what is recorded: each of them even if another fails."""
+        self.presence.cancel()
         try:
             for reason in (self._ray.stop(), *self.patcher.uninstall()):
                 if reason is not None:
@@ -80,13 +88,23 @@ class Session:
 
     def restart_in_child(self) -> None:
         """Go on in a forked child, with nothing that its parent's threads hold."""
+        self.presence = Presence(self.config.folder, self.describe)
         self.patcher.restart_in_child()
         self.recorder.restart_in_child()
+
+    def _patched(self) -> None:
+        self.presence.tell()  # of this moment: a forked child has one of its own
+
+    def end(self) -> None:
+        """Write what is recorded, for the process ends; what is patched may stay so."""
+        self.presence.end()
+        self.recorder.stop()
 
     def status(self) -> dict[str, Any]:
         """Return what `sglang_instrument.status()` says of a process that is instrumented."""
         folder = str(self.config.folder)
-        return {"installed": True, "folder": folder, "open_spans": len(spans.OPEN), **self.describe()}
+        facts = {"installed": True, "folder": folder, "open_spans": len(spans.OPEN), **self.describe()}
+        return {**facts, "patches": [_described(table, site) for table, site in self._all_sites()]}
 
     def describe(self) -> dict[str, Any]:
         """Return what this process is: versions, settings, patches, counts, notices."""
@@ -101,31 +119,39 @@ class Session:
             "versions": versions(),
             "settings": self.config.environment(),
             "records": self.recorder.counts(),
-            "patches": [_described(table, site) for table in self._tables for site in self._sites(table)],
+            # What nobody expects here, or was not imported, would be most of the file.
+            "patches": [_described(table, site) for table, site in self._all_sites() if _is_answer(site)],
             "notices": notices.noticed(),
         }
 
     def announcement(self) -> str:
         """Return the line that a person sees when instrumentation starts."""
-        parts = [text for table in self._tables if (text := self._coverage(table))]
+        sites = self._sites_by_table()
+        parts = [text for table in self._tables if (text := _coverage(table, sites.get(table.name, [])))]
         found = "; ".join(parts) or "no trainer that it knows is imported yet"
         return f"sglang_instrument {__version__}: {found} -> {self.config.folder}"
 
-    def _coverage(self, table: Table) -> str:
-        """Return how many of a table's events will be seen; nothing if its package is not here."""
-        version = _version(table.package)
-        sites = [site for site in self._sites(table) if site.expected]
-        if version is None or not sites:
-            return ""
-        events = {site.region.event for site in sites}
-        lost = {site.region.event for site in sites if site.state not in ("found", "pending")}
-        missing = f", {len(lost)} missing (status() names them)" if lost else ""
-        return (
-            f"{table.name} ({table.package} {version}): {len(events - lost)} of {len(events)} events{missing}"
-        )
+    def _all_sites(self) -> Iterator[tuple[Table, Site]]:
+        sites = self._sites_by_table()
+        return ((table, site) for table in self._tables for site in sites.get(table.name, []))
 
-    def _sites(self, table: Table) -> list[Site]:
-        return [site for site in self.patcher.results() if site.region.origin.table == table.name]
+    def _sites_by_table(self) -> dict[str, list[Site]]:
+        found: dict[str, list[Site]] = {}
+        for site in self.patcher.results():
+            found.setdefault(site.region.origin.table, []).append(site)
+        return found
+
+
+def _coverage(table: Table, sites: Iterable[Site]) -> str:
+    """Return how many of a table's events will be seen; nothing if its package is not here."""
+    version = _version(table.package)
+    expected = [site for site in sites if site.expected]
+    if version is None or not expected:
+        return ""
+    events = {site.region.event for site in expected}
+    lost = {site.region.event for site in expected if site.state not in ("found", "pending")}
+    missing = f", {len(lost)} missing (status() names them)" if lost else ""
+    return f"{table.name} ({table.package} {version}): {len(events - lost)} of {len(events)} events{missing}"
 
 
 def _outside(tables: Iterable[Table]) -> set[str]:
@@ -149,6 +175,10 @@ def _version(package: str) -> str | None:
         return __version__ if package == "sglang-instrument" else importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _is_answer(site: Site) -> bool:
+    return site.state == "found" or (site.expected and site.state != "pending")
 
 
 def _described(table: Table, site: Site) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def _finalize(hook: Any = None) -> None:
 
 def _at_exit() -> None:
     if _session is not None:
-        _guarded("at exit", _session.recorder.stop)
+        _guarded("at exit", _session.end)
 
 
 def _guarded(where: str, action: Any) -> None:

@@ -47,12 +47,21 @@ class Patcher:
         tables: what is wanted.
         make_probe: gives the probe of a region; may raise TableError.
         wrap: wraps a function without source in a probe; without it such targets are left alone.
+        patched: is called after targets of a module were looked for, found or not.
     """
 
-    def __init__(self, tables: Iterable[Table], *, make_probe: MakeProbe, wrap: Wrap | None = None) -> None:
+    def __init__(
+        self,
+        tables: Iterable[Table],
+        *,
+        make_probe: MakeProbe,
+        wrap: Wrap | None = None,
+        patched: Callable[[], object] = int,
+    ) -> None:
         self._tables = tuple(tables)
         self._make_probe = make_probe
         self._wrap = wrap
+        self._told = patched
         self._lock = (
             threading.RLock()
         )  # held while a target's import calls back, so never while importing one
@@ -134,6 +143,8 @@ class Patcher:
             for table in self._tables:
                 for patch in table.patches:
                     self._find(module, table, patch, jobs)
+        if self._patched:
+            self._told()
         if not jobs:
             return
         applier = Applier(self._make_probe)

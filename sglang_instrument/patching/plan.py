@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from sglang_instrument.errors import TableError
 from sglang_instrument.patching.counting import StepCount, step_count
@@ -137,9 +138,13 @@ def _optional(text: str | None) -> dict[str, str]:
     return {} if text is None else {"": text}
 
 
+#: A process that installs again parses nothing again.
+_parsed = cache(parse)
+
+
 def _parse(region: Region, key: str, fields: Mapping[str, str], moment: Moment) -> dict[str, Expression]:
     try:
-        return {name: parse(text, moment) for name, text in fields.items()}
+        return {name: _parsed(text, moment) for name, text in fields.items()}
     except TableError as error:
         raise _error(region, f"{key}: {error}") from None
 
