@@ -35,7 +35,10 @@ COMMANDS: Final = {
     "compare": ("sglang_instrument.cli.compare", "two runs: what differs, and what is noise"),
     "check": ("sglang_instrument.cli.check", "whether the log is whole, what was running when it ended"),
     "plot": ("sglang_instrument.cli.plot", "draw the run as figures: PNG, SVG or PDF"),
-    "report": ("sglang_instrument.cli.report", "write the run as one HTML file, from the verdict to the event"),
+    "report": (
+        "sglang_instrument.cli.report",
+        "write the run as one HTML file, from the verdict to the event",
+    ),
     "export": ("sglang_instrument.cli.export", "write the run as Parquet"),
     "trace": ("sglang_instrument.cli.trace", "what the engines' profilers saw: kernels, gaps, slow ranks"),
     "patches": ("sglang_instrument.cli.patches", "list the patch tables, check them against a trainer"),

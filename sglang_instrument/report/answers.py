@@ -12,6 +12,7 @@ from sglang_instrument.analysis.compare import compare
 from sglang_instrument.analysis.gaps import concurrency, loop_blocks, plateaus, standstill
 from sglang_instrument.analysis.lengths import length_table, reward_by_length
 from sglang_instrument.analysis.requests import cdf_table, request_table
+from sglang_instrument.analysis.steps import step_table, worker_table
 from sglang_instrument.analysis.turns import turn_counts, turn_table
 from sglang_instrument.analysis.workers import barrier_table, blame_table
 from sglang_instrument.report.chosen import Chosen
@@ -43,14 +44,23 @@ def step_rows(steps: pl.DataFrame, findings: Sequence[Finding]) -> list[dict[str
 
 
 def curves(digest: Digest, chosen: Sequence[Chosen]) -> dict[str, list[dict[str, Any]]]:
-    """Return, by step, the requests in flight on each worker, with when 80 % and all of them were done."""
+    """Return, by step, the requests in flight on each worker, when 80 % and all were done, and the tail."""
+    tails = {
+        row[:3]: row[3]
+        for row in worker_table(digest).select("step", "validate", "worker", "tail").iter_rows()
+    }
     table = concurrency(digest)
     requests = digest.of_workers().requests
     found: dict[str, list[dict[str, Any]]] = {}
     for one in chosen:
         here = (pl.col("step") == one.step) & (pl.col("validate") == one.validate)
         found[one.key] = [
-            {"worker": worker, **_curve(part), **_tail(requests.filter(here & (pl.col("worker") == worker)))}
+            {
+                "worker": worker,
+                **_curve(part),
+                **_done(requests.filter(here & (pl.col("worker") == worker))),
+                "tail": tails.get((one.step, one.validate, worker)),
+            }
             for (worker,), part in table.filter(here)
             .sort("worker", "at_sec")
             .group_by("worker", maintain_order=True)
@@ -64,7 +74,7 @@ def _curve(part: pl.DataFrame) -> dict[str, list[Any]]:
     return {"at_sec": _rounded(thin["at_sec"]), "in_flight": thin["in_flight"].to_list()}
 
 
-def _tail(requests: pl.DataFrame) -> dict[str, float | None]:
+def _done(requests: pl.DataFrame) -> dict[str, float | None]:
     """Return when 80 % and all of the requests were done, since the first of them began."""
     done = (requests["end_us"] - requests["start_us"].min()).sort() / 1e6
     if done.is_empty():
@@ -157,8 +167,6 @@ def gaps(run: Run) -> dict[str, Any]:
 
 def comparison(run: Run, other: Run) -> dict[str, Any]:
     """Return how another run differs: the metrics over common steps, its steps and its durations."""
-    from sglang_instrument.analysis.steps import step_table
-
     steps = step_table(other.digest.filter(_TRAINING)).select("step", "duration_sec", "busy_sec", "p99_sec")
     return {
         "name": other.folder.name,

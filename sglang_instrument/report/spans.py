@@ -110,8 +110,8 @@ def _laid_out(run: Run, chosen: Chosen) -> pl.DataFrame:
 
 
 def _above(spans: pl.DataFrame) -> pl.DataFrame:
-    """Add to nested spans `depth`, how many are above, and `counted`, whether it is work and in no other."""
-    works = ~spans["counts_for"].cast(pl.String).is_in(_STRUCTURE)
+    """Add `depth`, the number of spans above, and `counted`: work of a request that lies in no other work."""
+    works = ~spans["counts_for"].cast(pl.String).is_in(_STRUCTURE) & spans["request_id"].is_not_null()
     depths = pl.zeros(len(spans), dtype=pl.Int64, eager=True)
     inside = pl.repeat(False, len(spans), dtype=pl.Boolean, eager=True)
     up = spans["parent"]

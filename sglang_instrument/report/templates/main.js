@@ -3,7 +3,7 @@
 
 R.legend = () => {
   const { phases, colours, words, steps } = R.facts;
-  const used = phases.map((_, index) => index).filter((index) => steps.some((one) => one.shares[index] > 0));
+  const used = phases.map((_, index) => index).filter((index) => steps.some((one) => one.shares[index] > 0.0005));
   R.$("phase-legend").replaceChildren(...used.map((index) => R.el("span", {}, R.swatch(colours[index]), words[index])), R.el("span", {}, "○ until the next step begins"));
 };
 
@@ -29,9 +29,11 @@ R.wireCharts = () => {
   R.chart("chart-counts", R.countsChart);
   R.chart("chart-lengths", R.lengthsChart);
   R.chart("chart-rewards", R.rewardsChart);
+  if (R.facts.whatif.steps.length) R.chart("chart-whatif", R.whatifChart);
+  document.querySelector("details.all").addEventListener("toggle", R.allSteps, { once: true });
   R.wireTabs("heat-tabs", (of) => { R.heatOf = of; R.redraw("chart-heat"); });
   R.wireTabs("cdf-tabs", (of) => { R.cdfOf = of; R.redraw("chart-cdf"); });
-  R.$("cdf-log").addEventListener("change", () => R.redraw("chart-cdf"));
+  R.$("cdf-log").addEventListener("change", () => { R.cdfLog = R.$("cdf-log").checked; R.redraw("chart-cdf"); });
   R.themeListeners.push(() => { R.redraw(...R.charts.keys()); R.partsOfStep(R.state); });
 };
 
@@ -40,9 +42,8 @@ R.start = async () => {
   R.wireState();
   R.legend();
   [R.blameTable, R.percentileTable, R.slowestRequests, R.turnTable, R.standingStill, R.comparisonTable, R.clockTable].forEach((fill) => fill());
-  R.wireCharts();
-  R.wireWhatif();
   R.wireTimeline();
+  R.wireWhatif();
   let before = null;
   R.onChange(async ({ step, request }) => {
     if (step !== before) {
@@ -53,7 +54,9 @@ R.start = async () => {
     await R.showStep(step);
     R.selectRequest(request);
     R.showMoment(R.timeline.model, R.timeline.cursor);
+    if (R.charts.size) return;
     document.documentElement.dataset.ready = "yes"; // for who drives this page: the timeline can be used
+    R.wireCharts(); // plotly is large: it comes after what can do without
   });
   R.follow();
 };

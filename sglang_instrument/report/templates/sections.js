@@ -25,7 +25,7 @@ R.stepsChart = () => {
   }));
   const accused = steps.filter((one) => one.accused);
   const annotations = accused.length > 12 ? [] : accused.map((one) => ({
-    x: one.validate ? `v${one.step}` : `${one.step}`, y: one.duration_sec, text: "finding", showarrow: true, arrowhead: 0, arrowwidth: 1, ax: 0, ay: -20, arrowcolor: R.ink("bad"), font: { color: R.ink("bad"), size: 11 },
+    x: steps.indexOf(one), y: Math.max(one.duration_sec, one.interval_sec || 0), text: "finding", showarrow: true, arrowhead: 0, arrowwidth: 1, ax: 0, ay: -20, arrowcolor: R.ink("bad"), font: { color: R.ink("bad"), size: 11 },
   }));
   const chosen = names.indexOf(R.state.step);
   const shapes = chosen < 0 ? [] : [{ type: "rect", xref: "x", yref: "paper", x0: chosen - 0.5, x1: chosen + 0.5, y0: 0, y1: 1, fillcolor: R.ink("accent-soft"), opacity: 0.75, line: { width: 0 }, layer: "below" }];
@@ -44,6 +44,16 @@ R.partsOfStep = ({ step }) => {
   const named = (row) => R.el("span", {}, R.swatch(shade(row)), " ", row.event === "(remainder)" ? "in no named part" : R.el("code", {}, row.event));
   R.table(card.querySelector("table"), ["part, in the order of time", "share", "count", "time"], shown.map((row) => [named(row), R.percent(row.share), R.count(row.count), R.seconds(row.sec)]));
 };
+// Filled when it is opened: a run may have thousands of steps.
+R.allSteps = () => {
+  const shares = [["generation", ["generate", "engine"]], ["tools", ["tool", "interaction"]], ["reward", ["reward"]], ["waiting", ["barrier"]]];
+  const part = (one, phases) => R.percent(phases.reduce((sum, phase) => sum + one.shares[R.facts.phases.indexOf(phase)], 0));
+  const columns = ["step", "time", "busy", "to the next", "slowest worker", "requests", "tokens", "p50", "p99", "longest", "tail", ...shares.map(([name]) => name)];
+  R.table(R.$("all-steps"), columns, R.facts.steps.map((one) => [
+    R.full(one.key) ? R.el("a", { class: "link", href: R.hashOf({ section: "steps", step: one.key }) }, R.stepName(one.key)) : R.stepName(one.key), R.seconds(one.duration_sec), R.seconds(one.busy_sec), R.seconds(one.interval_sec), one.slowest_worker,
+    R.count(one.requests), R.count(one.response_tokens), R.seconds(one.p50_sec), R.seconds(one.p99_sec), R.seconds(one.max_sec), R.percent(one.tail), ...shares.map(([, phases]) => part(one, phases)),
+  ]));
+};
 R.phaseOf = (event) => R.facts.events[event] || "other";
 
 R.concurrencyChart = () => {
@@ -58,7 +68,7 @@ R.concurrencyChart = () => {
   })).sort((a, b) => a.line.width - b.line.width);
   const tail = last.t100_sec - last.t80_sec;
   const shapes = [{ type: "rect", xref: "x", yref: "paper", x0: last.t80_sec, x1: last.t100_sec, y0: 0, y1: 1, fillcolor: R.ink("bad"), opacity: 0.07, line: { width: 0 }, layer: "below" }];
-  const annotations = [{ xref: "x", yref: "paper", x: last.t100_sec, y: 1, xanchor: "right", yanchor: "top", showarrow: false, text: `tail of worker ${last.worker}: the last 20 % of its requests run for ${R.seconds(tail)}, ${R.percent(tail / last.t100_sec)} of the time`, font: { color: R.ink("bad"), size: 12 } }];
+  const annotations = [{ xref: "x", yref: "paper", x: last.t100_sec, y: 1, xanchor: "right", yanchor: "top", showarrow: false, text: `worker ${last.worker}: the last 20 % of its requests run for ${R.seconds(tail)}, ${R.percent(last.tail)} of its time`, font: { color: R.ink("bad"), size: 12 } }];
   return { data, layout: { shapes, annotations, showlegend: curves.length <= 16, xaxis: { title: "seconds since the worker’s first request began", rangemode: "tozero" }, yaxis: { title: "requests in flight", rangemode: "tozero" } } };
 };
 
@@ -83,7 +93,7 @@ R.blameTable = () => {
   if (!rows.length) return R.$("blame").closest(".card").remove();
   const most = Math.max(...rows.map((row) => row.blame_sec), 1e-9);
   R.table(R.$("blame"), ["worker", "", "blame", "alone could save", "waited", "came last"], rows.slice(0, 32).map((row) => [
-    `worker ${row.worker}`, R.el("span", { class: "meter", style: { width: `${(row.blame_sec / most) * 260}px`, background: R.ink("bad") } }), R.seconds(row.blame_sec), R.seconds(row.gain_alone_sec), R.seconds(row.wait_sec), `${row.last} of ${row.barriers}`,
+    `worker ${row.worker}`, R.el("span", { class: "meter left", style: { width: `${(row.blame_sec / most) * 260}px`, background: R.ink("bad") } }), R.seconds(row.blame_sec), R.seconds(row.gain_alone_sec), R.seconds(row.wait_sec), `${row.last} of ${row.barriers}`,
   ]));
 };
 
@@ -96,7 +106,9 @@ R.cdfChart = () => {
   const data = groups.map(([key, one], index) => line(one, R.cdfOf === "workers" ? `worker ${key}` : R.stepName(key), { line: { width: key === R.state.step ? 2.4 : 1.2, color: key === R.state.step ? R.ink("bad") : R.workerColour(index, groups.length) } }));
   data.push(line(cdf.all, "all requests", { line: { width: 3, color: R.ink("accent") } }));
   if (other) data.push(line(other.cdf, other.name, { line: { width: 2.4, dash: "dot", color: R.ink("bad") } }));
-  const log = R.$("cdf-log").checked;
+  R.cdfLog ??= cdf.whole[0].max_sec > 20 * cdf.whole[0].p50_sec; // a long tail would squeeze all others to the left
+  R.$("cdf-log").checked = R.cdfLog;
+  const log = R.cdfLog;
   return { data, layout: { showlegend: groups.length <= 16, xaxis: { title: "seconds of a request", type: log ? "log" : "linear", rangemode: "tozero" }, yaxis: { tickformat: ".0%", range: [0, 1.015] } } };
 };
 

@@ -1,7 +1,7 @@
 // The timeline as a person uses it: what is seen, and what mouse and keys change of that.
 "use strict";
 R.timeline = { model: null, view: { from: 0, to: 1, top: 0 }, filter: null, placed: null, cursor: null, pinned: false, selected: null, told: null };
-R.noFilter = () => ({ text: "", worker: null, event: -1, least: 0, hidden: 0, sort: "from", size: "fit" });
+R.noFilter = () => ({ text: "", worker: null, event: -1, least: 0, hidden: 0, sort: "duration", size: "fit" });
 const LEFT = 132, AXIS = 26;
 
 R.tSize = () => {

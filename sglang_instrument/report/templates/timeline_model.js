@@ -55,7 +55,7 @@ R.sortRows = (rows, by) => {
 
 // Place the items of the timeline one below the other; heights are pixels of the screen, and may be fractions.
 //   band: the requests of a worker counted by phase; steps: what it did outside of requests; request; lanes: one taken apart
-R.BAND = 46; R.STEPS = 9; R.LANE = 17; R.GAP = 10;
+R.BAND = 40; R.STEPS = 8; R.LANE = 17; R.GAP = 12; R.ROWS = 36; // the least that a worker's requests get together
 R.layOut = (model, filter, size, selected, height) => {
   const kept = R.filterRows(model, filter);
   const lanes = selected && kept.includes(selected) ? R.lanesOf(model, selected) : null;
@@ -63,7 +63,8 @@ R.layOut = (model, filter, size, selected, height) => {
   const workers = model.workers.filter((worker) => filter.worker === null || worker === filter.worker);
   const fixed = workers.length * (R.BAND + R.STEPS + R.GAP) + (lanes ? lanes.count * R.LANE + 26 : 0);
   const fitting = Math.max(0, (height - fixed) / Math.max(1, requests));
-  const each = size === "fit" ? Math.min(18, Math.max(fitting, height < fixed + 60 ? 60 / Math.max(1, requests) : 0)) : Number(size);
+  const least = (R.ROWS * workers.length) / Math.max(1, requests);
+  const each = size === "fit" ? Math.min(18, Math.max(fitting, least)) : Number(size);
   const items = [];
   let y = 0;
   const put = (item, high) => { items.push({ ...item, y, high }); y += high; };

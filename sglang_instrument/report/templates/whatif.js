@@ -33,7 +33,6 @@ R.wireWhatif = () => {
   const part = facts.steps.length < facts.of_steps ? [`asked of the ${facts.steps.length} slowest of ${facts.of_steps} steps; the command whatif asks all`] : [];
   R.$("assumptions").replaceChildren(...[...facts.assumptions.map((one) => `assumed: ${one}`), ...part].map((one) => R.el("li", {}, one)));
   R.whatifOutcome();
-  R.chart("chart-whatif", R.whatifChart);
 };
 
 R.whatifOutcome = () => {

@@ -1,0 +1,111 @@
+"""A real browser without a window, for tests of the report; they are skipped where there is none."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.ui import WebDriverWait
+
+PATIENCE_SEC = 180  # a busy machine
+FLAGS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+    *(
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-dev-shm-usage",
+        "--force-device-scale-factor=1",
+    ),
+    *("--hide-scrollbars", "--window-size=1440,1000"),
+)
+
+
+class Browser:
+    """Opens reports and asks what they show."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def open(self, path: Path, where: str = "") -> "Browser":
+        """Open a report, at a section, step or request, and wait until it can be used."""
+        self.driver.get("about:blank")  # so that what follows is a load, not a jump within the page
+        self.driver.get(path.absolute().as_uri() + where)
+        return self.ready()
+
+    def reload(self) -> "Browser":
+        self.driver.refresh()
+        return self.ready()
+
+    def ready(self) -> "Browser":
+        return self.until("document.documentElement.dataset.ready === 'yes'")
+
+    def js(self, expression: str, *arguments: Any) -> Any:
+        """Return what an expression is in the page; `arguments` are its arguments[0] ..."""
+        return self.driver.execute_script(f"return ({expression})", *arguments)
+
+    def do(self, code: str, *arguments: Any) -> "Browser":
+        self.driver.execute_script(code, *arguments)
+        return self
+
+    def until(self, condition: str) -> "Browser":
+        """Wait until an expression is true; what never comes fails with it and the page's errors."""
+        wait = WebDriverWait(self.driver, PATIENCE_SEC, poll_frequency=0.05)
+        wait.until(lambda _: self.js(condition), message=condition)
+        return self
+
+    def text(self, element: str) -> str:
+        return str(self.js("document.getElementById(arguments[0]).innerText", element))
+
+    def draw_all(self) -> "Browser":
+        """Draw the charts that are not near the screen, too."""
+        self.driver.set_script_timeout(PATIENCE_SEC)
+        self.driver.execute_async_script("sglangReport.drawAll().then(() => arguments[0](), arguments[0])")
+        return self
+
+    def choose(self, element: str, value: Any) -> "Browser":
+        """Set a field as a person does."""
+        return self.do(
+            "const field = document.getElementById(arguments[0]); field.value = arguments[1];"
+            "field.dispatchEvent(new Event('input', {bubbles: true}));",
+            element,
+            value,
+        )
+
+    def complaints(self) -> list[str]:
+        """Return the errors of the page and of the console since the last call."""
+        console = [entry["message"] for entry in self.driver.get_log("browser")]
+        return [*console, *self.js("sglangReport.errors")]
+
+    def requests(self) -> list[str]:
+        """Return the addresses that were asked for since the last call, pages of the disk and data left out."""
+        import json
+
+        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        asked = [
+            one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"
+        ]
+        return [url for url in asked if not url.startswith(("file:", "data:", "blob:", "about:"))]
+
+
+@contextmanager
+def browser(scratch: Path, *flags: str) -> Iterator[Browser]:
+    """Start a browser with a profile of its own; skip the test where there is none."""
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    chromedriver = shutil.which("chromedriver")
+    if chromium is None or chromedriver is None:
+        pytest.skip("no Chromium with its driver here: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in (*FLAGS, f"--user-data-dir={scratch / 'profile'}", *flags):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(chromedriver))
+    try:
+        driver.set_page_load_timeout(PATIENCE_SEC)
+        yield Browser(driver)
+    finally:
+        driver.quit()
