@@ -14,18 +14,20 @@ import polars as pl
 from sglang_instrument.analysis.digest import Digest
 from sglang_instrument.analysis.files import File, controls_of
 from sglang_instrument.analysis.gaps import loop_blocks, plateaus, standstill
+from sglang_instrument.analysis.outliers import rates, slow_groups, slow_single
 from sglang_instrument.analysis.steps import step_table, worker_steps
 from sglang_instrument.analysis.workers import barrier_table
 from sglang_instrument.schema import LOG_CLOSED, OPEN_SPANS, STEP_CLOSED, kind_of
 
-_FEWEST: Final = 8  # steps of workers, below which nobody knows what is usual
-_SPREADS: Final = 8.0  # robust standard deviations from the median
-_TIMES: Final = 1.25  # and so many times the median
 _OF_STEP: Final = 0.05  # what takes less of the step is not worth a sentence
 _LEAST_SEC: Final = 0.5  # nor is this
 _STILL: Final = 2.0  # times the usual seconds a token
-_LEAST_SPREAD: Final = 0.02  # of a logarithm: what nobody would call a difference
-_MAD: Final = 1.4826  # a normal distribution's standard deviation, in median absolute deviations
+_CAUSES: Final = {
+    "engine": "straggler",
+    "reward": "slow_reward",
+    "tool": "slow_tool",
+    "interaction": "slow_interaction",
+}
 _OF_WORKER: Final = ["step", "validate", "worker"]
 
 
@@ -53,7 +55,7 @@ class Finding:
 def find(digest: Digest, files: list[File]) -> list[Finding]:
     """Return all that is out of the ordinary in a run, hangs first, then by the time lost."""
     digest = digest.of_workers()
-    found = [*_standstills(digest), *_slow_work(digest), *_blocks(digest, files)]
+    found = [*_standstills(digest), *_slow_work(digest), *_slow_singles(digest), *_blocks(digest, files)]
     return [*_hangs(digest, files), *sorted(found, key=lambda one: -one.lost_sec)]
 
 
@@ -102,24 +104,13 @@ def _lateness(digest: Digest) -> dict[tuple[int, bool, int], float]:
 
 def _slow_work(digest: Digest) -> list[Finding]:
     """Find workers whose engine, tools, rewards or interactions took far longer than is usual."""
-    requests = digest.requests.filter(pl.col("duration_sec") > 0)
     steps = worker_steps(digest).select(*_OF_WORKER, step_sec="duration_sec")
-    per_token = pl.col("engine_sec") / pl.col("response_tokens")
     found = []
-    for cause, kind, rate in (
-        ("straggler", "engine", per_token.filter(pl.col("response_tokens") > 0)),
-        ("slow_reward", "reward", pl.col("reward_sec").filter(pl.col("reward_sec") > 0)),
-        ("slow_tool", "tool", (pl.col("tool_sec") / pl.col("turns")).filter(pl.col("tool_sec") > 0)),
-        ("slow_interaction", "interaction", pl.col("interaction_sec").filter(pl.col("interaction_sec") > 0)),
-    ):
-        rates = requests.group_by(_OF_WORKER).agg(
-            rate=rate.median(),
-            spent_sec=pl.col(f"{kind}_sec").median(),
-            longest_sec=pl.col(f"{kind}_sec").max(),
-        )
-        for row in _outliers(rates).join(steps, on=_OF_WORKER).iter_rows(named=True):
+    for kind, cause in _CAUSES.items():
+        slow = slow_groups(rates(digest, kind)).join(steps, on=_OF_WORKER, maintain_order="left")
+        for row in slow.iter_rows(named=True):
             lost = row["longest_sec"] * (1 - 1 / row["times"])
-            if lost > max(_LEAST_SEC, _OF_STEP * row["step_sec"]):
+            if _is_worth_it(lost, row["step_sec"]):
                 what = "seconds a token" if kind == "engine" else f"seconds of {kind} a request"
                 sentence = (
                     f"{_name(row)} took {row['times']:.1f} times the usual {what}; about {lost:.0f} s lost"
@@ -128,17 +119,42 @@ def _slow_work(digest: Digest) -> list[Finding]:
     return found
 
 
-def _outliers(rates: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows whose `rate` is far above the others, with `times`, the ratio to the median."""
-    rates = rates.filter(pl.col("rate") > 0)
-    if len(rates) < _FEWEST:
-        return rates.clear().with_columns(times=pl.lit(1.0))
-    logs = rates["rate"].log()
-    middle = pl.lit(logs.median())
-    spread = pl.max_horizontal((logs - logs.median()).abs().median() * _MAD, pl.lit(_LEAST_SPREAD))
-    above = rates.with_columns(above=pl.col("rate").log() - middle, spread=spread)
-    far = (pl.col("above") > _SPREADS * pl.col("spread")) & (pl.col("above").exp() > _TIMES)
-    return above.filter(far).with_columns(times=pl.col("above").exp()).drop("above", "spread")
+def _slow_singles(digest: Digest) -> list[Finding]:
+    """Find the tool call, reward or interaction that alone took far longer, and made a worker wait for it."""
+    steps = worker_steps(digest).select(*_OF_WORKER, step_sec="duration_sec")
+    found = []
+    for kind, cause in _CAUSES.items():
+        pieces = digest.requests if kind == "reward" else digest.turns
+        spent = pl.col(f"{kind}_sec")
+        row = slow_single(pieces.filter(spent > 0).with_columns(spent=spent)) if kind != "engine" else None
+        if row is None:
+            continue
+        lost = _lost_by(digest, row)
+        ((step_sec,),) = (
+            steps.filter(*(pl.col(name) == row[name] for name in _OF_WORKER)).select("step_sec").rows()
+        )
+        if _is_worth_it(lost, step_sec):
+            sentence = (
+                f"{_name(row)} waited for one {kind} of {row['spent']:.1f} s, {row['times']:.0f} times the "
+                f"next longest (request {row['request_id']}); about {lost:.1f} s lost"
+            )
+            evidence = {name: row[name] for name in ("request_id", "spent", "next_sec", "times")}
+            found.append(Finding(cause, *_place(row), lost, sentence, evidence))
+    return found
+
+
+def _lost_by(digest: Digest, row: dict[str, Any]) -> float:
+    """Return by how much the last request of a worker would have ended earlier without a piece of work."""
+    same = [pl.col(name) == row[name] for name in _OF_WORKER]
+    ends = digest.requests.filter(*same).select("request_id", "end_us")
+    mine = pl.col("request_id") == row["request_id"]
+    without = pl.col("end_us") - pl.when(mine).then(int((row["spent"] - row["next_sec"]) * 1e6)).otherwise(0)
+    last, sooner = ends.select(pl.col("end_us").max(), without.max().alias("without")).row(0)
+    return 0.0 if last is None else float(last - sooner) / 1e6
+
+
+def _is_worth_it(lost_sec: float, step_sec: float) -> bool:
+    return lost_sec > max(_LEAST_SEC, _OF_STEP * step_sec)
 
 
 def _blocks(digest: Digest, files: list[File]) -> list[Finding]:
@@ -156,7 +172,7 @@ def _blocks(digest: Digest, files: list[File]) -> list[Finding]:
     )
     found = []
     for row in blocks.join(steps, on=_OF_WORKER).iter_rows(named=True):
-        if row["held_sec"] > max(_LEAST_SEC, _OF_STEP * row["step_sec"]):
+        if _is_worth_it(row["held_sec"], row["step_sec"]):
             by = row["culprit"] or row["in_span"]
             sentence = f"{_name(row)} had its event loop held for {row['held_sec']:.1f} s"
             sentence += f" by {by}" if by else ""
