@@ -257,3 +257,39 @@ def test_the_folder_of_status_is_given_or_refused(capsys, tmp_path):
     assert main(["status"]) == 2
     assert main(["status", str(Path(tmp_path) / "none")]) == 2
     assert "no such folder" in capsys.readouterr().err
+
+
+def test_status_lists_a_process_that_was_reached_and_recorded_nothing(run_script, printed, tables):
+    reached = run_script(
+        """
+        import os, sys, sglang_instrument
+        sys.modules.pop("textwrap", None)
+        sglang_instrument.install(patches=os.environ["TABLES"], trainers="mine")
+        import textwrap
+        """,
+        TABLES=str(tables),
+    )
+    out = re.sub(r"\s+", " ", printed("status", reached.folder))
+    assert "reached" in out
+    assert "1 of 2" in out
+    assert "nothing is missing in textwrap:no_such_function: textwrap has no no_such_function" in out
+    (process,) = json.loads(printed("status", reached.folder, "--json"))["processes"]
+    assert process["role"] is None
+    assert [patch["state"] for patch in process["patches"]] == ["found", "missing"]
+
+
+def test_status_shows_a_process_once_that_was_reached_and_then_recorded(run_script, printed, tables):
+    recorded = run_script(
+        """
+        import os, sys, sglang_instrument
+        sys.modules.pop("textwrap", None)
+        sglang_instrument.install(patches=os.environ["TABLES"], trainers="mine")
+        import textwrap
+        with sglang_instrument.step(1):
+            textwrap.dedent("x")
+        """,
+        TABLES=str(tables),
+    )
+    assert list((recorded.folder / "processes/reached").iterdir())
+    processes = json.loads(printed("status", recorded.folder, "--json"))["processes"]
+    assert [process["process"] for process in processes] == ["worker_0"]

@@ -14,11 +14,12 @@ from sglang_instrument.cli.tables import print_json, print_line, print_table
 from sglang_instrument.errors import LogError
 
 HELP: Final = """\
-Show the processes of a run as they last described themselves: at their first record, at ends of steps (every
-10 s at most), and when they ended.
+Show every process that instrumentation reached, as it last described itself: when its code was patched, at
+its first record, at ends of steps (every 10 s at most), and when it ended.
 
     sglang-instrument status logs/gsm8k_600
 
+process   what it writes: its role and rank; "reached" if it recorded nothing so far
 state     running or ended, of processes of this host
 patches   events that are recorded, of those whose code was imported
 dropped   records that could not be written
@@ -26,6 +27,8 @@ dropped   records that could not be written
 Below the table stand the events that are missing, with the reason, and what processes complained of.
 --json prints {"folder", "run_id", "older" (processes of earlier runs), "unreadable", "processes": [...]}."""
 
+#: Folder below `processes` of those that were reached; they are called by host and process id.
+REACHED: Final = "reached"
 _SHOWN_VERSIONS: Final = ("verl", "slime", "areal", "sglang")
 
 
@@ -75,18 +78,30 @@ def read_processes(folder: Path) -> Described:
     read: dict[str, dict[str, Any]] = {}
     unreadable: dict[str, str] = {}
     newest = (0.0, "")
-    for path in sorted((folder / "processes").glob("[!.]*.json"), key=_in_order):
+    for path in _files(folder / "processes"):
         try:
             facts = orjson.loads(path.read_bytes())
+            if path.parent.name == REACHED and _identity(facts) in map(_identity, read.values()):
+                continue  # it recorded since, and so described itself again
             read[path.stem] = {**facts, "state": _state(facts)}
             newest = max(newest, (path.stat().st_mtime, str(facts.get("run_id"))))
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             unreadable[path.name] = str(error)
     if not read:
         raise LogError(f"{folder}: no process described itself in processes/; its logs can still be read")
     run_id = newest[1]
     ours = {name: facts for name, facts in read.items() if str(facts.get("run_id")) == run_id}
     return Described(folder.absolute(), run_id, ours, sorted(read.keys() - ours.keys()), unreadable)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files of processes that recorded, by role and rank, and then of those that did not."""
+    recorded = sorted(folder.glob("[!.]*.json"), key=_in_order)
+    return [*recorded, *sorted((folder / REACHED).glob("[!.]*.json"))]
+
+
+def _identity(facts: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    return facts.get("run_id"), facts.get("host"), facts.get("pid")
 
 
 def _in_order(path: Path) -> tuple[str, int, str]:
@@ -115,10 +130,13 @@ def _print_json(described: Described) -> None:
 
 
 def _print(described: Described) -> None:
-    columns = ("process", "host", "pid", "state", "versions", "patches", "records", "dropped", "notices")
+    columns = (
+        *("process", "host", "pid", "state", "actor"),
+        *("versions", "patches", "records", "dropped", "notices"),
+    )
     rows = [_row(name, facts) for name, facts in described.processes.items()]
     title = f"{described.folder}, run {described.run_id}"
-    print_table(columns, rows, title=title, optional=("pid", "host", "versions", "records"))
+    print_table(columns, rows, title=title, optional=("pid", "host", "actor", "versions", "records"))
     for line in (*_missing(described.processes), *_complaints(described.processes), *_left_out(described)):
         print_line(line)
 
@@ -129,10 +147,11 @@ def _row(name: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
     found = sum(patch["state"] == "found" for patch in patches)
     wanted = found + len(_lacking(patches))
     return (
-        name,
+        REACHED if facts.get("role", "") is None else name,
         str(facts.get("host", NOTHING)),
         str(facts.get("pid", NOTHING)),
         facts["state"] or NOTHING,
+        str(facts.get("actor") or NOTHING),
         " ".join(f"{package} {versions[package]}" for package in _SHOWN_VERSIONS if package in versions),
         f"{found} of {wanted}" if wanted else NOTHING,
         count(records.get("recorded")),
