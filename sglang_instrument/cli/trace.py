@@ -245,4 +245,14 @@ _TABLES: Final[dict[str, tuple[str, tuple[tuple[str, str, Any], ...]]]] = {
 
 
 def _merge(args: argparse.Namespace) -> int:
-    raise InstrumentError("merge comes with the next commit")
+    from sglang_instrument.analysis.run import open_run
+    from sglang_instrument.cli.merging import merge
+
+    if args.output is None:
+        raise InstrumentError("merge needs -o FILE, such as -o all.pftrace")
+    with reading("steps and traces") as progress:
+        opened = open_run(args.run) if args.run else None
+        said = merge(args.output, opened, args.traces, progress=progress, rank=args.rank)
+    for line in said:
+        print_line(line)
+    return 0

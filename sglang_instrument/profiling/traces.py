@@ -138,7 +138,7 @@ def analyse(
     Raises:
         LogError: There is no trace, none of that rank, or a file that is none.
     """
-    files = _of_rank(find_traces(path), rank)
+    files = of_rank(find_traces(path), rank)
     sizes = [one.stat().st_size for one in files]
     analyses = []
     for number, one in enumerate(files):
@@ -234,7 +234,12 @@ def rank_of(trace: Trace) -> str:
     return trace.path.name if trace.header.rank is None else f"rank-{trace.header.rank}"
 
 
-def _of_rank(files: list[Path], rank: str | None) -> list[Path]:
+def of_rank(files: list[Path], rank: str | None) -> list[Path]:
+    """Return the files of a rank, such as TP-0 or 0; all where it is None.
+
+    Raises:
+        LogError: There is none; it names the ranks that there are.
+    """
     if rank is None:
         return files
     found = {file: _RANK.search(_stem(file)) for file in files}

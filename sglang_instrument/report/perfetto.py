@@ -10,8 +10,9 @@ from typing import Any, Final, NamedTuple
 import polars as pl
 
 from sglang_instrument.analysis.clocks import clock_table
-from sglang_instrument.analysis.files import File
+from sglang_instrument.analysis.files import LOOP_BLOCK, File
 from sglang_instrument.analysis.gaps import concurrency, loop_blocks
+from sglang_instrument.analysis.lanes import ROUNDING_US, WRITING_US
 from sglang_instrument.analysis.nesting import nest
 from sglang_instrument.analysis.run import Run
 from sglang_instrument.report.perfetto_lag import lags
@@ -35,12 +36,20 @@ _ENGINE: Final = ("generate", "engine")
 
 @dataclass
 class Written:
-    """What was written: slices, moments, tracks of requests, and the clock offsets that were taken off."""
+    """What was written.
+
+    Attributes:
+        slices: Records with a duration; moments: those without.
+        requests: Tracks of requests.
+        offsets_sec: By how much the clocks of workers were ahead, which was taken off.
+        window_ns: From when to when; None if nothing was written.
+    """
 
     slices: int = 0
     moments: int = 0
     requests: int = 0
     offsets_sec: dict[int, float] | None = None
+    window_ns: tuple[int, int] | None = None
 
 
 def write_run(
@@ -68,6 +77,8 @@ def write_run(
         if progress is not None:
             progress(number + 1, len(groups))
     writer.write_counters(run, groups)
+    if writer.written.window_ns is not None:
+        packets.clock(writer.written.window_ns[0])
     packets.flush()
     return writer.written
 
@@ -117,13 +128,20 @@ class _RunWriter:
         write_lanes(self._packets, track, lay(slices))
         for name, category, at_ns, values in moments:
             self._packets.instant(track, at_ns - offset, name, category, values)
+        self._widen([moment for one in slices for moment in (one.start_ns, one.end_ns)])
         self.written.slices += len(slices)
         self.written.moments += len(moments)
+
+    def _widen(self, moments: list[int]) -> None:
+        """Let the window reach over some moments."""
+        if moments:
+            window = self.written.window_ns or (moments[0], moments[0])
+            self.written.window_ns = (min(window[0], *moments), max(window[1], *moments))
 
     def _track_of(self, key: _Key) -> int:
         process = self._process(key.role, key.worker)
         if key.request_id is None:
-            name = "events" if key.step is None else "steps"
+            name = "events" if key.step is None else "validation" if key.validate else "steps"
             return self._track(process, (process, name), name, 0)
         word = "no step" if key.step is None else f"{'validation' if key.validate else 'step'} {key.step}"
         group = self._track(process, (process, word), f"requests of {word}", 2)
@@ -166,7 +184,8 @@ class _RunWriter:
 
     def _write_blocks(self, run: Run, files: list[File]) -> None:
         """Write when an event loop was held, and who held it."""
-        for row in loop_blocks(files).iter_rows(named=True):
+        workers = [file for file in files if file.place is not None and file.place.role == "worker"]
+        for row in loop_blocks(workers).iter_rows(named=True):
             worker = row["worker"]
             process = self._process("worker", worker)
             track = self._track(process, ("held", worker), "event loop held", 1)
@@ -225,9 +244,13 @@ def _order(key: _Key) -> tuple[Any, ...]:
 
 
 def _slices(spans: pl.DataFrame) -> Iterator[tuple[_Key, Slice]]:
-    for row in _rows(spans, "start_us", "span", "parent"):
-        key, event, phase, end_us, values, (start_us, number, parent) = row
-        yield key, Slice(start_us * 1000, end_us * 1000, event, phase, values, number, parent)
+    for row in _rows(spans, "start_us", "span", "parent", "exact"):
+        key, event, phase, end_us, values, (start_us, number, parent, exact) = row
+        if event == LOOP_BLOCK and key.role == "worker":
+            continue  # they have a track of their own, with the culprit
+        slack_us = ROUNDING_US if exact else WRITING_US
+        own = (start_us * 1000, end_us * 1000, event, phase, values, number, parent)
+        yield key, Slice(*own, slack_ns=slack_us * 1000)
 
 
 def _moments(points: pl.DataFrame) -> Iterator[tuple[_Key, _Moment]]:

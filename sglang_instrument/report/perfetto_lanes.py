@@ -21,6 +21,7 @@ class Slice:
     parent: int | None
     flow: int | None = None
     last: bool = False
+    slack_ns: int = 0  # by how much its times may be wrong
     depth: int = 0  # in its lane
 
 
@@ -39,7 +40,7 @@ def lay(slices: Iterable[Slice]) -> list[list[Slice]]:
                 if stack[-1].number == one.parent and one.start_ns == stack[-1].end_ns == one.end_ns:
                     break  # an instant at the end of its parent
                 stack.pop()
-            if not stack or stack[-1].number == one.parent:
+            if not stack or _fits(one, stack[-1]):
                 if stack:
                     one.end_ns = max(one.start_ns, min(one.end_ns, stack[-1].end_ns))
                 one.depth = len(stack)
@@ -50,6 +51,11 @@ def lay(slices: Iterable[Slice]) -> list[list[Slice]]:
             lanes.append([one])
             stacks.append([one])
     return lanes
+
+
+def _fits(one: Slice, above: Slice) -> bool:
+    """Return whether a slice ran inside another; what a task did may outlast what began it."""
+    return above.number == one.parent and one.end_ns <= above.end_ns + one.slack_ns
 
 
 def write_lanes(packets: Packets, track: int, lanes: Sequence[Sequence[Slice]]) -> None:

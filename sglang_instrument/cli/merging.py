@@ -1,0 +1,105 @@
+"""Put a run, and the traces of its engines, into one Perfetto file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sglang_instrument.errors import InstrumentError
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run import Run
+    from sglang_instrument.report.perfetto_packets import Packets
+
+
+def merge(
+    target: Path,
+    run: Run | None,
+    traces: Path | None,
+    step: int | None = None,
+    validate: bool | None = None,
+    progress: Callable[[int, int], object] | None = None,
+    rank: str | None = None,
+) -> list[str]:
+    """Write a Perfetto file that is there only when it is whole; return what to tell a person.
+
+    Args:
+        target: The file; it must not be there yet.
+        run: Whose events are written, if any.
+        traces: A folder of torch profilers' traces, or one of them, if any.
+        step: Of the run, this step alone.
+        validate: Of the run, validation alone, or training alone.
+        progress: Called with the number of steps and files written and of all.
+        rank: Of the traces, this rank's alone.
+
+    Raises:
+        InstrumentError: The target is there, or traces without a clock are to be laid beside a run.
+    """
+    from sglang_instrument.report.perfetto import write_file
+
+    if target.exists():
+        raise InstrumentError(f"{target} is there; nothing is overwritten")
+    said: list[str] = []
+
+    def write(packets: Packets) -> None:
+        window = None
+        if run is not None:
+            window = _write_run(packets, run, step, validate, progress, said)
+        if traces is not None:
+            _write_traces(packets, traces, window, progress, rank, said)
+
+    write_file(target, write)
+    said.append(f"{target}: {target.stat().st_size / 1e6:,.1f} MB; open it at https://ui.perfetto.dev")
+    return said
+
+
+def _write_run(
+    packets: Packets,
+    run: Run,
+    step: int | None,
+    validate: bool | None,
+    progress: Callable[[int, int], object] | None,
+    said: list[str],
+) -> tuple[int, int] | None:
+    """Write the run; return from when to when it ran, in nanoseconds."""
+    from sglang_instrument.report.perfetto import write_run
+
+    written = write_run(packets, run, step, validate, progress)
+    said.append(
+        f"{written.slices:,} spans and {written.moments:,} moments; {written.requests:,} tracks of requests"
+    )
+    shifted = {worker: sec for worker, sec in (written.offsets_sec or {}).items() if abs(sec) >= 1e-3}
+    if shifted:
+        named = ", ".join(f"worker {worker} {sec:+.3f} s" for worker, sec in sorted(shifted.items()))
+        said.append(f"clocks were aligned at the barriers: {named}")
+    return written.window_ns
+
+
+def _write_traces(
+    packets: Packets,
+    traces: Path,
+    window: tuple[int, int] | None,
+    progress: Callable[[int, int], object] | None,
+    rank: str | None,
+    said: list[str],
+) -> None:
+    from sglang_instrument.profiling.traces import find_traces, of_rank, rank_of
+    from sglang_instrument.profiling.traces_table import read_trace
+    from sglang_instrument.report.perfetto_kernels import write_events
+
+    files = of_rank(find_traces(traces), rank)
+    for number, file in enumerate(files):
+        trace = read_trace(file)
+        if window is not None and not trace.has_clock:
+            raise InstrumentError(
+                f"{file} does not say when it began (baseTimeNanoseconds), so it cannot be laid beside a "
+                "run; traces of PyTorch 2.2 and newer do; `trace merge` without --run takes it"
+            )
+        name = " ".join(filter(None, ("engine", rank_of(trace))))
+        count = write_events(packets, name, number, trace.events, trace.lanes, window)
+        said.append(f"{file.name}: {count:,} of {len(trace.events):,} events")
+        if trace.header.truncated:
+            said.append(f"{file.name} ends early: what it holds was written")
+        if progress is not None:
+            progress(number + 1, len(files))
