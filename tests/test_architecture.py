@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "profiling": WORDS | {"recording.context"},
     "testing": SESSION | {"switch"},
     "demo": SESSION | {"switch", "testing"},
-    "cli": SESSION | {"switch", "bootstrap", "analysis", "report", "profiling", "testing", "demo"},
+    "cli": SESSION | {"launch", "switch", "bootstrap", "analysis", "report", "profiling", "testing", "demo"},
 }
 
 LONGEST_FILE = 350  # lines

@@ -5,13 +5,14 @@ import fcntl
 import os
 import platform
 import shutil
+import site
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from sglang_instrument import __version__
+from sglang_instrument import __version__, launch
 from sglang_instrument import config as settings
 from sglang_instrument.config import Config
 from sglang_instrument.errors import InstrumentError
@@ -22,8 +23,9 @@ rollout runs, with the same environment.
 
     sglang-instrument doctor
     EXPERIMENT_NAME=gsm8k_600 sglang-instrument doctor --log-dir /shared/logs
+    sglang-instrument doctor --ray                  # each node of the Ray cluster that runs here, too
 
-Nothing is imported and nothing is left behind. Exit code 1 if there is a problem.
+Nothing is imported (Ray is, with --ray) and nothing is left behind. Exit code 1 if there is a problem.
 --json prints a list of {"about", "ok" (null: for your information), "found", "todo"}."""
 
 _LITTLE_SPACE_BYTES: Final = 2**30
@@ -49,12 +51,15 @@ class Finding:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `doctor`."""
     parser.add_argument("--log-dir", metavar="DIR", help="the folder of all runs, as in install(log_dir=...)")
+    parser.add_argument(
+        "--ray", nargs="?", const="auto", metavar="ADDRESS", help="look at each node of a Ray cluster as well"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a line for each finding."""
-    findings = list(examine(args.log_dir))
+    findings = list(examine(args.log_dir, args.ray))
     if args.json:
         from sglang_instrument.cli.tables import print_json
 
@@ -65,19 +70,26 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(finding.ok is False for finding in findings) else 0
 
 
-def examine(log_dir: str | None) -> Iterator[Finding]:
+def examine(log_dir: str | None, ray: str | None = None) -> Iterator[Finding]:
     """Look at everything that recording needs.
 
     Args:
         log_dir: The folder of all runs, as `install(log_dir=...)` gets it; None takes the environment's.
+        ray: The address of a Ray cluster whose nodes are looked at, too; None leaves them alone.
     """
     yield _package()
+    yield _hook()
     config, complaints = _settings(log_dir)
     for complaint in complaints:
         yield Finding("setting", False, complaint, "correct the variable")
     yield Finding("folder", None, str(config.folder))
     yield from _folder(config)
     yield from _trainers(config)
+    if ray is not None:
+        from sglang_instrument.cli.doctor_ray import examine_nodes
+
+        for node, ok, found, todo in examine_nodes(ray, config, _nearest(config)):
+            yield Finding(f"node {node}", ok, found, todo)
 
 
 def _print(finding: Finding) -> None:
@@ -92,6 +104,22 @@ def _package() -> Finding:
     return Finding("package", True, f"sglang_instrument {__version__} in {folder}, {python}")
 
 
+def _hook() -> Finding:
+    """Look for what starts us in processes that nobody edits: children, Ray's workers, schedulers."""
+    folders = [*site.getsitepackages(), site.getusersitepackages()]
+    if any((Path(folder) / "sglang_instrument.pth").exists() for folder in folders):
+        state = (
+            "this shell asks for it" if launch.is_asked(os.environ) else "asleep without SGLANG_INSTRUMENT=1"
+        )
+        return Finding("hook", True, f"the start-up hook is installed, {state}")
+    return Finding(
+        "hook",
+        None,
+        "no start-up hook in this Python: install() works, children and Ray's workers are reached only by "
+        "plugins of verl and SGLang; `pip install sglang-instrument` brings it",
+    )
+
+
 def _settings(log_dir: str | None) -> tuple[Config, list[str]]:
     complaints: list[str] = []
     return settings.load({"log_dir": log_dir}, os.environ, complaints.append), complaints
@@ -99,7 +127,7 @@ def _settings(log_dir: str | None) -> tuple[Config, list[str]]:
 
 def _folder(config: Config) -> Iterator[Finding]:
     """Try, in the folder or in the nearest one above it that exists, what a process of the run will do."""
-    nearest = next(folder for folder in (config.folder, *config.folder.parents) if folder.exists())
+    nearest = _nearest(config)
     try:
         with tempfile.TemporaryFile(dir=nearest) as file:
             file.write(b"\n")
@@ -111,6 +139,10 @@ def _folder(config: Config) -> Iterator[Finding]:
     yield Finding("writing", True, f"{nearest} is writable")
     yield _locks(nearest)
     yield _space(nearest)
+
+
+def _nearest(config: Config) -> Path:
+    return next(folder for folder in (config.folder, *config.folder.parents) if folder.exists())
 
 
 def _locks(folder: Path) -> Finding:

@@ -16,6 +16,7 @@ from sglang_instrument.errors import InstrumentError
 #: The lines stand here so that `--help` imports none of them.
 COMMANDS: Final = {
     "demo": ("sglang_instrument.cli.demo", "run a small real rollout, or make up a run to look at"),
+    "run": ("sglang_instrument.cli.run", "run a command, and all that it starts, with instrumentation on"),
     "status": ("sglang_instrument.cli.status", "processes of a run: versions, patches, what was dropped"),
     "doctor": ("sglang_instrument.cli.doctor", "say why no file appears, and what to do"),
     "summary": (

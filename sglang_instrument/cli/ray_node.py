@@ -1,0 +1,59 @@
+"""What `doctor --ray` runs on a node. It travels by value: the node may lack this package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def look(mark: str) -> dict[str, Any]:
+    """Return what recording needs, as it is on this node.
+
+    Args:
+        mark: A file that the driver made and keeps open, beside which the logs will be.
+    """
+    import importlib.metadata
+    import platform
+    import sys
+    from pathlib import Path
+
+    def version(package: str) -> str | None:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    error, locks = write(Path(mark).parent)
+    packages = {name: version(name) for name in ("verl", "slime", "areal", "sglang")}
+    return {
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "version": version("sglang-instrument"),
+        "hook": "sglang_instrument.bootstrap" in sys.modules,
+        "folder": str(Path(mark).parent),
+        "shared": Path(mark).exists(),
+        "error": error,
+        "locks": locks,
+        "packages": {name: found for name, found in packages.items() if found is not None},
+    }
+
+
+def write(folder: Any) -> tuple[str, bool]:
+    """Return why nothing can be written into `folder`, "" if it can, and whether locks are kept there."""
+    import fcntl
+    import tempfile
+
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".sglang_instrument-") as first:
+            first.write(b"\n")
+            first.flush()
+            try:
+                fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with open(first.name, "rb+") as second:  # noqa: PTH123 - no import of ours travels along
+                    fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return "", True
+            except OSError:
+                return "", False
+            return "", False
+    except OSError as error:
+        return str(error.strerror), False
