@@ -1,5 +1,6 @@
 """A real browser without a window, for tests of the report; they are skipped where there is none."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,14 +82,11 @@ class Browser:
         return [*console, *self.js("sglangReport.errors")]
 
     def requests(self) -> list[str]:
-        """Return the addresses that were asked for since the last call, pages of the disk and data left out."""
-        import json
-
+        """Return the addresses asked for since the last call that are not of this disk or page."""
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        asked = [
-            one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"
-        ]
-        return [url for url in asked if not url.startswith(("file:", "data:", "blob:", "about:"))]
+        asked = [one["params"] for one in events if one["method"] == "Network.requestWillBeSent"]
+        of_reports = [one["request"]["url"] for one in asked if one["documentURL"].startswith("file:")]
+        return [url for url in of_reports if not url.startswith(("file:", "data:", "blob:"))]
 
 
 @contextmanager
