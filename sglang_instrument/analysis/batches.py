@@ -1,4 +1,4 @@
-"""Read and boil down the files of a run, in as many processes as the machine has cores.
+"""Read the files of a run and make tables of them, in as many processes as the machine has cores.
 
 A child is a plain `python -m`, not `multiprocessing`: that would import the user's script again.
 """
@@ -16,8 +16,9 @@ from typing import Final
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.digest import SCHEMAS, Digest, concat_digests, digest_records
+from sglang_instrument.analysis.digest import Digest, concat_digests, digest_records
 from sglang_instrument.analysis.files import File
+from sglang_instrument.analysis.narrow import event_times, narrow_events
 from sglang_instrument.analysis.reader import read_files
 
 _BATCH_BYTES: Final = 24 * 1024 * 1024  # of text; some 100,000 records
@@ -37,34 +38,61 @@ _FOR_CHILDREN: Final = {
 }
 
 Progress = Callable[[int, int], object]
-Part = tuple[list[File], Digest]
+Tables = dict[str, pl.DataFrame]
+Part = tuple[list[File], Tables]
+
+
+class Work(msgspec.Struct, frozen=True):
+    """Which tables are wanted: "digest", "events", or "times" of the events that are named."""
+
+    tables: str
+    names: tuple[str, ...] = ()
+
+    def of(self, folder: Path, batch: Sequence[File]) -> Part:
+        """Return the files as they were read, and their tables."""
+        with _uncollected():
+            reading = read_files(folder, batch, thin=self.tables == "digest")
+            if self.tables == "digest":
+                return reading.files, digest_records(reading.records).tables()
+            if self.tables == "times":
+                return reading.files, {"times": event_times(reading.records, self.names)}
+            return reading.files, {"events": narrow_events(reading.records)}
 
 
 def digest_files(
     folder: Path, files: Sequence[File], progress: Progress | None = None
 ) -> tuple[list[File], Digest]:
-    """Return the files as they were read and their digest; `source` numbers their runs in order.
+    """Return the files as they were read and their digest; `source` numbers their runs in order."""
+    read, parts = read_tables(folder, files, Work("digest"), progress)
+    return read, concat_digests([Digest(**tables) for tables in parts])
+
+
+def read_tables(
+    folder: Path, files: Sequence[File], work: Work, progress: Progress | None = None
+) -> tuple[list[File], list[Tables]]:
+    """Return the files as they were read and their tables by batches; `source` numbers their runs in order.
 
     Args:
         folder: The run's folder.
         files: Files in it.
+        work: Which tables are wanted.
         progress: Called with the number of files read and that of all files.
     """
     batches = _batches(files)
     worthwhile = 1 + sum(map(_weight, files)) // _CHILD_BYTES
     processes = min(_cores(), _MOST_PROCESSES, len(batches), worthwhile)
     if processes > 1:
-        return _joined(_digest_in_children(folder, batches, processes, progress))
+        return _joined(_read_in_children(folder, batches, work, processes, progress))
     parts = []
     for number, batch in enumerate(batches):
         if progress is not None:
             progress(sum(map(len, batches[:number])), len(files))
-        parts.append(_digest(folder, batch))
+        parts.append(work.of(folder, batch))
     return _joined(parts)
 
 
-def _digest_in_children(
-    folder: Path, batches: list[list[File]], processes: int, progress: Progress | None
+def _read_in_children(
+    folder: Path, batches: list[list[File]], work: Work, processes: int, progress: Progress | None
 ) -> list[Part]:
     """Give each child every so many-th batch; this process only waits.
 
@@ -72,7 +100,7 @@ def _digest_in_children(
     """
     with tempfile.TemporaryDirectory() as scratch:
         children = [
-            _Child(folder, batches[number::processes], Path(scratch, str(number)))
+            _Child(folder, _Share(work, batches[number::processes]), Path(scratch, str(number)))
             for number in range(processes)
         ]
         total = sum(map(len, batches))
@@ -83,27 +111,17 @@ def _digest_in_children(
     return [parts[number % processes][number // processes] for number in range(len(batches))]
 
 
-def _joined(parts: list[Part]) -> Part:
+def _joined(parts: list[Part]) -> tuple[list[File], list[Tables]]:
     files: list[File] = []
-    digests = []
+    shifted = []
     sources = 0
-    for read, digest in parts:
+    for read, tables in parts:
         files += read
-        digests.append(_shifted(digest, sources))
+        shifted.append(
+            {name: table.with_columns(pl.col("source") + sources) for name, table in tables.items()}
+        )
         sources += sum(len(file.runs) for file in read)
-    return files, concat_digests(digests)
-
-
-def _shifted(digest: Digest, by: int) -> Digest:
-    return Digest(
-        **{name: table.with_columns(pl.col("source") + by) for name, table in digest.tables().items()}
-    )
-
-
-def _digest(folder: Path, batch: list[File]) -> Part:
-    with _uncollected():
-        reading = read_files(folder, batch, thin=True)
-        return reading.files, digest_records(reading.records)
+    return files, shifted
 
 
 @contextmanager
@@ -138,10 +156,17 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _Child:
-    """A process that reads a share of the batches; if it cannot, its share is read here."""
+class _Share(msgspec.Struct):
+    """What one child does."""
 
-    def __init__(self, folder: Path, share: list[list[File]], scratch: Path) -> None:
+    work: Work
+    batches: list[list[File]]
+
+
+class _Child:
+    """A process that does a share of the work; if it cannot, that is done here."""
+
+    def __init__(self, folder: Path, share: _Share, scratch: Path) -> None:
         self._folder, self._share, self._scratch = folder, share, scratch
         scratch.mkdir()
         (scratch / "share.json").write_bytes(msgspec.json.encode(share))
@@ -168,34 +193,38 @@ class _Child:
 
     def done(self) -> int:
         """Return how many files it has read."""
-        read = [Path(self._scratch, str(number), "files.json").exists() for number in range(len(self._share))]
-        return sum(len(batch) for batch, is_read in zip(self._share, read, strict=True) if is_read)
+        read = [
+            Path(self._scratch, str(number), "files.json").exists()
+            for number in range(len(self._share.batches))
+        ]
+        return sum(len(batch) for batch, is_read in zip(self._share.batches, read, strict=True) if is_read)
 
     def result(self) -> list[Part]:
         """Return what it found."""
         if self._process.returncode != 0:
-            return [_digest(self._folder, batch) for batch in self._share]
-        return [_load(self._scratch / str(number)) for number in range(len(self._share))]
+            return [self._share.work.of(self._folder, batch) for batch in self._share.batches]
+        return [_load(self._scratch / str(number)) for number in range(len(self._share.batches))]
 
 
 def _save(part: Part, place: Path) -> None:
+    """Leave tables, and last the files: then they are all there."""
     place.mkdir()
-    files, digest = part
+    files, tables = part
+    for name, table in tables.items():
+        table.write_parquet(place / f"{name}.parquet", compression="uncompressed")
     (place / "files.json").write_bytes(msgspec.json.encode(files))
-    for name, table in digest.tables().items():
-        table.write_parquet(place / name, compression="uncompressed")
 
 
 def _load(place: Path) -> Part:
     files = msgspec.json.decode((place / "files.json").read_bytes(), type=list[File])
-    return files, Digest(**{name: pl.read_parquet(place / name) for name in SCHEMAS})
+    return files, {path.stem: pl.read_parquet(path) for path in place.glob("*.parquet")}
 
 
 def main(folder: Path, scratch: Path) -> None:
-    """Read a share of the batches, and leave what came out in `scratch`."""
-    share = msgspec.json.decode((scratch / "share.json").read_bytes(), type=list[list[File]])
-    for number, batch in enumerate(share):
-        _save(_digest(folder, batch), scratch / str(number))
+    """Do a share of the work, and leave what came out in `scratch`."""
+    share = msgspec.json.decode((scratch / "share.json").read_bytes(), type=_Share)
+    for number, batch in enumerate(share.batches):
+        _save(share.work.of(folder, batch), scratch / str(number))
 
 
 if __name__ == "__main__":

@@ -86,3 +86,11 @@ def _interval(pairs: list[tuple[float, float]], random: Random) -> tuple[float, 
     if not ratios:
         return 0.0, float("inf")
     return ratios[int(outside * len(ratios))], ratios[int((1 - outside) * (len(ratios) - 1))]
+
+
+def mean_interval(values: list[float], seed: int = 0) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of some steps, from resampled steps."""
+    random = Random(seed)  # noqa: S311 - to be repeated
+    means = sorted(sum(random.choices(values, k=len(values))) / len(values) for _ in range(_ROUNDS))
+    outside = (1 - _CONFIDENCE) / 2
+    return means[int(outside * len(means))], means[int((1 - outside) * (len(means) - 1))]

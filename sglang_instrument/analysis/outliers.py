@@ -18,12 +18,13 @@ TIMES: Final = 1.25  # and so many times the median, and the other workers in th
 _TIMES_OF_FEW: Final = 2.0  # times the next, where there are too few to know more
 LEAST_SPREAD: Final = 0.02  # of a logarithm: what nobody would call a difference
 _MAD: Final = 1.4826  # a normal distribution's standard deviation, in median absolute deviations
-_CHANCE: Final = 1e-4  # how probable it may be that somebody in a clean run is accused
+_CHANCE: Final = 1e-3  # how probable it may be that requests drawn by lot make anybody look so slow
 _OF_WORKER: Final = ["step", "validate", "worker"]
 
 _FEWEST_SINGLES: Final = 40  # pieces of work, below which nobody knows their tail
 _TAIL: Final = 0.1  # of them are their tail
 _TIMES_THE_NEXT: Final = 4.0
+_CHANCE_OF_A_SINGLE: Final = 1e-4
 
 
 def rates(digest: Digest, kind: str) -> pl.DataFrame:
@@ -112,6 +113,6 @@ def slow_single(pieces: pl.DataFrame) -> dict[str, Any] | None:
     spent = longest["spent"].to_list()
     times = spent[0] / spent[1]
     falls = sum(math.log(sec / spent[-1]) for sec in spent[1:-1]) / tail  # the inverse of the tail's exponent
-    if times < _TIMES_THE_NEXT or (falls > 0 and math.log(times) / falls < -math.log(_CHANCE)):
+    if times < _TIMES_THE_NEXT or (falls > 0 and math.log(times) / falls < -math.log(_CHANCE_OF_A_SINGLE)):
         return None
     return {**longest.row(0, named=True), "next_sec": spent[1], "times": times}

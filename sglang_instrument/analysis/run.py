@@ -1,13 +1,14 @@
 """Open the folder of a run, or say clearly why it is none."""
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import polars as pl
 
-from sglang_instrument.analysis.batches import Progress
+from sglang_instrument.analysis.batches import Progress, Work, read_tables
 from sglang_instrument.analysis.cache import read_digest
 from sglang_instrument.analysis.digest import Digest
 from sglang_instrument.analysis.files import File, counting, health_of
@@ -52,8 +53,7 @@ class Run:
         self, step: int | None = None, worker: int | None = None, validate: bool | None = None
     ) -> pl.DataFrame:
         """Read again the records of the files of one step and worker, or of all where it is None."""
-        wanted = {"step": step, "worker": worker, "validate": validate}
-        files = [file for file in self.files if _lies_in(file.place, wanted)]
+        files = self._files(step, worker, validate)
         reading = read_files(self.folder, files)
         for before, now in zip(files, reading.files, strict=True):
             if before.unreadable is None and now.unreadable is not None:
@@ -73,6 +73,47 @@ class Run:
         if step is worker is validate is None:
             return self.spans
         return split_wall(nest(self.read_records(step, worker, validate)))
+
+    def read_events(
+        self,
+        step: int | None = None,
+        worker: int | None = None,
+        validate: bool | None = None,
+        progress: Progress | None = None,
+    ) -> pl.DataFrame:
+        """Return all events of one step and worker, or of all where it is None, in a few columns.
+
+        Returns:
+            role, step, validate, worker, event, phase, duration_sec, self_sec, wall_sec; null for points.
+        """
+        return self._read_tables("events", (), step, worker, validate, progress)
+
+    def event_times(self, events: Sequence[str], progress: Progress | None = None) -> pl.DataFrame:
+        """Return how long events lasted by request, and outside of requests: `narrow.event_times`."""
+        return self._read_tables("times", tuple(events), None, None, None, progress)
+
+    def _read_tables(
+        self,
+        name: str,
+        events: tuple[str, ...],
+        step: int | None,
+        worker: int | None,
+        validate: bool | None,
+        progress: Progress | None,
+    ) -> pl.DataFrame:
+        files = self._files(step, worker, validate)
+        read, parts = read_tables(self.folder, files, Work(name, events), progress)
+        counts = counting(self.files)
+        runs = ((file, run_id) for file in read for run_id in file.runs)
+        left_out = [number for number, (file, run_id) in enumerate(runs) if not counts(file, run_id)]
+        tables = [
+            table.filter(~pl.col("source").is_in(left_out)) for part in parts for table in part.values()
+        ]
+        return pl.concat(tables).drop("source") if tables else pl.DataFrame()
+
+    def _files(self, step: int | None, worker: int | None, validate: bool | None) -> list[File]:
+        wanted = {"step": step, "worker": worker, "validate": validate}
+        return [file for file in self.files if _lies_in(file.place, wanted)]
 
     @property
     def steps(self) -> list[int]:

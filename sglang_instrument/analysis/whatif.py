@@ -14,7 +14,8 @@ ASSUMPTIONS: Final = (
     "a request that is cut ends at once, and its reward is not counted",
 )
 _OF_WORKER: Final = ["step", "validate", "worker"]
-_REQUEST: Final = ["source", "step", "validate", "worker", "request_id"]
+_ASKED: Final = ["step", "validate", "worker", "request_id"]
+_REQUEST: Final = ["source", *_ASKED]
 
 
 @dataclass(frozen=True)
@@ -23,15 +24,18 @@ class Rules:
 
     Attributes:
         max_tokens: Most tokens of a response, all its turns together.
+        max_turn_tokens: Most tokens of one turn, `max_new_tokens` of a call of the engine.
         max_turns: Most turns of a request.
         max_seconds: Most seconds of a request.
         oversample: So many more requests than needed were begun: a step ends when 1 / (1 + oversample) of
             those of each worker are done.
-        scale: By how much the time of a kind of work (a key of `KINDS`) is multiplied; 0 if it were gone.
+        scale: By how much the time of a kind of work (a key of `KINDS`), or of an event, is multiplied; 0 if
+            it were gone.
         rebalance: Requests are dealt anew, so that all workers end together, but none before the longest.
     """
 
     max_tokens: int | None = None
+    max_turn_tokens: int | None = None
     max_turns: int | None = None
     max_seconds: float | None = None
     oversample: float | None = None
@@ -39,8 +43,13 @@ class Rules:
     rebalance: bool = False
 
 
-def what_if(digest: Digest, rules: Rules) -> pl.DataFrame:
+def what_if(digest: Digest, rules: Rules, event_times: pl.DataFrame | None = None) -> pl.DataFrame:
     """Return a row a step.
+
+    Args:
+        digest: Of the run.
+        rules: What is to be different.
+        event_times: Where `rules.scale` names events, what `Run.event_times` says of them.
 
     Returns:
         step, validate; recorded_sec: the longest of the workers' durations without barriers; predicted_sec:
@@ -48,7 +57,7 @@ def what_if(digest: Digest, rules: Rules) -> pl.DataFrame:
         of all requests and of those that are cut.
     """
     digest = digest.of_workers()
-    requests = _shortened(digest, rules).join(
+    requests = _shortened(digest, rules, event_times).join(
         worker_steps(digest).select(*_OF_WORKER, "busy_sec", begun_us="start_us"), on=_OF_WORKER
     )
     started = (pl.col("start_us") - pl.col("begun_us")) / 1e6
@@ -66,9 +75,20 @@ def what_if(digest: Digest, rules: Rules) -> pl.DataFrame:
         was=pl.col("was").max(),
         done=pl.col("done").filter(~pl.col("late")).max(),
     )
-    predicted = pl.col("busy_sec") - pl.col("was") + pl.col("done")
+    workers = _around_requests(workers, rules, event_times)
+    predicted = pl.col("busy_sec") - pl.col("around") - pl.col("was") + pl.col("done")
     workers = workers.with_columns(predicted=predicted.clip(lower_bound=0.0))
     return _by_step(requests, workers, rules)
+
+
+def _around_requests(workers: pl.DataFrame, rules: Rules, event_times: pl.DataFrame | None) -> pl.DataFrame:
+    """Add `around`: what workers save of their own time, outside of requests."""
+    if event_times is None:
+        return workers.with_columns(around=pl.lit(0.0))
+    own = event_times.filter(pl.col("request_id").is_null() & pl.col("event").is_in(list(rules.scale)))
+    less = 1 - pl.col("event").replace_strict(rules.scale, default=1.0, return_dtype=pl.Float64)
+    saved = own.group_by(_OF_WORKER).agg(around=(pl.col("sec") * less).sum())
+    return workers.join(saved, on=_OF_WORKER, how="left").with_columns(pl.col("around").fill_null(0.0))
 
 
 def _by_step(requests: pl.DataFrame, workers: pl.DataFrame, rules: Rules) -> pl.DataFrame:
@@ -92,38 +112,20 @@ def _by_step(requests: pl.DataFrame, workers: pl.DataFrame, rules: Rules) -> pl.
     return table.drop("evened_sec", "longest_sec")
 
 
-def _shortened(digest: Digest, rules: Rules) -> pl.DataFrame:
+def _shortened(digest: Digest, rules: Rules, event_times: pl.DataFrame | None) -> pl.DataFrame:
     """Return the requests with `new_sec`, what they would take, and `cut`, whether they end early."""
-    turns = digest.turns.sort(*_REQUEST, "turn").with_columns(
-        tokens=pl.col("response_tokens").fill_null(0),
-        number=pl.int_range(pl.len()).over(_REQUEST),
-    )
-    before = pl.col("tokens").cum_sum().over(_REQUEST) - pl.col("tokens")
-    kept = pl.lit(1.0)
-    if rules.max_tokens is not None:
-        room = (rules.max_tokens - before).clip(lower_bound=0)
-        kept = pl.when(pl.col("tokens") > room).then(room / pl.col("tokens")).otherwise(1.0)
-        kept = pl.when((before > 0) & (room == 0)).then(0.0).otherwise(kept)
-    if rules.max_turns is not None:
-        kept = pl.when(pl.col("number") >= rules.max_turns).then(0.0).otherwise(kept)
-    turns = turns.with_columns(kept=kept)
-    # Tools of a turn that is cut do not run, and neither does what comes after the last turn that may.
+    turns = _kept(digest, rules)
     cut_here = pl.col("kept") < 1.0
     last = (pl.col("number") + 1 == rules.max_turns) if rules.max_turns is not None else pl.lit(False)
     last = last & (pl.len().over(_REQUEST) > pl.col("number") + 1)
-    saved = pl.col("engine_sec") * (1 - pl.col("kept"))
-    after = pl.col("tool_sec") + pl.col("interaction_sec")
-    turns = turns.with_columns(
-        saved=saved + pl.when(cut_here | last).then(after).otherwise(0.0), cut=cut_here
-    )
-    sums = turns.group_by(_REQUEST).agg(saved=pl.col("saved").sum(), cut=pl.col("cut").any())
+    # Tools of a turn that is cut do not run, and neither does what comes after the last turn that may.
+    after = pl.when(cut_here | last).then(pl.col("tool_sec") + pl.col("interaction_sec")).otherwise(0.0)
+    saved = pl.col("engine_sec") * (1 - pl.col("kept")) + after
+    sums = turns.group_by(_REQUEST).agg(saved=saved.sum(), cut=cut_here.any())
     requests = digest.requests.join(sums, on=_REQUEST, how="left").with_columns(
         pl.col("saved").fill_null(0.0), pl.col("cut").fill_null(False)
     )
-    scaled = sum(
-        (pl.col(f"{kind}_sec") * (1 - factor) for kind, factor in rules.scale.items() if kind in KINDS),
-        start=pl.lit(0.0),
-    )
+    requests, scaled = _scaled(requests, rules, event_times)
     new = (pl.col("duration_sec") - pl.col("saved") - scaled).clip(lower_bound=0.0)
     requests = requests.with_columns(new_sec=new)
     if rules.max_seconds is None:
@@ -132,3 +134,47 @@ def _shortened(digest: Digest, rules: Rules) -> pl.DataFrame:
     return requests.with_columns(
         new_sec=pl.col("new_sec").clip(upper_bound=rules.max_seconds), cut=pl.col("cut") | over
     )
+
+
+def _kept(digest: Digest, rules: Rules) -> pl.DataFrame:
+    """Return the turns with `number`, and `kept`, the share of their tokens that the caps leave."""
+    turns = digest.turns.sort(*_REQUEST, "turn").with_columns(
+        tokens=pl.col("response_tokens").fill_null(0),
+        number=pl.int_range(pl.len()).over(_REQUEST),
+    )
+    tokens = pl.col("tokens")
+    before = tokens.cum_sum().over(_REQUEST) - tokens
+    kept = pl.lit(1.0)
+    if rules.max_tokens is not None:
+        room = (rules.max_tokens - before).clip(lower_bound=0)
+        kept = pl.when(tokens > room).then(room / tokens).otherwise(1.0)
+        kept = pl.when((before > 0) & (room == 0)).then(0.0).otherwise(kept)
+    if rules.max_turn_tokens is not None:
+        of_turn = pl.when(tokens > rules.max_turn_tokens).then(rules.max_turn_tokens / tokens).otherwise(1.0)
+        kept = pl.min_horizontal(kept, of_turn)
+    if rules.max_turns is not None:
+        kept = pl.when(pl.col("number") >= rules.max_turns).then(0.0).otherwise(kept)
+    turns = turns.with_columns(kept=kept)
+    # A reply that is cut is the last one of its request.
+    over = ((pl.col("kept") < 1.0).cum_sum() - (pl.col("kept") < 1.0)).over(_REQUEST) > 0
+    return turns.with_columns(kept=pl.when(over).then(0.0).otherwise("kept"))
+
+
+def _scaled(
+    requests: pl.DataFrame, rules: Rules, event_times: pl.DataFrame | None
+) -> tuple[pl.DataFrame, pl.Expr]:
+    """Return the requests, and what they save because some of their work takes another time."""
+    saved = pl.lit(0.0)
+    for name, factor in rules.scale.items():
+        column = f"{name}_sec"
+        if name not in KINDS:
+            if event_times is None:
+                raise ValueError(f"{name!r} is no kind of work; its times must be given")
+            of_event = event_times.filter(pl.col("event") == name).select(
+                *_REQUEST, pl.col("sec").alias(column)
+            )
+            requests = requests.join(of_event, on=_ASKED, how="left").with_columns(
+                pl.col(column).fill_null(0.0)
+            )
+        saved = saved + pl.col(column) * (1 - factor)
+    return requests, saved

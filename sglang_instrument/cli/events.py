@@ -39,14 +39,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table of events."""
+    import polars as pl
+
     from sglang_instrument.analysis.events import event_table
     from sglang_instrument.analysis.run import open_run
 
     with reading() as progress:
         opened = open_run(args.logs, progress)
-        spans = select.of_steps(opened, opened.spans, args)
-    points = select.of_steps(opened, opened.records, args)
-    table = event_table(spans, points)
+        select.demand(opened, args)
+        read = opened.read_events(args.step, args.worker, args.validate, progress)
+        events = select.of_steps(opened, read, args)
+    timed = pl.col("duration_sec").is_not_null()
+    table = event_table(events.filter(timed), events.filter(~timed))
     if args.json:
         _print_json(opened, args, table)
     else:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.cli import select
 from sglang_instrument.cli.numbers import NOTHING, count, percent, seconds
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
-from sglang_instrument.errors import InstrumentError
+from sglang_instrument.errors import InstrumentError, LogError
 
 if TYPE_CHECKING:
+    import polars as pl
+
+    from sglang_instrument.analysis.batches import Progress
+    from sglang_instrument.analysis.run import Run
     from sglang_instrument.analysis.whatif import Rules
 
 HELP: Final = """\
@@ -19,22 +24,27 @@ Estimate, from recorded tokens and times, what each step would take under other 
 prints its assumptions.
 
     sglang-instrument whatif logs/gsm8k_600 --max-tokens 600 --max-turns 3
+    sglang-instrument whatif logs/gsm8k_600 --scale turn_tool_parsing=0.5 --scale reward=0
     sglang-instrument whatif logs/gsm8k_600 --max-tokens 600 --validate-with logs/capped   # really capped
 
 time s      recorded: the longest worker without its waiting; predicted: the same under the rules
 cut         requests that would end early, and their mean reward beside that of all
 
 --json prints {"folder", "assumptions", "steps": [{"step", "validate", "recorded_sec", "predicted_sec",
-"requests", "cut", "reward_all", "reward_cut"}]} and, with --validate-with, "validation": {"predicted_sec",
-"real_sec", "ratio", "steps"}."""
+"requests", "cut", "reward_all", "reward_cut"}]} and, with --validate-with, "validation": {"steps",
+"predicted_sec", "predicted_low", "predicted_high", "real_sec", "real_low", "real_high", "ratio",
+"overlap"}."""
 
-_SCALED: Final = "engine, tool, interaction, reward, or an event of one of these"
+_SCALED: Final = "engine, tool, interaction, reward, or the name of an event"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `whatif`."""
     select.add_arguments(parser)
     parser.add_argument("--max-tokens", type=int, metavar="N", help="of a response, all turns together")
+    parser.add_argument(
+        "--max-turn-tokens", type=int, metavar="N", help="of one reply: what max_new_tokens caps"
+    )
     parser.add_argument("--max-turns", type=int, metavar="N", help="of a request")
     parser.add_argument("--max-seconds", type=float, metavar="S", help="of a request")
     parser.add_argument("--oversample", type=float, metavar="X", help="end when 1 / (1 + X) are done")
@@ -53,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     rules = _rules(args)
     with reading() as progress:
         opened = open_run(args.logs, progress)
-        table = select.of_steps(opened, what_if(opened.digest, rules), args)
+        times = _times(opened, rules, progress)
+        table = select.of_steps(opened, what_if(opened.digest, rules, times), args)
         other = None if args.validate_with is None else open_run(args.validate_with, progress)
     steps = table.to_dicts()
     validation = None if other is None else _validated(table, other.digest)
@@ -79,43 +90,74 @@ def run(args: argparse.Namespace) -> int:
     for assumption in ASSUMPTIONS:
         print_line(f"assumed: {assumption}")
     if validation is not None:
-        print_line(
-            f"against {args.validate_with}: predicted {seconds(validation['predicted_sec'])} s a step, "
-            f"really {seconds(validation['real_sec'])} s: {validation['ratio']:.2f} x"
-        )
+        _print_validation(args.validate_with, validation)
     return 0
 
 
+def _print_validation(real: Path, validation: dict[str, Any]) -> None:
+    told = [
+        f"{seconds(validation[f'{of}_sec'])} s ({seconds(validation[f'{of}_low'])} .. "
+        f"{seconds(validation[f'{of}_high'])})"
+        for of in ("predicted", "real")
+    ]
+    print_line(
+        f"against {real}: predicted {told[0]} a step, really {told[1]}: {validation['ratio']:.2f} x, "
+        f"the 95 % intervals {'overlap' if validation['overlap'] else 'do not overlap'}"
+    )
+
+
+def _times(opened: Run, rules: Rules, progress: Progress) -> pl.DataFrame | None:
+    """Return the times of the events that are scaled by name; None where only kinds of work are."""
+    from sglang_instrument.analysis.digest import KINDS
+
+    events = [name for name in rules.scale if name not in KINDS]
+    if not events:
+        return None
+    times = opened.event_times(events, progress)
+    there = times["event"].unique().to_list()
+    for name in events:
+        if name not in there:
+            names = opened.read_events(int(opened.digest.steps["step"][0]))["event"].unique().to_list()
+            near = difflib.get_close_matches(name, [*names, *KINDS], n=3) or sorted(names)
+            raise LogError(f"{opened.folder}: no event {name!r}; there are: {', '.join(near)}")
+    return times
+
+
 def _validated(table: Any, other: Any) -> dict[str, Any]:
+    from sglang_instrument.analysis.compare import mean_interval
     from sglang_instrument.analysis.steps import step_table
 
     real = step_table(other).select("step", "validate", "busy_sec")
     both = table.join(real, on=["step", "validate"])
     if both.is_empty():
         raise InstrumentError("the two runs have no step in common")
-    predicted, really = both["predicted_sec"].mean(), both["busy_sec"].mean()
-    return {
-        "predicted_sec": predicted,
-        "real_sec": really,
-        "ratio": predicted / really if really else 0.0,
-        "steps": len(both),
-    }
+    told: dict[str, Any] = {"steps": len(both)}
+    for of, column in (("predicted", "predicted_sec"), ("real", "busy_sec")):
+        values = both[column].to_list()
+        told[f"{of}_sec"] = sum(values) / len(values)
+        told[f"{of}_low"], told[f"{of}_high"] = mean_interval(values)
+    told["ratio"] = told["predicted_sec"] / told["real_sec"] if told["real_sec"] else 0.0
+    told["overlap"] = (
+        told["predicted_low"] <= told["real_high"] and told["real_low"] <= told["predicted_high"]
+    )
+    return told
 
 
 def _rules(args: argparse.Namespace) -> Rules:
     from sglang_instrument.analysis.whatif import Rules
 
-    for name in ("max_tokens", "max_turns", "max_seconds", "oversample"):
+    for name in ("max_tokens", "max_turn_tokens", "max_turns", "max_seconds", "oversample"):
         value = getattr(args, name)
         if value is not None and value <= 0:
             raise InstrumentError(f"--{name.replace('_', '-')} must be above 0, got {value}")
     rules = Rules(
-        args.max_tokens,
-        args.max_turns,
-        args.max_seconds,
-        args.oversample,
-        dict(_scale(text) for text in args.scale),
-        args.rebalance,
+        max_tokens=args.max_tokens,
+        max_turn_tokens=args.max_turn_tokens,
+        max_turns=args.max_turns,
+        max_seconds=args.max_seconds,
+        oversample=args.oversample,
+        scale=dict(_scale(text) for text in args.scale),
+        rebalance=args.rebalance,
     )
     if rules == Rules():
         raise InstrumentError("nothing is to be different: give --max-tokens, --max-turns, --oversample ...")
@@ -123,17 +165,16 @@ def _rules(args: argparse.Namespace) -> Rules:
 
 
 def _scale(text: str) -> tuple[str, float]:
-    """Return the kind of work that EVENT=F means, and F."""
-    from sglang_instrument.analysis.digest import KINDS
+    """Return the event or kind of work that EVENT=F means, and F."""
     from sglang_instrument.schema import kind_of
 
     event, _, factor = text.partition("=")
-    phase = kind_of(event).phase
-    kind = next((kind for kind, phases in KINDS.items() if event == kind or phase in phases), None)
     try:
         scale = float(factor)
     except ValueError:
         scale = -1.0
-    if kind is None or scale < 0:
+    if not event or not 0 <= scale < float("inf"):
         raise InstrumentError(f"--scale {text}: must be EVENT=F with F >= 0 and EVENT {_SCALED}")
-    return kind, scale
+    if kind_of(event).phase in ("step", "barrier"):
+        raise InstrumentError(f"--scale {text}: a step and waiting at its barrier are what is predicted")
+    return event, scale
