@@ -122,6 +122,14 @@ def test_result_item_and_inside_are_roots_only_where_they_can_exist():
     assert parse("item.x", "item").locals == ()
 
 
+def test_a_local_that_is_called_like_a_root_can_be_read():
+    assert locals_of([parse("local.result.x")]) == ("result",)
+    run = run_with(value={"x": 1})
+    assert read('local.result["x"] | "no"', run=run, result={"x": 2}) == {"x": 2}
+    assert read('result["x"]', run=run, result={"x": 2}) == {"x": 1}
+    assert read("size(local.inside)", run=run, inside=[1, 2]) == {"x": 2}
+
+
 def test_a_key_may_be_what_another_path_leads_to():
     rewards, args = {"score": 0.5}, SimpleNamespace(key="score", none=None)
     assert locals_of([parse("rewards[args.key]")]) == ("rewards", "args")

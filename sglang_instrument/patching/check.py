@@ -103,7 +103,7 @@ def dead_fields(region: Region, definition: FunctionDef) -> list[str]:
 
 def _is_dead(expression: Expression, bindings: Bindings) -> bool:
     return all(
-        isinstance(value, Path) and value.root in expression.locals and not bindings.has(value.root)
+        isinstance(value, Path) and not expression.is_root(value) and not bindings.has(value.root)
         for value in expression.alternatives
     )
 

@@ -3,13 +3,13 @@
 FIELD  = VALUE {"|" VALUE}                      the first that resolves
 VALUE  = PATH | FUNCTION "(" PATH ")" | 'text' | 3 | true | false
 PATH   = ROOT {.attribute | ["key"] | [int] | [local.attribute] | [*] | [?attribute]} [{ NEW: OLD, ... }]
-ROOT   = a local | result | item | inside.EVENT | before.EVENT | bound.ID | modules["name"]
+ROOT   = a local | local.NAME | result | item | inside.EVENT | before.EVENT | bound.ID | modules["name"]
 """
 
 import keyword
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from sglang_instrument.errors import TableError
@@ -23,6 +23,8 @@ INSIDE: Final = "inside"
 BEFORE: Final = "before"
 BOUND: Final = "bound"
 MODULES: Final = "modules"
+#: Before the name of a local that is called like a root: `local.result`.
+_LOCAL: Final = "local"
 
 #: What a region may bind; request_id and turn are inherited by everything that runs inside.
 BINDABLE: Final = ("step", "worker", "validate", "request_id", "turn", "role")
@@ -53,19 +55,23 @@ class Step:
 
 @dataclass(frozen=True)
 class Path:
-    """Begin at a root and go along the steps; `function` measures what lies at the end."""
+    """Begin at a root and go along the steps; `function` measures what lies at the end.
+
+    `is_local`: the root is a local, whatever it is called.
+    """
 
     root: str
     steps: tuple[Step, ...] = ()
     function: str | None = None
+    is_local: bool = False
 
-    @property
-    def origins(self) -> Iterator[str]:
-        """The roots of the path and of the keys along it."""
-        yield self.root
+    def locals(self, reserved: frozenset[str]) -> Iterator[str]:
+        """Yield the locals that the path and the keys along it begin at."""
+        if self.is_local or self.root not in reserved:
+            yield self.root
         for step in self.steps:
             if step.of is not None:
-                yield from step.of.origins
+                yield from step.of.locals(reserved)
 
 
 @dataclass(frozen=True)
@@ -91,18 +97,22 @@ class Expression:
     @property
     def roots(self) -> frozenset[str]:
         """The reserved roots that are read."""
-        return frozenset(path.root for path in self.paths) & _ROOTS[self.moment]
+        return frozenset(path.root for path in self.paths if self.is_root(path))
 
     @property
     def locals(self) -> tuple[str, ...]:
         """The locals that are read, each once, in the order of the text."""
-        origins = (root for path in self.paths for root in path.origins)
-        return tuple(dict.fromkeys(root for root in origins if root not in _ROOTS[self.moment]))
+        reserved = _ROOTS[self.moment]
+        return tuple(dict.fromkeys(name for path in self.paths for name in path.locals(reserved)))
+
+    def is_root(self, path: Path) -> bool:
+        """Say whether a path begins at a reserved root."""
+        return not path.is_local and path.root in _ROOTS[self.moment]
 
     @property
     def events(self) -> frozenset[str]:
         """The events whose finished regions are read."""
-        named = (path.steps[0].name for path in self.paths if path.root == INSIDE and INSIDE in self.roots)
+        named = (path.steps[0].name for path in self.paths if path.root == INSIDE and self.is_root(path))
         return frozenset(str(name) for name in named)
 
     @property
@@ -183,7 +193,7 @@ class _Parser:
         path = self._path(root)
         if not self._take(")"):
             raise self._error("')'")
-        return Path(path.root, path.steps, function)
+        return replace(path, function=function)
 
     def _path(self, root: str) -> Path:
         if keyword.iskeyword(root):
@@ -197,6 +207,8 @@ class _Parser:
         named = steps[0].name if steps and steps[0].kind == "attribute" else None
         if wanted is not None and (named is None or (root == BOUND and named not in BINDABLE)):
             raise TableError(f"expression {self.text!r}: expected {wanted}")
+        if root == _LOCAL and steps and steps[0].kind == "attribute":
+            return Path(str(steps[0].name), tuple(steps[1:]), is_local=True)
         return Path(root, tuple(steps))
 
     def _attribute(self) -> Step:

@@ -139,7 +139,7 @@ def _attempt(
     statements, end = _walk(value, expression)
     if value.function == "missing":
         return [_whether_missing(name, statements, end)]
-    of_records = value.root in expression.roots & _OF_RECORDS
+    of_records = value.root in _OF_RECORDS and expression.is_root(value)
     if value.function == "total" and of_records and _each_record(value) == _DURATION:
         end = _call("__sglang_sum", end)  # these are floats: there is nothing to look at first
     elif value.function == "percent":
@@ -173,7 +173,7 @@ def _walk(path: Path, expression: Expression) -> tuple[list[ast.stmt], ast.expr]
     Statements, not one expression: a key's container is looked at twice, and an assignment within an
     expression may not stand in what a comprehension goes over.
     """
-    if path.root in expression.roots & _OF_RECORDS:
+    if path.root in _OF_RECORDS and expression.is_root(path):
         return [], _records(path)
     here, steps = _root(path, expression)
     statements: list[ast.stmt] = [] if path.steps else [_refuse_unbound(here)]
@@ -192,7 +192,7 @@ def _walk(path: Path, expression: Expression) -> tuple[list[ast.stmt], ast.expr]
 
 def _root(path: Path, expression: Expression) -> tuple[ast.expr, tuple[Step, ...]]:
     """Return what a path that reads no records begins at, and the steps that go on from there."""
-    if path.root not in expression.roots:
+    if not expression.is_root(path):
         return _load(path.root), path.steps
     if path.root == BOUND:
         return _call("__sglang_bound", ast.Constant(path.steps[0].name)), path.steps[1:]
