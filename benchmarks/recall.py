@@ -1,0 +1,107 @@
+"""Say how often the verdict finds what is planted, and how often it accuses a clean run: `python recall.py`.
+
+`python recall.py clean 1000` and `python recall.py other 1000` try so many clean runs of our own generator
+and of one that the rules were not tuned on (`tests/other_runs.py`); `python recall.py curves 20` prints the
+recall curves of docs/analysis.md from so many runs a row.
+"""
+
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from random import Random
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from other_runs import OtherRun
+
+from sglang_instrument.analysis import open_run
+from sglang_instrument.analysis.verdict import find
+from sglang_instrument.testing import BlockedLoop, Hang, Plateau, SlowReward, Straggler, synthetic_run
+
+WHERE = (3, 2)  # step and worker of what is planted
+CURVES = {
+    "engine times slower": [
+        ("straggler", x, {"straggler": Straggler(*WHERE, x)}) for x in (1.1, 1.2, 1.25, 1.3, 1.5, 2, 3)
+    ],
+    "rewards slower by s": [
+        ("slow_reward", x, {"slow_reward": SlowReward(*WHERE, x)}) for x in (0.5, 1, 2, 3, 5, 10)
+    ],
+    "loop held for s": [
+        ("blocked_loop", x, {"blocked_loop": BlockedLoop(*WHERE, 5.0, x)}) for x in (0.5, 1, 2, 3, 5)
+    ],
+    "8 of 16 still for s": [
+        ("plateau", x, {"plateau": Plateau(*WHERE, 20.0, 20.0 + x, 8)}) for x in (5, 10, 20, 40, 80)
+    ],
+    "a tool never returns": [("hang", 1, {"hang": Hang(*WHERE)})],
+    "a clock ahead by s": [(None, x, {"clock_skew": {2: x}}) for x in (1.0, 100.0)],
+}
+OTHER_CURVES = {
+    f"{kind} times slower": [(cause, x, (kind, *WHERE, x)) for x in (1.25, 1.5, 2.0, 3.0, 5.0)]
+    for kind, cause in (("engine", "straggler"), ("tool", "slow_tool"), ("reward", "slow_reward"))
+}
+
+
+def found_in(write):
+    """Write a run, and return what the verdict finds in it."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        write(folder)
+        run = open_run(folder, cached=False)
+        return find(run.digest, run.files)
+    finally:
+        shutil.rmtree(folder)
+
+
+def planted_run(seed, planted):
+    """Return what writes a run with a cause, of our generator (a dict) or of the other one (a tuple)."""
+    if isinstance(planted, tuple):
+        return OtherRun(seed, slow=planted).write
+    return partial(synthetic_run, steps=6, workers=4, requests=16, seed=seed, **planted)
+
+
+def clean(seed):
+    """Return what is found in a clean run of ours; its shape is drawn."""
+    random = Random(seed)
+    shape = {
+        "workers": random.randint(1, 8),
+        "requests": random.choice([8, 16, 32]),
+        "steps": random.randint(3, 12),
+    }
+    return found_in(lambda folder: synthetic_run(folder, seed=seed, **shape))
+
+
+def other(seed):
+    """Return what is found in a clean run of the other generator."""
+    return found_in(OtherRun(seed).write)
+
+
+def accused(runs, look):
+    """Print how many of so many clean runs are accused of anything."""
+    causes, seeds = Counter(), []
+    for seed in range(runs):
+        found = look(seed)
+        causes.update({one.cause for one in found})
+        seeds += [seed] if found else []
+    print(f"{look.__name__}: {len(seeds)} of {runs} clean runs accused {dict(causes)} {seeds}", flush=True)
+
+
+def curves(runs):
+    """Print of each planted size in how many of so many runs it was found, and who else was accused."""
+    for curve in (CURVES, OTHER_CURVES):
+        for title, row in curve.items():
+            told = []
+            for cause, size, planted in row:
+                hits = wrong = 0
+                for seed in range(runs):
+                    found = found_in(planted_run(seed, planted))
+                    hits += any(one.cause == cause and (one.step, one.worker) == WHERE for one in found)
+                    wrong += any((one.step, one.worker) != WHERE or cause is None for one in found)
+                told.append(f"{size:g}: {hits}" + (f" ({wrong} others accused)" if wrong else ""))
+            print(f"{title}, of {runs}: {', '.join(told)}", flush=True)
+
+
+if __name__ == "__main__":
+    what, runs = sys.argv[1], int(sys.argv[2])
+    curves(runs) if what == "curves" else accused(runs, {"clean": clean, "other": other}[what])
