@@ -251,3 +251,18 @@ def test_a_span_that_ends_in_another_task_leaves_no_trace_in_either(seen):
 
     asyncio.run(run())
     assert all("extra" not in record for record in seen)
+
+
+def test_a_task_that_outlives_an_installation_is_announced_to_the_next_one():
+    async def request():
+        with records() as first, span("did"):
+            pass
+        with records() as second:
+            for _ in range(2):
+                with span("did"):
+                    pass
+        return first, second
+
+    first, second = asyncio.run(request())
+    assert "spawned_by" in first[0]
+    assert ["spawned_by" in record for record in second] == [True, False]

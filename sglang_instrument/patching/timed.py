@@ -56,7 +56,7 @@ def timed_coroutine(function: Function, start: "partial[Span]") -> Function:
         try:
             if task is None or task.counted_by != id(run):  # whoever counts around it counts this await, too
                 return await function(*args, **kwargs)
-            return await waits(task.count, function(*args, **kwargs))
+            return await waits(task, function(*args, **kwargs))
         except BaseException as error:
             run.error = spans.name_error(type(error), error)
             raise

@@ -115,9 +115,15 @@ class LineMaker:
                 microsecond = ended_us % 1000
                 millisecond_us = ended_us - microsecond
                 prefix, endings = self._time(millisecond_us)
-            if not (part and end and task.announced) or span.error is not None or span.phase is not None:
-                add(_long_line(span, scope, task, prefix + endings[microsecond], offset_us))
-                task.announced = True
+            if (
+                not (part and end and task.announced is self)
+                or span.error is not None
+                or span.phase is not None
+            ):
+                line = _long_line(span, scope, task, prefix + endings[microsecond], offset_us)
+                if task.announced is not self:
+                    task.announced, line.spawned_by = self, task.spawned_by
+                add(line)
             elif span.extra is None and span.waited is None:
                 add(
                     ShortLine(
@@ -235,8 +241,6 @@ def _long_line(span: Span, scope: Scope, task: Task, timestamp: str, offset_us: 
         line.start_us = span.start // 1000 + offset_us
         if span.waited is not None:
             line.active_sec = _active_sec(span.end - span.start, span.waited)
-    if not task.announced:
-        line.spawned_by = task.spawned_by
     line.error, line.phase, line.validate = span.error, span.phase, scope.validate
     return line
 

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from sglang_instrument.recording import device, tasks
 from sglang_instrument.recording.context import CURRENT, Context
-from sglang_instrument.recording.tasks import Count, Task
+from sglang_instrument.recording.tasks import Task
 from sglang_instrument.recording.values import reduce, reduce_value
 from sglang_instrument.schema import WATCHED_PHASES, kind_of
 
@@ -64,7 +64,20 @@ class Span(Struct, gc=False, eq=False):
 
     def __enter__(self) -> "Span":
         if running_tasks:
-            enter_task(self)
+            try:
+                [owner] = running_tasks.values()  # as in tasks.current(), without its calls
+                task = owner._sglang_instrument
+                if task.thread != self.thread:
+                    enter_task(self)
+                    return self
+            except (ValueError, AttributeError):
+                enter_task(self)
+                return self
+            self.task = task
+            if task.counted_by:
+                self.waited = task.waited if task.suspended_at >= 0 else waited_so_far(task)
+            elif self.waited is not None:
+                task.counted_by, self.waited = id(self), task.waited
         return self
 
     def __exit__(
@@ -100,8 +113,7 @@ class WatchedSpan(Span, gc=False, eq=False):
     """A span that is known while it is open, so that one which never ends can be reported."""
 
     def __enter__(self) -> "WatchedSpan":
-        if running_tasks:
-            enter_task(self)
+        Span.__enter__(self)
         if not OPEN:
             first_opened()
         OPEN[id(self)] = self
@@ -207,28 +219,27 @@ def enter_task(entering: Span) -> None:
     if task is None:
         entering.waited = None
     elif task.counted_by:
-        entering.waited = task.count.waited_so_far()
+        entering.waited = waited_so_far(task)
     elif entering.waited is not None:  # its block counts its own awaits: nothing else does so far
-        begin_counting(task, entering)
+        task.counted_by, entering.waited = id(entering), task.waited
 
 
-def begin_counting(task: Task, entering: Span) -> None:
-    """Let the span be the one whose block counts the task's waiting."""
-    if task.count is None:
-        task.count = Count()
-    task.counted_by = id(entering)
-    entering.waited = task.count.waited
+def waited_so_far(task: Task) -> int:
+    """Return how long a task was suspended, for a span of it, which therefore runs now."""
+    if task.suspended_at < 0:  # thrown into, and running still
+        task.suspended_at = -perf_counter_ns()
+    return task.waited
 
 
 def leave_task(leaving: Span) -> None:
     """Turn the task's count of suspended time into that of this span."""
-    task = leaving.task
-    if task is None or task.count is None or leaving.waited is None:
+    task, waited = leaving.task, leaving.waited
+    if task is None or waited is None:
         leaving.waited = None
         return
-    leaving.waited = task.count.waited_so_far() - leaving.waited
+    leaving.waited = (task.waited if task.suspended_at >= 0 else waited_so_far(task)) - waited
     if task.counted_by == id(leaving):
-        task.counted_by = 0
+        task.counted_by, task.callbacks = 0, None
 
 
 def _learn(event: str) -> type[Span]:

@@ -1,7 +1,8 @@
 """Say where a thread or a suspended asyncio task stands, as short lines: `file:line function`."""
 
+import gc
 import sys
-from types import FrameType
+from types import CoroutineType, FrameType
 from typing import Any
 
 from sglang_instrument.recording.tasks import Task, owner_of
@@ -38,10 +39,17 @@ def _awaited(awaited: Any) -> list[str]:
         if frame is not None:
             places.append(_place(frame))
         if isinstance(awaited, Waits):
-            awaited = awaited.awaitable
+            awaited = _under(awaited.steps)
         else:
             awaited = _own(awaited, "cr_await", "gi_yieldfrom", "ag_await")
     return places
+
+
+def _under(steps: Any) -> Any:
+    """Return the coroutine whose steps these are; a future's or generator's are itself."""
+    if type(steps).__name__ != "coroutine_wrapper":
+        return steps
+    return next((held for held in gc.get_referents(steps) if type(held) is CoroutineType), None)
 
 
 def _own(waiting: Any, *names: str) -> Any:

@@ -18,38 +18,51 @@ _THREADS_LIMIT: Final = 10_000  # remembered; a program may start a thread for e
 
 
 class Task(Struct, gc=False, eq=False):
-    """An asyncio task or a thread, by a small number of this process.
+    """An asyncio task or a thread, by a small number of this process; and how long it was suspended.
 
-    The collector does not look at it, so nothing in it may lead back to it: `loop` is a weak reference, for a
-    loop holds its tasks; `counted_by` is the id of the outermost span that counts the task's waiting, and
-    `count` that count (see `waiting`).
+    The collector does not look at it, so nothing in it may lead back to it for good: `loop` is a weak
+    reference, for a loop holds its tasks; `counted_by` is the id of the outermost span that counts the
+    task's waiting, and `callbacks` (see `waiting`), which do lead back, are let go of when that span ends.
+    `announced` is who has made the task's first record, which names who spawned it.
+
+    `waited` is in nanoseconds. `suspended_at` is when the task last was, 0 while it runs, and negative
+    after an exception was thrown into it: then it runs, unless the exception was caught and something else
+    is awaited, which nobody sees begin.
     """
 
     number: int
     spawned_by: int | None = None
+    thread: int = 0
     loop: Any = None
-    announced: bool = False
+    announced: Any = None
     counted_by: int = 0
-    count: Any = None
-
-
-class Count(Struct, eq=False):
-    """How long a task was suspended, in nanoseconds.
-
-    `suspended_at` is when it last was, 0 while it runs, and negative after an exception was thrown into it:
-    then it runs, unless the exception was caught and something else is awaited, which nobody sees begin.
-    `callbacks` belong to `waiting`. They refer to the count, and the collector frees both.
-    """
-
     waited: int = 0
     suspended_at: int = 0
     callbacks: Any = None
 
-    def waited_so_far(self) -> int:
-        """Return what was waited, for a span of the task, which therefore runs now."""
-        if self.suspended_at < 0:  # thrown into, and running still
-            self.suspended_at = -perf_counter_ns()
-        return self.waited
+    def suspended(self, resumed: bool, step: Any) -> Any:
+        """See one step of what the task awaits; pass it on."""
+        if self.suspended_at <= 0:
+            self.suspended_at = perf_counter_ns()
+        return step
+
+    def resumed(self) -> bool:
+        """See the task go on.
+
+        Counted coroutines may lie in one another: only the innermost suspension and the outermost
+        resumption of an interval count, which are the first to come.
+        """
+        if self.suspended_at:
+            self.waited += perf_counter_ns() - abs(self.suspended_at)
+            self.suspended_at = 0
+        return True
+
+    def unsuspend(self) -> None:
+        """Count a suspension that an exception ends; whether another follows shows when that one ends."""
+        if self.suspended_at > 0:
+            now = perf_counter_ns()
+            self.waited += now - self.suspended_at
+            self.suspended_at = -now
 
 
 # asyncio's own: the running task of each running loop. It is empty while no coroutine runs, which is the
@@ -72,6 +85,10 @@ class _AskAsyncio:
         import asyncio
 
         return None if loop is None else asyncio.current_task(loop)
+
+    def values(self) -> tuple[()]:
+        """Return nothing: who wants to know has to `get` it."""
+        return ()
 
 
 def unseen(loop: Any, thread: int) -> None:
@@ -109,6 +126,25 @@ def current(inherited: Task | None) -> Task | None:
     Args:
         inherited: Who made it, as far as its context tells.
     """
+    if not running:
+        return None
+    try:
+        [owner] = running.values()  # the only one in the process: to ask for this thread's loop takes longer
+        task: Task = owner._sglang_instrument
+        if task.thread == get_ident():
+            return task
+    except (ValueError, AttributeError):
+        pass
+    return _look_up(inherited)
+
+
+def counted() -> Task | None:
+    """Return the asyncio task that runs now if some span counts its waiting."""
+    task = current(None)
+    return task if task is not None and task.counted_by else None
+
+
+def _look_up(inherited: Task | None) -> Task | None:
     loop = _running_loop()
     owner = running.get(loop) if loop else None
     if owner is None:
@@ -117,6 +153,7 @@ def current(inherited: Task | None) -> Task | None:
         task: Task = owner._sglang_instrument
     except AttributeError:
         return _meet(owner, loop, inherited)
+    task.thread = get_ident()  # its loop may have been moved
     return task
 
 
@@ -131,8 +168,7 @@ def thread_task(ident: int) -> Task:
     if task is None:
         if len(_threads) >= _THREADS_LIMIT:
             _threads.clear()
-        # Nobody spawned it as far as we know, so its first record has nothing to announce.
-        task = _threads.setdefault(ident, Task(next(_numbers), announced=True))
+        task = _threads.setdefault(ident, Task(next(_numbers)))
     return task
 
 
@@ -159,7 +195,7 @@ def _meet(owner: Any, loop: Any, inherited: Task | None) -> Task | None:
     thread = get_ident()
     _seen(loop, thread)
     try:
-        met = Task(next(_numbers), (inherited or thread_task(thread)).number, ref(loop))
+        met = Task(next(_numbers), (inherited or thread_task(thread)).number, thread, ref(loop))
         owner._sglang_instrument = met
     except (AttributeError, TypeError):  # a task or loop of somebody's own, without room for it
         return None

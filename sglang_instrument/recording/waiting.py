@@ -7,25 +7,22 @@ the two coroutines, so that tracebacks, cancellation and the order of everything
 
 from collections.abc import Callable, Iterator
 from itertools import chain
-from time import perf_counter_ns
 from types import CodeType, CoroutineType
 from typing import Any, Final, TypeVar
 
 from sglang_instrument.recording import spans, tasks
-from sglang_instrument.recording.tasks import Count
+from sglang_instrument.recording.tasks import Task
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _MARK: Final = "sglang_instrument counts the awaits of this code"
-_MARKED: Final = (_MARK,)
+_FIRST: Final = (True,)
 
 
 class Waits(map):  # type: ignore[type-arg]
     """The steps of what is awaited, each followed by the callback that sees the suspension."""
 
-    __slots__ = ("awaitable", "count")
-    awaitable: Any
-    count: Count
+    __slots__ = ()
     __await__ = map.__iter__  # returns itself, in C
 
     @property
@@ -36,7 +33,7 @@ class Waits(map):  # type: ignore[type-arg]
     @property
     def throw(self) -> Callable[..., Any]:
         """The awaited iterator's own `throw`, which a cancellation calls."""
-        unsuspend(self.count)
+        _task_of(self).unsuspend()
         throw: Callable[..., Any] = self.steps.throw
         return throw
 
@@ -49,7 +46,7 @@ class Waits(map):  # type: ignore[type-arg]
     @property
     def close(self) -> Callable[[], None]:
         """The awaited iterator's own `close`, which the end of a coroutine that nobody finishes calls."""
-        unsuspend(self.count)
+        _task_of(self).unsuspend()
         close: Callable[[], None] = self.steps.close
         return close
 
@@ -97,32 +94,24 @@ def counts_awaits(function: Function) -> Function:
 
 def waited(awaitable: Any) -> Any:
     """Return what to await instead of `awaitable`, so that the running task's waiting is counted."""
-    if type(awaitable) is CoroutineType and (
-        awaitable.cr_code.co_consts[-1:] == _MARKED or awaitable.cr_await is not None
-    ):
-        return awaitable
-    task = tasks.current(None)
-    if task is None or task.count is None:
+    kind = type(awaitable)
+    if kind is CoroutineType:
+        constants = awaitable.cr_code.co_consts
+        if (constants and constants[-1] == _MARK) or awaitable.cr_await is not None:
+            return awaitable
+    task = tasks.counted()
+    if task is None:
         return awaitable  # no span is open in this task that would want to know
-    if not hasattr(type(awaitable), "__await__"):  # an old-style coroutine, or nothing: let `await` say so
+    if not hasattr(kind, "__await__"):  # an old-style coroutine, or nothing: let `await` say so
         return awaitable
-    return waits(task.count, awaitable)
+    suspended, resumed = task.callbacks or count_callbacks(task)
+    return Waits(suspended, chain(_FIRST, resumed), awaitable.__await__())
 
 
-def waits(count: Count, awaitable: Any) -> Waits:
-    """Return the steps of `awaitable` as ones that are counted; the first one resumes nothing."""
-    suspended, resumed = count.callbacks or count_callbacks(count)
-    counted = Waits(suspended, chain((True,), resumed), awaitable.__await__())
-    counted.count, counted.awaitable = count, awaitable
-    return counted
-
-
-def unsuspend(count: Count) -> None:
-    """Count a suspension that an exception ends; whether another follows shows when that one ends."""
-    if count.suspended_at > 0:
-        now = perf_counter_ns()
-        count.waited += now - count.suspended_at
-        count.suspended_at = -now
+def waits(task: Task, coroutine: Any) -> Waits:
+    """Return the steps of a coroutine as ones that are counted; the first one resumes nothing."""
+    suspended, resumed = task.callbacks or count_callbacks(task)
+    return Waits(suspended, chain(_FIRST, resumed), coroutine.__await__())
 
 
 def waited_iterator(iterable: Any) -> Any:
@@ -147,23 +136,12 @@ def counting(span: Any) -> Any:
     return span
 
 
-def count_callbacks(count: Count) -> tuple[Callable[[bool, Any], Any], Iterator[bool]]:
-    """Return what to call when the task was suspended, and an iterator that is advanced when it goes on.
-
-    Counted coroutines may lie in one another: only the innermost suspension and the outermost resumption of
-    an interval count, which are the first to come.
-    """
-
-    def suspended(resumed: bool, step: Any) -> Any:
-        if count.suspended_at <= 0:
-            count.suspended_at = perf_counter_ns()
-        return step
-
-    def resumed() -> bool:
-        if count.suspended_at:
-            count.waited += perf_counter_ns() - abs(count.suspended_at)
-            count.suspended_at = 0
-        return True
-
-    callbacks = count.callbacks = suspended, iter(resumed, None)
+def count_callbacks(task: Task) -> tuple[Callable[[bool, Any], Any], Iterator[bool]]:
+    """Return what to call when the task was suspended, and an iterator that is advanced when it goes on."""
+    callbacks = task.callbacks = task.suspended, iter(task.resumed, None)
     return callbacks
+
+
+def _task_of(waits: Any) -> Task:
+    task: Task = waits.__reduce__()[1][0].__self__  # the callback is its method
+    return task
