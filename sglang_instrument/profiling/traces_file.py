@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import re
 import zlib
@@ -21,8 +19,11 @@ from sglang_instrument.errors import LogError
 PIECE_BYTES: Final = 4 * 2**20  # decoded at once; events of so many bytes take some 20 MB as objects
 _HEAD_BYTES: Final = 2**20  # the events begin in the first of them, or this is no trace
 _LONGEST_EVENT_BYTES: Final = 64 * 2**20
+_SMALLEST_BYTES: Final = 2**16  # beyond which a broken event is no event that merely goes on
 _ENDING_BYTES: Final = 1024  # in which what stands between two events fits
 _GZIP_MAGIC: Final = b"\x1f\x8b"
+_GZIP_BITS: Final = 31  # of zlib: a gzip header, and the largest window
+_PACKED_BYTES: Final = 2**18
 _EVENTS: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST_KEY: Final = re.compile(rb'\s*\{\s*("\w+")\s*:')
 
@@ -88,41 +89,42 @@ def read_events(
         LogError: The file holds no trace.
     """
     with path.open("rb") as raw:
-        stream = _open(raw)
         events = _Events(path, header)
         size = path.stat().st_size
-        while True:
-            piece = _read(stream, header)
+        for piece in _pieces(raw, header):
             header.read_bytes += len(piece)
             if progress is not None:
                 progress(raw.tell(), size)
-            if not piece:
-                break
             yield from events.feed(piece)
         yield from events.close()
 
 
-def _open(raw: BinaryIO) -> BinaryIO:
+def _pieces(raw: BinaryIO, header: Header) -> Iterator[bytes]:
+    """Yield what a file holds, unpacked; of one that ends early, or is broken, what is there."""
     magic = raw.read(2)
     raw.seek(0)
-    return io.BufferedReader(gzip.GzipFile(fileobj=raw)) if magic == _GZIP_MAGIC else raw
-
-
-def _read(stream: BinaryIO, header: Header) -> bytes:
-    """Return the next piece; of a packed file that ends early, or is broken, what is there."""
-    parts: list[bytes] = []
-    length = 0
-    while length < PIECE_BYTES and not header.truncated:
-        try:
-            part = stream.read1(2**18) if isinstance(stream, io.BufferedReader) else stream.read(PIECE_BYTES)
-        except (EOFError, OSError, zlib.error):
-            header.truncated = True
-            break
-        if not part:
-            break
-        parts.append(part)
-        length += len(part)
-    return b"".join(parts)
+    if magic != _GZIP_MAGIC:
+        while piece := raw.read(PIECE_BYTES):
+            yield piece
+        return
+    # Not gzip.open(): at the end of a file cut short, it keeps what it had unpacked to itself.
+    unpack = zlib.decompressobj(wbits=_GZIP_BITS)
+    begun = False
+    while packed := raw.read(_PACKED_BYTES):
+        while packed:
+            try:
+                piece = unpack.decompress(packed, PIECE_BYTES)
+            except zlib.error:
+                header.truncated = True
+                return
+            begun = True
+            if piece:
+                yield piece
+            packed = unpack.unconsumed_tail
+            if unpack.eof:  # another member may follow
+                packed = unpack.unused_data.lstrip(b"\x00")
+                unpack, begun = zlib.decompressobj(wbits=_GZIP_BITS), False
+    header.truncated = begun
 
 
 class _Events:
@@ -153,21 +155,38 @@ class _Events:
                 raise LogError(f"{self._path}: no event ends within {_LONGEST_EVENT_BYTES >> 20} MiB")
             self._rest = data
             return
+        events = self._decoded(data[:cut])
+        if events is None:
+            # The cut may lie in an event whose arguments look like one; with what follows, it will not.
+            if len(data) <= max(2 * PIECE_BYTES, _SMALLEST_BYTES):
+                self._rest = data
+                return
+            events = self._one_by_one(data[:cut])
         self._rest = data[cut:]
-        yield self._decoded(data[:cut])
+        yield events
 
     def close(self) -> Iterator[list[Event]]:
         """Yield the last events; what follows them is more of the header."""
         if not self._key:
+            if self._header.truncated:
+                raise LogError(
+                    f"{self._path}: cut short before its first event; is the profiler still writing it?"
+                )
             if b"traceEvents" not in self._rest and not self._rest.lstrip().startswith(b"["):
                 raise self._foreign()
             self._header.truncated = not _is_whole(self._rest)
             _describe(self._header, self._rest)
             return
         body, tail = self._ending(self._rest)
+        if not tail and (cut := self._last_cut(self._rest)) is not None:
+            # Cut short, or broken: what lies before the last event is saved one by one.
+            before = self._rest[:cut]
+            yield self._decoded(before) or self._one_by_one(before)
+            body, tail = self._ending(self._rest[cut:])
+        self._header.truncated |= not tail
         _describe(self._header, tail)
         if body:
-            yield self._decoded(body)
+            yield self._decoded(body) or self._one_by_one(body)
 
     def _begin(self, data: bytes) -> int | None:
         """Return where the first event begins, having read what stands before the events."""
@@ -193,13 +212,14 @@ class _Events:
             before = at
         return None
 
-    def _decoded(self, body: bytes) -> list[Event]:
+    def _decoded(self, body: bytes) -> list[Event] | None:
+        """Return the events of a stretch, or None if it does not hold whole and sound ones."""
         end = body[-_ENDING_BYTES:].rstrip().rstrip(b",")  # not of all: that copies it once more
         body = body[: len(body) - min(len(body), _ENDING_BYTES) + len(end)]
         try:
             return self._decode(b"".join((b"[", body, b"]")))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return self._one_by_one(body)
+            return None
 
     def _one_by_one(self, body: bytes) -> list[Event]:
         """Decode events alone, so that a broken one costs no other."""
@@ -214,7 +234,7 @@ class _Events:
         return found
 
     def _ending(self, data: bytes) -> tuple[bytes, bytes]:
-        """Split the end into events, and what follows their list; none follows if the file ends early."""
+        """Split the end into whole events, and what follows their list: nothing, if the file ends early."""
         before = len(data)
         while not self._header.truncated and (at := data.rfind(b"]", 0, before)) >= 0:
             if data[:at].rstrip().endswith((b"}", b"[")) or not data[:at].strip():
@@ -225,12 +245,7 @@ class _Events:
                     continue
                 return data[:at], data[at:]
             before = at
-        self._header.truncated = True
-        try:  # the last event may be whole
-            self._decode(b"[" + data.rstrip().rstrip(b",") + b"]")
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return b"", b""
-        return data, b""
+        return (data, b"") if self._decoded(data) is not None else (b"", b"")
 
     def _foreign(self) -> LogError:
         return LogError(f"{self._path}: no torch profiler trace; one holds a list of traceEvents")

@@ -17,7 +17,7 @@ _CATEGORIES: Final = (
         r"nccl|rccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|deep_?ep|cross_device|nvshmem|multimem",
     ),
     ("moe", r"moe|expert|topk_softmax|grouped_?topk|grouped_gemm|ep_scatter|ep_gather"),
-    ("attention", r"flash|fmha|attn|attention|(?<![a-z])mla|paged|prefill_kernel|decode_kernel"),
+    ("attention", r"flash(?!_?infer)|fmha|attn|attention|(?<![a-z])mla|paged|ragged|batch(prefill|decode)"),
     ("gemm", r"gemm|cutlass|cublas|matmul|nvjet|wgmma|splitk|gemv|cijk|_mm_"),
     ("norm", r"norm"),
     ("rope", r"rope|rotary"),
