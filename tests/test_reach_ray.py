@@ -1,0 +1,162 @@
+"""A driver's install() reaches Ray's workers, whatever Ray is given; doctor sees their nodes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed here; tests/environments/ray.sh makes a place for it")
+
+#: A worker that imports a package called slime: a stand-in for the trainer, with one function for our table.
+DRIVER = """
+    import json, os, pathlib, sys, time
+    sys.path.insert(0, os.environ["TRAINER"])
+    import ray
+    BEFORE
+
+    @ray.remote
+    class Rollout:
+        def run(self, step):
+            import slime.rollout
+            slime.rollout.generate(step)
+            names = ("SGLANG_INSTRUMENT", "SGLANG_INSTRUMENT_RUN_ID", "SGLANG_INSTRUMENT_LOG_DIR", "THEIRS")
+            return os.getpid(), os.getcwd(), {name: os.environ.get(name) for name in names}
+
+        async def coroutine(self, step):
+            return step
+
+    INIT
+    actors = [Rollout.options(name=f"rollout_worker_{rank}").remote() for rank in (3, 4)]
+    print(json.dumps(ray.get([actor.run.remote(1) for actor in actors])))
+    # A kill may cost what was recorded in the last moments, as any SIGKILL may: wait until it is on disk.
+    folder = pathlib.Path(os.environ["SGLANG_INSTRUMENT_LOG_DIR"]) / "run"
+    written = lambda: [path for path in folder.rglob("worker_*.jsonl") if "step_closed" in path.read_text()]
+    while len(written()) < EXPECTED:
+        time.sleep(0.05)
+"""
+OPTIONS = "num_cpus=2, include_dashboard=False, log_to_driver=False"
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    folder = tmp_path / "trainer"
+    (folder / "slime").mkdir(parents=True)
+    (folder / "slime/__init__.py").write_text("")
+    (folder / "slime/rollout.py").write_text("def generate(step):\n    return step\n")
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    (tables / "mine.toml").write_text(
+        """
+        trainer = "mine"
+        package = "mine"
+        module = "slime.rollout"
+        [[patch]]
+        target = "generate"
+        [[patch.region]]
+        event = "total_step_duration"
+        process = { role = "'worker'" }
+        bind = { step = "step" }
+        """
+    )
+    return {"TRAINER": str(folder), "PYTHONPATH": str(folder), "SGLANG_INSTRUMENT_PATCHES": str(tables)}
+
+
+def drive(start_script, trainer, before, init, expected=2, **environment):
+    source = DRIVER.replace("BEFORE", before).replace("INIT", init).replace("EXPECTED", str(expected))
+    script = start_script(source, RAY_AUTH_MODE="disabled", **trainer, **environment).wait(timeout=240)
+    workers = json.loads(next(line for line in script.stdout.splitlines() if line.startswith("[[")))
+    return script, workers
+
+
+INSTALL = "import sglang_instrument; sglang_instrument.install()"
+
+
+@pytest.mark.parametrize(
+    ("before", "init", "switch"),
+    [
+        (INSTALL, f"ray.init({OPTIONS})", {}),
+        (INSTALL, f'ray.init({OPTIONS}, runtime_env={{"env_vars": {{"THEIRS": "1"}}}})', {}),
+        # The driver imports no target: the hook acts when it calls ray.init().
+        ("pass", f"ray.init({OPTIONS})", {"SGLANG_INSTRUMENT": "1"}),
+    ],
+    ids=["install", "install with a runtime_env", "the switch alone"],
+)
+def test_workers_join_the_run_of_their_driver(start_script, trainer, before, init, switch):
+    script, workers = drive(start_script, trainer, before, init, **switch)
+    # Ranks by the names of the actors.
+    assert set(script.records) == {"step_1/worker_3.jsonl", "step_1/worker_4.jsonl"}
+    opened = [records[0]["extra"] for records in script.records.values()]
+    assert {one["run_id"] for one in opened} == {workers[0][2]["SGLANG_INSTRUMENT_RUN_ID"]}
+    assert {one["pid"] for one in opened} == {pid for pid, _, _ in workers}
+    assert {seen["THEIRS"] for _, _, seen in workers} == {"1" if "THEIRS" in init else None}
+    assert script.stderr.count("sglang_instrument 0.") == 1  # the driver says it, its workers do not
+
+
+def test_workers_of_a_driver_without_the_switch_are_left_alone(start_script, trainer):
+    script, workers = drive(start_script, trainer, "pass", f"ray.init({OPTIONS})", expected=0)
+    assert not script.folder.exists()
+    assert [seen["SGLANG_INSTRUMENT"] for _, _, seen in workers] == [None, None]
+
+
+def test_workers_in_a_package_cache_of_rays_write_where_their_driver_does(start_script, trainer, tmp_path):
+    init = f'ray.init({OPTIONS}, runtime_env={{"working_dir": os.environ["TRAINER"]}})'
+    script, workers = drive(start_script, trainer, INSTALL, init)
+    assert all("_ray_pkg_" in folder for _, folder, _ in workers)
+    assert set(script.records) == {"step_1/worker_3.jsonl", "step_1/worker_4.jsonl"}
+
+
+def test_uninstall_gives_ray_init_back_and_keeps_its_signature(start_script, trainer):
+    script = start_script(
+        """
+        import inspect, ray
+        before, signature = ray.init, inspect.signature(ray.init)
+        import sglang_instrument
+        sglang_instrument.install()
+        assert ray.init is not before and inspect.signature(ray.init) == signature
+        sglang_instrument.uninstall()
+        assert ray.init is before
+        """,
+    )
+    script.wait(timeout=120)
+
+
+def test_install_after_ray_init_says_that_workers_get_nothing(start_script, trainer):
+    script = start_script(
+        f"""
+        import ray
+        ray.init({OPTIONS})
+        import sglang_instrument
+        sglang_instrument.install()
+        print([one["notice"] for one in sglang_instrument.status()["notices"]])
+        """,
+        RAY_AUTH_MODE="disabled",
+    )
+    assert "Ray was initialised before install()" in script.wait(timeout=120).stdout
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two Ray nodes on this machine."""
+    from ray.cluster_utils import Cluster
+
+    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    started.add_node(num_cpus=1)
+    yield started
+    started.shutdown()
+
+
+def doctor(cluster, *arguments):
+    command = [sys.executable, "-m", "sglang_instrument.cli.main", "doctor", "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode in (0, 1), done.stderr
+    return [one for one in json.loads(done.stdout) if one["about"].startswith("node ")]
+
+
+def test_doctor_looks_at_each_node_of_a_cluster(cluster, tmp_path):
+    nodes = doctor(cluster, "--ray", cluster.address, "--log-dir", str(tmp_path))
+    assert len({node["about"] for node in nodes}) == 2
+    for node in nodes:
+        assert node["ok"], node
+        assert f"{tmp_path} is shared and writable" in node["found"]
+    assert list(tmp_path.iterdir()) == []
