@@ -30,7 +30,9 @@ R.waterfall = (events, whole, turnOf = (row) => row.turn) => {
 
 R.track = (row, whole) => {
   const part = (sec) => `${(100 * sec) / whole}%`;
-  const colour = R.colour(row.phase || R.phaseOf(row.event));
+  const phase = row.phase || R.phaseOf(row.event);
+  const made = ["step", "request", "turn", "loop"].includes(phase) && row.event !== "event_loop_block"; // of other work
+  const colour = made ? "var(--faint)" : R.colour(phase);
   const bar = { left: part(row.start_sec), background: colour };
   return R.el("div", { class: "track" }, R.el("i", { class: row.open ? "open" : null, style: { ...bar, width: part(row.duration_sec) } }), row.self_sec > 0 ? R.el("i", { class: "self", style: { ...bar, width: part(row.self_sec) } }) : null);
 };

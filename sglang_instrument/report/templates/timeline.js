@@ -43,7 +43,9 @@ R.wholeStep = () => {
 R.place = () => {
   const line = R.timeline;
   if (line.model) {
-    line.placed = R.layOut(line.model, line.filter, line.filter.size, line.selected, R.tSize().height - AXIS);
+    const most = Math.max(420, Math.min(innerHeight * 0.78, 780));
+    line.placed = R.layOut(line.model, line.filter, line.filter.size, line.selected, most - AXIS);
+    R.$("t-canvas").style.height = `${Math.round(Math.max(240, Math.min(most, line.placed.height + AXIS)))}px`;
     R.bound();
   }
   R.repaint();

@@ -17,6 +17,8 @@ R.inks = () => {
   return {
     card, line: R.ink("line"), soft: R.ink("soft"), faint: R.ink("faint"), ink: R.ink("ink"), hover: R.ink("hover"), accent: R.ink("accent"), bad: R.ink("bad"),
     paper: R.packed(card), row: R.packed(R.ink("grid"), 0.55, card), full: R.facts.colours.map((one) => R.packed(one)), pale: R.facts.colours.map((one) => R.packed(one, 0.16, card)),
+    // What is made of other work, such as a turn, is pale: a held loop is not.
+    made: (model, span) => ["step", "request", "turn", "loop"].includes(R.facts.phases[model.phase[span]]) && model.events[model.event[span]] !== "event_loop_block",
     structure: new Set(["step", "request", "turn", "loop"].map((phase) => R.facts.phases.indexOf(phase))),
     idle: R.packed(R.ink("faint"), 0.28, card),
   };
@@ -49,7 +51,7 @@ R.paintRow = (pixels, width, height, model, row, top, bottom, ticks, each, inks,
     const kind = phase[span];
     const dim = placed.filtering && !R.wanted(model, filter, span);
     if (dim) told.dimmed++;
-    const colour = dim || (inks.structure.has(kind) && row.request !== null) ? (dim ? inks.row : inks.idle) : inks.full[kind];
+    const colour = dim ? inks.row : row.request !== null && inks.structure.has(kind) && inks.made(model, span) ? inks.idle : inks.full[kind];
     const x0 = from < 0 ? 0 : from | 0, x1 = to >= width ? width : Math.max(x0 + 1, to | 0);
     if (flags[span] & R.OPEN) for (let x = x0; x < x1; x++) pixels[base + x] = x % 8 < 5 ? colour : inks.paper;
     else if (x1 - x0 < 24) for (let x = x0; x < x1; x++) pixels[base + x] = colour;
@@ -67,7 +69,7 @@ R.paintLanes = (pixels, width, height, model, item, top, ticks, each, inks, scal
     if (to - from < 1) told.thin++;
     const dim = placed.filtering && !R.wanted(model, filter, span);
     const kind = model.phase[span];
-    const colour = dim ? inks.row : inks.full[kind];
+    const colour = dim ? inks.row : inks.made(model, span) ? inks.idle : inks.full[kind];
     const x0 = Math.max(0, from | 0), x1 = Math.min(width, Math.max(x0 + 1, (to | 0) - (to - from > 4 ? 1 : 0)));
     const y0 = top + 4 * scale + at * lane, y1 = Math.min(height, y0 + lane - edge);
     for (let y = Math.max(0, y0 | 0); y < y1; y++) {
@@ -150,8 +152,8 @@ R.paintWords = (context, model, placed, view, inks, box, cursor, selected) => {
     } else if (item.kind === "request" && (item.high >= 10 || item.row === selected)) {
       context.fillStyle = item.row === selected ? inks.accent : inks.soft;
       context.fillText(R.cut(context, item.row.request, left - 12), 2, y + item.high / 2);
-      if (item.high >= 15) R.nameSpans(context, model, item, y, x, box, null);
-    } else if (item.kind === "lanes") R.nameSpans(context, model, item, y, x, box, item.lanes.lane);
+      if (item.high >= 15) R.nameSpans(context, model, item, y, x, box, null, inks);
+    } else if (item.kind === "lanes") R.nameSpans(context, model, item, y, x, box, item.lanes.lane, inks);
     if (item.kind === "request" && item.row.open && x(item.row.to) > left && item.high >= 10) {
       context.fillStyle = inks.bad;
       context.textAlign = "right";
@@ -166,13 +168,13 @@ R.paintWords = (context, model, placed, view, inks, box, cursor, selected) => {
   context.restore();
 };
 
-R.nameSpans = (context, model, item, y, x, box, lanes) => {
+R.nameSpans = (context, model, item, y, x, box, lanes, inks) => {
   for (let span = item.row.first; span < item.row.end; span++) {
     const kind = R.facts.phases[model.phase[span]];
     if (!lanes && (kind === "request" || !(model.flags[span] & (R.COUNTED | R.OPEN)))) continue;
     const from = Math.max(box.left, x(model.start[span] * model.tick_sec)), to = Math.min(box.left + box.width, x((model.start[span] + model.ticks[span]) * model.tick_sec));
     if (to - from < 44) continue;
-    context.fillStyle = R.darkInk(R.colour(kind)) ? "#16181d" : "#ffffff";
+    context.fillStyle = lanes && inks.made(model, span) ? inks.ink : R.darkInk(R.colour(kind)) ? "#16181d" : "#ffffff";
     const middle = lanes ? y + 4 + lanes.get(span) * R.LANE + (R.LANE - 2) / 2 : y + item.high / 2;
     context.fillText(R.cut(context, `${model.events[model.event[span]]}${model.flags[span] & R.OPEN ? ": open" : ""}  ${R.seconds(model.ticks[span] * model.tick_sec)}`, to - from - 8), from + 5, middle);
   }
