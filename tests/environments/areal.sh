@@ -1,0 +1,31 @@
+#!/bin/bash
+# Make .envs/areal, in which AReaL 1.0.4's rollouts run on a CPU, against a real SGLang server of the same environment.
+#
+# A layer over .venv (or $VENV), whose PyTorch and SGLang it uses: `make test` makes that one first. Its own are AReaL
+# and what it imports, this package with its start-up hook, and the model of the tests. Half a minute, 0.5 GB.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+base=$(cd "$root" && cd "${VENV:-.venv}" && pwd)
+folder=$root/.envs/areal
+mkdir -p "$root/.envs"
+exec 9>"$root/.envs/.areal.lock" && flock 9 # several test runs may ask at once
+[ -f "$base/.demo" ] || { echo "areal.sh: no SGLang in $base: run 'make $base/.demo' first" >&2; exit 2; }
+
+# -qq: it complains of what AReaL asks for and the tests do not need.
+install() { "$folder/bin/python" -m pip install -qq --disable-pip-version-check "$@"; }
+packages_of() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
+
+if [ ! -f "$folder/.made" ]; then
+  "$base/bin/python" -m venv --clear "$folder"
+  packages_of "$base" > "$(packages_of "$folder")/base.pth" # what pip finds there it does not install again
+  install --requirement "$here/areal-requirements.txt"
+  install --no-deps areal==1.0.4
+  install --no-deps --editable "$root"
+  touch "$folder/.made"
+fi
+if [ ! -f "$root/.envs/areal-model/.made" ]; then
+  # One thread: two that wait for each other on a busy machine take minutes for what one does in seconds.
+  OMP_NUM_THREADS=1 "$folder/bin/python" -W ignore "$here/../trainers/verl/tool_model.py" "$root/.envs/areal-model"
+  touch "$root/.envs/areal-model/.made"
+fi

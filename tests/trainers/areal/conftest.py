@@ -1,0 +1,130 @@
+"""Run AReaL's real rollouts once, against a real SGLang server on a CPU; the tests read what came out."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+from sglang_instrument.demo.cpu_platform import write_plugin
+from sglang_instrument.schema import CONTROL_EVENTS
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+ENVIRONMENTS = ROOT / ".envs"
+LIMIT_SEC = 500
+SERVER = (
+    "--device cpu --dtype float32 --attention-backend torch_native --sampling-backend pytorch "
+    "--grammar-backend none --disable-cuda-graph --disable-overlap-schedule --max-total-tokens 4096 "
+    "--max-running-requests 8 --context-length 1024 --chunked-prefill-size 512 --mem-fraction-static 0.2 "
+    "--enable-metrics --host 127.0.0.1"
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the driver saw, and the records of each file of its run."""
+
+    seen: dict
+    logs: dict
+
+    def of(self, event, file=None):
+        """Return the records of an event, in all files or in one."""
+        files = self.logs.values() if file is None else [self.logs[file]]
+        return [one for records in files for one in records if one["event"] == event]
+
+
+@pytest.fixture(scope="session")
+def outcome(tmp_path_factory):
+    """One run of everything."""
+    python = ENVIRONMENTS / "areal/bin/python"
+    if not (ENVIRONMENTS / "areal/.made").exists() or not (ENVIRONMENTS / "areal-model/.made").exists():
+        pytest.skip("no environment for AReaL: tests/environments/areal.sh")
+    folder = tmp_path_factory.mktemp("areal")
+    port = _free_port()
+    with _server(python, folder, port):
+        _run([python, HERE / "drive.py", ENVIRONMENTS / "areal-model", folder, port], folder)
+    paths = sorted((folder / "run").rglob("*.jsonl"))
+    logs = {str(path.relative_to(folder / "run")): _records(path) for path in paths}
+    return Outcome(json.loads((folder / "outcome.json").read_text()), logs)
+
+
+def _records(path):
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    return [one for one in records if one["event"] not in CONTROL_EVENTS]
+
+
+class _server:  # noqa: N801 - used like a function
+    """A real server for the length of a block; its process group ends with it."""
+
+    def __init__(self, python, folder, port):
+        write_plugin(folder / "plugin")
+        self.port, self.folder = port, folder
+        command = [python, "-W", "ignore", "-m", "sglang.launch_server", "--port", port, *SERVER.split()]
+        self.command = [*command, "--model-path", ENVIRONMENTS / "areal-model"]
+
+    def __enter__(self):
+        with (self.folder / "server.txt").open("w") as output:
+            self.process = subprocess.Popen(
+                list(map(str, self.command)),
+                env=_environment(self.folder / "plugin"),
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        try:
+            self._await_health()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *exception):
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def _await_health(self):
+        deadline = time.monotonic() + LIMIT_SEC
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                with urlopen(f"http://127.0.0.1:{self.port}/health", timeout=60):
+                    return
+            except (URLError, OSError):
+                time.sleep(0.5)
+        pytest.fail((self.folder / "server.txt").read_text()[-4000:])
+
+
+def _run(command, folder):
+    with (folder / "driver.txt").open("w") as output:
+        done = subprocess.run(
+            list(map(str, command)),
+            env=_environment(HERE),
+            cwd=folder,
+            stdout=output,
+            stderr=output,
+            timeout=LIMIT_SEC,
+        )
+    assert done.returncode == 0, (folder / "driver.txt").read_text()[-6000:]
+
+
+def _environment(*paths):
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *paths])),
+        "PYTHONWARNINGS": "ignore",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _free_port():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return str(listening.getsockname()[1])
