@@ -23,6 +23,7 @@ _NAME_LIMIT: Final = 200  # characters; file systems stop at 255 bytes, and suff
 Sync = Literal["auto", "always", "off"]
 Durability = Literal["buffered", "line"]
 Detail = Literal["step", "request", "turn", "all"]
+EngineDetail = Literal["off", "requests", "batches"]
 
 
 class Config(Struct, frozen=True, kw_only=True):
@@ -37,6 +38,8 @@ class Config(Struct, frozen=True, kw_only=True):
         nvtx: Whether spans are also NVTX ranges.
         durability: "buffered" (written within 50 ms) or "line" (written before the span's exit returns).
         detail: The finest records that are kept: "step", "request", "turn" or "all".
+        engine_detail: What SGLang's own processes record: "off", "requests" (the life of each request), or
+            "batches" (each forward pass, too).
         sample_requests: Share of requests whose records are kept, 0 to 1; slow requests are always kept.
         log_error_messages: Whether the text of exceptions is logged beside their type.
         hang_after_sec: Age at which an open span is first logged as `open_spans`.
@@ -54,6 +57,7 @@ class Config(Struct, frozen=True, kw_only=True):
     nvtx: bool = False
     durability: Durability = "buffered"
     detail: Detail = "all"
+    engine_detail: EngineDetail = "requests"
     sample_requests: float = 1.0
     log_error_messages: bool = False
     hang_after_sec: float = 30.0
@@ -196,6 +200,7 @@ _RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "sync": _one_of(Sync),
     "durability": _one_of(Durability),
     "detail": _one_of(Detail),
+    "engine_detail": _one_of(EngineDetail),
     "sample_requests": (lambda share: 0 <= share <= 1, "between 0 and 1"),
     "log_dir": (lambda path: "\0" not in path, "a path, without NUL characters"),
     "hang_after_sec": (lambda seconds: 0 < seconds < 1e9, "more than 0 seconds, and less than 1e9"),

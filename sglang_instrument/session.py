@@ -36,6 +36,7 @@ class Session:
         versions()
         self.config = config
         tables = load_tables(config.trainers or None, [Path(folder) for folder in config.patches])
+        tables = [table for table in tables if table.is_wanted(config.engine_detail)]
         self._tables = [table.for_all_ranks() for table in tables] if config.all_ranks else tables
         regions = [region for table in self._tables for patch in table.patches for region in patch.regions]
         self.recorder = Recorder(config, self.describe)

@@ -106,6 +106,16 @@ def falsehood(value: Any) -> bool:
     return not truth(value)
 
 
+def any_true(values: list[Any]) -> bool:
+    """Return whether any of the values is true."""
+    return any(map(truth, values))
+
+
+def none_true(values: list[Any]) -> bool:
+    """Return whether none of the values is true."""
+    return not any_true(values)
+
+
 def pick(record: Mapping[str, Any], names: tuple[tuple[str, str], ...]) -> dict[str, Any]:
     """Return the fields of a record under other names, as (new name, old name); one it lacks is left out."""
     return {new: record[old] for new, old in names if old in record}
@@ -175,8 +185,8 @@ _FIXED: Final[dict[str, tuple[Measure, Measure]]] = {
     "sum": (some, some),
     "number": (number, lambda values: [number(value) for value in values]),
     "numbers": (numbers, lambda values: [numbers(value) for value in values]),
-    "any": (truth, truth),
-    "not": (falsehood, falsehood),
+    "any": (truth, any_true),
+    "not": (falsehood, none_true),
     "mean": (mean, mean),
     "min": (minimum, minimum),
     "max": (maximum, maximum),

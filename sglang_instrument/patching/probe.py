@@ -122,10 +122,10 @@ def _open(plan: Plan, own: type[FullSpan], *values: Any) -> Any:
     try:
         if plan.when is not None and not holds(plan.when(None, *values)):
             return SKIPPED
-        if plan.leader is not None and not holds(plan.leader(None, *values)):
-            return SKIPPED
         if plan.process is not None:
             context.name_process(**plan.process(None, *values))
+        if plan.leader is not None and not holds(plan.leader(None, *values)):
+            return SKIPPED
         if plan.bind is not None or plan.steps is not None or plan.root or plan.new_request:
             bound = _bind(plan, values)
         extra = None if plan.enter is None else plan.enter(None, *values)

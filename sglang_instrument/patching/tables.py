@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 Emit = Literal["span", "enter", "exit"]
 FieldSets = Mapping[str, Mapping[str, str]]
 
-_TABLE_KEYS: Final = frozenset({"trainer", "package", "module", "requires", "fields", "patch"})
+_TABLE_KEYS: Final = frozenset(
+    {"trainer", "package", "module", "requires", "engine_detail", "fields", "patch"}
+)
 _PATCH_KEYS: Final = frozenset({"target", "module", "requires", "leader", "region"})
 _ANCHOR_KEYS: Final = frozenset({"from", "after", "through", "before", "at", "block", "call", "entering"})
 _REGION_KEYS: Final = _ANCHOR_KEYS | {
@@ -39,7 +41,9 @@ _REGION_KEYS: Final = _ANCHOR_KEYS | {
     *("enter", "exit", "bind", "process", "when", "ends", "capture"),
 }
 #: What a region may say of the whole process.
-OF_PROCESS: Final = ("role", "worker")
+OF_PROCESS: Final = ("role", "worker", "tp")
+#: The least `engine_detail` at which a table is applied.
+_ENGINE_DETAILS: Final = ("requests", "batches")
 
 _TARGET: Final = re.compile(r"(?:(?P<module>[A-Za-z_][\w.]*):)?(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 _CAPTURE: Final = re.compile(r"(?P<callee>[A-Za-z_]\w*)\((?P<argument>[A-Za-z_]\w*)\)")
@@ -127,13 +131,19 @@ class Table:
     """One TOML file.
 
     `name` is "sglang/engine" for a table that ships with the package, else the file's path; `package` is the
-    distribution whose version the requirements speak of.
+    distribution whose version the requirements speak of; `engine_detail` the least setting at which the table
+    is applied, None where it always is.
     """
 
     name: str
     trainer: str
     package: str
     patches: tuple[Patch, ...]
+    engine_detail: str | None = None
+
+    def is_wanted(self, engine_detail: str) -> bool:
+        """Return whether the table is applied where the setting `engine_detail` is this."""
+        return self.engine_detail in (None, engine_detail) or engine_detail == "batches"
 
     def for_all_ranks(self) -> "Table":
         """Return the table without its leaders: every process records what it does."""
@@ -228,7 +238,8 @@ def parse_table(name: str, content: object, shown: str | None = None) -> Table:
     )
     if not patches:
         raise entry.error("has no [[patch]]")
-    return Table(name, trainer, entry.text("package") or trainer, patches)
+    detail = entry.choice("engine_detail", _ENGINE_DETAILS)
+    return Table(name, trainer, entry.text("package") or trainer, patches, detail)
 
 
 def _parse_patch(
@@ -286,7 +297,7 @@ def _parse_region(entry: Entry, requires: Requirement | None, fields: FieldSets,
             raise entry.error(f"bind.{name}: only {', '.join(BINDABLE)} can be bound")
     for name in region.process:
         if name not in OF_PROCESS:
-            raise entry.error(f"process.{name}: a process has only {' and '.join(OF_PROCESS)}")
+            raise entry.error(f"process.{name}: a process has only {', '.join(OF_PROCESS)}")
     if region.emit != "span" and (
         region.generator or region.bind or region.count_steps or region.new_request
     ):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sglang_instrument.config import component
 from sglang_instrument.recording.clock import HOST
+from sglang_instrument.recording.context import file_name
 from sglang_instrument.recording.notices import notice
 
 
@@ -29,7 +30,7 @@ class Claims:
         self._descriptors: list[int] = []
 
     def name(self, role: str, rank: int) -> str:
-        """Return what this process's files are called: `role_rank`, and `.<host>-<pid>` if that is taken.
+        """Return what this process's files are called: see `file_name`, and `.<host>-<pid>` if that is taken.
 
         Raises:
             OSError: The folder cannot be made; nothing is claimed yet.
@@ -37,7 +38,7 @@ class Claims:
         known = self._names.get((role, rank))
         if known is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            name = component(f"{role}_{rank}")
+            name = component(file_name(role, rank))
             is_own = self._claim(name, (role, rank) in self._parents)
             known = self._names[role, rank] = name if is_own else f"{name}.{HOST}-{os.getpid()}"
         return known

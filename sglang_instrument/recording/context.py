@@ -69,27 +69,30 @@ _scopes: dict[tuple[str, int, int | None, bool], Scope] = {}
 _counting = allocate_lock()  # of the open blocks of a step, which several threads may open and close
 _process_role: str = DEFAULT_ROLE
 _process_worker: int | None = None
+_process_tp: int | None = None
 
 
 def set_process_role(role: str) -> None:
     """Say what this process is; binds made from now on go to files of this role."""
-    global _process_role, _process_worker
-    _process_role, _process_worker = role, None
+    global _process_role, _process_worker, _process_tp
+    _process_role, _process_worker, _process_tp = role, None, None
 
 
-def name_process(role: Any = None, worker: Any = None) -> None:
+def name_process(role: Any = None, worker: Any = None, tp: Any = None) -> None:
     """Learn from the trainer's own objects what this process is, unless `install(role=...)` said it.
 
     Without a worker, the number in the name of the Ray actor counts that runs here: trainers call their
-    actors `agent_loop_worker_3`.
+    actors `agent_loop_worker_3`. `tp` is the rank among those that do the same work as one worker.
     """
-    global _process_role, _process_worker
+    global _process_role, _process_worker, _process_tp
     if _process_role == DEFAULT_ROLE:
         _process_role = _word(role) or DEFAULT_ROLE
     if worker is None and not os.environ.get("RANK", "").isdigit():
         worker = actors.number_in_name()
     if worker is not None:
         _process_worker = _integer(worker)
+    if tp is not None:
+        _process_tp = _integer(tp)
 
 
 def default_worker() -> int:
@@ -98,6 +101,12 @@ def default_worker() -> int:
         return _process_worker
     rank = os.environ.get("RANK", "")
     return int(rank) if rank.isdigit() else 0
+
+
+def file_name(role: str, worker: int) -> str:
+    """Return what files of a role and a rank are called: `worker_3`, `scheduler_0_tp0`."""
+    part = "" if _process_tp is None or role != _process_role else f"_tp{_process_tp}"
+    return f"{role}_{worker}{part}"
 
 
 def scope_for(role: str | None, worker: int | None, step: int | None, validate: bool) -> Scope:

@@ -1,0 +1,119 @@
+"""Start the real `sglang.launch_server` on this machine's CPU, ask it, and end all of its processes."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_instrument.demo.cpu_platform import write_plugin
+from sglang_instrument.demo.model import ensure_model
+
+ARGUMENTS = [
+    "--device=cpu",
+    "--dtype=float32",
+    "--attention-backend=torch_native",
+    "--sampling-backend=pytorch",
+    "--grammar-backend=none",
+    "--disable-cuda-graph",
+    "--disable-overlap-schedule",
+    "--chunked-prefill-size=512",
+    "--mem-fraction-static=0.2",
+    "--context-length=512",
+    "--skip-server-warmup",
+    "--log-level=error",
+    "--host=127.0.0.1",
+]
+DEADLINE_SEC = 240
+
+
+def model_of_the_demo():
+    """Return the folder of the demo's model, in the user's cache, where the demo itself keeps it."""
+    return ensure_model(Path.home() / ".cache/sglang-instrument")
+
+
+@dataclass
+class Server:
+    """A server that runs. `port` is where it listens."""
+
+    process: subprocess.Popen
+    port: int
+    errors: Path
+
+    def post(self, path, body, timeout_sec=120):
+        """Send a request; return what it answers."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=timeout_sec) as reply:
+            return json.loads(reply.read() or "null")
+
+    def is_up(self):
+        """Return whether it answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=10) as reply:
+                return reply.status == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def children(self):
+        """Return the process ids of its children, by the title that SGLang gives them."""
+        import psutil
+
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        return {child.pid: " ".join(child.cmdline()) for child in found}
+
+    def stop(self):
+        """End it as a person does, and all of its processes, however that goes."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            pass
+        self.kill()
+
+    def kill(self):
+        """End all of its processes at once; they are one group."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+
+def start_server(scratch, environment, *arguments):
+    """Start a server and wait until it answers; `scratch` is a folder of its own."""
+    write_plugin(scratch)
+    path = os.pathsep.join(filter(None, (str(scratch), os.environ.get("PYTHONPATH"))))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-W", "ignore", "-m", "sglang.launch_server"]
+    command += ["--model-path", str(model_of_the_demo()), "--port", str(port), *ARGUMENTS, *arguments]
+    errors = scratch / "stderr.txt"
+    with errors.open("wb") as stream:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONPATH": path, **environment},
+            cwd=scratch,
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,
+        )
+    server = Server(process, port, errors)
+    deadline = time.monotonic() + DEADLINE_SEC
+    while not server.is_up():
+        if process.poll() is not None or time.monotonic() > deadline:
+            server.kill()
+            raise AssertionError(f"the server did not start:\n{errors.read_text()[-4000:]}")
+        time.sleep(0.2)
+    return server
