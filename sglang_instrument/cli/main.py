@@ -41,6 +41,7 @@ COMMANDS: Final = {
         "write the run as one HTML file, from the verdict to the event",
     ),
     "export": ("sglang_instrument.cli.export", "write the run as Parquet"),
+    "profile": ("sglang_instrument.cli.profile", "switch the engines' profilers, gather their traces"),
     "trace": ("sglang_instrument.cli.trace", "what the engines' profilers saw: kernels, gaps, slow ranks"),
     "patches": ("sglang_instrument.cli.patches", "list the patch tables, check them against a trainer"),
 }

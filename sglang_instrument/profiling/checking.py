@@ -1,0 +1,94 @@
+"""Say before a capture what would go wrong in it: of each worker, and of the trainer that started it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sglang_instrument.profiling.engine import RPC_ADVICE, START, STOP, VLLM_ADVICE, Engine, identify
+from sglang_instrument.profiling.options import ProfileOptions
+from sglang_instrument.profiling.wire import all_at_once
+from sglang_instrument.profiling.workers import Worker
+
+#: What a trainer's log shows of a profiler that is configured: parsed, handed to the server, and mounted.
+_PARSED: Final = re.compile(
+    r"profiler_config\W.*?(?:profiler['\"]?\s*[=:]\s*['\"](?:torch|cuda))", re.IGNORECASE
+)
+_FORWARDED: Final = re.compile(
+    r"(?:Launching|vllm serve|api_server)[^\n]*--profiler-config|VLLM_TORCH_PROFILER_DIR\s*[=:]",
+    re.IGNORECASE,
+)
+_MOUNTED: Final = re.compile(r"/start_profile")
+_LOG_BYTES: Final = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: `ok` is None where it cannot be told."""
+
+    number: int | None
+    url: str
+    what: str
+    ok: bool | None
+    words: str
+
+
+def check_workers(
+    workers: Sequence[Worker], options: ProfileOptions, *, timeout_sec: float, api_key: str | None = None
+) -> list[Finding]:
+    """Look at all workers at the same time; nothing is started."""
+
+    def look(worker: Worker) -> list[Finding]:
+        engine = identify(worker.url, timeout_sec=timeout_sec, api_key=api_key, with_routes=True)
+        return [
+            Finding(worker.number, worker.url, what, ok, words)
+            for what, ok, words in _of_worker(worker, engine, options)
+        ]
+
+    return [finding for findings in all_at_once(look, workers) for finding in findings]
+
+
+def check_log(path: Path) -> list[Finding]:
+    """Say of a trainer's log whether vLLM's profiler was asked for, handed on, and mounted.
+
+    These are the three things of which each alone keeps `/start_profile` at 404.
+    """
+    with path.open("rb") as file:
+        text = file.read(_LOG_BYTES).decode(errors="replace")
+    looked = (
+        ("arguments", _PARSED, "the trainer did not parse a profiler_config"),
+        ("forwarding", _FORWARDED, "no command line of a server has --profiler-config"),
+        ("routes", _MOUNTED, "no server printed the route /start_profile"),
+    )
+    findings = []
+    for what, pattern, missing in looked:
+        seen = pattern.search(text)
+        words = " ".join(seen.group().split())[:80] if seen else f"{missing}: {VLLM_ADVICE}"
+        findings.append(Finding(None, str(path), what, seen is not None, words))
+    return findings
+
+
+def _of_worker(worker: Worker, engine: Engine, options: ProfileOptions) -> list[tuple[str, bool | None, str]]:
+    if not engine.reached:
+        router = "; its router still lists it" if worker.healthy is not None else ""
+        return [("reached", False, f"{engine.words}{router}")]
+    findings: list[tuple[str, bool | None, str]] = [("reached", True, engine.name)]
+    missing = [path for path in (START, STOP) if path not in (engine.routes or ())]
+    if missing:
+        advice = f": {VLLM_ADVICE}" if engine.kind != "sglang" else ""
+        findings.append(("routes", False, f"without {' and '.join(missing)}{advice}"))
+    else:
+        findings.append(("routes", True, f"{START}, {STOP}"))
+    if engine.kind == "vllm":
+        findings.append(
+            ("arguments", None, "vLLM takes none: what is recorded stands in its --profiler-config")
+        )
+        findings.append(("timeout", None, RPC_ADVICE))
+    else:
+        unknown = options.unknown_to(engine.version)
+        words = f"too old for {', '.join(unknown)}: would be left out" if unknown else "all known to it"
+        findings.append(("arguments", not unknown if engine.version else None, words))
+    return findings

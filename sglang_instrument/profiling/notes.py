@@ -1,0 +1,134 @@
+"""Remember which captures were started, beside their traces, for no engine tells whether it records."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from sglang_instrument.errors import InstrumentError
+from sglang_instrument.profiling.found import NOTE, TraceFile, files_in
+from sglang_instrument.profiling.options import ProfileOptions
+from sglang_instrument.profiling.switching import Outcome
+
+_LEAST_FREE_BYTES = 1 * 2**30  # a second of an engine on a GPU is up to a hundred megabytes a rank
+
+Note = dict[str, Any]
+
+
+class FolderError(InstrumentError):
+    """The traces cannot be written where they shall go; an engine would die of it."""
+
+
+def check_folder(output_dir: str, urls: Sequence[str], least_free_bytes: int = _LEAST_FREE_BYTES) -> str:
+    """Check that traces can be written, as far as this machine can tell; return what it cannot tell.
+
+    SGLang's scheduler does not survive a trace that it cannot write, and with it the whole server ends.
+
+    Raises:
+        FolderError: A worker is on this machine, and the folder cannot be written, or its disk is full.
+    """
+    if not any(map(is_here, urls)):
+        return f"{output_dir} is on the workers' machines; here it is found only if they share it"
+    folder = Path(output_dir).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".writable-{os.getpid()}"
+        probe.write_bytes(b"\0" * 4096)
+        probe.unlink()
+        state = os.statvfs(folder)
+    except OSError as error:
+        raise FolderError(
+            f"--output-dir {output_dir}: {error.strerror}; SGLang's server ends when it cannot write its "
+            "trace, so nothing was started; choose another folder"
+        ) from error
+    free = state.f_bavail * state.f_frsize
+    if free < least_free_bytes:
+        raise FolderError(
+            f"--output-dir {output_dir}: {free / 2**20:,.0f} MiB are free, and traces need up to "
+            f"{least_free_bytes / 2**20:,.0f}; SGLang's server ends when its disk is full, so nothing was "
+            "started; make room, or choose another folder"
+        )
+    return ""
+
+
+def is_here(url: str) -> bool:
+    """Return whether an address is this machine's."""
+    host = (urlsplit(url).hostname or "").lower()
+    if host in ("localhost", "127.0.0.1", "::1", socket.gethostname().lower()):
+        return True
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
+            trial.bind((host, 0))  # only an address of our own can be bound
+    except OSError:
+        return False
+    return True
+
+
+def write_note(options: ProfileOptions, profile_id: str, outcomes: Sequence[Outcome]) -> Path | None:
+    """Write what was started; return the capture's folder, or None where it cannot be written here."""
+    folder = Path(options.output_dir).expanduser() / profile_id
+    note = {
+        "profile_id": profile_id,
+        "started_unix": time.time(),
+        "options": asdict(options),
+        "workers": [outcome.as_json() for outcome in outcomes if outcome.ok],
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / NOTE).write_text(json.dumps(note, indent=1))
+    except OSError:
+        return None
+    return folder
+
+
+def mark_stopped(folder: Path) -> None:
+    """Add to a capture's note that it was stopped."""
+    try:
+        note = json.loads((folder / NOTE).read_bytes())
+        note["stopped_unix"] = time.time()
+        (folder / NOTE).write_text(json.dumps(note, indent=1))
+    except (OSError, ValueError):
+        pass  # a note helps the next command; the traces are what counts
+
+
+def captures(output_dir: str | Path) -> list[tuple[Path, Note]]:
+    """Return the captures below a folder that were started from here, the newest first."""
+    found = []
+    for path in Path(output_dir).expanduser().glob(f"*/{NOTE}"):
+        try:
+            note = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            continue
+        if isinstance(note, dict) and isinstance(note.get("workers"), list):
+            found.append((path.parent, note))
+    return sorted(found, key=lambda pair: -float(pair[1].get("started_unix", 0)))
+
+
+def running(output_dir: str | Path, urls: Iterable[str]) -> dict[str, tuple[Path, Note]]:
+    """Return, by address, the captures that began and of which neither a stop nor a whole file is known."""
+    wanted = set(urls)
+    found: dict[str, tuple[Path, Note]] = {}
+    for folder, note in captures(output_dir):
+        if "stopped_unix" in note:
+            continue
+        for worker in note["workers"]:
+            url = worker.get("url")
+            if url in wanted and url not in found and not _has_whole(files_of(worker)):
+                found[url] = (folder, note)
+    return found
+
+
+def files_of(worker: Note) -> list[TraceFile]:
+    """Return the files that a worker of a note has written, as far as they are to be seen here."""
+    return files_in(worker["folder"]) if worker.get("folder") else []
+
+
+def _has_whole(files: Sequence[TraceFile]) -> bool:
+    return any(file.whole is not False for file in files)

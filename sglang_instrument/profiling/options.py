@@ -1,0 +1,175 @@
+"""Say what the engines' profilers shall record: the fields of their request, bounded by default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from sglang_instrument.errors import ConfigError
+
+#: What SGLang's profilers can record; RPD is ROCm's, CUDA_PROFILER switches nsys.
+ACTIVITIES: Final = ("CPU", "GPU", "MEM", "CUDA_PROFILER", "RPD", "XPU")
+DEFAULT_OUTPUT_DIR: Final = "/tmp/sglang_profile"  # noqa: S108 - of the scripts that people have
+DEFAULT_STEPS: Final = 3
+_LONGEST_RANGE: Final = 1_000_000
+
+#: From which version of SGLang on its server knows a field of the request (wheels 0.4.6.post5 to 0.5.23).
+KNOWN_SINCE: Final[dict[str, tuple[int, ...]]] = {
+    "output_dir": (0,),
+    "num_steps": (0,),
+    "activities": (0,),
+    "with_stack": (0,),
+    "record_shapes": (0,),
+    "start_step": (0, 4, 9, 6),
+    "profile_by_stage": (0, 4, 9, 6),
+    "merge_profiles": (0, 5, 4),
+    "profile_prefix": (0, 5, 6),
+    "profile_stages": (0, 5, 6),
+    "profile_id": (0, 5, 15),
+    "detailed_annotations": (0, 5, 19),
+}
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """What to record. Each field but `output_dir` is as in the engines' request.
+
+    Attributes:
+        output_dir: Folder on the engines' machines; each worker gets a folder of its own in it.
+        num_steps: Forward steps of the engine after which it stops by itself; None runs until it is
+            stopped, and then a trace grows by megabytes a second.
+        start_step: Forward step at which it begins; None is now.
+        activities: Of `ACTIVITIES`.
+        profile_by_stage: Whether prefill and decode get `num_steps` each, and files of their own.
+        profile_stages: Only these stages: prefill, decode.
+        with_stack: Whether Python's stacks are recorded.
+        record_shapes: Whether shapes of tensors are recorded.
+        merge_profiles: Whether the ranks of a worker are merged into one file as well.
+        profile_prefix: Begins the files' names.
+        profile_id: Names the capture; a worker's own is made of it.
+        detailed_annotations: Whether SGLang annotates each step with its load.
+    """
+
+    output_dir: str = DEFAULT_OUTPUT_DIR
+    num_steps: int | None = DEFAULT_STEPS
+    start_step: int | None = None
+    activities: tuple[str, ...] | None = None
+    profile_by_stage: bool = False
+    profile_stages: tuple[str, ...] | None = None
+    with_stack: bool | None = None
+    record_shapes: bool | None = None
+    merge_profiles: bool = False
+    profile_prefix: str | None = None
+    profile_id: str | None = None
+    detailed_annotations: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what an engine would take and then choke on."""
+        for name in ("num_steps", "start_step"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"profile: {name} must be at least 1, got {value}")
+        unknown = [one for one in self.activities or () if one not in ACTIVITIES]
+        if unknown:
+            raise ConfigError(f"profile: no activity {unknown[0]!r}; there are {', '.join(ACTIVITIES)}")
+        if "/" in (self.profile_prefix or "") or "/" in (self.profile_id or ""):
+            raise ConfigError("profile: profile_prefix and profile_id are parts of a file's name, without /")
+        if self.profile_by_stage and self.num_steps is None:
+            raise ConfigError("profile: profile_by_stage needs num_steps: the engine counts them a stage")
+
+    def body(self, folder: str, profile_id: str) -> dict[str, Any]:
+        """Return the request for a worker whose files shall go to `folder`; what was not said is left out."""
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        given |= {"output_dir": folder, "profile_id": profile_id}
+        lists = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
+        return {key: value for key, value in lists.items() if value is not None and value is not False} | (
+            {key: False for key in ("with_stack", "record_shapes") if given[key] is False}
+        )
+
+    def unknown_to(self, version: str | None) -> list[str]:
+        """Return the fields that were asked for, and that SGLang of `version` does not know."""
+        numbers = version_numbers(version)
+        if numbers is None:
+            return []
+        asked = self.body("", "").keys() - {"profile_id"}  # ours; the folder names the capture as well
+        return sorted(name for name in asked if numbers < KNOWN_SINCE[name])
+
+    def with_(self, **changes: Any) -> ProfileOptions:
+        """Return these options with `changes`."""
+        return replace(self, **changes)
+
+
+def version_numbers(version: str | None) -> tuple[int, ...] | None:
+    """Return 0.5.6.post2 as (0, 5, 6, 2); None for what is no version."""
+    if not version or not version[0].isdigit():
+        return None
+    numbers = []
+    for part in version.replace(".post", ".").replace("rc", ".").split("+")[0].split("."):
+        digits = "".join(character for character in part if character.isdigit())
+        if not digits:
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)
+
+
+def numbers(text: str) -> frozenset[int]:
+    """Return the numbers of `5-7,20`.
+
+    Raises:
+        ValueError: It is not written like that.
+    """
+    found: set[int] = set()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        first, dash, last = part.partition("-")
+        if not first.strip().isdigit() or (dash and not last.strip().isdigit()):
+            raise ValueError(f"{part!r} is no number or range; write 5-7,20")
+        low, high = int(first), int(last) if dash else int(first)
+        if high < low or high - low > _LONGEST_RANGE:
+            raise ValueError(f"{part!r} is empty, or too long")
+        found.update(range(low, high + 1))
+    return frozenset(found)
+
+
+def read_options(text: str | Mapping[str, Any], base: ProfileOptions | None = None) -> ProfileOptions:
+    """Return options from `num_steps=20,activities=CPU+GPU,with_stack=0`, or from a mapping.
+
+    Raises:
+        ConfigError: A field is unknown, or has a value that it cannot have.
+    """
+    given = _pairs(text) if isinstance(text, str) else dict(text)
+    known = {one.name for one in fields(ProfileOptions)}
+    for name in given.keys() - known:
+        raise ConfigError(f"profile_options: no field {name!r}; there are {', '.join(sorted(known))}")
+    values = {name: _value(name, value) for name, value in given.items()}
+    return replace(base or ProfileOptions(), **values)
+
+
+def _pairs(text: str) -> dict[str, str]:
+    pairs = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError(f"profile_options: {part!r} must be field=value, separated by commas")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+_NUMBERS: Final = ("num_steps", "start_step")
+_LISTS: Final = ("activities", "profile_stages")
+_TEXTS: Final = ("output_dir", "profile_prefix", "profile_id")
+
+
+def _value(name: str, value: Any) -> Any:
+    try:
+        if name in _NUMBERS:
+            return int(value) or None  # 0: until it is stopped
+        if name in _LISTS:
+            return tuple(value.split("+") if isinstance(value, str) else value)
+        if name in _TEXTS:
+            return str(value)
+        return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
+            str(value).lower()
+        ]
+    except (ValueError, TypeError, KeyError):
+        raise ConfigError(f"profile_options: {name}={value!r} is not a value that {name} can have") from None
