@@ -55,6 +55,7 @@ R.start = async () => {
     R.selectRequest(request);
     R.showMoment(R.timeline.model, R.timeline.cursor);
     if (R.charts.size) return;
+    performance.mark("interactive");
     document.documentElement.dataset.ready = "yes"; // for who drives this page: the timeline can be used
     R.wireCharts(); // plotly is large: it comes after what can do without
   });

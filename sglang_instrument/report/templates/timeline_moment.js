@@ -7,12 +7,23 @@ R.showMoment = (model, sec) => {
   const told = R.momentOf(model, sec);
   const card = (title, value, id) => R.el("div", {}, R.el("small", {}, title), R.el("b", { "data-moment": id }, value));
   const phases = [...told.phases].sort((a, b) => b[1] - a[1]).map(([phase, count]) => R.el("span", {}, phase < 0 ? R.swatch(R.ink("faint")) : R.swatch(R.facts.colours[phase]), phase < 0 ? "between events" : R.facts.words[phase], R.el("b", {}, R.count(count))));
-  const workers = told.barrier.length === model.workers.length && told.barrier.length > 1 ? `all ${told.barrier.length} workers` : told.barrier.map((worker) => `worker ${worker}`).join(", ");
+  const workers = told.barrier.length === model.workers.length && told.barrier.length > 1 ? `all ${told.barrier.length} workers` : R.rangesOf(told.barrier);
   place.replaceChildren(
     card("at", R.seconds(sec), "at"), card("not started", R.count(told.before), "before"), card("running", R.count(told.running), "running"), card("done", R.count(told.done), "done"), card("engine calls in flight", R.count(told.calls), "calls"),
     R.el("div", { class: "wide" }, R.el("small", {}, "the running ones are in"), R.el("div", { class: "legend" }, ...(phases.length ? phases : [R.el("span", {}, "nothing")]))),
     R.el("div", { class: "wide" }, R.el("small", {}, "at the barrier"), R.el("span", { "data-moment": "barrier" }, workers || "nobody")),
   );
+};
+
+// worker 3; workers 1-7, 9
+R.rangesOf = (workers) => {
+  const ranges = [];
+  for (const worker of [...workers].sort((a, b) => a - b)) {
+    if (ranges.length && ranges.at(-1)[1] === worker - 1) ranges.at(-1)[1] = worker;
+    else ranges.push([worker, worker]);
+  }
+  const words = ranges.map(([from, to]) => (from === to ? `${from}` : `${from}–${to}`)).join(", ");
+  return words && `worker${workers.length === 1 ? "" : "s"} ${words}`;
 };
 
 R.showRequest = (model, row) => {

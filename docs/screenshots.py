@@ -1,0 +1,104 @@
+"""Make the pictures of the report in docs/images: `python docs/screenshots.py`, with Chromium and its driver.
+
+The story of step 67 is made up (`demo --synthetic step-67`); the other run is a real one of `demo`.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from browser import Browser, browser  # noqa: E402 - the tests' own
+
+from sglang_instrument.cli.main import main  # noqa: E402
+from sglang_instrument.demo.synthetic import write  # noqa: E402
+
+IMAGES: Final = ROOT / "docs" / "images"
+DEMO: Final = ROOT / "tests" / "logs" / "demo"
+WIDTH, HEIGHT, SHARPNESS = 1400, 880, 1.5
+
+
+def shoot(page: Browser, name: str, height: int = HEIGHT) -> None:
+    """Save what is on the screen."""
+    size = {"width": WIDTH, "height": height, "deviceScaleFactor": SHARPNESS, "mobile": False}
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    # Two frames later everything that was asked for is painted.
+    page.do("sglangReport.place()")
+    page.driver.execute_async_script(
+        "setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(arguments[0])), 900)"
+    )
+    picture = page.driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
+    (IMAGES / f"{name}.png").write_bytes(base64.b64decode(picture))
+
+
+def at(page: Browser, element: str, above: int = 0) -> None:
+    """Bring an element to the top of the screen."""
+    page.do(
+        "document.getElementById(arguments[0]).scrollIntoView({behavior: 'instant'});"
+        "scrollBy({top: -arguments[1], behavior: 'instant'})",
+        element,
+        above,
+    )
+
+
+def theme(page: Browser, dark: bool) -> None:
+    """Choose light or dark."""
+    page.do(f"sglangReport.setTheme('{'dark' if dark else 'light'}')").draw_all()
+
+
+def story(page: Browser, report: Path) -> None:
+    """Picture the run with the plateau."""
+    page.open(report)
+    theme(page, dark=False)
+    shoot(page, "report")
+    at(page, "steps")
+    theme(page, dark=True)
+    shoot(page, "report-dark")
+    theme(page, dark=False)
+    at(page, "timeline")
+    page.do("const line = sglangReport.timeline; line.pinned = true; sglangReport.setCursor(100)")
+    shoot(page, "timeline", 1080)
+    page.do("sglangReport.go({request: sglangReport.facts.slowest[0].request_id})")
+    at(page, "inspector", 20)
+    shoot(page, "request", 760)
+    at(page, "whatif")
+    for slider, value in (("max_tokens", 2), ("oversample", 1)):
+        page.choose(f"whatif-{slider}", value)
+    shoot(page, "whatif", 640)
+
+
+def rollout(page: Browser, report: Path) -> None:
+    """Picture the real rollout."""
+    page.open(report, "#timeline&step=1")
+    theme(page, dark=True)
+    page.choose("t-rows", "18")
+    page.do("const line = sglangReport.timeline; line.pinned = true; sglangReport.setCursor(0.47)")
+    at(page, "timeline")
+    shoot(page, "timeline-demo", 1000)
+
+
+def run() -> None:
+    """Make the runs, their reports and the pictures."""
+    IMAGES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch, browser(Path(scratch)) as page:
+        os.chdir(scratch)  # so that the pictures show a path as people see it
+        logs = Path("logs", "gsm8k_600")
+        write(logs)
+        for folder, picture in ((logs, story), (DEMO, rollout)):
+            report = Path(scratch, f"{folder.name}.html")
+            main(["report", str(folder), "-o", str(report)])
+            picture(page, report)
+        complaints = page.complaints()
+    if complaints:
+        raise SystemExit(f"the page complained: {complaints}")
+
+
+if __name__ == "__main__":
+    run()
