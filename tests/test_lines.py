@@ -47,9 +47,10 @@ def test_a_batch_with_bad_values_keeps_every_record(some):
     maker = LineMaker(Clock())
     context = Context(scope=scope_for("worker", 0, 5, False))
     batch = [
-        Span("x", {"value": repr(value) if isinstance(value, bytes) else value}, context) for value in some
+        Span("x", {"value": repr(value) if isinstance(value, bytes) else value}, context=context)
+        for value in some
     ]
-    batch.append(Span("last", {"value": "\ud800"}, context))
+    batch.append(Span("last", {"value": "\ud800"}, context=context))
     ((_, lines),) = maker.lines(batch).items()
     encoded, changed = maker.encode(lines)
     assert [json.loads(line)["event"] for line in encoded.splitlines()] == ["x"] * len(some) + ["last"]
@@ -67,7 +68,7 @@ def test_a_record_that_is_too_long_keeps_its_short_fields():
 def test_no_line_is_longer_than_the_limit():
     maker = LineMaker(Clock())
     context = Context(scope=scope_for("worker", 0, 5, False))
-    batch = [Span("e" * 100_000, {str(index): "y" * 300 for index in range(5000)}, context)]
+    batch = [Span("e" * 100_000, {str(index): "y" * 300 for index in range(5000)}, context=context)]
     ((_, lines),) = maker.lines(batch).items()
     assert len(maker.encode(lines)[0]) <= LONGEST_LINE
 
@@ -99,7 +100,8 @@ def test_timestamps_follow_the_clock_through_every_second_and_millisecond():
     context = Context(scope=scope_for("worker", 0, 1, False), extra={"request_id": "r"})
     start = time.perf_counter_ns()
     batch = [
-        Span("x", None, context, start=start, end=start + offset * 333_333) for offset in range(1, 5000, 7)
+        Span("x", None, context=context, start=start, end=start + offset * 333_333)
+        for offset in range(1, 5000, 7)
     ]
     ((_, lines),) = maker.lines(batch).items()
     for line, made in zip(maker.encode(lines)[0].splitlines(), batch, strict=True):
@@ -111,7 +113,7 @@ def test_spawned_by_stands_in_the_first_record_of_a_task_alone():
     maker = LineMaker(Clock())
     context = Context(scope=scope_for("worker", 0, 1, False), extra={"turn": 1})
     task = Task(7, 3)
-    batch = [Span("x", None, context, end=2**62, task=task) for _ in range(3)]
+    batch = [Span("x", None, context=context, end=2**62, task=task) for _ in range(3)]
     ((_, lines),) = maker.lines(batch).items()
     made = [json.loads(line) for line in maker.encode(lines)[0].splitlines()]
     assert [line.get("spawned_by") for line in made] == [3, None, None]

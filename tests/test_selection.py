@@ -19,7 +19,8 @@ CONTROL = ("log_opened", "step_closed", "log_closed")
 
 def record(request_id, event="turn_engine_call", duration_sec=1.0, error=None, scope=None, start=0):
     context = Context(request_id=request_id, scope=scope, step=1)
-    return Span(event, None, context, 0, start, start + int(duration_sec * SECOND), error)
+    end = start + int(duration_sec * SECOND)
+    return Span(event, context=context, thread=0, start=start, end=end, error=error)
 
 
 def request(request_id, duration_sec, **more):

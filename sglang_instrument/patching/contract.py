@@ -41,5 +41,8 @@ class Probe(Protocol):
     wants_result: bool
     wants_items: bool
 
+    def counted(self) -> "Probe":
+        """Return the probe of the same region in a coroutine that counts its own awaits."""
+
     def __call__(self, *values: Any) -> OpenRegion:
         """Begin a run of the region with the values of `enter_locals`."""

@@ -10,7 +10,6 @@ from sglang_instrument.patching.bindings import Bindings
 from sglang_instrument.patching.constants import Constants
 from sglang_instrument.patching.contract import Probe
 from sglang_instrument.patching.measures import UNBOUND
-from sglang_instrument.recording.waiting import counting
 
 _RESULT: Final = "_sglang_instrument_result"
 _LEAVING: Final = (ast.Return, ast.Raise, ast.Continue, ast.Break)
@@ -101,8 +100,8 @@ class Handing:
         return all(name in sure or not self.bindings.has(name) for name in names)
 
     def _open(self, names: Iterable[str], sure: Names | None) -> ast.Call:
-        opened = ast.Call(self.constants.hold(self.probe), self._values(names, sure), [])
-        return ast.Call(self.constants.hold(counting), [opened], []) if self.counts_waiting else opened
+        probe = self.probe.counted() if self.counts_waiting else self.probe
+        return ast.Call(self.constants.hold(probe), self._values(names, sure), [])
 
     def _values(self, names: Iterable[str], sure: Names | None) -> list[ast.expr]:
         """Return a node for each name: UNBOUND for what is no local, and for what is not `sure`, if given."""

@@ -13,11 +13,8 @@ class Inside(dict[str, list[dict[str, Any]]]):
     """The records of the regions that finished within one run of a region, by event."""
 
     __slots__ = ("around", "wanted")
-
-    def __init__(self, wanted: frozenset[str], around: "Inside | None") -> None:
-        super().__init__()
-        self.wanted = wanted
-        self.around = around
+    wanted: frozenset[str]
+    around: "Inside | None"
 
 
 #: The innermost open region that reads `inside`; what it calls and the tasks it makes inherit it.
@@ -30,7 +27,8 @@ def collect(wanted: frozenset[str], root: bool) -> tuple[Inside | None, Collecti
     """Begin to keep the `wanted` events; a `root` reports to nobody around it."""
     if not wanted and not root:
         return None, None
-    inside = Inside(wanted, None if root else _collecting.get())
+    inside = Inside()  # without an __init__ of its own, which costs as much again
+    inside.wanted, inside.around = wanted, None if root else _collecting.get()
     return inside, _collecting.set(inside)
 
 

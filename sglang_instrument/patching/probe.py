@@ -6,14 +6,11 @@ each thing that a table asks for adds its own cost and no other.
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar, cast
-
-from msgspec import defstruct
+from typing import Any
 
 from sglang_instrument.patching import inside
 from sglang_instrument.patching.counting import new_request_id
 from sglang_instrument.patching.plan import Plan, make_plan, wanted_events
-from sglang_instrument.patching.readers import Reader
 from sglang_instrument.patching.runs import (
     SKIPPED,
     FullSpan,
@@ -28,8 +25,6 @@ from sglang_instrument.recording import context, spans
 from sglang_instrument.recording.context import CURRENT, Bound
 from sglang_instrument.recording.notices import swallowed
 from sglang_instrument.recording.spans import Span
-
-Run = TypeVar("Run", bound=RegionSpan)
 
 
 class Probe(partial[Any]):
@@ -46,6 +41,9 @@ class Probe(partial[Any]):
 
     region: Region
     reports: bool
+    plan: Plan
+    counts: bool = False  # the probe is that of a coroutine
+    _counted: "Probe | None" = None
     enter_locals: tuple[str, ...] = ()
     exit_locals: tuple[str, ...] = ()
     leave_locals: tuple[str, ...] = ()
@@ -53,7 +51,14 @@ class Probe(partial[Any]):
     wants_items: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return make_probe, (self.region, self.reports)
+        return (_counted if self.counts else make_probe), (self.region, self.reports)
+
+    def counted(self) -> "Probe":
+        """Return the probe of the same region in a coroutine that counts its awaits; the same each time."""
+        if self._counted is None:
+            self._counted = _dressed(_opener(self.plan, waited=0), self.region, self.plan)
+            self._counted.counts = True
+        return self._counted
 
 
 _probes: dict[tuple[Origin, bool], Probe] = {}
@@ -86,37 +91,40 @@ def make_probe(region: Region, reports: bool = False) -> Probe:
 def build_probe(region: Region, reports: bool = False) -> Probe:
     """Return a new probe of a region, as `make_probe` does."""
     plan = make_plan(region, reports)
-    probe = _opener(plan)
-    probe.region, probe.reports = region, reports
+    return _dressed(_opener(plan), region, plan)
+
+
+def _dressed(probe: Probe, region: Region, plan: Plan) -> Probe:
+    """Return the probe with what rewritten code asks of it."""
+    probe.region, probe.reports, probe.plan = region, plan.reports, plan
     probe.enter_locals, probe.leave_locals = plan.enter_locals, plan.exit_locals
     probe.exit_locals = () if plan.generator else plan.exit_locals
     probe.wants_result, probe.wants_items = plan.wants_result, plan.generator
     return probe
 
 
-def _opener(plan: Plan) -> Probe:
-    """Return a probe that does what `plan` needs at entry, and no more."""
+def _counted(region: Region, reports: bool) -> Probe:
+    return make_probe(region, reports).counted()
+
+
+def _opener(plan: Plan, waited: int | None = None) -> Probe:
+    """Return a probe that does what `plan` needs at entry, and no more; `waited` is its spans'."""
     if plan.is_plain:
-        phase = {} if plan.phase is None else {"phase": plan.phase}
-        return Probe(plan.kind, plan.event, **phase)
+        return Probe(plan.kind, plan.event, None, None, plan.phase, waited)
     if not plan.is_simple:
-        return Probe(_open, plan, _own(GeneratorSpan if plan.generator else FullSpan, plan))
-    own = _own(ReportingSpan if plan.reports else RegionSpan, plan)
-    return Probe(own, plan.event) if plan.enter is None else Probe(_open_simply, own, plan.event, plan.enter)
+        return Probe(_open, plan, GeneratorSpan if plan.generator else FullSpan, waited)
+    own = ReportingSpan if plan.reports else RegionSpan
+    if plan.enter is None:
+        return Probe(own, plan.event, None, plan, plan.phase, waited)
+    return Probe(_open_simply, own, plan, waited)
 
 
-def _own(kind: type[Run], plan: Plan) -> type[Run]:
-    """Return a subclass with the plan as its default: as an argument it would cost as much as the span."""
-    defaults = [("plan", Any, plan), ("phase", Any, plan.phase)]
-    return cast("type[Run]", defstruct(kind.__name__, defaults, bases=(kind,), gc=False, eq=False))
-
-
-def _open_simply(own: type[RegionSpan], event: str, enter: Reader, *values: Any) -> RegionSpan:
+def _open_simply(own: type[RegionSpan], plan: Any, waited: int | None, *values: Any) -> RegionSpan:
     """Begin a run that reads fields at entry, which never raises."""
-    return own(event, enter(None, *values))
+    return own(plan.event, plan.enter(None, *values), plan, plan.phase, waited)
 
 
-def _open(plan: Plan, own: type[FullSpan], *values: Any) -> Any:
+def _open(plan: Plan, own: type[FullSpan], waited: int | None, *values: Any) -> Any:
     """Begin a run of any region."""
     bound = None
     try:
@@ -130,9 +138,9 @@ def _open(plan: Plan, own: type[FullSpan], *values: Any) -> Any:
             bound = _bind(plan, values)
         extra = None if plan.enter is None else plan.enter(None, *values)
         if plan.emit == "enter":
-            spans.record(Span(plan.event, extra, phase=plan.phase))
+            spans.record(Span(plan.event, extra, None, plan.phase))
             return SKIPPED
-        run = own(plan.event, extra)
+        run = own(plan.event, extra, plan, plan.phase, waited)
         run.bound = bound
         if plan.wants_inside or plan.root:
             run.inside, run.collecting = inside.collect(plan.wants_inside, plan.root)

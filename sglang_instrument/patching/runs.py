@@ -7,7 +7,7 @@ common case, fields at exit and nothing else, has its own short way; everything 
 import sys
 from time import perf_counter_ns
 from types import FrameType, TracebackType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from sglang_instrument.patching import inside
 from sglang_instrument.patching.inside import Collecting, Inside
@@ -27,7 +27,6 @@ class RegionSpan(Span, gc=False, eq=False):
     `plan` says what to read; `values` are the locals at the last statement, `value` what is returned.
     """
 
-    plan: Any = None
     values: Values | None = None
     value: Any = None
 
@@ -87,7 +86,15 @@ class FullSpan(RegionSpan, gc=False, eq=False):
     collecting: Collecting | None = None
 
     def __enter__(self) -> "FullSpan":
-        self.plan.kind.__enter__(self)  # as a span of the event's kind: watched, synchronised or neither
+        plan: Plan = self.plan
+        if plan.synced:
+            device.synchronize()
+            self.start = perf_counter_ns()
+        Span.__enter__(self)
+        if plan.watched:
+            if not OPEN:
+                spans.first_opened()
+            OPEN[id(self)] = self
         return self
 
     def __exit__(
@@ -194,28 +201,42 @@ def read(run: RegionSpan, failed: bool) -> None:
 
 def finish(run: FullSpan, failed: bool) -> None:
     """Read the fields of a run, give it to the buffer and to those around it, and unbind what it bound."""
+    plan: Plan = run.plan
     try:
         if run.waited is not None:
             spans.leave_task(run)
         if run.collecting is not None:
             inside.stop(run.collecting)
-        read(run, failed)
-        if isinstance(run, GeneratorSpan):
-            _count_items(run)
-        _keep(run, failed)
+        if plan.exit is not None:
+            read(run, failed)
+        if plan.generator:
+            _count_items(cast("GeneratorSpan", run))
+        if plan.emit == "exit":
+            if not failed:  # a point says that something happened
+                spans.record(Span(run.event, run.extra, None, run.phase, context=run.context))
+        else:
+            spans.buffer.append(run)
+            if plan.reports:
+                inside.report(run)
     except Exception as failure:
         swallowed(f"the probe of {run.event}", failure)
     finally:
-        if run.plan.watched:
-            OPEN.pop(id(run), None)
-            if not OPEN:
-                spans.all_closed()
-        bound = run.bound
-        if run.inside is not None:
-            inside.end(run.inside)
-        run.inside = run.collecting = run.bound = None
-        if bound is not None:  # after the record is kept: this may end the step that it belongs to
-            bound.pop()
+        _let_go(run, plan)
+
+
+def _let_go(run: FullSpan, plan: Plan) -> None:
+    if plan.watched:
+        OPEN.pop(id(run), None)
+        if not OPEN:
+            spans.all_closed()
+    run.values = run.value = None
+    if run.inside is not None:
+        inside.end(run.inside)
+        run.inside = run.collecting = None
+    bound = run.bound
+    if bound is not None:  # after the record is kept: this may end the step that it belongs to
+        run.bound = None
+        bound.pop()
 
 
 def _count_items(run: GeneratorSpan) -> None:
@@ -223,17 +244,6 @@ def _count_items(run: GeneratorSpan) -> None:
     if run.items:
         counted["first_item_sec"] = (run.first_item - run.start) / 1e9
     run.extra = {**counted, **(run.extra or {})}
-
-
-def _keep(run: FullSpan, failed: bool) -> None:
-    plan: Plan = run.plan
-    if plan.emit == "exit":
-        if not failed:  # a point says that something happened
-            spans.record(Span(run.event, run.extra, run.context, phase=run.phase))
-        return
-    spans.buffer.append(run)
-    if plan.reports:
-        inside.report(run)
 
 
 def _frame_values(names: tuple[str, ...]) -> Values:

@@ -42,16 +42,13 @@ def timed(function: Function, start: "partial[Span]") -> Function:
 
 
 def timed_coroutine(function: Function, start: "partial[Span]") -> Function:
-    """Return a wrapper of a coroutine function; `start` makes plain spans."""
+    """Return a wrapper of a coroutine function; `start` makes plain spans whose awaits are counted."""
 
     @functools.wraps(function)
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         if spans.buffer is OFF:
             return await function(*args, **kwargs)
-        run = start()
-        run.waited = 0  # its await is counted
-        if spans.running_tasks:
-            spans.enter_task(run)
+        run = start().__enter__()
         task = run.task
         try:
             if task is None or task.counted_by != id(run):  # whoever counts around it counts this await, too

@@ -14,7 +14,7 @@ from sglang_instrument.errors import TargetError
 from sglang_instrument.patching.timed import timed, timed_coroutine
 from sglang_instrument.recording import spans
 from sglang_instrument.recording.spans import OFF, Span
-from sglang_instrument.recording.waiting import counting, counts_awaits, waited
+from sglang_instrument.recording.waiting import counts_awaits, waited
 from sglang_instrument.schema import Phase
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def wrap_function(function: Function, probe: "Probe") -> Function:
         return _wrap_generator(function, probe)
     if probe.enter_locals or probe.exit_locals or probe.wants_result:
         return _wrap_reading(function, probe)
-    return _wrap_plain(function, probe)
+    return _wrap_plain(function, probe.counted() if inspect.iscoroutinefunction(function) else probe)
 
 
 def _decorate(
@@ -108,7 +108,8 @@ def _decorate(
         raise TargetError(f"instrument needs an event's name for {target!r}, which has none of its own")
     is_generator = inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target)
     if not (fields or bind or is_generator):
-        return _wrap_plain(target, spans.plain(name, phase, sync))
+        counted = 0 if inspect.iscoroutinefunction(target) else None
+        return _wrap_plain(target, spans.plain(name, phase, sync, counted))
     # Imported here: it brings the compiler's modules, which a process without fields does not need.
     from sglang_instrument.patching.decorated import probe_of_call
 
@@ -124,7 +125,7 @@ def _wrap_plain(function: Function, start: Callable[[], Any]) -> Function:
 
         @functools.wraps(function)
         async def awaited(*args: Any, **kwargs: Any) -> Any:
-            with counting(start()):
+            with start():
                 return await waited(function(*args, **kwargs))
 
         return counts_awaits(awaited)
@@ -140,12 +141,13 @@ def _wrap_plain(function: Function, start: Callable[[], Any]) -> Function:
 def _wrap_reading(function: Function, probe: "Probe") -> Function:
     entering, leaving = _pickers(function, probe)
     if inspect.iscoroutinefunction(function):
+        counted = probe.counted()
 
         @functools.wraps(function)
         async def awaited(*args: Any, **kwargs: Any) -> Any:
             if spans.current_buffer() is OFF:
                 return await function(*args, **kwargs)
-            with counting(probe(*entering(args, kwargs))) as run:
+            with counted(*entering(args, kwargs)) as run:
                 result = await waited(function(*args, **kwargs))
                 return run.leave_result(result, *leaving(args, kwargs))
 

@@ -113,9 +113,17 @@ class Heart:
         if self._samples:
             stack, times = self._samples.most_common(1)[0]
             extra = {"lag_sec": late_sec, "stack": list(stack), "samples": times, **self._blocked_span}
-            block = Span("event_loop_block", extra, context, self.thread, self._due_ns, now)
+            block = Span(
+                "event_loop_block",
+                extra,
+                context=context,
+                thread=self.thread,
+                start=self._due_ns,
+                end=now,
+            )
         else:
-            block = Span("event_loop_lag", {"lag_sec": late_sec}, context, self.thread, now)
+            late = {"lag_sec": late_sec}
+            block = Span("event_loop_lag", late, context=context, thread=self.thread, start=now)
         spans.current_buffer().append(block)
 
 

@@ -49,17 +49,22 @@ all_closed: Callable[[], object] = int
 
 
 class Span(Struct, gc=False, eq=False):
-    """A timed block. `start` and `end` are nanoseconds of `perf_counter_ns`; a point event has no end."""
+    """A timed block. `start` and `end` are nanoseconds of `perf_counter_ns`; a point event has no end.
+
+    What a patch says comes first, for arguments in order are passed at no cost: `plan` is what its region
+    reads, `waited` is 0 where its block counts the waiting of its task.
+    """
 
     event: str
     extra: dict[str, Any] | None = None
+    plan: Any = None
+    phase: str | None = None
+    waited: int | None = None
     context: Context = field(default_factory=CURRENT.get)
     thread: int = field(default_factory=get_ident)
     start: int = field(default_factory=perf_counter_ns)
     end: int = 0
     error: str | None = None
-    waited: int | None = None
-    phase: str | None = None
     task: Task | None = None
 
     def __enter__(self) -> "Span":
@@ -239,7 +244,7 @@ def leave_task(leaving: Span) -> None:
         return
     leaving.waited = (task.waited if task.suspended_at >= 0 else waited_so_far(task)) - waited
     if task.counted_by == id(leaving):
-        task.counted_by, task.callbacks = 0, None
+        task.counted_by = 0
 
 
 def _learn(event: str) -> type[Span]:
@@ -280,7 +285,15 @@ def current_buffer() -> Buffer:
     return buffer
 
 
-def plain(event: str, phase: str | None = None, sync: bool | None = None) -> "partial[Span]":
-    """Return what makes spans of one event at the least cost: called without arguments, it is all C."""
-    kind = kind_for(event, phase, sync)
-    return partial(kind, event) if phase is None else partial(kind, event, phase=phase)
+def plain(
+    event: str, phase: str | None = None, sync: bool | None = None, waited: int | None = None
+) -> "partial[Span]":
+    """Return what makes spans of one event at the least cost: called without arguments, it is all C.
+
+    Args:
+        event: The event's name.
+        phase: The phase of an event that the vocabulary does not know.
+        sync: Whether to synchronise the GPU; default is what the vocabulary says.
+        waited: 0 where the spans' blocks count their own awaits.
+    """
+    return partial(kind_for(event, phase, sync), event, None, None, phase, waited)

@@ -20,9 +20,8 @@ _THREADS_LIMIT: Final = 10_000  # remembered; a program may start a thread for e
 class Task(Struct, gc=False, eq=False):
     """An asyncio task or a thread, by a small number of this process; and how long it was suspended.
 
-    The collector does not look at it, so nothing in it may lead back to it for good: `loop` is a weak
-    reference, for a loop holds its tasks; `counted_by` is the id of the outermost span that counts the
-    task's waiting, and `callbacks` (see `waiting`), which do lead back, are let go of when that span ends.
+    The collector does not look at it, so nothing in it may lead back to it: `loop` is a weak reference, for a
+    loop holds its tasks; `counted_by` is the id of the outermost span that counts the task's waiting.
     `announced` is who has made the task's first record, which names who spawned it.
 
     `waited` is in nanoseconds. `suspended_at` is when the task last was, 0 while it runs, and negative
@@ -38,7 +37,6 @@ class Task(Struct, gc=False, eq=False):
     counted_by: int = 0
     waited: int = 0
     suspended_at: int = 0
-    callbacks: Any = None
 
     def suspended(self, resumed: bool, step: Any) -> Any:
         """See one step of what the task awaits; pass it on."""

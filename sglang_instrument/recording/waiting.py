@@ -5,7 +5,7 @@ awaited thing, with one callback at each resumption and one at each suspension: 
 the two coroutines, so that tracebacks, cancellation and the order of everything stay what they were.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain
 from types import CodeType, CoroutineType
 from typing import Any, Final, TypeVar
@@ -104,14 +104,12 @@ def waited(awaitable: Any) -> Any:
         return awaitable  # no span is open in this task that would want to know
     if not hasattr(kind, "__await__"):  # an old-style coroutine, or nothing: let `await` say so
         return awaitable
-    suspended, resumed = task.callbacks or count_callbacks(task)
-    return Waits(suspended, chain(_FIRST, resumed), awaitable.__await__())
+    return waits(task, awaitable)
 
 
-def waits(task: Task, coroutine: Any) -> Waits:
-    """Return the steps of a coroutine as ones that are counted; the first one resumes nothing."""
-    suspended, resumed = task.callbacks or count_callbacks(task)
-    return Waits(suspended, chain(_FIRST, resumed), coroutine.__await__())
+def waits(task: Task, awaitable: Any) -> Waits:
+    """Return the steps of `awaitable` as ones that are counted; the first one resumes nothing."""
+    return Waits(task.suspended, chain(_FIRST, iter(task.resumed, None)), awaitable.__await__())
 
 
 def waited_iterator(iterable: Any) -> Any:
@@ -134,12 +132,6 @@ def counting(span: Any) -> Any:
     if isinstance(span, spans.Span):
         span.waited = 0
     return span
-
-
-def count_callbacks(task: Task) -> tuple[Callable[[bool, Any], Any], Iterator[bool]]:
-    """Return what to call when the task was suspended, and an iterator that is advanced when it goes on."""
-    callbacks = task.callbacks = task.suspended, iter(task.resumed, None)
-    return callbacks
 
 
 def _task_of(waits: Any) -> Task:
