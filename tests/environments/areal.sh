@@ -12,16 +12,14 @@ mkdir -p "$root/.envs"
 exec 9>"$root/.envs/.areal.lock" && flock 9 # several test runs may ask at once
 [ -f "$base/.demo" ] || { echo "areal.sh: no SGLang in $base: run 'make $base/.demo' first" >&2; exit 2; }
 
-# -qq: it complains of what AReaL asks for and the tests do not need.
-install() { "$folder/bin/python" -m pip install -qq --disable-pip-version-check "$@"; }
+install() { "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps "$@"; }
 packages_of() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 
 if [ ! -f "$folder/.made" ]; then
   "$base/bin/python" -m venv --clear "$folder"
-  packages_of "$base" > "$(packages_of "$folder")/base.pth" # what pip finds there it does not install again
+  packages_of "$base" > "$(packages_of "$folder")/base.pth"
   install --requirement "$here/areal-requirements.txt"
-  install --no-deps areal==1.0.4
-  install --no-deps --editable "$root"
+  install --editable "$root"
   touch "$folder/.made"
 fi
 if [ ! -f "$root/.envs/areal-model/.made" ]; then
