@@ -221,11 +221,24 @@ def test_the_workers_of_a_step_come_with_the_chain(capsys: pytest.CaptureFixture
     assert "<- turn_engine_call" in shown
 
 
+def test_whatif_scales_any_event_by_its_name(capsys: pytest.CaptureFixture[str], logs: Path) -> None:
+    steps = answer(capsys, "whatif", logs, "--scale", "tool_call=0", "--scale", "padding_duration=0.5")[
+        "steps"
+    ]
+    assert all(row["predicted_sec"] < row["recorded_sec"] for row in steps)
+    assert "there are: tool_call" in refused(capsys, "whatif", logs, "--scale", "tool_cal=0")
+    assert "EVENT=F" in refused(capsys, "whatif", logs, "--scale", "tool_call")
+    assert "what is predicted" in refused(capsys, "whatif", logs, "--scale", "barrier_wait_duration=0")
+
+
 def test_whatif_is_validated_with_another_run(capsys: pytest.CaptureFixture[str], logs: Path) -> None:
     asked = ("whatif", logs, "--scale", "tool_execution=1", "--validate-with", logs)
     told = answer(capsys, *asked)["validation"]
     assert told["ratio"] == pytest.approx(1.0)
     assert "1.00 x" in printed(capsys, *asked).replace("\n", " ")
+    assert told["overlap"]
+    assert told["predicted_low"] <= told["predicted_sec"] <= told["predicted_high"]
+    assert "intervals overlap" in printed(capsys, *asked).replace("\n", " ")
     assert "nothing is to be different" in refused(capsys, "whatif", logs)
     assert "must be above 0" in refused(capsys, "whatif", logs, "--max-turns", 0)
     assert "must be EVENT=F" in refused(capsys, "whatif", logs, "--scale", "engine=fast")

@@ -21,10 +21,12 @@ _MAD: Final = 1.4826  # a normal distribution's standard deviation, in median ab
 _CHANCE: Final = 1e-3  # how probable it may be that requests drawn by lot make anybody look so slow
 _OF_WORKER: Final = ["step", "validate", "worker"]
 
-_FEWEST_SINGLES: Final = 40  # pieces of work, below which nobody knows their tail
+_FEWEST_OF_A_TAIL: Final = 40  # pieces of work, below which nobody knows their tail
 _TAIL: Final = 0.1  # of them are their tail
-_TIMES_THE_NEXT: Final = 4.0
-_CHANCE_OF_A_SINGLE: Final = 1e-4
+_CHANCE_OF_A_SINGLE: Final = (
+    (4.0, 1e-4),
+    (50.0, 3e-3),
+)  # from so many times the next: how probable it may be
 
 
 def rates(digest: Digest, kind: str) -> pl.DataFrame:
@@ -50,6 +52,7 @@ def slow_groups(rates: pl.DataFrame) -> pl.DataFrame:
     """
     groups = rates.group_by(_OF_WORKER).agg(
         rate=pl.col("rate").median(),
+        reached=pl.col("rate").quantile(0.5, "lower"),
         requests=pl.len(),
         spent_sec=pl.col("spent").median(),
         longest_sec=pl.col("spent").max(),
@@ -58,8 +61,9 @@ def slow_groups(rates: pl.DataFrame) -> pl.DataFrame:
         times=pl.col("rate") / pl.col("rate").median()
     )
     found = _above_peers(_far_above(groups), groups)
-    chances = [_chance(rates["rate"], row["rate"], row["requests"]) for row in found.iter_rows(named=True)]
-    return found.filter(pl.Series(chances, dtype=pl.Float64) * len(groups) < _CHANCE)
+    chances = [_chance(rates, row) for row in found.iter_rows(named=True)]
+    found = found.filter(pl.Series(chances, dtype=pl.Float64) * len(groups) < _CHANCE)
+    return found.drop("reached")
 
 
 def _far_above(groups: pl.DataFrame) -> pl.DataFrame:
@@ -84,15 +88,38 @@ def _above_peers(found: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
     return compared.filter(alone | (pl.col("rate") > TIMES * pl.col("of_peers"))).drop("of_peers")
 
 
-def _chance(rates: pl.Series, median: float, requests: int) -> float:
-    """Return how probable it is that so many requests, drawn from all others, have such a median."""
-    own = (requests + 1) // 2  # at least so many of its own are as high
-    others = max(1, len(rates) - requests)
-    share = min(1.0, (max(0, int((rates >= median).sum()) - own) + 1) / (others + 1))
-    return sum(
+def _chance(rates: pl.DataFrame, row: dict[str, Any]) -> float:
+    """Return how probable it is that most of a worker's requests, drawn from all others, reach its rate."""
+    own = pl.all_horizontal(pl.col(name) == row[name] for name in _OF_WORKER)
+    others = rates.filter(~own)["rate"]
+    requests, above = row["requests"], int((others >= row["reached"]).sum())
+    share = (above + 1) / (len(others) + 1)
+    if above == 0 and len(others) >= _FEWEST_OF_A_TAIL:
+        longest = others.top_k(_tail(len(others)) + 1).sort(descending=True).to_list()
+        share *= _further(longest, row["reached"])
+    chance: float = sum(
         math.comb(requests, number) * share**number * (1 - share) ** (requests - number)
-        for number in range(own, requests + 1)
+        for number in range(requests // 2 + 1, requests + 1)
     )
+    return chance
+
+
+def _tail(pieces: int) -> int:
+    """Return how many of so many pieces of work are their tail."""
+    return max(5, int(pieces * _TAIL))
+
+
+def _further(longest: list[float], reached: float) -> float:
+    """Return how probable it is that what exceeds the longest reaches so far beyond it.
+
+    As in a Pareto distribution with the exponent of the tail (Hill's estimate).
+
+    Args:
+        longest: The tail, the longest first, and the one after it.
+        reached: What is beyond the longest.
+    """
+    falls = sum(math.log(one / longest[-1]) for one in longest[:-1]) / (len(longest) - 1)
+    return 0.0 if falls == 0 else math.exp(-math.log(reached / longest[0]) / falls)
 
 
 def slow_single(pieces: pl.DataFrame) -> dict[str, Any] | None:
@@ -106,13 +133,12 @@ def slow_single(pieces: pl.DataFrame) -> dict[str, Any] | None:
         of a Pareto distribution, fitted to the tenth of the others that took longest (Hill's estimate), to
         reach so far above the next.
     """
-    if len(pieces) < _FEWEST_SINGLES:
+    if len(pieces) < _FEWEST_OF_A_TAIL:
         return None
-    tail = max(5, int(len(pieces) * _TAIL))
-    longest = pieces.top_k(tail + 2, by="spent").sort("spent", descending=True)
+    longest = pieces.top_k(_tail(len(pieces)) + 2, by="spent").sort("spent", descending=True)
     spent = longest["spent"].to_list()
     times = spent[0] / spent[1]
-    falls = sum(math.log(sec / spent[-1]) for sec in spent[1:-1]) / tail  # the inverse of the tail's exponent
-    if times < _TIMES_THE_NEXT or (falls > 0 and math.log(times) / falls < -math.log(_CHANCE_OF_A_SINGLE)):
+    chance = _further(spent[1:], spent[0])
+    if not any(times >= least and chance < allowed for least, allowed in _CHANCE_OF_A_SINGLE):
         return None
     return {**longest.row(0, named=True), "next_sec": spent[1], "times": times}

@@ -53,7 +53,7 @@ class Run:
         self, step: int | None = None, worker: int | None = None, validate: bool | None = None
     ) -> pl.DataFrame:
         """Read again the records of the files of one step and worker, or of all where it is None."""
-        files = self._files(step, worker, validate)
+        files = self.files_of(step, worker, validate)
         reading = read_files(self.folder, files)
         for before, now in zip(files, reading.files, strict=True):
             if before.unreadable is None and now.unreadable is not None:
@@ -101,7 +101,7 @@ class Run:
         validate: bool | None,
         progress: Progress | None,
     ) -> pl.DataFrame:
-        files = self._files(step, worker, validate)
+        files = self.files_of(step, worker, validate)
         read, parts = read_tables(self.folder, files, Work(name, events), progress)
         counts = counting(self.files)
         runs = ((file, run_id) for file in read for run_id in file.runs)
@@ -111,7 +111,10 @@ class Run:
         ]
         return pl.concat(tables).drop("source") if tables else pl.DataFrame()
 
-    def _files(self, step: int | None, worker: int | None, validate: bool | None) -> list[File]:
+    def files_of(
+        self, step: int | None = None, worker: int | None = None, validate: bool | None = None
+    ) -> list[File]:
+        """Return the files of one step and worker, or all where it is None."""
         wanted = {"step": step, "worker": worker, "validate": validate}
         return [file for file in self.files if _lies_in(file.place, wanted)]
 

@@ -120,7 +120,7 @@ def _slow_work(digest: Digest) -> list[Finding]:
 
 
 def _slow_singles(digest: Digest) -> list[Finding]:
-    """Find the tool call, reward or interaction that alone took far longer, and made a worker wait for it."""
+    """Find the tool call, reward or interaction that alone took far longer than all others."""
     steps = worker_steps(digest).select(*_OF_WORKER, step_sec="duration_sec")
     found = []
     for kind, cause in _CAUSES.items():
@@ -129,14 +129,13 @@ def _slow_singles(digest: Digest) -> list[Finding]:
         row = slow_single(pieces.filter(spent > 0).with_columns(spent=spent)) if kind != "engine" else None
         if row is None:
             continue
-        lost = _lost_by(digest, row)
-        ((step_sec,),) = (
-            steps.filter(*(pl.col(name) == row[name] for name in _OF_WORKER)).select("step_sec").rows()
-        )
-        if _is_worth_it(lost, step_sec):
+        same = [pl.col(name) == row[name] for name in _OF_WORKER]
+        if _is_worth_it(row["spent"] - row["next_sec"], float(steps.filter(*same)["step_sec"].sum())):
+            lost = _lost_by(digest, row)
+            cost = f"about {lost:.1f} s lost" if lost > 0.05 else "others took longer still"
             sentence = (
-                f"{_name(row)} waited for one {kind} of {row['spent']:.1f} s, {row['times']:.0f} times the "
-                f"next longest (request {row['request_id']}); about {lost:.1f} s lost"
+                f"{_name(row)}: one {kind} took {row['spent']:.1f} s, {row['times']:.0f} times the next "
+                f"longest (request {row['request_id']}); {cost}"
             )
             evidence = {name: row[name] for name in ("request_id", "spent", "next_sec", "times")}
             found.append(Finding(cause, *_place(row), lost, sentence, evidence))

@@ -171,7 +171,7 @@ def _scaled(
             if event_times is None:
                 raise ValueError(f"{name!r} is no kind of work; its times must be given")
             of_event = event_times.filter(pl.col("event") == name).select(
-                *_REQUEST, pl.col("sec").alias(column)
+                *_ASKED, pl.col("sec").alias(column)
             )
             requests = requests.join(of_event, on=_ASKED, how="left").with_columns(
                 pl.col(column).fill_null(0.0)

@@ -28,8 +28,10 @@ engine s, tool s, rest s   time in the engine, in tools and interactions, and in
 --json prints {"folder", "requests": [{"worker", "step", "validate", "request_id", "start_us", "end_us",
 "duration_sec", "turns", "response_tokens", "finish_reason", "reward", "error", "engine_sec", "tool_sec",
 "interaction_sec", "reward_sec", "rest_sec"}]}; with --request also "events": [{"event", "turn", "start_sec",
-"duration_sec", "self_sec", "active_sec", "depth"}]; with --cdf instead "cdf": [{"step", "requests",
-"mean_sec", "p50_sec", "p90_sec", "p95_sec", "p99_sec", "p99_9_sec", "max_sec"}]. Turns count from 0."""
+"duration_sec", "self_sec", "active_sec", "depth"}] and "engine_calls": [{"turn", "duration_sec", "queue_sec",
+"running_sec", "prefill_sec", "decode_sec", "outside_sec", ...}]; with --cdf instead "cdf": [{"step",
+"requests", "mean_sec", "p50_sec", "p90_sec", "p95_sec", "p99_sec", "p99_9_sec", "max_sec"}]. Turns count
+from 0."""
 
 _BARS: Final = 32  # characters of a waterfall
 
@@ -101,6 +103,7 @@ def _offer(names: list[str]) -> str:
 
 
 def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int:
+    from sglang_instrument.analysis.engine_calls import engine_calls
     from sglang_instrument.analysis.requests import waterfall
 
     mine = table.filter(request_id=args.request)
@@ -113,8 +116,10 @@ def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int
     events = waterfall(
         opened.read_spans(row["step"], row["worker"], row["validate"]), args.request
     ).to_dicts()
+    calls = engine_calls(opened, row).to_dicts()
     if args.json:
-        print_json({"folder": str(opened.folder), "requests": [row], "events": events})
+        told = {"requests": [row], "events": events, "engine_calls": calls}
+        print_json({"folder": str(opened.folder), **told})
         return 0
     _print(f"request {args.request}, step {row['step']}, worker {row['worker']}", [row])
     whole = max(row["duration_sec"], 1e-9)
@@ -132,7 +137,28 @@ def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int
     ]
     columns = ("event", "turn", "start s", "time s", "self s", "active s", "when".ljust(_BARS))
     print_table(columns, shown, title="", optional=("active s", "self s"))
+    if calls:
+        _print_calls(calls)
     return 0
+
+
+def _print_calls(calls: list[dict[str, Any]]) -> None:
+    """Print what the engine told of each of its calls."""
+    kinds = ("queue", "running", "prefill", "decode", "outside")
+    rows = [
+        (
+            NOTHING if call["turn"] is None else str(call["turn"] + 1),
+            seconds(call["duration_sec"]),
+            *(seconds(call[f"{kind}_sec"]) for kind in kinds),
+            *(count(call[name]) for name in ("prompt_tokens", "cached_tokens", "completion_tokens")),
+            count(call["retractions"]),
+        )
+        for call in calls
+    ]
+    columns = ("turn", "time s", *(f"{kind} s" for kind in kinds), "prompt", "cached", "written", "retracted")
+    print_table(
+        columns, rows, title="\nwhat the engine told of each call", optional=("outside s", "retracted")
+    )
 
 
 def _none(opened: Run, args: argparse.Namespace) -> str:
