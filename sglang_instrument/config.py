@@ -47,6 +47,11 @@ class Config(Struct, frozen=True, kw_only=True):
         patches: Folders with patch tables of one's own, read after the shipped ones.
         trainers: Names of the tables' trainers to patch; empty means all.
         all_ranks: Whether ranks that only follow, of a tensor-parallel group, write files of their own.
+        profile_steps: Steps in whose rollout the engines' profilers record, as "5-7,20".
+        profile_workers: Of the workers with engines of their own, or of the servers: "0", "0-3", "all".
+        profile_options: What they record: "num_steps=20,activities=CPU+GPU" (see docs/profiling.md).
+        profile_when: What is also recorded: "request>60s", at most once in 10 minutes.
+        profile_router: Address of the servers' router, where the trainer's own objects do not tell.
     """
 
     experiment: str = DEFAULT_EXPERIMENT
@@ -65,6 +70,11 @@ class Config(Struct, frozen=True, kw_only=True):
     patches: tuple[str, ...] = ()
     trainers: tuple[str, ...] = ()
     all_ranks: bool = False
+    profile_steps: str = ""
+    profile_workers: str = "0"
+    profile_options: str = ""
+    profile_when: str = ""
+    profile_router: str = ""
 
     @property
     def folder(self) -> "Path":
@@ -191,12 +201,14 @@ _CONVERTERS: Final[dict[type, Callable[[Any], Any]]] = {
 }
 
 
-def _one_of(choices: object) -> tuple[Callable[[Any], bool], str]:
+def _one_of(choices: object) -> tuple[Callable[[Any], object], str]:
     names = get_args(choices)
     return names.__contains__, "one of " + ", ".join(map(repr, names))
 
 
-_RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+_NUMBERS: Final = re.compile(r"\s*(\d+(\s*-\s*\d+)?\s*(,\s*|$))*")
+
+_RULES: Final[dict[str, tuple[Callable[[Any], object], str]]] = {
     "sync": _one_of(Sync),
     "durability": _one_of(Durability),
     "detail": _one_of(Detail),
@@ -205,5 +217,8 @@ _RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "log_dir": (lambda path: "\0" not in path, "a path, without NUL characters"),
     "hang_after_sec": (lambda seconds: 0 < seconds < 1e9, "more than 0 seconds, and less than 1e9"),
     "memory_limit_mb": (lambda size: size > 0, "more than 0 MiB"),
+    "profile_steps": (_NUMBERS.fullmatch, "step numbers, like 5-7,20"),
+    "profile_workers": (lambda text: text == "all" or _NUMBERS.fullmatch(text), "all, or numbers, like 0-3"),
+    "profile_when": (re.compile(r"\s*\w+\s*>\s*[\d.]+\s*(s|sec|min)?\s*").fullmatch, "like request>60s"),
     "role": (lambda role: re.fullmatch(r"[a-z][a-z0-9]*", role) is not None, "a lower-case word"),
 }

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument import __version__, launch
 from sglang_instrument.config import Config
+from sglang_instrument.errors import ConfigError
 from sglang_instrument.patching.patcher import Patcher
 from sglang_instrument.patching.probe import probes_for
 from sglang_instrument.patching.sites import Site
@@ -21,6 +22,9 @@ from sglang_instrument.recording import actors, notices, spans
 from sglang_instrument.recording.clock import HOST
 from sglang_instrument.recording.presence import Presence
 from sglang_instrument.recording.recorder import Recorder
+
+if TYPE_CHECKING:
+    from sglang_instrument.profiling.attach import Scheduled
 
 _PACKAGES: Final = ("sglang", "verl", "slime", "areal", "torch", "ray", "vllm")
 
@@ -47,6 +51,7 @@ class Session:
             wrap=wrap_function,
             patched=self._patched,
         )
+        self._schedule = _schedule_for(config)
         self.driver = os.environ.get(launch.DRIVER) or f"{HOST}:{os.getpid()}"
         self._ray = RayInit(self.handed_on)
         self._environment_before = {name: os.environ.get(name) for name in self.handed_on()}
@@ -57,10 +62,14 @@ class Session:
         self.recorder.start()
         self.patcher.install()
         self._ray.start()
+        if self._schedule is not None:
+            self._schedule.start()
 
     def stop(self) -> None:
         """Put everything back as it was, and write what is recorded: each of them even if another fails."""
         self.presence.cancel()
+        if self._schedule is not None:
+            self._schedule.stop()
         try:
             for reason in (self._ray.stop(), *self.patcher.uninstall()):
                 if reason is not None:
@@ -90,6 +99,8 @@ class Session:
     def restart_in_child(self) -> None:
         """Go on in a forked child, with nothing that its parent's threads hold."""
         self.presence = Presence(self.config.folder, self.describe)
+        if self._schedule is not None:
+            self._schedule.restart_in_child()
         self.patcher.restart_in_child()
         self.recorder.restart_in_child()
 
@@ -99,6 +110,8 @@ class Session:
     def end(self) -> None:
         """Write what is recorded, for the process ends; what is patched may stay so."""
         self.presence.end()
+        if self._schedule is not None:
+            self._schedule.stop()
         self.recorder.stop()
 
     def status(self) -> dict[str, Any]:
@@ -141,6 +154,19 @@ class Session:
         for site in self.patcher.results():
             found.setdefault(site.region.origin.table, []).append(site)
         return found
+
+
+def _schedule_for(config: Config) -> "Scheduled | None":
+    """Return what profiles chosen steps, if any are: nothing of it is imported otherwise."""
+    if not (config.profile_steps or config.profile_when):
+        return None
+    from sglang_instrument.profiling.attach import Scheduled
+
+    try:
+        return Scheduled(config)
+    except ConfigError as error:  # of a variable: `install()` has checked its own keywords
+        notices.notice(f"setting: {error}", f"{error}; nothing is profiled")
+        return None
 
 
 def _coverage(table: Table, sites: Iterable[Site]) -> str:

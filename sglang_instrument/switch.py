@@ -39,7 +39,10 @@ def install(**config: Any) -> None:
             return
         is_child = launch.DRIVER in os.environ
         try:
-            _session = _started(settings.load(config, os.environ, _complain))
+            loaded = settings.load(config, os.environ, _complain)
+            if any(name.startswith("profile_") for name in config):
+                _check_plan(loaded)
+            _session = _started(loaded)
         except ConfigError:
             raise
         except Exception as error:  # a broken table or disk is no reason to stop a training that begins
@@ -105,6 +108,13 @@ def _started(config: Config) -> "Session":
         _guarded("install()", session.stop)
         raise
     return session
+
+
+def _check_plan(config: Config) -> None:
+    """Raise for keywords that ask for a profile that cannot be."""
+    from sglang_instrument.profiling.attach import plan_of
+
+    plan_of(config)
 
 
 def _announce() -> None:

@@ -17,7 +17,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 #: <- switch <- bootstrap; words <- analysis <- report; cli, demo and testing on top.
 WORDS = {"errors", "schema", "config"}
 RECORDING = WORDS | {"recording"}
-SESSION = RECORDING | {"patching", "", "session", "launch", "reach"}
+SESSION = RECORDING | {"patching", "", "session", "launch", "reach", "profiling.attach"}
 MAY_IMPORT = {
     "errors": set(),
     "schema": set(),
@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "rollout": SESSION | {"switch"},
     "analysis": WORDS,
     "report": WORDS | {"analysis"},
-    "profiling": WORDS | {"recording.context"},
+    "profiling": WORDS | {"recording.context", "recording.notices", "recording.spans", "schema"},
     "testing": SESSION | {"switch"},
     "demo": SESSION | {"switch", "testing"},
     "cli": SESSION | {"launch", "switch", "bootstrap", "analysis", "report", "profiling", "testing", "demo"},

@@ -215,11 +215,23 @@ def on_scope_closed(ended: Callable[[], object] | None) -> None:
     _ended = ended
 
 
+_step_began: Callable[[Scope], object] | None = None  # the profilers', while there are steps to profile
+_step_left: Callable[[Scope], object] | None = None
+
+
+def on_steps(began: Callable[[Scope], object] | None, left: Callable[[Scope], object] | None) -> None:
+    """Call `began(scope)` when the first block of a step is entered, `left(scope)` when its last one ends."""
+    global _step_began, _step_left
+    _step_began, _step_left = began, left
+
+
 def open_scope(scope: Scope) -> None:
     """Count one more block of the step as open."""
     with _counting:
         scope.open += 1
         scope.ended = False
+    if _step_began is not None and scope.open == 1:
+        _step_began(scope)
 
 
 def close_scope(scope: Scope) -> None:
@@ -228,6 +240,8 @@ def close_scope(scope: Scope) -> None:
         scope.open -= 1
         scope.ended = scope.open <= 0
     if scope.ended:
+        if _step_left is not None:
+            _step_left(scope)
         if _ended is None:
             forget_scope(scope)  # nothing is installed: nobody will ask for it
         else:

@@ -1,0 +1,96 @@
+"""Join the schedule of a run's profiles to the recording: steps that begin, spans that stay open."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_instrument.config import Config
+from sglang_instrument.profiling.schedule import Plan, Schedule, read_plan
+from sglang_instrument.recording import context, notices, spans
+from sglang_instrument.recording.context import Scope
+from sglang_instrument.schema import kind_of
+
+
+def plan_of(config: Config) -> Plan | None:
+    """Return what a run wants profiled.
+
+    Raises:
+        ConfigError: A setting cannot be read.
+    """
+    return read_plan(
+        config.profile_steps,
+        config.profile_workers,
+        config.profile_options,
+        config.profile_when,
+        str(config.folder / "profiles"),
+    )
+
+
+class Scheduled:
+    """The schedule of one session.
+
+    Raises:
+        ConfigError: A setting cannot be read.
+    """
+
+    def __init__(self, config: Config) -> None:
+        plan = plan_of(config)
+        self._schedule: Schedule | None = None
+        if plan is not None:
+            self._schedule = Schedule(
+                plan,
+                experiment=config.experiment,
+                run_id=config.run_id,
+                folder=config.folder,
+                router=config.profile_router,
+                say=notices.notice,
+                note=_note,
+                open_spans=_open_spans,
+            )
+
+    def start(self) -> None:
+        """Be told of steps from now on."""
+        if self._schedule is not None:
+            context.on_steps(self._began, self._left)
+
+    def stop(self) -> None:
+        """Be told no more, and stop what records, within 2 s."""
+        context.on_steps(None, None)
+        if self._schedule is not None:
+            self._schedule.stop()
+
+    def restart_in_child(self) -> None:
+        """Go on in a forked child without the parent's thread."""
+        if self._schedule is not None:
+            self._schedule.restart_in_child()
+
+    def _began(self, scope: Scope) -> None:
+        if self._schedule is not None:
+            self._schedule.began(scope.step, scope.worker, scope.validate, lambda: scope.open > 0)
+
+    def _left(self, scope: Scope) -> None:
+        if self._schedule is not None:
+            self._schedule.ended(scope.step, scope.worker, scope.validate, lambda: scope.open > 0)
+
+
+def _note(step: int, worker: int, fields: Mapping[str, Any]) -> None:
+    """Log `profile_start` in the step's file, without opening the step: it may just be ending."""
+    bound = context.derive(context.UNBOUND, {"step": step, "worker": worker})
+    token = context.CURRENT.set(bound)
+    try:
+        spans.event("profile_start", **fields)
+    finally:
+        context.CURRENT.reset(token)
+
+
+def _open_spans() -> list[tuple[str, str, float, int, int, Mapping[str, Any]]]:
+    """Return (phase, event, age in seconds, step, worker, ids) of open spans, the oldest first."""
+    now = time.perf_counter_ns()
+    found = []
+    for span in list(spans.OPEN.values()):
+        phase, scope = span.phase or kind_of(span.event).phase, span.context
+        age = (now - span.start) / 1e9
+        found.append((phase, span.event, age, scope.step or 0, scope.worker or 0, dict(scope.extra or {})))
+    return sorted(found, key=lambda one: -one[2])

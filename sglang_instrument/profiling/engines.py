@@ -1,0 +1,254 @@
+"""Start and stop a profiler from Python: of servers, engines in this process, trainers' adapters."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, Final
+
+from sglang_instrument.errors import InstrumentError
+from sglang_instrument.profiling.options import ProfileOptions, read_options
+from sglang_instrument.profiling.switching import START_SEC, STOP_SEC, Outcome, new_profile_id
+from sglang_instrument.profiling.switching import start_all as start_workers
+from sglang_instrument.profiling.switching import stop_all as stop_workers
+from sglang_instrument.profiling.wire import base_url
+from sglang_instrument.profiling.workers import Worker
+
+_LOOP_SEC: Final = 30.0  # in which an engine that was asked nothing yet gets its event loop
+_POLL_SEC: Final = 0.02
+
+
+class ProfileError(InstrumentError):
+    """A profiler could not be switched."""
+
+
+def start(target: Any, options: ProfileOptions | None = None, /, **fields: Any) -> list[Outcome]:
+    """Start the profiler of `target`, or those of several in a list.
+
+    Args:
+        target: An address; a `sglang.Engine`, or verl's subclasses; an adapter of verl's or an engine of
+            slime's that speaks to a server; slime's `args`, with its router; or a list of these.
+        options: What to record; bounded to 3 forward steps by default.
+        **fields: Of the options, which win: `num_steps=20, activities=["CPU", "GPU"]`.
+
+    Raises:
+        ProfileError: One did not start; it says which, and why.
+    """
+    chosen = read_options(fields, options)
+    named = chosen if chosen.profile_id else chosen.with_(profile_id=new_profile_id())
+    engines, urls = _sorted(target)
+    outcomes = [
+        start_engine(engine, named, number, timeout_sec=START_SEC) for number, engine in enumerate(engines)
+    ]
+    outcomes += start_workers(_workers(urls, len(engines)), named)
+    return _demanded(outcomes)
+
+
+def stop(target: Any, /, *, timeout_sec: float = STOP_SEC) -> list[Outcome]:
+    """Stop the profiler of `target`, or those of several; return when their traces are written.
+
+    Raises:
+        ProfileError: One did not stop. One that does not run is no error.
+    """
+    engines, urls = _sorted(target)
+    outcomes = [stop_engine(engine, number, timeout_sec=timeout_sec) for number, engine in enumerate(engines)]
+    return _demanded(outcomes + stop_workers(_workers(urls, len(engines)), timeout_sec=timeout_sec))
+
+
+def start_capture_profile(
+    target: Any, options: ProfileOptions | None = None, /, **fields: Any
+) -> list[Outcome]:
+    """Start to record until `stop_capture_profile`: without a bound, unless one is given."""
+    return start(target, options, **{"num_steps": 0, **fields})
+
+
+# The names that trainers have for them.
+start_profile = start_profile_auto_stop = start
+stop_profile = stop_capture_profile = stop
+
+
+def start_engine(
+    engine: Any, options: ProfileOptions, number: int, *, timeout_sec: float, name: str | None = None
+) -> Outcome:
+    """Start the profiler of an engine that lives in this process; `name` is its worker's."""
+    profile_id = f"{options.profile_id}-{name or f'worker_{number}'}"
+    folder = f"{options.output_dir.rstrip('/')}/{options.profile_id}/{name or f'worker_{number}'}"
+    body = options.body(folder, profile_id)
+    return _switched(
+        engine,
+        "start_profile",
+        lambda manager: _start_call(manager, body),
+        body,
+        timeout_sec,
+        number,
+        profile_id,
+        folder,
+    )
+
+
+def stop_engine(engine: Any, number: int, *, timeout_sec: float) -> Outcome:
+    """Stop the profiler of an engine that lives in this process."""
+    return _switched(
+        engine, "stop_profile", lambda manager: manager.stop_profile(), {}, timeout_sec, number, "", ""
+    )
+
+
+def is_engine(thing: Any) -> bool:
+    """Return whether it is an engine in this process: sglang's own or verl's, whose manager is at hand."""
+    manager = getattr(thing, "tokenizer_manager", None)
+    return manager is not None and hasattr(manager, "start_profile")
+
+
+def addresses_of(thing: Any) -> list[str]:
+    """Return the addresses of the servers that an object of a trainer's speaks to; none if it does not."""
+    if isinstance(thing, str):
+        return [base_url(thing)]
+    for name in ("server_addresses", "worker_urls"):  # verl's managers
+        many = getattr(thing, name, None)
+        if isinstance(many, (list, tuple)) and many and all(isinstance(one, str) for one in many):
+            return [base_url(one) for one in many]
+    settings = getattr(thing, "server_args", None)  # verl's HTTP adapters
+    for owner, host, port in ((thing, "server_host", "server_port"), (settings, "host", "port")):
+        found = getattr(owner, host, None), getattr(owner, port, None)
+        if isinstance(found[0], str) and isinstance(found[1], int):
+            return [base_url(f"{found[0].strip('[]')}:{found[1]}" if ":" not in found[0] else _v6(*found))]
+    return []
+
+
+def router_of(thing: Any) -> str | None:
+    """Return the address of the router that slime's arguments name."""
+    host, port = getattr(thing, "sglang_router_ip", None), getattr(thing, "sglang_router_port", None)
+    return base_url(f"{host}:{port}") if isinstance(host, str) and isinstance(port, int) else None
+
+
+def _v6(host: str | None, port: int | None) -> str:
+    return f"[{(host or '').strip('[]')}]:{port}"
+
+
+def _sorted(target: Any) -> tuple[list[Any], list[str]]:
+    from sglang_instrument.profiling.workers import workers_behind
+
+    engines: list[Any] = []
+    urls: list[str] = []
+    for one in target if isinstance(target, (list, tuple, set)) else [target]:
+        router = None if isinstance(one, str) else router_of(one)
+        if is_engine(one):
+            engines.append(one)
+        elif router is not None:
+            urls += [worker.url for worker in workers_behind([router])]
+        elif addresses := addresses_of(one):
+            urls += addresses
+        elif callable(getattr(one, "start_profile", None)) and callable(getattr(one, "stop_profile", None)):
+            engines.append(one)
+        else:
+            raise ProfileError(
+                f"{type(one).__name__} is nothing whose profiler is known; give an address, a sglang.Engine, "
+                "an adapter with server_args, or slime's args"
+            )
+    return engines, list(dict.fromkeys(urls))
+
+
+def _workers(urls: list[str], begin: int) -> list[Worker]:
+    return [Worker(begin + number, url) for number, url in enumerate(urls)]
+
+
+def _demanded(outcomes: list[Outcome]) -> list[Outcome]:
+    failed = [outcome for outcome in outcomes if not outcome.ok]
+    if failed:
+        raise ProfileError("; ".join(f"worker {one.number} ({one.url}): {one.words}" for one in failed))
+    return outcomes
+
+
+def _start_call(manager: Any, body: dict[str, Any]) -> Any:
+    """Call a tokenizer manager's start_profile as its version has it: fields, or from 0.5.15 on a request."""
+    parameters = inspect.signature(manager.start_profile).parameters
+    if "req" not in parameters:
+        return manager.start_profile(**{key: value for key, value in body.items() if key in parameters})
+    words = sys.modules["sglang.srt.managers.io_struct"]
+    kind = words.ProfileReqType.START_PROFILE
+    known = (
+        getattr(words.ProfileReq, "__struct_fields__", None) or inspect.signature(words.ProfileReq).parameters
+    )
+    fields = {key: value for key, value in body.items() if key in known}
+    return manager.start_profile(words.ProfileReq(req_type=kind, **fields))
+
+
+def _switched(
+    engine: Any,
+    method: str,
+    call: Callable[[Any], Any],
+    body: dict[str, Any],
+    timeout_sec: float,
+    number: int,
+    profile_id: str,
+    folder: str,
+) -> Outcome:
+    begun = time.monotonic()
+    starting = method == "start_profile"
+    words, state = "", "started" if starting else "stopped"
+    try:
+        if is_engine(engine):
+            _in_its_loop(engine, call, timeout_sec)
+        else:
+            getattr(engine, method)(**body)
+    except Exception as error:
+        words, state = f"{type(error).__name__}: {error}", "failed"
+        if "not in progress" in str(error):
+            state = "idle"
+    ok = state != "failed"
+    kind = f"{type(engine).__module__.partition('.')[0]} {type(engine).__name__}"
+    return Outcome(
+        number, "in this process", ok, state, kind, words, profile_id, folder, [], time.monotonic() - begun
+    )
+
+
+def _in_its_loop(engine: Any, call: Callable[[Any], Any], timeout_sec: float) -> None:
+    """Run a coroutine of the engine's manager where its replies are received: in the manager's own loop."""
+    manager = engine.tokenizer_manager
+    loop = _loop_of(engine, manager)
+    try:
+        here = asyncio.get_running_loop()
+    except RuntimeError:
+        here = None
+    if here is not None and here is loop:
+        raise ProfileError(
+            "this is the engine's own event loop, which must not stand still: "
+            "await asyncio.to_thread(start, engine)"
+        )
+    if not loop.is_running() and not _is_waited_for(loop):
+        loop.run_until_complete(call(manager))
+        return
+
+    async def switch() -> None:
+        await call(manager)
+
+    future = asyncio.run_coroutine_threadsafe(switch(), loop)
+    try:
+        future.result(timeout_sec)
+    except FutureTimeoutError:
+        future.cancel()
+        raise TimeoutError(f"the engine's event loop did not answer within {timeout_sec:g} s") from None
+
+
+def _is_waited_for(loop: asyncio.AbstractEventLoop) -> bool:
+    """Return whether this is not the main thread: a loop that stands still is then about to be run by it."""
+    import threading
+
+    return threading.current_thread() is not threading.main_thread()
+
+
+def _loop_of(engine: Any, manager: Any) -> asyncio.AbstractEventLoop:
+    """Return the loop in which the manager receives replies; it has one from its first request on."""
+    from threading import current_thread, main_thread
+
+    deadline = time.monotonic() + (0 if current_thread() is main_thread() else _LOOP_SEC)
+    while getattr(manager, "event_loop", None) is None and time.monotonic() < deadline:
+        time.sleep(_POLL_SEC)
+    loop = getattr(manager, "event_loop", None) or getattr(engine, "loop", None)
+    if not isinstance(loop, asyncio.AbstractEventLoop):
+        raise ProfileError("the engine has no event loop yet: it has one from its first request on")
+    return loop

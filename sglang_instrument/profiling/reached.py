@@ -1,0 +1,93 @@
+"""Find the engines of the rollout that begins, from the objects of the trainer that begin it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Final
+
+from sglang_instrument.profiling.engines import addresses_of, is_engine, router_of
+
+_MOST_FRAMES: Final = 30
+#: Names under which trainers keep what reaches an engine, in their frames and in the objects that they hold.
+_LOCALS: Final = ("self", "args", "engine", "rollout")
+_HELD: Final = (
+    *("_engine", "engine", "llm", "args", "rollout"),
+    *("llm_server_manager", "async_rollout_manager", "server_manager", "agent_loop_manager"),
+)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What this process can switch.
+
+    Attributes:
+        engines: That live in it.
+        urls: Of servers; router: of a router that knows them.
+    """
+
+    engines: tuple[Any, ...] = ()
+    urls: tuple[str, ...] = ()
+    router: str | None = None
+
+    def __bool__(self) -> bool:
+        """Whether there is anything."""
+        return bool(self.engines or self.urls or self.router)
+
+
+def reached_from(depth: int, router: str = "") -> Reached:
+    """Return what the callers reach, the nearest first; nothing of theirs is called or changed.
+
+    Args:
+        depth: Frames of our own to leave out.
+        router: Given by the user: then nothing is looked for.
+    """
+    if router:
+        return Reached(router=router)
+    frame: FrameType | None = sys._getframe(depth)
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            break
+        found = _in_frame(frame)
+        if found:
+            return found
+        frame = frame.f_back
+    return Reached()
+
+
+def _in_frame(frame: FrameType) -> Reached:
+    names = frame.f_locals
+    for name in _LOCALS:
+        thing = names.get(name)
+        if thing is None:
+            continue
+        found = _of(thing)
+        if found:
+            return found
+        for held in _HELD:
+            inner = _attribute(thing, held)
+            found = _of(inner) if inner is not None else Reached()
+            if found:
+                return found
+    return Reached()
+
+
+def _of(thing: Any) -> Reached:
+    try:
+        if is_engine(thing):
+            return Reached(engines=(thing,))
+        router = router_of(thing)
+        if router is not None:
+            return Reached(router=router)
+        return Reached(urls=tuple(addresses_of(thing))) if not isinstance(thing, str) else Reached()
+    except Exception:  # an object of the trainer's whose attributes raise is none that we look for
+        return Reached()
+
+
+def _attribute(thing: Any, name: str) -> Any:
+    """Return an attribute that is stored, never one that is computed: that could do anything."""
+    try:
+        return vars(thing).get(name)
+    except TypeError:
+        return None
