@@ -41,7 +41,8 @@ const paint = {
   each: number => { for (let at = 0; at < 100000; at++) {
     ink(at); context.fillRect((at * 7 + number) % canvas.width, (at * 13) % canvas.height, 6, 2); } },
   pan: number => {
-    line.view.from = whole * 1e-4 * (number % 50); line.view.to = line.view.from + whole; report.paint(); },
+    line.view.from = whole * 1e-4 * (number % 50); line.view.to = line.view.from + whole;
+    report.paint(); report.paintOverview(); },
 }[which];
 let number = 0, spent = 0, begun = null;
 const frame = () => {

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from sglang_instrument import __version__
 from sglang_instrument.cli.tables import print_json, print_line, reading
 from sglang_instrument.errors import InstrumentError
 
@@ -61,7 +62,9 @@ def run(args: argparse.Namespace) -> int:
         raise InstrumentError(f"-o {path}: must be a file in a folder that is there, such as report.html")
     stages = _Stages()
     try:
-        written = write_report(opened, path, other=other, steps=args.step, most_spans=most, stage=stages)
+        written = write_report(
+            *(opened, path), other=other, steps=args.step, most_spans=most, version=__version__, stage=stages
+        )
     except OSError as error:
         raise InstrumentError(f"-o {path}: cannot be written: {error.strerror}") from error
     finally:

@@ -89,6 +89,7 @@ def heat(digest: Digest) -> dict[str, Any]:
         pl.col("arrival_sec", "blame_sec", "wait_sec").sum(), doubt=pl.col("doubt").drop_nulls().first()
     )
     steps = sums["step"].unique().sort().tail(_MOST_HEAT_STEPS).to_list()
+    of_steps = sums["step"].n_unique()
     workers = sums["worker"].unique().sort().to_list()
     by_place = {(row["step"], row["worker"]): row for row in sums.iter_rows(named=True)}
     grids = {
@@ -103,6 +104,7 @@ def heat(digest: Digest) -> dict[str, Any]:
     }
     return {
         "steps": steps,
+        "of_steps": of_steps,
         "workers": workers,
         "doubts": doubts,
         "blame": blame_table(digest).to_dicts(),

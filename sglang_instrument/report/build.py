@@ -45,6 +45,7 @@ def write_report(
     other: Run | None = None,
     steps: Sequence[int] = (),
     most_spans: int = MOST_SPANS,
+    version: str = "",
     stage: Stage = str,
 ) -> Written:
     """Write the report of a run.
@@ -55,6 +56,7 @@ def write_report(
         other: A second run to lay beside it.
         steps: Training steps to show span by span; without any, those with a finding and the slowest.
         most_spans: Of all steps shown span by span; those asked for are taken whatever it costs.
+        version: Of this package, for the foot of the page.
         stage: Called with what is being done.
 
     Raises:
@@ -77,7 +79,7 @@ def write_report(
     told = _told(run, other, table, findings, chosen)
     told |= {"whatif": grid, "parts": parts, "events": events}
     stage("writing the file")
-    text = render(story(run, table, findings, other), told, packed)
+    text = render(story(run, table, findings, other), told, packed, version)
     path.write_text(text, encoding="utf-8")
     return Written(path, path.stat().st_size, list(packed))
 

@@ -13,7 +13,6 @@ from typing import Any, Final
 import orjson
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from sglang_instrument import __version__
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.report.numbers import count, percent, seconds, short_bytes, short_count
 from sglang_instrument.report.palette import PHASE_COLOURS, word_for
@@ -36,13 +35,16 @@ _SCRIPTS: Final = (
 )
 
 
-def render(story: Mapping[str, Any], told: Mapping[str, Any], packed: Mapping[str, bytes]) -> str:
+def render(
+    story: Mapping[str, Any], told: Mapping[str, Any], packed: Mapping[str, bytes], version: str
+) -> str:
     """Return the page.
 
     Args:
         story: What the templates say in words.
         told: What the charts draw.
         packed: The spans of the steps that are shown in full, by the step's key.
+        version: Of what made it.
     """
     pages = Environment(
         loader=PackageLoader("sglang_instrument.report"),
@@ -70,7 +72,7 @@ def render(story: Mapping[str, Any], told: Mapping[str, Any], packed: Mapping[st
         story=story,
         told=told,
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        version=__version__,
+        version=version,
         style=_read("style.css"),
         scripts=[_read(name) for name in _SCRIPTS],
         facts=_packed(orjson.dumps(facts)),

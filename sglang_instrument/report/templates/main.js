@@ -20,6 +20,7 @@ R.wireCharts = () => {
   const chosen = (place) => place.on("plotly_click", ({ points }) => {
     const key = String(points[0].x);
     if (R.keys().includes(key)) R.go({ step: key });
+    R.tellSteps(R.keys().includes(key) || key.startsWith("v") ? null : key);
   });
   R.chart("chart-steps", R.stepsChart, chosen);
   R.chart("chart-concurrency", R.concurrencyChart);
@@ -41,6 +42,7 @@ R.start = async () => {
   R.facts = JSON.parse(await R.unpackText("facts"));
   R.wireState();
   R.legend();
+  R.tellSteps();
   [R.blameTable, R.percentileTable, R.slowestRequests, R.turnTable, R.standingStill, R.comparisonTable, R.clockTable].forEach((fill) => fill());
   R.wireTimeline();
   R.wireWhatif();

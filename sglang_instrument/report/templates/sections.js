@@ -4,10 +4,12 @@
 R.stepsChart = () => {
   const { steps, phases, colours, words, other } = R.facts;
   if (!steps.length) return "No step has a record yet.";
-  const names = steps.map((one) => (one.validate ? `v${one.step}` : `${one.step}`));
+  const names = steps.map((one) => one.key);
+  const many = steps.length > 300; // bars that nobody could tell apart, and a browser would draw for seconds
   const data = phases.flatMap((phase, index) => {
     const shares = steps.map((one) => one.shares[index] * one.duration_sec);
     if (!shares.some((sec) => sec > 0)) return [];
+    if (many) return [{ type: "scatter", mode: "lines", stackgroup: "phases", name: words[index], x: names, y: shares, line: { width: 0, shape: "hvh" }, fillcolor: colours[index], hoverinfo: "skip" }];
     return [{
       type: "bar", name: words[index], x: names, y: shares,
       marker: { color: colours[index], opacity: steps.map((one) => (one.validate ? 0.45 : 1)), line: { width: 0 }, pattern: { shape: steps.map((one) => (one.validate ? "/" : "")), fgcolor: R.ink("card"), fgopacity: 0.6, size: 6 } },
@@ -17,7 +19,7 @@ R.stepsChart = () => {
   const marker = (more) => ({ type: "scatter", mode: "markers", hoverinfo: "text", cliponaxis: false, ...more });
   data.push(marker({
     name: "until the next step", x: names, y: steps.map((one) => one.interval_sec), hovertext: steps.map((one) => `next step after ${R.seconds(one.interval_sec)}`),
-    marker: { symbol: "circle-open", size: 7, color: R.ink("ink"), line: { width: 1.6 } },
+    marker: { symbol: many ? "circle" : "circle-open", size: many ? 3 : 7, color: R.ink("ink"), line: { width: 1.6 } },
   }));
   if (other) data.push(marker({
     name: R.plain(other.name), mode: "lines+markers", x: other.steps.map((one) => `${one.step}`), y: other.steps.map((one) => one.duration_sec),
@@ -30,6 +32,12 @@ R.stepsChart = () => {
   const chosen = names.indexOf(R.state.step);
   const shapes = chosen < 0 ? [] : [{ type: "rect", xref: "x", yref: "paper", x0: chosen - 0.5, x1: chosen + 0.5, y0: 0, y1: 1, fillcolor: R.ink("accent-soft"), opacity: 0.75, line: { width: 0 }, layer: "below" }];
   return { data, layout: { barmode: "stack", bargap: steps.length > 60 ? 0.1 : 0.35, annotations, shapes, xaxis: { type: "category", title: "step", categoryarray: names, categoryorder: "array", nticks: 24, showgrid: false }, yaxis: { title: "seconds", rangemode: "tozero" }, margin: { l: 8, r: 8, t: 30, b: 8 } } };
+};
+
+R.tellSteps = (asked = null) => {
+  const keys = R.keys().filter(R.full), left = R.facts.steps.length - keys.length;
+  const all = `In full, with a timeline: ${keys.map(R.stepName).join(", ")}. `;
+  R.$("steps-note").textContent = !left ? "" : asked ? `${R.stepName(asked)} is in the charts only: sglang-instrument report --step ${asked} takes it in full.` : `${all}Of ${R.plural(left, "other")} the charts tell: --step N takes one in full.`;
 };
 
 R.partsOfStep = ({ step }) => {
@@ -76,6 +84,7 @@ R.heatOf = "arrival_sec";
 R.heatChart = () => {
   const heat = R.facts.heat;
   if (!heat.steps.length) return "No barrier was logged: nobody can be seen to wait for anybody.";
+  if (heat.of_steps > heat.steps.length) R.$("heat-note").textContent = `The last ${R.count(heat.steps.length)} of ${R.count(heat.of_steps)} steps.`;
   const x = heat.steps.map(String);
   const y = heat.workers.map((worker) => `worker ${worker}`);
   const words = { arrival_sec: "came %{z:.3~g} s after the first", blame_sec: "to blame for %{z:.3~g} s", wait_sec: "waited %{z:.3~g} s" };

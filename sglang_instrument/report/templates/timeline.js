@@ -116,11 +116,7 @@ R.paintOverview = () => {
   [canvas.width, canvas.height] = [width, height];
   if (!model) return;
   const inks = (R.timeline.inks ??= R.inks()), left = Math.round(LEFT * scale), across = width - left;
-  const image = new ImageData(across, height), pixels = new Uint32Array(image.data.buffer);
-  pixels.fill(inks.row);
-  const rows = model.rows.filter((row) => row.request !== null);
-  R.paintBand(pixels, across, height, model, { rows }, 0, height, 0, (across * model.tick_sec) / model.extent_sec, inks);
-  context.putImageData(image, left, 0);
+  context.putImageData(R.overviewOf(model, across, height, inks), left, 0);
   context.setTransform(scale, 0, 0, scale, 0, 0);
   context.fillStyle = inks.soft;
   context.font = `11px ${R.ink("sans")}`;
@@ -133,6 +129,18 @@ R.paintOverview = () => {
   context.globalAlpha = 1;
   context.strokeStyle = inks.accent;
   context.strokeRect(x(view.from) + 0.5, 0.5, Math.max(2, x(view.to) - x(view.from) - 1), canvas.clientHeight - 1);
+};
+
+// The whole step as a picture; it stays as it is until the step, the theme or the window change.
+R.overviewOf = (model, across, height, inks) => {
+  const kept = R.timeline.overview;
+  if (kept && kept.model === model && kept.inks === inks && kept.image.width === across && kept.image.height === height) return kept.image;
+  const image = new ImageData(across, height), pixels = new Uint32Array(image.data.buffer);
+  pixels.fill(inks.row);
+  const rows = model.rows.filter((row) => row.request !== null);
+  R.paintBand(pixels, across, height, model, { rows }, 0, height, 0, (across * model.tick_sec) / model.extent_sec, inks);
+  R.timeline.overview = { model, inks, image };
+  return image;
 };
 
 // The request in focus: open it, and bring it into view.
