@@ -1,0 +1,102 @@
+"""Run verl's server mode once a way of being reached; its tests read what came out."""
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from logged import read_records
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+ENVIRONMENT = ROOT / ".envs/verl-server"
+MODEL = ROOT / ".envs/verl-server-model"
+LIMIT_SEC = 600
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one driver left: its logs, what the driver saw, and what it printed."""
+
+    folder: Path
+    driver: dict
+    printed: str
+
+    @property
+    def logs(self):
+        """Return the records of each file of the run."""
+        return read_records(self.folder / "run")
+
+    @property
+    def processes(self):
+        """Return what each process said of itself, those that recorded nothing included."""
+        return [json.loads(path.read_text()) for path in (self.folder / "run/processes").rglob("*.json")]
+
+
+def interpreter():
+    python = ENVIRONMENT / "bin/python"
+    if not (ENVIRONMENT / ".made").exists() or not (MODEL / ".made").exists():
+        pytest.skip("no environment for verl's server mode: tests/environments/verl_server.sh")
+    return python
+
+
+def without_hook(folder):
+    """Return a Python that sees the environment's packages and entry points, but reads no `.pth` there."""
+    python = folder / "venv/bin/python"
+    subprocess.run([interpreter(), "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    (packages,) = (folder / "venv/lib").glob("python3.*/site-packages")
+    (layer,) = (ENVIRONMENT / "lib").glob("python3.*/site-packages")
+    (packages / "layers.pth").write_text(f"{layer}\n{(layer / 'base.pth').read_text()}")
+    return python
+
+
+def drive(folder, mode, python, **more):
+    """Run `drive.py` to its end."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    sockets = Path("/tmp") / f"r{os.getpid()}"  # short: the paths of Ray's sockets are limited
+    variables = {
+        **kept,
+        "PYTHONPATH": os.pathsep.join(map(str, [ROOT, HERE, HERE.parent / "verl/shims"])),
+        "PYTHONWARNINGS": "ignore",
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1",
+        "RAY_TMPDIR": str(sockets),
+        "RAY_AUTH_MODE": "disabled",
+        "HANG": str(folder / "hang"),
+        **more,
+    }
+    command = [python, "-W", "ignore", HERE / "drive.py", MODEL, folder, mode]
+    try:
+        done = subprocess.run(
+            list(map(str, command)),
+            env=variables,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT_SEC,
+        )
+    finally:
+        shutil.rmtree(sockets, ignore_errors=True)
+    assert done.returncode == 0, done.stdout[-8000:]
+    return Outcome(folder, json.loads((folder / "outcome.json").read_text()), done.stdout)
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory):
+    """Server mode with nothing of ours in it."""
+    return drive(tmp_path_factory.mktemp("plain"), "plain", interpreter())
+
+
+@pytest.fixture(scope="session", params=["install", "plugins"])
+def outcome(request, tmp_path_factory):
+    """Server mode, reached by install() in the driver, or by the entry points of verl and SGLang alone."""
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "install":
+        return drive(folder, "install", interpreter())
+    switch = {"SGLANG_INSTRUMENT": "1", "SGLANG_INSTRUMENT_LOG_DIR": str(folder), "EXPERIMENT_NAME": "run"}
+    return drive(folder, "plugins", without_hook(folder), **switch)

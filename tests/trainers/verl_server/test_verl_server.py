@@ -1,0 +1,182 @@
+"""verl 0.9.1 in server mode: which processes are reached, what they log, and that nothing else changes."""
+
+import json
+
+import pytest
+
+from sglang_instrument import schema
+
+STEPS = ("step_1", "step_2", "validate_2")
+#: Events of one request, in the worker that holds it; tools only where the model calls one.
+OF_REQUESTS = {
+    *(
+        "async_rollout_request_complete",
+        "main_loop",
+        "pending_state_handling",
+        "turn_end",
+        "turn_engine_call",
+    ),
+    *(
+        "server_wait",
+        "engine_async_generate_actual",
+        "turn_tool_parsing",
+        "finalization",
+        "reward_calculation",
+    ),
+}
+OF_TOOLS = {
+    *("tool_calling_state", "tool_execution", "tool_response_processing"),
+    *("tool_call", "tool_creation", "tool_release"),
+}
+OF_WORKERS = {"total_step_duration", "async_generate_duration", "batch_construction_duration"}
+CALLED = [1, 2, 0, 0]  # tools of each question: one call, a wrong and a right one, none
+ROUNDING_US = 2
+
+
+def named(records, event):
+    return [record for record in records if record["event"] == event]
+
+
+def of_step(outcome, step):
+    """Return the records of both workers of a step."""
+    return [r for worker in (0, 1) for r in outcome.logs[f"{step}/worker_{worker}.jsonl"]]
+
+
+def end_us(record):
+    return record["start_us"] + record.get("duration_sec", 0) * 1e6
+
+
+def test_the_results_are_those_of_a_run_without_us(outcome, plain):
+    assert outcome.driver["outputs"] == plain.driver["outputs"]
+    assert [output["turns"] for output in plain.driver["outputs"]] == [[4, 6, 2, 2]] * 3
+
+
+def test_actors_look_as_they_do_without_us(outcome, plain):
+    look = ("class", "coroutines", "signatures")
+    assert [{key: one[key] for key in look} for one in outcome.driver["processes"]] == [
+        {key: one[key] for key in look} for one in plain.driver["processes"]
+    ]
+    assert [one["installed"] for one in plain.driver["processes"]] == [False] * 3
+    assert [one["installed"] for one in outcome.driver["processes"]] == [True] * 3
+    assert not (plain.folder / "run").exists()
+
+
+def test_every_process_of_the_rollout_joins_one_run(outcome):
+    processes = outcome.processes
+    assert len({process["run_id"] for process in processes}) == 1
+    assert {(process["role"], process["rank"]) for process in processes if process["role"]} >= {
+        *(("worker", 0), ("worker", 1), ("server", 0), ("reward", 0), ("trainer", 0)),
+    }
+    assert outcome.printed.count("sglang_instrument 0.") == 1  # the driver's line, and nobody else's
+
+
+def test_the_scheduler_is_reached_too(outcome):
+    schedulers = [p for p in outcome.processes if any("scheduler" in str(part) for part in p["command"])]
+    titled = [p for p in outcome.processes if p["role"] == "scheduler"]
+    spawned = [p for p in outcome.processes if any("spawn" in str(part) for part in p["command"])]
+    assert schedulers or titled or spawned
+
+
+def test_what_was_patched_is_all_that_is_expected_in_this_version(outcome):
+    for process in outcome.processes:
+        lacking = [p for p in process["patches"] if p["state"] != "found" and p.get("expected", True)]
+        assert [
+            (p["event"], p["target"], p["state"]) for p in lacking if p["table"].startswith("verl/")
+        ] == []
+        assert process["notices"] == [] or all("no step bound" not in n["notice"] for n in process["notices"])
+
+
+def test_each_step_of_each_worker_is_whole(outcome):
+    for step in STEPS:
+        for worker in (0, 1):
+            records = outcome.logs[f"{step}/worker_{worker}.jsonl"]
+            assert {record["event"] for record in records} >= OF_WORKERS
+            assert len(named(records, "total_step_duration")) == 1
+            closed = named(records, schema.STEP_CLOSED)
+            assert closed
+            assert closed[-1]["extra"]["dropped"] == 0
+
+
+def test_each_request_and_turn_is_there_once(outcome):
+    for step in STEPS:
+        records = of_step(outcome, step)
+        requests = named(records, "async_rollout_request_complete")
+        assert sorted(request["extra"]["sample"] for request in requests) == [0, 1, 2, 3]
+        assert len({request["extra"]["request_id"] for request in requests}) == 4
+        calls = {request["extra"]["sample"]: request["extra"]["turns_with_tools"] for request in requests}
+        assert [calls[sample] for sample in range(4)] == CALLED
+        turns = [(end["extra"]["request_id"], end["extra"]["turn"]) for end in named(records, "turn_end")]
+        assert len(turns) == len(set(turns)) == sum(CALLED) + 4
+        assert len(named(records, "tool_call")) == sum(CALLED)
+        assert all(call["extra"]["tool"] == "calc_gsm8k_reward" for call in named(records, "tool_call"))
+
+
+def test_every_event_of_a_request_says_whose_it_is(outcome):
+    for step in STEPS:
+        records = of_step(outcome, step)
+        seen = {record["event"] for record in records if "request_id" in record.get("extra", {})}
+        assert seen >= OF_REQUESTS | OF_TOOLS
+        for record in records:
+            if record["event"] in OF_REQUESTS | OF_TOOLS:
+                assert "request_id" in record["extra"], record
+            assert record.get("validate", False) is step.startswith("validate")
+
+
+def test_a_request_says_its_reward_and_its_lengths(outcome):
+    for request in named(of_step(outcome, "step_1"), "async_rollout_request_complete"):
+        extra = request["extra"]
+        assert extra["reward"] == 1.0
+        assert extra["turns"] == CALLED[extra["sample"]] + 1
+        assert extra["finish_reason"] == "stop"
+        assert 0 < extra["actual_response_tokens"] <= extra["response_length"]
+        assert [turn["turn"] for turn in extra["turn_timings"]] == list(range(extra["turns"]))
+
+
+def test_the_parts_of_a_request_lie_within_it(outcome):
+    for step in STEPS:
+        records = of_step(outcome, step)
+        around = {r["extra"]["request_id"]: r for r in named(records, "async_rollout_request_complete")}
+        for record in records:
+            if record["event"] in (OF_REQUESTS | OF_TOOLS) - {"async_rollout_request_complete"}:
+                request = around[record["extra"]["request_id"]]
+                assert request["start_us"] <= record["start_us"] + ROUNDING_US
+                assert end_us(record) <= end_us(request) + ROUNDING_US
+
+
+def test_a_turn_is_found_in_its_server_by_rid(outcome):
+    served = {r["extra"]["rid"]: r for r in named(outcome.logs["engine/server_0.jsonl"], "server_generate")}
+    for step in STEPS:
+        for call in named(of_step(outcome, step), "engine_async_generate_actual"):
+            reply = served[call["extra"]["rid"]]
+            assert reply["extra"]["completion_tokens"] == call["extra"]["generated_tokens"]
+            assert call["start_us"] - 1e5 <= reply["start_us"] <= end_us(call) + 1e5  # two processes' clocks
+
+
+def test_rewards_and_the_start_of_the_engine_are_logged_where_they_happen(outcome):
+    rewards = named(outcome.logs["engine/reward_0.jsonl"], "reward_score")
+    assert len(rewards) >= 12
+    assert {record["extra"]["reward"] for record in rewards} == {1.0}
+    assert len(named(outcome.logs["engine/server_0.jsonl"], "engine_start")) == 1
+
+
+def test_the_trainer_waits_for_its_rollouts(outcome):
+    for step in STEPS:
+        [rollout] = named(outcome.logs[f"{step}/trainer_0.jsonl"], "rollout")
+        assert rollout["extra"] == {"batch_size": 4, "workers": 2}
+
+
+def test_a_worker_that_is_killed_in_mid_step_leaves_readable_files(outcome):
+    assert outcome.driver["killed"]["error"] in ("ActorDiedError", "ActorUnavailableError")
+    path = outcome.folder / "run/step_9/worker_0.jsonl"
+    *lines, _ = path.read_bytes().split(b"\n")
+    events = [json.loads(line)["event"] for line in lines]
+    assert events[0] == "log_opened"
+    assert "turn_end" in events
+    assert "step_closed" not in events
+    assert named(outcome.logs["step_9/worker_1.jsonl"], "step_closed")
+
+
+@pytest.mark.parametrize("text", ["Add 2 and 3.", "#### 5", "Current parsed"])
+def test_no_text_is_logged(outcome, text):
+    for path in (outcome.folder / "run").rglob("*.json*"):
+        assert text not in path.read_text()
