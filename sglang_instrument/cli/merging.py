@@ -94,7 +94,7 @@ def _write_traces(
         if window is not None and not trace.has_clock:
             raise InstrumentError(
                 f"{file} does not say when it began (baseTimeNanoseconds), so it cannot be laid beside a "
-                "run; traces of PyTorch 2.2 and newer do; `trace merge` without --run takes it"
+                "run; `trace merge` without --run takes it"
             )
         name = " ".join(filter(None, ("engine", rank_of(trace))))
         count = write_events(packets, name, number, trace.events, trace.lanes, window)

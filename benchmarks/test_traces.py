@@ -1,0 +1,94 @@
+"""What `trace analyze` of a large trace costs, beside json.load of the whole and a loop in Python."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+from rounds import HERE, ROUNDS, Spread, save, table
+
+SIZE_MB = int(os.environ.get("BENCH_TRACE_MB", "1024"))
+ROUNDS = min(ROUNDS, 3)  # the plain way takes most of a minute, and ten times the file in memory
+TIMES = 5.0
+PEAK_MB = 1000
+KERNELS = [f"void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_{number}>" for number in range(60)]
+
+
+def event(cat, name, ts, dur, pid, tid, args):
+    """Write an event as torch's profiler does: indented, a key a line."""
+    inner = ",\n      ".join(f'"{key}": {json.dumps(value)}' for key, value in args.items())
+    return (
+        f'  {{\n    "ph": "X", "cat": "{cat}", "name": "{name}", "pid": {pid}, "tid": {tid},\n'
+        f'    "ts": {ts:.3f}, "dur": {dur:.3f},\n    "args": {{\n      {inner}\n    }}\n  }}'
+    )
+
+
+def steps(drawn):
+    """Yield decode steps of an engine: a mark, operators, launches, kernels, each in time."""
+    now, number = 4_411_415_000_000.0, 0
+    while True:
+        begun, events = now, []
+        for _ in range(100):
+            number += 1
+            shapes = {"External id": number, "Ev Idx": number, "Input Dims": [[8, 4096], [4096, 4096]]}
+            types = {"Input type": ["c10::BFloat16", "c10::BFloat16"], "Sequence number": number}
+            events.append(event("cpu_op", "aten::mm", now, 9.0, 4711, 4711, {**shapes, **types}))
+            link = {"External id": number, "correlation": number}
+            events.append(event("cuda_runtime", "cudaLaunchKernel", now + 2, 5.0, 4711, 4711, link))
+            took = 5 + 20 * drawn.random()
+            launched = {"grid": [128, 1, 1], "block": [256, 1, 1], "registers per thread": 64, "stream": 7}
+            events.append(
+                event(
+                    "kernel", drawn.choice(KERNELS), now + 20, took, 0, 7, {**launched, **link, "device": 0}
+                )
+            )
+            now += 10 + 25 * drawn.random()
+        mark = event(
+            "user_annotation", "step[DECODE bs=8]", begun, now - begun, 4711, 4711, {"Ev Idx": number}
+        )
+        yield ",\n".join([mark, *events])
+        now += 300 * drawn.random()
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    path = tmp_path_factory.mktemp("trace") / "big-TP-0.trace.json"
+    made = steps(random.Random(1))
+    with path.open("w") as file:
+        file.write(
+            '{\n  "schemaVersion": 1,\n  "baseTimeNanoseconds": 1790857026000000000,\n  "traceEvents": [\n'
+        )
+        file.write(next(made))
+        while file.tell() < SIZE_MB * 2**20:
+            file.writelines(",\n" + next(made) for _ in range(200))
+        file.write('\n  ],\n  "traceName": "big"\n}\n')
+    return path
+
+
+def cost(how, path):
+    command = [sys.executable, str(HERE / "tracing.py"), how, str(path)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def test_a_large_trace_is_analysed_in_a_fraction_of_the_time_and_memory(trace, show):
+    rounds = [{how: cost(how, trace) for how in ("plain", "ours")} for _ in range(ROUNDS)]
+    for one in rounds:
+        assert one["ours"]["events"] == one["plain"]["events"]
+        assert one["ours"]["busy_sec"] == pytest.approx(one["plain"]["busy_sec"], rel=1e-6)
+    times = Spread.of([one["plain"]["wall_sec"] / one["ours"]["wall_sec"] for one in rounds])
+    rows = [
+        (
+            how,
+            f"{min(one[how]['wall_sec'] for one in rounds):.1f}",
+            f"{max(one[how]['peak_mb'] for one in rounds):.0f}",
+        )
+        for how in ("plain", "ours")
+    ]
+    size = trace.stat().st_size / 2**20
+    title = f"{size:.0f} MB, {rounds[0]['ours']['events']:,} events: {times.median:.1f} times faster"
+    show(table(f"{title} ({times.low:.1f} .. {times.high:.1f})", ("", "best s", "peak MB"), rows))
+    save("traces", rows, rounds=rounds)
+    assert max(one["ours"]["peak_mb"] for one in rounds) <= PEAK_MB
+    assert times.median >= TIMES
