@@ -4,6 +4,7 @@ The environment alone reaches the workers of a cluster that the driver starts it
 there before, only the runtime environment does.
 """
 
+import copy
 import functools
 import importlib.machinery
 import json
@@ -94,7 +95,9 @@ def with_settings(
     merged = {**ours, **(theirs.get("env_vars") or {})}
     if not merged:
         return dict(kwargs)
-    whole = type(theirs)(**theirs) if theirs else {}
+    whole = (
+        copy.copy(theirs) if isinstance(theirs, dict) else dict(theirs)
+    )  # Ray's own class stays what it is
     whole["env_vars"] = merged
     return {**kwargs, "runtime_env": whole}
 
