@@ -228,9 +228,12 @@ def test_light_and_dark_differ_and_the_phases_keep_their_colours(
 ) -> None:
     page.open(report("plateau")).draw_all()
 
+    def paper() -> str:
+        return str(page.js("getComputedStyle(document.body).backgroundColor"))
+
     def seen() -> dict[str, Any]:
         return {
-            "paper": page.js("getComputedStyle(document.body).backgroundColor"),
+            "paper": paper(),
             "bars": page.js(
                 "document.getElementById('chart-steps').data"
                 ".filter(one => one.type === 'bar').map(one => one.marker.color)"
@@ -245,6 +248,6 @@ def test_light_and_dark_differ_and_the_phases_keep_their_colours(
     assert first["bars"] and second["bars"] == first["bars"]
     assert set(first["bars"]) <= set(page.js("sglangReport.facts.colours"))
     page.reload()
-    assert seen()["paper"] == second["paper"]
+    assert paper() == second["paper"]
     page.do("document.getElementById('theme').click()")
     assert page.complaints() == []

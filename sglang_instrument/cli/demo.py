@@ -211,6 +211,7 @@ def _show_next(folder: Path, step: int) -> None:
         print(f"\nlogs: {folder}")
         print(f"next: sglang-instrument summary {folder} --step {step}")
         print(f"      sglang-instrument events {folder} --step {step} --worker 0")
+        print(f"      sglang-instrument report {folder} -o {folder.name}.html")
 
 
 def _cache() -> Path:
