@@ -113,7 +113,8 @@ def test_the_planted_causes_stand_where_one_looks_for_them(
     page.open(report("plateau")).draw_all()
     verdict = page.text("verdict")
     assert all(one.sentence in verdict or one.sentence.capitalize() in verdict for one in found[:5])
-    assert "Step 67" in verdict and "Worker 0" in verdict
+    assert "Step 67" in verdict
+    assert "Worker 0" in verdict
     marked = page.js("[...document.querySelectorAll('#chart-steps .annotation-text')].length")
     assert marked == len({(one.step, one.validate) for one in found})
     assert "stood still" in page.text("still")
@@ -162,7 +163,8 @@ def test_a_second_run_is_laid_beside_the_first(
 ) -> None:
     page.open(report("plain", str(runs["plateau"]))).draw_all()
     assert "beside plateau" in page.js("document.querySelector('h1').innerText")
-    assert "duration" in page.text("comparison") and "noise" in page.text("comparison")
+    assert "duration" in page.text("comparison")
+    assert "noise" in page.text("comparison")
     names = page.js("document.getElementById('chart-cdf').data.map(one => one.name)")
     assert names[-1] == "plateau"
     assert "plateau" in page.js("document.getElementById('chart-steps').data.map(one => one.name)")
@@ -176,7 +178,8 @@ def test_what_did_not_end_is_shown_and_named(page: Browser, report: Callable[...
     assert len(open_rows) == 1
     page.do("sglangReport.go({request: arguments[0]})", open_rows[0]["request"])
     page.until("!document.getElementById('inspector').hidden")
-    assert "(open)" in page.text("inspector") and "never ended" in page.text("inspector")
+    assert "(open)" in page.text("inspector")
+    assert "never ended" in page.text("inspector")
 
 
 def test_the_report_of_a_request_with_a_hostile_name_runs_none_of_it(
@@ -245,7 +248,8 @@ def test_light_and_dark_differ_and_the_phases_keep_their_colours(
     page.until(f"getComputedStyle(document.body).backgroundColor !== {first['paper']!r}")
     second = seen()
     assert second["paper"] != first["paper"]
-    assert first["bars"] and second["bars"] == first["bars"]
+    assert first["bars"]
+    assert second["bars"] == first["bars"]
     assert set(first["bars"]) <= set(page.js("sglangReport.facts.colours"))
     page.reload()
     assert paper() == second["paper"]
