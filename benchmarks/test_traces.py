@@ -16,39 +16,53 @@ PEAK_MB = 1000
 KERNELS = [f"void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_{number}>" for number in range(60)]
 
 
-def event(cat, name, ts, dur, pid, tid, args):
-    """Write an event as torch's profiler does: indented, a key a line."""
-    inner = ",\n      ".join(f'"{key}": {json.dumps(value)}' for key, value in args.items())
-    return (
-        f'  {{\n    "ph": "X", "cat": "{cat}", "name": "{name}", "pid": {pid}, "tid": {tid},\n'
-        f'    "ts": {ts:.3f}, "dur": {dur:.3f},\n    "args": {{\n      {inner}\n    }}\n  }}'
-    )
+#: Events as torch's profiler writes them: indented, a key a line.
+MARK = """  {{
+    "ph": "X", "cat": "user_annotation", "name": "step[DECODE bs=8]", "pid": 4711, "tid": 4711,
+    "ts": {begun:.3f}, "dur": {took:.3f},
+    "args": {{
+      "External id": {number}, "Ev Idx": {number}
+    }}
+  }}"""
+WORK = """  {{
+    "ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 4711, "tid": 4711,
+    "ts": {now:.3f}, "dur": 9.000,
+    "args": {{
+      "External id": {number}, "Sequence number": {number}, "Fwd thread id": 0, "Ev Idx": {number},
+      "Input Dims": [[8, 4096], [4096, 4096]], "Input type": ["c10::BFloat16", "c10::BFloat16"]
+    }}
+  }},
+  {{
+    "ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 4711, "tid": 4711,
+    "ts": {called:.3f}, "dur": 5.000,
+    "args": {{
+      "External id": {number}, "cbid": 211, "correlation": {number}
+    }}
+  }},
+  {{
+    "ph": "X", "cat": "kernel", "name": "{kernel}", "pid": 0, "tid": 7,
+    "ts": {at:.3f}, "dur": {took:.3f},
+    "args": {{
+      "External id": {number}, "device": 0, "context": 1, "stream": 7, "correlation": {number},
+      "registers per thread": 64, "shared memory": 49152, "blocks per SM": 0.969697, "warps per SM": 7.757576,
+      "grid": [128, 1, 1], "block": [256, 1, 1], "est. achieved occupancy %": 12
+    }}
+  }}"""
 
 
 def steps(drawn):
-    """Yield decode steps of an engine: a mark, operators, launches, kernels, each in time."""
+    """Yield decode steps of an engine: a mark, and in it operators, launches and kernels, each in time."""
     now, number = 4_411_415_000_000.0, 0
     while True:
-        begun, events = now, []
+        begun, events = now, [""]
         for _ in range(100):
             number += 1
-            shapes = {"External id": number, "Ev Idx": number, "Input Dims": [[8, 4096], [4096, 4096]]}
-            types = {"Input type": ["c10::BFloat16", "c10::BFloat16"], "Sequence number": number}
-            events.append(event("cpu_op", "aten::mm", now, 9.0, 4711, 4711, {**shapes, **types}))
-            link = {"External id": number, "correlation": number}
-            events.append(event("cuda_runtime", "cudaLaunchKernel", now + 2, 5.0, 4711, 4711, link))
-            took = 5 + 20 * drawn.random()
-            launched = {"grid": [128, 1, 1], "block": [256, 1, 1], "registers per thread": 64, "stream": 7}
-            events.append(
-                event(
-                    "kernel", drawn.choice(KERNELS), now + 20, took, 0, 7, {**launched, **link, "device": 0}
-                )
-            )
+            kernel, took = drawn.choice(KERNELS), 5 + 20 * drawn.random()
+            times = {"now": now, "called": now + 2, "at": now + 20, "took": took}
+            events.append(WORK.format(number=number, kernel=kernel, **times))
             now += 10 + 25 * drawn.random()
-        mark = event(
-            "user_annotation", "step[DECODE bs=8]", begun, now - begun, 4711, 4711, {"Ev Idx": number}
-        )
-        yield ",\n".join([mark, *events])
+        events[0] = MARK.format(begun=begun, took=now - begun, number=number)
+        yield ",\n".join(events)
         now += 300 * drawn.random()
 
 

@@ -371,7 +371,15 @@ def test_nobody_is_named_where_ranks_are_alike_or_alone(tmp_path: Path) -> None:
         engine_trace().write(tmp_path / f"9-TP-{rank}.trace.json.gz")
     found = analyse(tmp_path)
     assert (found.slow, "no rank stands out" in found.sentence) == (None, True)
-    assert analyse(tmp_path, rank="TP-1").sentence == "one rank only: nothing to compare"
+    assert analyse(tmp_path, rank="TP-1").sentence == "one rank an engine: nothing to compare"
+
+
+def test_ranks_of_different_engines_are_not_compared(tmp_path: Path) -> None:
+    for worker, gemm in ((0, 100), (1, 900)):
+        engine_trace(gemm_us=gemm).write(tmp_path / f"e-worker_{worker}-TP-0.trace.json.gz")
+    found = analyse(tmp_path)
+    assert (found.slow, found.sentence) == (None, "one rank an engine: nothing to compare")
+    assert [one.profile_id for one in found.traces] == ["e-worker_0", "e-worker_1"]
 
 
 def test_ranks_are_chosen_and_missing_ones_refused_with_those_that_are_there(tmp_path: Path) -> None:

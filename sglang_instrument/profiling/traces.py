@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import polars as pl
@@ -32,6 +33,7 @@ _SUFFIXES: Final = (".json", ".json.gz")
 _RANK: Final = re.compile(
     r"(?:^|[-_.])((?:TP|DP|PP|EP|rank)[-_]?\d+(?:[-_](?:TP|DP|PP|EP)[-_]?\d+)*)", re.IGNORECASE
 )
+_ALONE: Final = "one rank an engine: nothing to compare"
 _STANDS_OUT: Final = 1.05  # times the median of the ranks
 
 
@@ -193,36 +195,46 @@ def analyse_trace(trace: Trace, top: int = 20) -> TraceAnalysis:
 
 
 def compare_ranks(analyses: Sequence[TraceAnalysis]) -> tuple[str | None, str]:
-    """Name the rank that the others wait for, and say why, or why nobody is named.
+    """Name the rank that the others of its engine wait for, and say why, or why nobody is named.
 
-    Ranks leave a collective together: the slow one computes longest, and waits least in communication.
+    Ranks leave a collective together: the slow one computes longest, and waits least in communication. Those
+    of different engines wait for nobody here.
     """
-    rows = [one for one in analyses if one.on_gpu]
+    engines: dict[tuple[str, str], list[TraceAnalysis]] = {}
+    for one in analyses:
+        engines.setdefault((str(Path(one.file).parent), one.profile_id), []).append(one)
+    found = [_slow_rank(ranks) for ranks in engines.values()]
+    named = [(rank, sentence) for rank, sentence in found if rank is not None]
+    if named:
+        return named[0][0], "; ".join(sentence for _, sentence in named)
+    several = [sentence for _, sentence in found if sentence != _ALONE]
+    return None, several[0] if several else _ALONE
+
+
+def _slow_rank(analyses: Sequence[TraceAnalysis]) -> tuple[str | None, str]:
+    """Name the slow rank of one engine."""
     if len({one.rank for one in analyses}) < 2:
-        return None, "one rank only: nothing to compare"
-    if not rows:
-        return None, "no work on a GPU: ranks are compared by what their GPUs compute and wait"
+        return None, _ALONE
     totals: dict[str, list[float]] = {}
-    for one in rows:
-        total = totals.setdefault(one.rank, [0.0, 0.0])
-        total[0] += one.use["compute_sec"]
-        total[1] += one.use["communication_sec"]
+    for one in analyses:
+        if one.on_gpu:
+            total = totals.setdefault(one.rank, [0.0, 0.0])
+            total[0] += one.use["compute_sec"]
+            total[1] += one.use["communication_sec"]
+    if len(totals) < 2:
+        return None, "no work on GPUs: ranks are compared by what their GPUs compute and wait"
     if not any(waited for _, waited in totals.values()):
         return None, "the ranks do not communicate: none waits for another"
     longest = max(totals, key=lambda rank: totals[rank][0])
     least = min(totals, key=lambda rank: totals[rank][1])
-    others = sorted(work for rank, (work, _) in totals.items() if rank != longest)
-    usual = others[len(others) // 2]
-    if longest == least and totals[longest][0] > _STANDS_OUT * usual:
-        more = totals[longest][0] / usual - 1 if usual else float("inf")
-        waits = max(waited for _, waited in totals.values()) - totals[longest][1]
-        return longest, (
-            f"{longest} is slow: it computes {more:.0%} longer than the others, which wait for it up to "
-            f"{waits:.3g} s in communication"
-        )
-    return (
-        None,
-        "no rank stands out: the one that computes longest is not the one that waits least, or by little",
+    usual = median(work for rank, (work, _) in totals.items() if rank != longest)
+    if longest != least or totals[longest][0] <= _STANDS_OUT * usual:
+        return None, "no rank stands out: the one that computes longest does not wait least, or by little"
+    more = totals[longest][0] / usual - 1 if usual else float("inf")
+    waits = max(waited for _, waited in totals.values()) - totals[longest][1]
+    return longest, (
+        f"{longest} is slow: it computes {more:.0%} longer than the others, which wait for it up to "
+        f"{waits:.3g} s in communication"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import polars as pl
@@ -47,8 +48,8 @@ class IdleInStep:
 
 
 def worker_of(trace: TraceAnalysis, workers: Sequence[int]) -> list[int]:
-    """Return the workers whose engine a trace may be of: the one that its profile id names, else all."""
-    named = _OF_WORKER.search(trace.profile_id)
+    """Return the workers whose engine a trace may be of: the one that its file or folder names, else all."""
+    named = _OF_WORKER.search(trace.profile_id) or _OF_WORKER.search(Path(trace.file).parent.name)
     return [int(named[1])] if named and int(named[1]) in workers else list(workers)
 
 
