@@ -127,6 +127,18 @@ def test_the_planted_causes_stand_where_one_looks_for_them(
     assert "turn_engine_call" in page.js("document.querySelector('#slowest details[open]').innerText")
 
 
+def test_a_request_of_the_real_engine_tells_its_queue_and_its_waiting(
+    page: Browser, report: Callable[..., Path]
+) -> None:
+    page.open(report("demo"))
+    page.do("document.querySelector('#slowest details').open = true")
+    page.until("document.querySelector('#slowest details[open] .told') !== null")
+    shown = page.js("document.querySelector('#slowest details[open]').innerText")
+    assert "in the queue" in shown
+    assert "engine_generate" in shown
+    assert "waiting" in shown
+
+
 def test_validations_are_shown_apart(
     page: Browser, report: Callable[..., Path], runs: dict[str, Path]
 ) -> None:

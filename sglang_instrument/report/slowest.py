@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from sglang_instrument.analysis.engine_calls import engine_calls
 from sglang_instrument.analysis.requests import request_table, waterfall
 from sglang_instrument.report.chosen import Chosen
 
@@ -15,7 +16,7 @@ _MOST_EVENTS: Final = 400  # of one request: who has more finds them in the time
 
 
 def slowest_requests(run: Run) -> list[dict[str, Any]]:
-    """Return the slowest requests of the training steps, each with its events in the order of time."""
+    """Return the slowest requests of the training steps, each with its events and what the engine told."""
     found = []
     spans: dict[tuple[int, int], Any] = {}
     for row in request_table(run.digest).filter(validate=False).head(_SHOWN).to_dicts():
@@ -23,8 +24,13 @@ def slowest_requests(run: Run) -> list[dict[str, Any]]:
         if place not in spans:
             spans[place] = run.read_spans(step=row["step"], worker=row["worker"], validate=False)
         events = waterfall(spans[place], row["request_id"])
-        key = Chosen(False, row["step"]).key
         found.append(
-            {**row, "key": key, "of_events": len(events), "events": events.head(_MOST_EVENTS).to_dicts()}
+            {
+                **row,
+                "key": Chosen(False, row["step"]).key,
+                "of_events": len(events),
+                "events": events.head(_MOST_EVENTS).to_dicts(),
+                "calls": engine_calls(run, row).head(_MOST_EVENTS).to_dicts(),
+            }
         )
     return found

@@ -49,7 +49,7 @@ def pack_step(run: Run, chosen: Chosen) -> tuple[bytes, dict[str, str]]:
         "event": ("u2", [numbers[event] for event in spans["event"]]),
         "phase": ("u1", spans["phase_number"].to_list()),
         "depth": ("u1", spans["depth"].to_list()),
-        "turn": ("u1", spans["turn"].fill_null(255).clip(0, 255).to_list()),
+        "turn": ("u1", spans["turn"].clip(0, 254).fill_null(255).to_list()),
         "flags": ("u1", spans["flags"].to_list()),
         "self": ("u4", (spans["self_sec"] * 1e6 / tick_us).cast(pl.Int64).to_list()),
         "active": ("u4", _active_ticks(spans, tick_us)),

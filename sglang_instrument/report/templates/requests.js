@@ -4,26 +4,24 @@ R.kinds = [["engine", "generate"], ["tool", "tool"], ["interaction", "interactio
 
 R.waterfall = (events, whole, turnOf = (row) => row.turn) => {
   const measured = events.some((row) => row.active_sec !== null && row.active_sec !== undefined);
-  const more = Object.keys(events[0] || {}).filter((name) => ["queue_sec", "prefill_sec", "decode_sec"].includes(name));
   const rows = [], classes = [];
   let turn = null;
   for (const row of events) {
     const mine = turnOf(row);
     if (mine !== null && mine !== undefined && mine !== turn) {
       turn = mine;
-      rows.push([`turn ${turn + 1}`, ...Array(4 + measured * 2 + more.length).fill("")]);
+      rows.push([`turn ${turn + 1}`, ...Array(4 + measured * 2).fill("")]);
       classes.push("turn");
     }
     const name = R.el("span", { style: { paddingLeft: `${Math.min(row.depth, 8) * 14}px` } }, row.event, row.open ? " (open)" : "");
     const waited = row.active_sec === null || row.active_sec === undefined ? null : Math.max(0, row.duration_sec - row.active_sec);
     const cells = [name, R.seconds(row.start_sec), R.seconds(row.duration_sec), R.seconds(row.self_sec)];
     if (measured) cells.push(R.seconds(row.active_sec), R.seconds(waited));
-    more.forEach((field) => cells.push(R.seconds(row[field])));
     rows.push([...cells, R.track(row, whole)]);
     classes.push("");
   }
   const table = R.el("table", { class: "numbers waterfall" });
-  R.table(table, ["event", "start", "time", "itself", ...(measured ? ["active", "waiting"] : []), ...more.map((field) => field.slice(0, -4)), ""], rows, classes);
+  R.table(table, ["event", "start", "time", "itself", ...(measured ? ["active", "waiting"] : []), ""], rows, classes);
   table.querySelectorAll("tr > :last-child").forEach((cell) => cell.classList.add("when"));
   return table;
 };
@@ -51,9 +49,20 @@ R.slowRequest = (one, most) => {
   made.addEventListener("toggle", () => {
     if (!made.open || made.children.length > 1) return;
     const left = one.of_events - one.events.length;
-    made.append(R.el("div", { class: "open-body" }, R.requestFacts(one, R.full(one.key)), R.el("div", { class: "scroll" }, R.waterfall(one.events, one.duration_sec || 1)), left > 0 ? R.el("p", { class: "note" }, `and ${R.plural(left, "event")} more: sglang-instrument requests --request ID`) : null));
+    made.append(R.el("div", { class: "open-body" }, R.requestFacts(one, R.full(one.key)), R.el("div", { class: "scroll" }, R.waterfall(one.events, one.duration_sec || 1)), R.engineCalls(one.calls), left > 0 ? R.el("p", { class: "note" }, `and ${R.plural(left, "event")} more: sglang-instrument requests --request ID`) : null));
   });
   return made;
+};
+
+// What the engine told of its calls: nothing, where it was asked by other means or by an older SGLang.
+R.engineCalls = (calls) => {
+  if (!calls.length) return null;
+  const table = R.el("table", { class: "numbers" });
+  const parts = ["queue_sec", "prefill_sec", "decode_sec", "running_sec", "outside_sec"];
+  R.table(table, ["what the engine told", "turn", "time", "in the queue", "prefill", "decode", "running", "outside", "prompt", "cached", "written"], calls.map((call) => [
+    R.el("code", {}, call.event), call.turn === null ? R.none : call.turn + 1, R.seconds(call.duration_sec), ...parts.map((part) => R.seconds(call[part])), R.count(call.prompt_tokens), R.count(call.cached_tokens), R.count(call.completion_tokens),
+  ]));
+  return R.el("div", { class: "scroll told" }, table);
 };
 
 R.requestFacts = (one, linked) => {
