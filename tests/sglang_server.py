@@ -16,19 +16,10 @@ from sglang_instrument.demo.cpu_platform import write_plugin
 from sglang_instrument.demo.model import ensure_model
 
 ARGUMENTS = [
-    "--device=cpu",
-    "--dtype=float32",
-    "--attention-backend=torch_native",
-    "--sampling-backend=pytorch",
-    "--grammar-backend=none",
-    "--disable-cuda-graph",
-    "--disable-overlap-schedule",
-    "--chunked-prefill-size=512",
-    "--mem-fraction-static=0.2",
-    "--context-length=512",
-    "--skip-server-warmup",
-    "--log-level=error",
-    "--host=127.0.0.1",
+    *("--device=cpu", "--dtype=float32", "--attention-backend=torch_native", "--sampling-backend=pytorch"),
+    *("--grammar-backend=none", "--disable-cuda-graph", "--disable-overlap-schedule"),
+    *("--chunked-prefill-size=512", "--mem-fraction-static=0.2", "--context-length=512"),
+    *("--skip-server-warmup", "--log-level=error", "--host=127.0.0.1"),
 ]
 DEADLINE_SEC = 240
 

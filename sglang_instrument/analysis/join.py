@@ -1,0 +1,167 @@
+"""Join a request's calls of the engine with what the engine did for them: why a turn took so long."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.lives import engine_lives, read
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.digest import Digest
+    from sglang_instrument.analysis.run import Run
+
+_CALLS: Final[dict[str, Any]] = {
+    "rid": pl.String,
+    "request_id": pl.String,
+    "turn": pl.Int64,
+    "event": pl.String,
+    "called_us": pl.Int64,
+    "call_sec": pl.Float64,
+}
+_PARTS: Final = ("queue_sec", "prefill_sec", "decode_sec")
+_MOST: Final = 0.5  # of a call's time: then this is what it waited for
+_SLOW: Final = 2.0  # times the usual time a token
+
+
+def has_engine_room(run: Run) -> bool:
+    """Return whether any process of the engine logged anything."""
+    return any(file.place is not None and file.place.folder == "engine" for file in run.files)
+
+
+def joined_calls(
+    run: Run, step: int | None = None, worker: int | None = None, validate: bool | None = None
+) -> pl.DataFrame:
+    """Return a row a call of the engine that its caller named, in the order of time.
+
+    Args:
+        run: The run.
+        step: Calls of this step alone.
+        worker: Calls of this worker alone.
+        validate: Calls of validation, or of training, alone.
+
+    Returns:
+        request_id, turn, event, called_us, call_sec as the caller logged them; the columns of `engine_lives`;
+        outside_sec: what the caller waited beyond queue, prefill and decode.
+    """
+    files = run.files_of(step, worker, validate)
+    calls = _calls(run, files)
+    lives = engine_lives(run, files)
+    joined = calls.join(lives, on="rid", how="inner", maintain_order="left").sort("called_us")
+    inside = sum((pl.col(name).fill_null(0.0) for name in _PARTS), start=pl.lit(0.0))
+    return joined.with_columns(outside_sec=(pl.col("call_sec") - inside).clip(lower_bound=0.0))
+
+
+def _calls(run: Run, files: Any) -> pl.DataFrame:
+    """Return who called for which `rid`; of spans inside each other the outermost, which lasted longest."""
+    rows = [
+        {
+            "rid": record.extra.rid,
+            "request_id": str(record.extra.request_id),
+            "turn": record.extra.turn,
+            "event": record.event,
+            "called_us": record.start_us,
+            "call_sec": record.duration_sec,
+        }
+        for _, record in read(run, [file for file in files if file.place.folder != "engine"])
+        if record.extra is not None
+        and isinstance(record.extra.rid, str)
+        and record.extra.request_id is not None
+        and record.duration_sec is not None
+    ]
+    table = pl.DataFrame(rows, schema=_CALLS, strict=False)
+    return table.sort("call_sec", descending=True).unique("rid", keep="first", maintain_order=True)
+
+
+def placed_lives(run: Run) -> pl.DataFrame:
+    """Return `engine_lives` with the `step`, and `validate`, in which each request arrived, by time.
+
+    No process of the engine knows the step: it is the last one that had begun on any worker. Null is what
+    came before the first. Clocks of hosts are taken as they are.
+    """
+    return placed(engine_lives(run), run.digest)
+
+
+def placed(lives: pl.DataFrame, digest: Digest) -> pl.DataFrame:
+    """Add `step` and `validate` to rows with `start_us`."""
+    begun = (
+        digest.of_workers()
+        .steps.filter(pl.col("step").is_not_null())
+        .group_by("step", "validate")
+        .agg(start_us=pl.col("start_us").min())
+        .sort("start_us")
+    )
+    rows = lives.sort("start_us")
+    return rows.join_asof(begun.select("start_us", "step", "validate"), on="start_us", strategy="backward")
+
+
+def shares(lives: pl.DataFrame) -> dict[str, float]:
+    """Return how much of the time in the engine is queue, prefill and decode, from 0 to 1; {} of nothing."""
+    sums = {name: float(lives[f"{name}_sec"].sum() or 0.0) for name in ("queue", "prefill", "decode")}
+    whole = sum(sums.values())
+    return {name: one / whole for name, one in sums.items()} if whole else {}
+
+
+def why(call: dict[str, Any], usual_token_sec: float | None = None) -> str:
+    """Return why a call of `joined_calls` took so long, such as "148 s of 150 s in the scheduler's queue".
+
+    Args:
+        call: A row.
+        usual_token_sec: The median of `token_sec`, for what is slow.
+    """
+    whole = max(call["call_sec"], 1e-9)
+    said = []
+    for column, words in _WORDS.items():
+        part = call[column]
+        if part is not None and part >= _MOST * whole:
+            said.append(f"{_sec(part)} s of {_sec(whole)} s {words}")
+    pace = token_sec(call)
+    if pace is not None and usual_token_sec and pace > _SLOW * usual_token_sec:
+        said.append(f"a token took {pace / usual_token_sec:.1f} times as long as usual")
+    if call["retractions"]:
+        number = call["retractions"]
+        said.append(f"retracted {'once' if number == 1 else f'{number} times'}")
+    return ", ".join(said)
+
+
+_WORDS: Final = {
+    "queue_sec": "in the scheduler's queue",
+    "prefill_sec": "in prefill",
+    "decode_sec": "in decode",
+    "outside_sec": "outside the scheduler",
+}
+
+
+def token_sec(call: dict[str, Any]) -> float | None:
+    """Return the seconds that a token took in decode; None if they are not known."""
+    tokens, spent = call["completion_tokens"], call["decode_sec"]
+    return None if spent is None or not tokens or tokens < 2 else spent / (tokens - 1)
+
+
+def usual_token_sec(calls: pl.DataFrame) -> float | None:
+    """Return the median of the seconds a token, over all calls that tell them."""
+    pace = calls.filter(pl.col("completion_tokens") > 1).select(
+        pl.col("decode_sec") / (pl.col("completion_tokens") - 1)
+    )
+    return pace.to_series().drop_nulls().median()  # type: ignore[return-value]
+
+
+def explain(run: Run, step: int, worker: int, validate: bool, turn: int | None = None) -> str:
+    """Return why the slowest call of a step's worker took so long; "" where the engine's room is dark."""
+    if not has_engine_room(run):
+        return ""
+    calls = joined_calls(run, step, worker, validate)
+    asked = calls if turn is None else calls.filter(turn=turn)
+    if asked.is_empty():
+        return ""
+    slowest = asked.sort("call_sec").row(-1, named=True)
+    reason = why(slowest, usual_token_sec(calls))
+    if not reason:
+        return ""
+    which = "" if slowest["turn"] is None else f", turn {slowest['turn'] + 1}"
+    return f"its longest call of the engine (request {slowest['request_id']}{which}): {reason}"
+
+
+def _sec(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"

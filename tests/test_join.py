@@ -1,0 +1,190 @@
+"""What a request's caller, server and scheduler logged, brought together; files as they log them, by hand."""
+
+import json
+
+import pytest
+
+from sglang_instrument.analysis.join import (
+    explain,
+    has_engine_room,
+    joined_calls,
+    placed_lives,
+    shares,
+    usual_token_sec,
+    why,
+)
+from sglang_instrument.analysis.run import open_run
+
+BEGIN_US = 1_795_000_000_000_000
+
+
+class Log:
+    """Writes a run: times are seconds since it began."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def write(self, path, *records):
+        """Add records to a file: (event, start, duration, fields)."""
+        file = self.folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new = not file.exists()
+        with file.open("a") as stream:
+            if new:
+                stream.write(self._line("log_opened", 0, None, {"log_version": 1, "run_id": "now"}))
+            for record in records:
+                stream.write(self._line(*record))
+
+    def _line(self, event, start, duration, extra):
+        record = {"timestamp": "2026-11-20T19:36:11.133688+00:00", "event": event}
+        if duration is not None:
+            record |= {"duration_sec": duration, "start_us": BEGIN_US + round(start * 1e6)}
+        return json.dumps({**record, "extra": extra, "task": 0}) + "\n"
+
+    def call(self, step, rid, request, turn, start, duration):
+        """A turn of a request, in a worker's log."""
+        self.write(
+            f"step_{step}/worker_0.jsonl",
+            ("total_step_duration", start - 1, duration + 2, {}),
+            ("engine_generate", start, duration, {"request_id": request, "turn": turn, "rid": rid}),
+        )
+
+    def life(self, rid, arrived, *moments, end, tokens=11, scheduler="scheduler_0_tp0"):
+        """What the engine logs of it: moments are ("admit" | "first" | "retract", when)."""
+        events = {
+            "admit": ("scheduler_admit", 0.0),
+            "first": ("scheduler_first_tokens", 0.0),
+            "retract": ("scheduler_retract", 0.0),
+        }
+        self.write(
+            f"engine/{scheduler}.jsonl",
+            ("scheduler_receive", arrived, 0.0001, {"rid": rid, "prompt_tokens": 7}),
+            *((events[what][0], at, events[what][1], {"rids": [rid]}) for what, at in moments),
+        )
+        answer = {"rid": rid, "completion_tokens": tokens}
+        self.write("engine/server_0.jsonl", ("engine_request", arrived - 0.5, end - arrived + 1, answer))
+        self.write("engine/detokenizer_0.jsonl", ("engine_detokenize", end, 0.0, {"rids": [rid, "other"]}))
+
+
+@pytest.fixture
+def log(tmp_path):
+    return Log(tmp_path / "run")
+
+
+def opened(log):
+    return open_run(log.folder, cached=False)
+
+
+def only(table):
+    [row] = table.to_dicts()
+    return row
+
+
+def test_a_request_is_shared_out_among_queue_prefill_and_decode(log):
+    log.call(1, "a", "r0", 1, 10, 151)
+    log.life("a", 10.5, ("admit", 158.5), ("first", 159), end=160)
+    row = only(joined_calls(opened(log)))
+    assert (row["request_id"], row["turn"], row["rid"]) == ("r0", 1, "a")
+    parts = [row[f"{part}_sec"] for part in ("queue", "prefill", "decode", "outside")]
+    assert parts == pytest.approx([148, 0.5, 1, 1.5])
+    assert why(row) == "148 s of 151 s in the scheduler's queue"
+
+
+def test_a_retracted_request_waits_and_is_prefilled_again(log):
+    log.call(1, "a", "r0", 0, 0, 21)
+    moments = [("admit", 1), ("first", 2), ("retract", 5), ("admit", 15), ("first", 17)]
+    log.life("a", 0.5, *moments, end=20)
+    row = only(joined_calls(opened(log)))
+    assert [row[f"{part}_sec"] for part in ("queue", "prefill", "decode")] == pytest.approx([10.5, 3, 6])
+    assert row["retractions"] == 1
+    assert why(row) == "10 s of 21 s in the scheduler's queue, retracted once"
+
+
+def test_the_pieces_of_a_long_prompt_are_its_prefill(log):
+    log.life("a", 0, ("admit", 1), ("first", 2), ("admit", 2.5), ("first", 4), end=5)
+    row = only(placed_lives(opened(log)).filter(rid="a"))
+    queue, prefill, decode = (row[f"{part}_sec"] for part in ("queue", "prefill", "decode"))
+    assert queue == pytest.approx(1)
+    assert queue + prefill + decode == pytest.approx(5)
+    assert prefill == pytest.approx(3)
+
+
+def test_slow_decode_is_called_so_beside_the_others(log):
+    for number in range(5):
+        log.call(1, f"fast-{number}", f"r{number}", 0, 10, 1.2)
+        log.life(f"fast-{number}", 10.1, ("admit", 10.1), ("first", 10.2), end=11.2)
+    log.call(1, "slow", "r9", 0, 10, 6)
+    log.life("slow", 10.1, ("admit", 10.1), ("first", 10.2), end=15.2)
+    calls = joined_calls(opened(log))
+    slow = only(calls.filter(rid="slow"))
+    said = why(slow, usual_token_sec(calls))
+    assert said == "5 s of 6 s in decode, a token took 5.0 times as long as usual"
+
+
+def test_of_spans_inside_each_other_the_outermost_is_the_call(log):
+    log.call(1, "a", "r0", 0, 10, 3)
+    log.write(
+        "step_1/worker_0.jsonl",
+        ("engine_tokenize", 10, 0.1, {"request_id": "r0", "turn": 0, "rid": "a"}),
+    )
+    log.life("a", 10.5, ("admit", 10.6), ("first", 11), end=12)
+    row = only(joined_calls(opened(log)))
+    assert (row["event"], row["call_sec"]) == ("engine_generate", 3)
+    assert row["tokenize_sec"] == pytest.approx(0.1)
+
+
+def test_requests_that_nobody_named_are_placed_by_time(log):
+    log.call(1, "a", "r0", 0, 10, 3)
+    log.call(2, "b", "r1", 0, 20, 3)
+    for rid, arrived in (("early", 2), ("first", 11), ("second", 21)):
+        log.life(rid, arrived, ("admit", arrived + 1), end=arrived + 2)
+    lives = {row["rid"]: row["step"] for row in placed_lives(opened(log)).to_dicts()}
+    assert lives == {"early": None, "first": 1, "second": 2}
+
+
+def test_a_request_that_never_left_the_queue_has_no_prefill(log):
+    log.write("engine/scheduler_0_tp0.jsonl", ("scheduler_receive", 3, 0.001, {"rid": "a"}))
+    row = only(placed_lives(opened(log)))
+    assert [row[f"{part}_sec"] for part in ("queue", "prefill", "decode")] == [None, None, None]
+
+
+def test_health_checks_of_sglang_are_nobodys_requests(log):
+    log.write("engine/scheduler_0_tp0.jsonl", ("scheduler_receive", 3, 0.001, {"rid": "HEALTH_CHECK_7"}))
+    assert placed_lives(opened(log)).is_empty()
+    assert shares(placed_lives(opened(log))) == {}
+
+
+def test_torn_lines_cost_no_other_line(log):
+    log.life("a", 0, ("admit", 1), ("first", 2), end=5)
+    with (log.folder / "engine/scheduler_0_tp0.jsonl").open("a") as stream:
+        stream.write('{"timestamp":"2026-11-20T19:36')
+    row = only(placed_lives(opened(log)).filter(rid="a"))
+    assert row["prefill_sec"] == pytest.approx(1)
+
+
+def test_records_of_an_earlier_run_are_left_out(log):
+    log.life("old", 0, ("admit", 1), ("first", 2), end=3)
+    for path in (log.folder / "engine").iterdir():
+        path.write_text(path.read_text().replace('"now"', '"before"'))
+        with path.open("a") as stream:
+            stream.write(
+                '{"timestamp":"2026-11-21T19:36:11.133688+00:00","event":"log_opened","extra":'
+                '{"log_version":1,"run_id":"now"}}\n'
+            )
+    log.life("new", 10, ("admit", 11), ("first", 12), end=13)
+    assert "old" not in placed_lives(opened(log))["rid"].to_list()
+    assert "new" in placed_lives(opened(log))["rid"].to_list()
+
+
+def test_a_steps_worker_is_explained_by_its_slowest_call(log):
+    log.call(1, "a", "r0", 1, 10, 151)
+    log.life("a", 10.5, ("admit", 158.5), ("first", 159), end=160)
+    assert explain(opened(log), 1, 0, False) == (
+        "its longest call of the engine (request r0, turn 2): 148 s of 151 s in the scheduler's queue"
+    )
+
+
+def test_without_the_engines_files_nothing_is_claimed(log):
+    log.call(1, "a", "r0", 0, 10, 151)
+    assert not has_engine_room(opened(log))
+    assert explain(opened(log), 1, 0, False) == ""
