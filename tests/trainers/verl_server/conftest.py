@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 ENVIRONMENT = ROOT / ".envs/verl-server"
 MODEL = ROOT / ".envs/verl-server-model"
-LIMIT_SEC = 600
+LIMIT_SEC = 1800  # a minute where nothing else runs; what hangs shall end some day
 
 
 @dataclass(frozen=True)
