@@ -144,7 +144,7 @@ class _Life:
         spent: dict[str, int] = {}
         doing, since = "queue", self.arrived
         ordered = sorted(self.moments)
-        for (at, what), (_, then) in zip(ordered, [*ordered[1:], (0, "")], strict=True):
+        for (at, what), (_, then) in zip(ordered, [*ordered[1:], (0, "")], strict=False):
             if (what, then) == ("first", "admit"):
                 continue  # a piece of a prompt ended, and gave no token
             spent[doing] = spent.get(doing, 0) + max(0, at - since)
