@@ -1,5 +1,7 @@
 """verl's tables of server mode against the wheels of seven versions, read and not imported."""
 
+import zipfile
+
 import pytest
 from wheels import wheel_of
 
@@ -50,3 +52,18 @@ def test_every_event_of_the_tables_is_in_the_vocabulary():
 def test_nothing_of_the_rollout_in_the_workers_is_missed_where_verl_has_none_any_more():
     [in_process] = check([load_table("verl/rollout")], open_tree(wheel_of("verl", "0.9.1")))
     assert [site for site in in_process.sites if site.expected] == []  # its class is gone: nothing is missing
+
+
+def test_a_version_that_nobody_knows_is_patched_as_far_as_it_fits_and_the_rest_is_named(tmp_path):
+    zipfile.ZipFile(wheel_of("verl", "0.9.1")).extractall(tmp_path)
+    (metadata,) = tmp_path.glob("verl-*.dist-info/METADATA")
+    metadata.write_text(metadata.read_text().replace("Version: 0.9.1", "Version: 99.0"))
+    metadata.parent.rename(tmp_path / "verl-99.0.dist-info")
+    loop = tmp_path / "verl/experimental/agent_loop/tool_agent_loop.py"
+    loop.write_text(loop.read_text().replace("_handle_processing_tools_state", "_run_tools"))
+    results = check([load_table(name) for name in TABLES], open_tree(tmp_path))
+    sites = [site for result in results for site in result.sites if site.expected]
+    assert {result.version for result in results} == {"99.0"}
+    lost = {site.region.event for site in sites if site.state != "found"}
+    assert lost == {"tool_calling_state", "tool_execution", "tool_response_processing"}
+    assert len(sites) - len(lost) > 50
