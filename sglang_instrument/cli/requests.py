@@ -108,7 +108,8 @@ def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int
 
     mine = table.filter(request_id=args.request)
     if mine.is_empty():
-        near = difflib.get_close_matches(args.request, table["request_id"].drop_nulls().to_list(), n=3)
+        ids = table["request_id"].drop_nulls().to_list()
+        near = difflib.get_close_matches(args.request, ids, n=3, cutoff=0.4)
         raise LogError(
             f"{opened.folder}: no request {args.request!r}; {_offer(near)}" if near else _none(opened, args)
         )
