@@ -427,9 +427,20 @@ def test_analyze_prints_tables_and_the_same_as_json(
     assert "TP-1 of 2 traces" not in shown  # two fit
     assert main(["trace", "analyze", str(tmp_path), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert set(answer) == {"folder", "slow", "sentence", "ranks", "traces", "steps"}
+    assert set(answer) == {"folder", "slow", "sentence", "ranks", "traces", "steps", "unreadable"}
     assert [trace["rank"] for trace in answer["traces"]] == ["TP-0", "TP-1"]
     assert {"use", "kernels", "gaps", "graphs", "streams", "copies"} <= set(answer["traces"][0])
+
+
+def test_a_file_that_is_no_trace_costs_no_other_and_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    two_ranks(tmp_path)
+    (tmp_path / "9-TP-2.trace.json.gz").write_bytes(b"")
+    assert main(["trace", "analyze", str(tmp_path), "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert [trace["rank"] for trace in answer["traces"]] == ["TP-0", "TP-1"]
+    assert list(answer["unreadable"]) == [str(tmp_path / "9-TP-2.trace.json.gz")]
 
 
 def test_a_cut_trace_is_analysed_and_said_to_be_cut(

@@ -51,6 +51,7 @@ def run_beside(folder: Path) -> Path:
         return json.dumps(record) + "\n"
 
     lines = [line("total_step_duration", 0, 10, 0)]
+    lines.append(line("tool_execution", 5, 7, 9, "a"))  # beside the other: it waits once
     for task, request in ((1, "a"), (2, "b")):
         lines.append(line("async_rollout_request_complete", 0, 10, task, request))
         lines.append(line("turn_engine_call", 0, 4, task, request))

@@ -49,7 +49,10 @@ def merge(
         if traces is not None:
             _write_traces(packets, traces, window, progress, rank, said)
 
-    write_file(target, write)
+    try:
+        write_file(target, write)
+    except OSError as error:
+        raise InstrumentError(f"{target} cannot be written: {error.strerror or error}") from error
     said.append(f"{target}: {target.stat().st_size / 1e6:,.1f} MB; open it at https://ui.perfetto.dev")
     return said
 

@@ -46,7 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the figures; 1 if none of those asked for could be drawn."""
     from sglang_instrument.analysis.run import open_run
-    from sglang_instrument.report.figures import choose, draw, makers
+
+    try:
+        from sglang_instrument.report.figures import choose, draw, makers
+    except ModuleNotFoundError as missing:
+        hint = "pip install 'sglang-instrument[report]'"
+        raise InstrumentError(f"plot needs {missing.name}: {hint}") from missing
 
     names = _names(args.figure, list(makers()))
     _demand_numbers(args)
@@ -57,13 +62,16 @@ def run(args: argparse.Namespace) -> int:
     choice = choose(opened, args.step, args.worker, args.validate, args.limit, other)
     drawn: dict[str, str] = {}
     left_out: dict[str, str] = {}
-    for name, result in draw(choice, args.output, names, args.format, args.dpi):
-        if isinstance(result, Path):
-            drawn[name] = str(result)
-        else:
-            left_out[name] = result
-        if not args.json:
-            print_line(str(result) if isinstance(result, Path) else f"{name}: left out, {result}")
+    try:
+        for name, result in draw(choice, args.output, names, args.format, args.dpi):
+            if isinstance(result, Path):
+                drawn[name] = str(result)
+            else:
+                left_out[name] = result
+            if not args.json:
+                print_line(str(result) if isinstance(result, Path) else f"{name}: left out, {result}")
+    except OSError as error:
+        raise InstrumentError(f"{args.output} cannot be written: {error.strerror or error}") from error
     if args.json:
         print_json(
             {"folder": str(opened.folder), "step": choice.step, "figures": drawn, "left_out": left_out}

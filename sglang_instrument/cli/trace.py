@@ -57,14 +57,17 @@ def _analyse(args: argparse.Namespace) -> int:
     if args.json:
         answer: dict[str, Any] = {"folder": found.folder, "slow": found.slow, "sentence": found.sentence}
         answer |= {"ranks": found.ranks, "traces": [one.as_json() for one in found.traces]}
-        print_json(answer | {"steps": [asdict(one) for one in joined]})
-        return 0
+        answer |= {"steps": [asdict(one) for one in joined], "unreadable": found.unreadable}
+        print_json(answer)
+        return int(bool(found.unreadable))
     _print(found, args.top)
     for one in joined:
         print_line(one.sentence)
     if args.run and not joined:
         print_line(f"{args.run}: no step ran during the traces, or the traces have no clock")
-    return 0
+    for reason in found.unreadable.values():
+        print_line(f"left out: {reason}")
+    return int(bool(found.unreadable))
 
 
 def _joined(found: Analysis, logs: Path) -> list[Any]:

@@ -87,6 +87,7 @@ class Analysis:
         ranks: A row a trace: rank, stage, busy, compute_sec, communication_sec, exposed_sec.
         slow: The rank that the others wait for, or None; `sentence` says so in words, or why nobody is named.
         sentence: See `slow`.
+        unreadable: Files that hold no trace, or end before its first event, and why.
     """
 
     folder: str
@@ -94,6 +95,7 @@ class Analysis:
     ranks: list[Row]
     slow: str | None
     sentence: str
+    unreadable: dict[str, str]
 
 
 def find_traces(path: str | Path) -> list[Path]:
@@ -138,11 +140,12 @@ def analyse(
         progress: Called with the bytes read, and the size of all files.
 
     Raises:
-        LogError: There is no trace, none of that rank, or a file that is none.
+        LogError: There is no trace, none of that rank, or none that can be read.
     """
     files = of_rank(find_traces(path), rank)
     sizes = [one.stat().st_size for one in files]
-    analyses = []
+    analyses: list[TraceAnalysis] = []
+    unreadable: dict[str, str] = {}
     for number, one in enumerate(files):
         done = sum(sizes[:number])
 
@@ -150,10 +153,17 @@ def analyse(
             if progress is not None:
                 progress(done + read, sum(sizes))
 
-        analyses.append(analyse_trace(read_trace(one, step), top))
+        try:
+            analyses.append(analyse_trace(read_trace(one, step), top))
+        except LogError as error:
+            if len(files) == 1:
+                raise
+            unreadable[str(one)] = str(error)
+    if not analyses:
+        raise LogError(next(iter(unreadable.values())))
     analyses.sort(key=lambda one: (one.profile_id, one.stage or "", _numbers(one.rank), one.file))
     slow, sentence = compare_ranks(analyses)
-    return Analysis(str(path), analyses, [_rank_row(one) for one in analyses], slow, sentence)
+    return Analysis(str(path), analyses, [_rank_row(one) for one in analyses], slow, sentence, unreadable)
 
 
 def analyse_trace(trace: Trace, top: int = 20) -> TraceAnalysis:

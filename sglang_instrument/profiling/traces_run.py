@@ -84,16 +84,20 @@ def _idle_in(
 ) -> IdleInStep:
     whole = pl.DataFrame({"start_ns": [window[0] * 1000], "end_ns": [window[1] * 1000]})
     idle_ns = int(time_within(whole, trace.idle)[0])
-    clipped = moments.with_columns(
-        start_ns=pl.col("from_us").clip(*window) * 1000, end_ns=pl.col("to_us").clip(*window) * 1000
-    ).filter(pl.col("end_ns") > pl.col("start_ns"))
-    clipped = clipped.with_columns(idle_ns=time_within(clipped, trace.idle))
     doing = pl.col("phase").replace_strict(DOING, default=_ELSE)
-    # A request whose tools run side by side waits once: the union would be exact, the longest is near.
-    sums = clipped.group_by("request_id", doing=doing).agg(pl.col("idle_ns").sum().clip(upper_bound=idle_ns))
-    sums = (
-        sums.group_by("doing").agg(pl.col("idle_ns").sum()).sort("idle_ns", "doing", descending=[True, False])
-    )
+    clipped = moments.select(
+        "request_id",
+        doing=doing,
+        start_ns=pl.col("from_us").clip(*window) * 1000,
+        end_ns=pl.col("to_us").clip(*window) * 1000,
+    ).sort("start_ns", "end_ns")
+    # A request whose tools run side by side waits for them once.
+    reach = pl.col("end_ns").cum_max().shift(1).over("request_id", "doing")
+    once = clipped.with_columns(start_ns=pl.max_horizontal("start_ns", reach))
+    once = once.filter(pl.col("end_ns") > pl.col("start_ns"))
+    once = once.with_columns(idle_ns=time_within(once, trace.idle))
+    sums = once.group_by("doing").agg(pl.col("idle_ns").sum())
+    sums = sums.sort("idle_ns", "doing", descending=[True, False])
     requests = {name: waited / idle_ns for name, waited in sums.iter_rows() if idle_ns and waited}
     overlap = (window[1] - window[0]) / 1e6
     idle = idle_ns / 1e9 / overlap if overlap else 0.0

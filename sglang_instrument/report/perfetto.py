@@ -113,7 +113,7 @@ class _RunWriter:
         moments: dict[_Key, list[_Moment]] = {}
         for key, moment in _moments(records.filter(pl.col("duration_sec").is_null())):
             moments.setdefault(key, []).append(moment)
-        for key in sorted(slices.keys() | moments.keys(), key=_order):
+        for key in sorted(dict.fromkeys([*slices, *moments]), key=_order):  # requests as they began
             self._write_track(key, slices.get(key, []), moments.get(key, []))
 
     def _write_track(self, key: _Key, slices: list[Slice], moments: list[_Moment]) -> None:
@@ -274,6 +274,7 @@ def _rows(table: pl.DataFrame, *more: str) -> Iterator[tuple[Any, ...]]:
 
 def write_file(path: Path, write: Callable[[Packets], Any]) -> Any:
     """Write a trace to a file that is there only when it is whole; return what `write` returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.unfinished")
     try:
         with unfinished.open("wb") as stream:
