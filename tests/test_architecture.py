@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "": RECORDING | {"patching", "switch"},  # the package itself: what its __all__ names
     "bootstrap": SESSION | {"switch"},
     "auto": SESSION | {"switch"},
-    "rollout": SESSION | {"switch"},
+    "rollout": SESSION | {"switch", "profiling"},
     "analysis": WORDS,
     "report": WORDS | {"analysis"},
     "profiling": WORDS | {"recording.context", "recording.notices", "recording.spans", "schema"},
