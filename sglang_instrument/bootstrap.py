@@ -5,14 +5,16 @@
 imported it costs a comparison an import: no thread, no file. Without the variable it does nothing.
 """
 
+from __future__ import annotations
+
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from sglang_instrument import launch
 
+TYPE_CHECKING = False  # typing's own costs more to import than the hook may
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
 
     from sglang_instrument.reach import RayInit
@@ -27,7 +29,7 @@ class Trigger:
     @classmethod
     def find_spec(
         cls, name: str, path: Sequence[str] | None = None, target: object = None
-    ) -> "ModuleSpec | None":
+    ) -> ModuleSpec | None:
         """Install, once, before the first of the packages is imported."""
         if "." in name or cls not in sys.meta_path:
             return None
@@ -53,7 +55,7 @@ def start() -> None:
         sys.meta_path.insert(0, Trigger)
 
 
-_ray: "RayInit | None" = None
+_ray: RayInit | None = None
 
 
 def _packages() -> frozenset[str]:
@@ -76,7 +78,7 @@ def _install() -> None:
         print(f"sglang_instrument: not installed: {error!r}", file=sys.stderr)  # noqa: T201 - nobody else can say it
 
 
-def _watch_ray(name: str, path: Sequence[str] | None) -> "ModuleSpec | None":
+def _watch_ray(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
     """Install when `ray.init()` is called: a driver may import no target itself, and only its workers do."""
     global _ray
     try:

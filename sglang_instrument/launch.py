@@ -1,9 +1,14 @@
 """Name the launch that a process belongs to; light, for the start-up hook imports it in every process."""
 
+from __future__ import annotations
+
 import os
 import time
-from collections.abc import Mapping
-from typing import Final
+
+TYPE_CHECKING = False  # typing's own costs more to import than the hook may
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Final
 
 #: The switch: "1" in the environment of a process asks the start-up hook and the plugins to install.
 SWITCH: Final = "SGLANG_INSTRUMENT"
