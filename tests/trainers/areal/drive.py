@@ -37,7 +37,7 @@ class Rollouts:
         from user_code import reward
 
         self.tokenizer = AutoTokenizer.from_pretrained(MODEL)
-        settings = {"max_concurrent_rollouts": 8, "consumer_batch_size": 2, "max_head_offpolicyness": 4}
+        settings = {"max_concurrent_rollouts": 8, "consumer_batch_size": 2, "max_head_offpolicyness": 1000}
         names = {"experiment_name": "e", "trial_name": "t", "backend": "sglang:d1"}
         self.engine = RemoteSGLangEngine(InferenceEngineConfig(**names, **settings, setup_timeout=300))
         self.engine.initialize(addr=f"127.0.0.1:{PORT}", train_data_parallel_size=1)

@@ -1,0 +1,10 @@
+"""Stand in for slime's aborting of what servers still do."""
+
+import asyncio
+
+from slime.utils.http_utils import post
+
+
+async def abort_servers_until_idle(urls):
+    """Tell each server."""
+    await asyncio.gather(*(post(f"{url}/abort_request", {"abort_all": True}) for url in urls))

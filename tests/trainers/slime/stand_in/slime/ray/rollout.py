@@ -1,0 +1,69 @@
+"""Stand in for slime's actor that rolls out: an actor where there is Ray, else a plain class."""
+
+from slime.rollout.base_types import call_rollout_fn
+from slime.rollout.sample_hooks import set_current_rollout_id
+from slime.utils.misc import load_function
+
+try:
+    import ray
+
+    remote = ray.remote
+except ImportError:
+
+    def remote(cls):
+        """Leave the class as it is."""
+        return cls
+
+
+@remote
+class RolloutManager:
+    """Roll out, and make training data of it."""
+
+    def __init__(self, args, pg):
+        self.args = args
+        self.data_source = load_function(args.data_source_path)(args)
+        self.generate_rollout = load_function(args.rollout_function_path)
+        self.eval_generate_rollout = load_function(args.eval_function_path)
+
+    def generate(self, rollout_id):
+        """Return the training data of a step."""
+        set_current_rollout_id(rollout_id)
+        data, _ = self._get_rollout_data(rollout_id=rollout_id)
+        data = self._convert_samples_to_train_data(data)
+        return self._split_train_data_by_dp(data)
+
+    def eval(self, rollout_id):
+        """Return the rewards of an evaluation."""
+        set_current_rollout_id(rollout_id)
+        args = (self.args, rollout_id, self.data_source)
+        return call_rollout_fn(self.eval_generate_rollout, *args, evaluation=True).data
+
+    def offload(self):
+        """Let the engines go."""
+
+    def onload(self, tags=None):
+        """Bring them back."""
+
+    def onload_weights(self):
+        """Bring their weights back."""
+
+    def onload_kv(self):
+        """Bring their cache back."""
+
+    def recover_updatable_engines(self):
+        """Start those that died."""
+
+    def _get_rollout_data(self, rollout_id):
+        output = call_rollout_fn(
+            self.generate_rollout, self.args, rollout_id, self.data_source, evaluation=False
+        )
+        data = output.samples
+        while isinstance(data[0], list):
+            data = [sample for group in data for sample in group]
+        return data, output.metrics
+
+    def _convert_samples_to_train_data(self, samples):
+        return {"tokens": [one.tokens for one in samples], "rewards": [one.reward for one in samples]}
+
+    def _split_train_data_by_dp(self, data):
+        return [data]

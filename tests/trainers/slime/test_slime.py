@@ -1,0 +1,239 @@
+"""A stand-in for slime with its names, signatures and order: every event, in the right step, nothing changed.
+
+slime is in no registry. Its real rollouts were run while the tables were made (docs/slime.md); here they are
+held to code that stands in for it, which says so by name.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+from logged import own, read_records
+
+HERE = Path(__file__).parent
+RAY = HERE.parents[2] / ".envs/ray/bin/python"
+REQUEST = "async_rollout_request_complete"
+LIMIT_SEC = 400
+
+
+class Rolled:
+    """What one way of rolling out printed, and logged."""
+
+    def __init__(self, printed, folder):
+        logs = read_records(folder)
+        self.given = json.loads(printed.splitlines()[-1]) if printed else None
+        self.logs = {path: own(records) for path, records in logs.items()}
+
+    def of(self, event, file=None):
+        files = self.logs.values() if file is None else [self.logs[file]]
+        return [one for records in files for one in records if one["event"] == event]
+
+    def extras(self, event, file=None):
+        return [one.get("extra", {}) for one in self.of(event, file)]
+
+
+@pytest.fixture(scope="session")
+def rolled(tmp_path_factory):
+    """Roll out in one of the ways of `drive.py`, each once."""
+
+    @cache
+    def run(way, order="after"):
+        folder = tmp_path_factory.mktemp(f"slime_{way}_{order}")
+        return Rolled(run_python(sys.executable, [HERE / "drive.py", way, order], folder), folder / "run")
+
+    return run
+
+
+def run_python(python, arguments, folder):
+    """Run Python with the stand-in for slime; it logs to `folder/run`."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    paths = os.pathsep.join([str(HERE), str(HERE / "stand_in")])
+    ours = {"EXPERIMENT_NAME": "run", "SGLANG_INSTRUMENT_LOG_DIR": str(folder), "RAY_AUTH_MODE": "disabled"}
+    done = subprocess.run(
+        [str(python), "-W", "ignore", *map(str, arguments)],
+        env={**kept, **ours, "PYTHONPATH": paths},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SEC,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def shape(logs):
+    """Return how many records of each event each file has, but for those of the loop, which may be busy."""
+    return {
+        file: Counter(one["event"] for one in records if not one["event"].startswith("event_loop"))
+        for file, records in logs.items()
+    }
+
+
+@pytest.mark.parametrize("way", ["plain", "functions", "group", "fan_out", "abort"])
+def test_training_is_given_the_same_with_us_and_without(rolled, way):
+    assert rolled(way, "never").given == rolled(way).given is not None
+    assert rolled(way, "never").logs == {}
+
+
+def test_the_order_of_install_and_import_changes_nothing(rolled):
+    before, after = rolled("plain", "before"), rolled("plain")
+    assert before.given == after.given
+    one, other = (shape(run.logs) for run in (before, after))
+    assert one == other
+
+
+def test_kind_signature_and_pickling_stay_in_this_process_and_a_spawned_one_and_the_code_comes_back(rolled):
+    rolled("looks", "never")
+
+
+def test_every_request_is_in_the_folder_of_its_step_and_says_what_it_made(rolled):
+    run = rolled("plain")
+    assert [
+        len(run.of(REQUEST, f"{place}/worker_0.jsonl")) for place in ("step_0", "step_1", "validate_1")
+    ] == [4, 4, 3]
+    for request in run.of(REQUEST, "step_0/worker_0.jsonl"):
+        extra = request["extra"]
+        assert (extra["turns"], extra["finish_reason"], extra["status"]) == (1, "stop", "completed")
+        assert (extra["response_length"], extra["reward"], extra["total_sequence_length"]) == (13, 13.0, 26)
+    names = [extra["request_id"] for extra in run.extras(REQUEST)]
+    assert len(set(names)) == len(names)
+    assert {one["workid"] for records in run.logs.values() for one in records} == {0}
+
+
+def test_a_step_has_its_parts_in_it(rolled):
+    run = rolled("plain")
+    for place in ("step_0", "step_1"):
+        file = f"{place}/worker_0.jsonl"
+        [step], [rollout] = run.of("total_step_duration", file), run.of("async_generate_duration", file)
+        assert rollout["duration_sec"] <= step["duration_sec"]
+        assert rollout["extra"] == {"function": "generate_rollout", "groups": 2, "metrics": {"dropped": 0}}
+        [lengths] = run.extras("step_response_length_stats", file)
+        assert (lengths["batch_size"], lengths["response_length_mean"]) == (4, 13.0)
+        assert (
+            len(run.of("batch_construction_duration", file))
+            == len(run.of("final_construction_duration", file))
+            == 1
+        )
+        assert len(run.of("requests_abort", file)) == len(run.of("generation_pause", file)) == 1
+        assert len(run.of("request_group", file)) == 2
+        assert len(run.of("request_wait", file)) == 4
+    [dataset] = run.extras("eval_dataset", "validate_1/worker_0.jsonl")
+    assert (dataset["dataset"], dataset["samples"]) == ("tiny", 3)
+    assert len(run.of("total_step_duration", "validate_1/worker_0.jsonl")) == 1
+
+
+def test_turns_of_a_custom_generate_function_are_its_calls_of_the_engine(rolled):
+    run = rolled("functions")
+    file = "step_0/worker_0.jsonl"
+    for request in run.extras(REQUEST, file):
+        mine = [
+            one["extra"]
+            for one in run.of("turn_engine_call", file)
+            if one["extra"]["request_id"] == request["request_id"]
+        ]
+        assert [one["turn"] for one in mine] == [0, 1, 2]
+        assert len({one["rid"] for one in mine}) == request["turns"] == 3
+        tools = [
+            one for one in run.extras("tool_execution", file) if one["request_id"] == request["request_id"]
+        ]
+        assert [one["tool"] for one in tools] == ["calculator"] * 2
+    assert len(run.of("main_loop", file)) == len(run.of("sample_hooks", file)) == len(run.of(REQUEST, file))
+    assert run.of("turn_end", file) == []
+
+
+def test_a_custom_reward_gives_its_numbers_and_a_filter_says_what_it_dropped(rolled):
+    run = rolled("functions")
+    assert {extra["reward"] for extra in run.extras(REQUEST, "step_0/worker_0.jsonl")} == {0.5}
+    for extra in run.extras("reward_calculation", "step_0/worker_0.jsonl"):
+        assert extra["rm_path"] == "user_functions.reward"
+        assert extra["reward_scores"] == {"score": 0.5, "right": True}
+    dropped = [one for one in run.extras("group_filter", "step_0/worker_0.jsonl") if one.get("kept") is False]
+    assert [(one["group_index"], one["reason"]) for one in dropped] == [(0, "first")]
+    assert len(run.of("samples_process")) == 2
+
+
+def test_a_reward_of_a_whole_group_is_one_calculation(rolled):
+    run = rolled("group")
+    calculations = run.extras("reward_calculation", "step_0/worker_0.jsonl")
+    assert {one["samples"] for one in calculations} == {2}
+    assert all(one["rewards"] == [0.5, 0.5] for one in calculations)
+    assert len(calculations) == len(run.of("request_group", "step_0/worker_0.jsonl"))
+
+
+def test_a_request_that_becomes_several_samples_says_so(rolled):
+    run = rolled("fan_out")
+    for extra in run.extras(REQUEST, "step_0/worker_0.jsonl"):
+        assert (extra["samples"], extra["turns"], extra["reward"]) == (2, 6, 0.5)
+
+
+def test_what_is_aborted_says_so_and_goes_on_under_its_name_in_a_later_step(rolled):
+    run = rolled("abort")
+    [aborting] = run.extras("requests_abort", "step_0/worker_0.jsonl")
+    assert aborting == {"pending": 1, "kept_groups": 1}
+    cut = [one for one in run.extras(REQUEST, "step_0/worker_0.jsonl") if one["status"] == "aborted"]
+    assert {(one["group_index"], one["finish_reason"]) for one in cut} == {(2, "abort")}
+    again = [one for one in run.extras(REQUEST, "step_1/worker_0.jsonl") if one["group_index"] == 2]
+    assert {one["request_id"] for one in again} == {one["request_id"] for one in cut}
+    assert all(one["resumed_tokens"] > 0 for one in again)
+
+
+def test_a_remote_reward_is_a_score_within_the_calculation(rolled):
+    run = rolled("remote")
+    assert len(run.of("reward_score")) == len(run.of("reward_calculation")) > 0
+
+
+def test_a_fully_asynchronous_request_is_in_the_step_in_which_it_began(rolled):
+    run = rolled("async")
+    begun = {extra["group_index"]: file for file in run.logs for extra in run.extras("request_group", file)}
+    assert begun[0] == begun[1] == "step_0/worker_0.jsonl"
+    taken = {file: extra["group_index"] for file in run.logs for extra in run.extras("groups_collect", file)}
+    assert taken == {"step_0/worker_0.jsonl": [0], "step_1/worker_0.jsonl": [1]}
+    [request] = [one for one in run.of(REQUEST, "step_0/worker_0.jsonl") if one["extra"]["group_index"] == 1]
+    assert request["step"] == 0
+
+
+def test_engine_control_stands_apart_under_the_rank_of_the_engine(rolled):
+    run = rolled("control")
+    events = [one["event"] for one in run.logs["engine/server_3.jsonl"]]
+    assert events.count("weights_update") == 3
+    assert {"engine_start", "memory_release", "memory_resume", "generation_pause", "generation_continue"} <= {
+        *events
+    }
+    how = [extra["how"] for extra in run.extras("weights_update")]
+    assert how == ["tensor", "disk", "distributed"]
+    assert all(extra["success"] for extra in run.extras("weights_update"))
+
+
+def test_no_text_is_logged(rolled):
+    assert "secret" not in json.dumps([rolled(way).logs for way in ("functions", "group")])
+
+
+ACTOR = """
+import ray
+from argparse import Namespace
+import sglang_instrument
+sglang_instrument.install()
+import drive
+from slime.ray.rollout import RolloutManager
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+manager = RolloutManager.remote(Namespace(**drive.PLAIN), None)
+print(len(ray.get([manager.generate.remote(0), manager.generate.remote(1)])))
+ray.get(manager.eval.remote(1))
+ray.shutdown()
+"""
+
+
+def test_the_manager_as_an_actor_of_ray_logs_its_steps(tmp_path):
+    if not RAY.exists():
+        pytest.skip("no environment with Ray: tests/environments/ray.sh")
+    run_python(RAY, ["-c", f"import sys; sys.argv = ['x', 'plain', 'never']\n{ACTOR}"], tmp_path)
+    logs = read_records(tmp_path / "run")
+    for place in ("step_0", "step_1", "validate_1"):
+        events = [one["event"] for one in logs[f"{place}/worker_0.jsonl"]]
+        assert events.count("total_step_duration") == 1
+        assert events.count(REQUEST) == (3 if place == "validate_1" else 4)
