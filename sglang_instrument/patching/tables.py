@@ -9,14 +9,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast, get_args
+from typing import Final, Literal, NamedTuple, cast, get_args
 
 from sglang_instrument.errors import TableError
 from sglang_instrument.patching.anchors import Anchors, parse_anchors
 from sglang_instrument.patching.entry import Entry
 from sglang_instrument.patching.fields import BINDABLE
+from sglang_instrument.patching.shipped import read_table, shipped_tables
 from sglang_instrument.patching.versions import Requirement
 from sglang_instrument.schema import PHASES, Phase
 
@@ -24,9 +24,6 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
-
-if TYPE_CHECKING:
-    from importlib.abc import Traversable
 
 Emit = Literal["span", "enter", "exit"]
 FieldSets = Mapping[str, Mapping[str, str]]
@@ -186,22 +183,10 @@ def load_table(name: str) -> Table:
     """
     shown = name if name.endswith(".toml") else f"patches/{name}.toml"
     try:
-        text = _read(name)
+        text = read_table(name)
         return parse_table(name, tomllib.loads(text), shown)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise TableError(f"{shown}: {error}") from None
-
-
-def shipped_tables() -> list[str]:
-    """Return the names of the tables that come with the package, sorted."""
-    root = _shipped_root()
-    return sorted(
-        f"{folder.name}/{file.name.removesuffix('.toml')}"
-        for folder in root.iterdir()
-        if folder.is_dir()
-        for file in folder.iterdir()
-        if file.name.endswith(".toml")
-    )
 
 
 def region_at(origin: Origin) -> Region:
@@ -335,17 +320,3 @@ def _required(entry: Entry, key: str) -> str:
     if text is None:
         raise entry.error(f"{key} is missing")
     return text
-
-
-def _read(name: str) -> str:
-    if name.endswith(".toml"):
-        return Path(name).read_text(encoding="utf-8")
-    return _shipped_root().joinpath(f"{name}.toml").read_text(encoding="utf-8")
-
-
-def _shipped_root() -> "Traversable":
-    """Return `patches/`: inside the package in a wheel, beside it in a checkout."""
-    inside = resources.files("sglang_instrument") / "patches"
-    if inside.is_dir():
-        return inside
-    return Path(__file__).resolve().parents[2] / "patches"
