@@ -84,7 +84,10 @@ def _counted_phases(spans: pl.DataFrame) -> pl.Series:
         plain: pl.Series = named.cast(PHASE)
         return plain
     other: pl.Series = named == "other"
-    known = named.cast(pl.String).cast(PHASE, strict=False).fill_null("other")
+    nothing = pl.lit("other", dtype=PHASE)
+    known = pl.select(
+        pl.coalesce(named.cast(pl.String).cast(PHASE, strict=False), nothing).alias("phase")
+    ).to_series()
     found = pl.select(pl.when(~other).then(known)).to_series()
     up = spans["parent"]
     for _ in range(20):  # each round looks twice as far up as the one before
@@ -92,8 +95,9 @@ def _counted_phases(spans: pl.DataFrame) -> pl.Series:
             break
         found = pl.select(pl.coalesce(found, found.gather(up))).to_series()
         up = up.gather(up)
-    inside = pl.when(found.is_in(_STRUCTURE)).then(pl.lit("other")).otherwise(found).fill_null("other")
-    return pl.select(pl.when(other).then(inside.cast(PHASE)).otherwise(known)).to_series()
+    part = found.is_not_null() & ~found.cast(pl.String).is_in(_STRUCTURE)
+    inside = pl.when(part).then(found).otherwise(nothing)
+    return pl.select(pl.when(other).then(inside).otherwise(known)).to_series()
 
 
 def covered(spans: pl.DataFrame) -> pl.DataFrame:
