@@ -22,6 +22,7 @@ test-ray:
 test-trainers: test-ray $(VENV)/.develop
 	tests/environments/verl.sh 0.4.0 0.4.1 0.5.0 0.6.0 0.6.1
 	tests/environments/verl_server.sh
+	tests/environments/areal.sh
 	$(BIN)/python -m pytest tests/trainers
 
 lint: $(VENV)/.demo $(VENV)/.develop
