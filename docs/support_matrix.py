@@ -1,0 +1,180 @@
+"""Write docs/support-matrix.md: `python docs/support_matrix.py`; wheels come from the registry, once.
+
+Every version that the package index has, from the oldest that is promised on, is read and not imported.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sglang_instrument.patching.check import check
+from sglang_instrument.patching.sites import Site
+from sglang_instrument.patching.tables import Table, load_tables
+from sglang_instrument.patching.trees import open_tree
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+WHEELS: Final = ROOT / ".envs" / "wheels"
+PAGE: Final = ROOT / "docs" / "support-matrix.md"
+
+#: The oldest version of each package that is promised. slime is in no registry.
+OLDEST: Final = {"sglang": "0.4.6.post5", "verl": "0.4.0", "areal": "1.0.4"}
+
+#: What was done with a table beyond reading it, by a test of the suite, and in which versions.
+TESTED: Final = {
+    "sglang/engine": "real engine 0.5.21 on a CPU (the demo), 0.4.6.post5, 0.5.2 and 0.5.5 (under verl)",
+    "sglang/requests": "real `launch_server` 0.5.21 on a CPU, one and two schedulers, one of them killed",
+    "sglang/batches": "real `launch_server` 0.5.21 on a CPU, two schedulers",
+    "verl/rollout": "real class over the real engine, 0.4.0, 0.4.1, 0.5.0, 0.6.0, 0.6.1",
+    "verl/agent_loop": "real run in server mode 0.9.1, under Ray",
+    "verl/server": "real run in server mode 0.9.1, under Ray",
+    "verl/trainer": "static alone",
+    "areal/rollout": "real workflows 1.0.4 against a real server",
+    "areal/engine": "real workflows 1.0.4 against a real server",
+    "areal/trainer": "static alone",
+    "slime/rollout": "a stand-in with its names and signatures, under Ray",
+    "slime/engine": "a stand-in with its names and signatures, under Ray",
+}
+
+TOP: Final = """\
+# Support matrix
+
+Written by `python docs/support_matrix.py`, from every version in the package index: the source of each is
+read, and not imported, as `sglang-instrument patches check --source WHEEL` does. *found* is where a version has
+the statements that an event is made of; *has none* where it lacks what the event measures, and the table says
+so; *lost* where the table expects them and they are not there.
+
+A version that nobody read yet still gets what resolves; `status()` and `sglang-instrument status` name the
+rest. What was run, and not only read, says the column *tested*.
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One event of a table: the versions in which it is found, lacking for a reason, and lost."""
+
+    table: str
+    event: str
+    found: tuple[str, ...]
+    absent: tuple[str, ...]
+    lost: tuple[str, ...]
+
+
+def main() -> int:
+    """Write the page; return 1 if an event is lost in any version."""
+    tables = [table for table in load_tables() if table.trainer != "demo"]
+    rows: list[Row] = []
+    versions: dict[str, list[str]] = {}
+    for package, oldest in OLDEST.items():
+        versions[package] = versions_of(package, oldest)
+        mine = [table for table in tables if table.package == package]
+        rows += rows_of(mine, package, versions[package])
+    PAGE.write_text("\n".join(page(tables, versions, rows)))
+    lost = [row for row in rows if row.lost]
+    print(f"{PAGE}: {len(rows)} events, {len(lost)} lost in some version")  # noqa: T201 - a script
+    return 1 if lost else 0
+
+
+def versions_of(package: str, oldest: str) -> list[str]:
+    """Return the versions in the package index from `oldest` on, the oldest first."""
+    listed = _pip("index", "versions", package)
+    line = next(line for line in listed.splitlines() if line.startswith("Available versions:"))
+    versions = line.removeprefix("Available versions:").replace(" ", "").split(",")
+    return sorted((one for one in versions if _key(one) >= _key(oldest)), key=_key)
+
+
+def rows_of(tables: Sequence[Table], package: str, versions: Sequence[str]) -> list[Row]:
+    """Return a row an event, after reading each version once."""
+    seen: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for version in versions:
+        for checked in check(tables, open_tree(wheel_of(package, version))):
+            for event, state in _states(checked.table, checked.sites):
+                states = seen.setdefault((checked.table.name, event), {"found": [], "absent": [], "lost": []})
+                states[state].append(version)
+        print(f"{package} {version}", flush=True)  # noqa: T201 - minutes pass
+    return [
+        Row(table, event, *(tuple(states[state]) for state in ("found", "absent", "lost")))
+        for (table, event), states in seen.items()
+    ]
+
+
+def _states(table: Table, sites: Sequence[Site] | None) -> Iterator[tuple[str, str]]:
+    """Yield each event and what became of it: lost if any place that should hold it does not.
+
+    `sites` is None in a version that has none of the table's modules.
+    """
+    events = (region.event for patch in table.patches for region in patch.regions)
+    for event in dict.fromkeys(events):
+        mine = [site for site in sites or () if site.region.event == event]
+        expected = [site for site in mine if site.expected]
+        if any(site.state != "found" for site in expected):
+            yield event, "lost"
+        else:
+            yield event, "found" if expected else "absent"
+
+
+def wheel_of(package: str, version: str) -> Path:
+    """Return the path of a wheel, fetched if it is not there yet."""
+    if not list(WHEELS.glob(f"{package}-{version}-*.whl")):
+        _pip("download", "--no-deps", "--dest", str(WHEELS), f"{package}=={version}")
+    return next(WHEELS.glob(f"{package}-{version}-*.whl"))
+
+
+def _pip(*arguments: str) -> str:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own words
+    return done.stdout
+
+
+def _key(version: str) -> tuple[int, ...]:
+    main, _, post = version.partition(".post")
+    numbers = [int(one) for one in re.findall(r"\d+", main)]
+    return (*numbers, *[0] * (4 - len(numbers)), int(re.match(r"\d+", post)[0]) + 1 if post else 0)  # type: ignore[index]
+
+
+def page(tables: Sequence[Table], versions: dict[str, list[str]], rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the lines of the page."""
+    yield TOP
+    yield "| table | read in | tested |"
+    yield "|---|---|---|"
+    for table in tables:
+        read = versions.get(table.package, [])
+        where = f"{len(read)} versions of {table.package}, {read[0]} to {read[-1]}" if len(read) > 1 else ""
+        where = where or (f"{table.package} {read[0]}" if read else "in no registry")
+        tested = TESTED.get(table.name, "static alone")
+        yield f"| [{table.name}](../patches/{table.name}.toml) | {where} | {tested} |"
+    for table in tables:
+        mine = [row for row in rows if row.table == table.name]
+        if mine:
+            yield f"\n## {table.name}\n"
+            yield "| event | found | has none | lost |"
+            yield "|---|---|---|---|"
+            every = versions[table.package]
+            for row in mine:
+                cells = (ranges(one, every) for one in (row.found, row.absent, row.lost))
+                yield f"| `{row.event}` | {' | '.join(cells)} |"
+    yield ""
+
+
+def ranges(some: Sequence[str], every: Sequence[str]) -> str:
+    """Return versions as ranges of neighbours: "0.5.2 to 0.5.4, 0.5.9"; "all" of all."""
+    if some and len(some) == len(every):
+        return "all"
+    runs: list[list[str]] = []
+    for version in every:
+        if version not in some:
+            runs.append([])
+        elif runs:
+            runs[-1].append(version)
+        else:
+            runs.append([version])
+    return ", ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs if run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
