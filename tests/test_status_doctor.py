@@ -259,6 +259,12 @@ def test_the_folder_of_status_is_given_or_refused(capsys, tmp_path):
     assert "no such folder" in capsys.readouterr().err
 
 
+#: A process that ends at once may end before its disk is done: wait until it is.
+WAIT_FOR_REACHED = "import pathlib, time; reached = pathlib.Path(sglang_instrument.status()['folder'])\n" + (
+    "        while not list(reached.glob('processes/reached/*.json')): time.sleep(0.01)"
+)
+
+
 def test_status_lists_a_process_that_was_reached_and_recorded_nothing(run_script, printed, tables):
     reached = run_script(
         """
@@ -266,7 +272,8 @@ def test_status_lists_a_process_that_was_reached_and_recorded_nothing(run_script
         sys.modules.pop("textwrap", None)
         sglang_instrument.install(patches=os.environ["TABLES"], trainers="mine")
         import textwrap
-        """,
+        {wait}
+        """.format(wait=WAIT_FOR_REACHED),
         TABLES=str(tables),
     )
     out = re.sub(r"\s+", " ", printed("status", reached.folder))
@@ -287,7 +294,8 @@ def test_status_shows_a_process_once_that_was_reached_and_then_recorded(run_scri
         import textwrap
         with sglang_instrument.step(1):
             textwrap.dedent("x")
-        """,
+        {wait}
+        """.format(wait=WAIT_FOR_REACHED),
         TABLES=str(tables),
     )
     assert list((recorded.folder / "processes/reached").iterdir())
