@@ -267,13 +267,13 @@ WAIT_FOR_REACHED = "import pathlib, time; reached = pathlib.Path(sglang_instrume
 
 def test_status_lists_a_process_that_was_reached_and_recorded_nothing(run_script, printed, tables):
     reached = run_script(
-        """
+        f"""
         import os, sys, sglang_instrument
         sys.modules.pop("textwrap", None)
         sglang_instrument.install(patches=os.environ["TABLES"], trainers="mine")
         import textwrap
-        {wait}
-        """.format(wait=WAIT_FOR_REACHED),
+        {WAIT_FOR_REACHED}
+        """,
         TABLES=str(tables),
     )
     out = re.sub(r"\s+", " ", printed("status", reached.folder))
@@ -287,15 +287,15 @@ def test_status_lists_a_process_that_was_reached_and_recorded_nothing(run_script
 
 def test_status_shows_a_process_once_that_was_reached_and_then_recorded(run_script, printed, tables):
     recorded = run_script(
-        """
+        f"""
         import os, sys, sglang_instrument
         sys.modules.pop("textwrap", None)
         sglang_instrument.install(patches=os.environ["TABLES"], trainers="mine")
         import textwrap
         with sglang_instrument.step(1):
             textwrap.dedent("x")
-        {wait}
-        """.format(wait=WAIT_FOR_REACHED),
+        {WAIT_FOR_REACHED}
+        """,
         TABLES=str(tables),
     )
     assert list((recorded.folder / "processes/reached").iterdir())
