@@ -33,8 +33,8 @@ def sleep(
 ) -> NoReturn:
     """Wait until somebody ends it, and say every minute, on stderr, how to reach the engines.
 
-    It ends by Ctrl-C, by a signal, by the file that SGLANG_INSTRUMENT_WAKE names, which a person touches where
-    no key can be pressed, or after SGLANG_INSTRUMENT_SLEEP_SEC seconds.
+    It ends by Ctrl-C, by a signal, by the file that SGLANG_INSTRUMENT_WAKE names, which a person touches
+    where no key can be pressed, or after SGLANG_INSTRUMENT_SLEEP_SEC seconds.
 
     Args:
         args: The trainer's, with the router's address.
@@ -55,13 +55,13 @@ def sleep(
     waiting = threading.Event()  # its wait() is ended by signals, and by Ctrl-C
     while True:
         spent = time.monotonic() - begun
+        if spent - said >= every:
+            said = spent
+            print(_heartbeat(args, rollout_id, spent, wake), file=sys.stderr, flush=True)  # noqa: T201
         if wake.exists():
             raise SystemExit(f"sglang_instrument.rollout.sleep: woken by {wake} after {spent:.0f} s")
         if spent >= longest:
             raise SystemExit(f"sglang_instrument.rollout.sleep: {longest:g} s are over")
-        if spent - said >= every:
-            said = spent
-            print(_heartbeat(args, rollout_id, spent, wake), file=sys.stderr, flush=True)  # noqa: T201
         waiting.wait(min(_LOOK_EVERY_SEC, every, max(0.01, longest - spent)))
 
 

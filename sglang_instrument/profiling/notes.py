@@ -26,7 +26,7 @@ class FolderError(InstrumentError):
     """The traces cannot be written where they shall go; an engine would die of it."""
 
 
-def check_folder(output_dir: str, urls: Sequence[str], least_free_bytes: int = _LEAST_FREE_BYTES) -> str:
+def check_folder(output_dir: str, urls: Sequence[str], least_free_bytes: int | None = None) -> str:
     """Check that traces can be written, as far as this machine can tell; return what it cannot tell.
 
     SGLang's scheduler does not survive a trace that it cannot write, and with it the whole server ends.
@@ -49,6 +49,7 @@ def check_folder(output_dir: str, urls: Sequence[str], least_free_bytes: int = _
             "trace, so nothing was started; choose another folder"
         ) from error
     free = state.f_bavail * state.f_frsize
+    least_free_bytes = _LEAST_FREE_BYTES if least_free_bytes is None else least_free_bytes
     if free < least_free_bytes:
         raise FolderError(
             f"--output-dir {output_dir}: {free / 2**20:,.0f} MiB are free, and traces need up to "

@@ -158,7 +158,7 @@ def _loads(workers: Sequence[Worker]) -> dict[str, dict[str, Any]]:
 
 def _load(url: str) -> dict[str, Any]:
     for path in _LOADS:
-        answer = ask("GET", url + path, timeout_sec=2.0).json()
+        answer = ask("GET", url + path, timeout_sec=10.0).json()
         rows = answer.get("loads") if isinstance(answer, dict) else answer
         if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
             return _counted(rows)
