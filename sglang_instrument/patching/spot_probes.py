@@ -106,10 +106,10 @@ class Entering(_Entering):
 
     def __enter__(self) -> Any:
         with self._probe.open(self._values) as run:
-            return self._probe.leave(run, self._values, self._context.__enter__())
+            return self._probe.leave(run, self._values, type(self._context).__enter__(self._context))
 
     def __exit__(self, *exception: Any) -> Any:
-        return self._context.__exit__(*exception)
+        return type(self._context).__exit__(self._context, *exception)
 
 
 class AsyncEntering(_Entering):
@@ -120,7 +120,9 @@ class AsyncEntering(_Entering):
     @counts_awaits
     async def __aenter__(self) -> Any:
         with self._probe.open(self._values) as run:
-            return self._probe.leave(run, self._values, await waited(self._context.__aenter__()))
+            return self._probe.leave(
+                run, self._values, await waited(type(self._context).__aenter__(self._context))
+            )
 
     def __aexit__(self, *exception: Any) -> Any:
-        return self._context.__aexit__(*exception)
+        return type(self._context).__aexit__(self._context, *exception)
