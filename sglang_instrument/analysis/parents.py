@@ -66,8 +66,11 @@ def _in_other_lanes(lanes: Lanes, within: pl.Series, starts: pl.Series, ends: pl
         orphans, above = orphans.filter(above != NONE), above.filter(above != NONE)
         if orphans.is_empty():
             break
-        place = by_start["key"].search_sorted(packed(above, begun.gather(orphans)), side="right")
-        last = by_start["span"].gather(place.cast(pl.Int64) - 1).cast(pl.Int64)
+        key = packed(above, begun.gather(orphans))
+        # As an expression: Series.search_sorted() of older polars needs numpy.
+        sought = pl.lit(by_start["key"]).search_sorted(pl.lit(key), side="right")
+        place = pl.select(sought.cast(pl.Int64)).to_series()
+        last = by_start["span"].gather(place - 1).cast(pl.Int64)
         last = last.set((place == 0) | (lanes.lane.gather(last) != above), NONE)
         parent = _still_open(last, starts.gather(orphans), within, ends)
         found = (parent != NONE) & (parent != orphans)
