@@ -34,7 +34,7 @@ class RayInit:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._watch = ImportWatch(self._put)
-        self._entry: SwappedEntry | None = None
+        self._entries: list[SwappedEntry] = []
 
     def start(self) -> None:
         """Be there when `ray.init()` is called, whether Ray is imported already or not."""
@@ -52,13 +52,13 @@ class RayInit:
     def stop(self) -> str | None:
         """Put `ray.init` back; return what stands in the way, None if nothing does."""
         self._watch.stop()
-        entry, self._entry = self._entry, None
-        return None if entry is None else entry.restore()
+        entries, self._entries = self._entries, []
+        return next((left for entry in entries if (left := entry.restore()) is not None), None)
 
     def _put(self, ray: ModuleType) -> None:
         self._watch.stop()
         init = vars(ray).get("init")
-        if init is None or self._entry is not None:
+        if init is None or self._entries:
             return
 
         @functools.wraps(init)
@@ -69,7 +69,10 @@ class RayInit:
                 swallowed("handing settings to Ray's workers", error)
             return init(*args, **kwargs)
 
-        self._entry = SwappedEntry.put(ray, "init", init, init_with_settings)
+        # Where it is defined, too: what pickles a function looks there whether it is the same.
+        for module in (ray, sys.modules.get(init.__module__)):
+            if module is not None and vars(module).get("init") is init:
+                self._entries.append(SwappedEntry.put(module, "init", init, init_with_settings))
         if _is_initialised(ray):
             notice(
                 "ray before install",

@@ -114,8 +114,9 @@ def test_uninstall_gives_ray_init_back_and_keeps_its_signature(start_script, tra
         import sglang_instrument
         sglang_instrument.install()
         assert ray.init is not before and inspect.signature(ray.init) == signature
+        assert ray.cloudpickle.loads(ray.cloudpickle.dumps(ray.init)) is ray.init
         sglang_instrument.uninstall()
-        assert ray.init is before
+        assert ray.init is ray._private.worker.init is before
         """,
     )
     script.wait(timeout=120)
