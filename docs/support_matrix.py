@@ -45,9 +45,9 @@ TOP: Final = """\
 # Support matrix
 
 Written by `python docs/support_matrix.py`, from every version in the package index: the source of each is
-read, and not imported, as `sglang-instrument patches check --source WHEEL` does. *found* is where a version has
-the statements that an event is made of; *has none* where it lacks what the event measures, and the table says
-so; *lost* where the table expects them and they are not there.
+read, and not imported, as `sglang-instrument patches check --source WHEEL` does. *found* is where a version
+has the statements that an event is made of; *has none* where it lacks what the event measures, and the table
+says so; *lost* where the table expects them and they are not there.
 
 A version that nobody read yet still gets what resolves; `status()` and `sglang-instrument status` name the
 rest. What was run, and not only read, says the column *tested*.

@@ -6,7 +6,7 @@ import argparse
 import difflib
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.cli import select
+from sglang_instrument.cli import engine_room, select
 from sglang_instrument.cli.numbers import NOTHING, count, seconds
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 from sglang_instrument.errors import LogError
@@ -22,6 +22,7 @@ Show the requests of a run, the slowest first; or one request with its turns and
     sglang-instrument requests logs/gsm8k_600 --step 67 --worker 0
     sglang-instrument requests logs/gsm8k_600 --request 43-0-0194-34fc56e1aa47
     sglang-instrument requests logs/gsm8k_600 --cdf           # percentiles by step; with --step by worker
+    sglang-instrument requests logs/gsm8k_600 --engine        # as SGLang's own processes saw them, by rid
 
 engine s, tool s, rest s   time in the engine, in tools and interactions, and in everything else
 
@@ -29,9 +30,10 @@ engine s, tool s, rest s   time in the engine, in tools and interactions, and in
 "duration_sec", "turns", "response_tokens", "finish_reason", "reward", "error", "engine_sec", "tool_sec",
 "interaction_sec", "reward_sec", "rest_sec"}]}; with --request also "events": [{"event", "turn", "start_sec",
 "duration_sec", "self_sec", "active_sec", "depth"}] and "engine_calls": [{"turn", "duration_sec", "queue_sec",
-"running_sec", "prefill_sec", "decode_sec", "outside_sec", ...}]; with --cdf instead "cdf": [{"step",
-"requests", "mean_sec", "p50_sec", "p90_sec", "p95_sec", "p99_sec", "p99_9_sec", "max_sec"}]. Turns count
-from 0."""
+"running_sec", "prefill_sec", "decode_sec", "outside_sec", ...}], "engine_room": [{"rid", "why", ...}];
+with --engine instead "engine_requests": [{"rid", "queue_sec", "prefill_sec", "decode_sec", ...}]; with --cdf
+"cdf": [{"step", "requests", "mean_sec", "p50_sec", "p90_sec", "p95_sec", "p99_sec", "p99_9_sec", "max_sec"}].
+Turns count from 0."""
 
 _BARS: Final = 32  # characters of a waterfall
 
@@ -48,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="rows shown (%(default)s)")
     parser.add_argument("--request", metavar="ID", help="this request, with its events")
     parser.add_argument("--cdf", action="store_true", help="percentiles instead of requests")
+    parser.add_argument("--engine", action="store_true", help="requests of the engine, joined by rid")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
 
     with reading() as progress:
         opened = open_run(args.logs, progress)
+        if args.engine:
+            return engine_room.show_lives(opened, args)
         table = _filtered(opened, select.of_steps(opened, request_table(opened.digest), args), args)
     if args.request is not None:
         return _show_one(opened, request_table(opened.digest), args)
@@ -118,8 +123,9 @@ def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int
         opened.read_spans(row["step"], row["worker"], row["validate"]), args.request
     ).to_dicts()
     calls = engine_calls(opened, row).to_dicts()
+    room = engine_room.calls_of(opened, row)
     if args.json:
-        told = {"requests": [row], "events": events, "engine_calls": calls}
+        told = {"requests": [row], "events": events, "engine_calls": calls, "engine_room": room}
         print_json({"folder": str(opened.folder), **told})
         return 0
     _print(f"request {args.request}, step {row['step']}, worker {row['worker']}", [row])
@@ -140,6 +146,8 @@ def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int
     print_table(columns, shown, title="", optional=("active s", "self s"))
     if calls:
         _print_calls(calls)
+    if room:
+        engine_room.print_calls(room)
     return 0
 
 

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.cli import select
+from sglang_instrument.cli import engine_room, select
 from sglang_instrument.cli.numbers import count, percent, seconds, short_count
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 from sglang_instrument.schema import PHASES
@@ -76,7 +76,10 @@ def run(args: argparse.Namespace) -> int:
         _print_steps(opened, args, summary.steps)
     else:
         _print_step(opened, args, summary)
-    print_line(f"verdict: {verdict(opened.digest, opened.files)}")
+    why = engine_room.explanation(opened, found[0]) if found else ""
+    print_line(f"verdict: {verdict(opened.digest, opened.files)}{why}")
+    if line := engine_room.summary_line(opened):
+        print_line(line)
     print_line(f"log: {opened.health.sentence()}")
     return 0
 

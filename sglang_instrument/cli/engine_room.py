@@ -1,0 +1,121 @@
+"""Print what SGLang's own processes logged of requests: queue, prefill, decode, retractions."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any, Final
+
+from sglang_instrument.cli.numbers import NOTHING, count, percent, seconds
+from sglang_instrument.cli.tables import print_json, print_line, print_table
+from sglang_instrument.errors import LogError
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run import Run
+    from sglang_instrument.analysis.verdict import Finding
+
+_KINDS: Final = ("queue", "prefill", "decode")
+
+
+def show_lives(opened: Run, args: argparse.Namespace) -> int:
+    """Print the requests of the engine, the slowest first, whoever called for them.
+
+    Raises:
+        LogError: No process of the engine logged anything.
+    """
+    import polars as pl
+
+    from sglang_instrument.analysis.join import has_engine_room, placed_lives
+
+    if not has_engine_room(opened):
+        raise LogError(
+            f"{opened.folder}: no engine/ folder; SGLang's processes log where SGLANG_INSTRUMENT=1 reaches "
+            "them and engine_detail is not off; `sglang-instrument status` lists who was reached"
+        )
+    lives = placed_lives(opened).sort("duration_sec", descending=True, nulls_last=True)
+    if args.step is not None:
+        lives = lives.filter(pl.col("step") == args.step, pl.col("validate") == args.validate)
+    rows = lives.head(args.limit).to_dicts()
+    if args.json:
+        print_json({"folder": str(opened.folder), "engine_requests": rows})
+        return 0
+    title = f"{opened.folder}: the slowest of {len(lives):,} requests of the engine"
+    shown = [
+        (
+            row["rid"],
+            count(row["step"]),
+            row["scheduler"] or NOTHING,
+            seconds(row["duration_sec"]),
+            *(seconds(row[f"{kind}_sec"]) for kind in _KINDS),
+            count(row["retractions"]),
+            count(row["prompt_tokens"]),
+            count(row["completion_tokens"]),
+        )
+        for row in rows
+    ]
+    columns = ("rid", "step", "scheduler", "time s", *(f"{kind} s" for kind in _KINDS))
+    print_table(
+        (*columns, "retracted", "prompt", "written"), shown, title=title, optional=("scheduler", "prompt")
+    )
+    print_line(_shares(lives))
+    return 0
+
+
+def calls_of(opened: Run, row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the calls of a request of `request_table`, joined, each with `why`; [] without logs."""
+    from sglang_instrument.analysis.join import has_engine_room, joined_calls, usual_token_sec, why
+
+    if not has_engine_room(opened):
+        return []
+    calls = joined_calls(opened, row["step"], row["worker"], row["validate"])
+    usual = usual_token_sec(calls)
+    mine = calls.filter(request_id=row["request_id"]).to_dicts()
+    return [{**call, "why": why(call, usual)} for call in mine]
+
+
+def print_calls(calls: list[dict[str, Any]]) -> None:
+    """Print the calls of one request."""
+    shown = [
+        (
+            NOTHING if call["turn"] is None else str(call["turn"] + 1),
+            call["scheduler"] or NOTHING,
+            seconds(call["call_sec"]),
+            *(seconds(call[f"{kind}_sec"]) for kind in (*_KINDS, "outside")),
+            count(call["retractions"]),
+            call["why"] or NOTHING,
+        )
+        for call in calls
+    ]
+    kinds = (f"{kind} s" for kind in (*_KINDS, "outside"))
+    columns = ("turn", "scheduler", "time s", *kinds, "retracted", "why")
+    title = "\nwhat SGLang's own processes did in each call"
+    print_table(columns, shown, title=title, optional=("scheduler", "outside s"))
+
+
+def explanation(opened: Run, finding: Finding) -> str:
+    """Return what the engine's logs say of a finding, to stand behind its sentence; "" if nothing."""
+    from sglang_instrument.analysis.join import explain
+
+    turn = finding.evidence.get("turn")
+    said = explain(opened, finding.step, finding.worker, finding.validate, turn)
+    return f"; {said}" if said else ""
+
+
+def summary_line(opened: Run) -> str:
+    """Return how the time in the engine is shared out over the run; "" without the engine's logs."""
+    from sglang_instrument.analysis.join import has_engine_room
+    from sglang_instrument.analysis.lives import engine_lives
+
+    if not has_engine_room(opened):
+        return ""
+    lives = engine_lives(opened)
+    return _shares(lives) if len(lives) else ""
+
+
+def _shares(lives: Any) -> str:
+    from sglang_instrument.analysis.join import shares
+
+    told = shares(lives)
+    parts = ", ".join(f"{percent(told[kind])} % {kind}" for kind in _KINDS if kind in told)
+    retracted = int(lives["retractions"].sum() or 0)
+    whole = f"engine: {parts} of the time of {len(lives):,} requests"
+    return f"{whole}; {retracted:,} retractions" if retracted else whole
