@@ -23,6 +23,7 @@ def switched_off_afterwards(monkeypatch):
     yield
     sglang_instrument.uninstall()
     context.forget_all()
+    context.set_process_role(context.DEFAULT_ROLE)
     notices.forget()
 
 

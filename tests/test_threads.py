@@ -1,8 +1,10 @@
 """Many threads and event loops at a time: nothing is lost, doubled, or started anew."""
 
 import asyncio
+import itertools
 import sys
 import threading
+import time
 import types
 
 import pytest
@@ -68,18 +70,29 @@ def test_a_span_that_ends_in_another_thread_during_uninstall_starts_nothing_anew
 
 
 def test_tasks_record_while_others_install_and_uninstall(install, log_dir):
+    over = asyncio.Event()
+    path = log_dir / "run/step_1/worker_0.jsonl"
+
+    def written():
+        return path.stat().st_size if path.exists() else 0
+
     async def request(number):
         with bind(request_id=f"r{number}"):
-            for turn in range(10):
+            for turn in itertools.count():
+                if over.is_set():
+                    return
                 async with span("turn_engine_call", turn=turn):
                     await asyncio.sleep(0.001)
 
     async def switch():
         for _ in range(3):
+            before, ends = written(), time.monotonic() + 60
             install()
-            await asyncio.sleep(0.005)
+            while written() == before and time.monotonic() < ends:
+                await asyncio.sleep(0.005)
             sglang_instrument.uninstall()
             await asyncio.sleep(0.005)
+        over.set()
 
     async def rollout():
         with step(1):

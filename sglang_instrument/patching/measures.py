@@ -10,6 +10,8 @@ from typing import Any, Final
 Measure = Callable[[Any], Any]
 
 _NUMBERS: Final = frozenset({int, float, bool})
+_SIZED: Final = frozenset({str, list, dict, tuple})
+_ON_HOST: Final = _NUMBERS | _SIZED | {type(None)}
 
 
 class Unreadable(Exception):  # noqa: N818 - a field that is left out, not an error that anybody sees
@@ -57,6 +59,8 @@ def key(value: Any, name: str | int) -> Any:
 
 def size(value: Any) -> int:
     """Return the last dimension of a tensor or array, the length of anything else."""
+    if type(value) in _SIZED:  # before an attribute is looked for that they do not have
+        return len(value)
     shape = getattr(value, "shape", None)
     return int(shape[-1]) if shape is not None and len(shape) else len(value)
 
@@ -231,6 +235,8 @@ def _numbers(values: Any) -> list[Any]:
 
 
 def _on_host(value: Any) -> None:
+    if type(value) in _ON_HOST:
+        return
     device = getattr(value, "device", None)
     # numpy 2 arrays say "cpu" themselves; torch devices have a type.
     if device is not None and getattr(device, "type", device) != "cpu":

@@ -139,7 +139,7 @@ def forget_scope(scope: Scope) -> None:
     _scopes.pop((scope.role, scope.worker, scope.step, scope.validate), None)
 
 
-class Bound(Struct, eq=False):
+class Bound(Struct, gc=False, eq=False):
     """A context that was set, and how to get back."""
 
     context: Context
@@ -175,10 +175,8 @@ def derive(before: Context, changes: Mapping[str, Any]) -> Context:
     extra: dict[str, Any] | None = None if request_id is None else {"request_id": request_id}
     if turn is not None:
         extra = {"turn": turn} if extra is None else {"request_id": request_id, "turn": turn}
-    if _IDS.issuperset(changes):
-        step, worker, role, validate, scope = _place(before)
-    else:
-        step, worker, role, validate, scope = _new_place(before, changes)
+    place = _place if _IDS.issuperset(changes) else _new_place
+    step, worker, role, validate, scope = place(before, changes)
     return Context(worker, step, validate, request_id, turn, role, scope, extra)
 
 
@@ -187,12 +185,12 @@ _IDS: Final = frozenset({"request_id", "turn"})
 _Place = tuple[int | None, int | None, str | None, bool, Scope | None]
 
 
-def _place(context: Context) -> _Place:
+def _place(context: Context, changes: Mapping[str, Any]) -> _Place:
     return context.step, context.worker, context.role, context.validate, context.scope
 
 
 def _new_place(before: Context, changes: Mapping[str, Any]) -> _Place:
-    step, worker, role, validate, scope = _place(before)
+    step, worker, role, validate, scope = _place(before, changes)
     if changes.get("step") is not None:
         step = _integer(changes["step"])
     if changes.get("worker") is not None:
@@ -201,7 +199,7 @@ def _new_place(before: Context, changes: Mapping[str, Any]) -> _Place:
         role = _word(changes["role"])
     if changes.get("validate") is not None:
         validate = bool(reduce_value(changes["validate"]))
-    if (step, worker, role, validate) != _place(before)[:4]:
+    if (step, worker, role, validate) != _place(before, changes)[:4]:
         scope = scope_for(role, worker, step, validate)
     return step, worker, role, validate, scope
 
@@ -268,7 +266,7 @@ class bind:  # noqa: N801 - used like a function
         role: What this process is to these records; default "worker".
     """
 
-    __slots__ = ("_bound", "_changes")
+    __slots__ = ("_around", "_bound", "_changes")
 
     def __init__(
         self,
@@ -280,23 +278,27 @@ class bind:  # noqa: N801 - used like a function
         validate: bool | None = None,
         role: str | None = None,
     ) -> None:
-        changes = {
-            "step": step,
-            "worker": worker,
-            "request_id": request_id,
-            "turn": turn,
-            "validate": validate,
-            "role": role,
-        }
-        self._changes = {name: value for name, value in changes.items() if value is not None}
-        self._bound: list[Bound] = []
+        changes: dict[str, Any] = {}
+        if request_id is not None:
+            changes["request_id"] = request_id
+        if turn is not None:
+            changes["turn"] = turn
+        places = (("step", step), ("worker", worker), ("validate", validate), ("role", role))
+        changes.update({name: value for name, value in places if value is not None})
+        self._changes = changes
+        self._bound: Bound | None = None
+        self._around: list[Bound] | None = None  # while it is entered again
 
     def __enter__(self) -> "bind":
-        self._bound.append(push(self._changes))
+        if self._bound is not None:
+            self._around = [*(self._around or ()), self._bound]
+        self._bound = push(self._changes)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._bound.pop().pop()
+        bound, self._bound = self._bound, self._around.pop() if self._around else None
+        if bound is not None:
+            bound.pop()
 
 
 def step(number: int) -> bind:
@@ -315,6 +317,8 @@ def _integer(value: Any) -> int | None:
 
 def _identifier(value: Any) -> Identifier:
     """Return a request id as a short text or number, for it stands in every line of its request."""
+    if type(value) is str and len(value) <= _LONGEST_ID:
+        return value
     identifier = reduce_value(value)
     return identifier if type(identifier) is int else str(identifier)[:_LONGEST_ID]
 

@@ -63,16 +63,16 @@ class ShortLine(Struct, gc=False):
 
 
 class MiddleLine(Struct, omit_defaults=True, gc=False):
-    """A span with fields of its own, or one whose waiting was counted; nothing else is rare in it."""
+    """A span with fields of its own, one whose waiting was counted, or a point; nothing is rare in it."""
 
     timestamp: str
     event: str
-    duration_sec: float
-    extra: dict[str, Any] | None
-    workid: int
-    step: int | None
-    start_us: int
-    task: int
+    duration_sec: float | None = None
+    extra: dict[str, Any] | None = None
+    workid: int | None = None
+    step: int | None = None
+    start_us: int | None = None
+    task: int | None = None
     active_sec: float | None = None
 
 
@@ -93,7 +93,8 @@ class LineMaker:
         offset_us = self._clock.epoch_us(0)
         made: dict[Scope, list[AnyLine]] = {}
         last, thread = None, -1
-        millisecond_us, prefix, endings = 0, "", self._endings
+        # Times are taken from the millisecond in which the last span ended: small numbers are fast.
+        base_ns, base_us, prefix, endings = 0, offset_us, "", self._endings
         for span in spans:
             context = span.context
             if context is not last:
@@ -109,29 +110,26 @@ class LineMaker:
                     of_thread = thread_task(thread)
                 task = of_thread
             start, end = span.start, span.end
-            ended_us = (end or start) // 1000 + offset_us
-            microsecond = ended_us - millisecond_us
+            microsecond = ((end or start) - base_ns) // 1000
             if not 0 <= microsecond < 1000:
+                ended_us = (end or start) // 1000 + offset_us
                 microsecond = ended_us % 1000
-                millisecond_us = ended_us - microsecond
-                prefix, endings = self._time(millisecond_us)
-            if (
-                not (part and end and task.announced is self)
-                or span.error is not None
-                or span.phase is not None
-            ):
+                base_us = ended_us - microsecond
+                base_ns = (base_us - offset_us) * 1000
+                prefix, endings = self._time(base_us)
+            if not (part and task.announced is self) or span.error is not None or span.phase is not None:
                 line = _long_line(span, scope, task, prefix + endings[microsecond], offset_us)
                 if task.announced is not self:
                     task.announced, line.spawned_by = self, task.spawned_by
                 add(line)
-            elif span.extra is None and span.waited is None:
+            elif end and span.extra is None and span.waited is None:
                 add(
                     ShortLine(
                         prefix + endings[microsecond],
                         span.event,
                         (end - start) / 1e9,
                         part,
-                        start // 1000 + offset_us,
+                        (start - base_ns) // 1000 + base_us,
                         task.number,
                     )
                 )
@@ -141,11 +139,11 @@ class LineMaker:
                     MiddleLine(
                         prefix + endings[microsecond],
                         span.event,
-                        (end - start) / 1e9,
+                        (end - start) / 1e9 if end else None,
                         ids if extra is None else {**ids, **extra},
                         scope.worker,
                         scope.step,
-                        start // 1000 + offset_us,
+                        (start - base_ns) // 1000 + base_us if end else None,
                         task.number,
                         None if waited is None else _active_sec(end - start, waited),
                     )

@@ -57,6 +57,11 @@ def reduce_value(value: Any) -> Any:
         return value
     if kind is str:
         return value if len(value) <= LONGEST_TEXT else value[:LONGEST_TEXT] + "..."
+    if isinstance(value, enum.Enum):
+        value = value._value_  # what .value gives, without the descriptor's detour
+        if type(value) is str and len(value) <= _LONGEST_REPR:
+            return value
+        return _entry(value, 0, _LONGEST_LIST)
     return _reduce_guarded(value, 0, _LONGEST_LIST)
 
 

@@ -4,6 +4,7 @@ Two threads, because they fail differently: the encoder never touches a file, so
 keep it from emptying the buffer; what then waits is bounded in bytes, and what comes beyond is counted.
 """
 
+import contextlib
 import queue
 import threading
 import time
@@ -103,8 +104,9 @@ class Writer:
         self._watch = watch
         self._selection = selection
         self._spans: list[Span] = []
+        self._encoding = 0  # spans that were taken out of the buffer
         self._buffer: Buffer = self._spans  # once the threads run
-        self._wake = threading.Event()
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # signal handlers may put, too
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._flushes: list[tuple[_Job, threading.Event]] = []
@@ -134,7 +136,7 @@ class Writer:
     def end(self) -> None:
         """End both threads once they have done what they were given."""
         self._ended = True
-        self._wake.set()
+        self._wakes.put(None)
         self.disk.end()
 
     def start(self) -> None:
@@ -163,8 +165,8 @@ class Writer:
 
     def wake(self) -> None:
         """Make the encoder run now, not at its next tick: something ended that may be the process's last."""
-        if not self._wake.is_set():
-            self._wake.set()
+        if self._wakes.empty():
+            self._wakes.put(None)
 
     def step_ended(self) -> None:
         """Have `step_closed` written: the last block of some step has ended."""
@@ -181,7 +183,7 @@ class Writer:
     def flush_then(self, job: _Job, done: threading.Event) -> None:
         """Write all that is recorded so far, do `job` on the disk thread, and set `done`."""
         self._flushes.append((job, done))
-        self._wake.set()
+        self._wakes.put(None)
 
     @property
     def started(self) -> bool:
@@ -191,7 +193,7 @@ class Writer:
     @property
     def waiting(self) -> int:
         """How many spans are in the buffer."""
-        return len(self._spans)
+        return len(self._spans) + self._encoding
 
     @property
     def sampled_out_records(self) -> int:
@@ -200,8 +202,10 @@ class Writer:
 
     def _run(self) -> None:
         while not self._ended:
-            self._wake.wait(TICK_SEC)
-            self._wake.clear()
+            with contextlib.suppress(queue.Empty):
+                self._wakes.get(timeout=TICK_SEC)
+                while True:
+                    self._wakes.get_nowait()
             try:
                 self._tick()
             except Exception as error:
@@ -238,10 +242,12 @@ class Writer:
             self.disk.do(self.disk.files.describe_process)
 
     def _empty_buffer(self) -> None:
-        for _ in range(-(-len(self._spans) // CHUNK)):
-            chunk = self._spans[:CHUNK]
-            del self._spans[: len(chunk)]
-            self._encode(chunk if self._selection is None else self._selection.keep(chunk))
+        for _ in range(2):  # what came meanwhile is taken, too; what comes then waits for the next tick
+            batch = self._spans[:]
+            if not batch:
+                return
+            del self._spans[: len(batch)]
+            self._encode(batch if self._selection is None else self._selection.keep(batch))
 
     def _close_step(self, scope: Scope) -> None:
         if self._selection is not None:
@@ -260,14 +266,18 @@ class Writer:
 
     def _encode(self, spans: list[Span]) -> None:
         """Pass spans on as lines, with a pause after each chunk."""
-        for start in range(0, len(spans), CHUNK):
-            chunk = spans[start : start + CHUNK]
+        self._encoding = len(spans)
+        spans.reverse()  # chunks are cut off at the end of the list, which moves nothing
+        while spans:
+            chunk = spans[: -CHUNK - 1 : -1]
+            del spans[-CHUNK:]
             try:
                 self._encode_chunk(chunk)
             except Exception as error:
                 swallowed("encoding the log", error)
                 self.dropped_records += len(chunk)
-            if len(self._spans) or len(spans) > CHUNK:
+            self._encoding = len(spans)
+            if spans or self._spans:
                 time.sleep(0)  # whoever waits for the GIL gets it now, not after the interpreter's 5 ms
 
     def _encode_chunk(self, chunk: list[Span]) -> None:
