@@ -29,11 +29,9 @@ engine s, tool s, rest s   time in the engine, in tools and interactions, and in
 --json prints {"folder", "requests": [{"worker", "step", "validate", "request_id", "start_us", "end_us",
 "duration_sec", "turns", "response_tokens", "finish_reason", "reward", "error", "engine_sec", "tool_sec",
 "interaction_sec", "reward_sec", "rest_sec"}]}; with --request also "events": [{"event", "turn", "start_sec",
-"duration_sec", "self_sec", "active_sec", "depth"}] and "engine_calls": [{"turn", "duration_sec", "queue_sec",
-"running_sec", "prefill_sec", "decode_sec", "outside_sec", ...}], "engine_room": [{"rid", "why", ...}];
-with --engine instead "engine_requests": [{"rid", "queue_sec", "prefill_sec", "decode_sec", ...}]; with --cdf
-"cdf": [{"step", "requests", "mean_sec", "p50_sec", "p90_sec", "p95_sec", "p99_sec", "p99_9_sec", "max_sec"}].
-Turns count from 0."""
+"duration_sec", "self_sec", "active_sec", "depth"}], "engine_calls", "engine_room": [{"turn", ...}]; with
+--engine instead "engine_requests": [{"rid", "queue_sec", ...}]; with --cdf "cdf": [{"step", "requests",
+"mean_sec", "p50_sec", "p90_sec", "p95_sec", "p99_sec", "p99_9_sec", "max_sec"}]. Turns count from 0."""
 
 _BARS: Final = 32  # characters of a waterfall
 
