@@ -349,6 +349,36 @@ def test_operators_of_a_real_trace_equal_a_brute_force_read(real: Path) -> None:
     assert one.use["busy_sec"] * 1e6 == pytest.approx(union(marks), abs=0.1)
 
 
+def test_own_times_equal_a_stack_of_open_events(tmp_path: Path) -> None:
+    drawn = random.Random(11)
+    trace = MadeTrace()
+    own: Counter[str] = Counter()
+
+    def grow(start: int, end: int, depth: int, thread: int) -> None:
+        name = f"op{drawn.randrange(6)}"
+        trace.add("cpu_op", name, start, end - start, tid=thread)
+        own[name] += end - start
+        while depth < 5 and start < end and drawn.random() < 0.7:
+            begin = drawn.randint(start, end)
+            stop = drawn.randint(begin, end)
+            own[name] -= stop - begin
+            if (begin, stop) == (start, end) or begin == stop:  # two of the same time: either may be outside
+                trace.add("cpu_op", "moment", begin, 0, tid=thread)
+                own[name] += stop - begin
+            else:
+                grow(begin, stop, depth + 1, thread)
+            start = stop
+
+    for thread in (1, 2, 3):
+        for root in range(0, 5000, 500):
+            grow(root, root + drawn.randint(1, 500), 0, thread)
+    drawn.shuffle(trace.events)
+    one = analyse(trace.write(tmp_path / "n.trace.json"), top=100).traces[0]
+    rows = {row["name"]: row["self_sec"] * 1e6 for row in one.tables["cpu_ops"]}
+    assert rows.pop("moment", 0.0) == 0.0
+    assert rows == pytest.approx({name: float(time) for name, time in own.items()}, abs=0.01)
+
+
 # ranks
 
 

@@ -9,6 +9,7 @@ import polars as pl
 from sglang_instrument.profiling.traces_table import Trace
 
 _WORK: Final = ("cpu_op", "annotation", "runtime")
+_LOOKED_AT: Final = ("name", "kind", "lane", "start_ns", "end_ns")
 _COVERS: Final = 0.5  # of a gap that something has to cover to be its reason
 
 
@@ -18,35 +19,63 @@ def cpu_ops(trace: Trace) -> pl.DataFrame:
     Returns:
         name, kind, count, total_sec; self_sec: the same less the time of what ran inside, in the same thread.
     """
-    mine = trace.events.filter(pl.col("kind").cast(pl.String).is_in(list(_WORK)))
-    ordered = mine.sort("lane", "start_ns", "end_ns", descending=[False, False, True], maintain_order=True)
-    own = ordered.with_columns(own_ns=_own_times(ordered))
+    mine = trace.events.filter(pl.col("kind").is_in(list(_WORK))).select(*_LOOKED_AT)
+    lasting = pl.col("end_ns") > pl.col("start_ns")  # what lasts no time neither holds nor takes any
+    ordered = mine.filter(lasting).sort(
+        "lane", "start_ns", "end_ns", descending=[False, False, True], maintain_order=True
+    )
+    own = pl.concat(
+        [
+            ordered.with_columns(own_ns=_own_times(ordered)),
+            mine.filter(~lasting).with_columns(own_ns=pl.lit(0, pl.Int64)),
+        ]
+    )
     return (
-        own.group_by(pl.col("name").cast(pl.String), pl.col("kind").cast(pl.String))
+        own.group_by("name", "kind")
         .agg(
             count=pl.len().cast(pl.Int64),
             total_sec=(pl.col("end_ns") - pl.col("start_ns")).sum() / 1e9,
             self_sec=pl.col("own_ns").sum() / 1e9,
         )
+        .with_columns(pl.col("name", "kind").cast(pl.String))
         .sort("self_sec", "name", descending=[True, False])
     )
 
 
 def _own_times(ordered: pl.DataFrame) -> pl.Series:
     """Return the durations less those of the children; events of a lane nest, the outer ones first."""
-    starts, ends = ordered["start_ns"].to_list(), ordered["end_ns"].to_list()
-    own = [end - start for start, end in zip(starts, ends, strict=True)]
-    stack: list[int] = []
-    lane = None
-    for row, (mine, start, end) in enumerate(zip(ordered["lane"].to_list(), starts, ends, strict=True)):
-        if mine != lane:
-            lane, stack = mine, []
-        while stack and ends[stack[-1]] <= start:
-            stack.pop()
-        if stack:
-            own[stack[-1]] -= min(end, ends[stack[-1]]) - start
-        stack.append(row)
-    return pl.Series(own, dtype=pl.Int64).clip(lower_bound=0)
+    depths = _depths(ordered)
+    rows = pl.int_range(len(ordered), dtype=pl.UInt32, eager=True)
+    whole = ordered["end_ns"] - ordered["start_ns"]
+    taken = pl.zeros(len(ordered), dtype=pl.Int64, eager=True)
+    deepest: Any = depths.max()
+    for depth in range(1, (deepest or 0) + 1):
+        # The parent is the last event of the level above that began before: forward_fill finds it for all.
+        above = pl.select(pl.when(depths == depth - 1).then(rows)).to_series().forward_fill()
+        children = depths == depth
+        parents = above.filter(children)
+        inside = pl.DataFrame(
+            {"end": ordered["end_ns"].filter(children), "far": ordered["end_ns"].gather(parents)}
+        )
+        length = inside.select(pl.min_horizontal("end", "far")).to_series() - ordered["start_ns"].filter(
+            children
+        )
+        sums = (
+            pl.DataFrame({"parent": parents, "length": length}).group_by("parent").agg(pl.col("length").sum())
+        )
+        taken = taken.scatter(sums["parent"], sums["length"])  # a parent has children of one level alone
+    own: pl.Series = whole - taken
+    return own.clip(lower_bound=0)
+
+
+def _depths(ordered: pl.DataFrame) -> pl.Series:
+    """Return how many events of its lane are open when each begins."""
+    found = []
+    for lane in ordered["lane"].unique(maintain_order=True):
+        mine = ordered.filter(pl.col("lane") == lane)
+        ended = mine["end_ns"].sort().search_sorted(mine["start_ns"], side="right")
+        found.append(pl.int_range(len(mine), dtype=pl.Int64, eager=True) - ended.cast(pl.Int64))
+    return pl.concat(found).clip(lower_bound=0) if found else pl.Series(dtype=pl.Int64)
 
 
 def top_gaps(trace: Trace, idle: pl.DataFrame, start_ns: int, top: int) -> pl.DataFrame:
@@ -82,7 +111,7 @@ def _reason(events: pl.DataFrame, begun: int, ended: int) -> tuple[str | None, f
     """Return what ran on the CPU in a gap, and its share of it; a Python frame where that is all there is."""
     over = events.filter((pl.col("start_ns") < ended) & (pl.col("end_ns") > begun))
     for kinds in (_WORK, ("python",)):
-        mine = over.filter(pl.col("kind").cast(pl.String).is_in(list(kinds)))
+        mine = over.filter(pl.col("kind").is_in(list(kinds)))
         shared = (
             pl.min_horizontal("end_ns", pl.lit(ended)) - pl.max_horizontal("start_ns", pl.lit(begun))
         ) / (ended - begun)

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from sglang_instrument.errors import LogError
 
-PIECE_BYTES: Final = 4 * 2**20  # decoded at once; events of so many bytes take some 20 MB as objects
+PIECE_BYTES: Final = 2**18  # decoded at once: its events fit into a cache of the processor
 _HEAD_BYTES: Final = 2**20  # the events begin in the first of them, or this is no trace
 _LONGEST_EVENT_BYTES: Final = 64 * 2**20
 _SMALLEST_BYTES: Final = 2**16  # beyond which a broken event is no event that merely goes on
@@ -28,13 +28,16 @@ _EVENTS: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST_KEY: Final = re.compile(rb'\s*\{\s*("\w+")\s*:')
 
 
-class Args(Struct, gc=False):
+class Args(Struct, gc=False, frozen=True):
     """The arguments of an event that are asked for; all others are skipped."""
 
     stream: int | str | None = None
     device: int | str | None = None
     correlation: int | str | None = None
     size_bytes: int | float | None = msgspec.field(default=None, name="bytes")
+
+
+NO_ARGS: Final = Args()
 
 
 class Event(Struct, gc=False):
@@ -47,7 +50,7 @@ class Event(Struct, gc=False):
     dur: float | None = None
     pid: int | str = 0
     tid: int | str = 0
-    args: Args | None = None
+    args: Args = NO_ARGS
 
 
 @dataclass

@@ -50,7 +50,7 @@ def gpu_work(trace: Trace) -> pl.DataFrame:
     `stage` is that of the step of the engine that launched it: prefill, decode, or as the engine calls it;
     null where the trace does not say. `graph` is whether a CUDA graph launched it.
     """
-    work = trace.events.filter(pl.col("kind").cast(pl.String).is_in(list(ON_GPU)))
+    work = trace.events.filter(pl.col("kind").is_in(list(ON_GPU)))
     names = work.select("name", "kind").unique()
     categories = names.with_columns(
         category=pl.Series(

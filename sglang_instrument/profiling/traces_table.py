@@ -46,13 +46,7 @@ COLUMNS: Final[dict[str, Any]] = {
     "correlation": pl.Int64,
     "bytes": pl.Int64,
 }
-_STRETCH: Final = 60_000  # events that become columns at once; bounds the memory of Python's objects
-_WITH_ARGS: Final = {
-    spelled
-    for name, kind in KINDS.items()
-    if kind in (*ON_GPU, "runtime")
-    for spelled in (name, name.capitalize())
-}
+_STRETCH: Final = 200_000  # events that become columns at once; bounds the memory of Python's objects
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,16 +98,10 @@ def read_trace(
                 rows.add(events)
     except OSError as error:
         raise LogError(f"{path}: {error.strerror or error}") from error
-    table = rows.table()
+    table, lanes = rows.table()
     if header.base_ns:  # may be said at the end of the file
         table = table.with_columns(pl.col("start_ns", "end_ns") + header.base_ns)
-    return Trace(
-        path,
-        header,
-        table,
-        [(str(process), str(thread)) for process, thread in rows.lanes],
-        seen - len(table),
-    )
+    return Trace(path, header, table, lanes, seen - len(table))
 
 
 @contextmanager
@@ -129,48 +117,73 @@ def _uncollected() -> Iterator[None]:
 
 
 class _Rows:
-    """Events on their way into columns."""
+    """Events on their way into columns.
+
+    What many events have in common is looked up once: an event is the number of its `_Like`, and four more.
+    """
 
     def __init__(self, python: bool) -> None:
         self._kinds = {name: kind for name, kind in KINDS.items() if python or kind != "python"}
         self._kinds |= {name.capitalize(): kind for name, kind in self._kinds.items()}  # of old versions
-        self._waiting: list[Event] = []
+        self._likes: dict[_Like, int] = {}
+        self._columns: tuple[list[Any], ...] = ([], [], [], [], [])
         self._tables: list[pl.DataFrame] = []
-        self.lanes: dict[tuple[int | str, int | str], int] = {}
 
     def add(self, events: Sequence[Event]) -> None:
-        """Take those that are of a kind that is asked for, and have a duration."""
-        kinds = self._kinds
-        self._waiting += [event for event in events if event.cat in kinds and event.dur is not None]
-        if len(self._waiting) >= _STRETCH:
+        """Take events; they are let go of at once, while they are in the processor's cache."""
+        likes = self._likes
+        codes, starts, lengths, correlations, sizes = self._columns
+        codes += [
+            likes.setdefault(
+                (one.cat, one.name, one.pid, one.tid, (args := one.args).device, args.stream), len(likes)
+            )
+            for one in events
+        ]
+        starts += [one.ts for one in events]
+        lengths += [one.dur for one in events]
+        correlations += [one.args.correlation for one in events]
+        sizes += [one.args.size_bytes for one in events]
+        if len(codes) >= _STRETCH:
             self._turn()
 
-    def table(self) -> pl.DataFrame:
-        """Return all that was added."""
+    def table(self) -> tuple[pl.DataFrame, list[tuple[str, str]]]:
+        """Return all that is of a kind that is asked for and has a duration, and the lanes."""
         self._turn()
-        return pl.concat(self._tables)
+        lanes: dict[tuple[int | str, int | str], int] = {}
+        rows = [
+            (
+                self._kinds.get(cat),
+                str(name),
+                lanes.setdefault((process, thread), len(lanes)) if cat in self._kinds else None,
+                *(value if type(value) is int else None for value in (device, stream)),
+            )
+            for cat, name, process, thread, device, stream in self._likes
+        ]
+        alike = pl.DataFrame(rows, schema=_OF_LIKES, orient="row")
+        tables = []
+        while self._tables:  # one by one, so that all is never there twice
+            own = self._tables.pop(0)
+            known = pl.concat([own.drop("like"), alike[own["like"]]], how="horizontal")
+            tables.append(known.filter(pl.col("kind").is_not_null()).select(list(COLUMNS)))
+        named = [(str(process), str(thread)) for process, thread in lanes]
+        return pl.concat(tables), named
 
     def _turn(self) -> None:
         """Turn what waits into columns."""
-        events, lanes, kinds = self._waiting, self.lanes, self._kinds
-        self._waiting = []
-        args = [event.args if event.cat in _WITH_ARGS else None for event in events]
-        numbered = [lanes.setdefault((event.pid, event.tid), len(lanes)) for event in events]
-        own = pl.DataFrame(
-            {
-                "kind": [kinds[event.cat] for event in events],
-                "name": [event.name for event in events],
-                "lane": numbered,
-                "start_ns": [event.ts for event in events],
-                "end_ns": [event.dur for event in events],
-                "device": [one and one.device for one in args],
-                "stream": [one and one.stream for one in args],
-                "correlation": [one and one.correlation for one in args],
-                "bytes": [one and one.size_bytes for one in args],
-            },
-            schema={**COLUMNS, "start_ns": pl.Float64, "end_ns": pl.Float64},
-            strict=False,
-        )
-        start, took = (pl.col(name) * 1e3 for name in ("start_ns", "end_ns"))
-        times = own.with_columns(start_ns=start.round().cast(pl.Int64), end_ns=took.round().cast(pl.Int64))
-        self._tables.append(times.with_columns(pl.col("end_ns") + pl.col("start_ns")))
+        own = pl.DataFrame(dict(zip(_OWN, self._columns, strict=True)), schema=_OWN, strict=False)
+        self._columns = ([], [], [], [], [])
+        start, took = ((pl.col(name) * 1e3).round().cast(pl.Int64) for name in ("start_ns", "end_ns"))
+        own = own.filter(pl.col("end_ns").is_not_null()).with_columns(start_ns=start, end_ns=start + took)
+        self._tables.append(own)
+
+
+#: Category, name, process, thread, device and stream: what many events have in common.
+_Like = tuple[str, str | int, int | str, int | str, int | str | None, int | str | None]
+_OF_LIKES: Final = {name: COLUMNS[name] for name in ("kind", "name", "lane", "device", "stream")}
+_OWN: Final[dict[str, Any]] = {
+    "like": pl.UInt32,
+    "start_ns": pl.Float64,
+    "end_ns": pl.Float64,
+    "correlation": pl.Int64,
+    "bytes": pl.Int64,
+}
