@@ -25,3 +25,26 @@ def test_every_region_of_the_engine_is_found_where_its_version_has_one(version):
         "memory_release",
         "memory_resume",
     }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("table", "events"),
+    [
+        (
+            "sglang/requests",
+            {
+                *("engine_start", "engine_request", "engine_tokenize", "engine_send", "engine_wait"),
+                *("engine_dispatch", "engine_detokenize", "scheduler_receive", "scheduler_admit"),
+                *("scheduler_first_tokens", "scheduler_retract"),
+            },
+        ),
+        ("sglang/batches", {"scheduler_batch", "scheduler_result", "model_forward", "engine_output"}),
+    ],
+)
+def test_every_region_of_the_engine_room_is_found_in_every_version(version, table, events):
+    [result] = check([load_table(table)], open_tree(wheel_of("sglang", version)))
+    expected = [site for site in result.sites if site.expected]
+    assert {site.region.event: site.note for site in expected if site.state != "found"} == {}
+    assert {site.region.event for site in expected} == events
+    assert [site.region.event for site in expected if site.note] == []  # no field without its local
