@@ -13,6 +13,7 @@ demo: $(VENV)/.demo
 	EXPERIMENT_NAME=$${EXPERIMENT_NAME:-demo} $(BIN)/sglang-instrument demo $(DEMO_ARGS)
 
 test: $(VENV)/.demo $(VENV)/.develop
+	-PYTHON=$(BIN)/python tests/environments/router.sh
 	$(BIN)/python -m pytest
 
 test-ray:

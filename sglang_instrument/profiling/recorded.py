@@ -131,8 +131,8 @@ class Captures:
         """Write beside the run what was profiled, and log it in the step: each names the other."""
         fields = {
             "profile_id": outcome.profile_id,
-            "worker_url": outcome.url if "://" in outcome.url else None,
             "folder": outcome.folder,
+            **({"worker_url": outcome.url} if "://" in outcome.url else {}),
             **{key: value for key, value in facts.items() if value is not None},
         }
         self._note(step, worker, fields)
