@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from sglang_instrument.analysis.join import joined_calls
+from sglang_instrument.analysis.run import open_run
 from sglang_instrument.demo.faults import BLOCK_SEC, FAULTS, SLOW_SEC, STRAGGLE_SEC
 from sglang_instrument.demo.problems import PROBLEMS, draw, transcript
 from sglang_instrument.schema import LOG_OPENED, OPEN_SPANS, REFERENCE_EVENTS, STEP_CLOSED
@@ -69,6 +71,11 @@ class DemoRun:
         """Return the durations of an event in seconds, the longest first."""
         records = self.records(step, worker)
         return sorted((one["duration_sec"] for one in records if one["event"] == event), reverse=True)
+
+
+def all_records(run: DemoRun) -> list[Record]:
+    folders = [path.name for path in run.folder.glob("*_*") if path.is_dir()]
+    return [record for name in folders for worker in WORKERS for record in run.records(name, worker)]
 
 
 def run_demo(folder: Path, *options: str, **environment: str) -> DemoRun:
@@ -126,7 +133,7 @@ def test_each_file_begins_with_its_header_and_holds_one_closed_step(
 @needs_sglang
 def test_a_run_has_no_other_step_folders(plain: DemoRun) -> None:
     names = {path.name for path in plain.folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
-    assert names == {"step_1", "step_2", "step_3", "validate_3", "processes", "output"}
+    assert names == {"step_1", "step_2", "step_3", "validate_3", "engine", "processes", "output"}
 
 
 @needs_sglang
@@ -179,6 +186,18 @@ def test_the_decorated_function_of_the_user_is_logged_with_its_request(plain: De
     assert len(scores) == 16
     assert {score["phase"] for score in scores} == {"reward"}
     assert len({score["extra"]["request_id"] for score in scores}) == 16
+
+
+@needs_sglang
+def test_each_call_of_the_engine_is_joined_with_what_its_scheduler_did(plain: DemoRun) -> None:
+    run = open_run(plain.folder, cached=False)
+    calls = joined_calls(run).to_dicts()
+    made = [record for record in all_records(plain) if record["event"] == "engine_generate"]
+    assert len(calls) == len(made) > 100
+    for call in calls:
+        inside = call["queue_sec"] + call["prefill_sec"] + call["decode_sec"]
+        assert 0 < inside < call["call_sec"] + 0.01  # the clocks of three processes
+    assert {call["scheduler"] for call in calls} == {"scheduler_0_tp0", "scheduler_1_tp0"}
 
 
 @needs_sglang
