@@ -121,7 +121,8 @@ def _shortened(digest: Digest, rules: Rules, event_times: pl.DataFrame | None) -
     # Tools of a turn that is cut do not run, and neither does what comes after the last turn that may.
     after = pl.when(cut_here | last).then(pl.col("tool_sec") + pl.col("interaction_sec")).otherwise(0.0)
     saved = pl.col("engine_sec") * (1 - pl.col("kept")) + after
-    sums = turns.group_by(_REQUEST).agg(saved=saved.sum(), cut=cut_here.any())
+    turns = turns.with_columns(saved=saved, cut=cut_here)
+    sums = turns.group_by(_REQUEST).agg(pl.col("saved").sum(), pl.col("cut").any())
     requests = digest.requests.join(sums, on=_REQUEST, how="left").with_columns(
         pl.col("saved").fill_null(0.0), pl.col("cut").fill_null(False)
     )

@@ -36,8 +36,9 @@ def barrier_table(digest: Digest) -> pl.DataFrame:
     share = (pl.col("arrival_sec") - before) / missing
     last = pl.int_range(pl.len()).over(BARRIER) == pl.len().over(BARRIER) - 1
     alone = pl.len().over(BARRIER) == 1
+    table = table.with_columns(share=share)  # on its own: older polars nests no windows
     table = table.with_columns(
-        blame_sec=share.cum_sum().over(BARRIER),
+        blame_sec=pl.col("share").cum_sum().over(BARRIER),
         gain_alone_sec=pl.when(last & ~alone).then(pl.col("arrival_sec") - before).otherwise(0.0),
     )
     table = table.join(_doubts(digest, waits), on=BARRIER, how="left", maintain_order="left")
