@@ -196,7 +196,7 @@ def test_each_call_of_the_engine_is_joined_with_what_its_scheduler_did(plain: De
     assert len(calls) == len(made) > 100
     for call in calls:
         inside = call["queue_sec"] + call["prefill_sec"] + call["decode_sec"]
-        assert 0 < inside < call["call_sec"] + 0.01  # the clocks of three processes
+        assert 0 < inside < call["call_sec"] + 0.5  # the clocks of three processes
     assert {call["scheduler"] for call in calls} == {"scheduler_0_tp0", "scheduler_1_tp0"}
 
 

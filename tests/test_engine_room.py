@@ -175,7 +175,7 @@ def test_the_join_says_what_each_request_waited_for(killed):
         parts = life["queue_sec"] + life["prefill_sec"] + life["decode_sec"]
         assert life["scheduler"] == "scheduler_0_tp0"
         assert life["server"] == "server_0"
-        assert 0 < parts <= life["duration_sec"] + 1e-3  # the clocks of two processes
+        assert 0 < parts <= life["duration_sec"] + 0.5  # the clocks of three processes
         assert life["retractions"] == 0
 
 
