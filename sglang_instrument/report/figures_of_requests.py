@@ -67,15 +67,15 @@ def cdf_by_worker(choice: Choice) -> Figure:
         f"{len(requests):,} requests. The workers with the highest p99 first; a line far to the right is the "
         "one that the others wait for.",
     )
-    colours = colormaps["turbo"]
+    colours = colormaps["viridis"]
     for number, row in enumerate(table.iter_rows(named=True)):
-        label = (
-            f"worker {row['worker']}: p50 {seconds_text(row['p50_sec'])}, p99 {seconds_text(row['p99_sec'])}"
-        )
-        axes_colour = colours(0.08 + 0.84 * number / max(1, len(table) - 1))
+        p50, p99 = seconds_text(row["p50_sec"]), seconds_text(row["p99_sec"])
+        label = f"worker {row['worker']}: p50 {p50}, p99 {p99}"
+        style = {"color": colours(0.9 * number / max(1, len(table) - 1)), "linewidth": 1.1}
+        if number == 0:
+            style = {"color": SECOND, "linewidth": 2.0, "zorder": 3}
         mine = requests.filter(worker=row["worker"])["duration_sec"]
-        width = 2.0 if number == 0 else 1.1
-        _draw_curve(axes, mine, color=axes_colour, linewidth=width, label=label if number < _NAMED else None)
+        _draw_curve(axes, mine, label=label if number < _NAMED else None, **style)
     everyone = cdf_table(requests.with_columns(all=pl.lit(1)), ["all"]).row(0, named=True)
     _finish_cdf(axes, everyone)
     return figure
