@@ -117,7 +117,7 @@ LACKING_SINCE = [("turn_engine_call", "output_text_length", (0, 6, 0))]
 INTERACTION_EVENTS = {"interaction_start_pending_state", "interacting_state", "interaction_response"}
 
 #: Events of the engine itself, from patches/sglang.
-ENGINE_EVENTS = {"engine_generate"}
+ENGINE_EVENTS = {"engine_generate", "engine_request", "engine_tokenize", "engine_send", "engine_wait"}
 
 #: Events of the loop, which a busy machine may hold up at any time.
 LOOP_EVENTS = {"event_loop_lag", "event_loop_block"}
@@ -131,7 +131,7 @@ SINGLE_TURN_EVENTS = {
     "data_extraction_duration",
     "batch_construction_duration",
     "cache_flush_duration",
-    *ENGINE_EVENTS,
+    *(ENGINE_EVENTS - {"engine_send"}),  # a list of prompts is sent elsewhere
 }
 
 #: Which event lies in which.
