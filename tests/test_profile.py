@@ -19,6 +19,7 @@ from sglang_instrument.errors import ConfigError
 from sglang_instrument.profiling import engines, notes
 from sglang_instrument.profiling.found import files_in, wait_for_files
 from sglang_instrument.profiling.options import ProfileOptions, read_options
+from sglang_instrument.profiling.switching import Outcome
 from sglang_instrument.profiling.workers import WorkersError, addresses_in_log, workers_behind
 
 PATIENCE_SEC = 90.0
@@ -188,6 +189,19 @@ def test_a_disk_with_too_little_room_is_refused(tmp_path):
     assert "on the workers' machines" in words
 
 
+def test_what_stops_by_itself_on_another_machine_is_not_held_to_record_for_ever(tmp_path):
+    for steps, url, recording in (
+        (3, "http://203.0.113.7:1", False),
+        (None, "http://203.0.113.7:1", True),
+        (3, "http://127.0.0.1:1", True),
+    ):
+        options = ProfileOptions(output_dir=str(tmp_path / f"{steps}-{recording}"), num_steps=steps)
+        folder = str(tmp_path / "elsewhere")
+        started = Outcome(0, url, True, "started", "sglang", "", "id", folder)
+        notes.write_note(options, "id", [started])
+        assert bool(notes.running(options.output_dir, [url])) is recording
+
+
 # --- capture -------------------------------------------------------------------------------------
 
 
@@ -238,6 +252,12 @@ def test_vllm_is_started_and_stopped_and_its_limits_are_said(capsys, tmp_path):
         assert "vLLM takes no options" in shown
         profile(capsys, "stop", "--worker-url", one.url, "--output-dir", tmp_path)
     assert [path for path in one.paths() if "profile" in path] == ["/start_profile", "/stop_profile"]
+
+
+def test_vllm_that_fails_to_write_in_time_is_no_idle_one(capsys, tmp_path):
+    with served(StandIn(kind="vllm", fails_on=("/stop_profile",))) as (one,):
+        shown = profile(capsys, "stop", "--worker-url", one.url, "--output-dir", tmp_path, code=1)
+    assert "VLLM_RPC_TIMEOUT=1800000" in shown
 
 
 def test_check_says_which_of_arguments_forwarding_and_routes_vllm_lacks(capsys, tmp_path):
@@ -402,6 +422,10 @@ def test_a_profiler_that_fails_or_hangs_is_said_once_and_never_touches_the_step(
         sglang_instrument.uninstall()
         install(profile_steps="1", profile_workers="all", experiment="other")
         Rollout(one.url).generate_sequences(1)  # returns, whatever the server does
+        until(lambda: "/start_profile" in one.paths())
+        ours = [one for one in threading.enumerate() if one.name.startswith("sglang-instrument-profile")]
+        assert ours
+        assert all(thread.daemon for thread in ours), "or the training could not end"
         sglang_instrument.uninstall()
 
 

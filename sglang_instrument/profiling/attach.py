@@ -92,5 +92,6 @@ def _open_spans() -> list[tuple[str, str, float, int, int, Mapping[str, Any]]]:
     for span in list(spans.OPEN.values()):
         phase, scope = span.phase or kind_of(span.event).phase, span.context
         age = (now - span.start) / 1e9
-        found.append((phase, span.event, age, scope.step or 0, scope.worker or 0, dict(scope.extra or {})))
+        worker = context.default_worker() if scope.worker is None else scope.worker
+        found.append((phase, span.event, age, scope.step or 0, worker, dict(scope.extra or {})))
     return sorted(found, key=lambda one: -one[2])

@@ -92,7 +92,11 @@ def capture(
     However it ends, also by Ctrl-C, no profiler is left running that was started here.
     """
     progress("starting", 0, len(workers))
-    started, folder = start_noted(workers, options, timeout_sec=timeout_sec, api_key=api_key)
+    try:
+        started, folder = start_noted(workers, options, timeout_sec=timeout_sec, api_key=api_key)
+    except BaseException:  # Ctrl-C, while some may record already
+        stop_all(workers, timeout_sec=timeout_sec, retries=0, api_key=api_key)
+        raise
     going = [worker for worker, outcome in zip(workers, started, strict=True) if outcome.ok]
     done = Capture(folder, started)
     if not going:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -219,9 +220,10 @@ def _in_its_loop(engine: Any, call: Callable[[Any], Any], timeout_sec: float) ->
             "this is the engine's own event loop, which must not stand still: "
             "await asyncio.to_thread(start, engine)"
         )
-    if not loop.is_running() and not _is_waited_for(loop):
+    if not loop.is_running() and threading.current_thread() is threading.main_thread():
         loop.run_until_complete(call(manager))
         return
+    # In another thread, a loop that stands still is one that its own thread is about to run again.
 
     async def switch() -> None:
         await call(manager)
@@ -234,18 +236,10 @@ def _in_its_loop(engine: Any, call: Callable[[Any], Any], timeout_sec: float) ->
         raise TimeoutError(f"the engine's event loop did not answer within {timeout_sec:g} s") from None
 
 
-def _is_waited_for(loop: asyncio.AbstractEventLoop) -> bool:
-    """Return whether this is not the main thread: a loop that stands still is then about to be run by it."""
-    import threading
-
-    return threading.current_thread() is not threading.main_thread()
-
-
 def _loop_of(engine: Any, manager: Any) -> asyncio.AbstractEventLoop:
     """Return the loop in which the manager receives replies; it has one from its first request on."""
-    from threading import current_thread, main_thread
-
-    deadline = time.monotonic() + (0 if current_thread() is main_thread() else _LOOP_SEC)
+    in_main = threading.current_thread() is threading.main_thread()
+    deadline = time.monotonic() + (0 if in_main else _LOOP_SEC)
     while getattr(manager, "event_loop", None) is None and time.monotonic() < deadline:
         time.sleep(_POLL_SEC)
     loop = getattr(manager, "event_loop", None) or getattr(engine, "loop", None)

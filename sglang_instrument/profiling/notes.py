@@ -121,7 +121,9 @@ def running(output_dir: str | Path, urls: Iterable[str]) -> dict[str, tuple[Path
             continue
         for worker in note["workers"]:
             url = worker.get("url")
-            if url in wanted and url not in found and not _has_whole(files_of(worker)):
+            # What stops by itself on another machine may have done so: its files need not be seen here.
+            unknown = note.get("options", {}).get("num_steps") is not None and not is_here(str(url))
+            if url in wanted and url not in found and not unknown and not _has_whole(files_of(worker)):
                 found[url] = (folder, note)
     return found
 

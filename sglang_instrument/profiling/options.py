@@ -12,6 +12,8 @@ from sglang_instrument.errors import ConfigError
 ACTIVITIES: Final = ("CPU", "GPU", "MEM", "CUDA_PROFILER", "RPD", "XPU")
 DEFAULT_OUTPUT_DIR: Final = "/tmp/sglang_profile"  # noqa: S108 - of the scripts that people have
 DEFAULT_STEPS: Final = 3
+#: Of a run's own captures, so that no step leaves gigabytes unasked.
+DEFAULT_STEPS_IN_A_RUN: Final = 20
 _LONGEST_RANGE: Final = 1_000_000
 
 #: From which version of SGLang on its server knows a field of the request (wheels 0.4.6.post5 to 0.5.23).

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.profiling.engines import start_engine, stop_engine
+from sglang_instrument.profiling.options import DEFAULT_STEPS_IN_A_RUN as DEFAULT_STEPS
 from sglang_instrument.profiling.switching import Outcome, start_all, stop_all
 from sglang_instrument.profiling.wire import all_at_once, ask
 from sglang_instrument.profiling.workers import Worker, workers_at, workers_behind
@@ -83,6 +84,8 @@ class Captures:
         self, name: str, step: int, worker: int, reached: Reached, facts: dict[str, Any]
     ) -> _Capture | None:
         options = self._plan.options.with_(profile_id=name)
+        if facts:  # nobody stops what a slow request began
+            options = options.with_(num_steps=options.num_steps or DEFAULT_STEPS)
         engines = self._mine(reached.engines, worker)
         workers = self._chosen(reached) if not reached.engines else []
         if not engines and not workers:

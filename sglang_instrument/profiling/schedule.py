@@ -7,16 +7,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from sglang_instrument.errors import ConfigError
-from sglang_instrument.profiling.options import ProfileOptions, numbers, read_options
+from sglang_instrument.profiling.options import DEFAULT_STEPS_IN_A_RUN, ProfileOptions, numbers, read_options
 from sglang_instrument.profiling.reached import Reached, reached_from
 
-#: Unless the run says otherwise: forward steps of an engine, so that no step leaves gigabytes unasked.
-DEFAULT_STEPS: Final = 20
 _AT_MOST_EVERY_SEC: Final = 600.0
 _GRACE_SEC: Final = 0.5  # a step whose blocks come one after the other has not ended between two of them
 _LOOK_EVERY_SEC: Final = 1.0
@@ -55,7 +53,7 @@ def read_plan(steps: str, workers: str, options: str, when: str, output_dir: str
     """
     if not steps.strip() and not when.strip():
         return None
-    base = ProfileOptions(num_steps=DEFAULT_STEPS, output_dir=output_dir)
+    base = ProfileOptions(num_steps=DEFAULT_STEPS_IN_A_RUN, output_dir=output_dir)
     phase, longer_than_sec = _when(when) if when.strip() else ("", 0.0)
     every = workers.strip() in ("", "all")
     return Plan(
@@ -131,7 +129,7 @@ class Schedule:
             if step is None or validate or (step in self._begun and self._reached):
                 return
             wanted = step in self._plan.steps
-            if not wanted and not self._plan.longer_than_sec:
+            if not wanted and (self._reached or not self._plan.longer_than_sec):
                 return
             reached = reached_from(3, self._ids[3])
             self._reached = reached or self._reached
@@ -206,8 +204,3 @@ class Schedule:
             act(*arguments)
         except Exception as error:
             self._say("profile", f"a profiler could not be switched: {error!r}")
-
-
-def described(options: ProfileOptions) -> dict[str, Any]:
-    """Return options for a note: those that were asked for."""
-    return {key: value for key, value in asdict(options).items() if value not in (None, False)}

@@ -5,18 +5,18 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from sglang_instrument.profiling.engine import RPC_ADVICE, START, STOP, VLLM_ADVICE, Engine, identify
 from sglang_instrument.profiling.options import ProfileOptions
-from sglang_instrument.profiling.wire import Reply, all_at_once, ask
+from sglang_instrument.profiling.wire import Reply, all_at_once, ask, beside
 from sglang_instrument.profiling.workers import Worker
 
 START_SEC: Final = 60.0
 STOP_SEC: Final = 30 * 60.0
 _RETRY_AFTER_SEC: Final = 1.0
+_IDENTIFY_SEC: Final = 30.0
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,10 @@ def start_all(
         profile_id = f"{named.profile_id}-worker_{worker.number}"
         # A folder each: ranks of two workers have the same names, and old servers know no profile_id.
         folder = f"{named.output_dir.rstrip('/')}/{named.profile_id}/worker_{worker.number}"
-        with ThreadPoolExecutor(1) as beside:
-            said = beside.submit(identify, worker.url, timeout_sec=timeout_sec, api_key=api_key)
-            body = named.body(folder, profile_id)
-            reply = _patiently(worker.url + START, body, timeout_sec, retries, api_key)
-            engine = said.result()
-        return _started(worker, named, engine, reply, profile_id, folder)
+        said = beside(lambda url: identify(url, timeout_sec=timeout_sec, api_key=api_key), worker.url)
+        body = named.body(folder, profile_id)
+        reply = _patiently(worker.url + START, body, timeout_sec, retries, api_key)
+        return _started(worker, named, said(), reply, profile_id, folder)
 
     return all_at_once(start, workers)
 
@@ -106,7 +104,10 @@ def stop_all(
 
     def stop(worker: Worker) -> Outcome:
         reply = _patiently(worker.url + STOP, None, timeout_sec, retries, api_key)
-        return _stopped(worker, reply)
+        kind = ""
+        if reply.status == 500:
+            kind = identify(worker.url, timeout_sec=min(timeout_sec, _IDENTIFY_SEC), api_key=api_key).kind
+        return _stopped(worker, reply, kind)
 
     return all_at_once(stop, workers)
 
@@ -162,9 +163,11 @@ def _why_not_started(reply: Reply, engine: Engine) -> str:
     return reply.words
 
 
-def _stopped(worker: Worker, reply: Reply) -> Outcome:
+def _stopped(worker: Worker, reply: Reply, kind: str) -> Outcome:
     state, words = ("stopped", "") if reply.ok else ("failed", reply.words)
-    if reply.status == 500:
+    if reply.status == 500 and kind == "vllm":
+        words = f"{reply.words}; mostly because its trace took too long to write: {RPC_ADVICE}"
+    elif reply.status == 500:
         # SGLang answers so when nothing runs, and in no other case in which it survives.
         state, words = "idle", "nothing was being recorded: it had stopped by itself, or was never started"
     elif reply.status == 404:

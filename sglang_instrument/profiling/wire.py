@@ -5,14 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-_MOST_AT_ONCE: Final = 256
 _LONGEST_REPLY_BYTES: Final = 8 * 2**20
 _CONNECT_SEC: Final = 5.0
 
@@ -100,11 +99,36 @@ def ask(
 
 
 def all_at_once(act: Callable[[One], Result], ones: Sequence[One]) -> list[Result]:
-    """Return `act` of each, in their order; all run at the same time, each in a thread."""
-    if not ones:
-        return []
-    with ThreadPoolExecutor(min(len(ones), _MOST_AT_ONCE), "sglang-instrument-profile") as pool:
-        return list(pool.map(act, ones))
+    """Return `act` of each, in their order; all run at the same time."""
+    answers = [beside(act, one) for one in ones]
+    return [answer() for answer in answers]
+
+
+def beside(act: Callable[[One], Result], one: One) -> Callable[[], Result]:
+    """Run `act(one)` in a thread, and return what waits for its result, or raises what it raised.
+
+    The thread is a daemon, no pool's: those are waited for when a program ends, and a server that hangs would
+    keep a training from ending.
+    """
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(act(one))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="sglang-instrument-profile", daemon=True)
+    thread.start()
+
+    def wait() -> Result:
+        thread.join()
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    return wait
 
 
 def base_url(text: str) -> str:
