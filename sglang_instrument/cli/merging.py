@@ -92,6 +92,7 @@ def _write_traces(
     from sglang_instrument.report.perfetto_kernels import write_events
 
     files = of_rank(find_traces(traces), rank)
+    named: set[str] = set()
     for number, file in enumerate(files):
         trace = read_trace(file)
         if window is not None and not trace.has_clock:
@@ -99,7 +100,10 @@ def _write_traces(
                 f"{file} does not say when it began (baseTimeNanoseconds), so it cannot be laid beside a "
                 "run; `trace merge` without --run takes it"
             )
-        name = " ".join(filter(None, ("engine", rank_of(trace))))
+        alone = rank_of(trace) not in named
+        named.add(rank_of(trace))
+        # Ranks of several engines have the same names; their files have not.
+        name = f"engine {rank_of(trace)}" + ("" if alone else f" ({file.name})")
         count = write_events(packets, name, number, trace.events, trace.lanes, window)
         said.append(f"{file.name}: {count:,} of {len(trace.events):,} events")
         if trace.header.truncated:
