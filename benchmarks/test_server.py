@@ -1,4 +1,4 @@
-"""What SGLang's server gives with its processes recorded, against without: rounds until the answer is sharp."""
+"""What SGLang's server gives with its processes recorded, against without: rounds until that is sharp."""
 
 import asyncio
 import os
