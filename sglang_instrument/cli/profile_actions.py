@@ -143,7 +143,7 @@ def capture(args: argparse.Namespace, workers: Sequence[Worker], options: Profil
     else:
         _print_capture(done, elsewhere)
         if done.folder is not None and any(done.files):
-            _analyse(args, done.folder)
+            _analyse(done.folder)
     return int(not done.ok)
 
 
@@ -237,15 +237,13 @@ def _print_capture(done: Capture, elsewhere: str) -> None:
         print_line(f"no trace is to be seen: {reason}")
 
 
-def _analyse(args: argparse.Namespace, folder: Path) -> None:
+def _analyse(folder: Path) -> None:
     from sglang_instrument.cli import trace
 
+    parser = argparse.ArgumentParser()
+    trace.add_arguments(parser)
     try:
-        trace.run(
-            argparse.Namespace(
-                action="analyze", traces=folder, run=None, rank=None, top=10, output=None, json=False
-            )
-        )
+        trace.run(parser.parse_args(["analyze", str(folder), "--top", "10"]))
     except LogError as error:  # CUDA_PROFILER and MEM leave no trace to analyse
         print_line(str(error))
 
