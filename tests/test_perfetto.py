@@ -16,7 +16,7 @@ from sglang_instrument.analysis import open_run
 from sglang_instrument.cli.main import main
 from sglang_instrument.report.perfetto_lanes import Slice, lay
 from sglang_instrument.report.perfetto_packets import Packets
-from sglang_instrument.testing import BlockedLoop, Straggler, synthetic_run
+from sglang_instrument.testing import BlockedLoop, Hang, Straggler, synthetic_run
 
 EVENT = protos.TrackEvent
 
@@ -236,6 +236,26 @@ def test_nothing_is_overwritten_and_nothing_unfinished_is_left(
 def test_the_newest_run_alone_is_written(logs: Path, tmp_path: Path) -> None:
     run = open_run(logs)
     assert run.health.records == sum(record["event"] not in CONTROL for record in records(logs))
+
+
+def test_what_never_ended_has_a_track_up_to_when_it_was_seen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = synthetic_run(tmp_path / "exp", steps=2, workers=2, requests=4, hang=Hang(2, 1))
+    assert main(["export", str(folder), "--perfetto", str(tmp_path / "t")]) == 0
+    tracks = parsed(tmp_path / "t")
+    hung = {group_of(track, tracks).name: track for track in tracks.values() if track.name == "never ended"}
+    logged = [
+        record for record in records(folder) if record["event"] == "open_spans" and record["workid"] == 1
+    ]
+    spans = max(logged, key=lambda record: record["timestamp"])["extra"]["spans"]
+    below = [track for track in tracks.values() if tracks.get(track.parent) is hung["worker 1"]]
+    shown = [one for track in (hung["worker 1"], *below) for one in track.slices]
+    assert Counter(name for name, *_ in shown) == Counter(span["event"] for span in spans)
+    longest = max(end - start for _, start, end, _, _ in shown)
+    assert longest / 1e9 == pytest.approx(max(span["age_sec"] for span in spans), abs=1e-5)
+    assert all(values["open"] for *_, values in shown)
+    assert "never ended" in " ".join(capsys.readouterr().out.split())
 
 
 def one(number: int, start: int, end: int, parent: int | None = None) -> Slice:

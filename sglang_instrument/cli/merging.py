@@ -72,6 +72,10 @@ def _write_run(
     said.append(
         f"{written.slices:,} spans and {written.moments:,} moments; {written.requests:,} tracks of requests"
     )
+    if written.open:
+        said.append(
+            f"{written.open:,} spans never ended: a track of their own, up to when they were last seen"
+        )
     shifted = {worker: sec for worker, sec in (written.offsets_sec or {}).items() if abs(sec) >= 1e-3}
     if shifted:
         named = ", ".join(f"worker {worker} {sec:+.3f} s" for worker, sec in sorted(shifted.items()))

@@ -18,6 +18,7 @@ from sglang_instrument.analysis.run import Run
 from sglang_instrument.report.perfetto_lag import lags
 from sglang_instrument.report.perfetto_lanes import Slice, lay, write_lanes
 from sglang_instrument.report.perfetto_packets import Packets, Value
+from sglang_instrument.report.still_open import open_spans
 
 _VALUES: Final = (
     "turn",
@@ -40,7 +41,7 @@ class Written:
 
     Attributes:
         slices: Records with a duration; moments: those without.
-        requests: Tracks of requests.
+        requests: Tracks of requests; open: what never ended.
         offsets_sec: By how much the clocks of workers were ahead, which was taken off.
         window_ns: From when to when; None if nothing was written.
     """
@@ -48,6 +49,7 @@ class Written:
     slices: int = 0
     moments: int = 0
     requests: int = 0
+    open: int = 0
     offsets_sec: dict[int, float] | None = None
     window_ns: tuple[int, int] | None = None
 
@@ -77,6 +79,7 @@ def write_run(
         if progress is not None:
             progress(number + 1, len(groups))
     writer.write_counters(run, groups)
+    writer.write_open(run, step, validate)
     if writer.written.window_ns is not None:
         packets.clock(writer.written.window_ns[0])
     packets.flush()
@@ -181,6 +184,23 @@ class _RunWriter:
         offset = self._offset("worker", worker)
         for at_us, in_flight in changes.select("moment", "in_flight").iter_rows():
             self._packets.count(track, at_us * 1000 - offset, in_flight)
+
+    def write_open(self, run: Run, step: int | None, validate: bool | None) -> None:
+        """Write what never ended, up to when it was last seen, on a track of its own."""
+        by_worker: dict[int, list[Slice]] = {}
+        for number, one in enumerate(open_spans(run, step, validate)):
+            offset = self._offset("worker", one.worker)
+            facts = {"open": "seen last at the end", "request_id": one.request_id, "at": one.at}
+            values: dict[str, Value] = {key: value for key, value in facts.items() if value is not None}
+            begun, seen = one.begun_us * 1000 - offset, one.seen_us * 1000 - offset
+            piece = Slice(begun, seen, one.event, one.phase, values, number, parent=None)
+            by_worker.setdefault(one.worker, []).append(piece)
+        for worker, slices in by_worker.items():
+            process = self._process("worker", worker)
+            track = self._track(process, ("open", worker), "never ended", 1)
+            write_lanes(self._packets, track, lay(slices))
+            self._widen([moment for one in slices for moment in (one.start_ns, one.end_ns)])
+            self.written.open += len(slices)
 
     def _write_blocks(self, run: Run, files: list[File]) -> None:
         """Write when an event loop was held, and who held it."""
