@@ -180,7 +180,7 @@ rules = st.builds(
     max_tokens=st.none() | st.integers(1, 60),
     max_turn_tokens=st.none() | st.integers(1, 40),
     max_turns=st.none() | st.integers(1, 4),
-    max_seconds=st.none() | st.sampled_from([0.5, 1.0, 2.5]),
+    max_seconds=st.none() | st.sampled_from([0.5137, 1.0271, 2.5413]),
     oversample=st.none() | st.sampled_from([0.25, 1.0]),
     scale=st.dictionaries(st.sampled_from(["engine", "tool", "reward"]), st.sampled_from([0.0, 0.5, 2.0])),
 )
