@@ -64,6 +64,9 @@ def run_with(**attributes):
         ("over5(request.ids)", 2),
         ("any(request.ids)", True),
         ("any(request.empty)", False),
+        ("any(request.ids[*])", True),
+        ("any(request.zeros[*])", False),
+        ("not(request.zeros[*])", True),
         ("mean(request.empty)", 0),
         ("max(request.empty)", 0),
         ("p95(request.empty)", 0),
@@ -82,7 +85,13 @@ def run_with(**attributes):
 def test_an_expression_reads_what_it_says(text, expected):
     reason = enum.Enum("Reason", {"STOP": "stop"}).STOP
     request = SimpleNamespace(
-        request_id="r1", ids=[5, 6, 7], empty=[], meta={"tokens": 12}, none=None, reason=reason
+        request_id="r1",
+        ids=[5, 6, 7],
+        empty=[],
+        zeros=[0, None],
+        meta={"tokens": 12},
+        none=None,
+        reason=reason,
     )
     assert read(text, request=request, requests=[request, request]) == {"x": expected}
 
