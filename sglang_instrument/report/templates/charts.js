@@ -26,9 +26,18 @@ R.chart = (id, make, wire = null) => {
   R.near.observe(place);
 };
 
-R.draw = async (id) => {
+// One after the other: plotly does not bear two at once in one place. What waits is drawn once, as it then is.
+R.draw = (id) => {
   const chart = R.charts.get(id);
   chart.drawn = true;
+  if (chart.waiting) return chart.last;
+  chart.waiting = true;
+  const before = (chart.last ?? Promise.resolve()).catch(() => null);
+  chart.last = before.then(() => { chart.waiting = false; return R.drawNow(chart); });
+  return chart.last;
+};
+
+R.drawNow = async (chart) => {
   const made = chart.make();
   chart.place.classList.toggle("empty", typeof made === "string");
   if (typeof made === "string") {

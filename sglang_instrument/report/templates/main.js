@@ -30,7 +30,7 @@ R.wireCharts = () => {
   R.chart("chart-counts", R.countsChart);
   R.chart("chart-lengths", R.lengthsChart);
   R.chart("chart-rewards", R.rewardsChart);
-  if (R.facts.whatif.steps.length) R.chart("chart-whatif", R.whatifChart);
+  R.chart("chart-whatif", R.whatifChart);
   document.querySelector("details.all").addEventListener("toggle", R.allSteps, { once: true });
   R.wireTabs("heat-tabs", (of) => { R.heatOf = of; R.redraw("chart-heat"); });
   R.wireTabs("cdf-tabs", (of) => { R.cdfOf = of; R.redraw("chart-cdf"); });
@@ -43,6 +43,7 @@ R.start = async () => {
   R.wireState();
   R.legend();
   R.tellSteps();
+  R.$("parts").hidden = true;
   [R.blameTable, R.percentileTable, R.slowestRequests, R.turnTable, R.standingStill, R.comparisonTable, R.clockTable].forEach((fill) => fill());
   R.wireTimeline();
   R.wireWhatif();

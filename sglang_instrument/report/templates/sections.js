@@ -123,6 +123,7 @@ R.cdfChart = () => {
 
 R.percentileTable = () => {
   const { whole, table } = R.facts.cdf;
+  if (!whole.length) return R.$("percentiles").closest(".card").remove();
   const names = ["requests", "mean_sec", "p50_sec", "p90_sec", "p95_sec", "p99_sec", "p99_9_sec", "max_sec"];
   const cells = (row) => names.map((name) => (name === "requests" ? R.count(row[name]) : R.seconds(row[name])));
   const rows = [...whole.map((row) => ["all workers", ...cells(row)]), ...table.map((row) => [`worker ${row.worker}`, ...cells(row)])];

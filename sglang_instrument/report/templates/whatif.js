@@ -52,6 +52,7 @@ R.whatifOutcome = () => {
 
 R.whatifChart = () => {
   const facts = R.facts.whatif;
+  if (!facts.steps.length) return "Nothing to draw.";
   const x = facts.steps.map(String);
   const bar = (name, y, colour, opacity) => ({ type: "bar", name, x, y, marker: { color: colour, opacity }, hovertemplate: `step %{x}, ${name}: %{y:.4~g} s<extra></extra>` });
   return { data: [bar("recorded", facts.recorded_sec, R.ink("faint"), 0.4), bar("predicted", R.whatifCell().predicted_sec, R.ink("accent"), 0.95)], layout: { barmode: "overlay", bargap: 0.35, showlegend: true, xaxis: { type: "category", title: "step", nticks: 24, showgrid: false }, yaxis: { title: "seconds", rangemode: "tozero" } } };
