@@ -196,6 +196,20 @@ def test_clocks_of_hosts_are_aligned_at_the_barriers(tracks: dict[int, Track]) -
     assert one == pytest.approx(other, abs=1e6)  # within a millisecond; the clocks are 100 s apart
 
 
+def test_workers_of_one_clock_are_not_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = synthetic_run(tmp_path / "exp", steps=2, workers=2, requests=4, clock_skew={1: 0.02})
+    assert main(["export", str(folder), "--perfetto", str(tmp_path / "t")]) == 0
+    assert "clocks were aligned" not in capsys.readouterr().out
+    begins = sorted(
+        start // 1000
+        for track in parsed(tmp_path / "t").values()
+        for name, start, *_ in track.slices
+        if name == "total_step_duration"
+    )
+    logged = [record["start_us"] for record in records(folder) if record["event"] == "total_step_duration"]
+    assert begins == sorted(logged)
+
+
 def test_counters_say_how_many_run_and_how_late_the_loop_was(tracks: dict[int, Track]) -> None:
     flights = [track for track in tracks.values() if track.name == "in flight"]
     assert len(flights) == 2

@@ -76,7 +76,7 @@ def _write_run(
         said.append(
             f"{written.open:,} spans never ended: a track of their own, up to when they were last seen"
         )
-    shifted = {worker: sec for worker, sec in (written.offsets_sec or {}).items() if abs(sec) >= 1e-3}
+    shifted = written.offsets_sec
     if shifted:
         named = ", ".join(f"worker {worker} {sec:+.3f} s" for worker, sec in sorted(shifted.items()))
         said.append(f"clocks were aligned at the barriers: {named}")

@@ -60,7 +60,7 @@ def _analyse(args: argparse.Namespace) -> int:
         answer |= {"steps": [asdict(one) for one in joined], "unreadable": found.unreadable}
         print_json(answer)
         return int(bool(found.unreadable))
-    _print(found, args.top)
+    _print(found)
     for one in joined:
         print_line(one.sentence)
     if args.run and not joined:
@@ -100,13 +100,13 @@ def _joined(found: Analysis, logs: Path) -> list[Any]:
     return rows
 
 
-def _print(found: Analysis, top: int) -> None:
+def _print(found: Analysis) -> None:
     if len(found.traces) > 1:
         _print_ranks(found)
     # Ranks do the same work: one in detail, and all in the comparison, fits a screen.
     shown = found.traces if len(found.traces) <= 2 else [_detailed(found)]
     for one in shown:
-        _print_trace(one, top)
+        _print_trace(one)
     if len(shown) < len(found.traces):
         print_line(
             f"{shown[0].rank} of {len(found.traces)} traces in detail; another: --rank RANK; all: --json"
@@ -134,7 +134,7 @@ def _print_ranks(found: Analysis) -> None:
     print_line(found.sentence)
 
 
-def _print_trace(one: TraceAnalysis, top: int) -> None:
+def _print_trace(one: TraceAnalysis) -> None:
     who = f"{one.rank}{f' {one.stage}' if one.stage else ''}, {seconds(one.window_sec)} s"
     if one.devices:
         who += f", {one.devices[0]}"
@@ -144,7 +144,7 @@ def _print_trace(one: TraceAnalysis, top: int) -> None:
     if one.broken:
         print_line(f"{one.broken:,} events could not be decoded, and were left out")
     for name, (title, columns) in _TABLES.items():
-        rows = one.tables[name][:top]
+        rows = one.tables[name]  # the long ones have --top rows
         if rows and not (one.on_gpu and name == "cpu_ops"):
             cells = [tuple(show(row.get(key)) for key, _, show in columns) for row in rows]
             print_table([head for _, head, _ in columns], cells, title=f"\n{title}")

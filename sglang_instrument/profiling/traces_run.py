@@ -115,6 +115,6 @@ def _idle_in(
 
 def _sentence(rank: str, row: dict[str, int], idle: float, requests: dict[str, float]) -> str:
     step = f"{'validation at step' if row['validate'] else 'step'} {row['step']}"
-    said = [f"{count:.2g} {words}" for words, count in list(requests.items())[:2] if count >= 0.05]
+    said = [f"{count:.2g} {words}" for words, count in list(requests.items())[:2] if count >= 0.1]
     while_ = f" while, on average, {' and '.join(said)}" if said else ""
     return f"in {step} the engine of worker {row['worker']} ({rank}) was idle {idle:.0%}{while_}"

@@ -31,6 +31,7 @@ _VALUES: Final = (
     "active_sec",
     "device_sec",
 )
+_TOGETHER_SEC: Final = 0.05  # within which workers leave a barrier, on one clock
 _OF_WORKER: Final = ("step", "validate", "worker")
 _ENGINE: Final = ("generate", "engine")
 
@@ -71,9 +72,9 @@ def write_run(
         progress: Called with the number of steps written and of all.
     """
     groups = _groups(run.files, step, validate)
-    offsets = clock_table(run.digest).select("worker", "offset_sec")
-    writer = _RunWriter(packets, dict(offsets.iter_rows()))
-    writer.written.offsets_sec = dict(offsets.iter_rows())
+    offsets = _offsets(run)
+    writer = _RunWriter(packets, offsets)
+    writer.written.offsets_sec = offsets
     for number, files in enumerate(groups):
         writer.write(replace(run, files=files))
         if progress is not None:
@@ -84,6 +85,17 @@ def write_run(
         packets.clock(writer.written.window_ns[0])
     packets.flush()
     return writer.written
+
+
+def _offsets(run: Run) -> dict[int, float]:
+    """Return by how many seconds the clocks of workers are ahead.
+
+    Workers of one host, and one clock, do not leave a barrier in the same millisecond either: what is no more
+    than that is no offset, and moving by it would part events from the kernels of the same host.
+    """
+    clocks = clock_table(run.digest)
+    ahead = clocks.filter(pl.col("offset_sec").abs() > pl.max_horizontal(_TOGETHER_SEC, "residual_sec"))
+    return dict(ahead.select("worker", "offset_sec").iter_rows())
 
 
 def _groups(files: Iterable[File], step: int | None, validate: bool | None) -> list[list[File]]:
