@@ -118,9 +118,10 @@ def _detailed(found: Analysis) -> TraceAnalysis:
 
 
 def _print_ranks(found: Analysis) -> None:
+    several = len({row["engine"] for row in found.ranks}) > 1
     rows = [
         (
-            " ".join(filter(None, (row["rank"], row["stage"]))),
+            " ".join(filter(None, (row["engine"] if several else "", row["rank"], row["stage"]))),
             seconds(row["window_sec"]),
             percent(row["busy"]),
             seconds(row.get("compute_sec")),

@@ -84,7 +84,7 @@ class Analysis:
     Attributes:
         folder: The folder, or the file.
         traces: One after another, by rank.
-        ranks: A row a trace: rank, stage, busy, compute_sec, communication_sec, exposed_sec.
+        ranks: A row a trace: engine (its profile id), rank, stage, busy, compute_sec, communication_sec, exposed_sec.
         slow: The rank that the others wait for, or None; `sentence` says so in words, or why nobody is named.
         sentence: See `slow`.
         unreadable: Files that hold no trace, or end before its first event, and why.
@@ -303,4 +303,10 @@ def _use_of_cpu(busy: pl.DataFrame, start: int, end: int) -> dict[str, float]:
 
 
 def _rank_row(one: TraceAnalysis) -> Row:
-    return {"rank": one.rank, "stage": one.stage, "window_sec": one.window_sec, **one.use}
+    return {
+        "engine": one.profile_id,
+        "rank": one.rank,
+        "stage": one.stage,
+        "window_sec": one.window_sec,
+        **one.use,
+    }
