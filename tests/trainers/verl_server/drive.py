@@ -136,6 +136,7 @@ def wait_for_tools(folder):
 
 def main(model, folder, mode):
     import ray
+    import verl  # noqa: F401 - before ray.init(), as in verl's own main_ppo: its plugins are loaded here
 
     if mode == "install":
         import sglang_instrument
