@@ -84,7 +84,7 @@ class Analysis:
     Attributes:
         folder: The folder, or the file.
         traces: One after another, by rank.
-        ranks: A row a trace: engine (its profile id), rank, stage, busy, compute_sec, communication_sec, exposed_sec.
+        ranks: A row a trace: engine (its profile id), rank, stage, window_sec, and what `use` has.
         slow: The rank that the others wait for, or None; `sentence` says so in words, or why nobody is named.
         sentence: See `slow`.
         unreadable: Files that hold no trace, or end before its first event, and why.
