@@ -137,7 +137,7 @@ def test_the_parts_of_a_request_lie_within_it(outcome):
 
 
 def test_a_turn_is_found_in_its_server_and_scheduler_by_rid(outcome):
-    # A plugin comes when the scheduler's process runs already, and learns its rank without its place in the group.
+    # Where a plugin reached it, it is scheduler_0: the place in its group was read before.
     files = [records for path, records in outcome.logs.items() if path.startswith("engine/scheduler_0")]
     in_scheduler = [record for records in files for record in records]
     scheduled = {record["extra"].get("rid") for record in in_scheduler if "extra" in record}
