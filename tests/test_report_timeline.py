@@ -138,7 +138,7 @@ def test_a_request_is_found_by_a_part_of_its_id_and_taken_apart(
     )
     page.choose("t-search", request[-9:].upper())
     assert [row["request"] for row in rows_shown(page)] == [request]
-    assert page.text("t-found") == "1 request"
+    page.until("document.getElementById('t-found').innerText === '1 request'")
     page.do("document.getElementById('t-search').dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'}))")
     page.until("!document.getElementById('inspector').hidden")
     events = page.js(
