@@ -256,9 +256,9 @@ def test_a_disk_that_gets_full_ends_the_server_and_that_is_said(capsys, servers,
 
 
 def test_a_profiled_step_of_the_demo_leaves_its_traces_beside_its_records(tmp_path):
-    options = {"STEPS": "2", "WORKERS": "all", "OPTIONS": "activities=CPU,with_stack=0,num_steps=6"}
+    options = {"STEPS": "2-3", "WORKERS": "all", "OPTIONS": "activities=CPU,with_stack=0,num_steps=6"}
     environment = {f"SGLANG_INSTRUMENT_PROFILE_{name}": value for name, value in options.items()}
-    command = [sys.executable, "-m", "sglang_instrument.cli.main", "demo", "--workers", "1", "--steps", "2"]
+    command = [sys.executable, "-m", "sglang_instrument.cli.main", "demo", "--workers", "1", "--steps", "3"]
     done = subprocess.run(
         [*command, "--requests", "2", "--log-dir", str(tmp_path), "--experiment", "d"],
         env={**os.environ, **environment, "COLUMNS": "160"},
@@ -267,9 +267,13 @@ def test_a_profiled_step_of_the_demo_leaves_its_traces_beside_its_records(tmp_pa
         timeout=500,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    (trace,) = (tmp_path / "d" / "profiles").rglob("*.trace.json.gz")
-    assert trace.name == "d-step_2-worker_0-TP-0.trace.json.gz"
-    records = (tmp_path / "d" / "step_2" / "worker_0.jsonl").read_text().splitlines()
-    (start,) = [one for one in map(json.loads, records) if one["event"] == "profile_start"]
-    assert start["extra"]["profile_id"] == "d-step_2-worker_0"
+    # Of two steps: on a machine that is swamped, one may be over before its profiler begins.
+    traces = [trace.name for trace in (tmp_path / "d" / "profiles").rglob("*.trace.json.gz")]
+    assert traces
+    for trace in traces:
+        step = trace.removeprefix("d-step_").partition("-")[0]
+        assert trace == f"d-step_{step}-worker_0-TP-0.trace.json.gz"
+        records = (tmp_path / "d" / f"step_{step}" / "worker_0.jsonl").read_text().splitlines()
+        (start,) = [one for one in map(json.loads, records) if one["event"] == "profile_start"]
+        assert start["extra"]["profile_id"] == f"d-step_{step}-worker_0"
     assert "profile_start" not in (tmp_path / "d" / "step_1" / "worker_0.jsonl").read_text()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sglang_instrument.config import Config
+from sglang_instrument.profiling import recorded  # noqa: F401 - now, not when the first step waits for it
 from sglang_instrument.profiling.schedule import Plan, Schedule, read_plan
 from sglang_instrument.recording import context, notices, spans
 from sglang_instrument.recording.context import Scope

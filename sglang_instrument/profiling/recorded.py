@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.profiling.engines import start_engine, stop_engine
+from sglang_instrument.profiling.found import files_in
 from sglang_instrument.profiling.options import DEFAULT_STEPS_IN_A_RUN as DEFAULT_STEPS
 from sglang_instrument.profiling.switching import Outcome, start_all, stop_all
 from sglang_instrument.profiling.wire import all_at_once, ask
@@ -29,9 +30,8 @@ _LOADS: Final = ("/v1/loads", "/get_load")
 class _Capture:
     """One that records, or did."""
 
-    engines: Sequence[Any]
-    workers: Sequence[Worker]
-    outcomes: Sequence[Outcome]
+    engines: Sequence[tuple[Any, Outcome]]
+    workers: Sequence[tuple[Worker, Outcome]]
 
 
 class Captures:
@@ -69,11 +69,19 @@ class Captures:
         if capture is None:
             return
         stopped = [
-            stop_engine(engine, number, timeout_sec=_STOP_SEC)
-            for number, engine in enumerate(capture.engines)
+            stop_engine(engine, outcome.number, timeout_sec=_STOP_SEC)
+            for engine, outcome in capture.engines
+            if not self._has_ended(outcome)
         ]
-        stopped += stop_all(capture.workers, timeout_sec=_STOP_SEC)
+        late = [worker for worker, outcome in capture.workers if not self._has_ended(outcome)]
+        stopped += stop_all(late, timeout_sec=_STOP_SEC)
         self._complain(step, stopped)
+
+    def _has_ended(self, outcome: Outcome) -> bool:
+        """Return whether a profiler has seen its forward steps, as far as its files tell here."""
+        files = files_in(outcome.folder) if self._plan.options.num_steps is not None else []
+        by_stage = self._plan.options.profile_by_stage  # the files of one stage say nothing of the other
+        return bool(files) and not by_stage and all(file.whole for file in files)
 
     def stop_all(self) -> None:
         """Stop all that records: nobody will do it later."""
@@ -106,9 +114,8 @@ class Captures:
             if outcome.ok:
                 self._tell(step, worker, outcome, {**facts, "load": loads.get(outcome.url)})
         return _Capture(
-            [engine for engine, one in zip(engines, outcomes, strict=False) if one.ok],
-            [one for one, outcome in zip(workers, outcomes[len(engines) :], strict=True) if outcome.ok],
-            outcomes,
+            [(engine, one) for engine, one in zip(engines, outcomes, strict=False) if one.ok],
+            [(one, found) for one, found in zip(workers, outcomes[len(engines) :], strict=True) if found.ok],
         )
 
     def _mine(self, engines: Sequence[Any], worker: int) -> list[Any]:
