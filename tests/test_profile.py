@@ -20,6 +20,7 @@ from sglang_instrument.profiling import engines, notes
 from sglang_instrument.profiling.found import files_in, wait_for_files
 from sglang_instrument.profiling.options import ProfileOptions, read_options
 from sglang_instrument.profiling.switching import Outcome
+from sglang_instrument.profiling.wire import ask
 from sglang_instrument.profiling.workers import WorkersError, addresses_in_log, workers_behind
 
 PATIENCE_SEC = 90.0
@@ -406,6 +407,21 @@ def test_chosen_steps_are_profiled_from_their_begin_to_their_end_and_noted(insta
         one for one in records_below(folder)["step_2/worker_0.jsonl"] if one["event"] == "profile_start"
     ]
     assert [one["extra"]["profile_id"] for one in events] == ["run-step_2-worker_0"]
+
+
+def test_what_has_stopped_by_itself_before_the_step_ends_is_left_alone(install):
+    with served(StandIn()) as (one,):
+
+        def recorded() -> bool:
+            if one.recording is None:
+                return "/generate" in one.paths()
+            return ask("POST", f"{one.url}/generate", body={}).ok  # it has seen its steps, and writes
+
+        folder = install(profile_steps="1")
+        Rollout(one.url).generate_sequences(1, recorded)
+        sglang_instrument.uninstall()
+    assert list(folder.glob("profiles/run-step_1/worker_0/*.trace.json.gz"))
+    assert "/stop_profile" not in one.paths()
 
 
 def test_a_profiler_that_fails_or_hangs_is_said_once_and_never_touches_the_step(install, caplog):
