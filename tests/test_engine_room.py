@@ -262,8 +262,9 @@ def test_batches_say_how_they_ran(parallel, rank):
     assert all(batch["batch_size"] > 0 for batch in batches)
     assert len(parallel.of(path, "scheduler_result")) == len(batches)
     assert len(parallel.of(path, "model_forward")) >= len(batches)
-    decoding = [batch for batch in batches if batch["forward_mode"] == "DECODE"]
-    assert all(batch["tokens"] == batch["batch_size"] for batch in decoding)
+    decoding = [run for run in parallel.of(path, "model_forward") if run["forward_mode"] == "DECODE"]
+    assert decoding
+    assert all(run["tokens"] == run["batch_size"] for run in decoding)
 
 
 def test_a_retracted_request_says_so(parallel):
