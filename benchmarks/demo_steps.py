@@ -2,7 +2,9 @@
 
     python demo_steps.py SCRATCH SECONDS
 
-prints one line of JSON for each pair: the wall seconds of the step with and without, in random order.
+prints one line of JSON for each pair: the wall seconds of a step with and without. Steps come in blocks, with
+and without in random order; the first of each block is not measured, for in it threads start, the file of the
+process is written and a log is opened, which no later step does.
 """
 
 import json
@@ -19,6 +21,8 @@ from sglang_instrument.demo.options import DemoOptions, WorkerOrder
 from sglang_instrument.demo.problems import draw
 from sglang_instrument.demo.worker import _prompts, _Reports, _start
 
+STEPS = 3  # measured ones of a block
+
 
 def main(scratch: Path, seconds: float) -> None:
     run = DemoOptions(workers=1, requests=16, max_tokens=64)
@@ -29,22 +33,26 @@ def main(scratch: Path, seconds: float) -> None:
     engine, rollout, _ = _start(order, Reports(quiet))
     problems = draw(run.requests, seed=0, step=1, worker=0, validate=False)
 
-    def step(installed: bool) -> float:
+    def step(number: int) -> float:
+        began = time.perf_counter()
+        rollout.generate_sequences(_prompts(problems, step=number, validate=False))
+        return time.perf_counter() - began
+
+    def block(installed: bool) -> list[float]:
         if installed:
             sglang_instrument.install(log_dir=str(scratch / "logs"))
-        began = time.perf_counter()
-        rollout.generate_sequences(_prompts(problems, step=1, validate=False))
-        took = time.perf_counter() - began
+        took = [step(number) for number in range(1 + STEPS)]
         sglang_instrument.uninstall()
-        return took
+        return took[1:]
 
-    for warm_up in (True, False, True, False):
-        step(warm_up)
+    for warm_up in (True, False):
+        block(warm_up)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         first = random.random() < 0.5
-        took = {installed: step(installed) for installed in (first, not first)}
-        print(json.dumps({"with": took[True], "without": took[False]}), flush=True)
+        took = {installed: block(installed) for installed in (first, not first)}
+        for with_it, without in zip(took[True], took[False], strict=True):
+            print(json.dumps({"with": with_it, "without": without}), flush=True)
     engine.shutdown()
 
 

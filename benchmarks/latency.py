@@ -7,6 +7,8 @@ from pathlib import Path
 from stand_in import StandIn
 
 from sglang_instrument import bind, span
+from sglang_instrument.recording.lines import LineMaker
+from sglang_instrument.recording.loop import Heart
 
 EVENTS = 30_000
 GAP_NS = 20_000  # of work between events
@@ -89,7 +91,43 @@ def loop_with_spans(folder):
         return turns_of_a_loop(one_span)
 
 
+def stretches(folder):
+    """Return the longest times in CPU milliseconds for which one thing that we do keeps all else waiting.
+
+    A thread's own CPU time, for what others do to the machine is not ours: a chunk that is encoded, during
+    which the GIL is held; a span on the loop's thread; a heartbeat.
+    """
+    longest = dict.fromkeys(("chunk_ms", "span_ms", "beat_ms"), 0.0)
+
+    def timed(what, function):
+        def called(*args):
+            before = time.thread_time_ns()
+            try:
+                return function(*args)
+            finally:
+                longest[what] = max(longest[what], (time.thread_time_ns() - before) / 1e6)
+
+        return called
+
+    patched = (
+        (LineMaker, "lines", "chunk_ms"),
+        (LineMaker, "encode", "chunk_ms"),
+        (Heart, "_beat", "beat_ms"),
+    )
+    before = [getattr(owner, name) for owner, name, _ in patched]
+    for (owner, name, what), function in zip(patched, before, strict=True):
+        setattr(owner, name, timed(what, function))
+    try:
+        with bind(step=12, worker=3, request_id="a", turn=2):
+            turns_of_a_loop(timed("span_ms", one_span))
+    finally:
+        for (owner, name, _), function in zip(patched, before, strict=True):
+            setattr(owner, name, function)
+    return longest
+
+
 VARIANTS = {
+    "longest": stretches,
     "reference": reference,
     "span": spans,
     "nothing": lambda folder: turns_of_a_loop(int),

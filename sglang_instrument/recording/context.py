@@ -246,6 +246,12 @@ def close_scope(scope: Scope) -> None:
             _ended()
 
 
+def count_dropped(scope: Scope, records: int) -> None:
+    """Count records of the step that are lost, as the encoder and the disk thread both see them."""
+    with _counting:
+        scope.dropped += records
+
+
 def take_ended(scope: Scope) -> bool:
     """Return whether the step has ended since it was asked last, and is not open again."""
     with _counting:

@@ -12,7 +12,7 @@ import orjson
 from sglang_instrument import schema
 from sglang_instrument.recording.claims import Claims
 from sglang_instrument.recording.clock import HOST, Clock
-from sglang_instrument.recording.context import Scope, forget_scope, scopes
+from sglang_instrument.recording.context import Scope, count_dropped, forget_scope, scopes
 from sglang_instrument.recording.lines import LineMaker
 from sglang_instrument.recording.notices import notice
 from sglang_instrument.recording.values import settle
@@ -184,7 +184,7 @@ class Files:
         file = self._open.get(scope)
         written = lines[: file.done].count(b"\n") if file is not None and records else 0
         scope.written += written
-        scope.dropped += records - written
+        count_dropped(scope, records - written)
         self.written_records += written
         self.lost_records += records - written
         notice(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from sglang_instrument.recording import spans as hot
-from sglang_instrument.recording.context import Scope, on_scope_closed, scopes, take_ended
+from sglang_instrument.recording.context import Scope, count_dropped, on_scope_closed, scopes, take_ended
 from sglang_instrument.recording.files import Files
 from sglang_instrument.recording.lines import LineMaker
 from sglang_instrument.recording.notices import notice, swallowed
@@ -47,7 +47,7 @@ class Disk:
     def write(self, scope: Scope, lines: bytes, records: int) -> None:
         """Append lines to the scope's file, later; drop them if too much waits already."""
         if self._bytes_put - self._bytes_done + len(lines) > self._limit:
-            scope.dropped += records
+            count_dropped(scope, records)
             self.dropped_records += records
             notice("disk too slow", "the disk does not keep up: new records are dropped and counted")
             return
@@ -260,7 +260,7 @@ class Writer:
         if excess:
             del self._spans[MOST_SPANS : MOST_SPANS + len(excess)]
             for span in excess:
-                self._maker.scope_of(span.context).dropped += 1
+                count_dropped(self._maker.scope_of(span.context), 1)
             self.dropped_records += len(excess)
             notice("buffer full", "more is recorded than can be encoded: new records are dropped and counted")
 
