@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,8 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+
+from own_group import end_group, free_port
 
 from sglang_instrument.demo.cpu_platform import write_plugin
 from sglang_instrument.demo.model import ensure_model
@@ -21,7 +22,7 @@ ARGUMENTS = [
     *("--chunked-prefill-size=512", "--mem-fraction-static=0.2", "--context-length=512"),
     *("--skip-server-warmup", "--log-level=error", "--host=127.0.0.1"),
 ]
-DEADLINE_SEC = 240
+DEADLINE_SEC = 500  # a busy machine takes three minutes to start one
 
 
 def model_of_the_demo():
@@ -37,7 +38,7 @@ class Server:
     port: int
     errors: Path
 
-    def post(self, path, body, timeout_sec=120):
+    def post(self, path, body, timeout_sec=DEADLINE_SEC):
         """Send a request; return what it answers."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}",
@@ -50,7 +51,7 @@ class Server:
     def is_up(self):
         """Return whether it answers."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=10) as reply:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=60) as reply:
                 return reply.status == 200
         except (urllib.error.URLError, OSError):
             return False
@@ -74,27 +75,21 @@ class Server:
 
     def kill(self):
         """End all of its processes at once; they are one group."""
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self.process.wait()
+        end_group(self.process)
 
 
 def start_server(scratch, environment, *arguments):
     """Start a server and wait until it answers; `scratch` is a folder of its own."""
     write_plugin(scratch)
     path = os.pathsep.join(filter(None, (str(scratch), os.environ.get("PYTHONPATH"))))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-W", "ignore", "-m", "sglang.launch_server"]
     command += ["--model-path", str(model_of_the_demo()), "--port", str(port), *ARGUMENTS, *arguments]
     errors = scratch / "stderr.txt"
     with errors.open("wb") as stream:
         process = subprocess.Popen(
             command,
-            env={**os.environ, "PYTHONPATH": path, **environment},
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
             cwd=scratch,
             stdout=stream,
             stderr=stream,
@@ -102,9 +97,12 @@ def start_server(scratch, environment, *arguments):
         )
     server = Server(process, port, errors)
     deadline = time.monotonic() + DEADLINE_SEC
-    while not server.is_up():
-        if process.poll() is not None or time.monotonic() > deadline:
-            server.kill()
-            raise AssertionError(f"the server did not start:\n{errors.read_text()[-4000:]}")
-        time.sleep(0.2)
+    try:
+        while not server.is_up():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"the server did not start:\n{errors.read_text(errors="replace")[-4000:]}")
+            time.sleep(0.2)
+    except BaseException:  # a Ctrl-C too
+        server.kill()
+        raise
     return server

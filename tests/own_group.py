@@ -1,0 +1,38 @@
+"""Start commands in a process group of their own, and end all of it: an orphaned engine spins for ever."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+
+
+def end_group(process):
+    """Kill a process that leads a group, and all of its group."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def run_in_group(command, *, timeout, **options):
+    """Run a command to its end, as `subprocess.run` does; its children end with it, however that goes."""
+    with subprocess.Popen(list(map(str, command)), start_new_session=True, **options) as process:
+        try:
+            out, errors = process.communicate(timeout=timeout)
+        finally:
+            end_group(process)
+    return subprocess.CompletedProcess(command, process.returncode, out, errors)
+
+
+def free_port():
+    """Return a port that nobody gets by chance until a server takes it, which may be a minute later."""
+    for port in random.sample(range(15_000, 32_000), 1000):  # below those that the kernel gives away
+        with socket.socket() as free:
+            try:
+                free.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no port is free")
