@@ -5,6 +5,7 @@ import random
 import signal
 import socket
 import subprocess
+from contextlib import suppress
 
 
 def end_group(process):
@@ -21,6 +22,11 @@ def run_in_group(command, *, timeout, **options):
     with subprocess.Popen(list(map(str, command)), start_new_session=True, **options) as process:
         try:
             out, errors = process.communicate(timeout=timeout)
+        except BaseException:
+            process.send_signal(signal.SIGINT)  # the demo and Ray have children in other groups, and end them
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            raise
         finally:
             end_group(process)
     return subprocess.CompletedProcess(command, process.returncode, out, errors)

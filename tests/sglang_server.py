@@ -100,7 +100,8 @@ def start_server(scratch, environment, *arguments):
     try:
         while not server.is_up():
             if process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"the server did not start:\n{errors.read_text(errors="replace")[-4000:]}")
+                printed = errors.read_text(errors="replace")
+                raise AssertionError(f"the server did not start:\n{printed[-4000:]}")
             time.sleep(0.2)
     except BaseException:  # a Ctrl-C too
         server.kill()

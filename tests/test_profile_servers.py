@@ -6,15 +6,16 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from own_group import end_group, free_port, run_in_group
 
 from sglang_instrument.cli.main import main
 from sglang_instrument.demo.cpu_platform import write_plugin
@@ -41,12 +42,6 @@ ARGUMENTS = (
 )
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 class Process:
     """A server or a router, in a process group of its own: nothing of it outlives the test."""
 
@@ -64,7 +59,7 @@ class Process:
 
     def wait_for(self, path: str, ready: Any = bool) -> None:
         deadline = time.monotonic() + START_SEC
-        while not ((reply := ask("GET", self.url + path, timeout_sec=10)).ok and ready(reply.json() or True)):
+        while not ((reply := ask("GET", self.url + path, timeout_sec=60)).ok and ready(reply.json() or True)):
             assert self.process.poll() is None, self.log.read_text(errors="replace")[-3000:]
             assert time.monotonic() < deadline, (reply, self.log.read_text(errors="replace")[-3000:])
             time.sleep(0.2)
@@ -77,8 +72,7 @@ class Process:
 
     def end(self) -> None:
         self.tell(signal.SIGCONT)
-        self.tell(signal.SIGKILL)
-        self.process.wait()
+        end_group(self.process)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +133,7 @@ def profile(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 
 
 def generate(server: Process, new_tokens: int = 8) -> None:
     worker, engine = Worker(0, server.url), identify(server.url, timeout_sec=60)
-    (reply,) = send_probes(worker, engine, requests=1, new_tokens=new_tokens, timeout_sec=120)
+    (reply,) = send_probes(worker, engine, requests=1, new_tokens=new_tokens, timeout_sec=START_SEC)
     assert reply.ok, reply
 
 
@@ -148,8 +142,8 @@ def generate(server: Process, new_tokens: int = 8) -> None:
 
 @pytest.mark.parametrize("version", ROUTERS)
 def test_workers_are_found_behind_the_real_router(version, servers, tmp_path):
-    for url in routed(version, servers, tmp_path):
-        assert {worker.url for worker in workers_behind([url])} == {server.url for server in servers}
+    with closing(routed(version, servers, tmp_path)) as router:
+        assert {worker.url for worker in workers_behind([next(router)])} == {server.url for server in servers}
 
 
 def test_all_of_it_in_one_command(capsys, router, tmp_path):
@@ -259,12 +253,13 @@ def test_a_profiled_step_of_the_demo_leaves_its_traces_beside_its_records(tmp_pa
     options = {"STEPS": "2-3", "WORKERS": "all", "OPTIONS": "activities=CPU,with_stack=0,num_steps=6"}
     environment = {f"SGLANG_INSTRUMENT_PROFILE_{name}": value for name, value in options.items()}
     command = [sys.executable, "-m", "sglang_instrument.cli.main", "demo", "--workers", "1", "--steps", "3"]
-    done = subprocess.run(
+    done = run_in_group(
         [*command, "--requests", "2", "--log-dir", str(tmp_path), "--experiment", "d"],
         env={**os.environ, **environment, "COLUMNS": "160"},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=500,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     # Of two steps: on a machine that is swamped, one may be over before its profiler begins.
