@@ -220,7 +220,7 @@ def record(point: Span) -> None:
 
 def enter_task(entering: Span) -> None:
     """Let the span know the asyncio task that runs now, and what that one has waited so far."""
-    task = entering.task = tasks.current(entering.context.bound_in)
+    task = entering.task = tasks.look_up(entering.context.bound_in)
     if task is None:
         entering.waited = None
     elif task.counted_by:

@@ -133,7 +133,7 @@ def current(inherited: Task | None) -> Task | None:
             return task
     except (ValueError, AttributeError):
         pass
-    return _look_up(inherited)
+    return look_up(inherited)
 
 
 def counted() -> Task | None:
@@ -142,14 +142,14 @@ def counted() -> Task | None:
     return task if task is not None and task.counted_by else None
 
 
-def _look_up(inherited: Task | None) -> Task | None:
+def look_up(inherited: Task | None) -> Task | None:
+    """Return the asyncio task that runs now on this thread, be it known or not; None outside of any."""
     loop = _running_loop()
     owner = running.get(loop) if loop else None
     if owner is None:
         return None
-    try:
-        task: Task = owner._sglang_instrument
-    except AttributeError:
+    task = known(owner)  # not by an exception, which costs more than all else here
+    if task is None:
         return _meet(owner, loop, inherited)
     task.thread = get_ident()  # its loop may have been moved
     return task
@@ -157,7 +157,8 @@ def _look_up(inherited: Task | None) -> Task | None:
 
 def known(owner: Any) -> Task | None:
     """Return what is known of an asyncio task; None if no span was seen in it."""
-    return getattr(owner, "_sglang_instrument", None)
+    task: Task | None = getattr(owner, "_sglang_instrument", None)
+    return task
 
 
 def thread_task(ident: int) -> Task:
