@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_group import run_in_group
 
 from sglang_instrument.analysis.join import joined_calls
 from sglang_instrument.analysis.run import open_run
@@ -81,14 +82,14 @@ def all_records(run: DemoRun) -> list[Record]:
 def run_demo(folder: Path, *options: str, **environment: str) -> DemoRun:
     settings = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_INSTRUMENT")}
     results = folder / "results.json"
-    done = subprocess.run(
+    done = run_in_group(
         [sys.executable, "-m", "sglang_instrument.cli.main", "demo", "--results", str(results), *options],
         cwd=folder,
         env={**settings, "EXPERIMENT_NAME": "tried", "COLUMNS": "100", **environment},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         timeout=RUN_LIMIT_SEC,
-        check=False,
     )
     return DemoRun(done.returncode, done.stdout, done.stderr, folder / "logs" / "tried", results)
 

@@ -16,6 +16,7 @@ from typing import Any
 import polars as pl
 import pytest
 from made_traces import BASE_NS, START_US, MadeTrace, engine_trace
+from own_group import run_in_group
 from test_perfetto import group_of, parsed
 
 from sglang_instrument.cli.main import main
@@ -189,14 +190,14 @@ def engines_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out.mkdir()
     scratch.mkdir()
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_INSTRUMENT")}
-    done = subprocess.run(
+    done = run_in_group(
         [sys.executable, "-W", "ignore", str(script), str(out), str(scratch)],
-        env=clean,
+        env={**clean, "OMP_NUM_THREADS": "1"},
         cwd=folder,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         timeout=600,
-        check=False,
     )
     found = list(out.glob("*.json.gz"))
     assert found, done.stderr[-3000:]

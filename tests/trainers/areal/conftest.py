@@ -2,8 +2,6 @@
 
 import json
 import os
-import signal
-import socket
 import subprocess
 import time
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+from own_group import end_group, free_port, run_in_group
 
 from sglang_instrument.demo.cpu_platform import write_plugin
 from sglang_instrument.schema import CONTROL_EVENTS
@@ -19,7 +18,7 @@ from sglang_instrument.schema import CONTROL_EVENTS
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 ENVIRONMENTS = ROOT / ".envs"
-LIMIT_SEC = 500
+LIMIT_SEC = 900  # a minute where nothing else runs
 SERVER = (
     "--device cpu --dtype float32 --attention-backend torch_native --sampling-backend pytorch "
     "--grammar-backend none --disable-cuda-graph --disable-overlap-schedule --max-total-tokens 4096 "
@@ -48,7 +47,7 @@ def outcome(tmp_path_factory):
     if not (ENVIRONMENTS / "areal/.made").exists() or not (ENVIRONMENTS / "areal-model/.made").exists():
         pytest.skip("no environment for AReaL: tests/environments/areal.sh")
     folder = tmp_path_factory.mktemp("areal")
-    port = _free_port()
+    port = str(free_port())
     with _server(python, folder, port):
         _run([python, HERE / "drive.py", ENVIRONMENTS / "areal-model", folder, port], folder)
     paths = sorted((folder / "run").rglob("*.jsonl"))
@@ -86,8 +85,7 @@ class _server:  # noqa: N801 - used like a function
             raise
 
     def __exit__(self, *exception):
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        end_group(self.process)
 
     def _await_health(self):
         deadline = time.monotonic() + LIMIT_SEC
@@ -102,8 +100,8 @@ class _server:  # noqa: N801 - used like a function
 
 def _run(command, folder):
     with (folder / "driver.txt").open("w") as output:
-        done = subprocess.run(
-            list(map(str, command)),
+        done = run_in_group(
+            command,
             env=_environment(HERE),
             cwd=folder,
             stdout=output,
@@ -122,9 +120,3 @@ def _environment(*paths):
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": "1",
     }
-
-
-def _free_port():
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return str(listening.getsockname()[1])

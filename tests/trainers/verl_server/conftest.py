@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from logged import read_records
+from own_group import run_in_group
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -71,8 +72,8 @@ def drive(folder, mode, python, **more):
     }
     command = [python, "-W", "ignore", HERE / "drive.py", MODEL, folder, mode]
     try:
-        done = subprocess.run(
-            list(map(str, command)),
+        done = run_in_group(
+            command,
             env=variables,
             cwd=folder,
             stdout=subprocess.PIPE,
