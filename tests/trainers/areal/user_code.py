@@ -31,7 +31,7 @@ class ToolWorkflow(RolloutWorkflow):
 
     def __init__(self, gconfig, tokenizer, reward_fn=reward):
         self.gconfig = gconfig.new_with_stop_and_pad_token_ids(tokenizer)
-        self.tokenizer, self.reward = tokenizer, AsyncRewardWrapper(reward_fn, max_retries=0)
+        self.tokenizer, self.reward = tokenizer, AsyncRewardWrapper(reward_fn, 300, max_retries=0)
 
     async def arun_episode(self, engine, data):
         """Return the tokens of both replies."""
