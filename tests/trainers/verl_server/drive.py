@@ -118,6 +118,7 @@ def kill_a_worker_in_mid_step(ray, loops, folder):
         for worker, part in zip((victim, other), batch(KILLED).chunk(WORKERS), strict=True)
     )
     wait_for_tools(folder)
+    wait_until_written(folder, 0, "turn_end")  # a kill costs what is not on disk yet
     os.kill(pid, 9)
     try:
         ray.get(lost)
@@ -125,12 +126,23 @@ def kill_a_worker_in_mid_step(ray, loops, folder):
         died = type(error).__name__
     hang.unlink()
     ray.get(kept)
+    wait_until_written(folder, 1, "step_closed")
     return {"pid": pid, "error": died}
 
 
 def wait_for_tools(folder):
     """Wait until a tool hangs, as it says itself."""
     while not (Path(folder) / "hanging").exists():
+        time.sleep(0.05)
+
+
+def wait_until_written(folder, worker, event):
+    """Wait until the log of a worker's last step says `event`, where anything is logged."""
+    log = Path(folder) / f"run/step_{KILLED}/worker_{worker}.jsonl"
+    ends = time.monotonic() + 300
+    while (Path(folder) / "run").exists() and time.monotonic() < ends:
+        if log.exists() and f'"{event}"' in log.read_text():
+            return
         time.sleep(0.05)
 
 
