@@ -231,7 +231,7 @@ def test_a_capture_without_a_trace_says_so_and_fails(capsys, tmp_path):
     with served(StandIn(writes=False)) as (one,):
         shown = profile(
             *(capsys, "capture", "--worker-url", one.url, "--output-dir", tmp_path),
-            *("--requests", 1, "--timeout", 2),
+            *("--requests", 1, "--timeout", 5),
             code=1,
         )
     assert "no trace is to be seen" in shown
@@ -392,7 +392,7 @@ def test_chosen_steps_are_profiled_from_their_begin_to_their_end_and_noted(insta
         rollout.generate_sequences(2, validate=True)
         assert first.asked == []
         rollout.generate_sequences(2, lambda: first.recording is not None)
-        until(lambda: "/stop_profile" in first.paths())
+        until(lambda: list(folder.glob("profiles/*/worker_0/*.trace.json.gz")))
         rollout.generate_sequences(2)  # a second rollout of the same step is not profiled again
         rollout.generate_sequences(3)
         sglang_instrument.uninstall()
@@ -481,6 +481,7 @@ def test_a_slow_request_has_the_most_loaded_server_recorded_and_only_once(instal
                         time.sleep(0.5)
 
         Slow(idle.url, busy.url).generate_sequences(4)
+        until(lambda: list(folder.glob("profiles/*.json")))  # which is written after the event
         sglang_instrument.uninstall()
     assert idle.paths() == []
     assert busy.paths().count("/start_profile") == 1
