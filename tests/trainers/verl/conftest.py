@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 import pytest
+from own_group import end_group
 
 from sglang_instrument import schema
 
@@ -94,14 +95,19 @@ def drive(version, folder, ranks=1, tensor_parallel=1):
         with (folder / f"output_{rank}.txt").open("w") as output:
             processes.append(
                 subprocess.Popen(
-                    list(map(str, command)), env=variables, cwd=folder, stdout=output, stderr=output
+                    list(map(str, command)),
+                    env=variables,
+                    cwd=folder,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
                 )
             )
     try:
         codes = [process.wait(LIMIT_SEC) for process in processes]
     finally:
         for process in processes:
-            process.kill()
+            end_group(process)
     if any(codes):
         raise AssertionError((folder / f"output_{codes.index(max(codes))}.txt").read_text()[-8000:])
     paths = [folder / f"outcome_{rank}.json" for rank in range(ranks)]
