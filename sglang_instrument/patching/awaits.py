@@ -1,11 +1,13 @@
 """Let a coroutine count its waiting: everything that it awaits goes through `recording.waiting`."""
 
 import ast
+from collections.abc import Callable
 from typing import TypeVar
 
 from sglang_instrument.patching.anchors import FunctionDef
 from sglang_instrument.patching.constants import Constants
 from sglang_instrument.patching.handover import located
+from sglang_instrument.patching.travel import PassingOn
 from sglang_instrument.recording.waiting import waited, waited_context, waited_iterator
 
 Node = TypeVar("Node", bound=ast.AST)
@@ -44,8 +46,8 @@ class _AwaitCounter(ast.NodeTransformer):
             node.iter = self._through(waited_iterator, node.iter)
         return node
 
-    def _through(self, function: object, value: ast.expr) -> ast.expr:
-        return located(ast.Call(self._constants.hold(function), [value], []), value)
+    def _through(self, function: Callable[..., object], value: ast.expr) -> ast.expr:
+        return located(ast.Call(self._constants.hold(PassingOn(function)), [value], []), value)
 
     def _opaque(self, node: Node) -> Node:
         return node

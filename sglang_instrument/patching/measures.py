@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from sglang_instrument.patching.travel import Reduced, travelling
+
 Measure = Callable[[Any], Any]
 
 _NUMBERS: Final = frozenset({int, float, bool})
@@ -27,11 +29,15 @@ class _Unbound:
     def __repr__(self) -> str:
         return "UNBOUND"
 
-    def __reduce__(self) -> str:
-        return "UNBOUND"
+    def __reduce__(self) -> Reduced:
+        return travelling("None", _unbound)
 
 
 UNBOUND: Final = _Unbound()
+
+
+def _unbound() -> _Unbound:
+    return UNBOUND
 
 
 def elements(value: Any) -> Any:

@@ -21,6 +21,7 @@ from sglang_instrument.patching.runs import (
     holds,
 )
 from sglang_instrument.patching.tables import Origin, Region
+from sglang_instrument.patching.travel import NO_PROBE, travelling
 from sglang_instrument.recording import context, spans
 from sglang_instrument.recording.context import CURRENT, Bound
 from sglang_instrument.recording.notices import swallowed
@@ -32,7 +33,7 @@ class Probe(partial[Any]):
 
     A `partial`, because calling one that makes a Struct takes no step of Python. It travels to another
     process as its region: there it meets code that was made for this very region, whatever tables that
-    process has.
+    process has. `travel` says what becomes of it where this package is not there.
 
     Attributes:
         exit_locals: The locals that rewritten code hands over; none of a generator, whose frame is read.
@@ -51,7 +52,8 @@ class Probe(partial[Any]):
     wants_items: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_counted if self.counts else make_probe), (self.region, self.reports)
+        make = _counted if self.counts else make_probe
+        return travelling(NO_PROBE, make, self.region, self.reports)
 
     def counted(self) -> "Probe":
         """Return the probe of the same region in a coroutine that counts its awaits; the same each time."""

@@ -10,6 +10,7 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from sglang_instrument.patching.contract import Probe
+from sglang_instrument.patching.travel import PASSES_ON, travelling
 from sglang_instrument.recording import spans
 from sglang_instrument.recording.spans import OFF
 from sglang_instrument.recording.waiting import counting, counts_awaits, waited
@@ -29,7 +30,7 @@ class SpotProbe:
         self._reads = bool(self.locals or probe.wants_result)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.probe,)
+        return travelling(PASSES_ON, type(self), self.probe)
 
     def __call__(self, value: Any, *values: Any) -> Any:
         """Return what is to take the place of `value`."""
