@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sglang_instrument.errors import ConfigError
 from sglang_instrument.profiling import engines, notes
 from sglang_instrument.profiling.found import files_in, wait_for_files
 from sglang_instrument.profiling.options import ProfileOptions, read_options
+from sglang_instrument.profiling.reached import reached_from
 from sglang_instrument.profiling.switching import Outcome
 from sglang_instrument.profiling.wire import ask
 from sglang_instrument.profiling.workers import WorkersError, addresses_in_log, workers_behind
@@ -382,6 +384,30 @@ class Rollout:
     def generate_sequences(self, step: int, done: Any = lambda: True, **bound: Any) -> None:
         with sglang_instrument.bind(step=step, **bound), sglang_instrument.span("total_step_duration"):
             until(done)
+
+
+def test_looking_for_an_engine_keeps_nothing_alive_and_changes_no_dictionary_of_the_trainers():
+    class Batch:
+        pass
+
+    def finds(self):
+        batch = Batch()
+        known = weakref.ref(batch)
+        found = reached_from(1)
+        del batch
+        return found, known()
+
+    def reads_its_own(self, other=2):
+        given = locals()
+        del given["other"]
+        reached_from(1)
+        return given
+
+    rollout = Rollout("http://127.0.0.1:1")
+    found, kept = finds(rollout)
+    assert found.urls == ("http://127.0.0.1:1",)
+    assert kept is None
+    assert reads_its_own(rollout) == {"self": rollout}
 
 
 def test_chosen_steps_are_profiled_from_their_begin_to_their_end_and_noted(install, tmp_path, records_below):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from dataclasses import dataclass
 from types import FrameType
@@ -10,6 +11,8 @@ from typing import Any, Final
 from sglang_instrument.profiling.engines import addresses_of, is_engine, router_of
 
 _MOST_FRAMES: Final = 30
+#: Of functions that may hold the very dictionary that a frame is read into: theirs is left alone.
+_READERS: Final = frozenset({"locals", "vars"})
 #: Names under which trainers keep what reaches an engine, in their frames and in the objects that they hold.
 _LOCALS: Final = ("self", "args", "engine", "rollout")
 _HELD: Final = (
@@ -56,12 +59,23 @@ def reached_from(depth: int, router: str = "") -> Reached:
     return Reached()
 
 
+def _things_in(frame: FrameType) -> list[Any]:
+    """Return what the frame has under the names that we look for; it keeps nothing alive for that."""
+    code = frame.f_code
+    is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
+    if is_function:
+        own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+        if own.isdisjoint(_LOCALS) or not _READERS.isdisjoint(code.co_names):
+            return []
+    held = frame.f_locals
+    things = [thing for name in _LOCALS if (thing := held.get(name)) is not None]
+    if is_function and sys.version_info < (3, 13):
+        held.clear()  # the frame keeps this copy, which would keep a batch alive until the function returns
+    return things
+
+
 def _in_frame(frame: FrameType) -> Reached:
-    names = frame.f_locals
-    for name in _LOCALS:
-        thing = names.get(name)
-        if thing is None:
-            continue
+    for thing in _things_in(frame):
         found = _of(thing)
         if found:
             return found
