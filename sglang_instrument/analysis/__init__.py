@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.requests import cdf_table as cdf_table
     from sglang_instrument.analysis.requests import request_table as request_table
     from sglang_instrument.analysis.requests import waterfall as waterfall
+    from sglang_instrument.analysis.round_trips import process_clocks as process_clocks
+    from sglang_instrument.analysis.round_trips import round_trip_table as round_trip_table
     from sglang_instrument.analysis.run import Run as Run
     from sglang_instrument.analysis.run import open_run as open_run
     from sglang_instrument.analysis.steps import accounting as accounting
@@ -60,8 +62,10 @@ _HOMES = {
     "nest": "nesting",
     "open_run": "run",
     "plateaus": "gaps",
+    "process_clocks": "round_trips",
     "request_table": "requests",
     "reward_by_length": "lengths",
+    "round_trip_table": "round_trips",
     "split_wall": "walls",
     "standstill": "gaps",
     "step_table": "steps",
@@ -94,8 +98,10 @@ __all__ = [
     "nest",
     "open_run",
     "plateaus",
+    "process_clocks",
     "request_table",
     "reward_by_length",
+    "round_trip_table",
     "split_wall",
     "standstill",
     "step_table",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
 from sglang_instrument.analysis.lives import engine_lives, read
+from sglang_instrument.analysis.round_trips import ahead_us
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.digest import Digest
@@ -78,16 +80,19 @@ def placed_lives(run: Run) -> pl.DataFrame:
     """Return `engine_lives` with the `step`, and `validate`, in which each request arrived, by time.
 
     No process of the engine knows the step: it is the last one that had begun on any worker. Null is what
-    came before the first. Clocks of hosts are taken as they are.
+    came before the first. Clocks that round trips show to differ are set to the workers' (`round_trips`).
     """
-    return placed(engine_lives(run), run.digest)
+    ahead = ahead_us(run)
+    return placed(engine_lives(run, ahead_us=ahead), run.digest, ahead)
 
 
-def placed(lives: pl.DataFrame, digest: Digest) -> pl.DataFrame:
-    """Add `step` and `validate` to rows with `start_us`."""
+def placed(lives: pl.DataFrame, digest: Digest, ahead: Mapping[str, int]) -> pl.DataFrame:
+    """Add `step` and `validate` to rows with `start_us`, workers' clocks `ahead` by so many microseconds."""
+    names = pl.format("worker_{}", "worker")
     begun = (
         digest.of_workers()
         .steps.filter(pl.col("step").is_not_null())
+        .with_columns(pl.col("start_us") - names.replace_strict(ahead, default=0, return_dtype=pl.Int64))
         .group_by("step", "validate")
         .agg(start_us=pl.col("start_us").min())
         .sort("start_us")

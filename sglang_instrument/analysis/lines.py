@@ -33,6 +33,9 @@ class Extra(Struct, gc=False):
     dropped: Integer | None = None
     sampled_out: Integer | None = None
     spans: list[Any] | None = None
+    host: str | None = None
+    wall_ns: Integer | None = None
+    perf_ns: Integer | None = None
     # of a held event loop
     stack: list[Any] | None = None
     in_span: str | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -56,6 +56,7 @@ class Record(Struct, gc=False):
     start_us: int | None = None
     duration_sec: float | None = None
     extra: Fields | None = None
+    error: str | None = None
 
     @property
     def end_us(self) -> int:
@@ -166,13 +167,16 @@ _MOMENTS: Final = {
 }
 
 
-def engine_lives(run: Run, files: Sequence[File] = ()) -> pl.DataFrame:
+def engine_lives(
+    run: Run, files: Sequence[File] = (), ahead_us: Mapping[str, int] | None = None
+) -> pl.DataFrame:
     """Return a row a request of the engine, by its `rid`, in the order of arrival.
 
     Args:
         run: The run.
         files: Files of workers to be read as well: an engine that lives in its worker's process has its
             tokenizer manager there.
+        ahead_us: By how much the clocks of processes are ahead, which is taken off: `round_trips.ahead_us`.
 
     Returns:
         rid; server, scheduler: the names of the files that tell of it; start_us, end_us, duration_sec: from
@@ -187,16 +191,19 @@ def engine_lives(run: Run, files: Sequence[File] = ()) -> pl.DataFrame:
         take = _TAKES.get(record.event)
         if take is None:
             continue
-        for rid in _rids(record):
+        name = file.place.stem if file.place else ""
+        record.start_us = (record.start_us or 0) - (ahead_us or {}).get(name, 0)
+        for rid in rids_of(record):
             life = lives.get(rid)
             if life is None:
                 life = lives[rid] = _Life()
-            take(life, record, file.place.stem if file.place else "")
+            take(life, record, name)
     rows = [row for rid, life in lives.items() if (row := life.row(rid))["start_us"] is not None]
     return pl.DataFrame(rows, schema=_SCHEMA, strict=False).sort("start_us", "rid")
 
 
-def _rids(record: Record) -> list[str]:
+def rids_of(record: Record) -> list[str]:
+    """Return which requests of the engine a record is about, SGLang's own health checks left out."""
     fields = record.extra or Fields()
     named = next((one for one in (fields.rids, fields.rid) if isinstance(one, list)), [fields.rid])
     return [rid for rid in named if isinstance(rid, str) and not rid.startswith(HEALTH_CHECK)]

@@ -20,7 +20,9 @@ and what was running when it died or hung. Exit code 1 if something is wrong.
     sglang-instrument check logs/gsm8k_600
 
 --json prints {"folder", "whole", "health": {...}, "open": [{"file", "event", "request_id", "turn", "age_sec",
-"stack"}], "clocks": [{"worker", "barriers", "offset_sec", "residual_sec"}], "silent": [PROCESS]}."""
+"stack"}], "clocks": [{"worker", "barriers", "offset_sec", "residual_sec"}], "round_trips": [{"client",
+"server", "calls", "low_sec", "high_sec", "offset_sec", "residual_sec", "same_clock"}], "silent":
+[PROCESS]}."""
 
 _RESIDUAL_SEC: Final = 0.05  # above this, times of different hosts should not be compared
 
@@ -34,11 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what is wrong; return 1 if anything is."""
     from sglang_instrument.analysis.clocks import clock_table
+    from sglang_instrument.analysis.round_trips import process_clocks, round_trip_table
     from sglang_instrument.analysis.run import open_run
+    from sglang_instrument.cli.clocks import print_clocks
 
     with reading() as progress:
         opened = open_run(args.logs, progress)
         clocks = clock_table(opened.digest).to_dicts()
+        pairs = round_trip_table(opened)
+        processes = process_clocks(opened, pairs)
     health, still_open, silent = opened.health, _open_spans(opened), _silent(opened)
     wrong = (
         health.torn + health.foreign + health.dropped + len(health.unclosed) + len(health.unreadable)
@@ -52,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
                 "health": asdict(health),
                 "open": still_open,
                 "clocks": clocks,
+                "round_trips": pairs.to_dicts(),
                 "silent": silent,
             }
         )
@@ -67,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
                 f"the clock of worker {row['worker']} is {row['offset_sec']:+.3f} s from the median, "
                 f"+- {row['residual_sec']:.3f} s over {count(row['barriers'])} barriers"
             )
+    print_clocks(pairs, processes)
     print_line("something is wrong" if wrong else "nothing is wrong")
     return int(wrong > 0)
 

@@ -78,8 +78,8 @@ def _write_run(
         )
     shifted = written.offsets_sec
     if shifted:
-        named = ", ".join(f"worker {worker} {sec:+.3f} s" for worker, sec in sorted(shifted.items()))
-        said.append(f"clocks were aligned at the barriers: {named}")
+        named = ", ".join(f"{process} {sec:+.3f} s" for process, sec in sorted(shifted.items()))
+        said.append(f"clocks were aligned: {named}")
     return written.window_ns
 
 

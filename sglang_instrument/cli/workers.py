@@ -22,13 +22,15 @@ Show who waited for whom: over the run, or at the barriers of one step.
 arrival s   after the first worker arrived       wait s   at the barrier
 blame s     its share of the waiting: each moment is split over the workers still missing
 alone s     what is gained if it alone were as fast as the next slowest
-clock s     by how much its clock is ahead of the median worker's; +- what that leaves unexplained
+clock s     by how much its clock is ahead of the median worker's; +- what that leaves unexplained. Clocks of
+            the engine's processes, which call and answer, follow below
 
 --json prints {"folder", "workers": [{"worker", "barriers", "last", "wait_sec", "blame_sec",
 "gain_alone_sec"}], "barriers": [{"step", "validate", "barrier", "worker", "arrival_sec", "wait_sec",
-"blame_sec", "gain_alone_sec", "doubt"}], "clocks": [{"worker", "barriers", "offset_sec", "residual_sec"}]}
-and, with --step, "chain": {"step", "worker", "late_sec", "request_id", "request_sec", "turn", "turn_sec",
-"event", "event_sec"}. A doubt says why a barrier is not enough evidence; turns count from 0."""
+"blame_sec", "gain_alone_sec", "doubt"}], "clocks": [{"worker", "barriers", "offset_sec", "residual_sec"}],
+"round_trips": [{"client", "server", "calls", "low_sec", "high_sec", "offset_sec", "residual_sec",
+"same_clock"}]} and, with --step, "chain": {"step", "worker", "late_sec", "request_id", "request_sec", "turn",
+"turn_sec", "event", "event_sec"}. A doubt says why a barrier is not enough evidence; turns count from 0."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,8 +43,10 @@ def run(args: argparse.Namespace) -> int:
     import polars as pl
 
     from sglang_instrument.analysis.clocks import clock_table
+    from sglang_instrument.analysis.round_trips import process_clocks, round_trip_table
     from sglang_instrument.analysis.run import open_run
     from sglang_instrument.analysis.workers import barrier_table, blame_table, chain_of
+    from sglang_instrument.cli.clocks import print_clocks
 
     with reading() as progress:
         opened = open_run(args.logs, progress)
@@ -50,14 +54,18 @@ def run(args: argparse.Namespace) -> int:
         digest = opened.digest.filter(pl.col("validate") == args.validate)
         barriers = select.of_steps(opened, barrier_table(digest), args).to_dicts()
         blame, clocks = blame_table(digest).to_dicts(), clock_table(digest).to_dicts()
+        pairs = round_trip_table(opened)
+        processes = process_clocks(opened, pairs)
         chain = None if args.step is None else chain_of(opened, args.step, args.validate)
     answer = {"folder": str(opened.folder), "workers": blame, "barriers": barriers, "clocks": clocks}
+    answer["round_trips"] = pairs.to_dicts()
     if args.json:
         told = {} if args.step is None else {"chain": None if chain is None else asdict(chain)}
         print_json({**answer, **told})
     elif args.step is None:
         _print_workers(str(opened.folder), blame, clocks)
         _print_doubts(barriers)
+        print_clocks(pairs, processes)
     else:
         _print_barriers(f"{opened.folder}, step {args.step}", barriers)
         _print_doubts(barriers)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import polars as pl
 
-from sglang_instrument.analysis.clocks import clock_table
 from sglang_instrument.analysis.files import LOOP_BLOCK, File
 from sglang_instrument.analysis.gaps import concurrency, loop_blocks
 from sglang_instrument.analysis.lanes import ROUNDING_US, WRITING_US
 from sglang_instrument.analysis.nesting import nest
+from sglang_instrument.analysis.round_trips import ahead_us
 from sglang_instrument.analysis.run import Run
 from sglang_instrument.report.perfetto_lag import lags
 from sglang_instrument.report.perfetto_lanes import Slice, lay, write_lanes
@@ -31,7 +31,6 @@ _VALUES: Final = (
     "active_sec",
     "device_sec",
 )
-_TOGETHER_SEC: Final = 0.05  # within which workers leave a barrier, on one clock
 _OF_WORKER: Final = ("step", "validate", "worker")
 _ENGINE: Final = ("generate", "engine")
 
@@ -43,7 +42,7 @@ class Written:
     Attributes:
         slices: Records with a duration; moments: those without.
         requests: Tracks of requests; open: what never ended.
-        offsets_sec: By how much the clocks of workers were ahead, which was taken off.
+        offsets_sec: By how much clocks were ahead, which was taken off, by the process's file.
         window_ns: From when to when; None if nothing was written.
     """
 
@@ -51,7 +50,7 @@ class Written:
     moments: int = 0
     requests: int = 0
     open: int = 0
-    offsets_sec: dict[int, float] | None = None
+    offsets_sec: dict[str, float] | None = None
     window_ns: tuple[int, int] | None = None
 
 
@@ -72,9 +71,9 @@ def write_run(
         progress: Called with the number of steps written and of all.
     """
     groups = _groups(run.files, step, validate)
-    offsets = _offsets(run)
-    writer = _RunWriter(packets, offsets)
-    writer.written.offsets_sec = offsets
+    ahead = ahead_us(run)
+    writer = _RunWriter(packets, _by_track(run, ahead))
+    writer.written.offsets_sec = {name: microseconds / 1e6 for name, microseconds in ahead.items()}
     for number, files in enumerate(groups):
         writer.write(replace(run, files=files))
         if progress is not None:
@@ -87,15 +86,10 @@ def write_run(
     return writer.written
 
 
-def _offsets(run: Run) -> dict[int, float]:
-    """Return by how many seconds the clocks of workers are ahead.
-
-    Workers of one host, and one clock, do not leave a barrier in the same millisecond either: what is no more
-    than that is no offset, and moving by it would part events from the kernels of the same host.
-    """
-    clocks = clock_table(run.digest)
-    ahead = clocks.filter(pl.col("offset_sec").abs() > pl.max_horizontal(_TOGETHER_SEC, "residual_sec"))
-    return dict(ahead.select("worker", "offset_sec").iter_rows())
+def _by_track(run: Run, ahead: Mapping[str, int]) -> dict[tuple[str, int], int]:
+    """Return by how many nanoseconds clocks are ahead, by role and number, as tracks are named."""
+    places = {file.place.stem: file.place for file in run.files if file.place is not None}
+    return {(places[name].role, places[name].worker): one * 1000 for name, one in ahead.items()}
 
 
 def _groups(files: Iterable[File], step: int | None, validate: bool | None) -> list[list[File]]:
@@ -111,9 +105,9 @@ def _groups(files: Iterable[File], step: int | None, validate: bool | None) -> l
 
 
 class _RunWriter:
-    def __init__(self, packets: Packets, offsets_sec: dict[int, float]) -> None:
+    def __init__(self, packets: Packets, offsets_ns: dict[tuple[str, int], int]) -> None:
         self._packets = packets
-        self._offsets = {worker: round(offset * 1e9) for worker, offset in offsets_sec.items()}
+        self._offsets = offsets_ns
         self._processes: dict[tuple[str, int], int] = {}
         self._tracks: dict[tuple[Any, ...], int] = {}
         self._flows = 0
@@ -229,7 +223,7 @@ class _RunWriter:
             self.written.slices += 1
 
     def _offset(self, role: str, worker: int) -> int:
-        return self._offsets.get(worker, 0) if role == "worker" else 0
+        return self._offsets.get((role, worker), 0)
 
     def _process(self, role: str, worker: int) -> int:
         key = (role, worker)

@@ -1,0 +1,234 @@
+"""Tell by how much clocks of engines' processes differ: what they do for a call lies inside that call."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.clocks import clock_table
+from sglang_instrument.analysis.files import controls_of
+from sglang_instrument.analysis.lives import Record, read, rids_of
+from sglang_instrument.schema import EVENTS, LOG_OPENED
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.files import File
+    from sglang_instrument.analysis.run import Run
+
+_TOGETHER_SEC: Final = 0.05  # within which workers leave a barrier, on one clock
+_SAME_ANCHOR_US: Final = 10_000  # processes of one host read the same two clocks, a little apart
+#: It ends when somebody asks for an item after the last, and that may be after its caller has gone.
+_OPEN_ENDED: Final = "engine_stream"
+_PAIRS: Final[dict[str, Any]] = {
+    "client": pl.String,
+    "server": pl.String,
+    "calls": pl.Int64,
+    "low_sec": pl.Float64,
+    "high_sec": pl.Float64,
+    "offset_sec": pl.Float64,
+    "residual_sec": pl.Float64,
+    "same_clock": pl.Boolean,
+}
+_CLOCKS: Final[dict[str, Any]] = {
+    "process": pl.String,
+    "offset_sec": pl.Float64,
+    "residual_sec": pl.Float64,
+    "by": pl.String,
+}
+
+
+@dataclass
+class _Call:
+    """The outermost span of a process that names a request of the engine; times are microseconds."""
+
+    process: str
+    start: int
+    end: int
+    #: Whether its caller gave up, or another span of the same name lies elsewhere: then it bounds nothing.
+    doubtful: bool
+
+
+@dataclass
+class _Bounds:
+    """Between what a server's clock must be ahead of a client's, in microseconds."""
+
+    low: int
+    high: int
+    rids: set[str] = field(default_factory=set)
+
+
+def round_trip_table(run: Run) -> pl.DataFrame:
+    """Return a row for each pair of a process that called and one of the engine that worked for it.
+
+    Returns:
+        client, server: Names of their files; calls: How many told of it; low_sec, high_sec: The server's
+            clock is ahead by no less and by no more, or no constant offset fits, where low is above high;
+            offset_sec: Their middle; residual_sec: Half of what lies between; same_clock: Both are processes
+            of one host, and began with the same anchor: then offset and residual are 0.
+    """
+    own = [file for file in run.files if file.place is not None and file.place.folder == "engine"]
+    if not own:
+        return pl.DataFrame(schema=_PAIRS)
+    calls = _calls(run, [file for file in run.files if file.place is not None and file not in own])
+    pairs: dict[tuple[str, str], _Bounds] = {}
+    for file, record in read(run, own):
+        start, end = record.start_us or 0, _sure_end(record)
+        for rid in rids_of(record) if record.event in EVENTS else ():
+            call = calls.get(rid)
+            if call is None or call.doubtful:
+                continue
+            low, high = end - call.end, start - call.start
+            bounds = pairs.setdefault((call.process, _name(file)), _Bounds(low, high))
+            bounds.low, bounds.high = max(bounds.low, low), min(bounds.high, high)
+            bounds.rids.add(rid)
+    clocks = _clock_numbers(run)
+    rows = [_row(pair, bounds, clocks) for pair, bounds in sorted(pairs.items())]
+    return pl.DataFrame(rows, schema=_PAIRS)
+
+
+def _calls(run: Run, files: list[File]) -> dict[str, _Call]:
+    """Return who called for which `rid`."""
+    calls: dict[str, _Call] = {}
+    for file, record in read(run, files):
+        if record.extra is None or not isinstance(record.extra.rid, str) or record.duration_sec is None:
+            continue
+        here = _Call(_name(file), record.start_us or 0, record.end_us, record.error is not None)
+        before = calls.get(record.extra.rid)
+        calls[record.extra.rid] = here if before is None else _outer(before, here)
+    return calls
+
+
+def _outer(one: _Call, other: _Call) -> _Call:
+    """Return the span around the other; of two apart, as of a request that was resumed, nothing is known."""
+    outer, inner = sorted((one, other), key=lambda call: call.start - call.end)
+    around = outer.process == inner.process and outer.start <= inner.start and inner.end <= outer.end + 1
+    return _Call(outer.process, outer.start, outer.end, one.doubtful or other.doubtful or not around)
+
+
+def _sure_end(record: Record) -> int:
+    """Return up to when a record is known to lie in the call.
+
+    Of a batch only the beginning is: it may go on with others when this request's answer is on its way. So
+    may what was aborted.
+    """
+    whole = record.extra is not None and isinstance(record.extra.rid, str) and record.error is None
+    return record.end_us if whole and record.event != _OPEN_ENDED else record.start_us or 0
+
+
+def _row(pair: tuple[str, str], bounds: _Bounds, clocks: dict[str, int]) -> dict[str, Any]:
+    client, server = pair
+    same = client in clocks and clocks.get(server) == clocks[client]
+    middle, half = (bounds.low + bounds.high) / 2e6, abs(bounds.high - bounds.low) / 2e6
+    return {
+        "client": client,
+        "server": server,
+        "calls": len(bounds.rids),
+        "low_sec": bounds.low / 1e6,
+        "high_sec": bounds.high / 1e6,
+        "offset_sec": 0.0 if same else middle,
+        "residual_sec": 0.0 if same else half,
+        "same_clock": same,
+    }
+
+
+def _name(file: File) -> str:
+    return file.place.stem if file.place is not None else file.path
+
+
+def _clock_numbers(run: Run) -> dict[str, int]:
+    """Return which processes read one clock: those of one host whose wall clocks had the same anchor.
+
+    Two hosts may have the same name, but hardly began to count at the same moment.
+    """
+    anchors: dict[str, tuple[str, int]] = {}
+    for file, control in controls_of(run.files, LOG_OPENED):
+        said = control.extra
+        if said.host is not None and said.wall_ns is not None and said.perf_ns is not None:
+            anchors.setdefault(_name(file), (said.host, (said.wall_ns - said.perf_ns) // 1000))
+    numbers: dict[str, int] = {}
+    number, before = 0, ("", 0)
+    for name, anchor in sorted(anchors.items(), key=lambda item: item[1]):
+        if anchor[0] != before[0] or anchor[1] - before[1] > _SAME_ANCHOR_US:
+            number += 1
+        numbers[name], before = number, anchor
+    return numbers
+
+
+def process_clocks(run: Run, pairs: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Return by how much the clock of each process is ahead of the median worker's, as far as that is known.
+
+    Where no barrier tells of workers, it is ahead of the process that called most often.
+
+    Args:
+        run: The run.
+        pairs: What `round_trip_table` said, if it was asked before.
+
+    Returns:
+        process; offset_sec; residual_sec: What the offset may be wrong by, summed up along the way; by: What
+        told of it: "barriers", "reference", "same clock as NAME" or "round trips of NAME".
+    """
+    pairs = round_trip_table(run) if pairs is None else pairs
+    roads = _roads(run, pairs)
+    waiting = [(residual, name, offset, by) for name, offset, residual, by in _known(run, pairs)]
+    heapq.heapify(waiting)
+    found: dict[str, dict[str, Any]] = {}
+    while waiting:  # Dijkstra's: along the way that leaves the least unexplained
+        residual, name, offset, by = heapq.heappop(waiting)
+        if name in found:
+            continue
+        found[name] = {"process": name, "offset_sec": offset, "residual_sec": residual, "by": by}
+        for other, more, left in roads.get(name, ()):
+            kind = "round trips" if left is not None else "same clock"
+            words = f"{kind} {'of' if left is not None else 'as'} {name}"
+            heapq.heappush(waiting, (residual + (left or 0.0), other, offset + more, words))
+    return pl.DataFrame([found[name] for name in sorted(found)], schema=_CLOCKS)
+
+
+def _known(run: Run, pairs: pl.DataFrame) -> Iterator[tuple[str, float, float, str]]:
+    """Yield the processes whose clocks are known without any round trip."""
+    ranks: dict[int, list[str]] = {}
+    for file in run.files:
+        if file.place is not None and file.place.role == "worker":
+            ranks[file.place.worker] = list(dict.fromkeys([*ranks.get(file.place.worker, []), _name(file)]))
+    at_barriers = clock_table(run.digest)
+    for worker, offset, residual in at_barriers.select("worker", "offset_sec", "residual_sec").iter_rows():
+        apart = abs(offset) > max(_TOGETHER_SEC, residual)
+        for name in ranks.get(worker, ()):
+            # Those of one clock do not leave in the same millisecond either: no more than that is no offset.
+            yield name, offset if apart else 0.0, residual, "barriers"
+    if at_barriers.is_empty() and not pairs.is_empty():
+        most = (
+            pairs.group_by("client")
+            .agg(pl.col("calls").sum())
+            .sort("calls", "client", descending=[True, False])
+        )
+        yield most["client"][0], 0.0, 0.0, "reference"
+
+
+def _roads(run: Run, pairs: pl.DataFrame) -> dict[str, list[tuple[str, float, float | None]]]:
+    """Return from each process those whose clocks it tells of: name, offset, residual or None."""
+    roads: dict[str, list[tuple[str, float, float | None]]] = {}
+    for row in pairs.filter(~pl.col("same_clock")).iter_rows(named=True):
+        client, server, offset = row["client"], row["server"], row["offset_sec"]
+        roads.setdefault(client, []).append((server, offset, row["residual_sec"]))
+        roads.setdefault(server, []).append((client, -offset, row["residual_sec"]))
+    together: dict[int, str] = {}
+    for name, number in sorted(_clock_numbers(run).items()):
+        if number in together:
+            roads.setdefault(name, []).append((together[number], 0.0, None))
+            roads.setdefault(together[number], []).append((name, 0.0, None))
+        together.setdefault(number, name)
+    return roads
+
+
+def ahead_us(run: Run) -> dict[str, int]:
+    """Return by how many microseconds the clock of each process is ahead, of those shown to be.
+
+    What may as well be 0, by its residual, is left out: moving by it would part what belongs together.
+    """
+    sure = process_clocks(run).filter(pl.col("offset_sec").abs() > pl.col("residual_sec"))
+    moved = sure.filter(pl.col("offset_sec") != 0.0).select("process", "offset_sec")
+    return {name: round(offset * 1e6) for name, offset in moved.iter_rows()}
