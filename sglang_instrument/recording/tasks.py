@@ -57,9 +57,9 @@ class Task(Struct, gc=False, eq=False):
 
     def unsuspend(self) -> None:
         """Count a suspension that an exception ends; whether another follows shows when that one ends."""
-        if self.suspended_at > 0:
+        if self.suspended_at:  # negative: thrown into before, and suspended unseen since then
             now = perf_counter_ns()
-            self.waited += now - self.suspended_at
+            self.waited += now - abs(self.suspended_at)
             self.suspended_at = -now
 
 
