@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -49,16 +48,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _analyse(args: argparse.Namespace) -> int:
+    from sglang_instrument.analysis.run import open_run
+    from sglang_instrument.cli.traced import beside_run, trace_rows
     from sglang_instrument.profiling.traces import analyse
 
     with reading("MB") as progress:
         found = analyse(args.traces, args.top, args.rank, lambda done, all_: progress(done >> 20, all_ >> 20))
-        joined = _joined(found, args.run) if args.run else []
+        joined = beside_run(found, open_run(args.run)) if args.run else []
     if args.json:
-        answer: dict[str, Any] = {"folder": found.folder, "slow": found.slow, "sentence": found.sentence}
-        answer |= {"ranks": found.ranks, "traces": [one.as_json() for one in found.traces]}
-        answer |= {"steps": [asdict(one) for one in joined], "unreadable": found.unreadable}
-        print_json(answer)
+        print_json(trace_rows(found, joined))
         return int(bool(found.unreadable))
     _print(found)
     for one in joined:
@@ -68,36 +66,6 @@ def _analyse(args: argparse.Namespace) -> int:
     for reason in found.unreadable.values():
         print_line(f"left out: {reason}")
     return int(bool(found.unreadable))
-
-
-def _joined(found: Analysis, logs: Path) -> list[Any]:
-    """Lay the traces beside the run's steps that ran at the same time."""
-    import polars as pl
-
-    from sglang_instrument.analysis.run import open_run
-    from sglang_instrument.analysis.steps import worker_steps
-    from sglang_instrument.analysis.walls import self_stretches
-    from sglang_instrument.profiling.traces_run import idle_in_steps, worker_of
-
-    opened = open_run(logs)
-    end = pl.col("start_us") + (pl.col("duration_sec") * 1e6).cast(pl.Int64)
-    steps = worker_steps(opened.digest.of_workers()).with_columns(end_us=end)
-    rows = []
-    for trace in found.traces:
-        start = trace.start_us or 0
-        during = steps.filter(
-            (pl.col("start_us") < start + round(trace.window_sec * 1e6)) & (pl.col("end_us") > start)
-        )
-        for step, validate in during.select("step", "validate").unique(maintain_order=True).iter_rows():
-            spans = opened.read_spans(step=step, validate=validate)
-            asked = spans.select(
-                *("span", "request_id", "step", "validate", "worker"),
-                phase=pl.col("counts_for").cast(pl.String),
-            ).drop_nulls("request_id")
-            moments = self_stretches(spans).join(asked, on="span")
-            this = during.filter(step=step, validate=validate)
-            rows += idle_in_steps(trace, this, moments, worker_of(trace, opened.workers))
-    return rows
 
 
 def _print(found: Analysis) -> None:
