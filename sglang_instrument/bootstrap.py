@@ -64,8 +64,10 @@ def _packages() -> frozenset[str]:
 
 def _install() -> None:
     global _ray
-    if Trigger in sys.meta_path:
+    try:
         sys.meta_path.remove(Trigger)
+    except ValueError:
+        pass  # it was not there, or another thread was first
     try:
         if _ray is not None:
             _ray.stop()  # the session has one of its own

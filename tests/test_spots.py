@@ -76,6 +76,34 @@ def test_what_is_not_awaited_is_left_alone(records, program):  # noqa: F811
     assert records == []
 
 
+def test_a_future_that_a_call_gives_stays_what_it_is(records, program):  # noqa: F811
+    module = program(EPISODES, **{"Task.make": [{"event": "call", "call": "workflow"}]})
+    given = object()
+
+    async def run():
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(7)
+        return await module.Task().make(Job(5, lambda number: future))()
+
+    assert asyncio.run(run()) == 7
+    plain = program(EPISODES, plain=[{"event": "call", "call": "f"}]).plain
+    assert plain(lambda number: Added(given)) == [given, given]
+    assert records == []
+
+
+class Added:
+    """Stands for a reference of Ray's: it can be awaited, and used otherwise."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def __await__(self):
+        raise AssertionError("nobody awaits it")
+
+    def __add__(self, other):
+        return [*self.parts, *other.parts]
+
+
 def test_a_call_that_never_starts_leaves_nothing_behind(records, program):  # noqa: F811
     region = [{"event": "outer", "call": "workflow"}, {"event": "inner", "call": "workflow"}]
     module = program(EPISODES, **{"Group.run": region})
@@ -138,6 +166,30 @@ def test_entering_gives_what_the_context_gives_and_leaves_it_again(records, prog
     assert module.hold(lock) is True
     assert not lock.locked()
     assert [(one.event, one.extra) for one in records] == [("wait", {"got": True})]
+
+
+class EitherLock:
+    """Stands for a lock or client that `with` and `async with` both enter."""
+
+    def __enter__(self):
+        return "entered"
+
+    def __exit__(self, *exception):
+        return None
+
+    async def __aenter__(self):
+        return "entered"
+
+    async def __aexit__(self, *exception):
+        return None
+
+
+def test_what_can_be_entered_both_ways_still_can(records, program):  # noqa: F811
+    entering = [{"event": "wait", "entering": "lock | gate"}]
+    module = program(LOCKS, hold=entering, work=entering)
+    assert module.hold(EitherLock()) == "entered"
+    assert asyncio.run(module.work(EitherLock(), [])) == 1
+    assert [one.event for one in records] == ["wait", "wait"]
 
 
 def test_what_is_no_context_manager_fails_as_before(records, program):  # noqa: F811

@@ -4,7 +4,7 @@ Rewritten code calls such a probe with the expression's value and the locals tha
 with what the probe returns. It stands in the constants of the code, and pickles by its region.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any
@@ -46,7 +46,7 @@ class SpotProbe:
 
 
 class CallProbe(SpotProbe):
-    """Measure what a call gives, from its first step until it is done. What needs no await is left alone."""
+    """Measure the coroutine that a call gives, from its first step to its end; all else is left alone."""
 
     __slots__ = ()
 
@@ -62,7 +62,8 @@ class CallProbe(SpotProbe):
             driven.__qualname__ = getattr(function, "__qualname__", driven.__name__)
             return driven
         outcome = function(*args, **kwargs)
-        return _drive(self, values, lambda: outcome) if hasattr(type(outcome), "__await__") else outcome
+        # A future, a task or a reference of Ray's may be asked for more than to be awaited.
+        return _drive(self, values, lambda: outcome) if isinstance(outcome, Coroutine) else outcome
 
 
 def _behind_probes(function: Any) -> Any:
@@ -88,9 +89,10 @@ class EnterProbe(SpotProbe):
         kind = type(context)
         if spans.current_buffer() is OFF:
             return context
+        is_sync = hasattr(kind, "__enter__")
         if hasattr(kind, "__aenter__") and hasattr(kind, "__aexit__"):
-            return AsyncEntering(self, context, values)
-        return Entering(self, context, values) if hasattr(kind, "__enter__") else context
+            return (BothEntering if is_sync else AsyncEntering)(self, context, values)
+        return Entering(self, context, values) if is_sync else context
 
 
 class _Entering:
@@ -127,3 +129,9 @@ class AsyncEntering(_Entering):
 
     def __aexit__(self, *exception: Any) -> Any:
         return type(self._context).__aexit__(self._context, *exception)
+
+
+class BothEntering(Entering, AsyncEntering):
+    """A context manager of either kind, as some locks and clients are."""
+
+    __slots__ = ()

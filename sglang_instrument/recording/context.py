@@ -228,8 +228,10 @@ def open_scope(scope: Scope) -> None:
     with _counting:
         scope.open += 1
         scope.ended = False
-    if _step_began is not None and scope.open == 1:
-        _step_began(scope)
+        is_first = scope.open == 1
+    began = _step_began  # another thread may uninstall between two looks at it
+    if is_first and began is not None:
+        began(scope)
 
 
 def close_scope(scope: Scope) -> None:
@@ -238,12 +240,13 @@ def close_scope(scope: Scope) -> None:
         scope.open -= 1
         scope.ended = scope.open <= 0
     if scope.ended:
-        if _step_left is not None:
-            _step_left(scope)
-        if _ended is None:
+        left, ended = _step_left, _ended
+        if left is not None:
+            left(scope)
+        if ended is None:
             forget_scope(scope)  # nothing is installed: nobody will ask for it
         else:
-            _ended()
+            ended()
 
 
 def count_dropped(scope: Scope, records: int) -> None:
