@@ -6,11 +6,14 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument import __version__
 from sglang_instrument.cli.tables import print_json, print_line, reading
 from sglang_instrument.errors import InstrumentError
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run import Run
 
 HELP: Final = """\
 Write one HTML file that leads from the verdict to the single event. It needs no network and no server: open
@@ -19,6 +22,7 @@ it in a browser, mail it, print it.
     sglang-instrument report logs/gsm8k_600 -o gsm8k_600.html
     sglang-instrument report logs/before logs/after -o both.html      # the second run beside the first
     sglang-instrument report logs/gsm8k_600 --step 67 --step 68       # these in full, whatever it costs
+    sglang-instrument report logs/gsm8k_600 --traces logs/gsm8k_600/profiles      # what the GPUs did, too
 
 All steps are in its charts. Span by span, in the timeline, are the steps that were asked for; without any,
 those with a finding and the slowest ones, as many as --spans leaves room for.
@@ -38,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--step", type=int, action="append", default=[], metavar="N", help="in full; may be repeated"
     )
     parser.add_argument("--spans", type=int, metavar="N", help="of all steps in full together (250,000)")
+    parser.add_argument(
+        "--traces", type=Path, metavar="DIR", help="traces of the engines' profilers: a section of kernels"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -60,10 +67,17 @@ def run(args: argparse.Namespace) -> int:
     path = Path(f"{opened.folder.absolute().name}.html") if args.output is None else args.output
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InstrumentError(f"-o {path}: must be a file in a folder that is there, such as report.html")
+    traces = None if args.traces is None else _traced(args.traces, opened)
     stages = _Stages()
     try:
         written = write_report(
-            *(opened, path), other=other, steps=args.step, most_spans=most, version=__version__, stage=stages
+            *(opened, path),
+            other=other,
+            traces=traces,
+            steps=args.step,
+            most_spans=most,
+            version=__version__,
+            stage=stages,
         )
     except OSError as error:
         raise InstrumentError(f"-o {path}: cannot be written: {error.strerror}") from error
@@ -75,6 +89,16 @@ def run(args: argparse.Namespace) -> int:
     full = ", ".join(written.steps)
     print_line(f"{written.path}: {written.bytes / 1e6:.1f} MB" + (f"; in full: step {full}" if full else ""))
     return 0
+
+
+def _traced(folder: Path, opened: Run) -> dict[str, Any]:
+    """Return what the profilers of the run's engines saw."""
+    from sglang_instrument.cli.traced import beside_run, trace_rows
+    from sglang_instrument.profiling.traces import analyse
+
+    with reading("MB") as progress:
+        found = analyse(folder, progress=lambda done, all_: progress(done >> 20, all_ >> 20))
+        return trace_rows(found, beside_run(found, opened))
 
 
 class _Stages:

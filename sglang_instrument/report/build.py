@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +14,7 @@ from sglang_instrument.analysis.verdict import find
 from sglang_instrument.report import answers
 from sglang_instrument.report.chosen import MOST_SPANS, Chosen, choose
 from sglang_instrument.report.grid import whatif_grid
+from sglang_instrument.report.kernels import kernel_section
 from sglang_instrument.report.page import render
 from sglang_instrument.report.slowest import slowest_requests
 from sglang_instrument.report.spans import pack_step
@@ -43,6 +44,7 @@ def write_report(
     path: Path,
     *,
     other: Run | None = None,
+    traces: Mapping[str, Any] | None = None,
     steps: Sequence[int] = (),
     most_spans: int = MOST_SPANS,
     version: str = "",
@@ -54,6 +56,7 @@ def write_report(
         run: The run.
         path: The file to write.
         other: A second run to lay beside it.
+        traces: What profilers saw meanwhile, in the rows of `trace analyze --run --json`.
         steps: Training steps to show span by span; without any, those with a finding and the slowest.
         most_spans: Of all steps shown span by span; those asked for are taken whatever it costs.
         version: Of this package, for the foot of the page.
@@ -79,7 +82,9 @@ def write_report(
     told = _told(run, other, table, findings, chosen)
     told |= {"whatif": grid, "parts": parts, "events": events}
     stage("writing the file")
-    text = render(story(run, table, findings, other), told, packed, version)
+    words = story(run, table, findings, other)
+    words["kernels"] = None if traces is None else kernel_section(traces)
+    text = render(words, told, packed, version)
     path.write_text(text, encoding="utf-8")
     return Written(path, path.stat().st_size, list(packed))
 

@@ -1,0 +1,89 @@
+"""Lay out what the engines' own profilers saw, from the rows that `trace analyze --json` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, Final
+
+Row = dict[str, Any]
+
+_MOST_TRACES: Final = 64
+_MOST_DETAILED: Final = 8
+_MOST_ROWS: Final = 15
+_MOST_SENTENCES: Final = 12
+_LONGEST_NAME: Final = 120  # of a kernel: templates make names of a thousand characters
+
+
+def kernel_section(rows: Mapping[str, Any]) -> Row:
+    """Return what the section says.
+
+    Args:
+        rows: folder, slow, sentence, ranks, traces, steps, unreadable, as `trace analyze --json` has them.
+
+    Returns:
+        folder, slow, sentence; steps: Sentences that join idle time with steps, where the most was idle
+        first, and of_steps; ranks: A row a trace, with what its bar is made of, and of_ranks; traces: Those
+        with tables, the slow rank's first, and of_traces; unreadable: Reasons.
+    """
+    traces: Sequence[Row] = rows["traces"]
+    idle = sorted(rows["steps"], key=lambda one: -one["idle"] * one["overlap_sec"])
+    detailed = sorted(traces, key=lambda one: one["rank"] != rows["slow"])[:_MOST_DETAILED]
+    return {
+        "folder": rows["folder"],
+        "slow": rows["slow"],
+        "sentence": rows["sentence"] if len(traces) > 1 else None,
+        "steps": [one["sentence"] for one in idle[:_MOST_SENTENCES]],
+        "of_steps": len(idle),
+        "ranks": [_rank(one) for one in traces[:_MOST_TRACES]],
+        "of_ranks": len(traces),
+        "traces": [_detail(one) for one in detailed],
+        "of_traces": len(traces),
+        "unreadable": list(rows["unreadable"].values()),
+    }
+
+
+def _rank(one: Row) -> Row:
+    """Return the use of a rank's time, and the parts of its bar, which fill the whole window."""
+    use, window = one["use"], one["window_sec"]
+    if one["on_gpu"]:
+        kinds = ("compute_sec", "exposed_sec")
+        parts = {"compute": use[kinds[0]], "exposed": use[kinds[1]]}
+        parts["copy"] = max(0.0, use["busy_sec"] - sum(parts.values()))
+    else:
+        parts = {"compute": use["busy_sec"]}
+    bar = [(name, sec, sec / window) for name, sec in parts.items() if window and sec > 0]
+    return {
+        **{key: use.get(key) for key in ("busy", "busy_sec", "idle_sec", "compute_sec")},
+        **{key: use.get(key) for key in ("communication_sec", "exposed_sec")},
+        "name": _name(one),
+        "on_gpu": one["on_gpu"],
+        "window_sec": window,
+        "bar": bar,
+        "truncated": one["truncated"],
+    }
+
+
+def _detail(one: Row) -> Row:
+    kernels = [{**row, "short": _cut(row["name"])} for row in one["kernels"][:_MOST_ROWS]]
+    operators = [{**row, "short": _cut(row["name"])} for row in one["cpu_ops"][:_MOST_ROWS]]
+    return {
+        "name": _name(one),
+        "file": PurePath(one["file"]).name,
+        "device": one["devices"][0] if one["devices"] else None,
+        "categories": one["categories"],
+        "kernels": kernels,
+        "operators": [] if one["on_gpu"] else operators,
+        "stages": one["stages"],
+        "gaps": [{**row, "cpu": _cut(row["cpu"] or "nothing that was recorded")} for row in one["gaps"][:5]],
+    }
+
+
+def _name(one: Row) -> str:
+    return " ".join(filter(None, (one["rank"], one["stage"])))
+
+
+def _cut(name: str) -> str:
+    """Return a name, cut in its middle."""
+    front, back = _LONGEST_NAME * 2 // 3, _LONGEST_NAME // 3
+    return name if len(name) <= _LONGEST_NAME else f"{name[:front]}…{name[-back:]}"
