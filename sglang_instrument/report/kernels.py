@@ -23,32 +23,33 @@ def kernel_section(rows: Mapping[str, Any]) -> Row:
 
     Returns:
         folder, slow, sentence; steps: Sentences that join idle time with steps, where the most was idle
-        first, and of_steps; ranks: A row a trace, with what its bar is made of, and of_ranks; traces: Those
-        with tables, the slow rank's first, and of_traces; unreadable: Reasons.
+        first, and of_steps; on_gpu: Whether any trace has work of a GPU; ranks: A row a trace, with what its
+        bar is made of; traces: Those with tables, the slow rank's first; of_traces: How many there are;
+        unreadable: Reasons.
     """
     traces: Sequence[Row] = rows["traces"]
     idle = sorted(rows["steps"], key=lambda one: -one["idle"] * one["overlap_sec"])
     detailed = sorted(traces, key=lambda one: one["rank"] != rows["slow"])[:_MOST_DETAILED]
+    several = len({one["profile_id"] for one in traces}) > 1
     return {
         "folder": rows["folder"],
         "slow": rows["slow"],
         "sentence": rows["sentence"] if len(traces) > 1 else None,
         "steps": [one["sentence"] for one in idle[:_MOST_SENTENCES]],
         "of_steps": len(idle),
-        "ranks": [_rank(one) for one in traces[:_MOST_TRACES]],
-        "of_ranks": len(traces),
-        "traces": [_detail(one) for one in detailed],
+        "on_gpu": any(one["on_gpu"] for one in traces),
+        "ranks": [_rank(one, several) for one in traces[:_MOST_TRACES]],
+        "traces": [_detail(one, several) for one in detailed],
         "of_traces": len(traces),
         "unreadable": list(rows["unreadable"].values()),
     }
 
 
-def _rank(one: Row) -> Row:
+def _rank(one: Row, several: bool) -> Row:
     """Return the use of a rank's time, and the parts of its bar, which fill the whole window."""
     use, window = one["use"], one["window_sec"]
     if one["on_gpu"]:
-        kinds = ("compute_sec", "exposed_sec")
-        parts = {"compute": use[kinds[0]], "exposed": use[kinds[1]]}
+        parts = {"compute": use["compute_sec"], "exposed": use["exposed_sec"]}
         parts["copy"] = max(0.0, use["busy_sec"] - sum(parts.values()))
     else:
         parts = {"compute": use["busy_sec"]}
@@ -56,7 +57,7 @@ def _rank(one: Row) -> Row:
     return {
         **{key: use.get(key) for key in ("busy", "busy_sec", "idle_sec", "compute_sec")},
         **{key: use.get(key) for key in ("communication_sec", "exposed_sec")},
-        "name": _name(one),
+        "name": _name(one, several),
         "on_gpu": one["on_gpu"],
         "window_sec": window,
         "bar": bar,
@@ -64,11 +65,11 @@ def _rank(one: Row) -> Row:
     }
 
 
-def _detail(one: Row) -> Row:
+def _detail(one: Row, several: bool) -> Row:
     kernels = [{**row, "short": _cut(row["name"])} for row in one["kernels"][:_MOST_ROWS]]
     operators = [{**row, "short": _cut(row["name"])} for row in one["cpu_ops"][:_MOST_ROWS]]
     return {
-        "name": _name(one),
+        "name": _name(one, several),
         "file": PurePath(one["file"]).name,
         "device": one["devices"][0] if one["devices"] else None,
         "categories": one["categories"],
@@ -79,8 +80,10 @@ def _detail(one: Row) -> Row:
     }
 
 
-def _name(one: Row) -> str:
-    return " ".join(filter(None, (one["rank"], one["stage"])))
+def _name(one: Row, several: bool) -> str:
+    """Return the rank; of several engines, which have the same ranks, the engine as well."""
+    engine = one["profile_id"].strip("-_.") if several else ""
+    return " ".join(filter(None, (engine, one["rank"], one["stage"])))
 
 
 def _cut(name: str) -> str:
