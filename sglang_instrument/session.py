@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -21,11 +22,12 @@ from sglang_instrument.reach import RayInit
 from sglang_instrument.recording import actors, notices, spans
 from sglang_instrument.recording.clock import HOST
 from sglang_instrument.recording.presence import Presence
-from sglang_instrument.recording.recorder import Recorder
+from sglang_instrument.recording.recorder import LONGEST_WAIT_SEC, Recorder
 
 if TYPE_CHECKING:
     from sglang_instrument.profiling.attach import Scheduled
 
+_DEMO: Final = "sglang_instrument.demo"  # always installed, and nobody's trainer unless it runs
 _PACKAGES: Final = ("sglang", "verl", "slime", "areal", "torch", "ray", "vllm")
 
 
@@ -67,9 +69,10 @@ class Session:
 
     def stop(self) -> None:
         """Put everything back as it was, and write what is recorded: each of them even if another fails."""
+        ends = time.monotonic() + LONGEST_WAIT_SEC
         self.presence.cancel()
         if self._schedule is not None:
-            self._schedule.stop()
+            self._schedule.stop()  # asked now, waited for at the end: all waits are within one limit
         try:
             for reason in (self._ray.stop(), *self.patcher.uninstall()):
                 if reason is not None:
@@ -79,6 +82,7 @@ class Session:
                 self.recorder.stop()
             finally:
                 self._restore_environment()
+                self._await_profilers(ends)
 
     def handed_on(self) -> dict[str, str]:
         """Return the variables from which a process that this one starts, near or far, joins the run."""
@@ -109,10 +113,17 @@ class Session:
 
     def end(self) -> None:
         """Write what is recorded, for the process ends; what is patched may stay so."""
-        self.presence.end()
+        ends = time.monotonic() + LONGEST_WAIT_SEC
+        self.presence.end(0)
         if self._schedule is not None:
             self._schedule.stop()
         self.recorder.stop()
+        self.presence.end(max(0.0, ends - time.monotonic()))
+        self._await_profilers(ends)
+
+    def _await_profilers(self, ends: float) -> None:
+        if self._schedule is not None:
+            self._schedule.stop(max(0.0, ends - time.monotonic()))
 
     def status(self) -> dict[str, Any]:
         """Return what `sglang_instrument.status()` says of a process that is instrumented."""
@@ -173,7 +184,7 @@ def _coverage(table: Table, sites: Iterable[Site]) -> str:
     """Return how many of a table's events will be seen; nothing if its package is not here."""
     version = _version(table.package)
     expected = [site for site in sites if site.expected]
-    if version is None or not expected:
+    if version is None or not expected or (table.trainer == "demo" and _DEMO not in sys.modules):
         return ""
     events = {site.region.event for site in expected}
     lost = {site.region.event for site in expected if site.state not in ("found", "pending")}

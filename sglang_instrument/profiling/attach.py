@@ -56,11 +56,11 @@ class Scheduled:
         if self._schedule is not None:
             context.on_steps(self._began, self._left)
 
-    def stop(self) -> None:
-        """Be told no more, and stop what records, within 2 s."""
+    def stop(self, wait_sec: float = 0.0) -> None:
+        """Be told no more, and stop what records; wait so long for it, no longer."""
         context.on_steps(None, None)
         if self._schedule is not None:
-            self._schedule.stop()
+            self._schedule.stop(wait_sec)
 
     def restart_in_child(self) -> None:
         """Go on in a forked child without the parent's thread."""

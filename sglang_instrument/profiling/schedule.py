@@ -18,7 +18,6 @@ from sglang_instrument.profiling.reached import Reached, reached_from
 _AT_MOST_EVERY_SEC: Final = 600.0
 _GRACE_SEC: Final = 0.5  # a step whose blocks come one after the other has not ended between two of them
 _LOOK_EVERY_SEC: Final = 1.0
-_LONGEST_WAIT_SEC: Final = 2.0
 _WHEN: Final = re.compile(r"\s*(\w+)\s*>\s*([0-9.]+)\s*(s|sec|min)?\s*")
 
 #: Called with a key and a text when something goes wrong; with a step, a worker and the fields of an event.
@@ -151,12 +150,12 @@ class Schedule:
         if step in self._begun and not validate and step is not None:
             self._tasks.put(_Task("end", step, worker, is_open))
 
-    def stop(self) -> None:
-        """End the thread; a profiler that records is stopped, which is waited for 2 s at most."""
+    def stop(self, wait_sec: float) -> None:
+        """End the thread; a profiler that records is stopped, which is waited for so long at most."""
         thread = self._thread
         if thread is not None and thread.is_alive():
             self._tasks.put(None)
-            thread.join(_LONGEST_WAIT_SEC)
+            thread.join(wait_sec)
 
     def restart_in_child(self) -> None:
         """Forget the parent's thread and captures, after a fork."""

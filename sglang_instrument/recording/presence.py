@@ -49,12 +49,12 @@ class Presence:
                 except RuntimeError as error:  # no more threads, or the interpreter is going
                     swallowed("saying that this process was reached", error)
 
-    def end(self) -> None:
-        """Write what is not written yet, as the process ends; wait for it only a moment."""
+    def end(self, wait_sec: float) -> None:
+        """Write what is not written yet, as the process ends; wait for it so long, and only a moment."""
         self._ending.set()
         thread = self._thread
         if thread is not None:
-            thread.join(_EXIT_SEC)
+            thread.join(min(wait_sec, _EXIT_SEC))
 
     def cancel(self) -> None:
         """Write nothing any more: what was patched is being put back."""
