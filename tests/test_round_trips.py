@@ -131,6 +131,16 @@ def test_who_gave_up_or_called_twice_bounds_nothing(tmp_path: Path) -> None:
     assert round_trip_table(open_run(tmp_path, cached=False)).is_empty()
 
 
+def test_what_cannot_be_read_costs_no_other_pair(tmp_path: Path) -> None:
+    client = Process(tmp_path, "step_1/worker_0.jsonl")
+    call(client, Process(tmp_path, "engine/server_0.jsonl", 2_000_000), "a", (0, 1_000, 2_000, 3_000))
+    for name in ("engine/server_1.jsonl.zst", "step_2/worker_0.jsonl.zst"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"no zstandard")
+    assert pair(tmp_path)["offset_sec"] == pytest.approx(2.0)
+    main(["check", str(tmp_path)])
+
+
 def test_a_batch_and_a_stream_are_sure_to_lie_in_a_call_with_their_beginning_alone(tmp_path: Path) -> None:
     client = Process(tmp_path, "step_1/worker_0.jsonl")
     server = Process(tmp_path, "engine/server_0.jsonl")

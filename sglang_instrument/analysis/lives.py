@@ -56,7 +56,7 @@ class Record(Struct, gc=False):
     start_us: int | None = None
     duration_sec: float | None = None
     extra: Fields | None = None
-    error: str | None = None
+    error: Any = None
 
     @property
     def end_us(self) -> int:

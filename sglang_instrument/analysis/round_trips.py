@@ -69,10 +69,11 @@ def round_trip_table(run: Run) -> pl.DataFrame:
             offset_sec: Their middle; residual_sec: Half of what lies between; same_clock: Both are processes
             of one host, and began with the same anchor: then offset and residual are 0.
     """
-    own = [file for file in run.files if file.place is not None and file.place.folder == "engine"]
+    whole = [(file.place, file) for file in run.files if file.place is not None and file.unreadable is None]
+    own = [file for place, file in whole if place.folder == "engine"]
     if not own:
         return pl.DataFrame(schema=_PAIRS)
-    calls = _calls(run, [file for file in run.files if file.place is not None and file not in own])
+    calls = _calls(run, [file for place, file in whole if place.folder != "engine"])
     pairs: dict[tuple[str, str], _Bounds] = {}
     for file, record in read(run, own):
         start, end = record.start_us or 0, _sure_end(record)
