@@ -14,6 +14,14 @@ import sglang_instrument
 from sglang_instrument.config import PREFIX
 from sglang_instrument.recording import context, notices
 
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # environments of trainers have none
+    pass
+else:  # the machine may be busy
+    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("untimed")
+
 
 @pytest.fixture(autouse=True)
 def switched_off_afterwards(monkeypatch):
