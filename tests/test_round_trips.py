@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_traces import START_US, MadeTrace
 from test_perfetto import group_of, parsed
 
 from sglang_instrument.analysis import open_run, process_clocks, round_trip_table
@@ -234,3 +235,24 @@ def test_in_perfetto_the_servers_work_lies_inside_of_the_call(skewed: Path, caps
     for _, _, start, end in works:
         around = [one for one in calls if one[2] - 12e6 <= start and end <= one[3] + 12e6]
         assert around
+
+
+def test_traces_of_a_host_are_moved_with_its_processes(skewed: Path, capsys) -> None:
+    made = MadeTrace()
+    made.launch(2e6, "cudaLaunchKernel", [("kernel", "gemm", 3e6, 5e6, 7)])
+    made.launch(9e6, "cudaLaunchKernel", [("kernel", "gemm", 10e6, 0.5e6, 7)])
+    base_ns = (EPOCH_US + 100_000_000 - round(START_US)) * 1000
+    trace = made.write(
+        skewed.parent / "worker_0-TP-0.trace.json", baseTimeNanoseconds=base_ns, host_name="three"
+    )
+    assert main(["trace", "analyze", str(trace), "--run", str(skewed), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["traces"][0]["host"] == "three"
+    assert [(row["step"], row["worker"]) for row in answer["steps"]] == [(1, 0)]
+    assert answer["steps"][0]["overlap_sec"] == pytest.approx(7.5)
+    assert answer["steps"][0]["idle"] == pytest.approx(2 / 7.5, abs=1e-3)
+    out = skewed.parent / "merged"
+    assert main(["trace", "merge", str(trace), "-o", str(out), "--run", str(skewed)]) == 0
+    slices = [one for track in parsed(out).values() for one in track.slices]
+    kernels = sorted(start - EPOCH_US * 1000 for name, start, *_ in slices if name == "gemm")
+    assert kernels == pytest.approx([3e9, 10e9], abs=0.012e9)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.lives import engine_lives, read
-from sglang_instrument.analysis.round_trips import ahead_us
+from sglang_instrument.analysis.round_trips import ahead_us, of_worker
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.digest import Digest
@@ -88,11 +88,10 @@ def placed_lives(run: Run) -> pl.DataFrame:
 
 def placed(lives: pl.DataFrame, digest: Digest, ahead: Mapping[str, int]) -> pl.DataFrame:
     """Add `step` and `validate` to rows with `start_us`, workers' clocks `ahead` by so many microseconds."""
-    names = pl.format("worker_{}", "worker")
     begun = (
         digest.of_workers()
         .steps.filter(pl.col("step").is_not_null())
-        .with_columns(pl.col("start_us") - names.replace_strict(ahead, default=0, return_dtype=pl.Int64))
+        .with_columns(pl.col("start_us") - of_worker(ahead))
         .group_by("step", "validate")
         .agg(start_us=pl.col("start_us").min())
         .sort("start_us")

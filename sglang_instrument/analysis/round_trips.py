@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -144,18 +144,23 @@ def _clock_numbers(run: Run) -> dict[str, int]:
 
     Two hosts may have the same name, but hardly began to count at the same moment.
     """
+    numbers: dict[str, int] = {}
+    number, before = 0, ("", 0)
+    for name, anchor in sorted(_anchors(run).items(), key=lambda item: item[1]):
+        if anchor[0] != before[0] or anchor[1] - before[1] > _SAME_ANCHOR_US:
+            number += 1
+        numbers[name], before = number, anchor
+    return numbers
+
+
+def _anchors(run: Run) -> dict[str, tuple[str, int]]:
+    """Return the host of each process, and its wall clock less its monotonic one, in microseconds."""
     anchors: dict[str, tuple[str, int]] = {}
     for file, control in controls_of(run.files, LOG_OPENED):
         said = control.extra
         if said.host is not None and said.wall_ns is not None and said.perf_ns is not None:
             anchors.setdefault(_name(file), (said.host, (said.wall_ns - said.perf_ns) // 1000))
-    numbers: dict[str, int] = {}
-    number, before = 0, ("", 0)
-    for name, anchor in sorted(anchors.items(), key=lambda item: item[1]):
-        if anchor[0] != before[0] or anchor[1] - before[1] > _SAME_ANCHOR_US:
-            number += 1
-        numbers[name], before = number, anchor
-    return numbers
+    return anchors
 
 
 def process_clocks(run: Run, pairs: pl.DataFrame | None = None) -> pl.DataFrame:
@@ -233,3 +238,22 @@ def ahead_us(run: Run) -> dict[str, int]:
     sure = process_clocks(run).filter(pl.col("offset_sec").abs() > pl.col("residual_sec"))
     moved = sure.filter(pl.col("offset_sec") != 0.0).select("process", "offset_sec")
     return {name: round(offset * 1e6) for name, offset in moved.iter_rows()}
+
+
+def hosts_ahead_us(run: Run, ahead: Mapping[str, int]) -> dict[str, int]:
+    """Return the same of hosts whose processes agree, for what else was written there, as traces are.
+
+    Args:
+        run: The run.
+        ahead: As `ahead_us` has it.
+    """
+    hosts: dict[str, set[int]] = {}
+    for name, (host, _) in _anchors(run).items():
+        hosts.setdefault(host, set()).add(ahead.get(name, 0))
+    return {host: offsets.pop() for host, offsets in hosts.items() if len(offsets) == 1}
+
+
+def of_worker(ahead: Mapping[str, int]) -> pl.Expr:
+    """Return `ahead_us` of the worker whose rank is in column `worker`."""
+    names = pl.format("worker_{}", "worker")
+    return names.replace_strict(ahead, default=0, return_dtype=pl.Int64)

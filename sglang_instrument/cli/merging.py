@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,11 +43,12 @@ def merge(
     said: list[str] = []
 
     def write(packets: Packets) -> None:
-        window = None
+        window: tuple[int, int] | None = None
+        hosts: dict[str, int] = {}
         if run is not None:
-            window = _write_run(packets, run, step, validate, progress, said)
+            window, hosts = _write_run(packets, run, step, validate, progress, said)
         if traces is not None:
-            _write_traces(packets, traces, window, progress, rank, said)
+            _write_traces(packets, traces, window, hosts, progress, rank, said)
 
     try:
         write_file(target, write)
@@ -64,8 +65,9 @@ def _write_run(
     validate: bool | None,
     progress: Callable[[int, int], object] | None,
     said: list[str],
-) -> tuple[int, int] | None:
-    """Write the run; return from when to when it ran, in nanoseconds."""
+) -> tuple[tuple[int, int] | None, dict[str, int]]:
+    """Write the run; return from when to when it ran, in nanoseconds, and by how many hosts were ahead."""
+    from sglang_instrument.analysis.round_trips import hosts_ahead_us
     from sglang_instrument.report.perfetto import write_run
 
     written = write_run(packets, run, step, validate, progress)
@@ -80,17 +82,21 @@ def _write_run(
     if shifted:
         named = ", ".join(f"{process} {sec:+.3f} s" for process, sec in sorted(shifted.items()))
         said.append(f"clocks were aligned: {named}")
-    return written.window_ns
+    ahead = {name: round(sec * 1e6) for name, sec in (shifted or {}).items()}
+    return written.window_ns, {host: one * 1000 for host, one in hosts_ahead_us(run, ahead).items()}
 
 
 def _write_traces(
     packets: Packets,
     traces: Path,
     window: tuple[int, int] | None,
+    hosts_ahead_ns: Mapping[str, int],
     progress: Callable[[int, int], object] | None,
     rank: str | None,
     said: list[str],
 ) -> None:
+    import polars as pl
+
     from sglang_instrument.profiling.traces import find_traces, of_rank, rank_of
     from sglang_instrument.profiling.traces_table import read_trace
     from sglang_instrument.report.perfetto_kernels import write_events
@@ -108,7 +114,9 @@ def _write_traces(
         named.add(rank_of(trace))
         # Ranks of several engines have the same names; their files have not.
         name = f"engine {rank_of(trace)}" + ("" if alone else f" ({file.name})")
-        count = write_events(packets, name, number, trace.events, trace.lanes, window)
+        ahead = hosts_ahead_ns.get(trace.header.host or "", 0)
+        moved = trace.events.with_columns(pl.col("start_ns", "end_ns") - ahead) if ahead else trace.events
+        count = write_events(packets, name, number, moved, trace.lanes, window)
         said.append(f"{file.name}: {count:,} of {len(trace.events):,} events")
         if trace.header.truncated:
             said.append(f"{file.name} ends early: what it holds was written")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run import Run
-    from sglang_instrument.profiling.traces import Analysis
+    from sglang_instrument.profiling.traces import Analysis, TraceAnalysis
     from sglang_instrument.profiling.traces_run import IdleInStep
 
 
@@ -16,17 +16,21 @@ def beside_run(found: Analysis, opened: Run) -> list[IdleInStep]:
     """Say how idle engines were in the run's steps that ran at the same time, and what requests did then."""
     import polars as pl
 
+    from sglang_instrument.analysis.round_trips import ahead_us, hosts_ahead_us, of_worker
     from sglang_instrument.analysis.steps import worker_steps
     from sglang_instrument.analysis.walls import self_stretches
     from sglang_instrument.profiling.traces_run import idle_in_steps, worker_of
 
-    end = pl.col("start_us") + (pl.col("duration_sec") * 1e6).cast(pl.Int64)
-    steps = worker_steps(opened.digest.of_workers()).with_columns(end_us=end)
+    ahead = ahead_us(opened)
+    hosts = hosts_ahead_us(opened, ahead)
+    start, length = pl.col("start_us") - of_worker(ahead), (pl.col("duration_sec") * 1e6).cast(pl.Int64)
+    steps = worker_steps(opened.digest.of_workers()).with_columns(start_us=start, end_us=start + length)
     rows = []
-    for trace in found.traces:
-        start = trace.start_us or 0
+    for one in found.traces:
+        trace = _moved(one, hosts.get(one.host or "", 0))
+        begun = trace.start_us or 0
         during = steps.filter(
-            (pl.col("start_us") < start + round(trace.window_sec * 1e6)) & (pl.col("end_us") > start)
+            (pl.col("start_us") < begun + round(trace.window_sec * 1e6)) & (pl.col("end_us") > begun)
         )
         for step, validate in during.select("step", "validate").unique(maintain_order=True).iter_rows():
             spans = opened.read_spans(step=step, validate=validate)
@@ -35,9 +39,20 @@ def beside_run(found: Analysis, opened: Run) -> list[IdleInStep]:
                 phase=pl.col("counts_for").cast(pl.String),
             ).drop_nulls("request_id")
             moments = self_stretches(spans).join(asked, on="span")
+            moments = moments.with_columns(pl.col("from_us", "to_us") - of_worker(ahead))
             this = during.filter(step=step, validate=validate)
             rows += idle_in_steps(trace, this, moments, worker_of(trace, opened.workers))
     return rows
+
+
+def _moved(trace: TraceAnalysis, ahead_us: int) -> TraceAnalysis:
+    """Return a trace on the workers' clock."""
+    import polars as pl
+
+    if not ahead_us or trace.start_us is None:
+        return trace
+    idle = trace.idle.with_columns(pl.col("start_ns", "end_ns") - ahead_us * 1000)
+    return replace(trace, start_us=trace.start_us - ahead_us, idle=idle)
 
 
 def trace_rows(found: Analysis, joined: Sequence[IdleInStep]) -> dict[str, Any]:

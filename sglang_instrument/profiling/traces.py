@@ -50,6 +50,7 @@ class TraceAnalysis:
         window_sec: From the first work on the GPU to the end of the last; without a GPU, of all events.
         events: Read, and counted here.
         truncated: Whether the file ends early; broken: events that could not be decoded.
+        host: Its name, where the trace tells it.
         devices: Names of the GPUs.
         use: busy_sec, idle_sec, busy, compute_sec, communication_sec, exposed_sec, copy_sec; without a GPU,
             busy is the time in forward steps of the engine, or, where it marked none, in operators.
@@ -65,6 +66,7 @@ class TraceAnalysis:
     events: int
     truncated: bool
     broken: int
+    host: str | None
     devices: list[str]
     on_gpu: bool
     use: dict[str, float]
@@ -196,6 +198,7 @@ def analyse_trace(trace: Trace, top: int = 20) -> TraceAnalysis:
         events=len(trace.events),
         truncated=trace.header.truncated,
         broken=trace.header.broken,
+        host=trace.header.host,
         devices=trace.header.devices if on_gpu else [],
         on_gpu=on_gpu,
         use=use_of_gpu(work, start, end) if on_gpu else _use_of_cpu(busy, start, end),
