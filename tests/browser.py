@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -96,14 +97,25 @@ def browser(scratch: Path, *flags: str) -> Iterator[Browser]:
     chromedriver = shutil.which("chromedriver")
     if chromium is None or chromedriver is None:
         pytest.skip("no Chromium with its driver here: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in (*FLAGS, f"--user-data-dir={scratch / 'profile'}", *flags):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(chromedriver))
+    driver = _started(chromium, chromedriver, scratch, flags)
     try:
         driver.set_page_load_timeout(PATIENCE_SEC)
         yield Browser(driver)
     finally:
         driver.quit()
+
+
+def _started(chromium: str, chromedriver: str, scratch: Path, flags: tuple[str, ...]) -> Any:
+    """Start a driver and its browser, again where a busy machine did not bring them up in their own time."""
+    for attempt in range(3):
+        options = webdriver.ChromeOptions()
+        options.binary_location = chromium
+        for flag in (*FLAGS, f"--user-data-dir={scratch / f'profile_{attempt}'}", *flags):
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        try:
+            return webdriver.Chrome(options=options, service=Service(chromedriver))
+        except WebDriverException:
+            if attempt == 2:
+                raise
+    return None
