@@ -209,7 +209,7 @@ def test_people_are_told_whose_clock_differs(skewed: Path, capsys) -> None:
     main(["check", str(skewed)])
     said = " ".join(capsys.readouterr().out.split())
     assert "the clock of server_0 is +99.996 s from that of worker_0, +- 0.006 s, by round trips of" in said
-    assert "worker_0; so is scheduler_0_tp0" in said
+    assert "worker_0; the same clock: scheduler_0_tp0" in said
     main(["workers", str(skewed), "--json"])
     rows = json.loads(capsys.readouterr().out)["round_trips"]
     assert [(row["client"], row["server"], row["calls"]) for row in rows] == [

@@ -42,9 +42,9 @@ def print_clocks(pairs: pl.DataFrame, processes: pl.DataFrame) -> None:
 
 
 def _so(row: dict[str, Any], apart: Sequence[dict[str, Any]]) -> str:
-    """Return which others have the same clock."""
-    others = [one for one in apart if one["by"] == f"same clock as {row['process']}"]
-    return f"; so is {_listed(others)}" if others else ""
+    """Return which others read the same clock, and are as far ahead for that reason."""
+    told = [one for one in apart if one["by"].startswith("same") and one["offset_sec"] == row["offset_sec"]]
+    return f"; the same clock: {_listed(told)}" if told else ""
 
 
 def _drifts(row: dict[str, Any]) -> str:
