@@ -435,6 +435,22 @@ def test_chosen_steps_are_profiled_from_their_begin_to_their_end_and_noted(insta
     assert [one["extra"]["profile_id"] for one in events] == ["run-step_2-worker_0"]
 
 
+def test_a_step_that_is_over_before_its_profiler_could_start_is_not_recorded_as_another(install):
+    with served(StandIn(hangs_on=("/stop_profile",))) as (one,):
+        install(profile_steps="1-2", profile_options="num_steps=0")
+        rollout = Rollout(one.url)
+        rollout.generate_sequences(1, lambda: one.recording is not None)
+        until(lambda: "/stop_profile" in one.paths())
+        rollout.generate_sequences(2)
+        one.over.set()
+        until(
+            lambda: any(
+                "step 2 was over" in notice["notice"] for notice in sglang_instrument.status()["notices"]
+            )
+        )
+    assert one.paths().count("/start_profile") == 1
+
+
 def test_what_has_stopped_by_itself_before_the_step_ends_is_left_alone(install):
     with served(StandIn()) as (one,):
 
@@ -455,16 +471,15 @@ def test_a_profiler_that_fails_or_hangs_is_said_once_and_never_touches_the_step(
         install(profile_steps="1-3", profile_workers="all")
         rollout = Rollout(one.url)
         for step in (1, 2, 3):
-            rollout.generate_sequences(step)
-        until(lambda: one.paths().count("/start_profile") == 3)
+            rollout.generate_sequences(step, lambda step=step: one.paths().count("/start_profile") == step)
         until(
             lambda: any("profiler of" in notice["notice"] for notice in sglang_instrument.status()["notices"])
         )
     with served(StandIn(hangs_on=("/start_profile", "/server_info"))) as (one,):
         sglang_instrument.uninstall()
         install(profile_steps="1", profile_workers="all", experiment="other")
-        Rollout(one.url).generate_sequences(1)  # returns, whatever the server does
-        until(lambda: "/start_profile" in one.paths())
+        rollout = Rollout(one.url)
+        rollout.generate_sequences(1, lambda: "/start_profile" in one.paths())  # returns, though it hangs
         ours = [one for one in threading.enumerate() if one.name.startswith("sglang-instrument-profile")]
         assert ours
         assert all(thread.daemon for thread in ours), "or the training could not end"

@@ -118,6 +118,7 @@ class Schedule:
         self._ids = (experiment, run_id, folder, router, note)
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()  # steps of several workers may begin at once
         self._reached: Reached | None = None
         self._last_slow = -_AT_MOST_EVERY_SEC
         self._begun: set[int] = set()
@@ -160,11 +161,14 @@ class Schedule:
     def restart_in_child(self) -> None:
         """Forget the parent's thread and captures, after a fork."""
         self._tasks, self._thread, self._begun = queue.SimpleQueue(), None, set()
+        self._starting = threading.Lock()
 
     def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="sglang-instrument-profile", daemon=True)
-            self._thread.start()
+        with self._starting:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="sglang-instrument-profile", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def _run(self) -> None:
         from sglang_instrument.profiling.recorded import Captures
@@ -181,11 +185,26 @@ class Schedule:
                 self._guarded(captures.stop_all)
                 return
             if task.what == "begin" and task.reached is not None:
-                self._guarded(captures.begin, task.step, task.worker, task.reached)
-            elif task.what == "end":
-                time.sleep(_GRACE_SEC)
-                if not task.is_open():
-                    self._guarded(captures.end, task.step)
+                self._begin(captures, task)
+            elif task.what == "end" and self._is_over(task):
+                self._guarded(captures.end, task.step)
+
+    def _begin(self, captures: Any, task: _Task) -> None:
+        if self._is_over(task):  # to start now would record another step under the name of this one
+            self._say(
+                "profile_steps: too late",
+                f"profile_steps: step {task.step} was over before its profilers could be started, and is not "
+                "profiled; where those of a step before took long to stop, choose steps further apart",
+            )
+        else:
+            self._guarded(captures.begin, task.step, task.worker, task.reached)
+
+    @staticmethod
+    def _is_over(task: _Task) -> bool:
+        if task.is_open():
+            return False
+        time.sleep(_GRACE_SEC)
+        return not task.is_open()
 
     def _look(self, captures: Any) -> None:
         """Profile the server of a request that has been in flight for too long, now and then."""
