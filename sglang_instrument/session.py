@@ -27,6 +27,7 @@ from sglang_instrument.recording.recorder import LONGEST_WAIT_SEC, Recorder
 if TYPE_CHECKING:
     from sglang_instrument.profiling.attach import Scheduled
 
+_ADDRESS: Final = ("--host", "--port")
 _DEMO: Final = "sglang_instrument.demo"  # always installed, and nobody's trainer unless it runs
 _PACKAGES: Final = ("sglang", "verl", "slime", "areal", "torch", "ray", "vllm")
 
@@ -139,7 +140,7 @@ class Session:
             "pid": os.getpid(),
             "driver": self.driver,
             "actor": actors.actor_name(),
-            "command": [part[:200] for part in sys.orig_argv[:8]],
+            "command": program(sys.orig_argv),
             "python": platform.python_version(),
             "versions": versions(),
             "settings": self.config.environment(),
@@ -196,6 +197,26 @@ def _outside(tables: Iterable[Table]) -> set[str]:
     """Return the packages that hold targets, apart from this one, whose demo has some."""
     modules = {module.partition(".")[0] for table in tables for module in table.modules}
     return modules - {"sglang_instrument"}
+
+
+def program(words: list[str]) -> list[str]:
+    """Return what a command line runs, and where it listens; its other arguments may be anybody's secrets."""
+    named = next((at for at, word in enumerate(words[1:], 1) if not word.startswith("-")), len(words))
+    kept = ["-c"] if "-c" in words[1:named] else words[1 : named + 1]
+    return [words[0], *kept, *_address(words[named + 1 :])] if words else []
+
+
+def _address(words: list[str]) -> list[str]:
+    """Return the words that say whether it serves, and where: `serve`, `--port 30000`, `--port=30000`."""
+    kept: list[str] = []
+    for word, value in zip(words, [*words[1:], ""], strict=False):
+        if word == "serve":
+            kept.append(word)
+        elif word in _ADDRESS:
+            kept += [word, value]
+        elif word.startswith(tuple(f"{option}=" for option in _ADDRESS)):
+            kept.append(word)
+    return kept
 
 
 @cache

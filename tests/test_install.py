@@ -213,3 +213,22 @@ def test_nothing_is_remembered_of_steps_that_are_bound_while_nothing_is_installe
         with step(number):
             pass
     assert len(context.scopes()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        (
+            "python -m sglang.launch_server --api-key s3cret --port 30000",
+            "python -m sglang.launch_server --port 30000",
+        ),
+        ("python -u train.py data.key=s3cret --host=0.0.0.0", "python -u train.py --host=0.0.0.0"),
+        ("python -B -c code", "python -c"),
+        ("python", "python"),
+        ("python bin/sglang serve --port 1", "python bin/sglang serve --port 1"),
+    ],
+)
+def test_what_a_process_says_of_its_command_line_holds_no_secrets(words, kept):
+    from sglang_instrument.session import program
+
+    assert program(words.split()) == kept.split()
