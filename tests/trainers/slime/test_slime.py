@@ -214,6 +214,7 @@ def test_no_text_is_logged(rolled):
 
 
 ACTOR = """
+import pathlib, time
 import ray
 from argparse import Namespace
 import sglang_instrument
@@ -224,6 +225,10 @@ ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
 manager = RolloutManager.remote(Namespace(**drive.PLAIN), None)
 print(len(ray.get([manager.generate.remote(0), manager.generate.remote(1)])))
 ray.get(manager.eval.remote(1))
+folder = pathlib.Path(sglang_instrument.status()["folder"])
+# Ray kills its actors: what was logged in the last moments may be lost, so wait until it is on disk.
+while sum("step_closed" in path.read_text() for path in folder.glob("*/worker_0.jsonl")) < 3:
+    time.sleep(0.01)
 ray.shutdown()
 """
 
