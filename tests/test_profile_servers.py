@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from own_group import end_group, free_port, run_in_group
+from sglang_server import model_of_the_demo
 
 from sglang_instrument.cli.main import main
 from sglang_instrument.demo.cpu_platform import write_plugin
@@ -78,11 +79,9 @@ class Process:
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]:
     """Two real servers with the demo's model, on the CPU."""
-    from sglang_instrument.demo.model import ensure_model
-
     folder = tmp_path_factory.mktemp("servers")
     write_plugin(folder)
-    model = ensure_model(Path.home() / ".cache" / "sglang-instrument")
+    model = model_of_the_demo()
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-W", "ignore", "-m", "sglang.launch_server", "--model-path", str(model)]
     started: list[Process] = []
