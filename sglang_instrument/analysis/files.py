@@ -9,7 +9,7 @@ import msgspec
 from sglang_instrument.analysis.health import Health
 from sglang_instrument.analysis.lines import Extra
 from sglang_instrument.analysis.places import Place, place_of
-from sglang_instrument.schema import LOG_OPENED, OPEN_SPANS, STEP_CLOSED
+from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED, OPEN_SPANS, STEP_CLOSED
 
 #: The event of a held loop is no control record, but is kept like one: its stack is no column.
 LOOP_BLOCK: Final = "event_loop_block"
@@ -90,6 +90,13 @@ def controls_of(files: Sequence[File], event: str) -> list[tuple[File, Control]]
         for control in file.controls
         if control.event == event and counts(file, control.run_id)
     ]
+
+
+def never_ended(files: Sequence[File]) -> list[tuple[File, Control]]:
+    """Return the last report of open spans of each file whose step, or whose log, did not end."""
+    ended = {file.path for event in (STEP_CLOSED, LOG_CLOSED) for file, _ in controls_of(files, event)}
+    reports = {file.path: (file, control) for file, control in controls_of(files, OPEN_SPANS)}
+    return [report for path, report in reports.items() if path not in ended]
 
 
 def health_of(files: Sequence[File]) -> Health:

@@ -12,12 +12,12 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.digest import Digest
-from sglang_instrument.analysis.files import File, controls_of
+from sglang_instrument.analysis.files import File, never_ended
 from sglang_instrument.analysis.gaps import loop_blocks, plateaus, standstill
 from sglang_instrument.analysis.outliers import rates, slow_groups, slow_single
 from sglang_instrument.analysis.steps import step_table, worker_steps
 from sglang_instrument.analysis.workers import barrier_table
-from sglang_instrument.schema import LOG_CLOSED, OPEN_SPANS, STEP_CLOSED, kind_of
+from sglang_instrument.schema import kind_of
 
 _OF_STEP: Final = 0.05  # what takes less of the step is not worth a sentence
 _LEAST_SEC: Final = 0.5  # nor is this
@@ -181,14 +181,10 @@ def _blocks(digest: Digest, files: list[File]) -> list[Finding]:
 
 def _hangs(digest: Digest, files: list[File]) -> list[Finding]:
     """Find steps that never ended, with spans that were open for long when the log ended."""
-    ended = {file.path for event in (STEP_CLOSED, LOG_CLOSED) for file, _ in controls_of(files, event)}
-    open_in: dict[str, list[dict[str, Any]]] = {}
-    for file, control in controls_of(files, OPEN_SPANS):
-        if file.path not in ended and control.extra.spans:
-            open_in[file.path] = [span for span in control.extra.spans if isinstance(span, dict)]
     found = []
-    for path, spans in open_in.items():
-        place = next(file.place for file in files if file.path == path)
+    for file, control in never_ended(files):
+        place = file.place
+        spans = [span for span in control.extra.spans or [] if isinstance(span, dict)]
         if place is None or place.step is None or not spans:
             continue
         inner = min(spans, key=lambda span: float(span.get("age_sec") or 0.0))

@@ -81,20 +81,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _open_spans(opened: Run) -> list[dict[str, Any]]:
     """Return the last report of open spans of each file whose step did not end."""
-    from sglang_instrument.analysis.files import controls_of
-    from sglang_instrument.schema import LOG_CLOSED, OPEN_SPANS, STEP_CLOSED
+    from sglang_instrument.analysis.files import never_ended
 
-    ended = {file.path for event in (STEP_CLOSED, LOG_CLOSED) for file, _ in controls_of(opened.files, event)}
-    latest = {
-        file.path: control.extra.spans or []
-        for file, control in controls_of(opened.files, OPEN_SPANS)
-        if file.path not in ended
-    }
     keys = ("event", "request_id", "turn", "age_sec", "stack")
     return [
-        {"file": path, **{key: span.get(key) for key in keys}}
-        for path, spans in latest.items()
-        for span in spans
+        {"file": file.path, **{key: span.get(key) for key in keys}}
+        for file, control in never_ended(opened.files)
+        for span in control.extra.spans or []
         if isinstance(span, dict)
     ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from typing import Any, Final
 
 from sglang_instrument.cli.numbers import NOTHING, seconds
 from sglang_instrument.cli.profile_tables import print_captures, print_files, print_findings, print_outcomes
-from sglang_instrument.cli.tables import print_json, print_line
+from sglang_instrument.cli.tables import print_json, print_line, saying
 from sglang_instrument.errors import InstrumentError, LogError
 from sglang_instrument.profiling.capture import Capture, Progress, start_noted
 from sglang_instrument.profiling.capture import capture as capture_all
@@ -34,7 +33,6 @@ from sglang_instrument.profiling.switching import START_SEC, STOP_SEC, Outcome, 
 from sglang_instrument.profiling.wire import all_at_once
 from sglang_instrument.profiling.workers import Worker
 
-_PATIENCE_SEC: Final = 2.0
 _FILES_SEC: Final = 60.0  # for files to be whole, once the profilers have stopped
 
 
@@ -268,19 +266,8 @@ def _as_json(files: Sequence[Sequence[TraceFile]]) -> list[dict[str, Any]]:
 @contextmanager
 def _shown() -> Iterator[Progress]:
     """Yield what shows on stderr what is going on, once that takes over two seconds."""
-    begun, shown = time.monotonic(), False
-
-    def show(doing: str, done: int, wanted: int) -> None:
-        nonlocal shown
-        if sys.stderr.isatty() and time.monotonic() - begun > _PATIENCE_SEC:
-            shown = True
-            print(f"\r\033[K{doing}: {done:,} of {wanted:,}", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield show
-    finally:
-        if shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+    with saying() as say:
+        yield lambda doing, done, wanted: say(f"{doing}: {done:,} of {wanted:,}")
 
 
 @contextmanager

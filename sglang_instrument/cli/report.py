@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument import __version__
-from sglang_instrument.cli.tables import print_json, print_line, reading
+from sglang_instrument.cli.tables import print_json, print_line, reading, saying
 from sglang_instrument.errors import InstrumentError
 
 if TYPE_CHECKING:
@@ -28,9 +26,6 @@ All steps are in its charts. Span by span, in the timeline, are the steps that w
 those with a finding and the slowest ones, as many as --spans leaves room for.
 
 --json prints {"path", "bytes", "steps": [those in full; v4 is the validation at step 4]}."""
-
-_PATIENCE_SEC: Final = 2.0
-_WIDTH: Final = 60
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,21 +63,19 @@ def run(args: argparse.Namespace) -> int:
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InstrumentError(f"-o {path}: must be a file in a folder that is there, such as report.html")
     traces = None if args.traces is None else _traced(args.traces, opened)
-    stages = _Stages()
     try:
-        written = write_report(
-            *(opened, path),
-            other=other,
-            traces=traces,
-            steps=args.step,
-            most_spans=most,
-            version=__version__,
-            stage=stages,
-        )
+        with saying() as stage:
+            written = write_report(
+                *(opened, path),
+                other=other,
+                traces=traces,
+                steps=args.step,
+                most_spans=most,
+                version=__version__,
+                stage=stage,
+            )
     except OSError as error:
         raise InstrumentError(f"-o {path}: cannot be written: {error.strerror}") from error
-    finally:
-        stages.clear()
     if args.json:
         print_json({"path": str(written.path), "bytes": written.bytes, "steps": written.steps})
         return 0
@@ -99,20 +92,3 @@ def _traced(folder: Path, opened: Run) -> dict[str, Any]:
     with reading("MB") as progress:
         found = analyse(folder, progress=lambda done, all_: progress(done >> 20, all_ >> 20))
         return trace_rows(found, beside_run(found, opened))
-
-
-class _Stages:
-    """Shows a person, on stderr, what is being done once it takes over two seconds."""
-
-    def __init__(self) -> None:
-        self._begun = time.monotonic()
-        self._shown = False
-
-    def __call__(self, what: str) -> None:
-        if sys.stderr.isatty() and time.monotonic() - self._begun > _PATIENCE_SEC:
-            self._shown = True
-            print(f"\r{what[:_WIDTH]:<{_WIDTH}}", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        if self._shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -73,16 +73,23 @@ def print_line(line: str) -> None:
 @contextmanager
 def reading(what: str = "files") -> Iterator[Callable[[int, int], None]]:
     """Yield what shows a person, on stderr, how many files are read, once that takes over two seconds."""
+    with saying() as say:
+        yield lambda done, total: say(f"reading: {done:,} of {total:,} {what}")
+
+
+@contextmanager
+def saying() -> Iterator[Callable[[str], None]]:
+    """Yield what shows a person, in one line on stderr, what goes on, once that takes over two seconds."""
     begun, shown = time.monotonic(), False
 
-    def progress(done: int, total: int) -> None:
+    def say(doing: str) -> None:
         nonlocal shown
         if sys.stderr.isatty() and time.monotonic() - begun > _PATIENCE_SEC:
             shown = True
-            print(f"\rreading: {done:,} of {total:,} {what}", end="", file=sys.stderr, flush=True)
+            print(f"\r\033[K{doing}", end="", file=sys.stderr, flush=True)
 
     try:
-        yield progress
+        yield say
     finally:
         if shown:
             print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sglang_instrument.analysis.files import controls_of
-from sglang_instrument.schema import LOG_CLOSED, OPEN_SPANS, STEP_CLOSED, kind_of
+from sglang_instrument.analysis.files import never_ended
+from sglang_instrument.schema import kind_of
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run import Run
@@ -31,14 +31,8 @@ class OpenSpan:
 
 def open_spans(run: Run, step: int | None = None, validate: bool | None = None) -> list[OpenSpan]:
     """Return the spans that never ended, of one step or of all, the oldest of a worker first."""
-    ended = {file.path for event in (STEP_CLOSED, LOG_CLOSED) for file, _ in controls_of(run.files, event)}
-    latest = {
-        file.path: (file, control)
-        for file, control in controls_of(run.files, OPEN_SPANS)
-        if file.path not in ended
-    }
     found = []
-    for file, control in latest.values():
+    for file, control in never_ended(run.files):
         place: Any = file.place
         if place is None or place.step is None or (step is not None and place.step != step):
             continue
