@@ -14,6 +14,7 @@ from pathlib import Path
 from own_group import end_group, free_port
 
 from sglang_instrument.demo.cpu_platform import write_plugin
+from sglang_instrument.demo.model import ensure_model
 
 ARGUMENTS = [
     *("--device=cpu", "--dtype=float32", "--attention-backend=torch_native", "--sampling-backend=pytorch"),
@@ -21,23 +22,12 @@ ARGUMENTS = [
     *("--chunked-prefill-size=512", "--mem-fraction-static=0.2", "--context-length=512"),
     *("--skip-server-warmup", "--log-level=error", "--host=127.0.0.1"),
 ]
-MAKE_MODEL = """
-from pathlib import Path
-from sglang_instrument.demo.model import ensure_model
-print(ensure_model(Path.home() / ".cache/sglang-instrument"))
-"""
 DEADLINE_SEC = 500  # a busy machine takes three minutes to start one
 
 
 def model_of_the_demo():
-    """Return the folder of the demo's model, in the user's cache, where the demo itself keeps it.
-
-    Made in a process of its own where it is not there yet: the libraries that train it warn.
-    """
-    made = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", MAKE_MODEL], capture_output=True, text=True, check=True
-    )
-    return Path(made.stdout.splitlines()[-1])
+    """Return the folder of the demo's model, in the user's cache, where the demo itself keeps it."""
+    return ensure_model(Path.home() / ".cache/sglang-instrument")
 
 
 @dataclass

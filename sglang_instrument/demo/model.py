@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -57,7 +58,9 @@ def ensure_model(parent: Path, progress: Progress = lambda share: None) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix="building-", dir=parent))
     try:
-        _build(building, progress)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of libraries that nobody here calls, such as those for images
+            _build(building, progress)
         building.rename(folder)
     except OSError:
         if not folder.is_dir():
