@@ -12,6 +12,7 @@ from logged import own, read_records
 
 import sglang_instrument
 from sglang_instrument import bind, event, span, step
+from sglang_instrument.analysis.run import open_run
 from sglang_instrument.recording import notices
 
 
@@ -301,6 +302,25 @@ def test_a_step_in_which_something_still_runs_stays_open_and_is_closed_once(inst
     sglang_instrument.uninstall()
     events = [record["event"] for record in read_records(folder)["step_1/worker_0.jsonl"]]
     assert events == ["log_opened", "inner", "outer", "step_closed"]
+
+
+def test_a_step_that_ends_several_times_says_its_counts_so_far_and_is_read_as_one(install):
+    folder = install(sample_requests=0.5)
+    for request in range(40):  # one after another, as an asynchronous trainer's requests of one step may come
+        with step(1), bind(request_id=f"r{request}"), span("async_rollout_request_complete"):
+            event("did")
+        assert sglang_instrument.flush()
+    sglang_instrument.uninstall()
+    records = read_records(folder)["step_1/worker_0.jsonl"]
+    counts = [record["extra"] for record in records if record["event"] == "step_closed"]
+    assert len(counts) > 1
+    assert [said["written"] for said in counts] == sorted(said["written"] for said in counts)
+    assert 0 < counts[-1]["sampled_out"] < 80
+    assert counts[-1]["written"] == len(own(records))
+    run = open_run(folder, cached=False)
+    assert (run.health.records, run.health.sampled_out) == (len(own(records)), counts[-1]["sampled_out"])
+    assert run.health.unclosed == []
+    assert run.steps == [1]
 
 
 def test_a_role_that_is_no_file_name_never_leaves_the_folder(install, log_dir):

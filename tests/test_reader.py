@@ -255,6 +255,18 @@ def test_steps_without_their_closing_record_are_named(tmp_path: Path) -> None:
     assert "3 dropped by the writer" in run.health.sentence()
 
 
+def test_a_step_that_ends_several_times_is_counted_once(tmp_path: Path) -> None:
+    def closed(dropped: int, sampled_out: int) -> str:
+        return line("step_closed", extra={"written": 9, "dropped": dropped, "sampled_out": sampled_out})
+
+    # It ended three times, the counts are those so far; then its file was opened again for what came late.
+    log = opened("r", 0) + span("a") + closed(1, 2) + span("a") + closed(1, 5) + span("a") + closed(3, 7)
+    run = read(tmp_path, log + opened("r", 9) + span("late") + closed(0, 1))
+    assert (run.health.dropped, run.health.sampled_out) == (3, 8)
+    assert run.health.unclosed == []
+    assert events(run) == ["a", "a", "a", "late"]
+
+
 def test_a_folder_that_is_no_run_is_refused_with_the_nearest_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,11 +120,28 @@ def health_of(files: Sequence[File]) -> Health:
                 health.older[str(run_id)] = health.older.get(str(run_id), 0) + records
     health.runs = _used_runs(files)
     health.open_spans = len(controls_of(files, OPEN_SPANS))
-    for _, closed in controls_of(files, STEP_CLOSED):
-        health.dropped += closed.extra.dropped or 0
-        health.sampled_out += closed.extra.sampled_out or 0
+    health.dropped, health.sampled_out = _left_out(files)
     health.unclosed = _unclosed(files)
     return health
+
+
+def _left_out(files: Sequence[File]) -> tuple[int, int]:
+    """Return the records that the writers say they dropped, and sampled out.
+
+    A step of an asynchronous trainer ends, goes on and ends again. Each time its file says the counts so far,
+    so the last ones hold; where they fall, the writer had forgotten the step, and began to count anew.
+    """
+    dropped = sampled_out = 0
+    last: dict[tuple[str, str | None], tuple[int, int]] = {}
+    for file, closed in controls_of(files, STEP_CLOSED):
+        key = file.path, closed.run_id
+        now = closed.extra.dropped or 0, closed.extra.sampled_out or 0
+        before = last.get(key, (0, 0))
+        if now[0] < before[0] or now[1] < before[1]:
+            before = 0, 0
+        dropped, sampled_out = dropped + now[0] - before[0], sampled_out + now[1] - before[1]
+        last[key] = now
+    return dropped, sampled_out
 
 
 def _used_runs(files: Sequence[File]) -> list[str]:
