@@ -1,5 +1,9 @@
 """How much SGLang's own processes record, and what their files are called."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 import sglang_instrument
@@ -7,6 +11,12 @@ from sglang_instrument.errors import ConfigError, TableError
 from sglang_instrument.patching.tables import parse_table
 from sglang_instrument.recording import context
 
+CHILD = """
+from sglang_instrument.recording import context
+
+context.name_process("scheduler", None, 1)
+print(context.file_name("scheduler", context.default_worker()))
+"""
 ALWAYS, REQUESTS, BATCHES = "sglang/engine", "sglang/requests", "sglang/batches"
 
 
@@ -59,3 +69,12 @@ def test_a_scheduler_without_a_rank_has_that_of_the_worker_it_belongs_to(monkeyp
     assert context.scope_for(None, None, None, False).worker == 3
     assert context.file_name("scheduler", 3) == "scheduler_3_tp0"
     context.set_process_role("worker")
+
+
+def test_what_a_server_starts_has_the_servers_number(monkeypatch, install):
+    install()
+    context.name_process("server", 2)
+    printed = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "scheduler_2_tp1"
+    sglang_instrument.uninstall()
+    assert context.SERVER not in os.environ

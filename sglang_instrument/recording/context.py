@@ -60,6 +60,8 @@ CURRENT: Final[ContextVar[Context]] = ContextVar("sglang_instrument", default=UN
 #: Roles whose processes cannot know the step; readers place their records by time.
 ENGINE_ROLES: Final = frozenset({"server", "scheduler", "tokenizer", "detokenizer", "controller"})
 
+#: In the environment of what a server starts, its number: a scheduler does not know its replica.
+SERVER: Final = "SGLANG_INSTRUMENT_SERVER"
 #: What a process is that nobody said anything of.
 DEFAULT_ROLE: Final = "worker"
 #: Roles that may know the step, and are placed by time where they do not.
@@ -87,20 +89,26 @@ def name_process(role: Any = None, worker: Any = None, tp: Any = None) -> None:
     global _process_role, _process_worker, _process_tp
     if _process_role == DEFAULT_ROLE:
         _process_role = _word(role) or DEFAULT_ROLE
-    if worker is None and not os.environ.get("RANK", "").isdigit():
+    if worker is None and not _inherited_rank().isdigit():
         worker = actors.number_in_name()
     if worker is not None:
         _process_worker = _integer(worker)
+    if _process_role == "server" and _process_worker is not None:
+        os.environ[SERVER] = str(_process_worker)
     if tp is not None:
         _process_tp = _integer(tp)
 
 
 def default_worker() -> int:
-    """Return the rank of this process: what its trainer calls it, else `RANK`, else 0."""
+    """Return the rank of this process: what its trainer calls it, else its server's number, `RANK`, or 0."""
     if _process_worker is not None:
         return _process_worker
-    rank = os.environ.get("RANK", "")
+    rank = _inherited_rank()
     return int(rank) if rank.isdigit() else 0
+
+
+def _inherited_rank() -> str:
+    return os.environ.get(SERVER) or os.environ.get("RANK", "")
 
 
 def file_name(role: str, worker: int) -> str:
