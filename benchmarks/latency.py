@@ -110,8 +110,7 @@ def stretches(folder):
         return called
 
     patched = (
-        (LineMaker, "lines", "chunk_ms"),
-        (LineMaker, "encode", "chunk_ms"),
+        (LineMaker, "encode_chunk", "chunk_ms"),
         (Heart, "_beat", "beat_ms"),
     )
     before = [getattr(owner, name) for owner, name, _ in patched]

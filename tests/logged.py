@@ -3,7 +3,7 @@
 import json
 import threading
 
-from sglang_instrument.recording.lines import LONGEST_LINE
+from sglang_instrument.recording.shapes import LONGEST_LINE
 from sglang_instrument.schema import CONTROL_EVENTS
 
 

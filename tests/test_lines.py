@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from sglang_instrument import bind, event, schema, span
 from sglang_instrument.recording.clock import Clock
 from sglang_instrument.recording.context import Context, scope_for
-from sglang_instrument.recording.lines import LONGEST_LINE, LineMaker
+from sglang_instrument.recording.lines import LineMaker
+from sglang_instrument.recording.shapes import LONGEST_LINE
 from sglang_instrument.recording.spans import Span
 from sglang_instrument.recording.tasks import Task
 from sglang_instrument.testing import records
@@ -57,8 +58,7 @@ def test_a_batch_with_bad_values_keeps_every_record(some):
         for value in some
     ]
     batch.append(Span("last", {"value": "\ud800"}, context=context))
-    ((_, lines),) = maker.lines(batch).items()
-    encoded, changed = maker.encode(lines)
+    ((_, encoded, changed, _),) = maker.encode_all(batch)
     assert [json.loads(line)["event"] for line in encoded.splitlines()] == ["x"] * len(some) + ["last"]
     assert changed >= 1
 
@@ -75,8 +75,8 @@ def test_no_line_is_longer_than_the_limit():
     maker = LineMaker(Clock())
     context = Context(scope=scope_for("worker", 0, 5, False))
     batch = [Span("e" * 100_000, {str(index): "y" * 300 for index in range(5000)}, context=context)]
-    ((_, lines),) = maker.lines(batch).items()
-    assert len(maker.encode(lines)[0]) <= LONGEST_LINE
+    ((_, encoded, _, _),) = maker.encode_all(batch)
+    assert len(encoded) <= LONGEST_LINE
 
 
 def test_nan_and_infinities_become_null():
@@ -109,8 +109,8 @@ def test_timestamps_follow_the_clock_through_every_second_and_millisecond():
         Span("x", None, context=context, start=start, end=start + offset * 333_333)
         for offset in range(1, 5000, 7)
     ]
-    ((_, lines),) = maker.lines(batch).items()
-    for line, made in zip(maker.encode(lines)[0].splitlines(), batch, strict=True):
+    ((_, encoded, _, _),) = maker.encode_all(batch)
+    for line, made in zip(encoded.splitlines(), batch, strict=True):
         written = datetime.fromisoformat(json.loads(line)["timestamp"]).timestamp()
         assert written == pytest.approx(clock.epoch_us(made.end) / 1e6, abs=1e-4)
 
@@ -120,8 +120,8 @@ def test_spawned_by_stands_in_the_first_record_of_a_task_alone():
     context = Context(scope=scope_for("worker", 0, 1, False), extra={"turn": 1})
     task = Task(7, 3)
     batch = [Span("x", None, context=context, end=2**62, task=task) for _ in range(3)]
-    ((_, lines),) = maker.lines(batch).items()
-    made = [json.loads(line) for line in maker.encode(lines)[0].splitlines()]
+    ((_, encoded, _, _),) = maker.encode_all(batch)
+    made = [json.loads(line) for line in encoded.splitlines()]
     assert [line.get("spawned_by") for line in made] == [3, None, None]
     assert [line["task"] for line in made] == [7, 7, 7]
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from sglang_instrument import bind, span
 from sglang_instrument.recording import spans
 from sglang_instrument.recording.clock import Clock
-from sglang_instrument.recording.lines import LONGEST_LINE, LineMaker
+from sglang_instrument.recording.lines import LineMaker
+from sglang_instrument.recording.shapes import LONGEST_LINE
 from sglang_instrument.recording.values import reduce_value, settle
 
 
@@ -35,8 +36,8 @@ def written(*extras):
                 pass
     finally:
         spans.use_buffer(before)
-    maker = LineMaker(Clock())
-    lines = [line for made in maker.lines(buffer).values() for line in maker.encode(made)[0].splitlines(True)]
+    pieces = LineMaker(Clock()).encode_all(buffer)
+    lines = [line for _, encoded, _, _ in pieces for line in encoded.splitlines(True)]
     assert all(len(line) <= LONGEST_LINE for line in lines)
     return [json.loads(line, parse_constant=no_constant) for line in lines]
 

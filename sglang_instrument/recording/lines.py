@@ -4,79 +4,35 @@ Half of all that a record costs is spent here, so the usual record takes a short
 context have in common is encoded once, and times are formatted anew only when the millisecond changes.
 """
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
-from sglang_instrument import schema
 from sglang_instrument.recording.clock import Clock
 from sglang_instrument.recording.context import Context, Scope, default_worker, scope_for
-from sglang_instrument.recording.notices import notice
+from sglang_instrument.recording.notices import notice, swallowed
+from sglang_instrument.recording.shapes import (
+    LONGEST_LINE,
+    AnyLine,
+    Line,
+    MiddleLine,
+    ShortLine,
+    cut,
+    settle_line,
+)
 from sglang_instrument.recording.spans import Span
 from sglang_instrument.recording.tasks import Task, thread_task
-from sglang_instrument.recording.values import settle
 
-LONGEST_LINE: Final = 64 * 1024  # bytes of a record, newline included
-# What is kept of a longer one; a character may take six bytes: 6 * 256 * (2 * 18 + 3) < LONGEST_LINE.
-_LONGEST_KEPT: Final = 256
-_MOST_KEPT: Final = 18
+# What is encoded at once, while other threads wait for the GIL: a tenth of a millisecond as a rule.
+_CHUNK: Final = 256  # spans
+_SLICE: Final = 32  # lines, after which others get the GIL if these were long
+_LONG_SLICE: Final = 256 * 1024  # bytes
 
-
-class Line(Struct, omit_defaults=True, gc=False):
-    """A record as it is encoded; its fields are `schema.KEYS`, in that order."""
-
-    timestamp: str
-    event: str
-    duration_sec: float | None = None
-    extra: dict[str, Any] | None = None
-    workid: int | None = None
-    step: int | None = None
-    start_us: int | None = None
-    task: int | None = None
-    spawned_by: int | None = None
-    active_sec: float | None = None
-    device_sec: float | None = None
-    error: str | None = None
-    validate: bool = False
-    phase: str | None = None
-
-
-if Line.__struct_fields__ != schema.KEYS:
-    raise AssertionError("lines.Line and schema.KEYS differ")
-
-
-class ShortLine(Struct, gc=False):
-    """The usual record: a span without fields of its own, an error, or anything else that is rare.
-
-    `extra` holds the text of three keys, from the value of "extra" through that of "step": Raw is copied
-    into the line as it is, and all records of a context share it.
-    """
-
-    timestamp: str
-    event: str
-    duration_sec: float
-    extra: Raw
-    start_us: int
-    task: int
-
-
-class MiddleLine(Struct, omit_defaults=True, gc=False):
-    """A span with fields of its own, one whose waiting was counted, or a point; nothing is rare in it."""
-
-    timestamp: str
-    event: str
-    duration_sec: float | None = None
-    extra: dict[str, Any] | None = None
-    workid: int | None = None
-    step: int | None = None
-    start_us: int | None = None
-    task: int | None = None
-    active_sec: float | None = None
-
-
-AnyLine = Line | MiddleLine | ShortLine
+#: Lines of a scope's file; how many of them had to be changed to be encoded at all; how many there are.
+Piece = tuple[Scope, bytes, int, int]
 
 
 class LineMaker:
@@ -87,14 +43,48 @@ class LineMaker:
         self._encoder = msgspec.json.Encoder()
         self._endings: tuple[str, ...] = ()  # of a timestamp, by microsecond of the millisecond
         self._offset = ""
+        # Times are taken from the millisecond in which the last span ended: small numbers are fast.
+        self._millisecond = (-1_000_000, 0, "")
+
+    def encode_chunk(self, spans: list[Any], begin: int) -> tuple[int, list[Piece]]:
+        """Encode the next spans of a list, as many as other threads can wait for, and let go of them.
+
+        Args:
+            spans: Finished spans; those that were encoded are replaced by None.
+            begin: The first one to encode.
+
+        Returns:
+            Where the next chunk begins, and the lines: all but those of records that could not be encoded
+            at all, which is said.
+        """
+        some = spans[begin : begin + _CHUNK]
+        spans[begin : begin + len(some)] = [None] * len(some)
+        return begin + len(some), self._encode_spans(some)
+
+    def encode_all(self, spans: Iterable[Span]) -> list[Piece]:
+        """Encode spans, however many."""
+        waiting, end, pieces = list(spans), 0, list[Piece]()
+        while end < len(waiting):
+            end, more = self.encode_chunk(waiting, end)
+            pieces += more
+        return join_pieces(pieces)
+
+    def _encode_spans(self, spans: list[Span]) -> list[Piece]:
+        """Encode spans; one that fails costs its neighbours nothing."""
+        try:
+            return [(scope, *self.encode(made), len(made)) for scope, made in self.lines(spans).items()]
+        except Exception as error:
+            if len(spans) > 1:
+                return [piece for span in spans for piece in self._encode_spans([span])]
+            swallowed("encoding a record", error)
+            return []
 
     def lines(self, spans: Iterable[Span]) -> dict[Scope, list[AnyLine]]:
         """Return the lines of spans by the scope whose file they belong to."""
         offset_us = self._clock.epoch_us(0)
         made: dict[Scope, list[AnyLine]] = {}
         last, thread = None, -1
-        # Times are taken from the millisecond in which the last span ended: small numbers are fast.
-        base_ns, base_us, prefix, endings = 0, offset_us, "", self._endings
+        (base_ns, base_us, prefix), endings = self._millisecond, self._endings
         for span in spans:
             context = span.context
             if context is not last:
@@ -117,6 +107,7 @@ class LineMaker:
                 base_us = ended_us - microsecond
                 base_ns = (base_us - offset_us) * 1000
                 prefix, endings = self._time(base_us)
+                self._millisecond = base_ns, base_us, prefix
             if not (part and task.announced is self) or span.error is not None or span.phase is not None:
                 line = _long_line(span, scope, task, prefix + endings[microsecond], offset_us)
                 if task.announced is not self:
@@ -145,7 +136,7 @@ class LineMaker:
                         scope.step,
                         (start - base_ns) // 1000 + base_us if end else None,
                         task.number,
-                        None if waited is None else _active_sec(end - start, waited),
+                        None if waited is None or not end else _active_sec(end - start, waited),
                     )
                 )
         return made
@@ -165,14 +156,14 @@ class LineMaker:
 
     def encode(self, lines: list[AnyLine]) -> tuple[bytes, int]:
         """Return the lines as JSON, and how many of them had to be changed to be encoded at all."""
-        try:
-            encoded = self._encoder.encode_lines(lines)
-        except Exception:  # one of them holds what JSON cannot say: find it, keep its neighbours
-            return self._encode_singly(lines)
-        # No line is too long if all of them together are not; else each is looked at.
-        if len(encoded) > LONGEST_LINE and max(map(len, encoded.split(b"\n"))) >= LONGEST_LINE:
-            return self._encode_singly(lines)
-        return encoded, 0
+        encoded, changed = [], 0
+        for begin in range(0, len(lines), _SLICE):
+            some, changed_of_some = self._encode_slice(lines[begin : begin + _SLICE])
+            encoded.append(some)
+            changed += changed_of_some
+            if len(some) > _LONG_SLICE:
+                time.sleep(0)
+        return b"".join(encoded), changed
 
     def control(self, event: str, scope: Scope, extra: Mapping[str, Any]) -> bytes:
         """Return a control record of now as one line."""
@@ -199,6 +190,16 @@ class LineMaker:
             self._endings = tuple(f"{microsecond:03d}{self._offset}" for microsecond in range(1000))
         return text[:23], self._endings
 
+    def _encode_slice(self, lines: list[AnyLine]) -> tuple[bytes, int]:
+        try:
+            encoded = self._encoder.encode_lines(lines)
+        except Exception:  # one of them holds what JSON cannot say: find it, keep its neighbours
+            return self._encode_singly(lines)
+        # No line is too long if all of them together are not; else each is looked at.
+        if len(encoded) > LONGEST_LINE and max(map(len, encoded.split(b"\n"))) >= LONGEST_LINE:
+            return self._encode_singly(lines)
+        return encoded, 0
+
     def _encode_singly(self, lines: list[AnyLine]) -> tuple[bytes, int]:
         encoded, changed = bytearray(), 0
         for line in lines:
@@ -212,17 +213,26 @@ class LineMaker:
         try:
             encoded = self._encoder.encode_lines([line])
         except Exception:
-            _settle(line)
+            settle_line(line)
             encoded, changed = self._encoder.encode_lines([line]), True
         if len(encoded) > LONGEST_LINE:
-            line.event = line.event[:_LONGEST_KEPT]
-            if not isinstance(line, ShortLine):
-                line.extra = _cut(line.extra or {})
-            if isinstance(line, Line):
-                line.error = line.error and line.error[:_LONGEST_KEPT]
-                line.phase = line.phase and line.phase[:_LONGEST_KEPT]
+            cut(line)
             encoded, changed = self._encoder.encode_lines([line]), True
         return encoded, changed
+
+
+def join_pieces(pieces: list[Piece]) -> list[Piece]:
+    """Return one piece a scope."""
+    if len(pieces) < 2:
+        return pieces
+    by_scope: dict[Scope, list[Piece]] = {}
+    for piece in pieces:
+        by_scope.setdefault(piece[0], []).append(piece)
+    joined = []
+    for scope, of_scope in by_scope.items():
+        _, encoded, changed, records = zip(*of_scope, strict=True)
+        joined.append((scope, b"".join(encoded), sum(changed), sum(records)))
+    return joined
 
 
 def _active_sec(duration_ns: int, waited_ns: int) -> float:
@@ -241,23 +251,3 @@ def _long_line(span: Span, scope: Scope, task: Task, timestamp: str, offset_us: 
             line.active_sec = _active_sec(span.end - span.start, span.waited)
     line.error, line.phase, line.validate = span.error, span.phase, scope.validate
     return line
-
-
-def _settle(line: AnyLine) -> None:
-    line.event = settle(line.event)
-    if not isinstance(line, ShortLine):
-        line.extra = settle(line.extra)
-    if isinstance(line, Line):
-        line.error, line.phase = settle(line.error), settle(line.phase)
-
-
-def _cut(extra: dict[str, Any]) -> dict[str, Any]:
-    """Return the short fields of an extra that is too long for a line."""
-    kept = {
-        key: value
-        for key, value in extra.items()
-        if len(key) <= _LONGEST_KEPT
-        and not isinstance(value, dict | list)
-        and (not isinstance(value, str) or len(value) <= _LONGEST_KEPT)
-    }
-    return {**dict(list(kept.items())[:_MOST_KEPT]), "truncated": True}

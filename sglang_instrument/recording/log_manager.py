@@ -14,8 +14,8 @@ from typing import Any, Final, TextIO
 import orjson
 
 from sglang_instrument.recording.clock import Clock
-from sglang_instrument.recording.lines import LONGEST_LINE
 from sglang_instrument.recording.notices import notice, swallowed
+from sglang_instrument.recording.shapes import LONGEST_LINE
 from sglang_instrument.recording.values import reduce, reduce_value, settle
 
 _MOST_OPEN: Final = 16

@@ -20,7 +20,6 @@ from sglang_instrument.recording.selection import Selection
 from sglang_instrument.recording.spans import OFF, Buffer, Span, use_buffer
 
 TICK_SEC: Final = 0.05
-CHUNK: Final = 256  # spans encoded at once: a tenth of a millisecond in which other threads wait for the GIL
 MOST_SPANS: Final = 200_000  # in the buffer; only a program that never lets the encoder run gets there
 DESCRIBE_EVERY_SEC: Final = 10.0
 
@@ -266,26 +265,22 @@ class Writer:
 
     def _encode(self, spans: list[Span]) -> None:
         """Pass spans on as lines, with a pause after each chunk."""
-        self._encoding = len(spans)
-        spans.reverse()  # chunks are cut off at the end of the list, which moves nothing
-        while spans:
-            chunk = spans[: -CHUNK - 1 : -1]
-            del spans[-CHUNK:]
+        done = 0
+        while done < len(spans):
+            begin, recorded = done, self.recorded
             try:
-                self._encode_chunk(chunk)
-            except Exception as error:
+                done, pieces = self._maker.encode_chunk(spans, begin)
+            except Exception as error:  # not the fault of a record: there is no memory
                 swallowed("encoding the log", error)
-                self.dropped_records += len(chunk)
-            self._encoding = len(spans)
-            if spans or self._spans:
+                done, pieces = len(spans), []
+            for scope, encoded, changed, records in pieces:
+                self.changed_records += changed
+                self.recorded += records
+                self.disk.write(scope, encoded, records)
+            self.dropped_records += done - begin - (self.recorded - recorded)
+            self._encoding = len(spans) - done
+            if self._encoding or self._spans:
                 time.sleep(0)  # whoever waits for the GIL gets it now, not after the interpreter's 5 ms
-
-    def _encode_chunk(self, chunk: list[Span]) -> None:
-        for scope, lines in self._maker.lines(chunk).items():
-            encoded, changed = self._maker.encode(lines)
-            self.changed_records += changed
-            self.recorded += len(lines)
-            self.disk.write(scope, encoded, len(lines))
 
 
 class _FirstSpan:

@@ -42,8 +42,8 @@ class Records(Sequence[dict[str, Any]]):
 
     def _all(self) -> list[dict[str, Any]]:
         for span in self._spans[len(self._made) :]:
-            for lines in self._maker.lines([span]).values():
-                self._made.append(orjson.loads(self._maker.encode(lines)[0]))
+            for _, line, _, _ in self._maker.encode_all([span]):
+                self._made.append(orjson.loads(line))
         return self._made
 
 

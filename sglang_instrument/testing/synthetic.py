@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from sglang_instrument.recording.lines import Line
+from sglang_instrument.recording.shapes import Line
 from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED, LOG_VERSION, OPEN_SPANS, STEP_CLOSED
 from sglang_instrument.testing import standstill
 from sglang_instrument.testing.planted import (
