@@ -1,0 +1,115 @@
+"""Compile sglang_instrument/native in place: for wheels, editable installs, or as `python hatch_build.py`.
+
+What is built already of the sources as they are is not built again. Where there is no compiler, no Cython, or
+SGLANG_INSTRUMENT_NATIVE=0, nothing is built, and the package is pure Python; with SGLANG_INSTRUMENT_NATIVE=1
+that is an error.
+"""
+
+import fcntl
+import os
+import runpy
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).resolve().parent
+NATIVE = ROOT / "sglang_instrument/native"
+STAMPS = runpy.run_path(str(NATIVE / "stamps.py"))
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+ASKED = os.environ.get("SGLANG_INSTRUMENT_NATIVE", "")
+
+
+class NativeBuildHook(BuildHookInterface):
+    """Put the compiled modules into the wheel; one that is editable finds them in the tree."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build what is missing, and tell hatchling what there is."""
+        if self.target_name != "wheel" or ASKED == "0":
+            return
+        try:
+            built = build()
+        except Exception as error:
+            if ASKED == "1":
+                raise
+            self.app.display_warning(f"sglang-instrument stays pure Python: {said(error)}")
+            return
+        if version != "editable":
+            for path in built:
+                build_data["force_include"][str(path)] = f"sglang_instrument/native/{path.name}"
+            build_data["pure_python"] = False
+            build_data["infer_tag"] = True
+
+
+def build() -> list[Path]:
+    """Compile the modules that are not up to date, beside their sources; return the files of all.
+
+    Raises:
+        Exception: Cython, setuptools, or a compiler are missing, or the sources do not compile.
+    """
+    with only_one_builds():
+        stale = [module for module in STAMPS["MODULES"] if not is_fresh(module)]
+        if stale:
+            with tempfile.TemporaryDirectory(dir=NATIVE, prefix=".build-") as folder:
+                compile_into(Path(folder), stale)
+        return [file_of(module) for module in STAMPS["MODULES"]]
+
+
+def file_of(module: str) -> Path:
+    """Return where a module's compiled file belongs, for the Python that runs."""
+    return NATIVE / f"{module}{SUFFIX}"
+
+
+def is_fresh(module: str) -> bool:
+    """Return whether a module was built from its sources as they are now."""
+    path = file_of(module)
+    return path.exists() and STAMPS["stamp_of"](NATIVE, module).encode() in path.read_bytes()
+
+
+def compile_into(folder: Path, modules: list[str]) -> None:
+    """Compile modules in a folder, and move each into its place at once: others may be importing it."""
+    from Cython.Build import cythonize
+    from setuptools import Distribution, Extension
+    from setuptools.command.build_ext import build_ext
+
+    extensions = [
+        Extension(
+            f"sglang_instrument.native.{module}",
+            [str(NATIVE / f"{module}.pyx")],
+            define_macros=[("SGLANG_INSTRUMENT_STAMP", f'"{STAMPS["stamp_of"](NATIVE, module)}"')],
+            extra_compile_args=["-O2", "-g0", "-fvisibility=hidden"],
+        )
+        for module in modules
+    ]
+    compiled = cythonize(extensions, build_dir=str(folder), include_path=[str(ROOT)], quiet=True, force=True)
+    command = build_ext(Distribution({"name": "sglang-instrument", "ext_modules": compiled}))
+    command.build_lib, command.build_temp = str(folder / "lib"), str(folder / "temp")
+    command.ensure_finalized()
+    command.run()
+    for module in modules:
+        Path(command.get_ext_fullpath(f"sglang_instrument.native.{module}")).replace(file_of(module))
+
+
+@contextmanager
+def only_one_builds() -> Iterator[None]:
+    """Wait until no other process builds in this tree: several environments may be installed at once."""
+    with (NATIVE / ".build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def said(error: Exception) -> str:
+    """Return an error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write("".join(f"{path}\n" for path in build()))
+    except Exception as error:
+        sys.exit(f"nothing was built, sglang-instrument stays pure Python: {said(error)}")

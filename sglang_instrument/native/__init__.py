@@ -1,0 +1,36 @@
+"""Decide, once a process, whether the compiled parts are used: all of them, or none.
+
+They do what the pure Python beside them does, at a fraction of its cost. Where they were not built, are of
+another state of the sources or of another Python, or `SGLANG_INSTRUMENT_NATIVE=0`, everything is pure
+Python, and `REASON` says why. What is compiled imports nothing of ours when it is imported: the public
+modules hand it what it needs (`connect`).
+"""
+
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+from sglang_instrument.native.stamps import MODULES, stamp_of
+
+
+def _reason_against() -> str | None:
+    """Import the compiled parts; return why they cannot be used, None if they can."""
+    if os.environ.get("SGLANG_INSTRUMENT_NATIVE") == "0":
+        return "SGLANG_INSTRUMENT_NATIVE=0"
+    folder = Path(__file__).parent
+    try:
+        for name in MODULES:
+            module = import_module(f"{__name__}.{name}")
+            if stamp_of(folder, name) != module.STAMP:
+                return f"native/{name} was built from another state of its sources: `make native` builds it"
+    except ModuleNotFoundError as error:
+        return f"{error.name} was not built for this Python: no compiler was at hand, or it is a pure wheel"
+    except Exception as error:  # another Python's, a broken file, a subinterpreter: training goes on
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+#: Why everything is pure Python; None if the compiled parts are used.
+REASON: Final = _reason_against()
+ON: Final = REASON is None

@@ -1,0 +1,69 @@
+# What other compiled modules may use of spans.pyx.
+#
+# `Span` and `Task` are the classes of recording/spans.py and recording/tasks.py, field by field. Nothing
+# that is no collector's business leads from one back to itself: both are no_gc, as their Structs are gc=False.
+
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+cdef enum:
+    NOT_COUNTED = -1  # waited_ns of a span whose waiting nobody counts; None in Python
+
+cdef inline long long now_ns() noexcept:
+    """Return what perf_counter_ns() does on Linux."""
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <long long>now.tv_sec * 1_000_000_000 + now.tv_nsec
+
+cdef class Task:
+    cdef public long long number
+    cdef public object spawned_by  # int or None
+    cdef public unsigned long thread
+    cdef public object loop
+    cdef public object announced
+    cdef public size_t counted_by
+    cdef public long long waited
+    cdef public long long suspended_at
+
+cdef class Span:
+    cdef public object event
+    cdef public object extra
+    cdef public object plan
+    cdef public object phase
+    cdef public object context
+    cdef public object error
+    cdef public Task task
+    cdef public unsigned long thread
+    cdef public long long start
+    cdef public long long end  # 0 of a point
+    cdef long long waited_ns  # NOT_COUNTED where nobody counts
+
+    # Sets everything that a span has at its start: context, thread and clock are read here.
+    cdef int begin(self, object event, object extra, object plan, object phase, long long waited_ns) except -1
+    # __enter__ and __exit__ call these; subclasses override them.
+    cdef int enter(self) except -1
+    cdef int leave(self, object error, object value) except -1
+
+cdef class WatchedSpan(Span):
+    pass
+
+cdef class SyncedSpan(WatchedSpan):
+    pass
+
+cdef class Waits:
+    cdef Task task
+    cdef object steps
+    cdef bint begun
+
+cdef object context_now()  # the bound Context
+cdef Task current_task(object inherited)  # the asyncio task that runs now; None outside of any
+cdef Task thread_task_of(unsigned long ident)
+cdef int enter_task(Span entering) except -1  # spans.enter_task
+cdef void leave_task(Span leaving) noexcept  # spans.leave_task; for one whose waited_ns is not NOT_COUNTED
+cdef object name_of_error(object error, object value)  # spans.name_error
+cdef bint is_off() noexcept  # nothing is installed
+cdef int give(Span finished) except -1  # append to the buffer in use
+cdef int record_point(Span point) except -1  # spans.record
+cdef int note_open(Span opened) except -1  # a watched span begins
+cdef int note_closed(Span closed) except -1  # ... and has ended
+cdef object synchronize_gpu()  # device.synchronize, as the policy says
+cdef object wait_for(object awaitable)  # waiting.waited

@@ -1,0 +1,61 @@
+"""What Python sees of spans.pyx: names of recording/spans.py, tasks.py, waiting.py, and their hand-over."""
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_instrument.recording.spans import Buffer, Span, SyncedSpan, WatchedSpan, event, record, span
+from sglang_instrument.recording.tasks import (
+    Task,
+    counted,
+    current,
+    forget_tasks,
+    ignore_asyncio,
+    know_asyncio,
+    known,
+    look_up,
+    thread_task,
+)
+from sglang_instrument.recording.waiting import Waits, counting, waited, waits
+
+__all__ = [
+    "STAMP",
+    "Span",
+    "Start",
+    "SyncedSpan",
+    "Task",
+    "Waits",
+    "WatchedSpan",
+    "call_at_entry",
+    "connect",
+    "counted",
+    "counting",
+    "current",
+    "event",
+    "forget_tasks",
+    "ignore_asyncio",
+    "know_asyncio",
+    "known",
+    "log_error_messages",
+    "look_up",
+    "record",
+    "span",
+    "thread_task",
+    "threads",
+    "use_buffer",
+    "waited",
+    "waits",
+]
+
+STAMP: str
+threads: dict[int, Task]
+
+class Start:
+    def __init__(self, kind: type[Span], event: str, phase: str | None, waited: int | None) -> None: ...
+    def __call__(self) -> Span: ...
+
+def connect(**what: Any) -> None: ...
+def use_buffer(
+    taking: Buffer, on_first_opened: Callable[[], object], on_all_closed: Callable[[], object]
+) -> None: ...
+def log_error_messages(on: bool) -> None: ...
+def call_at_entry(hook: Callable[[Span], object] | None) -> None: ...

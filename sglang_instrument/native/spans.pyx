@@ -1,0 +1,337 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=False
+"""The hot path of recording/, compiled: spans, asyncio's tasks, what coroutines wait."""
+
+cimport cython
+from cpython.contextvars cimport PyContextVar_Get
+from cpython.dict cimport PyDict_Next, PyDict_Size
+from cpython.object cimport PyObject
+from cpython.pythread cimport PyThread_get_thread_ident
+from cpython.ref cimport Py_XDECREF
+
+from weakref import ref
+
+cdef extern from "Python.h":
+    void PyErr_SetNone(PyObject*) noexcept
+
+include "stamp.pxi"
+include "tasks.pxi"
+
+# What recording/spans.py hands over when it is imported.
+cdef object OFF = None
+cdef dict OPEN = {}
+cdef object current_context = None  # the context variable
+cdef object reduce_extra = None
+cdef object learn_kind = None
+cdef object kind_of_phase = None
+cdef object synchronize = None
+cdef object describe_error = None
+cdef object ask_asyncio = None
+
+# What recording/spans.py says from time to time.
+cdef object buffer = None
+cdef object first_opened = None
+cdef object all_closed = None
+cdef object entering_hook = None
+cdef bint with_messages = False
+
+cdef dict kinds = {}
+
+
+@cython.no_gc  # what it holds was reduced, and leads to no span
+@cython.freelist(256)
+cdef class Span:
+    """A timed block; see recording/spans.py."""
+
+    def __init__(
+        self,
+        event,
+        extra=None,
+        plan=None,
+        phase=None,
+        waited=None,
+        context=None,
+        thread=None,
+        start=None,
+        long long end=0,
+        error=None,
+        Task task=None,
+    ):
+        self.begin(event, extra, plan, phase, NOT_COUNTED if waited is None else waited)
+        if context is not None:
+            self.context = context
+        if thread is not None:
+            self.thread = thread
+        if start is not None:
+            self.start = start
+        self.end, self.error, self.task = end, error, task
+
+    cdef int begin(self, object event, object extra, object plan, object phase, long long waited_ns) except -1:
+        self.event, self.extra, self.plan, self.phase = event, extra, plan, phase
+        self.waited_ns = waited_ns
+        self.context = context_now()
+        self.thread = PyThread_get_thread_ident()
+        self.start = now_ns()
+        return 0
+
+    cdef int enter(self) except -1:
+        return enter_task(self)
+
+    cdef int leave(self, object error, object value) except -1:
+        self.end = now_ns()
+        if error is not None:
+            self.error = name_of_error(error, value)
+        if self.waited_ns != NOT_COUNTED:
+            leave_task(self)
+        return give(self)
+
+    def __enter__(self):
+        self.enter()
+        return self
+
+    def __exit__(self, error, value, trace):
+        self.leave(error, value)
+
+    def __aenter__(self):
+        self.enter()
+        return at_once(self)
+
+    def __aexit__(self, error, value, trace):
+        self.leave(error, value)
+        return at_once(None)
+
+    def add(self, **extra):
+        """Add fields to the record; call it before the block ends."""
+        reduced = reduce_extra(extra)
+        self.extra = reduced if self.extra is None else {**self.extra, **reduced}
+
+    @property
+    def duration_sec(self):
+        """Wall time of the block in seconds; up to now while it is open."""
+        return ((self.end or now_ns()) - self.start) / 1e9
+
+    @property
+    def waited(self):
+        """Nanoseconds for which its task waited; None where nobody counts them."""
+        return None if self.waited_ns == NOT_COUNTED else self.waited_ns
+
+    @waited.setter
+    def waited(self, value):
+        self.waited_ns = NOT_COUNTED if value is None else value
+
+    def __repr__(self):
+        return f"{type(self).__name__}({self.event!r}, {self.extra!r}, start={self.start}, end={self.end})"
+
+
+@cython.no_gc
+cdef class WatchedSpan(Span):
+    """A span that is known while it is open, so that one which never ends can be reported."""
+
+    cdef int enter(self) except -1:
+        enter_task(self)
+        return note_open(self)
+
+    cdef int leave(self, object error, object value) except -1:
+        Span.leave(self, error, value)
+        return note_closed(self)
+
+
+@cython.no_gc
+cdef class SyncedSpan(WatchedSpan):
+    """A step-level span of synchronous code: the GPU's queued work is waited for at both ends."""
+
+    cdef int enter(self) except -1:
+        synchronize()
+        self.start = now_ns()
+        return WatchedSpan.enter(self)
+
+    cdef int leave(self, object error, object value) except -1:
+        if error is None:  # after an exception the trainer shall meet the GPU's own error first
+            synchronize()
+        return WatchedSpan.leave(self, error, value)
+
+
+cdef class AtOnce:
+    """Await nothing, and get a value."""
+
+    cdef object value
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        value, self.value = self.value, None
+        raise StopIteration(value)
+
+
+cdef object at_once(object value):
+    cdef AtOnce made = AtOnce.__new__(AtOnce)
+    made.value = value
+    return made
+
+
+@cython.freelist(8)
+cdef class Start:
+    """Make spans of one event: called without arguments."""
+
+    cdef object kind
+    cdef object event
+    cdef object phase
+    cdef long long waited_ns
+
+    def __init__(self, kind, event, phase, waited):
+        self.kind, self.event, self.phase = kind, event, phase
+        self.waited_ns = NOT_COUNTED if waited is None else waited
+
+    def __call__(self):
+        cdef Span made = new_span(self.kind)
+        made.begin(self.event, None, None, self.phase, self.waited_ns)
+        return made
+
+
+cdef inline Span new_span(object kind):
+    if kind is Span:
+        return Span.__new__(Span)
+    if kind is WatchedSpan:
+        return WatchedSpan.__new__(WatchedSpan)
+    return kind.__new__(kind)
+
+
+cdef inline object context_now():
+    cdef PyObject *bound = NULL
+    PyContextVar_Get(current_context, NULL, &bound)  # it has a default
+    context = <object>bound
+    Py_XDECREF(bound)
+    return context
+
+
+cdef int enter_task(Span entering) except -1:
+    """Let the span know the asyncio task that runs now, and what that one has waited so far."""
+    cdef Task task
+    if entering_hook is not None:
+        entering_hook(entering)
+    if not some_task_runs():
+        return 0
+    task = task_here(entering.thread)
+    if task is None:
+        task = look_up_task(entering.context.bound_in)
+        if task is None:
+            entering.waited_ns = NOT_COUNTED
+            return 0
+    entering.task = task
+    if task.counted_by:
+        entering.waited_ns = task.waited
+    elif entering.waited_ns != NOT_COUNTED:  # its block counts its own awaits: nothing else does so far
+        task.counted_by, entering.waited_ns = <size_t><void*>entering, task.waited
+    return 0
+
+
+cdef void leave_task(Span leaving) noexcept:
+    """Turn the task's count of suspended time into that of this span."""
+    cdef Task task = leaving.task
+    if task is None:
+        leaving.waited_ns = NOT_COUNTED
+        return
+    leaving.waited_ns = task.waited - leaving.waited_ns
+    if task.counted_by == <size_t><void*>leaving:
+        task.counted_by = 0
+
+
+cdef object name_of_error(object error, object value):
+    return describe_error(error, value) if with_messages else error.__name__
+
+
+cdef bint is_off() noexcept:
+    return buffer is OFF
+
+
+cdef int give(Span finished) except -1:
+    taking = buffer
+    if taking is not OFF:
+        taking.append(finished)
+    return 0
+
+
+cdef int note_open(Span opened) except -1:
+    if not OPEN:
+        first_opened()
+    OPEN[<size_t><void*>opened] = opened
+    return 0
+
+
+cdef int note_closed(Span closed) except -1:
+    OPEN.pop(<size_t><void*>closed, None)
+    if not OPEN:
+        all_closed()
+    return 0
+
+
+cdef int record_point(Span point) except -1:
+    enter_task(point)
+    point.waited_ns = NOT_COUNTED
+    return give(point)
+
+
+cdef object synchronize_gpu():
+    return synchronize()
+
+
+include "waits.pxi"
+
+
+def span(event, /, *, phase=None, **extra):
+    """Time a block; see recording/spans.py."""
+    cdef Span made
+    kind = kinds.get(event)
+    if kind is None:
+        kind = learn_kind(event)
+    if phase is not None:
+        kind = kind_of_phase(event, phase)
+    made = new_span(kind)
+    made.begin(event, reduce_extra(extra) if extra else None, None, phase, NOT_COUNTED)
+    return made
+
+
+def event(name, /, **extra):
+    """Record that something happened now, without a duration."""
+    cdef Span point = Span.__new__(Span)
+    point.begin(name, reduce_extra(extra) if extra else None, None, None, NOT_COUNTED)
+    record_point(point)
+
+
+def record(Span point not None):
+    """Append a span that was not used as a block: a point event, or one whose times were set by hand."""
+    record_point(point)
+
+
+def connect(
+    *, off, open_spans, context, reduce, known_kinds, learn, kind_for, synchronize_device, name_error, ask_for_tasks
+):
+    """Take what belongs to the modules that this one serves; none of it changes later."""
+    global OFF, OPEN, current_context, reduce_extra, kinds, learn_kind, kind_of_phase, synchronize
+    global describe_error, ask_asyncio, buffer
+    ask_asyncio = ask_for_tasks
+    OFF, OPEN, current_context, reduce_extra, kinds = off, open_spans, context, reduce, known_kinds
+    learn_kind, kind_of_phase, synchronize, describe_error = learn, kind_for, synchronize_device, name_error
+    buffer = off
+
+
+def use_buffer(taking, on_first_opened, on_all_closed):
+    """Send finished spans to `taking`; see recording/spans.py."""
+    global buffer, first_opened, all_closed
+    buffer, first_opened, all_closed = taking, on_first_opened, on_all_closed
+
+
+def log_error_messages(bint on):
+    """Log the text of exceptions beside their type, or the type alone."""
+    global with_messages
+    with_messages = on
+
+
+def call_at_entry(hook):
+    """Call `hook(span)` when a span is entered or a point recorded; None calls nothing."""
+    global entering_hook
+    entering_hook = hook

@@ -1,0 +1,171 @@
+# recording/tasks.py, compiled: asyncio's tasks and threads, told apart by small numbers.
+
+cdef dict running = {}  # asyncio's own, by loop; empty while nobody asks for tasks
+cdef object asking = None  # what stands in for it where asyncio hides it
+cdef object running_loop = None  # asyncio's function
+cdef object seen = None  # is called for each new task
+cdef dict known_threads = {}
+cdef long long next_number = 0
+
+threads = known_threads
+_THREADS_LIMIT = 10_000
+cdef Py_ssize_t threads_limit = _THREADS_LIMIT
+
+
+@cython.no_gc  # it leads to no other object that could lead back: `loop` is weak, `announced` knows no task
+cdef class Task:
+    """An asyncio task or a thread; see recording/tasks.py."""
+
+    def __init__(
+        self,
+        long long number,
+        object spawned_by=None,
+        unsigned long thread=0,
+        object loop=None,
+        object announced=None,
+        size_t counted_by=0,
+        long long waited=0,
+        long long suspended_at=0,
+    ):
+        self.number, self.spawned_by, self.thread = number, spawned_by, thread
+        self.loop, self.announced, self.counted_by = loop, announced, counted_by
+        self.waited, self.suspended_at = waited, suspended_at
+
+
+cdef inline bint some_task_runs() noexcept:
+    return PyDict_Size(running) != 0 or (asking is not None and bool_of(asking))
+
+
+cdef bint bool_of(object asked) noexcept:
+    return bool(asked)
+
+
+cdef inline Task task_known_of(object owner):
+    known = getattr(owner, "_sglang_instrument", None)
+    return <Task>known if type(known) is Task else None
+
+
+cdef inline Task task_here(unsigned long thread):
+    """Return the known task of the only loop in the process, if it runs on this thread.
+
+    To ask for this thread's loop takes longer.
+    """
+    cdef PyObject *key = NULL
+    cdef PyObject *value = NULL
+    cdef Py_ssize_t position = 0
+    cdef Task task
+    if PyDict_Size(running) == 1 and PyDict_Next(running, &position, &key, &value):
+        task = task_known_of(<object>value)  # the cast takes a reference before anything can run
+        if task is not None and task.thread == thread:
+            return task
+    return None
+
+
+cdef Task current_task(object inherited):
+    cdef Task task
+    if not some_task_runs():
+        return None
+    task = task_here(PyThread_get_thread_ident())
+    return look_up_task(inherited) if task is None else task
+
+
+cdef Task look_up_task(object inherited):
+    cdef Task task
+    loop = None if running_loop is None else running_loop()
+    if loop is None:
+        return None
+    owner = running.get(loop) if asking is None else asking.get(loop)
+    if owner is None:
+        return None
+    task = task_known_of(owner)
+    if task is None:
+        return meet(owner, loop, inherited)
+    task.thread = PyThread_get_thread_ident()  # its loop may have been moved
+    return task
+
+
+cdef Task meet(object owner, object loop, object inherited):
+    """Number an asyncio task that is seen for the first time."""
+    global next_number
+    cdef unsigned long thread = PyThread_get_thread_ident()
+    cdef Task met
+    cdef Task made_by
+    if seen is not None:
+        seen(loop, thread)
+    try:
+        met = Task.__new__(Task)
+        met.number = next_number
+        next_number += 1
+        made_by = <Task>inherited if type(inherited) is Task else thread_task_of(thread)
+        met.spawned_by, met.thread, met.loop = made_by.number, thread, ref(loop)
+        owner._sglang_instrument = met
+    except (AttributeError, TypeError):  # a task or loop of somebody's own, without room for it
+        return None
+    return met
+
+
+cdef Task thread_task_of(unsigned long ident):
+    global next_number
+    cdef Task task = known_threads.get(ident)
+    if task is None:
+        if len(known_threads) >= threads_limit:
+            known_threads.clear()
+        task = Task.__new__(Task)
+        task.number = next_number
+        next_number += 1
+        task = known_threads.setdefault(ident, task)
+    return task
+
+
+def know_asyncio(task_seen):
+    """Tell asyncio's tasks apart from now on; call `task_seen(loop, thread)` for each new one with a span."""
+    global running, asking, running_loop, seen
+    import asyncio.tasks  # not at the top: it costs more than all else that `import sglang_instrument` does
+
+    theirs = getattr(asyncio.tasks, "_current_tasks", None)
+    if type(theirs) is dict:
+        running, asking = theirs, None
+    else:
+        running, asking = {}, ask_asyncio()
+    running_loop, seen = asyncio._get_running_loop, task_seen
+    return theirs if asking is None else asking
+
+
+def ignore_asyncio():
+    """Ask for no task any more; return the empty dictionary of running tasks that is asked from now on."""
+    global running, asking, seen
+    running, asking, seen = {}, None, None
+    return running
+
+
+def current(inherited):
+    """Return the asyncio task that runs now on this thread; None outside of any."""
+    return current_task(inherited)
+
+
+def counted():
+    """Return the asyncio task that runs now if some span counts its waiting."""
+    cdef Task task = current_task(None)
+    return task if task is not None and task.counted_by else None
+
+
+def look_up(inherited):
+    """Return the asyncio task that runs now on this thread, be it known or not; None outside of any."""
+    return look_up_task(inherited)
+
+
+def known(owner):
+    """Return what is known of an asyncio task; None if no span was seen in it."""
+    return task_known_of(owner)
+
+
+def thread_task(ident):
+    """Return the task that stands for a thread: what runs in it outside of asyncio."""
+    return thread_task_of(ident)
+
+
+def forget_tasks():
+    """Start anew, as after a fork: no thread is known, tasks are numbered from zero."""
+    global next_number
+    known_threads.clear()
+    next_number = 0

@@ -1,0 +1,210 @@
+# recording/waiting.py, compiled: count for how long a coroutine waits.
+#
+# `Waits` stands between two coroutines. What it does between them is C that handles no exception, so that
+# tracebacks, cancellation and the order of everything stay what they were: a function that Cython guards
+# would put an entry of its own into the traceback.
+
+from types import CoroutineType
+
+cdef extern from "Python.h":
+    ctypedef enum PySendResult:
+        PYGEN_RETURN
+        PYGEN_ERROR
+        PYGEN_NEXT
+    ctypedef PySendResult (*sendfunc)(PyObject*, PyObject*, PyObject**) noexcept
+    ctypedef PyObject* (*iternextfunc)(PyObject*) noexcept
+    ctypedef PyObject* (*fastcall)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*) noexcept
+    ctypedef struct PyAsyncMethods:
+        sendfunc am_send
+    ctypedef struct PyTypeObject:
+        PyAsyncMethods* tp_as_async
+        iternextfunc tp_iternext
+    ctypedef struct PyMethodDef:
+        pass
+    # Declared without exceptions: what they raise is passed on as it is.
+    PySendResult PyIter_Send(PyObject*, PyObject*, PyObject**) noexcept
+    PyObject* PyObject_Vectorcall(PyObject*, PyObject* const*, size_t, PyObject*) noexcept
+
+cdef extern from *:
+    """
+    /* StopIteration(value), also where value is a tuple or an exception itself. */
+    static void sglang_instrument_stop(PyObject *value) {
+        if (value == Py_None) return;  /* no exception at all means None, too */
+        PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, value);
+        if (stop != NULL) { PyErr_SetObject(PyExc_StopIteration, stop); Py_DECREF(stop); }
+    }
+    static PyObject *sglang_instrument_attribute(PyObject *owner, const char *name) {
+        return PyObject_GetAttrString(owner, name);
+    }
+    static PyMethodDef sglang_instrument_throw = {"throw", NULL, METH_FASTCALL | METH_KEYWORDS, NULL};
+    static PyMethodDef sglang_instrument_close = {"close", NULL, METH_FASTCALL | METH_KEYWORDS, NULL};
+    static PyMethodDef sglang_instrument_send = {"send", NULL, METH_FASTCALL | METH_KEYWORDS, NULL};
+    static PyObject *sglang_instrument_bound(PyMethodDef *method, void *function, PyObject *self) {
+        method->ml_meth = (PyCFunction)function;
+        return PyCFunction_NewEx(method, self, NULL);
+    }
+    """
+    void stop_iteration "sglang_instrument_stop"(PyObject*) noexcept
+    PyObject* attribute_of "sglang_instrument_attribute"(PyObject*, const char*) noexcept
+    PyMethodDef throw_method "sglang_instrument_throw"
+    PyMethodDef close_method "sglang_instrument_close"
+    PyMethodDef send_method "sglang_instrument_send"
+    object bound_method "sglang_instrument_bound"(PyMethodDef*, void*, object)
+
+
+cdef inline void suspended(Task task) noexcept:
+    """See the task stop; the innermost suspension of an interval is the first to come, and counts."""
+    if task.suspended_at == 0:
+        task.suspended_at = now_ns()
+
+
+cdef inline void resumed(Task task) noexcept:
+    """See the task go on; the outermost resumption of an interval is the first to come, and counts."""
+    if task.suspended_at != 0:
+        task.waited += now_ns() - task.suspended_at
+        task.suspended_at = 0
+
+
+cdef class Waits:
+    """The steps of what is awaited, with each suspension and each resumption counted."""
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        raise StopIteration  # takes its place: `next_step`, set below
+
+    @property
+    def steps(self):
+        """What is awaited: a coroutine, or the iterator of anything else."""
+        return self.steps
+
+    @property
+    def send(self):
+        """Send a value into what is awaited; asyncio sends none, other loops may."""
+        return bound_method(&send_method, <void*>&send_call, self)
+
+    @property
+    def throw(self):
+        """Throw into what is awaited, as a cancellation does."""
+        return bound_method(&throw_method, <void*>&throw_call, self)
+
+    @property
+    def close(self):
+        """End what is awaited, as the end of a coroutine does that nobody finishes."""
+        return bound_method(&close_method, <void*>&close_call, self)
+
+
+cdef PySendResult send_step(PyObject *waits, PyObject *value, PyObject **result) noexcept:
+    """Do one step of what is awaited: am_send."""
+    cdef Waits self = <Waits>waits
+    cdef Task task = self.task
+    cdef PySendResult outcome
+    if self.begun:
+        resumed(task)
+    self.begun = True  # the first step resumes nothing
+    outcome = PyIter_Send(<PyObject*>self.steps, value, result)
+    if outcome == PYGEN_NEXT:
+        suspended(task)
+    return outcome
+
+
+cdef PyObject* next_step(PyObject *waits) noexcept:
+    """Do one step as an iterator does it: tp_iternext."""
+    cdef PyObject *result = NULL
+    return yielded(send_step(waits, <PyObject*>None, &result), result)
+
+
+cdef PyObject* yielded(PySendResult outcome, PyObject *result) noexcept:
+    if outcome == PYGEN_RETURN:
+        stop_iteration(result)
+        Py_XDECREF(result)
+        return NULL
+    return result
+
+
+cdef PyObject* send_call(PyObject *waits, PyObject * const *args, Py_ssize_t n, PyObject *names) noexcept:
+    cdef PyObject *result = NULL
+    cdef PyObject *value = args[0] if n == 1 else <PyObject*>None
+    cdef PySendResult outcome = send_step(waits, value, &result)
+    if outcome == PYGEN_RETURN and result == <PyObject*>None:
+        Py_XDECREF(result)
+        PyErr_SetNone(<PyObject*>StopIteration)
+        return NULL
+    return yielded(outcome, result)
+
+
+cdef PyObject* throw_call(PyObject *waits, PyObject * const *args, Py_ssize_t n, PyObject *names) noexcept:
+    cdef Waits self = <Waits>waits
+    cdef Task task = self.task
+    cdef PyObject *result
+    resumed(task)
+    result = call_method(<PyObject*>self.steps, "throw", args, n, names)
+    if result != NULL:  # it was caught, and something else is awaited
+        suspended(task)
+    return result
+
+
+cdef PyObject* close_call(PyObject *waits, PyObject * const *args, Py_ssize_t n, PyObject *names) noexcept:
+    cdef Waits self = <Waits>waits
+    resumed(self.task)
+    return call_method(<PyObject*>self.steps, "close", args, n, names)
+
+
+cdef PyObject* call_method(
+    PyObject *owner, const char *name, PyObject * const *args, Py_ssize_t n, PyObject *names
+) noexcept:
+    cdef PyObject *method = attribute_of(owner, name)
+    cdef PyObject *result
+    if method == NULL:
+        return NULL
+    result = PyObject_Vectorcall(method, args, n, names)
+    Py_XDECREF(method)
+    return result
+
+
+(<PyTypeObject*>Waits).tp_as_async.am_send = send_step
+(<PyTypeObject*>Waits).tp_iternext = next_step
+
+cdef object MARK = "sglang_instrument counts the awaits of this code"
+
+
+cdef Waits waits_of(Task task, object awaitable):
+    cdef Waits made = Waits.__new__(Waits)
+    made.task = task
+    made.steps = awaitable if type(awaitable) is CoroutineType else awaitable.__await__()
+    return made
+
+
+def waits(Task task not None, awaitable):
+    """Return the steps of `awaitable` as ones that are counted; the first one resumes nothing."""
+    return waits_of(task, awaitable)
+
+
+cdef object wait_for(object awaitable):
+    cdef Task task
+    if type(awaitable) is CoroutineType:
+        constants = awaitable.cr_code.co_consts
+        if constants and constants[len(constants) - 1] == MARK or awaitable.cr_await is not None:
+            return awaitable
+    task = current_task(None)
+    if task is None or not task.counted_by:
+        return awaitable  # no span is open in this task that would want to know
+    if not hasattr(type(awaitable), "__await__"):  # an old-style coroutine, or nothing: let `await` say so
+        return awaitable
+    return waits_of(task, awaitable)
+
+
+def waited(awaitable):
+    """Return what to await instead of `awaitable`, so that the running task's waiting is counted."""
+    return wait_for(awaitable)
+
+
+def counting(span):
+    """Mark a span whose own block counts its awaits, before it is entered; return it."""
+    if isinstance(span, Span):
+        (<Span>span).waited_ns = 0
+    return span
