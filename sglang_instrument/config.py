@@ -20,7 +20,7 @@ PREFIX: Final = "SGLANG_INSTRUMENT_"
 DEFAULT_EXPERIMENT: Final = "multiturn_log_dir"
 _NAME_LIMIT: Final = 200  # characters; file systems stop at 255 bytes, and suffixes are added
 
-Sync = Literal["auto", "always", "off"]
+Sync = Literal["auto", "always", "events", "off"]
 Durability = Literal["buffered", "line"]
 Detail = Literal["step", "request", "turn", "all"]
 EngineDetail = Literal["off", "requests", "batches"]
@@ -34,7 +34,8 @@ class Config(Struct, frozen=True, kw_only=True):
         log_dir: Folder of all runs, absolute. Default `logs` below the working directory.
         run_id: The run that this process belongs to; made by the driver, inherited by the rest.
         role: What this process is: worker, trainer, reward, server, scheduler ...
-        sync: When to call `torch.cuda.synchronize()` around step-level spans: "auto", "always", "off".
+        sync: When to call `torch.cuda.synchronize()` around step-level spans: "auto", "always", "off"; or
+            "events", which waits for nothing and puts the GPU's own time in `device_sec`.
         nvtx: Whether spans are also NVTX ranges.
         durability: "buffered" (written within 50 ms) or "line" (written before the span's exit returns).
         detail: The finest records that are kept: "step", "request", "turn" or "all".

@@ -13,7 +13,7 @@ from logged import own, read_records
 import sglang_instrument
 from sglang_instrument import bind, event, span, step
 from sglang_instrument.analysis.run import open_run
-from sglang_instrument.recording import notices
+from sglang_instrument.recording import files, notices
 
 
 def mount(folder, options):
@@ -321,6 +321,22 @@ def test_a_step_that_ends_several_times_says_its_counts_so_far_and_is_read_as_on
     assert (run.health.records, run.health.sampled_out) == (len(own(records)), counts[-1]["sampled_out"])
     assert run.health.unclosed == []
     assert run.steps == [1]
+
+
+def test_a_process_without_steps_says_anew_how_much_it_recorded(install, monkeypatch):
+    monkeypatch.setattr(files, "NEWS_EVERY_SEC", 0.05)
+    folder = install(role="server")
+    for _ in range(3):
+        event("engine_request")
+        assert sglang_instrument.flush()
+    ends = time.monotonic() + 120
+    while _recorded(folder / "processes/server_0.json") != 3:
+        assert time.monotonic() < ends, "its file says nothing of what came after the first record"
+        time.sleep(0.02)
+
+
+def _recorded(path):
+    return json.loads(path.read_text())["records"]["recorded"]
 
 
 def test_a_role_that_is_no_file_name_never_leaves_the_folder(install, log_dir):

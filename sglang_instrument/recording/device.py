@@ -22,7 +22,7 @@ def synchronize() -> None:
 
 
 def use_policy(policy: str) -> None:
-    """Set when `synchronize` waits: "auto", "always" or "off" (see `Config.sync`)."""
+    """Set when `synchronize` waits: "auto", "always", or never: "off", "events" (see `Config.sync`)."""
     global _synchronize
     _synchronize = _POLICIES[policy]
 
@@ -38,13 +38,23 @@ def _auto() -> None:
 def _always() -> None:
     """Wait like the reference does; the GPU must already be in use, and nothing may be captured or traced."""
     try:
-        cuda = _cuda_in_use()
-        if cuda is not None and not cuda.is_current_stream_capturing() and not _is_compiling():
+        cuda = cuda_at_hand()
+        if cuda is not None:
             cuda.synchronize()
     except Exception as error:
         # An asynchronous error of the trainer's kernels, which meets it at its next call; or torch is being
         # imported by another thread at this moment.
         swallowed("torch.cuda.synchronize()", error)
+
+
+def cuda_at_hand() -> Any:
+    """Return torch.cuda where this thread may ask something of the GPU, else None.
+
+    It may not without a context, while its stream is captured, nor while torch traces it.
+    """
+    cuda = _cuda_in_use()
+    free = cuda is not None and not cuda.is_current_stream_capturing() and not _is_compiling()
+    return cuda if free else None
 
 
 def _cuda_in_use() -> Any:
@@ -66,4 +76,9 @@ def _is_compiling() -> bool:
     return compiler is not None and compiler.is_compiling()
 
 
-_POLICIES: Final[dict[str, _Policy]] = {"auto": _auto, "always": _always, "off": _off}
+_POLICIES: Final[dict[str, _Policy]] = {
+    "auto": _auto,
+    "always": _always,
+    "events": _off,  # `device_events` does its part without waiting
+    "off": _off,
+}

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ from sglang_instrument.recording.notices import notice
 from sglang_instrument.recording.values import settle
 
 _MOST_OPEN: Final = 16
+#: How often a process says anew what it is, and how much it recorded: who is killed has no other word of it.
+NEWS_EVERY_SEC: Final = 10.0
 _STEPS_KEPT: Final = 2  # a step's file stays open until this many newer steps were seen
 
 
@@ -79,6 +82,8 @@ class Files:
         self._open: OrderedDict[Scope, _File] = OrderedDict()
         self.written_records = 0
         self.lost_records = 0
+        self._said_records = 0
+        self._next_news = time.monotonic() + NEWS_EVERY_SEC
 
     def write(self, scope: Scope, lines: bytes, records: int) -> None:
         """Append whole lines to the file of `scope`; count them as lost if that is impossible."""
@@ -125,6 +130,17 @@ class Files:
         for scope in list(self._open):
             self._close(scope)
         self._claims.release()
+
+    def is_news(self) -> bool:
+        """Return, once every 10 s at most, whether records were written since this was asked.
+
+        A process of the engine has no steps at whose ends it would say how much it recorded.
+        """
+        now, written = time.monotonic(), self.written_records
+        if written == self._said_records or now < self._next_news:
+            return False
+        self._said_records, self._next_news = written, now + NEWS_EVERY_SEC
+        return True
 
     def describe_process(self) -> None:
         """Write what this process is into `processes/`, for each rank it writes for."""

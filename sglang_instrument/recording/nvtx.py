@@ -6,13 +6,12 @@ Ranges are of the kind that may overlap (`range_start`, `range_end`): those of c
 import sys
 from typing import Any, Final
 
-from sglang_instrument.recording import spans, tasks
+from sglang_instrument.recording import entering
 from sglang_instrument.recording.notices import notice
 from sglang_instrument.recording.spans import Buffer, Span
 
 _MOST_OPEN: Final = 100_000  # ranges; one whose span is never recorded stays open
 _open: dict[int, Any] = {}
-_enter_task = spans.enter_task
 
 
 class Ranges:
@@ -32,24 +31,21 @@ class Ranges:
 
 
 def on() -> None:
-    """Begin a range with each span from now on: spans that ask for their task come by here."""
-    spans.running_tasks = True  # as if a task ran all the time
-    spans.enter_task = _enter
+    """Begin a range with each span from now on."""
+    entering.listen(_begin)
 
 
 def off() -> None:
     """Begin no more ranges."""
-    spans.running_tasks = tasks.running
-    spans.enter_task = _enter_task
+    entering.ignore(_begin)
     _open.clear()
 
 
-def _enter(entering: Span) -> None:
+def _begin(span: Span) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and len(_open) < _MOST_OPEN:
         try:
-            _open[id(entering)] = torch.cuda.nvtx.range_start(entering.event)
+            _open[id(span)] = torch.cuda.nvtx.range_start(span.event)
         except Exception as error:  # a build of torch without CUDA
             notice("nvtx", f"nvtx=True shows nothing here: {error}")
             off()
-    _enter_task(entering)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sglang_instrument.config import Config
 from sglang_instrument.recording import context, device, loop, nvtx, spans
 from sglang_instrument.recording.clock import Clock
+from sglang_instrument.recording.device_events import HeldBack
 from sglang_instrument.recording.files import Files
 from sglang_instrument.recording.lines import LineMaker
 from sglang_instrument.recording.notices import notice, swallowed
@@ -45,13 +46,14 @@ class Recorder:
         if self.config.nvtx:
             nvtx.on()
         _let_go_of_earlier_steps()
-        self._writer.open()
+        self._open()
 
     def stop(self, timeout_sec: float = LONGEST_WAIT_SEC) -> None:
         """Take no more spans, write what is recorded, end the files; what is not written in time is lost."""
         if self._stopped:
             return
         self._stopped = True
+        self._held_back.off()
         self._writer.close()
         device.use_policy("off")
         nvtx.off()
@@ -68,6 +70,7 @@ class Recorder:
 
     def flush(self, timeout_sec: float = LONGEST_WAIT_SEC) -> bool:
         """Write what is recorded so far; return whether that was done in time."""
+        self._held_back.settle_all()
         return self._writer.flush(timeout_sec)
 
     def restart_in_child(self) -> None:
@@ -79,9 +82,10 @@ class Recorder:
         spans.OPEN.clear()
         loop.forget_hearts()
         context.forget_all()
+        self._held_back.abandon()
         self._build()
         if was_on:
-            self._writer.open()
+            self._open()
 
     def counts(self) -> dict[str, int]:
         """Return how many records were taken, changed, waiting and lost, in this process."""
@@ -89,11 +93,17 @@ class Recorder:
         on_the_way = writer.recorded - disk.dropped_records - files.lost_records - files.written_records
         return {
             "recorded": writer.recorded,
-            "waiting": writer.waiting + max(0, on_the_way),
+            "waiting": writer.waiting + len(self._held_back) + max(0, on_the_way),
             "changed": writer.changed_records,
             "sampled_out": writer.sampled_out_records,
             "dropped": writer.dropped_records + disk.dropped_records + files.lost_records,
         }
+
+    def _open(self) -> None:
+        self._writer.open()
+        if self.config.sync == "events":
+            self._held_back.on()
+            context.on_scope_closed(self._held_back.settling(self._writer.step_ended))
 
     def _task_seen(self, running: "asyncio.AbstractEventLoop", thread: int) -> None:
         try:
@@ -107,15 +117,24 @@ class Recorder:
         self._files = Files(config.folder, clock, config.run_id, self._describe, self._parents)
         maker = LineMaker(clock)
         selection = selection_for(config, maker.scope_of)
-        watch = Watchdog(maker, config.hang_after_sec).look
+        self._watchdog = Watchdog(maker, config.hang_after_sec)
+        self._held_back = HeldBack(holds=config.durability != "line")
         if config.durability == "line":
             self._disk: Disk = CallersDisk(self._files)
-            self._writer: Writer = LineWriter(self._disk, maker, watch, selection)
+            self._writer: Writer = LineWriter(self._disk, maker, self._look, selection)
         else:
             self._disk = Disk(self._files, config.memory_limit_mb * 2**20)
-            self._writer = Writer(self._disk, maker, watch, selection)
+            self._writer = Writer(self._disk, maker, self._look, selection)
+        if config.sync == "events":
+            self._writer.tap(self._held_back.over)
         if config.nvtx:
             self._writer.tap(nvtx.Ranges)
+
+    def _look(self, disk: Disk) -> None:
+        self._held_back.let_old_go()
+        self._watchdog.look(disk)
+        if self._files.is_news():
+            disk.do(self._files.describe_process)
 
 
 def _let_go_of_earlier_steps() -> None:
