@@ -1,13 +1,14 @@
 # demo: a real rollout on the real SGLang engine, on the CPU where there is no GPU
 # test, lint, bench: what a change has to pass; all of them make the virtual environment that they need
 # test-ray, test-trainers: the real Ray, the real trainers, in environments of their own below .envs
+# test-gpu: on a machine with one, by a PYTHON that has torch with CUDA, msgspec, orjson, pytest (polars for one of them)
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := sglang_instrument/demo
 DEMO_ARGS ?=
 
-.PHONY: demo test test-ray test-trainers lint bench
+.PHONY: demo test test-ray test-trainers test-gpu lint bench
 
 demo: $(VENV)/.demo
 	EXPERIMENT_NAME=$${EXPERIMENT_NAME:-demo} $(BIN)/sglang-instrument demo $(DEMO_ARGS)
@@ -25,6 +26,10 @@ test-trainers: test-ray $(VENV)/.develop
 	tests/environments/verl_server.sh
 	tests/environments/areal.sh
 	$(BIN)/python -m pytest tests/trainers
+
+test-gpu:
+	@$(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "no CUDA device for torch " + torch.__version__)'
+	PYTHONPATH=. $(PYTHON) -m pytest -p no:cacheprovider -W default tests/gpu
 
 lint: $(VENV)/.demo $(VENV)/.develop
 	$(BIN)/ruff check .

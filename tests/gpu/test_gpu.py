@@ -1,21 +1,33 @@
 """On a GPU: no context of ours, nothing during capture, true durations, errors left to the trainer.
 
-Skipped where there is none; the reason is printed.
+`make test-gpu PYTHON=...` runs them where torch has a CUDA device; elsewhere they skip, and say so.
 """
 
+import json
+import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: none here")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: none here"),
+    pytest.mark.filterwarnings("default"),  # torch's own, which differ from version to version
+]
 
-from sglang_instrument import span  # noqa: E402 - after the skip
-from sglang_instrument.recording import device  # noqa: E402
+import sglang_instrument  # noqa: E402 - after the skip
+from sglang_instrument import span, step  # noqa: E402
+from sglang_instrument.recording import device, spans  # noqa: E402
+from sglang_instrument.recording.device_events import HeldBack  # noqa: E402
 from sglang_instrument.testing import records  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+POLICIES = ["auto", "always", "events"]
 
 
 @pytest.fixture(params=["auto", "always"])
@@ -25,62 +37,130 @@ def policy(request):
     device.use_policy("off")
 
 
-def run(script):
-    code = textwrap.dedent(script)
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+@pytest.fixture
+def events():
+    """Return the spans that `sync="events"` passes on, in the order in which it does."""
+    passed = []
+    held_back = HeldBack().over(passed)
+    device.use_policy("events")
+    spans.use_buffer(held_back)
+    held_back.on()
+    yield passed
+    held_back.off()
+    spans.use_buffer(spans.OFF)
+    device.use_policy("off")
 
 
-def test_no_cuda_context_is_created_by_spans(tmp_path):
-    done = run(f"""
-        import os, subprocess, torch, sglang_instrument as si
-        si.install(log_dir={str(tmp_path)!r}, sync="always")
+@pytest.fixture(scope="module")
+def matrix():
+    """A matrix whose square takes a GPU longer than Python takes to ask for it."""
+    made = torch.randn(8192, 8192, device="cuda")
+    made @ made  # the first one loads libraries
+    torch.cuda.synchronize()
+    return made
+
+
+def multiply(matrix, times):
+    """Queue products; return the CUDA events around them."""
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began.record()
+    for _ in range(times):
+        matrix @ matrix
+    ended.record()
+    return began, ended
+
+
+def run(script, *arguments):
+    """Run a script in a process of its own, which has no CUDA context until it makes one."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script), *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env=environment, check=False, cwd=ROOT
+    )
+
+
+@pytest.mark.parametrize("sync", POLICIES)
+def test_no_cuda_context_is_created_by_spans(tmp_path, sync):
+    done = run(
+        """
+        import os, subprocess, sys
+        import torch
+        import sglang_instrument as si
+
+        def has_context():
+            return torch._C._cuda_hasPrimaryContext(0)
+
+        si.install(log_dir=sys.argv[1], trainers="none", sync=sys.argv[2])
         with si.step(1), si.span("total_step_duration"), si.span("preprocessing_duration"):
             pass
+        si.flush()
         assert not torch.cuda.is_initialized()
-        pids = subprocess.run(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"],
-                              capture_output=True, text=True).stdout.split()
-        assert str(os.getpid()) not in pids, pids
+        assert not has_context()
+        listed = subprocess.run(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"],
+                                capture_output=True, text=True).stdout.split()
+        assert str(os.getpid()) not in listed, listed
         si.uninstall()
-    """)
+        torch.zeros(1, device="cuda")
+        assert has_context(), "the question itself is wrong"
+        """,
+        tmp_path,
+        sync,
+    )
     assert done.returncode == 0, done.stderr
 
 
-def test_a_synced_span_lasts_as_long_as_its_kernels(policy):
-    matrix = torch.randn(8192, 8192, device="cuda")
-    matrix @ matrix
-    torch.cuda.synchronize()
+def test_a_synced_span_lasts_as_long_as_its_kernels_and_one_without_does_not(policy, matrix):
     with records() as seen:
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with span("preprocessing_duration"):
-            began.record()
-            for _ in range(20):
-                matrix @ matrix
-            ended.record()
+            began, ended = multiply(matrix, 20)
+        device.use_policy("off")
+        with span("preprocessing_duration"):
+            multiply(matrix, 20)
+        torch.cuda.synchronize()
     kernels = began.elapsed_time(ended) / 1e3
-    assert kernels <= seen[0]["duration_sec"] <= kernels + 0.1
+    assert seen[0]["duration_sec"] >= kernels * 0.99
+    assert seen[1]["duration_sec"] < kernels
 
 
-def test_work_queued_before_a_synced_span_is_not_counted_in_it(policy):
-    matrix = torch.randn(8192, 8192, device="cuda")
-    torch.cuda.synchronize()
+def test_work_queued_before_a_synced_span_is_not_counted_in_it(policy, matrix):
     with records() as seen:
         before = time.perf_counter()
-        for _ in range(50):
-            matrix @ matrix
+        multiply(matrix, 50)
         with span("preprocessing_duration"):
             pass
         whole = time.perf_counter() - before
     assert seen[0]["duration_sec"] < whole / 4
 
 
-def test_spans_during_graph_capture_leave_the_capture_alone(policy):
-    static = torch.zeros(16, device="cuda")
-    graph = torch.cuda.CUDAGraph()
-    with records(), torch.cuda.graph(graph), span("preprocessing_duration"):
-        static += 1
-    graph.replay()
-    torch.cuda.synchronize()
-    assert static[0].item() == 1
+@pytest.mark.parametrize("sync", POLICIES)
+def test_spans_during_graph_capture_leave_the_capture_alone(tmp_path, sync):
+    done = run(
+        """
+        import sys
+        import torch
+        import sglang_instrument as si
+
+        si.install(log_dir=sys.argv[1], trainers="none", sync=sys.argv[2])
+        static, graph = torch.zeros(16, device="cuda"), torch.cuda.CUDAGraph()
+        with si.step(1), si.span("total_step_duration"):
+            with si.span("preprocessing_duration"):
+                static += 0
+            with torch.cuda.graph(graph):
+                with si.span("preprocessing_duration"):
+                    static += 1
+                with si.span("parse"):
+                    static += 1
+            graph.replay()
+        torch.cuda.synchronize()
+        assert static[0].item() == 2, static
+        failed = [said for said in si.status()["notices"] if "failed" in said["notice"]]
+        assert not failed, failed
+        si.uninstall()
+        """,
+        tmp_path,
+        sync,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_device_tensor_is_described_without_being_read():
@@ -89,30 +169,116 @@ def test_a_device_tensor_is_described_without_being_read():
     assert seen[0]["extra"]["ids"] == "tensor(cuda:0, f32, [3, 4])"
 
 
-def test_an_asynchronous_error_is_left_to_the_trainer(tmp_path):
-    done = run(f"""
-        import torch, sglang_instrument as si
-        si.install(log_dir={str(tmp_path)!r}, sync="always")
+@pytest.mark.parametrize("sync", POLICIES)
+def test_an_asynchronous_error_is_left_to_the_trainer(tmp_path, sync):
+    done = run(
+        """
+        import sys
+        import torch
+        import sglang_instrument as si
+
+        si.install(log_dir=sys.argv[1], trainers="none", sync=sys.argv[2])
+        values, far = torch.zeros(4, device="cuda"), torch.tensor([99], device="cuda")
+        torch.cuda.synchronize()
         with si.step(1):
             with si.span("preprocessing_duration"):
-                torch.zeros(4, device="cuda")[torch.tensor([99], device="cuda")]
+                values[far]
+            with si.span("parse"):
+                pass
         try:
             torch.cuda.synchronize()
         except Exception as error:
-            print("trainer met", type(error).__name__)
-        si.uninstall()
-    """)
+            print("trainer met", type(error).__name__, flush=True)
+        si.flush()
+        print(open(f"{sys.argv[1]}/multiturn_log_dir/step_1/worker_0.jsonl").read(), flush=True)
+        """,
+        tmp_path,
+        sync,
+    )
     assert "trainer met" in done.stdout, done.stderr
+    assert '"event":"preprocessing_duration"' in done.stdout
+    assert '"error"' not in done.stdout
+
+
+def test_events_give_the_time_of_the_kernels_and_wait_for_none(events, matrix):
+    torch.cuda.synchronize()
+    with span("preprocessing_duration"):
+        began, ended = multiply(matrix, 50)
+    assert not ended.query(), "the span waited for its kernels"
+    assert events == []
+    torch.cuda.synchronize()
+    time.sleep(0.01)
+    with span("parse"):
+        pass
+    [timed] = [one for one in events if one.event == "preprocessing_duration"]
+    assert timed.device_sec == pytest.approx(began.elapsed_time(ended) / 1e3, rel=0.05)
+    assert timed.duration_sec < timed.device_sec
+
+
+def test_events_leave_out_what_was_queued_before(events, matrix):
+    multiply(matrix, 50)
+    with span("preprocessing_duration"):
+        began, ended = multiply(matrix, 5)
+    torch.cuda.synchronize()
+    spans.current_buffer().settle()
+    assert events[0].device_sec == pytest.approx(began.elapsed_time(ended) / 1e3, rel=0.1)
+
+
+def test_events_belong_to_the_stream_in_which_the_span_began(events, matrix):
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side), span("preprocessing_duration"):
+        began, ended = multiply(matrix, 5)
+    torch.cuda.synchronize()
+    spans.current_buffer().settle()
+    assert events[0].device_sec == pytest.approx(began.elapsed_time(ended) / 1e3, rel=0.1)
+
+
+def test_events_of_several_threads_are_each_asked_for_where_they_were_recorded(events, matrix):
+    def work():
+        with torch.cuda.stream(torch.cuda.Stream()), span("preprocessing_duration"):
+            multiply(matrix, 5)
+        torch.cuda.synchronize()
+        time.sleep(0.01)
+        with span("parse"):
+            pass
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    timed = [one for one in events if one.event == "preprocessing_duration"]
+    assert len(timed) == 4
+    assert all(one.device_sec > 0 for one in timed)
+
+
+def test_device_sec_stands_in_the_log(tmp_path, matrix):
+    sglang_instrument.install(log_dir=tmp_path, experiment="run", trainers="none", sync="events")
+    with step(1), span("total_step_duration"):
+        with span("preprocessing_duration"):
+            multiply(matrix, 5)
+        torch.cuda.synchronize()
+    sglang_instrument.uninstall()
+    lines = map(json.loads, (tmp_path / "run/step_1/worker_0.jsonl").read_text().splitlines())
+    [prepared] = [line for line in lines if line["event"] == "preprocessing_duration"]
+    assert prepared["device_sec"] > prepared["duration_sec"]
 
 
 def test_nvtx_ranges_open_and_close_without_a_notice(tmp_path):
-    done = run(f"""
-        import torch, sglang_instrument as si
+    done = run(
+        """
+        import sys
+        import torch
+        import sglang_instrument as si
+
         torch.zeros(1, device="cuda")
-        si.install(log_dir={str(tmp_path)!r}, nvtx=True)
+        si.install(log_dir=sys.argv[1], trainers="none", nvtx=True)
         with si.step(1), si.span("preprocessing_duration"):
             pass
         assert not si.status()["notices"], si.status()["notices"]
         si.uninstall()
-    """)
+        """,
+        tmp_path,
+    )
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
 """On a GPU: what torch's profiler writes of kernels, copies, graphs and streams equals a brute-force read.
 
-Skipped where there is none; the reason is printed.
+`make test-gpu PYTHON=...` runs it where torch has a CUDA device; elsewhere they skip, and say so.
 """
 
 import json
@@ -9,7 +9,11 @@ from collections import Counter
 import pytest
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: none here")
+pytest.importorskip("polars", reason="needs the extra sglang-instrument[analysis]")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: none here"),
+    pytest.mark.filterwarnings("default"),  # torch's own, which differ from version to version
+]
 
 from sglang_instrument.profiling.traces import analyse  # noqa: E402 - after the skip
 
