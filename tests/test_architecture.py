@@ -15,13 +15,14 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 #: What each room may import, beside itself. Design, section 8: words <- recording <- patching <- session
 #: <- switch <- bootstrap; words <- analysis <- report; cli, demo and testing on top.
-WORDS = {"errors", "schema", "config"}
+WORDS = {"errors", "schema", "config", "uncollected"}
 RECORDING = WORDS | {"recording"}
 SESSION = RECORDING | {"patching", "", "session", "launch", "reach", "profiling.attach"}
 MAY_IMPORT = {
     "errors": set(),
     "schema": set(),
     "config": {"errors"},
+    "uncollected": set(),
     "recording": WORDS,
     "patching": RECORDING,
     "launch": set(),
@@ -34,7 +35,7 @@ MAY_IMPORT = {
     "rollout": SESSION | {"switch", "profiling"},
     "analysis": WORDS,
     "report": WORDS | {"analysis"},
-    "profiling": WORDS | {"recording.context", "recording.notices", "recording.spans", "schema"},
+    "profiling": WORDS | {"recording.context", "recording.notices", "recording.spans"},
     "testing": SESSION | {"switch"},
     "demo": SESSION | {"switch", "testing"},
     "cli": SESSION | {"launch", "switch", "bootstrap", "analysis", "report", "profiling", "testing", "demo"},

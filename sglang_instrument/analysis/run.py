@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
-from sglang_instrument.analysis.batches import Progress, Work, read_tables
+from sglang_instrument.analysis.batches import Progress, read_tables
 from sglang_instrument.analysis.cache import read_digest
 from sglang_instrument.analysis.digest import Digest
 from sglang_instrument.analysis.files import File, counting, health_of
@@ -17,6 +17,7 @@ from sglang_instrument.analysis.nesting import nest
 from sglang_instrument.analysis.places import Place, holds_run
 from sglang_instrument.analysis.reader import read_files
 from sglang_instrument.analysis.walls import split_wall
+from sglang_instrument.analysis.work import Work
 from sglang_instrument.errors import LogError
 
 

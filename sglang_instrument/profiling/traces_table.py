@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +11,7 @@ import polars as pl
 
 from sglang_instrument.errors import LogError
 from sglang_instrument.profiling.traces_file import Event, Header, read_events
+from sglang_instrument.uncollected import uncollected
 
 #: What a category of the profiler is, by the names of old and new versions, CUDA's and ROCm's.
 KINDS: Final = {
@@ -92,7 +91,7 @@ def read_trace(
     rows = _Rows(python)
     seen = 0
     try:
-        with _uncollected():
+        with uncollected():
             for events in read_events(path, header, progress):
                 seen += len(events)
                 rows.add(events)
@@ -102,18 +101,6 @@ def read_trace(
     if header.base_ns:  # may be said at the end of the file
         table = table.with_columns(pl.col("start_ns", "end_ns") + header.base_ns)
     return Trace(path, header, table, lanes, seen - len(table))
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Pause the collection of cycles: events have none, and looking for them costs half of the time."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 class _Rows:
