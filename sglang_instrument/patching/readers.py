@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, cast
 
+from sglang_instrument import native
 from sglang_instrument.patching import inside, measures
 from sglang_instrument.patching.fields import (
     BEFORE,
@@ -88,8 +89,13 @@ def reader(expressions: Mapping[str, Expression], arguments: ast.arguments) -> R
 
 
 def condition(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader | None:
-    """Build a reader of truth values; of a value, not of what the log would show of it."""
-    asked = {
+    """Build a reader of truth values."""
+    return reader(truths(expressions), arguments)
+
+
+def truths(expressions: Mapping[str, Expression]) -> dict[str, Expression]:
+    """Return what asks whether values are true; of a value, not of what the log would show of it."""
+    return {
         name: replace(
             expression,
             alternatives=tuple(
@@ -101,11 +107,15 @@ def condition(expressions: Mapping[str, Expression], arguments: ast.arguments) -
         )
         for name, expression in expressions.items()
     }
-    return reader(asked, arguments)
 
 
 def build(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader:
-    """Build the function that reads `expressions`; its parameters are those of `Reader`, then `arguments`."""
+    """Build what reads `expressions`; its parameters are those of `Reader`, then `arguments`."""
+    return generate(expressions, arguments)
+
+
+def generate(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader:
+    """Build the function that reads `expressions` without compiled code."""
     namespace = dict(_NAMESPACE)
     body: list[ast.stmt] = [_assign(_FIELDS, ast.Dict([], []))]
     for name, expression in expressions.items():
@@ -275,7 +285,7 @@ def _each(over: ast.expr, steps: tuple[Step, ...], go: Callable[[ast.expr, Step]
         end = go(end, step)
     conditions: list[ast.expr] = []
     if go is _go_record and rest and rest[0].kind in ("attribute", "key"):  # as in _field_of_each
-        conditions.append(ast.Compare(ast.Constant(rest[0].name), [ast.In()], [_load(_EACH)]))
+        conditions.append(ast.Compare(_key(rest[0]), [ast.In()], [_load(_EACH)]))
     if first.name:
         asked = go(_load(_EACH), Step("attribute", first.name))
         conditions.append(_call("__sglang_truth", asked))
@@ -313,3 +323,13 @@ def _load(name: str) -> ast.expr:
 
 def _call(name: str, *arguments: ast.expr) -> ast.expr:
     return ast.Call(_load(name), list(arguments), [])
+
+
+if native.ON:
+    from sglang_instrument.native import fields as compiled
+
+    compiled.learn(measures, _bound, inside.before)
+
+    def build(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader:
+        """Build what reads `expressions`, as the generated function does."""
+        return compiled.reader(expressions, [argument.arg for argument in arguments.args])

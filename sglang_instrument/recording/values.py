@@ -8,6 +8,8 @@ from itertools import islice
 from types import SimpleNamespace
 from typing import Any, Final
 
+from sglang_instrument import native
+
 _PLAIN: Final = frozenset({float, bool, type(None)})
 #: Types whose values need no reducing; an integer over 64 bits is mended when its record does not encode.
 SCALARS: Final = _PLAIN | {int}
@@ -199,3 +201,9 @@ _REPRS: Final[dict[type, Callable[[Any], str]]] = {
     range: repr,
     type: lambda kind: str(kind.__qualname__),
 }
+
+if native.ON:
+    from sglang_instrument.native import values as compiled
+
+    compiled.fall_back_on(reduce_value, _entry, LONGEST_TEXT, _LONGEST_REPR, _LONGEST_LIST)
+    reduce, reduce_value = compiled.reduce, compiled.reduce_value

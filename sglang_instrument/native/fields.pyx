@@ -1,0 +1,868 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=False
+"""Read the fields of a region: the trees of `patching.fields`, walked in C, as `patching.readers` says.
+
+What several fields have in common is read once. What is missing is a sentinel, for a Python exception costs
+more than a whole reader; a value's own error ends the alternative that met it, and no more.
+"""
+
+from cpython.dict cimport PyDict_GetItemWithError
+from cpython.object cimport PyObject, PyObject_GetItem
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
+from cpython.sequence cimport PySequence_GetItem
+from libc.math cimport fabs, floor, rint
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint64_t
+
+import sys
+
+from sglang_instrument.native.values cimport reduced
+
+include "stamp.pxi"
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    typedef struct { int32_t device_type; int32_t device_id; } si_dl_device;
+    typedef struct { uint8_t code; uint8_t bits; uint16_t lanes; } si_dl_dtype;
+    typedef struct {
+        void *data; si_dl_device device; int32_t ndim; si_dl_dtype dtype;
+        int64_t *shape; int64_t *strides; uint64_t byte_offset;
+    } si_dl_tensor;  /* of DLPack; a DLManagedTensor begins with it */
+    """
+    ctypedef struct si_dl_device:
+        int32_t device_type
+    ctypedef struct si_dl_dtype:
+        uint8_t code
+        uint8_t bits
+        uint16_t lanes
+    ctypedef struct si_dl_tensor:
+        void *data
+        si_dl_device device
+        int32_t ndim
+        si_dl_dtype dtype
+        int64_t *shape
+        int64_t *strides
+        uint64_t byte_offset
+
+cdef object MISSING = object()  # stands for what cannot be read; leaves this module never
+cdef object UNREAD = object()  # in a slot that nobody came by yet
+
+# Of `patching.measures` and `recording.context`, which are set by `learn`: what is unusual is left to them.
+cdef object UNBOUND = None
+cdef object pure_key = None
+cdef object pure_elements = None
+cdef object pure_truth = None
+cdef object pure_size = None
+cdef object pure_total = None
+cdef object pure_numbers_of = None
+cdef object pure_percent = None
+cdef object pure_pick = None
+cdef object measure_named = None
+cdef object bound_to = None
+cdef object records_before = None
+
+
+def learn(measures, bound, before):
+    """Take the pure functions: the module `measures`, `bound(name)` and `before(event)`."""
+    global UNBOUND, pure_key, pure_elements, pure_truth, pure_size, pure_total, pure_numbers_of, pure_percent
+    global pure_pick, measure_named, bound_to, records_before
+    UNBOUND, pure_key, pure_elements, pure_truth = measures.UNBOUND, measures.key, measures.elements, measures.truth
+    pure_size, pure_total, pure_numbers_of = measures.size, measures.total, measures._numbers
+    pure_percent, pure_pick, measure_named = measures.percent, measures.pick, measures.measure_named
+    bound_to, records_before = bound, before
+
+
+cdef class Inside:
+    """The records of the regions that finished within one run of a region, by event."""
+
+    def __cinit__(self):
+        self.records = {}
+
+    cdef void end(self):
+        self.records = {}
+        self.wanted = frozenset()
+
+
+
+
+cdef class Reading:
+    """What one run of a reader reads from."""
+
+    cdef object run
+    cdef object value
+    cdef Inside inside
+    cdef long long duration_ns
+    cdef tuple values
+    cdef list slots
+
+
+# ---- steps: from one object to the next
+
+
+cdef class Step:
+    cdef object go(self, object here, tuple values):
+        raise NotImplementedError
+
+
+cdef class AttributeStep(Step):
+    cdef str name
+
+    cdef object go(self, object here, tuple values):
+        return getattr(here, self.name, MISSING)
+
+
+cdef class KeyStep(Step):
+    cdef object key
+
+    cdef object go(self, object here, tuple values):
+        return at(here, self.key)
+
+
+cdef class KeyOfStep(Step):
+    """Take the key that lies at a path of attributes of a local."""
+
+    cdef Py_ssize_t local
+    cdef tuple attributes
+
+    cdef object key(self, tuple values):
+        found = values[self.local] if self.local >= 0 else MISSING
+        for name in self.attributes:
+            if found is MISSING:
+                break
+            found = getattr(found, <str>name, MISSING)
+        return found
+
+    cdef object go(self, object here, tuple values):
+        key = self.key(values)
+        return MISSING if key is MISSING else at(here, key)
+
+
+cdef class PickStep(Step):
+    cdef tuple names
+
+    cdef object go(self, object here, tuple values):
+        return pure_pick(here, self.names)
+
+
+cdef class EachStep(Step):
+    """Go over all elements, or those whose attribute is true; `rest` leads on from each."""
+
+    cdef Step asked
+    cdef object field  # that a record must have to count
+    cdef Step field_of
+    cdef tuple rest
+
+    cdef object go(self, object here, tuple values):
+        cdef list found = []
+        kind = type(here)
+        if kind is list:
+            for each in <list>here:
+                if not self.add(found, each, values):
+                    return MISSING
+            return found
+        for each in here.values() if kind is dict else pure_elements(here):
+            if not self.add(found, each, values):
+                return MISSING
+        return found
+
+    cdef bint add(self, list found, object each, tuple values) except -1:
+        """Add what `each` leads to, if it counts; return whether all could be read."""
+        cdef Step step
+        if self.field is not None and self.field not in each:
+            return True
+        if self.field_of is not None:
+            key = (<KeyOfStep>self.field_of).key(values)
+            if key is MISSING:
+                return False
+            if key not in each:
+                return True
+        if self.asked is not None:
+            answer = self.asked.go(each, values)
+            if answer is MISSING:
+                return False
+            if not truth(answer):
+                return True
+        for step in self.rest:
+            each = step.go(each, values)
+            if each is MISSING:
+                return False
+        found.append(each)
+        return True
+
+
+cdef object at(object here, object key):
+    """Return `here[key]`, MISSING where the usual collections have no such entry."""
+    cdef PyObject *found
+    cdef Py_ssize_t index, size
+    kind = type(here)
+    if kind is dict:
+        found = PyDict_GetItemWithError(here, key)
+        return MISSING if found is NULL else <object>found
+    if (kind is list or kind is tuple) and type(key) is int:
+        index, size = key, len(here)
+        return PySequence_GetItem(here, index) if -size <= index < size else MISSING
+    return pure_key(here, key)
+
+
+# ---- nodes: what a path has come to, from the reader's arguments on
+
+
+cdef class Node:
+    cdef int slot  # where its value is remembered; -1 where one field alone comes by
+
+    def __cinit__(self):
+        self.slot = -1
+
+    cdef object find(self, Reading reading):
+        raise NotImplementedError
+
+
+cdef inline object get(Node node, Reading reading):
+    if node.slot < 0:
+        return node.find(reading)
+    found = reading.slots[node.slot]
+    if found is UNREAD:
+        found = node.find(reading)
+        reading.slots[node.slot] = found
+    return found
+
+
+cdef class Local(Node):
+    cdef Py_ssize_t index
+
+    cdef object find(self, Reading reading):
+        return reading.values[self.index]
+
+
+cdef class Whole(Node):
+    """A local that is read as it is: it may have no value."""
+
+    cdef Node of
+
+    cdef object find(self, Reading reading):
+        found = get(self.of, reading)
+        return MISSING if found is UNBOUND else found
+
+
+cdef class Given(Node):
+    """What the function returned, or the item that a generator gave."""
+
+    cdef object find(self, Reading reading):
+        return reading.value if reading.run is None else getattr(reading.run, "value", MISSING)
+
+
+cdef class Bound(Node):
+    cdef str name
+
+    cdef object find(self, Reading reading):
+        return bound_to(self.name)
+
+
+cdef class Constant(Node):
+    cdef object value
+
+    cdef object find(self, Reading reading):
+        return self.value
+
+
+cdef class Unknown(Node):
+    """A name that is none of the reader's."""
+
+    cdef object find(self, Reading reading):
+        return MISSING
+
+
+cdef class Gone(Node):
+    """One step further than another node."""
+
+    cdef Node of
+    cdef Step step
+
+    cdef object find(self, Reading reading):
+        here = get(self.of, reading)
+        return MISSING if here is MISSING else self.step.go(here, reading.values)
+
+
+cdef class Records(Node):
+    """The records of the regions of an event: finished within this run, or before it in the one around."""
+
+    cdef object event
+    cdef bint before
+
+    cdef object find(self, Reading reading):
+        cdef PyObject *found
+        if self.before:
+            return records_before(self.event)
+        if reading.run is not None:
+            return reading.run.inside.get(self.event, [])
+        if reading.inside is None:
+            return []
+        found = PyDict_GetItemWithError(reading.inside.records, self.event)
+        return [] if found is NULL else <object>found
+
+
+cdef class FieldOfEach(Node):
+    """A field of all records that have it."""
+
+    cdef Node of
+    cdef str name
+
+    cdef object find(self, Reading reading):
+        cdef list found = []
+        cdef PyObject *value
+        for record in get(self.of, reading):
+            if type(record) is dict:
+                value = PyDict_GetItemWithError(record, self.name)
+                if value is not NULL:
+                    found.append(<object>value)
+            elif self.name in record:
+                found.append(record[self.name])
+        return found
+
+
+# ---- measures
+
+
+cdef bint truth(object value) except -1:
+    kind = type(value)
+    if (
+        kind is bool or value is None or kind is list or kind is dict or kind is str or kind is int
+        or kind is float or kind is tuple
+    ):
+        return bool(value)
+    return pure_truth(value)
+
+
+cdef inline bint is_number(object value):
+    kind = type(value)
+    return kind is int or kind is float or kind is bool
+
+
+cdef bint all_numbers(list values):
+    """Whether all are plain numbers; nothing in here runs Python."""
+    for value in values:
+        if not is_number(value):
+            return False
+    return True
+
+
+cdef object size_of(object value):
+    kind = type(value)
+    if kind is list or kind is str or kind is dict or kind is tuple:
+        return len(value)
+    shape = getattr(value, "shape", None)
+    if shape is not None and len(shape):
+        last = PySequence_GetItem(shape, -1) if isinstance(shape, tuple) else PyObject_GetItem(shape, -1)
+        return last if type(last) is int else int(last)
+    return len(value)
+
+
+cdef object total_of(object value):
+    kind = type(value)
+    if kind is int or kind is float or kind is bool:
+        return value
+    if kind is list or kind is tuple:
+        return sum(value)
+    if kind is dict:
+        return sum(value.values())
+    found = tensor_total(value)
+    return pure_total(value) if found is None else found
+
+
+cdef object Tensor = None  # torch's, as soon as one was seen
+cdef object to_dlpack = None
+
+
+cdef bint is_tensor(object value):
+    """Whether this is a plain tensor of torch, which nobody imports here."""
+    global Tensor, to_dlpack
+    kind = type(value)
+    if Tensor is None and kind.__module__ == "torch" and kind.__name__ == "Tensor":
+        dlpack = sys.modules.get("torch.utils.dlpack")
+        to_dlpack = getattr(dlpack, "to_dlpack", None)
+        if to_dlpack is not None:
+            Tensor = kind
+    return kind is Tensor
+
+
+cdef object tensor_total(object value):
+    """Return the sum of a tensor of integers in memory, in a sixth of the time that `.sum().item()` takes.
+
+    None for any other: the sum of floats depends on the order in which they are added.
+    """
+    if not is_tensor(value) or value.is_cpu is not True:
+        return None
+    try:
+        capsule = to_dlpack(value)  # it holds on to the tensor while it is looked at
+    except Exception:  # one of bool in an old torch, a sparse one, one that a transformation looks through
+        return None
+    if not PyCapsule_IsValid(capsule, "dltensor"):
+        return None
+    cdef si_dl_tensor *seen = <si_dl_tensor *>PyCapsule_GetPointer(capsule, "dltensor")
+    if seen.device.device_type != 1 or seen.dtype.lanes != 1 or seen.data is NULL:
+        return None
+    cdef int64_t count = count_of(seen)
+    if count < 0:
+        return None
+    cdef char *data = <char *>seen.data + seen.byte_offset
+    cdef uint64_t total = 0  # wraps around where torch's does
+    cdef int64_t index
+    cdef int code = seen.dtype.code, bits = seen.dtype.bits
+    if code == 0 and bits == 64:
+        for index in range(count):
+            total += <uint64_t>(<int64_t *>data)[index]
+    elif code == 0 and bits == 32:
+        for index in range(count):
+            total += <uint64_t><int64_t>(<int32_t *>data)[index]
+    elif (code == 1 or code == 6) and bits == 8:
+        for index in range(count):
+            total += (<uint8_t *>data)[index]
+    else:
+        return None
+    return <int64_t>total
+
+
+cdef int64_t count_of(si_dl_tensor *seen) noexcept:
+    """Return how many numbers lie one behind the other, -1 where there are gaps."""
+    cdef int64_t count = 1
+    cdef int axis
+    for axis in range(seen.ndim - 1, -1, -1):
+        if seen.strides is not NULL and seen.shape[axis] != 1 and seen.strides[axis] != count:
+            return -1
+        count *= seen.shape[axis]
+    return count
+
+
+cdef class Numbers(Node):
+    """The numbers that a list holds, or the sizes of what is none."""
+
+    cdef Node of
+
+    cdef object find(self, Reading reading):
+        found = get(self.of, reading)
+        if found is MISSING:
+            return MISSING
+        if type(found) is not list:
+            return pure_numbers_of(found)
+        if all_numbers(found):
+            return found
+        return [value if isinstance(value, (int, float)) else size_of(value) for value in <list>found]
+
+
+cdef class Mean(Node):
+    cdef Node of  # Numbers
+
+    cdef object find(self, Reading reading):
+        numbers = get(self.of, reading)
+        if numbers is MISSING:
+            return MISSING
+        return sum(numbers) / len(numbers) if numbers else 0
+
+
+cdef class Measured(Node):
+    """A measure of `patching.measures` that is not one of those below."""
+
+    cdef Node of
+    cdef object measure
+
+    cdef object find(self, Reading reading):
+        found = get(self.of, reading)
+        return MISSING if found is MISSING else self.measure(found)
+
+
+cdef class Size(Measured):
+    cdef object find(self, Reading reading):
+        found = get(self.of, reading)
+        return MISSING if found is MISSING else size_of(found)
+
+
+cdef class Sizes(Measured):
+    cdef object find(self, Reading reading):
+        found = get(self.of, reading)
+        if type(found) is not list:
+            return MISSING if found is MISSING else self.measure(found)
+        if are_numbers(found):
+            return len(found)
+        return [size_of(value) for value in <list>found]
+
+
+cdef class Total(Measured):
+    cdef object find(self, Reading reading):
+        found = get(self.of, reading)
+        return MISSING if found is MISSING else total_of(found)
+
+
+cdef class Totals(Measured):
+    cdef bint something  # asked for: nothing adds up to nothing
+
+    cdef object find(self, Reading reading):
+        found = get(self.of, reading)
+        if type(found) is not list:
+            return MISSING if found is MISSING else self.measure(found)
+        if self.something and not found:
+            return MISSING
+        if are_numbers(found):
+            return sum(found)
+        return [total_of(value) for value in <list>found]
+
+
+cdef bint are_numbers(list values) except -1:
+    if all_numbers(values):
+        return True
+    for value in values:
+        if not isinstance(value, (int, float)):
+            return False
+    return True
+
+
+cdef class Any(Measured):
+    cdef bint none
+
+    cdef object find(self, Reading reading):
+        found = get(self.of, reading)
+        return MISSING if found is MISSING else truth(found) != self.none
+
+
+cdef class AnyOfEach(Any):
+    cdef object find(self, Reading reading):
+        found = get(self.of, reading)
+        if type(found) is not list:
+            return MISSING if found is MISSING else self.measure(found)
+        for value in <list>found:
+            if truth(value):
+                return not self.none
+        return self.none
+
+
+cdef class Percent(Measured):
+    """The total as per cent of the run's own duration; `numbers` of a list."""
+
+    cdef object find(self, Reading reading):
+        cdef double amount, duration_sec, share, hundredths
+        found = get(self.of, reading)
+        if found is MISSING:
+            return MISSING
+        if reading.run is not None:
+            return pure_percent(found, reading.run.duration_sec)
+        if reading.duration_ns < 0:
+            return MISSING
+        if type(found) is not list or not all_numbers(found):
+            return pure_percent(found, reading.duration_ns / 1e9)
+        total = sum(found)
+        duration_sec = reading.duration_ns / 1e9
+        if duration_sec == 0:
+            return 0.0
+        if type(total) is not float and total != 0:
+            return pure_percent(found, duration_sec)
+        share = 100 * <double>total / duration_sec
+        hundredths = share * 100
+        if fabs(hundredths) < 1e9 and fabs(hundredths - floor(hundredths) - 0.5) > 1e-4:
+            return rint(hundredths) / 100  # what round() gives where nothing is near the middle
+        return round(share, 2)
+
+
+cdef class IsMissing(Node):
+    cdef Node of
+
+    cdef object find(self, Reading reading):
+        found = get(self.of, reading)
+        return found is MISSING or found is None
+
+
+# ---- a reader
+
+
+cdef class Field:
+    cdef object name
+    cdef tuple values  # nodes, of which the first that resolves counts
+    cdef tuple kept  # of each whether its value is stored as it is
+    cdef tuple asks  # of each whether it asks if there is a value: then an error is an answer
+
+
+cdef struct Place:
+    Py_ssize_t field
+    Py_ssize_t alternative
+
+
+cdef int skip(tuple fields, dict found, Place *place) except -1:
+    cdef Field field = <Field>fields[place.field]
+    if field.asks[place.alternative]:
+        found[field.name] = True
+        place.field += 1
+        place.alternative = 0
+    else:
+        place.alternative += 1
+    return 0
+
+cdef int go_on(tuple fields, dict found, Reading reading, Place *place) except -1:
+    cdef Field field
+    cdef Py_ssize_t count = len(fields)
+    while place.field < count:
+        field = <Field>fields[place.field]
+        while place.alternative < len(field.values):
+            value = get(<Node>field.values[place.alternative], reading)
+            if value is not MISSING:
+                kind = type(value)
+                if not (
+                    kind is int or kind is float or kind is bool or value is None
+                    or field.kept[place.alternative]
+                ):
+                    value = reduced(value)
+                found[field.name] = value
+                break
+            place.alternative += 1
+        place.field += 1
+        place.alternative = 0
+    return 0
+
+
+cdef class Reader:
+    """Reads fields: (the run that ends, or None at entry; *locals) -> fields. Never raises."""
+
+    def __call__(self, run, /, *values):
+        return self.read(run, None, None, -1, values)
+
+    cdef object read(self, object run, object value, Inside inside, long long duration_ns, tuple values):
+        """Return the fields; of a run that is None, what follows it counts."""
+        cdef dict found = {}
+        cdef Reading reading = Reading.__new__(Reading)
+        cdef Place place
+        if len(values) != self.arity:
+            raise TypeError(f"takes {self.arity} values, got {len(values)}")
+        reading.run, reading.value, reading.inside = run, value, inside
+        reading.duration_ns, reading.values = duration_ns, values
+        if self.slots:
+            reading.slots = [UNREAD] * self.slots
+        place.field = place.alternative = 0
+        while True:
+            try:
+                go_on(self.fields, found, reading, &place)
+                return found
+            except Exception:  # a value's own code failed: the next alternative, or the next field
+                skip(self.fields, found, &place)
+
+# ---- how a reader is made
+
+
+cdef class _Maker:
+    """Makes the nodes of a reader's fields; paths that begin alike share theirs."""
+
+    cdef dict indices
+    cdef dict known
+    cdef list shared
+
+    def __init__(self, names):
+        self.indices = {name: index for index, name in enumerate(names)}
+        self.known = {}
+        self.shared = []
+
+    def node(self, key, make):
+        """Return the node of a key; from its second use on it remembers its value."""
+        cdef Node node
+        if key in self.known:
+            node = self.known[key]
+            if node.slot < 0 and not isinstance(node, (Local, Constant)):
+                node.slot = len(self.shared)
+                self.shared.append(node)
+            return node
+        node = self.known[key] = make()
+        return node
+
+    def field(self, name, expression):
+        cdef Field field = Field()
+        values, kept, asks = [], [], []
+        for value in expression.alternatives:
+            is_constant = not hasattr(value, "steps")
+            values.append(self.constant(value.value) if is_constant else self.value(value, expression))
+            kept.append(is_constant or self.is_of_records(value, expression))
+            asks.append(not is_constant and value.function == "missing")
+        field.name, field.values, field.kept, field.asks = name, tuple(values), tuple(kept), tuple(asks)
+        return field
+
+    def constant(self, value):
+        cdef Constant constant = Constant()
+        constant.value = value
+        return constant
+
+    def is_of_records(self, path, expression):
+        return path.root in ("inside", "before") and expression.is_root(path)
+
+    def value(self, path, expression):
+        """Return the node of a path and its function."""
+        cdef IsMissing asking
+        node, key = self.walk(path, expression)
+        function = path.function
+        if function is None:
+            return node
+        if function == "missing":
+            asking = IsMissing()
+            asking.of = node
+            return asking
+        each = any(step.kind == "each" for step in path.steps)
+        return self.node((key, each, function), lambda: self.measured(function, each, node, key))
+
+    def measured(self, function, each, node, key):
+        cdef Measured measured
+        cdef Numbers numbers
+        cdef Mean mean
+        if function == "percent":
+            measured = Percent()
+            measured.of = node
+            return measured
+        measure = measure_named(function)[each]
+        if function in ("mean", "min", "max") or function[0] == "p" or function.startswith("over"):
+            numbers = Numbers()
+            numbers.of = node
+            numbers = self.node((key, "numbers"), lambda: numbers)
+            if function == "mean":
+                mean = Mean()
+                mean.of = numbers
+                return mean
+            measured = Measured()
+            measured.of, measured.measure = numbers, measure
+            return measured
+        kinds = {
+            ("size", False): Size, ("size", True): Sizes, ("total", False): Total, ("total", True): Totals,
+            ("sum", True): Totals, ("any", False): Any, ("any", True): AnyOfEach, ("not", False): Any,
+            ("not", True): AnyOfEach,
+        }
+        measured = kinds.get((function, each), Measured)()
+        measured.of, measured.measure = node, measure
+        if isinstance(measured, Totals):
+            (<Totals>measured).something = function == "sum"
+        if isinstance(measured, Any):
+            (<Any>measured).none = function == "not"
+        return measured
+
+    def walk(self, path, expression):
+        """Return the node at a path's end, and the key by which others find it."""
+        if self.is_of_records(path, expression):
+            return self.records(path)
+        node, key, steps = self.root(path, expression)
+        if not path.steps:
+            return self.node((key, "whole"), lambda: whole(node)), (key, "whole")
+        return self.along(node, key, steps, False)
+
+    def root(self, path, expression):
+        if not expression.is_root(path):
+            return self.node(("local", path.root), lambda: self.local(path.root)), ("local", path.root), path.steps
+        if path.root == "bound":
+            name = path.steps[0].name
+            return self.node(("bound", name), lambda: bound(name)), ("bound", name), path.steps[1:]
+        if path.root == "modules":
+            return self.node("modules", lambda: self.constant(sys.modules)), "modules", path.steps
+        return self.node("value", Given), "value", path.steps
+
+    def local(self, name):
+        cdef Local local
+        if name not in self.indices:
+            return Unknown()
+        local = Local()
+        local.index = self.indices[name]
+        return local
+
+    def records(self, path):
+        event = path.steps[0].name
+        key = (path.root, event)
+        node = self.node(key, lambda: records(event, path.root == "before"))
+        steps = path.steps[1:]
+        if [(step.kind, step.of) for step in steps] == [("each", None), ("attribute", None)] and not steps[0].name:
+            name = steps[1].name
+            return self.node((key, name), lambda: field_of_each(node, name)), (key, name)
+        return self.along(node, key, steps, True)
+
+    def along(self, node, key, steps, of_records):
+        for index, step in enumerate(steps):
+            key = (key, step if step.kind != "each" else tuple(steps[index:]), of_records)
+            before, made = node, self.step(steps[index:], of_records)
+            node = self.node(key, lambda: gone(before, made))
+            if step.kind == "each":
+                break
+        return node, key
+
+    def step(self, steps, of_records):
+        """Return the first of some steps; one over all elements takes the others with it."""
+        cdef EachStep each
+        cdef AttributeStep attribute
+        cdef KeyStep key
+        cdef PickStep pick
+        step = steps[0]
+        if step.kind == "pick":
+            pick = PickStep()
+            pick.names = tuple(map(tuple, step.names))
+            return pick
+        if step.kind == "attribute" and not of_records:
+            attribute = AttributeStep()
+            attribute.name = sys.intern(str(step.name))
+            return attribute
+        if step.kind != "each":
+            return self.key_step(step)
+        each = EachStep()
+        rest = list(steps[1:])
+        if step.name:
+            each.asked = self.step([type(step)("attribute", step.name)], of_records)
+        if of_records and rest and rest[0].kind in ("attribute", "key"):
+            if rest[0].of is None:
+                each.field = rest[0].name
+            else:
+                each.field_of = self.key_step(rest[0])
+        each.rest = tuple(self.rest(rest, of_records))
+        return each
+
+    def rest(self, steps, of_records):
+        for index, step in enumerate(steps):
+            yield self.step(steps[index:], of_records)
+            if step.kind == "each":
+                return
+
+    def key_step(self, step):
+        cdef KeyStep key
+        cdef KeyOfStep of
+        if step.of is None:
+            key = KeyStep()
+            key.key = step.name
+            return key
+        of = KeyOfStep()
+        of.local = self.indices.get(step.of.root, -1)
+        of.attributes = tuple([str(attribute.name) for attribute in step.of.steps])
+        return of
+
+
+def whole(Node of):
+    cdef Whole node = Whole()
+    node.of = of
+    return node
+
+
+def bound(name):
+    cdef Bound node = Bound()
+    node.name = name
+    return node
+
+
+def gone(Node of, Step step):
+    cdef Gone node = Gone()
+    node.of, node.step = of, step
+    return node
+
+
+def records(event, before):
+    cdef Records node = Records()
+    node.event, node.before = event, before
+    return node
+
+
+def field_of_each(Node of, name):
+    cdef FieldOfEach node = FieldOfEach()
+    node.of, node.name = of, name
+    return node
+
+
+def reader(expressions, names):
+    """Return what reads parsed expressions, by name, from a run and the values of the locals `names`."""
+    cdef Reader made = Reader()
+    maker = _Maker(names)
+    made.fields = tuple([maker.field(name, expression) for name, expression in expressions.items()])
+    made.slots = len((<_Maker>maker).shared)
+    made.arity = len(names)
+    return made

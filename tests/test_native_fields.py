@@ -1,0 +1,176 @@
+"""The compiled readers give what the generated ones give, whatever they are handed."""
+
+import copy
+import enum
+import math
+import re
+from collections import OrderedDict, UserDict, defaultdict, deque
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_instrument import native
+from sglang_instrument.errors import TableError
+from sglang_instrument.patching.fields import parse
+from sglang_instrument.patching.measures import NAMES, UNBOUND
+from sglang_instrument.patching.readers import build, generate, local_arguments, locals_of, truths
+
+pytestmark = pytest.mark.skipif(not native.ON, reason=f"nothing is compiled: {native.REASON}")
+
+NAMED = ["a", "b", "c"]
+EVENTS = ["turn", "call"]
+FUNCTIONS = [name for name in NAMES if name not in ("pNN", "overNN")] + ["p50", "p95", "over2", "over500"]
+
+
+class Raising:
+    """Each attribute fails in its own way."""
+
+    a = property(lambda self: 1 / 0)
+    b = property(lambda self: self.nothing)
+
+    def __len__(self):
+        raise ValueError("no length")
+
+    def __bool__(self):
+        raise ValueError("no truth")
+
+
+class OnDevice:
+    """A tensor that may not be read."""
+
+    device = SimpleNamespace(type="cuda")
+    shape = (3, 4)
+
+    def tolist(self):
+        raise AssertionError("read a device")
+
+    __bool__ = tolist
+
+
+class Reason(enum.Enum):
+    STOP = "stop"
+    MANY = ("a", "b")
+
+
+def cycle():
+    held = [1]
+    held.append(held)
+    return held
+
+
+def counted():
+    made = defaultdict(list)
+    made["a"] = [1, 2]
+    return made
+
+
+numbers = st.one_of(
+    st.integers(-5, 700),
+    st.booleans(),
+    st.floats(-1e6, 1e6),
+    st.sampled_from([2**63, -(2**70), math.nan, math.inf]),
+)
+odd = st.sampled_from(
+    [
+        *(Raising, OnDevice, cycle, counted, object),
+        *(lambda: UNBOUND, lambda: Reason.STOP, lambda: Reason.MANY, lambda: b"bytes", lambda: 1j),
+        *(lambda: iter([1, 2]), lambda: deque([1, 2]), lambda: UserDict(a=1), lambda: OrderedDict(b=[1])),
+        *(lambda: np.arange(6).reshape(2, 3), lambda: np.float32(1.5), lambda: np.int64(3)),
+        *(lambda: np.zeros(0), lambda: {1, 2}, lambda: range(4), lambda: "x" * 20_000),
+        *(
+            lambda: list(range(5000)),
+            lambda: SimpleNamespace(shape=()),
+            lambda: SimpleNamespace(shape=[2, 5]),
+        ),
+    ]
+)
+scalars = st.one_of(st.none(), numbers, st.text(max_size=5))
+made = st.recursive(
+    st.one_of(scalars.map(lambda value: lambda: value), odd),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4).map(lambda parts: lambda: [part() for part in parts]),
+        st.lists(inner, max_size=3).map(lambda parts: lambda: tuple(part() for part in parts)),
+        st.dictionaries(st.sampled_from([*NAMED, 0, 1]), inner, max_size=3).map(
+            lambda parts: lambda: {key: part() for key, part in parts.items()}
+        ),
+        st.dictionaries(st.sampled_from(NAMED), inner, max_size=3).map(
+            lambda parts: lambda: SimpleNamespace(**{key: part() for key, part in parts.items()})
+        ),
+    ),
+    max_leaves=12,
+)
+steps = st.sampled_from(
+    [".a", ".b", ".c", "[*]", "[?a]", "[?b]", "[0]", "[-1]", '["a"]', '["b"]', "[c]", "[c.a]"]
+)
+paths = st.builds(
+    lambda root, ways, pick: root + "".join(ways) + pick,
+    st.sampled_from([*NAMED, "result", *(f"inside.{event}" for event in EVENTS), "local.result"]),
+    st.lists(steps, max_size=4),
+    st.sampled_from(["", "", "", "{a}", "{x: a, b}"]),
+)
+values = st.one_of(
+    paths,
+    st.builds(lambda function, path: f"{function}({path})", st.sampled_from(FUNCTIONS), paths),
+    st.sampled_from(["'text'", "3", "true"]),
+)
+texts = st.lists(values, min_size=1, max_size=3).map(" | ".join)
+records = st.lists(
+    st.dictionaries(st.sampled_from([*NAMED, "turn"]), scalars, max_size=3).map(
+        lambda fields: {"duration_sec": 0.25, **fields}
+    ),
+    max_size=4,
+)
+
+
+def same(left, right):
+    """Whether two results are equal to the last bit and type; NaN equals itself."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, float) or type(left).__module__ == "numpy":
+        return repr(left) == repr(right)
+    return left == right
+
+
+def without_addresses(value):
+    """Return a result whose reprs name no place in memory."""
+    if isinstance(value, dict):
+        return {key: without_addresses(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [without_addresses(entry) for entry in value]
+    return re.sub(r"0x[0-9a-f]+", "0x", value) if type(value) is str else value
+
+
+def run_over(inside):
+    return SimpleNamespace(duration_sec=0.75, inside=copy.deepcopy(inside), value=[3, 1, 2])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(texts, min_size=1, max_size=5),
+    st.tuples(made, made, made, made),
+    st.dictionaries(st.sampled_from(EVENTS), records, max_size=2),
+    st.booleans(),
+)
+def test_both_read_the_same_of_whatever_is_there(fields, makers, inside, asks):
+    try:
+        parsed = {f"f{number}": parse(text) for number, text in enumerate(fields)}
+    except TableError:
+        return
+    if asks:
+        parsed = truths(parsed)
+    names = locals_of(parsed.values())
+    makes = dict(zip(["a", "b", "c", "result"], makers, strict=True))
+    compiled, generated = (
+        without_addresses(
+            make(parsed, local_arguments(names))(run_over(inside), *[makes[name]() for name in names])
+        )
+        for make in (build, generate)
+    )
+    assert same(compiled, generated), (fields, compiled, generated)
