@@ -1,6 +1,7 @@
 """Put the parts of recording together: one recorder while something is installed."""
 
 import threading
+from _thread import start_new_thread
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -78,7 +79,7 @@ class Recorder:
         was_on = not isinstance(spans.current_buffer(), spans.Off)
         # What the parent has bound is its own, even if its disk thread did not come to claim it yet.
         self._parents |= self._files.claimed() | {(scope.role, scope.worker) for scope in context.scopes()}
-        self._files.abandon()
+        _let_go(self._files)
         spans.OPEN.clear()
         loop.forget_hearts()
         context.forget_all()
@@ -135,6 +136,15 @@ class Recorder:
         self._watchdog.look(disk)
         if self._files.is_news():
             disk.do(self._files.describe_process)
+
+
+def _let_go(files: Files) -> None:
+    """Close a parent's files in its forked child, in a thread: close() waits for a disk that hangs."""
+    if files.claimed():
+        try:
+            start_new_thread(files.abandon, ())
+        except RuntimeError as error:  # no more threads: they stay open until the child ends
+            swallowed("letting go of the parent's files", error)
 
 
 def _let_go_of_earlier_steps() -> None:

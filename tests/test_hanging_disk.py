@@ -1,0 +1,118 @@
+"""A file system that stops answering holds up neither training nor a forked child."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+MOUNTED = [sys.executable, str(HERE / "hanging_folder.py")]
+
+
+@pytest.fixture(scope="module")
+def fuse(tmp_path_factory):
+    """Skip unless this process may mount a file system of its own, in a namespace of its own."""
+    folder = tmp_path_factory.mktemp("fuse")
+    tried = subprocess.run([*MOUNTED, folder, "/bin/true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no FUSE here: {(tried.stderr.strip().splitlines() or ['?'])[-1]}")
+
+
+@pytest.fixture
+def train(fuse, tmp_path):
+    """Run a script whose disk hangs on demand; return what it says, its files, its complaints."""
+
+    def run(script):
+        source = textwrap.dedent(BEFORE) + textwrap.dedent(script) + "\nprint('the end', flush=True)\n"
+        environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "FOLDER": str(tmp_path)}
+        command = [*MOUNTED, tmp_path, sys.executable, "-c", source]
+        done = subprocess.run(
+            list(map(str, command)), capture_output=True, text=True, timeout=300, env=environment, check=False
+        )
+        *said, files = done.stdout.splitlines()
+        assert "the end" in said, done.stderr
+        return said, {path: text.splitlines() for path, text in json.loads(files).items()}, done.stderr
+
+    return run
+
+
+BEFORE = """
+import os, sys, time
+import sglang_instrument as si
+
+def disk(letter):
+    os.write(int(os.environ["HANGING_FOLDER"]), letter)
+
+def steps(*numbers):
+    for number in numbers:
+        with si.step(number), si.span("parse"):
+            pass
+
+def until(condition):
+    for _ in range(6000):
+        if condition():
+            return
+        time.sleep(0.01)
+    sys.exit("waited for a minute")
+
+si.install(log_dir=os.environ["FOLDER"], experiment="run", trainers="none")
+"""
+
+
+def events(files, path):
+    return [json.loads(line)["event"] for line in files.get(path, ())]
+
+
+def test_a_disk_that_never_answers_holds_up_nothing_and_what_it_costs_is_counted(train):
+    said, files, complaints = train("""
+        disk(b"h")
+        steps(1, 2, 3)
+        print("flushed", si.flush())
+        steps(4)
+        si.uninstall()
+        print("uninstalled")
+        """)
+    assert said == ["flushed False", "uninstalled", "the end"]
+    assert files == {}
+    assert complaints.count("records were not written within 2 s") == 1
+
+
+def test_what_was_recorded_while_the_disk_hung_is_written_when_it_answers_again(train):
+    _, files, complaints = train("""
+        steps(1)
+        assert si.flush()
+        disk(b"h")
+        steps(2, 3, 4)
+        until(lambda: si.status()["records"]["recorded"] == 4)
+        assert si.status()["records"]["waiting"] >= 2, si.status()["records"]
+        disk(b"a")
+        assert si.flush()
+        steps(5)
+        si.uninstall()
+        """)
+    for step in range(1, 6):
+        expected = ["log_opened", "parse", "step_closed"]
+        assert events(files, f"run/step_{step}/worker_0.jsonl")[:3] == expected
+    assert "could not" not in complaints
+    assert "dropped" not in complaints
+
+
+def test_a_child_that_is_forked_while_the_disk_hangs_runs_at_once(train):
+    said, _, _ = train("""
+        steps(1)
+        assert si.flush()
+        disk(b"h")
+        steps(2)
+        until(lambda: si.status()["records"]["recorded"] == 2)
+        reading, writing = os.pipe()
+        if not os.fork():
+            os.write(writing, b"the child runs")
+            os._exit(0)  # the system closes files here, and waits: the disk hangs still
+        print(os.read(reading, 100).decode())
+        si.uninstall()
+        """)
+    assert said == ["the child runs", "the end"]
