@@ -11,24 +11,24 @@ class Clock:
 
     def __init__(self) -> None:
         self._offset_us = _offset_us()
-        self._second = -1
-        self._prefix = self._suffix = ""
+        self._second = (-1, "", "")  # what is known of the last one, up to its microseconds and after them
 
     def epoch_us(self, perf_ns: int) -> int:
         """Return a moment of `perf_counter_ns` in microseconds since the Unix epoch."""
         return perf_ns // 1000 + self._offset_us
 
     def timestamp(self, epoch_us: int) -> str:
-        """Return ISO 8601 local time with microseconds and UTC offset; not thread-safe.
+        """Return ISO 8601 local time with microseconds and UTC offset; several threads may ask.
 
         Only the first call of a second formats a date: that costs thirty times the rest.
         """
         second, microsecond = divmod(epoch_us, 1_000_000)
-        if second != self._second:
+        known, prefix, suffix = self._second
+        if second != known:
             local = datetime.fromtimestamp(second).astimezone()
-            self._prefix, self._suffix = local.strftime("%Y-%m-%dT%H:%M:%S."), local.isoformat()[19:]
-            self._second = second
-        return f"{self._prefix}{microsecond:06d}{self._suffix}"
+            prefix, suffix = local.strftime("%Y-%m-%dT%H:%M:%S."), local.isoformat()[19:]
+            self._second = second, prefix, suffix
+        return f"{prefix}{microsecond:06d}{suffix}"
 
     def now_us(self) -> int:
         """Return now in microseconds since the Unix epoch, on the same scale as `epoch_us`."""

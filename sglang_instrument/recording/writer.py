@@ -20,6 +20,7 @@ from sglang_instrument.recording.selection import Selection
 from sglang_instrument.recording.spans import OFF, Buffer, Span, use_buffer
 
 TICK_SEC: Final = 0.05
+_SLAB: Final = 4096  # spans taken out of the buffer at once: they stay in the processor's cache until encoded
 MOST_SPANS: Final = 200_000  # in the buffer; only a program that never lets the encoder run gets there
 DESCRIBE_EVERY_SEC: Final = 10.0
 
@@ -242,11 +243,12 @@ class Writer:
 
     def _empty_buffer(self) -> None:
         for _ in range(2):  # what came meanwhile is taken, too; what comes then waits for the next tick
-            batch = self._spans[:]
-            if not batch:
-                return
-            del self._spans[: len(batch)]
-            self._encode(batch if self._selection is None else self._selection.keep(batch))
+            waiting = len(self._spans)
+            while waiting > 0:
+                slab = self._spans[: min(waiting, _SLAB)]
+                del self._spans[: len(slab)]
+                waiting -= len(slab)
+                self._encode(slab if self._selection is None else self._selection.keep(slab))
 
     def _close_step(self, scope: Scope) -> None:
         if self._selection is not None:
@@ -265,7 +267,7 @@ class Writer:
 
     def _encode(self, spans: list[Span]) -> None:
         """Pass spans on as lines, with a pause after each chunk."""
-        done = 0
+        self._encoding, done = len(spans), 0
         while done < len(spans):
             begin, recorded = done, self.recorded
             try:
