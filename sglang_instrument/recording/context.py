@@ -135,9 +135,15 @@ def scopes() -> list[Scope]:
 
 
 def current_scope() -> Scope:
-    """Return the step that this process works on: the last one that was bound and has not ended."""
-    for scope in reversed(scopes()):
+    """Return the step that this process works on: the last that was bound and has not ended, else its last one."""
+    newest_first = scopes()[::-1]
+    for scope in newest_first:
         if scope.open > 0:
+            return scope
+    for (
+        scope
+    ) in newest_first:  # an asynchronous trainer's requests run on when the call that began them is over
+        if scope.role == _process_role:
             return scope
     return scope_for(None, None, None, False)
 

@@ -1,0 +1,77 @@
+"""Train with verl's own PPO trainer for two steps, on a CPU: `main_ppo` as its users start it.
+
+train.py MODEL FOLDER MODE
+
+MODE is "sync" or "colocate_async", of the V1 trainer, or "v0", the trainer before it. How it is instrumented is left
+to the environment.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import drive
+import pandas
+
+HERE = Path(__file__).parent
+HANDED = (
+    *("PYTHONPATH", "PYTHONWARNINGS", "SGLANG_USE_CPU_ENGINE", "TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS"),
+    *("VERL_PLATFORM", "VERL_USE_EXTERNAL_MODULES", "VERL_ENGINE_DEVICE", "HANG"),
+)
+
+
+def write_questions(path):
+    """Write the dataset, as verl's users prepare theirs."""
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": question}],
+            "data_source": "openai/gsm8k",
+            "agent_name": "tool_agent",
+            "reward_model": {"style": "rule", "ground_truth": truth},
+            "extra_info": {
+                "index": index,
+                "need_tools_kwargs": True,
+                "tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": truth}}},
+            },
+        }
+        for index, (question, truth) in enumerate(drive.QUESTIONS)
+    ]
+    pandas.DataFrame(rows).to_parquet(path)
+
+
+def configuration(model, folder, mode):
+    """Return verl's own configuration for a training of two steps on a CPU."""
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.merge(drive.configuration(model), OmegaConf.load(HERE / "config/training.yaml"))
+    config.critic.model.path = config.critic.model.tokenizer_path = model
+    config.data.train_files = config.data.val_files = f"{folder}/questions.parquet"
+    config.trainer.default_local_dir = f"{folder}/checkpoints"
+    config.trainer.use_v1 = mode != "v0"
+    if config.trainer.use_v1:
+        config.trainer.v1.trainer_mode = mode
+    config.ray_kwargs.ray_init = {
+        "address": "local",
+        "num_cpus": 16,
+        "num_gpus": 1,  # to Ray a counted resource
+        "include_dashboard": False,
+        "_temp_dir": os.environ["RAY_TMPDIR"],
+        "runtime_env": {"env_vars": {name: os.environ[name] for name in HANDED if name in os.environ}},
+    }
+    return config
+
+
+def main(model, folder, mode):
+    from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+    from verl.trainer.main_ppo_v0 import TaskRunner
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    write_questions(f"{folder}/questions.parquet")
+    config = configuration(model, folder, mode)
+    validate_config(config, need_reference_policy(config), need_critic(config))
+    run_ppo(config, task_runner_class=TaskRunnerV1 if config.trainer.use_v1 else TaskRunner)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

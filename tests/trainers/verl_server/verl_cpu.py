@@ -1,0 +1,124 @@
+"""A CPU for verl's own registry of platforms: its trainer and its FSDP engine then run without a GPU.
+
+`VERL_USE_EXTERNAL_MODULES=verl_cpu` has `import verl` load it, `VERL_PLATFORM=cpu` choose it, and
+`VERL_ENGINE_DEVICE=cuda` take the FSDP engine, which verl has registered for devices alone.
+"""
+
+import os
+from contextlib import contextmanager
+from functools import partial
+
+import torch.multiprocessing
+from torch.multiprocessing import reductions
+from verl.plugin.platform import PlatformBase, PlatformRegistry
+from verl.utils import distributed
+
+
+class _Device:
+    """`torch.cpu`, and what verl asks of `torch.cuda` beyond that: there is no memory to count."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if hasattr(torch.cpu, name):
+            return getattr(torch.cpu, name)
+        return lambda *_, **__: 0
+
+    def mem_get_info(self):
+        return 0, 0
+
+    def get_device_name(self):
+        return "CPU"
+
+
+@PlatformRegistry.register(platform="cpu")
+class PlatformCPU(PlatformBase):
+    """To Ray its cores are GPUs, a counted resource."""
+
+    device_name = "cpu"
+    vendor_name = "cpu"
+    device_module = _Device()
+
+    def is_available(self):
+        return True
+
+    def current_device(self):
+        return torch.device("cpu")
+
+    def device_count(self):
+        return 1
+
+    def set_device(self, device_index):
+        pass
+
+    def synchronize(self, device_index=None):
+        pass
+
+    def manual_seed(self, seed):
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed):
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings):
+        pass
+
+    def empty_cache(self):
+        pass
+
+    def get_device_capability(self, device_index=0):
+        return None, None
+
+    def communication_backend_name(self):
+        return "gloo"
+
+    def visible_devices_envvar(self):
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg):
+        yield
+
+    def profiler_start(self):
+        pass
+
+    def profiler_stop(self):
+        pass
+
+    def ray_resource_name(self):
+        return "GPU"
+
+    def ray_noset_envvars(self):
+        return []
+
+    def is_ipc_supported(self):
+        return False
+
+    def cudart(self):
+        return None
+
+
+def _without_flash_attention(load, *args, **more):
+    """Load a critic, for which verl asks for an attention that needs a GPU."""
+    return load(*args, **{**more, "attn_implementation": "eager"})
+
+
+# It asks torch for a backend of the CPU and one of the device, which here are the same.
+distributed.initialize_global_process_group_ray = partial(
+    distributed.initialize_global_process_group_ray, backend="gloo"
+)
+
+# Weights go to the server as handles of memory. On a CPU that is a file that both map; and SGLang's change to how
+# handles are made is for devices alone: it leaves torch as it is where it finds itself applied.
+torch.multiprocessing.set_sharing_strategy("file_system")
+reductions._reduce_tensor_original = reductions.reduce_tensor
+
+
+if "RANK" in os.environ:  # a training process
+    import transformers
+
+    torch.Tensor.pin_memory = lambda tensor, *_: (
+        tensor
+    )  # the reference policy's, which are offloaded to the CPU
+    value_head = transformers.AutoModelForTokenClassification
+    value_head.from_pretrained = partial(_without_flash_attention, value_head.from_pretrained)
