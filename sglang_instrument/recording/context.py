@@ -135,7 +135,7 @@ def scopes() -> list[Scope]:
 
 
 def current_scope() -> Scope:
-    """Return the step that this process works on: the last that was bound and has not ended, else its last one."""
+    """Return the step that this process works on: the last bound that has not ended, else its last one."""
     newest_first = scopes()[::-1]
     for scope in newest_first:
         if scope.open > 0:

@@ -56,6 +56,12 @@ def without_hook(folder):
 
 def drive(folder, mode, python, **more):
     """Run `drive.py` to its end."""
+    done = start(folder, "drive.py", mode, python, **more)
+    return Outcome(folder, json.loads((folder / "outcome.json").read_text()), done.stdout)
+
+
+def start(folder, script, mode, python, **more):
+    """Run one of the scripts here to its end."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     sockets = Path("/tmp") / f"r{os.getpid()}"  # short: the paths of Ray's sockets are limited
     variables = {
@@ -70,7 +76,7 @@ def drive(folder, mode, python, **more):
         "HANG": str(folder / "hang"),
         **more,
     }
-    command = [python, "-W", "ignore", HERE / "drive.py", MODEL, folder, mode]
+    command = [python, "-W", "ignore", HERE / script, MODEL, folder, mode]
     try:
         done = run_in_group(
             command,
@@ -84,7 +90,7 @@ def drive(folder, mode, python, **more):
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
     assert done.returncode == 0, done.stdout[-8000:]
-    return Outcome(folder, json.loads((folder / "outcome.json").read_text()), done.stdout)
+    return done
 
 
 @pytest.fixture(scope="session")
@@ -93,11 +99,17 @@ def plain(tmp_path_factory):
     return drive(tmp_path_factory.mktemp("plain"), "plain", interpreter())
 
 
-@pytest.fixture(scope="session", params=["install", "plugins"])
-def outcome(request, tmp_path_factory):
-    """Server mode, reached by install() in the driver, or by the entry points of verl and SGLang alone."""
-    folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "install":
-        return drive(folder, "install", interpreter())
+@pytest.fixture(scope="session")
+def outcome(tmp_path_factory):
+    """Server mode, reached by install() in the driver."""
+    return drive(tmp_path_factory.mktemp("install"), "install", interpreter())
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """A training of two steps by verl's own trainer, reached by the entry points of verl and SGLang alone."""
+    folder = tmp_path_factory.mktemp("trained")
     switch = {"SGLANG_INSTRUMENT": "1", "SGLANG_INSTRUMENT_LOG_DIR": str(folder), "EXPERIMENT_NAME": "run"}
-    return drive(folder, "plugins", without_hook(folder), **switch)
+    platform = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_cpu", "VERL_ENGINE_DEVICE": "cuda"}
+    done = start(folder, "train.py", "sync", without_hook(folder), **switch, **platform)
+    return Outcome(folder, {}, done.stdout)

@@ -108,8 +108,8 @@ distributed.initialize_global_process_group_ray = partial(
     distributed.initialize_global_process_group_ray, backend="gloo"
 )
 
-# Weights go to the server as handles of memory. On a CPU that is a file that both map; and SGLang's change to how
-# handles are made is for devices alone: it leaves torch as it is where it finds itself applied.
+# Weights go to the server as handles of memory. On a CPU that is a file that both map; and SGLang's change to
+# how handles are made is for devices alone: it leaves torch as it is where it finds itself applied.
 torch.multiprocessing.set_sharing_strategy("file_system")
 reductions._reduce_tensor_original = reductions.reduce_tensor
 
