@@ -140,9 +140,8 @@ def current_scope() -> Scope:
     for scope in newest_first:
         if scope.open > 0:
             return scope
-    for (
-        scope
-    ) in newest_first:  # an asynchronous trainer's requests run on when the call that began them is over
+    # An asynchronous trainer's requests run on when the call that began them is over.
+    for scope in newest_first:
         if scope.role == _process_role:
             return scope
     return scope_for(None, None, None, False)

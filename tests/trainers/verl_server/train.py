@@ -2,8 +2,8 @@
 
 train.py MODEL FOLDER MODE
 
-MODE is "sync" or "colocate_async", of the V1 trainer, or "v0", the trainer before it. How it is instrumented is
-left to the environment.
+MODE is "sync" or "colocate_async", of the V1 trainer, or "v0", the trainer before it. How it is
+instrumented is left to the environment.
 """
 
 import os
