@@ -17,6 +17,11 @@ import numpy
 HERE = Path(__file__).parent
 QUESTIONS = [("Add 2 and 3.", "5"), ("Add 4 and 4.", "8"), ("Say 9.", "9"), ("Say 9.", "9")]
 WORKERS = 2
+#: In this order: what is released has to be resumed before anything is generated.
+CONTROLS = (
+    *("sleep", "wake_up", "release_kv_cache", "resume_kv_cache"),
+    *("clear_kv_cache", "abort_all_requests", "resume_generation"),
+)
 KILLED = 9  # the step in which a worker is killed
 
 
@@ -83,6 +88,12 @@ def start_servers(config):
         reward_loop_worker_handles=rewards.reward_loop_workers,
     )
     return servers, loops
+
+
+def control(ray, server):
+    """Do with a server what trainers do around their own work."""
+    for method in CONTROLS:
+        ray.get(getattr(server, method).remote())
 
 
 def processes(ray, handles):
@@ -168,10 +179,11 @@ def main(model, folder, mode):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    outputs = [
-        plain(loops.generate_sequences(prompts=batch(step, validate)), tokenizer)
-        for step, validate in ((1, False), (2, False), (2, True))
-    ]
+    outputs = []
+    for step, validate in ((1, False), (2, False), (2, True)):
+        outputs.append(plain(loops.generate_sequences(prompts=batch(step, validate)), tokenizer))
+        if step == 1:
+            control(ray, servers.server_handles[0])
     outcome = {
         "outputs": outputs,
         "processes": processes(ray, [*servers.server_handles, *loops.agent_loop_workers]),

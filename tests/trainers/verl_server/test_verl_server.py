@@ -29,6 +29,10 @@ OF_TOOLS = {
     *("tool_call", "tool_creation", "tool_release"),
 }
 OF_WORKERS = {"total_step_duration", "async_generate_duration", "batch_construction_duration"}
+CONTROLS = {
+    *("memory_release", "memory_resume", "engine_cache_flush"),
+    *("generation_pause", "generation_continue"),
+}
 CALLED = [1, 2, 0, 0]  # tools of each question: one call, a wrong and a right one, none
 ROUNDING_US = 2
 
@@ -137,9 +141,7 @@ def test_the_parts_of_a_request_lie_within_it(outcome):
 
 
 def test_a_turn_is_found_in_its_server_and_scheduler_by_rid(outcome):
-    # Where a plugin reached it, it is scheduler_0: the place in its group was read before.
-    files = [records for path, records in outcome.logs.items() if path.startswith("engine/scheduler_0")]
-    in_scheduler = [record for records in files for record in records]
+    in_scheduler = outcome.logs["engine/scheduler_0_tp0.jsonl"]
     scheduled = {record["extra"].get("rid") for record in in_scheduler if "extra" in record}
     served = {r["extra"]["rid"]: r for r in named(outcome.logs["engine/server_0.jsonl"], "server_generate")}
     for step in STEPS:
@@ -155,6 +157,19 @@ def test_rewards_and_the_start_of_the_engine_are_logged_where_they_happen(outcom
     assert len(rewards) >= 12
     assert {record["extra"]["reward"] for record in rewards} == {1.0}
     assert len(named(outcome.logs["engine/server_0.jsonl"], "engine_start")) == 1
+
+
+def test_what_a_trainer_does_with_its_servers_is_logged_there_in_order(outcome):
+    records = outcome.logs["engine/server_0.jsonl"]
+    controls = [record for record in records if record["event"] in CONTROLS]
+    assert [record["event"] for record in controls] == [
+        *("memory_release", "memory_resume", "memory_release", "memory_resume"),
+        *("engine_cache_flush", "generation_pause", "generation_continue"),
+    ]
+    assert [record["extra"] for record in controls if "extra" in record] == [
+        *({"tags": "kv_cache"}, {"tags": "kv_cache"}, {"mode": "abort"}),
+    ]
+    assert not any("error" in record for record in controls)
 
 
 def test_the_trainer_waits_for_its_rollouts(outcome):

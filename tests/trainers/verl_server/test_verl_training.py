@@ -1,4 +1,4 @@
-"""verl 0.9.1's own trainer, the V1, for two steps: each phase is logged, by the process and in the step it is of."""
+"""verl 0.9.1's own trainer, V1, for two steps: each phase is logged, by its process and in its step."""
 
 import pytest
 from logged import own
