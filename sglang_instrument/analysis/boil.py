@@ -33,10 +33,11 @@ def boil(spans: pl.DataFrame, records: pl.DataFrame, places: pl.DataFrame) -> di
         places: Columns of `PLACE`.
     """
     parts = _outermost_parts(spans, records)
+    logged = _logged_turns(parts)
     tables = {
         "steps": _steps(spans, len(places)),
-        "requests": _requests(spans, parts, records, places),
-        "turns": _turns(parts),
+        "requests": _requests(spans, logged, records, places),
+        "turns": _turns(logged.drop_nulls("turn")),
         "barriers": _barriers(spans),
     }
     placed = places.with_row_index("place").cast({"place": pl.Int64}).filter(pl.col("step").is_not_null())
@@ -107,10 +108,10 @@ def _times_of_kinds() -> list[pl.Expr]:
 
 
 def _requests(
-    spans: pl.DataFrame, parts: pl.DataFrame, records: pl.DataFrame, places: pl.DataFrame
+    spans: pl.DataFrame, logged: pl.DataFrame, records: pl.DataFrame, places: pl.DataFrame
 ) -> pl.DataFrame:
     requests = _outermost_requests(spans, records)
-    asked = parts.filter(pl.col("request_id").is_not_null()).group_by(_REQUEST).agg(_times_of_kinds())
+    asked = logged.group_by(_REQUEST).agg(pl.col(f"{kind}_sec").sum() for kind in KINDS)
     requests = requests.join(asked, on=_REQUEST, how="left").with_columns(
         pl.col(f"{kind}_sec").fill_null(0.0) for kind in KINDS
     )
@@ -137,12 +138,12 @@ def _outermost_requests(spans: pl.DataFrame, records: pl.DataFrame) -> pl.DataFr
     return requests.join(inner.select("span"), on="span", how="anti") if len(inner) else requests
 
 
-def _turns(parts: pl.DataFrame) -> pl.DataFrame:
-    """Return the turns: each has an engine call, and what follows under other numbers until the next one."""
-    known = parts.filter(pl.col("turn").is_not_null() & pl.col("request_id").is_not_null())
+def _logged_turns(parts: pl.DataFrame) -> pl.DataFrame:
+    """Return what was logged under each number of a turn, and under none, of each request, in order."""
     engine = pl.col("kind") == 0
-    logged = (
-        known.group_by([*_REQUEST, "turn"])
+    return (
+        parts.filter(pl.col("request_id").is_not_null())
+        .group_by([*_REQUEST, "turn"])
         .agg(
             *_times_of_kinds(),
             event=pl.col("event").get(pl.col("duration_sec").arg_max()),
@@ -154,11 +155,19 @@ def _turns(parts: pl.DataFrame) -> pl.DataFrame:
         )
         .sort(*_REQUEST, "turn")
     )
+
+
+def _turns(logged: pl.DataFrame) -> pl.DataFrame:
+    """Return the turns: each has an engine call, and what follows under other numbers until the next one."""
     # An interaction may be logged under the number of the reply that never came.
-    logged = logged.with_columns(call=pl.col("called").cum_sum().over(_REQUEST).clip(lower_bound=1))
+    first = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in _REQUEST)
+    calls = pl.col("called").cast(pl.Int64).cum_sum()
+    earlier = pl.when(first).then(calls - pl.col("called")).forward_fill()
+    turn = (first | (pl.col("called") & (calls - earlier > 1))).cum_sum()
     return (
-        logged.group_by([*_REQUEST, "call"], maintain_order=True)
+        logged.group_by(number=turn, maintain_order=True)
         .agg(
+            *(pl.col(name).first() for name in _REQUEST),
             *(pl.col(f"{kind}_sec").sum() for kind in KINDS),
             turn=pl.col("turn").filter(pl.col("called")).first(),
             event=pl.col("event").get(pl.col("longest_sec").arg_max()),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from itertools import compress
 from typing import Any, Final
 
 import polars as pl
@@ -40,13 +41,14 @@ COLUMNS: Final[dict[str, Any]] = {
     "position": pl.Int64,
     "exact": pl.Boolean,
 }
-_NOTHING: Final = Extra()
 _OFFSET: Final = r"(Z|[+-]\d\d:?\d\d)$"
 
 
 #: What a digest does not look at.
 _CLOSER: Final = frozenset({"active_sec", "device_sec", "tool", "position"})
 _DERIVED: Final = frozenset({"role", "end_us", "position", "exact"})  # of a file's name, or of other columns
+_OF_FIELDS: Final = ("request_id", "turn", "turns", "finish_reason", "reward", "response_tokens", "tool")
+_OF_LINES: Final = (*(name for name in COLUMNS if name not in {*_DERIVED, *_OF_FIELDS}), "stamp")
 # Events whose fields a digest does not look at: they are part of something else, or of no request.
 _FIELDLESS: Final = frozenset(
     name
@@ -60,10 +62,13 @@ class Columns:
 
     def __init__(self, thin: bool = False) -> None:
         """Begin; `thin` leaves out what no digest looks at."""
-        self._thin = thin
         self._wanted = [name for name in COLUMNS if not (thin and name in _CLOSER)]
-        self._read: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, "stamp") if name not in _DERIVED}
+        self._thin = thin
+        self._read: dict[str, list[Any]] = {name: [] for name in _OF_LINES}
+        self._fields: dict[str, list[Any]] = {name: [] for name in _OF_FIELDS if name in self._wanted}
+        self._looked_at: list[bool] = []  # whether the fields of a line are among these
         self._codes: dict[str, int] = {}
+        self._fieldless: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._read["event"])
@@ -71,11 +76,9 @@ class Columns:
     def add(self, lines: Sequence[Line], source: int) -> None:
         """Take lines of one source."""
         # One comprehension a column: a good deal faster than anything that goes over the lines once.
-        names = [line.event for line in lines]
-        for name in set(names) - self._codes.keys():
-            self._codes[name] = len(self._codes)
         read = self._read
-        read["event"] += [self._codes[name] for name in names]
+        codes = self._codes_of([line.event for line in lines])
+        read["event"] += codes
         read["source"] += [source] * len(lines)
         read["phase"] += [line.phase for line in lines]
         read["worker"] += [line.workid for line in lines]
@@ -91,34 +94,45 @@ class Columns:
         if not self._thin:
             read["active_sec"] += [line.active_sec for line in lines]
             read["device_sec"] += [line.device_sec for line in lines]
-        self._add_fields(self._fields_of(lines))
+        self._add_fields(lines, codes)
 
-    def _add_fields(self, fields: Sequence[Extra]) -> None:
-        read = self._read
+    def _codes_of(self, names: list[str]) -> list[int]:
+        """Return events as small numbers, in the order in which they first came."""
+        for name in set(names) - self._codes.keys():
+            if name in _FIELDLESS:
+                self._fieldless.add(len(self._codes))
+            self._codes[name] = len(self._codes)
+        return [self._codes[name] for name in names]
+
+    def _add_fields(self, lines: Sequence[Line], codes: Sequence[int]) -> None:
+        looked_at = self._which_fields(lines, codes)
+        self._looked_at += looked_at
+        fields: list[Any] = [line.extra for line in compress(lines, looked_at)]
+        read = self._fields
         read["request_id"] += [one.request_id for one in fields]
         read["turn"] += [one.turn for one in fields]
         read["turns"] += [one.turns for one in fields]
         read["finish_reason"] += [one.finish_reason for one in fields]
         read["reward"] += [one.reward for one in fields]
-        read["response_tokens"] += [None if one is _NOTHING else _response_tokens(one) for one in fields]
+        read["response_tokens"] += [_response_tokens(one) for one in fields]
         if not self._thin:
             read["tool"] += [one.tool for one in fields]
 
-    def _fields_of(self, lines: Sequence[Line]) -> list[Extra]:
+    def _which_fields(self, lines: Sequence[Line], codes: Sequence[int]) -> list[bool]:
+        """Return for each line whether its fields are looked at."""
         if not self._thin:
-            return [line.extra or _NOTHING for line in lines]
+            return [line.extra is not None for line in lines]
         # Without tasks, requests tell apart what ran side by side: then all their ids are needed.
+        fieldless = self._fieldless
         return [
-            _NOTHING
-            if line.extra is None
-            or (
-                line.event in _FIELDLESS
-                and line.task is not None
-                and line.phase is None
-                and line.extra.reward is None
+            line.extra is not None
+            and (
+                code not in fieldless
+                or line.task is None
+                or line.phase is not None
+                or line.extra.reward is not None
             )
-            else line.extra
-            for line in lines
+            for line, code in zip(lines, codes, strict=True)
         ]
 
     def table(self, places: Sequence[Place], position: int) -> pl.DataFrame:
@@ -128,7 +142,8 @@ class Columns:
             places: Of each source.
             position: Number of the first line.
         """
-        table = pl.concat([self._own(), _belonging(places)[self._read["source"]]], how="horizontal")
+        own = self._own()
+        table = pl.concat([own, _belonging(places)[own["source"]]], how="horizontal")
         table = _with_times(table).with_columns(
             phase=pl.coalesce("phase", "usual").cast(pl.Categorical),
             worker=pl.coalesce("worker", "of_worker"),
@@ -140,20 +155,31 @@ class Columns:
 
     def _own(self) -> pl.DataFrame:
         """Return what the lines themselves say; of `usual`, the phase, the vocabulary says it."""
-        read = self._read
-        ids = read["request_id"]
-        if int in set(map(type, ids)):
-            read["request_id"] = [one if one is None else str(one) for one in ids]
-        kinds = {**COLUMNS, "phase": pl.String, "stamp": pl.String}
-        codes = pl.Series(read["event"], dtype=pl.UInt32)
+        codes = pl.Series(self._read["event"], dtype=pl.UInt32)
         phases = [kind_of(name).phase for name in self._codes]
+        kinds = {**COLUMNS, "phase": pl.String, "stamp": pl.String}
         return pl.DataFrame(
             [
                 pl.Series("event", list(self._codes), dtype=pl.Categorical).gather(codes),
                 pl.Series("usual", phases, dtype=pl.Categorical).gather(codes),
-                *(_series(name, read[name], kinds[name]) for name in read if name != "event" and read[name]),
+                *(
+                    _series(name, values, kinds[name])
+                    for name, values in self._read.items()
+                    if name != "event" and values
+                ),
+                *self._spread_fields(),
             ]
         )
+
+    def _spread_fields(self) -> list[pl.Series]:
+        """Return the columns of fields, with nulls for the lines whose fields are not looked at."""
+        ids = self._fields["request_id"]
+        if int in set(map(type, ids)):
+            self._fields["request_id"] = [one if one is None else str(one) for one in ids]
+        number = pl.int_range(len(ids), dtype=pl.UInt32, eager=True)
+        rows = pl.Series(self._looked_at, dtype=pl.Boolean).arg_true()
+        of_line = pl.repeat(None, len(self), dtype=pl.UInt32, eager=True).scatter(rows, number)
+        return [_series(name, values, COLUMNS[name]).gather(of_line) for name, values in self._fields.items()]
 
 
 def _series(name: str, values: list[Any], kind: Any) -> pl.Series:

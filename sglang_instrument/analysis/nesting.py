@@ -131,8 +131,11 @@ def _covered_times(spans: pl.DataFrame, children: pl.DataFrame) -> tuple[pl.Seri
     """Return for each span its `fresh_sec`, and the microseconds that its children cover."""
     fresh = (pl.col("to_us") - pl.max_horizontal("from_us", "reach")).clip(lower_bound=0)
     children = children.select("span", "parent", fresh=fresh)
-    sums = children.group_by("parent").agg(pl.col("fresh").sum())
     own = pl.repeat(None, len(spans), dtype=pl.Float64, eager=True)
     own = own.scatter(children["span"], children["fresh"] / 1e6)
-    all_children = pl.zeros(len(spans), dtype=pl.Int64, eager=True).scatter(sums["parent"], sums["fresh"])
+    # The children of a parent follow one another: what is up to its last one, less what was before its first.
+    last = children["parent"] != children["parent"].shift(-1, fill_value=-1)
+    up_to = children["fresh"].cum_sum().filter(last)
+    all_children = pl.zeros(len(spans), dtype=pl.Int64, eager=True)
+    all_children = all_children.scatter(children["parent"].filter(last), up_to - up_to.shift(1, fill_value=0))
     return own, all_children

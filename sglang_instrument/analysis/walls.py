@@ -3,7 +3,7 @@
 import polars as pl
 
 from sglang_instrument.analysis.nesting import covered
-from sglang_instrument.analysis.numbering import numbered
+from sglang_instrument.analysis.numbering import numbered, ranked
 
 
 def split_wall(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> pl.DataFrame:
@@ -14,9 +14,16 @@ def split_wall(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> pl.
     of a worker is the duration of that step. Spans outside of every step get 0. `children` are those of
     `nesting.covered`, if they are there already.
     """
-    got = _with_shares(self_stretches(spans, children)).group_by("span").agg(pl.col("share_us").sum())
-    wall = pl.zeros(len(spans), dtype=pl.Float64, eager=True).scatter(got["span"], got["share_us"] / 1e6)
-    return spans.with_columns(wall_sec=wall)
+    between, rest = _stretches(spans, children)
+    share_us = _shares(pl.concat([between, rest]))
+    # Those between the children of a span follow one another; of the rest a span has one.
+    last = between["span"] != between["span"].shift(-1, fill_value=-1)
+    up_to = share_us.head(len(between)).cum_sum().filter(last)
+    wall_us = pl.zeros(len(spans), dtype=pl.Float64, eager=True)
+    wall_us = wall_us.scatter(between["span"].filter(last), up_to - up_to.shift(1, fill_value=0.0))
+    own = rest["span"]
+    wall_us = wall_us.scatter(own, wall_us.gather(own) + share_us.tail(len(rest)))
+    return spans.with_columns(wall_sec=wall_us / 1e6)
 
 
 def self_stretches(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> pl.DataFrame:
@@ -24,39 +31,48 @@ def self_stretches(spans: pl.DataFrame, children: pl.DataFrame | None = None) ->
 
     Columns: `span`, `page` (the step of a worker), `from_us`, `to_us`.
     """
+    return pl.concat(_stretches(spans, children))
+
+
+def _stretches(spans: pl.DataFrame, children: pl.DataFrame | None) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the stretches before each child of a span, in order, and those after the last or without any."""
     children = covered(spans) if children is None else children
     before = children.select(span="parent", from_us="reach", to_us="from_us")
     last = children.filter(pl.col("parent") != pl.col("parent").shift(-1, fill_value=-1))
     after = last.select(span="parent", from_us=pl.max_horizontal("reach", "to_us"), to_us="parent_end")
     has_children = pl.repeat(False, len(spans), eager=True).scatter(last["parent"], True)
     alone = spans.filter(~has_children).select("span", from_us="start_us", to_us="end_us")
-    stretches = pl.concat([before, after, alone]).filter(pl.col("to_us") > pl.col("from_us"))
-    clipped = pl.concat([stretches, _pages(spans)[stretches["span"]]], how="horizontal").with_columns(
+    pages = _pages(spans)
+    return _in_pages(before, pages), _in_pages(pl.concat([after, alone]), pages)
+
+
+def _in_pages(stretches: pl.DataFrame, pages: pl.DataFrame) -> pl.DataFrame:
+    """Clip stretches to the steps of their spans, and leave out what is empty or in no step."""
+    stretches = stretches.filter(pl.col("to_us") > pl.col("from_us"))
+    clipped = pl.concat([stretches, pages[stretches["span"]]], how="horizontal").with_columns(
         from_us=pl.max_horizontal("from_us", "page_from"), to_us=pl.min_horizontal("to_us", "page_to")
     )
     kept = clipped.filter((pl.col("to_us") > pl.col("from_us")) & pl.col("page").is_not_null())
     return kept.select("span", "page", "from_us", "to_us")
 
 
-def _with_shares(stretches: pl.DataFrame) -> pl.DataFrame:
-    """Add `share_us`: the integral of 1 / k(t) over each stretch."""
-    if stretches.is_empty():
-        return stretches.with_columns(share_us=pl.lit(0.0))
+def _shares(stretches: pl.DataFrame) -> pl.Series:
+    """Return the integral of 1 / k(t) over each stretch, in microseconds."""
     # Pages follow one another on one scale, and at the end of each nobody is at work: one sum serves all.
     pages = stretches.group_by("page").agg(first=pl.col("from_us").min(), last=pl.col("to_us").max())
     pages = pages.with_columns(after=(pl.col("last") - pl.col("first") + 1).cum_sum())
     shift = pl.col("after").shift(1, fill_value=0) - pl.col("first")
     placed = stretches.join(pages.select("page", shift=shift), on="page", how="left", maintain_order="left")
-    begun, ended = placed["from_us"] + placed["shift"], placed["to_us"] + placed["shift"]
-    elapsed = _shared_time(begun, ended)
+    elapsed = _shared_time(placed["from_us"] + placed["shift"], placed["to_us"] + placed["shift"])
     half = len(stretches)
-    return stretches.with_columns(share_us=elapsed.tail(half) - elapsed.head(half))
+    shares: pl.Series = elapsed.tail(half) - elapsed.head(half)
+    return shares
 
 
 def _shared_time(begun: pl.Series, ended: pl.Series) -> pl.Series:
     """Return, for all begins and then all ends, the integral of 1 / k(t) up to that moment."""
     moment = pl.concat([begun, ended])
-    order = moment.arg_sort()
+    order = ranked(moment)
     half = len(begun)
     ordered = pl.DataFrame({"moment": moment.gather(order), "order": order})
     change = pl.when(pl.col("order") < half).then(1).otherwise(-1)
