@@ -96,3 +96,29 @@ def test_a_span_that_ended_is_not_reported_and_not_remembered():
                 look_for(watchdog, 0.05)
         assert not look_for(watchdog, 0.05)
     assert not watchdog._reported
+
+
+def test_a_report_of_many_tasks_goes_through_those_of_a_loop_once(monkeypatch):
+    watchdog = Watchdog(LineMaker(Clock()), first_age_sec=0.02)
+    asked, all_tasks = [], asyncio.all_tasks
+    monkeypatch.setattr(asyncio, "all_tasks", lambda loop: asked.append(loop) or all_tasks(loop))
+
+    async def hang(number):
+        with span("tool_execution", number=number):
+            await asyncio.Event().wait()
+
+    async def run():
+        tasks = [asyncio.create_task(hang(number)) for number in range(30)]
+        await asyncio.sleep(0.1)
+        pages = Pages()
+        await asyncio.to_thread(watchdog.look, pages)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return pages.lines
+
+    with records():
+        (report,) = asyncio.run(run())
+    assert report["extra"]["open"] == 30
+    assert all(" hang" in "".join(one["stack"]) for one in report["extra"]["spans"])
+    assert len(asked) == 1

@@ -2,18 +2,38 @@
 
 import gc
 import sys
+from collections.abc import Iterable, Mapping
 from types import CoroutineType, FrameType
 from typing import Any
 
-from sglang_instrument.recording.tasks import Task, owner_of
+from sglang_instrument.recording.tasks import Task, known
 from sglang_instrument.recording.waiting import Waits
 
 _DEEPEST = 200  # frames followed; a recursion shall not make a record of its own
 
 
-def of_task(task: Task | None, thread: int, frames: int) -> list[str]:
+Owners = Mapping[int, Any]
+
+
+def owners_of(tasks: Iterable[Task | None]) -> Owners:
+    """Return the asyncio tasks themselves, as far as they are not gone, by id() of what is known of each.
+
+    All tasks of a loop are looked at, once: ask for many at a time.
+    """
+    wanted = {id(task): task for task in tasks if task is not None and task.loop is not None}
+    loops = {id(loop): loop for task in wanted.values() if (loop := task.loop()) is not None}
+    found: dict[int, Any] = {}
+    for loop in loops.values():
+        for owner in _tasks_of(loop):
+            task = known(owner)
+            if task is not None and id(task) in wanted:
+                found[id(task)] = owner
+    return found
+
+
+def of_task(task: Task | None, owners: Owners, thread: int, frames: int) -> list[str]:
     """Return the innermost `frames` frames of an asyncio task, or else of the thread, innermost last."""
-    owner = None if task is None else owner_of(task)
+    owner = None if task is None else owners.get(id(task))
     if owner is None or owner.done():
         return of_thread(thread, frames)
     return _awaited(owner.get_coro())[-frames:] or of_thread(thread, frames)
@@ -27,6 +47,15 @@ def of_thread(thread: int, frames: int) -> list[str]:
         places.append(_place(frame))
         frame = frame.f_back
     return places[::-1]
+
+
+def _tasks_of(loop: Any) -> Iterable[Any]:
+    import asyncio
+
+    try:
+        return asyncio.all_tasks(loop)
+    except RuntimeError:  # other threads make and end tasks faster than they can be counted
+        return ()
 
 
 def _awaited(awaited: Any) -> list[str]:

@@ -8,7 +8,7 @@ from sglang_instrument.recording.context import Scope
 from sglang_instrument.recording.lines import LineMaker
 from sglang_instrument.recording.loop import look_at_hearts
 from sglang_instrument.recording.spans import OPEN, Span
-from sglang_instrument.recording.stacks import of_task
+from sglang_instrument.recording.stacks import Owners, of_task, owners_of
 from sglang_instrument.recording.writer import Disk
 
 _LOOK_EVERY_SEC: Final = 1.0
@@ -42,10 +42,9 @@ class Watchdog:
         for span in due:
             by_scope.setdefault(self._maker.scope_of(span.context), []).append(span)
         for scope, spans in by_scope.items():
-            described = [
-                _describe(span) for span in sorted(spans, key=lambda span: span.start)[:_MOST_REPORTED]
-            ]
-            extra = {"open": len(spans), "spans": described}
+            oldest = sorted(spans, key=lambda span: span.start)[:_MOST_REPORTED]
+            owners = owners_of(span.task for span in oldest)
+            extra = {"open": len(spans), "spans": [_describe(span, owners) for span in oldest]}
             disk.write(scope, self._maker.control(schema.OPEN_SPANS, scope, extra), 0)
 
     def _due(self, now_ns: int) -> list[Span]:
@@ -68,12 +67,12 @@ class Watchdog:
         return due
 
 
-def _describe(span: Span) -> dict[str, Any]:
+def _describe(span: Span, owners: Owners) -> dict[str, Any]:
     ids = dict(span.context.extra or {})
     ids.update({key: value for key, value in (span.extra or {}).items() if key in ("request_id", "turn")})
     return {
         "event": span.event,
         **ids,
         "age_sec": round(span.duration_sec, 3),
-        "stack": of_task(span.task, span.thread, _FRAMES),
+        "stack": of_task(span.task, owners, span.thread, _FRAMES),
     }
