@@ -9,7 +9,7 @@ modules hand it what it needs (`connect`).
 import os
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sglang_instrument.native.stamps import MODULES, stamp_of
 
@@ -34,3 +34,10 @@ def _reason_against() -> str | None:
 #: Why everything is pure Python; None if the compiled parts are used.
 REASON: Final = _reason_against()
 ON: Final = REASON is None
+
+
+def take_over(public: dict[str, Any], module: str, *names: str) -> None:
+    """Put what is compiled in the place of `names` in a public module's `globals()`, if it is used at all."""
+    if ON:
+        compiled = import_module(f"{__name__}.{module}")
+        public.update({name: getattr(compiled, name) for name in names})

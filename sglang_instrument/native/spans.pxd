@@ -32,6 +32,7 @@ cdef class Span:
     cdef public object context
     cdef public object error
     cdef public Task task
+    cdef public object device_sec  # float or None
     cdef public unsigned long thread
     cdef public long long start
     cdef public long long end  # 0 of a point
@@ -39,9 +40,9 @@ cdef class Span:
 
     # Sets everything that a span has at its start: context, thread and clock are read here.
     cdef int begin(self, object event, object extra, object plan, object phase, long long waited_ns) except -1
-    # __enter__ and __exit__ call these; subclasses override them.
+    # __enter__ and __exit__ call these; subclasses override them. (Not `leave`: rewritten code calls that of a region.)
     cdef int enter(self) except -1
-    cdef int leave(self, object error, object value) except -1
+    cdef int finish(self, object error, object value) except -1
 
 cdef class WatchedSpan(Span):
     pass

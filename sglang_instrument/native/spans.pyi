@@ -40,14 +40,13 @@ __all__ = [
     "record",
     "span",
     "thread_task",
-    "threads",
     "use_buffer",
     "waited",
     "waits",
 ]
 
 STAMP: str
-threads: dict[int, Task]
+_threads: dict[int, Task]
 
 class Start:
     def __init__(self, kind: type[Span], event: str, phase: str | None, waited: int | None) -> None: ...

@@ -30,8 +30,8 @@ cdef object ask_asyncio = None
 
 # What recording/spans.py says from time to time.
 cdef object buffer = None
-cdef object first_opened = None
-cdef object all_closed = None
+cdef object first_opened = int  # does nothing
+cdef object all_closed = int
 cdef object entering_hook = None
 cdef bint with_messages = False
 
@@ -56,6 +56,7 @@ cdef class Span:
         long long end=0,
         error=None,
         Task task=None,
+        device_sec=None,
     ):
         self.begin(event, extra, plan, phase, NOT_COUNTED if waited is None else waited)
         if context is not None:
@@ -64,7 +65,7 @@ cdef class Span:
             self.thread = thread
         if start is not None:
             self.start = start
-        self.end, self.error, self.task = end, error, task
+        self.end, self.error, self.task, self.device_sec = end, error, task, device_sec
 
     cdef int begin(self, object event, object extra, object plan, object phase, long long waited_ns) except -1:
         self.event, self.extra, self.plan, self.phase = event, extra, plan, phase
@@ -77,7 +78,7 @@ cdef class Span:
     cdef int enter(self) except -1:
         return enter_task(self)
 
-    cdef int leave(self, object error, object value) except -1:
+    cdef int finish(self, object error, object value) except -1:
         self.end = now_ns()
         if error is not None:
             self.error = name_of_error(error, value)
@@ -90,14 +91,14 @@ cdef class Span:
         return self
 
     def __exit__(self, error, value, trace):
-        self.leave(error, value)
+        self.finish(error, value)
 
     def __aenter__(self):
         self.enter()
         return at_once(self)
 
     def __aexit__(self, error, value, trace):
-        self.leave(error, value)
+        self.finish(error, value)
         return at_once(None)
 
     def add(self, **extra):
@@ -119,6 +120,13 @@ cdef class Span:
     def waited(self, value):
         self.waited_ns = NOT_COUNTED if value is None else value
 
+    def awaiting(self, awaitable):
+        """Return what to await instead of `awaitable`, a coroutine of this span's block that nobody awaits yet."""
+        cdef Task task = self.task
+        if task is None or task.counted_by != <size_t><void*>self:
+            return awaitable  # whoever counts around it counts this await, too
+        return waits_of(task, awaitable)
+
     def __repr__(self):
         return f"{type(self).__name__}({self.event!r}, {self.extra!r}, start={self.start}, end={self.end})"
 
@@ -131,8 +139,8 @@ cdef class WatchedSpan(Span):
         enter_task(self)
         return note_open(self)
 
-    cdef int leave(self, object error, object value) except -1:
-        Span.leave(self, error, value)
+    cdef int finish(self, object error, object value) except -1:
+        Span.finish(self, error, value)
         return note_closed(self)
 
 
@@ -145,10 +153,10 @@ cdef class SyncedSpan(WatchedSpan):
         self.start = now_ns()
         return WatchedSpan.enter(self)
 
-    cdef int leave(self, object error, object value) except -1:
+    cdef int finish(self, object error, object value) except -1:
         if error is None:  # after an exception the trainer shall meet the GPU's own error first
             synchronize()
-        return WatchedSpan.leave(self, error, value)
+        return WatchedSpan.finish(self, error, value)
 
 
 cdef class AtOnce:

@@ -7,7 +7,7 @@ cdef object seen = None  # is called for each new task
 cdef dict known_threads = {}
 cdef long long next_number = 0
 
-threads = known_threads
+_threads = known_threads
 _THREADS_LIMIT = 10_000
 cdef Py_ssize_t threads_limit = _THREADS_LIMIT
 
@@ -126,7 +126,7 @@ def know_asyncio(task_seen):
     if type(theirs) is dict:
         running, asking = theirs, None
     else:
-        running, asking = {}, ask_asyncio()
+        running, asking = {}, ask_asyncio(asyncio._get_running_loop)
     running_loop, seen = asyncio._get_running_loop, task_seen
     return theirs if asking is None else asking
 

@@ -16,7 +16,8 @@ from sglang_instrument.patching.plan import Plan
 from sglang_instrument.recording import device, spans
 from sglang_instrument.recording.context import Bound
 from sglang_instrument.recording.notices import swallowed
-from sglang_instrument.recording.spans import OPEN, Span
+from sglang_instrument.recording.spans import OPEN
+from sglang_instrument.recording.spans import PureSpan as Span
 
 Values = tuple[Any, ...]
 

@@ -10,12 +10,21 @@ import inspect
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from sglang_instrument import native
 from sglang_instrument.errors import TargetError
-from sglang_instrument.patching.timed import timed, timed_coroutine
+from sglang_instrument.patching.timed import (
+    timed,
+    timed_by_with,
+    timed_coroutine,
+    timed_coroutine_by_with,
+)
 from sglang_instrument.recording import spans
-from sglang_instrument.recording.spans import OFF, Span
+from sglang_instrument.recording.spans import OFF, Span, SyncedSpan, WatchedSpan
 from sglang_instrument.recording.waiting import counts_awaits, waited
 from sglang_instrument.schema import Phase
+
+if native.ON:
+    from sglang_instrument.native import spans as compiled
 
 if TYPE_CHECKING:
     from sglang_instrument.patching.arguments import Picker
@@ -119,6 +128,8 @@ def _decorate(
 def _wrap_plain(function: Function, start: Callable[[], Any]) -> Function:
     """Wrap a function whose arguments and result nobody reads."""
     is_coroutine = inspect.iscoroutinefunction(function)
+    if native.ON and _makes_compiled(start):
+        return (timed_coroutine_by_with if is_coroutine else timed_by_with)(function, start)
     if isinstance(start, functools.partial) and start.func is Span:
         return timed_coroutine(function, start) if is_coroutine else timed(function, start)
     if is_coroutine:
@@ -136,6 +147,12 @@ def _wrap_plain(function: Function, start: Callable[[], Any]) -> Function:
             return function(*args, **kwargs)
 
     return called
+
+
+def _makes_compiled(start: Callable[[], Any]) -> bool:
+    if isinstance(start, functools.partial):  # the probe of a table
+        return start.func in (Span, WatchedSpan, SyncedSpan)
+    return isinstance(start, compiled.Start)
 
 
 def _wrap_reading(function: Function, probe: "Probe") -> Function:

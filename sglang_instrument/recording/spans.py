@@ -2,7 +2,8 @@
 
 A span is one small Struct that is its own record. Its context and its start are read by C code while it is
 constructed; its end appends it to a list that the encoder empties. Nothing here does I/O, logs, or
-takes a lock; `docs/cost.md` says what it costs.
+takes a lock; `docs/cost.md` says what it costs. Where the compiled parts are built, those of
+`native/spans.pyx` take the place of what is here, which says what they have to do.
 """
 
 from _thread import get_ident
@@ -14,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct, field
 
+from sglang_instrument import native
 from sglang_instrument.recording import device, tasks
 from sglang_instrument.recording.context import CURRENT, Context
 from sglang_instrument.recording.tasks import Task
@@ -21,6 +23,7 @@ from sglang_instrument.recording.values import reduce, reduce_value
 from sglang_instrument.schema import WATCHED_PHASES, kind_of
 
 running_tasks: Any = tasks.running  # asyncio's, as soon as a buffer is in use; a look-up less than there
+asyncios_tasks: Any = running_tasks  # the same, also while `running_tasks` says otherwise
 
 
 class Buffer(Protocol):
@@ -66,6 +69,7 @@ class Span(Struct, gc=False, eq=False):
     end: int = 0
     error: str | None = None
     task: Task | None = None
+    device_sec: float | None = None
 
     def __enter__(self) -> "Span":
         if running_tasks:
@@ -170,6 +174,8 @@ def log_error_messages(on: bool) -> None:
     """Log the text of exceptions beside their type, or, as by default, the type alone."""
     global _with_messages
     _with_messages = on
+    if native.ON:
+        compiled.log_error_messages(on)
 
 
 def name_error(error: type[BaseException], value: BaseException | None) -> str:
@@ -266,18 +272,20 @@ def use_buffer(
     """
     global buffer, first_opened, all_closed
     buffer, first_opened, all_closed = taking, on_first_opened, on_all_closed
+    if native.ON:
+        compiled.use_buffer(taking, on_first_opened, on_all_closed)
 
 
 def know_tasks(task_seen: Callable[[Any, int], object]) -> None:
     """Tell asyncio's tasks apart from now on; call `task_seen(loop, thread)` for each new one with a span."""
-    global running_tasks
-    running_tasks = tasks.know_asyncio(task_seen)
+    global running_tasks, asyncios_tasks
+    running_tasks = asyncios_tasks = tasks.know_asyncio(task_seen)
 
 
 def ignore_tasks() -> None:
     """Ask for no task any more: a span costs less, and no loop gets a heartbeat."""
-    global running_tasks
-    running_tasks = tasks.ignore_asyncio()
+    global running_tasks, asyncios_tasks
+    running_tasks = asyncios_tasks = tasks.ignore_asyncio()
 
 
 def current_buffer() -> Buffer:
@@ -287,7 +295,7 @@ def current_buffer() -> Buffer:
 
 def plain(
     event: str, phase: str | None = None, sync: bool | None = None, waited: int | None = None
-) -> "partial[Span]":
+) -> Callable[[], Span]:
     """Return what makes spans of one event at the least cost: called without arguments, it is all C.
 
     Args:
@@ -296,4 +304,27 @@ def plain(
         sync: Whether to synchronise the GPU; default is what the vocabulary says.
         waited: 0 where the spans' blocks count their own awaits.
     """
-    return partial(kind_for(event, phase, sync), event, None, None, phase, waited)
+    kind = kind_for(event, phase, sync)
+    if native.ON:
+        return compiled.Start(kind, event, phase, waited)
+    return partial(kind, event, None, None, phase, waited)
+
+
+PureSpan = Span
+native.take_over(globals(), "spans", "Span", "SyncedSpan", "WatchedSpan", "event", "span")
+
+if native.ON:
+    from sglang_instrument.native import spans as compiled
+
+    compiled.connect(
+        off=OFF,
+        open_spans=OPEN,
+        context=CURRENT,
+        reduce=reduce,
+        known_kinds=_kinds,
+        learn=_learn,
+        kind_for=kind_for,
+        synchronize_device=device.synchronize,
+        name_error=name_error,
+        ask_for_tasks=tasks.AskAsyncio,
+    )

@@ -14,6 +14,8 @@ from weakref import ref
 
 from msgspec import Struct
 
+from sglang_instrument import native
+
 _THREADS_LIMIT: Final = 10_000  # remembered; a program may start a thread for every request
 
 
@@ -72,11 +74,16 @@ _numbers = itertools.count()
 _threads: dict[int, Task] = {}
 
 
-class _AskAsyncio:
+class AskAsyncio:
     """Stands in for the dictionary of running tasks where asyncio hides it."""
 
+    __slots__ = ("_running_loop",)
+
+    def __init__(self, running_loop: Callable[[], Any]) -> None:
+        self._running_loop = running_loop
+
     def __bool__(self) -> bool:
-        return _running_loop() is not None
+        return self._running_loop() is not None
 
     def get(self, loop: Any) -> Any:
         """Return the task that runs in `loop`."""
@@ -106,8 +113,8 @@ def know_asyncio(seen: Callable[[Any, int], object]) -> Any:
     import asyncio.tasks  # not at the top: it costs more than all else that `import sglang_instrument` does
 
     running = getattr(asyncio.tasks, "_current_tasks", None)
-    running = _AskAsyncio() if running is None else running
     _running_loop, _seen = asyncio._get_running_loop, seen
+    running = AskAsyncio(_running_loop) if running is None else running
     return running
 
 
@@ -199,3 +206,19 @@ def _meet(owner: Any, loop: Any, inherited: Task | None) -> Task | None:
     except (AttributeError, TypeError):  # a task or loop of somebody's own, without room for it
         return None
     return met
+
+
+native.take_over(
+    globals(),
+    "spans",
+    "Task",
+    "counted",
+    "current",
+    "forget_tasks",
+    "ignore_asyncio",
+    "know_asyncio",
+    "known",
+    "look_up",
+    "thread_task",
+    "_threads",
+)

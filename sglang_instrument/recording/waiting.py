@@ -10,6 +10,7 @@ from itertools import chain
 from types import CodeType, CoroutineType
 from typing import Any, Final, TypeVar
 
+from sglang_instrument import native
 from sglang_instrument.recording import spans, tasks
 from sglang_instrument.recording.tasks import Task
 
@@ -137,3 +138,6 @@ def counting(span: Any) -> Any:
 def _task_of(waits: Any) -> Task:
     task: Task = waits.__reduce__()[1][0].__self__  # the callback is its method
     return task
+
+
+native.take_over(globals(), "spans", "Waits", "counting", "waited", "waits")
