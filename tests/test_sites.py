@@ -446,3 +446,20 @@ def test_functions_of_one_definition_have_each_their_own_regions(folder, make):
     assert notes.events == ["one", "three", "two"]
     patcher.uninstall()
     assert snapshot(module) == before
+
+
+def test_a_field_whose_local_is_not_there_is_named_and_its_neighbours_are_read(folder, make):
+    region = {"event": "work", "exit": {"length": "size(tokens)", "n": "n", "either": "tokens | n"}}
+    module = plant(folder, SOURCE)
+    patcher, _ = make({"target": "A.work", "region": [region]})
+    patcher.install()
+    assert [(site.state, site.note) for site in patcher.results()] == [("found", "no local for length")]
+    assert module.A().work(3) == 3
+
+
+def test_a_local_of_a_function_around_is_no_missing_one(folder, make):
+    source = "def make(size):\n    def f(n):\n        return n * size\n    return f\nf = make(2)\n"
+    plant(folder, source)
+    patcher, _ = make({"target": "f", "region": [{"event": "f", "exit": {"size": "size", "gone": "other"}}]})
+    patcher.install()
+    assert [site.note for site in patcher.results()] == ["no local for gone"]

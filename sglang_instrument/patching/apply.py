@@ -3,12 +3,15 @@
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import CodeType
 from typing import Any, Final
 
 from sglang_instrument.errors import TableError
+from sglang_instrument.patching.bindings import Bindings
 from sglang_instrument.patching.constants import Constants
 from sglang_instrument.patching.contract import Probe
+from sglang_instrument.patching.dead import with_dead_fields
 from sglang_instrument.patching.rewrite import Placement, is_coroutine, rewrite
 from sglang_instrument.patching.sites import Placed, Site, Wanted, place, without_function
 from sglang_instrument.patching.source import Chain, Source, definition_of, read_source
@@ -48,7 +51,7 @@ class Applier:
         if chain is None or not source.matches(chain, code):
             reason = "the source on disk is not what runs: edited since, or patched by somebody else"
             return without_function(wanted, "changed", reason), None
-        placed, placements = self._placements(chain, wanted)
+        placed, placements = self._placements(chain, wanted, code.co_freevars)
         if not placements:
             return [one.site for one in placed], None
         self._rewritten.add(id(code))
@@ -67,10 +70,14 @@ class Applier:
                 self._sources[filename] = None
         return self._sources[filename]
 
-    def _placements(self, chain: Chain, wanted: Sequence[Wanted]) -> tuple[list[Placed], list[Placement]]:
+    def _placements(
+        self, chain: Chain, wanted: Sequence[Wanted], free: Sequence[str]
+    ) -> tuple[list[Placed], list[Placement]]:
         placed: list[Placed] = []
         placements: list[Placement] = []
-        for one in place(definition_of(chain), wanted):
+        definition = definition_of(chain)
+        bindings = Bindings(definition, free)
+        for one in place(definition, wanted):
             region = one.site.region
             if not one.is_found:
                 placed.append(one)
@@ -78,7 +85,7 @@ class Applier:
             try:
                 probe = self._make_probe(region)
                 placements.append(Placement(one.statements, probe, region.capture, one.spots))
-                placed.append(one)
+                placed.append(replace(one, site=with_dead_fields(one.site, bindings)))
             except TableError as error:
                 placed.append(one.refused(str(error)))
         return placed, placements

@@ -1,17 +1,16 @@
 """Resolve tables against source that is read, not imported: what would be found, in this or any version."""
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from sglang_instrument.patching.anchors import Block, FunctionDef, statement_lists
 from sglang_instrument.patching.bindings import Bindings
-from sglang_instrument.patching.fields import Expression, Moment, Path
-from sglang_instrument.patching.fields import parse as parse_field
+from sglang_instrument.patching.dead import with_dead_fields
 from sglang_instrument.patching.sites import Site, Wanted, best_sites, place, without_function
 from sglang_instrument.patching.source import parse
-from sglang_instrument.patching.tables import Patch, Region, Table, Target
+from sglang_instrument.patching.tables import Patch, Table, Target
 from sglang_instrument.patching.trees import InstalledPackages, SourceTree
 
 #: Names that lead from module to module, each importing it from the next.
@@ -55,7 +54,8 @@ def _check_patch(definitions: "Definitions", patch: Patch, version: str | None) 
             if definition is not None:
                 if definition not in done:
                     wanted = [Wanted(region, target, version) for region in patch.regions]
-                    sites += [_with_dead_fields(one.site, definition) for one in place(definition, wanted)]
+                    bindings = Bindings(definition)
+                    sites += [with_dead_fields(one.site, bindings) for one in place(definition, wanted)]
                     done.append(definition)
                 break
         else:
@@ -71,41 +71,6 @@ def _missing(
     note = f"{module} has no {names}" if definitions.has_module(module) else f"no module {module}"
     wanted = [Wanted(region, candidates[0], version) for region in patch.regions]
     return without_function(wanted, "missing", note)
-
-
-def _with_dead_fields(site: Site, definition: FunctionDef) -> Site:
-    """Add to a site's note the fields that nothing in the function can give."""
-    if site.state != "found":
-        return site
-    dead = dead_fields(site.region, definition)
-    notes = [site.note, f"no local for {', '.join(dead)}" if dead else ""]
-    return replace(site, note="; ".join(note for note in notes if note))
-
-
-def dead_fields(region: Region, definition: FunctionDef) -> list[str]:
-    """Return the fields whose every alternative begins at a local that the function does not have."""
-    bindings = Bindings(definition)
-    leaving: Moment = "item" if region.generator else "exit"
-    read: list[tuple[Mapping[str, str], Moment]] = [
-        ({"when": region.when} if region.when else {}, "enter"),
-        ({"leader": region.leader} if region.leader else {}, "enter"),
-        (region.bind, "enter"),
-        (region.enter, "enter"),
-        (region.exit, leaving),
-    ]
-    return [
-        name
-        for fields, moment in read
-        for name, text in fields.items()
-        if _is_dead(parse_field(text, moment), bindings)
-    ]
-
-
-def _is_dead(expression: Expression, bindings: Bindings) -> bool:
-    return all(
-        isinstance(value, Path) and not expression.is_root(value) and not bindings.has(value.root)
-        for value in expression.alternatives
-    )
 
 
 class Definitions:
