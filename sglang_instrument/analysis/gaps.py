@@ -12,6 +12,7 @@ _TIMES_THE_USUAL: Final = 10.0
 _USUAL: Final = 0.99  # quantile of the gaps
 _LEAST_IN_FLIGHT: Final = 5
 _OF_WORKER: Final = ["step", "validate", "worker"]
+_MOMENT: Final = [*_OF_WORKER, "moment"]
 _BLOCK: Final = {
     "step": pl.Int64,
     "validate": pl.Boolean,
@@ -109,19 +110,23 @@ def _changes(digest: Digest) -> pl.DataFrame:
     requests = digest.of_workers().requests
     changes = pl.concat(
         [
-            requests.select(*_OF_WORKER, moment="start_us", change=pl.lit(1), ended=pl.lit(0)),
-            requests.select(*_OF_WORKER, moment="end_us", change=pl.lit(-1), ended=pl.lit(1)),
+            requests.select(*_OF_WORKER, moment="start_us", change=pl.lit(1)),
+            requests.select(*_OF_WORKER, moment="end_us", change=pl.lit(-1)),
         ]
     )
-    at = changes.group_by(*_OF_WORKER, "moment").agg(pl.col("change", "ended").sum())
-    at = at.sort(*_OF_WORKER, "moment")
-    return at.with_columns(in_flight=pl.col("change").cum_sum().over(_OF_WORKER).cast(pl.Int64))
+    # Ends come last: the last change of a moment says whether any request ended then.
+    changes = changes.sort(*_OF_WORKER, "moment", "change", descending=[False] * 4 + [True])
+    # What a worker began it ended: one running sum serves all workers.
+    at = changes.with_columns(in_flight=pl.col("change").cum_sum().cast(pl.Int64))
+    is_last = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(-1)) for name in _MOMENT)
+    return at.filter(is_last).select(*_MOMENT, "in_flight", ended=pl.col("change") < 0)
 
 
 def _completions(digest: Digest) -> pl.DataFrame:
     """Return the gaps between completions, with how many were in flight when each began."""
-    ends = _changes(digest).filter(pl.col("ended") > 0)
-    gaps = ends.with_columns(to_us=pl.col("moment").shift(-1).over(_OF_WORKER)).drop_nulls("to_us")
+    ends = _changes(digest).filter("ended")
+    is_last = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(-1)) for name in _OF_WORKER)
+    gaps = ends.with_columns(to_us=pl.col("moment").shift(-1)).filter(~is_last)
     return gaps.select(
         *_OF_WORKER,
         "in_flight",

@@ -76,9 +76,10 @@ def verdict(digest: Digest, files: list[File]) -> str:
 
 
 def _standstills(digest: Digest) -> list[Finding]:
-    late = _lateness(digest)
+    rows = plateaus(digest)
+    late = {} if rows.is_empty() else _lateness(digest)
     found = []
-    for row in plateaus(digest).iter_rows(named=True):
+    for row in rows.iter_rows(named=True):
         doing = standstill(digest, row)
         if doing["times"] is not None and doing["times"] < _STILL:
             continue  # long replies, and by chance none of them ended for long
