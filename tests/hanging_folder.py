@@ -3,7 +3,8 @@
 python hanging_folder.py FOLDER COMMAND... mounts it for COMMAND alone, in a mount namespace of its own.
 COMMAND writes a letter to the descriptor HANGING_FOLDER: h, and nothing is answered any more; a, and all that
 waits is answered, and all that comes. When COMMAND prints "the end", or ends, the server goes away, which
-frees whoever waits for it, and the files are printed: {path: text}, as one line of JSON.
+frees whoever waits for it, and the files are printed: {path: text}, as one line of JSON. With NO_LOCKS in the
+environment it is a file system that has no locks.
 """
 
 import ctypes
@@ -21,6 +22,7 @@ _IN = struct.Struct("<IIQQIIIHH")
 LOOKUP, FORGET, GETATTR, SETATTR, UNLINK, OPEN, READ, WRITE = 1, 2, 3, 4, 10, 14, 15, 16
 MKDIR, RENAME, RELEASE, FLUSH, INIT, OPENDIR, RELEASEDIR = 9, 12, 18, 25, 26, 27, 29
 ACCESS, CREATE, INTERRUPT, BATCH_FORGET = 34, 35, 36, 42
+_LOCKS_ARE_ASKED_FOR = 1 << 10  # FUSE_FLOCK_LOCKS; else the kernel keeps them by itself
 _SILENT = {FORGET, BATCH_FORGET, INTERRUPT}
 _NEW_NAMESPACE, _PRIVATE = 0x20000, 1 << 18 | 1 << 14  # CLONE_NEWNS; MS_PRIVATE | MS_REC
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -47,8 +49,11 @@ class Server:
     def __init__(self):
         self.children = {1: {}}
         self.bytes = {}
+        flags = _LOCKS_ARE_ASKED_FOR if "NO_LOCKS" in os.environ else 0  # and then not known
         self.answers = {
-            INIT: lambda node, body: struct.pack("<IIIIHHII9I", 7, 31, 0, 0, 16, 12, 1 << 16, 1, *[0] * 9),
+            INIT: lambda node, body: struct.pack(
+                "<IIIIHHII9I", 7, 31, 0, flags, 16, 12, 1 << 16, 1, *[0] * 9
+            ),
             LOOKUP: lambda node, body: self.entry(self.children[node][self.name(body)]),
             GETATTR: lambda node, body: struct.pack("<QII", 0, 0, 0) + self.attributes(node),
             SETATTR: lambda node, body: struct.pack("<QII", 0, 0, 0) + self.attributes(node),

@@ -26,9 +26,9 @@ def fuse(tmp_path_factory):
 def train(fuse, tmp_path):
     """Run a script whose disk hangs on demand; return what it says, its files, its complaints."""
 
-    def run(script):
+    def run(script, **variables):
         source = textwrap.dedent(BEFORE) + textwrap.dedent(script) + "\nprint('the end', flush=True)\n"
-        environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "FOLDER": str(tmp_path)}
+        environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "FOLDER": str(tmp_path), **variables}
         command = [*MOUNTED, tmp_path, sys.executable, "-c", source]
         done = subprocess.run(
             list(map(str, command)), capture_output=True, text=True, timeout=300, env=environment, check=False
@@ -116,3 +116,19 @@ def test_a_child_that_is_forked_while_the_disk_hangs_runs_at_once(train):
         si.uninstall()
         """)
     assert said == ["the child runs", "the end"]
+
+
+def test_a_file_system_that_has_no_locks_gives_each_process_a_file_of_its_own(train):
+    said, files, complaints = train(
+        """
+        steps(1)
+        si.uninstall()
+        print(os.getpid())
+        """,
+        NO_LOCKS="1",
+    )
+    [path] = [path for path in files if path.startswith("run/step_1/")]
+    assert path.startswith("run/step_1/worker_0.")
+    assert path.endswith(f"-{said[0]}.jsonl")
+    assert events(files, path)[:3] == ["log_opened", "parse", "step_closed"]
+    assert complaints.count("no locks here") == 1
