@@ -14,7 +14,7 @@ from sglang_instrument import schema
 from sglang_instrument.recording.claims import Claims
 from sglang_instrument.recording.clock import HOST, Clock
 from sglang_instrument.recording.context import Scope, count_dropped, forget_scope, scopes
-from sglang_instrument.recording.lines import LineMaker
+from sglang_instrument.recording.lines import LineMaker, Lines
 from sglang_instrument.recording.notices import notice
 from sglang_instrument.recording.values import settle
 
@@ -37,7 +37,7 @@ class _File:
         size = os.fstat(descriptor).st_size
         self.torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
 
-    def append(self, lines: bytes) -> None:
+    def append(self, lines: Lines) -> None:
         """Write all of `lines`, on a line of their own."""
         self.done = 0
         if self.torn:
@@ -85,7 +85,7 @@ class Files:
         self._said_records = 0
         self._next_news = time.monotonic() + NEWS_EVERY_SEC
 
-    def write(self, scope: Scope, lines: bytes, records: int) -> None:
+    def write(self, scope: Scope, lines: Lines, records: int) -> None:
         """Append whole lines to the file of `scope`; count them as lost if that is impossible."""
         try:
             self._file(scope).append(lines)
@@ -195,10 +195,10 @@ class Files:
         }
         return {**header, "reopened": True} if os.fstat(descriptor).st_size else header
 
-    def _lose(self, scope: Scope, lines: bytes, records: int, error: Exception) -> None:
+    def _lose(self, scope: Scope, lines: Lines, records: int, error: Exception) -> None:
         """Count what was not written; a disk that fills up still took the first of the lines."""
         file = self._open.get(scope)
-        written = lines[: file.done].count(b"\n") if file is not None and records else 0
+        written = memoryview(lines)[: file.done].tobytes().count(b"\n") if file is not None and records else 0
         scope.written += written
         count_dropped(scope, records - written)
         self.written_records += written

@@ -6,11 +6,12 @@ context have in common is encoded once, and times are formatted anew only when t
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Raw
 
+from sglang_instrument import native
 from sglang_instrument.recording.clock import Clock
 from sglang_instrument.recording.context import Context, Scope, default_worker, scope_for
 from sglang_instrument.recording.notices import notice, swallowed
@@ -26,25 +27,38 @@ from sglang_instrument.recording.shapes import (
 from sglang_instrument.recording.spans import Span
 from sglang_instrument.recording.tasks import Task, thread_task
 
+if native.ON:
+    from sglang_instrument.native.lines import Block, Encoder
+
 # What is encoded at once, while other threads wait for the GIL: a tenth of a millisecond as a rule.
 _CHUNK: Final = 256  # spans
 _SLICE: Final = 32  # lines, after which others get the GIL if these were long
 _LONG_SLICE: Final = 256 * 1024  # bytes
 
 #: Lines of a scope's file; how many of them had to be changed to be encoded at all; how many there are.
-Piece = tuple[Scope, bytes, int, int]
+Piece = tuple[Scope, "Lines", int, int]
+Lines: TypeAlias = "bytes | Block"
 
 
 class LineMaker:
-    """Make lines of spans; used by one thread at a time."""
+    """Make lines of spans; used by one thread at a time.
 
-    def __init__(self, clock: Clock) -> None:
+    Args:
+        clock: The process's clock.
+        compiled: Whether the compiled parts encode what they can.
+    """
+
+    def __init__(self, clock: Clock, compiled: bool = native.ON) -> None:
         self._clock = clock
         self._encoder = msgspec.json.Encoder()
+        self._compiled: Encoder | None = None
+        if compiled:
+            own = (self.scope_of, thread_task, self._encoder.encode, self._encode_span)
+            self._compiled = Encoder(clock.epoch_us(0), clock.timestamp, *own)
         self._endings: tuple[str, ...] = ()  # of a timestamp, by microsecond of the millisecond
         self._offset = ""
         # Times are taken from the millisecond in which the last span ended: small numbers are fast.
-        self._millisecond = (-1_000_000, 0, "")
+        self._millisecond = (-(2**70), 0, "")
 
     def encode_chunk(self, spans: list[Any], begin: int) -> tuple[int, list[Piece]]:
         """Encode the next spans of a list, as many as other threads can wait for, and let go of them.
@@ -57,6 +71,8 @@ class LineMaker:
             Where the next chunk begins, and the lines: all but those of records that could not be encoded
             at all, which is said.
         """
+        if self._compiled is not None:
+            return self._compiled.encode_chunk(spans, begin)
         some = spans[begin : begin + _CHUNK]
         spans[begin : begin + len(some)] = [None] * len(some)
         return begin + len(some), self._encode_spans(some)
@@ -67,7 +83,7 @@ class LineMaker:
         while end < len(waiting):
             end, more = self.encode_chunk(waiting, end)
             pieces += more
-        return join_pieces(pieces)
+        return _join(pieces)
 
     def _encode_spans(self, spans: list[Span]) -> list[Piece]:
         """Encode spans; one that fails costs its neighbours nothing."""
@@ -78,6 +94,19 @@ class LineMaker:
                 return [piece for span in spans for piece in self._encode_spans([span])]
             swallowed("encoding a record", error)
             return []
+
+    def _encode_span(
+        self, span: Span, scope: Scope, task: Task, spawned_by: int | None
+    ) -> tuple[bytes, bool] | None:
+        """Return the line of a span that the compiled parts could not say, and whether it was changed."""
+        try:
+            ended_us = self._clock.epoch_us(span.end or span.start)
+            line = _long_line(span, scope, task, self._clock.timestamp(ended_us), self._clock.epoch_us(0))
+            line.spawned_by = spawned_by
+            return self._encode_one(line)
+        except Exception as error:
+            swallowed("encoding a record", error)
+            return None
 
     def lines(self, spans: Iterable[Span]) -> dict[Scope, list[AnyLine]]:
         """Return the lines of spans by the scope whose file they belong to."""
@@ -108,7 +137,12 @@ class LineMaker:
                 base_ns = (base_us - offset_us) * 1000
                 prefix, endings = self._time(base_us)
                 self._millisecond = base_ns, base_us, prefix
-            if not (part and task.announced is self) or span.error is not None or span.phase is not None:
+            if (
+                not (part and task.announced is self)
+                or span.error is not None
+                or span.phase is not None
+                or span.device_sec is not None
+            ):
                 line = _long_line(span, scope, task, prefix + endings[microsecond], offset_us)
                 if task.announced is not self:
                     task.announced, line.spawned_by = self, task.spawned_by
@@ -216,19 +250,16 @@ class LineMaker:
             settle_line(line)
             encoded, changed = self._encoder.encode_lines([line]), True
         if len(encoded) > LONGEST_LINE:
-            cut(line)
-            encoded, changed = self._encoder.encode_lines([line]), True
+            encoded, changed = self._encoder.encode_lines([cut(line)]), True
         return encoded, changed
 
 
-def join_pieces(pieces: list[Piece]) -> list[Piece]:
-    """Return one piece a scope."""
-    if len(pieces) < 2:
-        return pieces
+def _join(pieces: list[Piece]) -> list[Piece]:
+    """Return one piece a scope, of bytes."""
     by_scope: dict[Scope, list[Piece]] = {}
     for piece in pieces:
         by_scope.setdefault(piece[0], []).append(piece)
-    joined = []
+    joined: list[Piece] = []
     for scope, of_scope in by_scope.items():
         _, encoded, changed, records = zip(*of_scope, strict=True)
         joined.append((scope, b"".join(encoded), sum(changed), sum(records)))
@@ -249,5 +280,6 @@ def _long_line(span: Span, scope: Scope, task: Task, timestamp: str, offset_us: 
         line.start_us = span.start // 1000 + offset_us
         if span.waited is not None:
             line.active_sec = _active_sec(span.end - span.start, span.waited)
-    line.error, line.phase, line.validate = span.error, span.phase, scope.validate
+    line.device_sec, line.error, line.phase = span.device_sec, span.error, span.phase
+    line.validate = scope.validate
     return line

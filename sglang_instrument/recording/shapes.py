@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+import msgspec
 from msgspec import Raw, Struct
 
 from sglang_instrument import schema
@@ -80,14 +81,23 @@ def settle_line(line: AnyLine) -> None:
         line.error, line.phase = settle(line.error), settle(line.phase)
 
 
-def cut(line: AnyLine) -> None:
-    """Shorten a line that is longer than a record may be."""
+def cut(line: AnyLine) -> AnyLine:
+    """Return what a record may be of a line that is longer."""
+    if isinstance(line, ShortLine):
+        line = _spell_out(line)
     line.event = line.event[:_LONGEST_KEPT]
-    if not isinstance(line, ShortLine):
-        line.extra = _cut_fields(line.extra or {})
+    line.extra = _cut_fields(line.extra or {})
     if isinstance(line, Line):
         line.error = line.error and line.error[:_LONGEST_KEPT]
         line.phase = line.phase and line.phase[:_LONGEST_KEPT]
+    return line
+
+
+def _spell_out(line: ShortLine) -> Line:
+    shared = msgspec.json.decode(b'{"extra":%s}' % bytes(line.extra))
+    spelled = Line(line.timestamp, line.event, line.duration_sec, **shared)
+    spelled.start_us, spelled.task = line.start_us, line.task
+    return spelled
 
 
 def _cut_fields(extra: dict[str, Any]) -> dict[str, Any]:

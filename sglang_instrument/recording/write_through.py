@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from sglang_instrument.recording.context import Scope
 from sglang_instrument.recording.files import Files
-from sglang_instrument.recording.lines import LineMaker
+from sglang_instrument.recording.lines import LineMaker, Lines
 from sglang_instrument.recording.notices import swallowed
 from sglang_instrument.recording.selection import Selection
 from sglang_instrument.recording.spans import Span
@@ -28,7 +28,7 @@ class CallersDisk(Disk):
     def end(self) -> None:
         """End nothing."""
 
-    def write(self, scope: Scope, lines: bytes, records: int) -> None:
+    def write(self, scope: Scope, lines: Lines, records: int) -> None:
         """Append lines to the scope's file."""
         self.do(lambda: self.files.write(scope, lines, records))
 

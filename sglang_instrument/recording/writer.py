@@ -14,7 +14,7 @@ from typing import Final
 from sglang_instrument.recording import spans as hot
 from sglang_instrument.recording.context import Scope, count_dropped, on_scope_closed, scopes, take_ended
 from sglang_instrument.recording.files import Files
-from sglang_instrument.recording.lines import LineMaker
+from sglang_instrument.recording.lines import LineMaker, Lines
 from sglang_instrument.recording.notices import notice, swallowed
 from sglang_instrument.recording.selection import Selection
 from sglang_instrument.recording.spans import OFF, Buffer, Span, use_buffer
@@ -44,7 +44,7 @@ class Disk:
         """Start the thread."""
         self._thread.start()
 
-    def write(self, scope: Scope, lines: bytes, records: int) -> None:
+    def write(self, scope: Scope, lines: Lines, records: int) -> None:
         """Append lines to the scope's file, later; drop them if too much waits already."""
         if self._bytes_put - self._bytes_done + len(lines) > self._limit:
             count_dropped(scope, records)

@@ -43,7 +43,7 @@ class Records(Sequence[dict[str, Any]]):
     def _all(self) -> list[dict[str, Any]]:
         for span in self._spans[len(self._made) :]:
             for _, line, _, _ in self._maker.encode_all([span]):
-                self._made.append(orjson.loads(line))
+                self._made.append(orjson.loads(bytes(line)))
         return self._made
 
 

@@ -1,0 +1,463 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=False
+"""Finished spans to lines of JSON, without an object a line: what recording/lines.py does, compiled.
+
+The usual values are said here. A record with anything else in it, or too long for a line, is begun anew by
+the pure Python, which says all there is. Nothing in here runs Python code between the first and the last
+byte of a record, so that nobody changes what is being read.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.dict cimport PyDict_Contains, PyDict_Next
+from cpython.list cimport PyList_GET_SIZE
+from cpython.long cimport PyLong_AsLongLongAndOverflow
+from cpython.object cimport PyObject
+from libc.stdint cimport uint64_t
+from libc.string cimport memcpy
+from sglang_instrument.native.spans cimport NOT_COUNTED, Span, Task
+from sglang_instrument.native.text cimport (
+    CANNOT,
+    DONE,
+    Text,
+    let_go,
+    make_room,
+    put,
+    put_decimal,
+    put_float,
+    put_integer,
+    put_padded,
+    put_short,
+    put_string,
+)
+
+include "stamp.pxi"
+
+cdef enum:
+    LONGEST_LINE = 64 * 1024  # bytes; shapes.py says the same
+    # What is encoded at once, while other threads wait for the GIL: a tenth of a millisecond as a rule.
+    CHUNK = 1024  # spans
+    CHUNK_BYTES = 256 * 1024
+    SPARE = 4  # pieces of memory that are kept
+    LARGEST_SPARE = 2 * CHUNK_BYTES
+    DEEPEST = 16  # collections in one another; values are reduced to fewer
+    SMALL = 128  # bytes: room for a key and a number
+
+
+@cython.final
+@cython.no_gc  # a scope leads nowhere
+cdef class Part:
+    """What all records of a context share: `context.part`."""
+
+    cdef object scope
+    cdef bytes ids  # the fields that are bound, as they stand between the braces of "extra"
+    cdef bytes place  # "workid" and "step", each after a comma
+    cdef bytes whole  # all of that, where a record has no fields of its own
+    cdef bint cannot  # a request id that only the pure Python can say
+    cdef bint validate
+
+
+@cython.final
+@cython.no_gc
+cdef class Sink:
+    """The lines of one scope."""
+
+    cdef object scope
+    cdef Text text
+    cdef Py_ssize_t records
+    cdef Py_ssize_t changed
+
+    def __cinit__(self):
+        take_spare(&self.text)
+
+    def __dealloc__(self):
+        give_back(&self.text)
+
+
+@cython.final
+@cython.no_gc
+cdef class Block:
+    """Lines in the memory in which they were made; with the last use of them it serves for others."""
+
+    cdef Text text
+
+    def __len__(self):
+        return self.text.size
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.text.data, self.text.size, 1, flags)
+
+    def __dealloc__(self):
+        give_back(&self.text)
+
+
+cdef Text[SPARE] spare  # memory of that which has been written, so that the kernel need not clear as much anew
+
+
+cdef void give_back(Text *text) noexcept:
+    """Keep the memory for the next block, or free it."""
+    cdef int at
+    if 0 < text.room <= LARGEST_SPARE:
+        for at in range(SPARE):
+            if spare[at].data == NULL:
+                spare[at] = text[0]
+                spare[at].size = 0
+                return
+    let_go(text)
+
+
+cdef void take_spare(Text *text) noexcept:
+    cdef int at
+    for at in range(SPARE):
+        if spare[at].data != NULL:
+            text[0] = spare[at]
+            spare[at].data = NULL
+            return
+
+
+cdef object block_of(Text *text):
+    """Return the lines, and begin anew; a block where that is no waste of the memory behind it."""
+    cdef Block block
+    if 2 * text.size < text.room:
+        lines = PyBytes_FromStringAndSize(text.data, text.size)
+        text.size = 0
+        return lines
+    block = Block.__new__(Block)
+    block.text = text[0]
+    text.data, text.size, text.room = NULL, 0, 0
+    return block
+
+
+@cython.final
+cdef class Encoder:
+    """Encode spans; used by one thread at a time.
+
+    Args:
+        offset_us: What to add to microseconds of the monotonic clock for those since the Unix epoch.
+        timestamp: Returns ISO 8601 of microseconds since the Unix epoch.
+        scope_of: Returns the scope of a context that has none.
+        thread_task: Returns the task that stands for a thread.
+        encode_value: Returns the JSON of a float.
+        encode_span: Returns the line of any span, and whether it had to be changed; None if there is none.
+    """
+
+    cdef long long offset_us
+    cdef object timestamp, scope_of, thread_task, encode_value, encode_span
+    cdef Sink first  # keeps its memory from chunk to chunk
+    cdef dict sinks  # of this chunk, by scope, if there is more than one
+    cdef Sink sink  # of the last span
+    cdef object context, scope
+    cdef Part part
+    cdef unsigned long thread
+    cdef Task of_thread
+    # The timestamp of the second in which the last span ended: up to the microseconds, and what comes after.
+    cdef long long second
+    cdef char[64] before
+    cdef char[64] after
+    cdef Py_ssize_t size_before, size_after
+
+    def __init__(self, offset_us, timestamp, scope_of, thread_task, encode_value, encode_span):
+        self.offset_us, self.second = offset_us, -1
+        self.timestamp, self.scope_of, self.thread_task = timestamp, scope_of, thread_task
+        self.encode_value, self.encode_span = encode_value, encode_span
+        self.first = Sink.__new__(Sink)
+
+    def encode_chunk(self, list spans not None, Py_ssize_t begin):
+        """Encode the next spans of a list; see LineMaker.encode_chunk()."""
+        cdef Py_ssize_t end = begin, stop = begin + CHUNK, left = CHUNK_BYTES
+        self.context = self.part = self.of_thread = self.sink = None  # what is known may be out of date
+        while end < stop and end < PyList_GET_SIZE(spans) and left > 0:
+            left -= self.add(spans[end])
+            if end < PyList_GET_SIZE(spans):  # the pure Python was run, and that lets others run
+                spans[end] = None
+            end += 1
+        pieces = self.take()
+        self.context = self.part = self.scope = self.of_thread = None  # a task knows this, and is not collected
+        return end, pieces
+
+    cdef list take(self):
+        """Return what this chunk has become, by scope."""
+        cdef list pieces = []
+        cdef Sink sink
+        for sink in (self.first,) if self.sinks is None else self.sinks.values():
+            if sink.records:
+                pieces.append((sink.scope, block_of(&sink.text), sink.changed, sink.records))
+            sink.text.size = sink.records = sink.changed = 0
+        self.sinks = self.sink = self.first.scope = None
+        return pieces
+
+    cdef Py_ssize_t add(self, object added) except -1:
+        """Put the line of a span; return how many bytes were looked at, or so."""
+        cdef Span span
+        cdef Text *text
+        cdef Py_ssize_t begin, looked_at = LONGEST_LINE
+        cdef Task task
+        if not isinstance(added, Span):
+            raise TypeError(f"{type(added)} is no span")
+        span = <Span>added
+        if span.context is not self.context:
+            self.enter(span.context)
+        task = span.task
+        if task is None:
+            if self.of_thread is None or span.thread != self.thread:
+                self.of_thread, self.thread = self.thread_task(span.thread), span.thread
+            task = self.of_thread
+        spawned_by = None
+        if task.announced is not self:
+            task.announced, spawned_by = self, task.spawned_by
+        text, sink = &self.sink.text, self.sink
+        begin = text.size
+        if self.put_line(text, span, task, spawned_by) == DONE and text.size - begin <= LONGEST_LINE:
+            looked_at = text.size - begin
+            sink.records += 1
+        else:
+            text.size = begin
+            made = self.encode_span(span, self.scope, task, spawned_by)
+            if made is not None:
+                line, changed = made
+                make_room(text, len(<bytes>line))
+                put(text, PyBytes_AS_STRING(line), len(<bytes>line))
+                sink.changed += changed
+                sink.records += 1
+        return looked_at
+
+    cdef int enter(self, object context) except -1:
+        """Know what the records of another context have in common, and where they go."""
+        part, scope = context.part, context.scope
+        if scope is None:
+            scope = self.scope_of(context)
+        if type(part) is not Part or (<Part>part).scope is not scope:
+            part = context.part = self.part_of(context, scope)
+        if self.sink is None or self.scope is not scope:
+            self.sink = self.sink_of(scope)
+        self.part, self.scope, self.context = part, scope, context
+        return 0
+
+    cdef Sink sink_of(self, object scope):
+        cdef Sink sink
+        if self.first.scope is None:
+            self.first.scope = scope
+            if self.first.text.data == NULL:
+                take_spare(&self.first.text)
+        if self.first.scope is scope:
+            return self.first
+        if self.sinks is None:
+            self.sinks = {self.first.scope: self.first}
+        sink = self.sinks.get(scope)
+        if sink is None:
+            sink = self.sinks[scope] = Sink.__new__(Sink)
+            sink.scope = scope
+        return sink
+
+    cdef Part part_of(self, object context, object scope):
+        cdef Part part = Part.__new__(Part)
+        cdef Sink scratch = Sink.__new__(Sink)
+        cdef Text *text = &scratch.text
+        part.scope, part.validate = scope, scope.validate
+        ids = context.extra
+        part.cannot = ids is not None and self.put_fields(text, ids, 0) != DONE
+        part.ids = b"" if ids is None or part.cannot else PyBytes_FromStringAndSize(text.data, text.size)
+        place = f',"workid":{scope.worker:d}'
+        if scope.step is not None:
+            place += f',"step":{scope.step:d}'
+        part.place = place.encode("ascii")
+        part.whole = (b',"extra":{%s}' % part.ids if part.ids else b"") + part.place
+        return part
+
+    cdef int put_line(self, Text *text, Span span, Task task, object spawned_by) except -1:
+        """Put the keys of a span in the order of schema.KEYS; return CANNOT if one needs the pure Python."""
+        cdef long long ended_us
+        cdef Part part = self.part
+        if part.cannot or type(span.event) is not str:
+            return CANNOT
+        ended_us = floor_us(span.end or span.start) + self.offset_us
+        if self.put_timestamp(text, ended_us) == CANNOT or put_string(text, span.event, LONGEST_LINE) == CANNOT:
+            return CANNOT
+        make_room(text, 6 * SMALL + PyBytes_GET_SIZE(part.whole))
+        if span.end:
+            put(text, ',"duration_sec":', 16)
+            put_seconds(text, span.end - span.start)
+        if not span.extra:
+            put(text, PyBytes_AS_STRING(part.whole), PyBytes_GET_SIZE(part.whole))
+        elif self.put_extra(text, part, span) == CANNOT:
+            return CANNOT
+        make_room(text, 6 * SMALL)
+        if span.end:
+            put(text, ',"start_us":', 12)
+            put_integer(text, floor_us(span.start) + self.offset_us)
+        put(text, ',"task":', 8)
+        put_integer(text, task.number)
+        if spawned_by is not None:
+            put(text, ',"spawned_by":', 14)
+            put_integer(text, spawned_by)
+        if span.waited_ns != NOT_COUNTED and span.end:
+            put(text, ',"active_sec":', 14)
+            put_seconds(text, max(0, span.end - span.start - span.waited_ns))
+        if span.device_sec is not None:
+            make_room(text, SMALL)
+            put(text, ',"device_sec":', 14)
+            if self.put_value(text, span.device_sec, 0) == CANNOT:
+                return CANNOT
+        if put_key_if_any(text, ',"error":', 9, span.error) == CANNOT:
+            return CANNOT
+        if part.validate:
+            make_room(text, SMALL)
+            put(text, ',"validate":true', 16)
+        if put_key_if_any(text, ',"phase":', 9, span.phase) == CANNOT:
+            return CANNOT
+        make_room(text, SMALL)
+        put(text, "}\n", 2)
+        return DONE
+
+    cdef int put_timestamp(self, Text *text, long long ended_us) except -1:
+        """Put the beginning of a line, up to the value of "event"."""
+        cdef long long second
+        if ended_us < 0:  # before 1970
+            return CANNOT
+        second = ended_us // 1_000_000
+        if second != self.second:
+            if self.know_second(second) == CANNOT:
+                return CANNOT
+        make_room(text, 4 * SMALL)
+        put_short(text, self.before, self.size_before)
+        put_padded(text, ended_us - second * 1_000_000, 6)
+        put_short(text, self.after, self.size_after)
+        return DONE
+
+    cdef int know_second(self, long long second) except -1:
+        said = self.timestamp(second * 1_000_000)
+        before = b'{"timestamp":"' + said[:20].encode("ascii")
+        after = said[26:].encode("ascii") + b'","event":'
+        if len(before) > 64 or len(after) > 64:
+            return CANNOT
+        self.size_before, self.size_after = len(before), len(after)
+        memcpy(self.before, PyBytes_AS_STRING(before), self.size_before)
+        memcpy(self.after, PyBytes_AS_STRING(after), self.size_after)
+        self.second = second
+        return DONE
+
+    cdef int put_extra(self, Text *text, Part part, Span span) except -1:
+        """Put the bound ids and the span's own fields, which win over them, and the worker and step."""
+        if type(span.extra) is not dict:
+            return CANNOT
+        fields = <dict>span.extra
+        ids = span.context.extra
+        make_room(text, SMALL + PyBytes_GET_SIZE(part.ids))
+        put(text, ',"extra":{', 10)
+        if ids is not None and has_any(fields, <dict>ids):
+            fields = {**ids, **fields}
+        elif part.ids:
+            put(text, PyBytes_AS_STRING(part.ids), PyBytes_GET_SIZE(part.ids))
+            put(text, ",", 1)
+        if self.put_fields(text, fields, 0) == CANNOT:
+            return CANNOT
+        make_room(text, SMALL + PyBytes_GET_SIZE(part.place))
+        put(text, "}", 1)
+        put(text, PyBytes_AS_STRING(part.place), PyBytes_GET_SIZE(part.place))
+        return DONE
+
+    cdef int put_fields(self, Text *text, dict fields, int depth) except -1:
+        """Put what stands between the braces of a dict."""
+        cdef PyObject *key
+        cdef PyObject *value
+        cdef Py_ssize_t place = 0, before = text.size
+        while PyDict_Next(fields, &place, &key, &value):  # nothing in this loop runs Python: see above
+            if text.size != before:
+                make_room(text, 1)
+                put(text, ",", 1)
+            if type(<object>key) is not str or put_string(text, <object>key, LONGEST_LINE) == CANNOT:
+                return CANNOT
+            make_room(text, 1)
+            put(text, ":", 1)
+            if self.put_value(text, <object>value, depth) == CANNOT:
+                return CANNOT
+        return DONE
+
+    cdef int put_value(self, Text *text, object value, int depth) except -1:
+        """Put a reduced value."""
+        cdef long long number
+        cdef int overflow = 0
+        kind = type(value)
+        if kind is str:
+            return put_string(text, value, LONGEST_LINE)
+        make_room(text, SMALL)
+        if kind is int:
+            number = PyLong_AsLongLongAndOverflow(value, &overflow)
+            if overflow:
+                return CANNOT
+            put_integer(text, number)
+        elif kind is float:
+            if not put_float(text, value):
+                encoded = self.encode_value(value)
+                put(text, PyBytes_AS_STRING(encoded), PyBytes_GET_SIZE(encoded))
+        elif value is None:
+            put(text, "null", 4)
+        elif value is True:
+            put(text, "true", 4)
+        elif value is False:
+            put(text, "false", 5)
+        elif kind is list or kind is tuple:
+            return self.put_list(text, value, depth + 1)
+        elif kind is dict and depth < DEEPEST:
+            put(text, "{", 1)
+            if self.put_fields(text, value, depth + 1) == CANNOT:
+                return CANNOT
+            make_room(text, 1)
+            put(text, "}", 1)
+        else:
+            return CANNOT
+        return DONE
+
+    cdef int put_list(self, Text *text, object values, int depth) except -1:
+        """Put a list or tuple; return CANNOT where it is longer than a line may be."""
+        cdef Py_ssize_t begin = text.size
+        if depth > DEEPEST:
+            return CANNOT
+        put(text, "[", 1)
+        for value in values:
+            if text.size > begin + 1:
+                make_room(text, 1)
+                put(text, ",", 1)
+            if self.put_value(text, value, depth) == CANNOT or text.size - begin > LONGEST_LINE:
+                return CANNOT
+        make_room(text, 1)
+        put(text, "]", 1)
+        return DONE
+
+
+cdef inline bint has_any(dict fields, dict ids):
+    """Whether a span has fields of the names of those that are bound."""
+    cdef PyObject *key
+    cdef PyObject *value
+    cdef Py_ssize_t place = 0
+    while PyDict_Next(ids, &place, &key, &value):
+        if PyDict_Contains(fields, <object>key):
+            return True
+    return False
+
+
+cdef inline int put_key_if_any(Text *text, const char *key, Py_ssize_t size, object value) except -1:
+    """Put a key, with its comma and colon, and its text; nothing if that is None."""
+    if value is None:
+        return DONE
+    if type(value) is not str:
+        return CANNOT
+    make_room(text, size)
+    put(text, key, size)
+    return put_string(text, value, LONGEST_LINE)
+
+
+cdef inline void put_seconds(Text *text, long long duration_ns) noexcept nogil:
+    """Put nanoseconds as seconds, exactly."""
+    cdef uint64_t whole
+    if duration_ns < 0:
+        put(text, "-", 1)
+        duration_ns = -duration_ns
+    whole = <uint64_t>duration_ns // 1_000_000_000
+    put_decimal(text, whole, <uint64_t>duration_ns - whole * 1_000_000_000, 9)
+
+
+cdef inline long long floor_us(long long ns) noexcept nogil:
+    """Return nanoseconds in microseconds, rounded down as Python does."""
+    return ns // 1000

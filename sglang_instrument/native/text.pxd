@@ -1,0 +1,257 @@
+# Bytes that grow, and how JSON says numbers and texts in them: the ways that need no object and no Python.
+
+cimport cython
+from cpython.mem cimport PyMem_RawFree, PyMem_RawRealloc
+from cpython.object cimport PyObject
+from cpython.unicode cimport PyUnicode_DATA, PyUnicode_GET_LENGTH, PyUnicode_KIND
+from libc.math cimport signbit
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memcpy
+
+cdef extern from "Python.h":
+    bint PyUnicode_IS_ASCII(object text) noexcept
+    # As a number: Cython's own Py_UCS4 becomes a str at the first sum.
+    uint32_t PyUnicode_READ(int kind, const void *data, Py_ssize_t at) noexcept nogil
+
+cdef struct Text:
+    char *data
+    Py_ssize_t size
+    Py_ssize_t room
+
+cdef enum:
+    DONE = 0
+    CANNOT = 1  # what is to be said needs somebody who can do more
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    static const char TWO_DIGITS[] =
+        "00010203040506070809101112131415161718192021222324252627282930313233343536373839"
+        "40414243444546474849505152535455565758596061626364656667686970717273747576777879"
+        "8081828384858687888990919293949596979899";
+    /* What stands after the backslash: 'u' where the number must be written out, 0 where there is none. */
+    static const char ESCAPES[128] = {
+        'u','u','u','u','u','u','u','u','b','t','n','u','f','r','u','u',
+        'u','u','u','u','u','u','u','u','u','u','u','u','u','u','u','u',
+        [34] = '"', [92] = '\\\\'};
+    /* Whether JSON escapes one of eight ASCII characters: below 32, 34 or 92 a byte borrows from its
+       highest bit, which no ASCII has set. */
+    static inline int is_any_escaped(uint64_t eight) {
+        const uint64_t ones = 0x0101010101010101u;
+        return (((eight - 32 * ones) | ((eight ^ 34 * ones) - ones) | ((eight ^ 92 * ones) - ones))
+                & 128 * ones) != 0;
+    }
+    static const char HEXADECIMAL[] = "0123456789abcdef";
+    static const char ZERO[] = "-0.0";
+    static const double POWERS[] = {1, 1e3, 1e6, 1e9};
+    """
+    const char *TWO_DIGITS
+    const char *ESCAPES
+    const char *HEXADECIMAL
+    const char *ZERO
+    const double *POWERS
+    bint is_any_escaped(uint64_t eight) noexcept nogil
+
+
+cdef inline int make_room(Text *text, Py_ssize_t more) except -1:
+    """See to it that `more` bytes can be put."""
+    cdef Py_ssize_t room
+    cdef void *data
+    if text.size + more <= text.room:
+        return 0
+    room = max(2 * text.room, text.size + more, 4096)
+    data = PyMem_RawRealloc(text.data, room)
+    if data == NULL:
+        raise MemoryError
+    text.data, text.room = <char *>data, room
+    return 0
+
+
+cdef inline void let_go(Text *text) noexcept nogil:
+    """Give the memory back."""
+    PyMem_RawFree(text.data)
+    text.data, text.size, text.room = NULL, 0, 0
+
+
+# What follows needs room for what it puts. It is `nogil`, although called with it, as proof that no object is used.
+
+cdef inline void put_short(Text *text, const char *some, Py_ssize_t size) noexcept nogil:
+    """Put at most 64 bytes of a buffer which has that many."""
+    memcpy(text.data + text.size, some, 64)  # a constant number: no call
+    text.size += size
+
+
+cdef inline void put(Text *text, const char *some, Py_ssize_t size) noexcept nogil:
+    memcpy(text.data + text.size, some, size)
+    text.size += size
+
+
+@cython.cdivision(True)
+cdef inline void put_digits(Text *text, uint64_t number) noexcept nogil:
+    """Put a number: at most 20 bytes, and up to 40 are touched."""
+    cdef char digits[40]
+    cdef Py_ssize_t at = 20
+    cdef uint64_t rest
+    while number >= 100:
+        rest = number // 100
+        at -= 2
+        memcpy(digits + at, TWO_DIGITS + 2 * (number - 100 * rest), 2)
+        number = rest
+    if number >= 10:
+        at -= 2
+        memcpy(digits + at, TWO_DIGITS + 2 * number, 2)
+    else:
+        at -= 1
+        digits[at] = c"0" + <char>number
+    memcpy(text.data + text.size, digits + at, 20)  # a constant number: no call
+    text.size += 20 - at
+
+
+cdef inline void put_integer(Text *text, long long number) noexcept nogil:
+    """Put a number with its sign: at most 20 bytes."""
+    if number < 0:
+        put(text, "-", 1)
+        put_digits(text, 0 - <uint64_t>number)
+    else:
+        put_digits(text, <uint64_t>number)
+
+
+@cython.cdivision(True)
+cdef inline void put_padded(Text *text, uint64_t number, int places) noexcept nogil:
+    """Put a number with leading zeros: so many bytes."""
+    cdef char *end = text.data + text.size + places
+    cdef uint64_t rest
+    text.size += places
+    while places >= 2:
+        rest = number // 100
+        end -= 2
+        memcpy(end, TWO_DIGITS + 2 * (number - 100 * rest), 2)
+        number, places = rest, places - 2
+    if places:
+        end[-1] = c"0" + <char>number
+
+
+cdef inline void put_decimal(Text *text, uint64_t whole, uint64_t fraction, int places) noexcept nogil:
+    """Put a number with so many decimals less those that are zero at the end: at most 21 bytes and them."""
+    put_digits(text, whole)
+    put(text, ".", 1)
+    if fraction == 0:
+        put(text, "0", 1)
+        return
+    put_padded(text, fraction, places)
+    while text.data[text.size - 1] == c"0":
+        text.size -= 1
+
+
+@cython.cdivision(True)
+cdef inline bint put_float(Text *text, double number) noexcept nogil:
+    """Put a number as no more digits than it needs, and return True; at most 40 bytes.
+
+    Return False where it needs more than fifteen. Fifteen decimal digits or fewer name one double alone,
+    and integers below 2**53 over a power of ten below 1e22 are rounded once: the number that a reader sees
+    is this one, or it is not put.
+    """
+    cdef double size = -number if number < 0 else number
+    cdef uint64_t scaled
+    cdef int at
+    if not size < 1e15:
+        return False
+    if number == 0:
+        at = 0 if signbit(number) else 1
+        put(text, ZERO + at, 4 - at)
+        return True
+    for at in range(4):
+        if size * POWERS[at] >= 1e15:
+            return False
+        scaled = <uint64_t>(size * POWERS[at] + 0.5)
+        if scaled / POWERS[at] == size:
+            if number < 0:
+                put(text, "-", 1)
+            put_decimal(text, scaled // <uint64_t>POWERS[at], scaled % <uint64_t>POWERS[at], 3 * at)
+            return True
+    return False
+
+
+cdef inline Py_ssize_t put_plain_ascii(char *to, const char *some, Py_ssize_t size) noexcept nogil:
+    """Copy ASCII up to what JSON must escape; return how many bytes that were."""
+    cdef Py_ssize_t at = 0
+    cdef uint64_t eight
+    while at + 8 <= size:
+        memcpy(&eight, some + at, 8)
+        if is_any_escaped(eight):
+            break
+        memcpy(to + at, &eight, 8)
+        at += 8
+    while at < size and ESCAPES[<unsigned char>some[at]] == 0:
+        to[at] = some[at]
+        at += 1
+    return at
+
+
+cdef inline void put_escaped(Text *text, unsigned char character) noexcept nogil:
+    """Put an ASCII character as JSON escapes it: at most 6 bytes."""
+    cdef char kind = ESCAPES[character]
+    put(text, "\\", 1)
+    put(text, &kind, 1)
+    if kind == c"u":
+        put(text, "00", 2)
+        put(text, HEXADECIMAL + (character >> 4), 1)
+        put(text, HEXADECIMAL + (character & 15), 1)
+
+
+cdef inline int put_characters(Text *text, int kind, const void *data, Py_ssize_t size) noexcept nogil:
+    """Put what is not all ASCII, as UTF-8; return CANNOT where there is a lone surrogate."""
+    cdef uint32_t one
+    cdef Py_ssize_t at
+    cdef char *end
+    for at in range(size):
+        one = PyUnicode_READ(kind, data, at)
+        end = text.data + text.size
+        if one < 0x80:
+            if ESCAPES[one]:
+                put_escaped(text, <unsigned char>one)
+            else:
+                end[0] = <char>one
+                text.size += 1
+        elif one < 0x800:
+            end[0] = <char>(0xC0 | one >> 6)
+            end[1] = <char>(0x80 | one & 0x3F)
+            text.size += 2
+        elif 0xD800 <= one < 0xE000:
+            return CANNOT
+        elif one < 0x10000:
+            end[0] = <char>(0xE0 | one >> 12)
+            end[1] = <char>(0x80 | one >> 6 & 0x3F)
+            end[2] = <char>(0x80 | one & 0x3F)
+            text.size += 3
+        else:
+            end[0] = <char>(0xF0 | one >> 18)
+            end[1] = <char>(0x80 | one >> 12 & 0x3F)
+            end[2] = <char>(0x80 | one >> 6 & 0x3F)
+            end[3] = <char>(0x80 | one & 0x3F)
+            text.size += 4
+    return DONE
+
+
+cdef inline int put_string(Text *text, object string, Py_ssize_t longest) except -1:
+    """Put a str with its quotes; return CANNOT, with half of it put, if it has lone surrogates or is longer."""
+    cdef Py_ssize_t size = PyUnicode_GET_LENGTH(string), at = 0, plain
+    cdef const char *ascii
+    if size > longest:
+        return CANNOT
+    make_room(text, 6 * size + 2)
+    put(text, '"', 1)
+    if not PyUnicode_IS_ASCII(string):
+        if put_characters(text, PyUnicode_KIND(string), PyUnicode_DATA(string), size) == CANNOT:
+            return CANNOT
+    else:
+        ascii = <const char *>PyUnicode_DATA(string)
+        while at < size:
+            plain = put_plain_ascii(text.data + text.size, ascii + at, size - at)
+            text.size += plain
+            at += plain
+            if at < size:
+                put_escaped(text, <unsigned char>ascii[at])
+                at += 1
+    put(text, '"', 1)
+    return DONE
