@@ -32,7 +32,7 @@ def records():
     spans.use_buffer(before, int)
     assert notices.noticed() == []
     assert CURRENT.get().request_id is None
-    assert inside._collecting.get() is None
+    assert inside.collecting.get() is None
     assert spans.OPEN == {}
 
 

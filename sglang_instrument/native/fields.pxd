@@ -1,14 +1,20 @@
 # What other compiled modules may use of fields.pyx.
 
-cdef class Inside:
-    cdef readonly frozenset wanted
-    cdef readonly Inside around
-    cdef dict records
-    cdef void end(self)
+from sglang_instrument.native.spans cimport Span
 
+cdef class Inside:
+    cdef frozenset wanted
+    cdef Inside around
+    cdef dict records
+    cdef int end(self) except -1
+
+cdef object collect(Inside inside, frozenset wanted, bint root)  # gives how to stop
+cdef int stop(object token) except -1
+cdef int report(Span span) except -1
 
 cdef class Reader:
     cdef tuple fields
     cdef Py_ssize_t slots
     cdef Py_ssize_t arity
+    # Of a run of ours, `run` is None and what follows counts; `duration_ns` is negative where it has none.
     cdef object read(self, object run, object value, Inside inside, long long duration_ns, tuple values)

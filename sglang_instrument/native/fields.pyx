@@ -6,15 +6,20 @@ What several fields have in common is read once. What is missing is a sentinel, 
 more than a whole reader; a value's own error ends the alternative that met it, and no more.
 """
 
+cimport cython
+from cpython.contextvars cimport PyContextVar_Get, PyContextVar_Reset, PyContextVar_Set
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject, PyObject_GetItem
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
+from cpython.ref cimport Py_XDECREF
 from cpython.sequence cimport PySequence_GetItem
 from libc.math cimport fabs, floor, rint
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint64_t
 
 import sys
 
+from sglang_instrument.native.context cimport Context
+from sglang_instrument.native.spans cimport Span
 from sglang_instrument.native.values cimport reduced
 
 include "stamp.pxi"
@@ -59,32 +64,140 @@ cdef object pure_percent = None
 cdef object pure_pick = None
 cdef object measure_named = None
 cdef object bound_to = None
-cdef object records_before = None
+cdef object collecting = None  # the context variable of the innermost open region that reads `inside`
 
 
-def learn(measures, bound, before):
-    """Take the pure functions: the module `measures`, `bound(name)` and `before(event)`."""
+def learn(measures, bound, innermost):
+    """Take the module `measures`, `bound(name)`, and the context variable of the innermost `Inside`."""
     global UNBOUND, pure_key, pure_elements, pure_truth, pure_size, pure_total, pure_numbers_of, pure_percent
-    global pure_pick, measure_named, bound_to, records_before
+    global pure_pick, measure_named, bound_to, collecting
     UNBOUND, pure_key, pure_elements, pure_truth = measures.UNBOUND, measures.key, measures.elements, measures.truth
     pure_size, pure_total, pure_numbers_of = measures.size, measures.total, measures._numbers
     pure_percent, pure_pick, measure_named = measures.percent, measures.pick, measures.measure_named
-    bound_to, records_before = bound, before
+    bound_to, collecting = bound, innermost
 
 
+# ---- what finished within
+
+
+@cython.no_gc  # its records are spans that have ended: they lead to no Inside any more
+@cython.freelist(64)
 cdef class Inside:
-    """The records of the regions that finished within one run of a region, by event."""
+    """The regions that finished within one run of a region, by event: those that it reads.
 
-    def __cinit__(self):
-        self.records = {}
+    A record of one is the span itself; where somebody wants it whole it becomes a dict.
+    """
 
-    cdef void end(self):
-        self.records = {}
+    cdef int end(self) except -1:
+        self.records = None
         self.wanted = frozenset()
+        return 0
+
+    def __getitem__(self, event):
+        """Return the records of an event, as dicts."""
+        return as_dicts(finished(self, event))
 
 
+cdef Inside innermost():
+    cdef PyObject *found = NULL
+    PyContextVar_Get(collecting, NULL, &found)  # it has a default
+    inside = <object>found
+    Py_XDECREF(found)
+    return inside  # of another type is none: an assignment checks, and lets None pass
 
 
+cdef object collect(Inside inside, frozenset wanted, bint root):
+    """Begin to keep the `wanted` events; a `root` reports to nobody around it. Return how to stop."""
+    inside.wanted = wanted
+    inside.around = None if root else innermost()
+    return PyContextVar_Set(collecting, inside)
+
+
+cdef int stop(object token) except -1:
+    """End what `collect` began."""
+    try:
+        PyContextVar_Reset(collecting, token)
+    except ValueError:  # the region was entered in another task: there is nothing to undo in this one
+        pass
+    return 0
+
+
+cdef int report(Span span) except -1:
+    """Give a finished region to all open regions around it that read its event."""
+    cdef Inside around = innermost()
+    cdef PyObject *known
+    while around is not None:
+        if span.event in around.wanted:
+            if around.records is None:
+                around.records = {}
+            known = PyDict_GetItemWithError(around.records, span.event)
+            if known is NULL:
+                around.records[span.event] = [span]
+            else:
+                (<list>known).append(span)
+        around = around.around
+    return 0
+
+
+cdef list finished(Inside inside, object event):
+    """Return the spans of an event; an empty list where there is none."""
+    cdef PyObject *known = NULL
+    if inside is not None and inside.records is not None:
+        known = PyDict_GetItemWithError(inside.records, event)
+    return [] if known is NULL else <list>known
+
+
+cdef list finished_before(object event):
+    """Return what finished so far within the innermost open region that reads this event."""
+    cdef Inside around = innermost()
+    while around is not None:
+        if event in around.wanted:
+            return finished(around, event)
+        around = around.around
+    return []
+
+
+def before(event):
+    """Return the records of what finished so far within the innermost open region that reads this event."""
+    return as_dicts(finished_before(event))
+
+
+cdef list as_dicts(list records):
+    return [as_dict(<Span>record) if isinstance(record, Span) else record for record in records]
+
+
+cdef dict as_dict(Span span):
+    cdef dict record = {}
+    turn = (<Context?>span.context).turn
+    if turn is not None:
+        record["turn"] = turn
+    record["duration_sec"] = (span.end - span.start) / 1e9
+    if span.extra:
+        record.update(span.extra)
+    return record
+
+
+cdef object field_of(object record, object name):
+    """Return a field of a record, MISSING where it has none."""
+    cdef PyObject *found
+    cdef Span span
+    if not isinstance(record, Span):
+        return record[name] if name in record else MISSING
+    span = <Span>record
+    if span.extra is not None:
+        found = PyDict_GetItemWithError(span.extra, name)
+        if found is not NULL:
+            return <object>found
+    if name == "duration_sec":
+        return (span.end - span.start) / 1e9
+    if name == "turn":
+        turn = (<Context?>span.context).turn
+        return MISSING if turn is None else turn
+    return MISSING
+
+
+@cython.no_gc  # it lives while a reader runs
+@cython.freelist(16)
 cdef class Reading:
     """What one run of a reader reads from."""
 
@@ -290,33 +403,58 @@ cdef class Records(Node):
     cdef bint before
 
     cdef object find(self, Reading reading):
-        cdef PyObject *found
+        found = self.raw(reading)
+        return as_dicts(found) if type(found) is list else found
+
+    cdef object raw(self, Reading reading):
+        """Return the records as they are: spans, or dicts of a run that is none of ours."""
         if self.before:
-            return records_before(self.event)
+            return finished_before(self.event)
         if reading.run is not None:
             return reading.run.inside.get(self.event, [])
-        if reading.inside is None:
-            return []
-        found = PyDict_GetItemWithError(reading.inside.records, self.event)
-        return [] if found is NULL else <object>found
+        return finished(reading.inside, self.event)
+
+
+cdef class Happened(Node):
+    """Whether there are any records."""
+
+    cdef Records of
+    cdef bint none
+
+    cdef object find(self, Reading reading):
+        return bool(self.of.raw(reading)) != self.none
+
+
+cdef class PickOfEach(Node):
+    """Some fields of each record, under other names."""
+
+    cdef Records of
+    cdef tuple names
+
+    cdef object find(self, Reading reading):
+        return [self.picked(record) for record in self.of.raw(reading)]
+
+    cdef dict picked(self, object record):
+        cdef dict found = {}
+        for new, old in self.names:
+            value = field_of(record, old)
+            if value is not MISSING:
+                found[new] = value
+        return found
 
 
 cdef class FieldOfEach(Node):
     """A field of all records that have it."""
 
-    cdef Node of
+    cdef Records of
     cdef str name
 
     cdef object find(self, Reading reading):
         cdef list found = []
-        cdef PyObject *value
-        for record in get(self.of, reading):
-            if type(record) is dict:
-                value = PyDict_GetItemWithError(record, self.name)
-                if value is not NULL:
-                    found.append(<object>value)
-            elif self.name in record:
-                found.append(record[self.name])
+        for record in self.of.raw(reading):
+            value = field_of(record, self.name)
+            if value is not MISSING:
+                found.append(value)
         return found
 
 
@@ -709,6 +847,8 @@ cdef class _Maker:
             measured = Percent()
             measured.of = node
             return measured
+        if function in ("any", "not") and isinstance(node, Records):
+            return happened(node, function == "not")
         measure = measure_named(function)[each]
         if function in ("mean", "min", "max") or function[0] == "p" or function.startswith("over"):
             numbers = Numbers()
@@ -762,13 +902,16 @@ cdef class _Maker:
         return local
 
     def records(self, path):
+        cdef object key = (path.root, path.steps[0].name)
         event = path.steps[0].name
-        key = (path.root, event)
         node = self.node(key, lambda: records(event, path.root == "before"))
         steps = path.steps[1:]
         if [(step.kind, step.of) for step in steps] == [("each", None), ("attribute", None)] and not steps[0].name:
-            name = steps[1].name
+            name = sys.intern(steps[1].name)
             return self.node((key, name), lambda: field_of_each(node, name)), (key, name)
+        if [step.kind for step in steps] == ["each", "pick"] and not steps[0].name:
+            key = (key, steps[1].names)
+            return self.node(key, lambda: pick_of_each(node, steps[1].names)), key
         return self.along(node, key, steps, True)
 
     def along(self, node, key, steps, of_records):
@@ -852,9 +995,21 @@ def records(event, before):
     return node
 
 
-def field_of_each(Node of, name):
+def field_of_each(Records of, name):
     cdef FieldOfEach node = FieldOfEach()
     node.of, node.name = of, name
+    return node
+
+
+def pick_of_each(Records of, names):
+    cdef PickOfEach node = PickOfEach()
+    node.of, node.names = of, tuple([tuple(map(sys.intern, pair)) for pair in names])
+    return node
+
+
+def happened(Records of, none):
+    cdef Happened node = Happened()
+    node.of, node.none = of, none
     return node
 
 

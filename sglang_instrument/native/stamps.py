@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-MODULES: Final = ("values", "spans", "fields", "lines")  # in the order in which they need each other
+#: In the order in which they need each other.
+MODULES: Final = ("values", "spans", "context", "fields", "runs", "lines")
 
 _NEEDED = re.compile(
     rb'^(?:include "([\w.]+)"|(?:from|cimport) sglang_instrument\.native\.(\w+)\b)', re.MULTILINE

@@ -6,6 +6,7 @@ Kept only while a region that reads it is open, and only of the events that it r
 from contextvars import ContextVar, Token
 from typing import Any, Final
 
+from sglang_instrument import native
 from sglang_instrument.recording.spans import Span
 
 
@@ -18,7 +19,7 @@ class Inside(dict[str, list[dict[str, Any]]]):
 
 
 #: The innermost open region that reads `inside`; what it calls and the tasks it makes inherit it.
-_collecting: Final[ContextVar[Inside | None]] = ContextVar("sglang_instrument_inside", default=None)
+collecting: Final[ContextVar[Inside | None]] = ContextVar("sglang_instrument_inside", default=None)
 
 Collecting = Token[Inside | None]
 
@@ -28,14 +29,14 @@ def collect(wanted: frozenset[str], root: bool) -> tuple[Inside | None, Collecti
     if not wanted and not root:
         return None, None
     inside = Inside()  # without an __init__ of its own, which costs as much again
-    inside.wanted, inside.around = wanted, None if root else _collecting.get()
-    return inside, _collecting.set(inside)
+    inside.wanted, inside.around = wanted, None if root else collecting.get()
+    return inside, collecting.set(inside)
 
 
 def stop(token: Collecting) -> None:
     """End what `collect` began."""
     try:
-        _collecting.reset(token)
+        collecting.reset(token)
     except ValueError:  # the region was entered in another task: there is nothing to undo in this one
         pass
 
@@ -48,7 +49,7 @@ def end(inside: Inside) -> None:
 
 def before(event: str) -> list[dict[str, Any]]:
     """Return what finished so far within the innermost open region that reads this event, if there is one."""
-    around = _collecting.get()
+    around = collecting.get()
     while around is not None:
         if event in around.wanted:
             return around.get(event, [])
@@ -58,7 +59,7 @@ def before(event: str) -> list[dict[str, Any]]:
 
 def report(finished: Span) -> None:
     """Give a finished region to all open regions around it that read its event."""
-    around = _collecting.get()
+    around = collecting.get()
     record: dict[str, Any] | None = None
     while around is not None:
         if finished.event in around.wanted:
@@ -72,3 +73,9 @@ def _record(finished: Span) -> dict[str, Any]:
     turn = finished.context.turn
     ids = {} if turn is None else {"turn": turn}
     return {**ids, "duration_sec": (finished.end - finished.start) / 1e9, **(finished.extra or {})}
+
+
+if native.ON:
+    from sglang_instrument.native import fields as compiled
+
+    before = compiled.before

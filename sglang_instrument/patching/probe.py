@@ -6,9 +6,10 @@ each thing that a table asks for adds its own cost and no other.
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sglang_instrument.patching import inside
+from sglang_instrument import native
+from sglang_instrument.patching import inside, measures
 from sglang_instrument.patching.counting import new_request_id
 from sglang_instrument.patching.plan import Plan, make_plan, wanted_events
 from sglang_instrument.patching.runs import (
@@ -27,8 +28,13 @@ from sglang_instrument.recording.context import CURRENT, Bound
 from sglang_instrument.recording.notices import swallowed
 from sglang_instrument.recording.spans import Span
 
+if TYPE_CHECKING or not native.ON:
+    Opener = partial[Any]
+else:
+    from sglang_instrument.native.runs import Opener
 
-class Probe(partial[Any]):
+
+class Probe(Opener):
     """Stand in a code object's constants, and begin a run of its region when called with `enter_locals`.
 
     A `partial`, because calling one that makes a Struct takes no step of Python. It travels to another
@@ -111,6 +117,9 @@ def _counted(region: Region, reports: bool) -> Probe:
 
 def _opener(plan: Plan, waited: int | None = None) -> Probe:
     """Return a probe that does what `plan` needs at entry, and no more; `waited` is its spans'."""
+    if native.ON:
+        make: Callable[..., Probe] = Probe
+        return make(plan, waited)
     if plan.is_plain:
         return Probe(plan.kind, plan.event, None, None, plan.phase, waited)
     if not plan.is_simple:
@@ -170,3 +179,15 @@ def _bind(plan: Plan, values: Values) -> Bound:
         CURRENT.reset(token)
         raise
     return Bound(bound.context, token, bound.opened)  # goes back to what was bound around the root
+
+
+if native.ON:
+    from sglang_instrument.native import runs as compiled
+
+    compiled.connect(
+        unbound=measures.UNBOUND,
+        nothing_bound=context.UNBOUND,
+        swallow=swallowed,
+        naming_process=context.name_process,
+        naming_request=new_request_id,
+    )

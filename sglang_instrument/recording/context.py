@@ -4,10 +4,11 @@ import os
 from _thread import allocate_lock, get_ident
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
+from sglang_instrument import native
 from sglang_instrument.recording import actors, tasks
 from sglang_instrument.recording.tasks import Task
 from sglang_instrument.recording.values import reduce_value
@@ -53,6 +54,9 @@ class Context(Struct, gc=False, eq=False):
     bound_in: Task | None = None
     part: Any = None
 
+
+if not TYPE_CHECKING and native.ON:
+    from sglang_instrument.native.context import Context
 
 UNBOUND: Final = Context()
 CURRENT: Final[ContextVar[Context]] = ContextVar("sglang_instrument", default=UNBOUND)
@@ -356,3 +360,19 @@ def forget_all() -> None:
     _counting = allocate_lock()  # the parent's may be held by a thread that does not exist here
     _scopes.clear()
     tasks.forget_tasks()
+
+
+if native.ON:
+    from sglang_instrument.native import context as compiled
+
+    compiled.connect(
+        current=CURRENT,
+        identifier=_identifier,
+        integer=_integer,
+        place=_new_place,
+        opening=open_scope,
+        closing=close_scope,
+        longest_id=_LONGEST_ID,
+    )
+    if not TYPE_CHECKING:
+        from sglang_instrument.native.context import Bound, derive, push

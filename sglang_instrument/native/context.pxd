@@ -1,0 +1,26 @@
+# What other compiled modules may use of context.pyx.
+
+from sglang_instrument.native.spans cimport Task
+
+cdef class Context:
+    cdef public object worker
+    cdef public object step
+    cdef public object validate
+    cdef public object request_id
+    cdef public object turn
+    cdef public object role
+    cdef public object scope
+    cdef public object extra
+    cdef public Task bound_in
+    cdef public object part
+
+cdef class Bound:
+    cdef readonly Context context
+    cdef object token
+    cdef object opened
+    cdef int undo(self) except -1
+
+cdef Context current_context()
+cdef Context derived(Context before, dict changes)
+# Binds on top of `before`, or from nothing where it is None; what is given back unbinds it.
+cdef Bound bind_on(Context before, dict changes)

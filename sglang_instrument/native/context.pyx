@@ -1,0 +1,123 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=False
+"""What is bound, as `recording.context` says it: contexts of a request and its turns are made in C."""
+
+cimport cython
+from cpython.contextvars cimport PyContextVar_Get, PyContextVar_Reset, PyContextVar_Set
+from cpython.object cimport PyObject
+from cpython.pythread cimport PyThread_get_thread_ident
+from cpython.ref cimport Py_XDECREF
+from cpython.unicode cimport PyUnicode_GET_LENGTH
+
+from sglang_instrument.native.spans cimport Task, current_task, thread_task_of
+
+include "stamp.pxi"
+
+# Of `recording.context`, which hands them over.
+cdef object CURRENT = None
+cdef object to_identifier = None
+cdef object to_integer = None
+cdef object new_place = None
+cdef object open_scope = None
+cdef object close_scope = None
+cdef Py_ssize_t LONGEST_ID = 0
+
+
+@cython.no_gc  # what it holds was reduced; a scope and a task lead to no context
+@cython.freelist(64)
+cdef class Context:
+    """What is bound; see recording/context.py."""
+
+    def __init__(
+        self, worker=None, step=None, validate=False, request_id=None, turn=None, role=None, scope=None,
+        extra=None, Task bound_in=None, part=None,
+    ):
+        self.worker, self.step, self.validate, self.role, self.scope = worker, step, validate, role, scope
+        self.request_id, self.turn, self.extra = request_id, turn, extra
+        self.bound_in, self.part = bound_in, part
+
+
+@cython.freelist(64)
+cdef class Bound:
+    """A context that was set, and how to get back."""
+
+    cdef int undo(self) except -1:
+        token, self.token = self.token, None
+        try:
+            PyContextVar_Reset(CURRENT, token)
+        except ValueError:  # the block was entered in another task: there is nothing to undo in this one
+            pass
+        if self.opened is not None:
+            close_scope(self.opened)
+        return 0
+
+    def pop(self):
+        """Unset the context; the step of a block that bound it ends here."""
+        self.undo()
+
+
+cdef Context current_context():
+    cdef PyObject *bound = NULL
+    PyContextVar_Get(CURRENT, NULL, &bound)  # it has a default
+    context = <object>bound
+    Py_XDECREF(bound)
+    return <Context?>context
+
+
+cdef Context derived(Context before, dict changes):
+    cdef Context made = Context.__new__(Context)
+    cdef Py_ssize_t known = 0
+    request_id, turn = changes.get("request_id"), changes.get("turn")
+    made.worker, made.step, made.validate = before.worker, before.step, before.validate
+    made.role, made.scope = before.role, before.scope
+    made.request_id, made.turn = before.request_id, before.turn
+    if request_id is not None:
+        known += 1
+        if type(request_id) is not str or PyUnicode_GET_LENGTH(request_id) > LONGEST_ID:
+            request_id = to_identifier(request_id)
+        made.request_id = request_id
+    if turn is not None:
+        known += 1
+        made.turn = to_integer(turn)
+    if known == 0:
+        made.extra = before.extra
+    elif made.turn is None:
+        made.extra = None if made.request_id is None else {"request_id": made.request_id}
+    elif made.request_id is None:
+        made.extra = {"turn": made.turn}
+    else:
+        made.extra = {"request_id": made.request_id, "turn": made.turn}
+    if len(changes) > known:
+        made.step, made.worker, made.role, made.validate, made.scope = new_place(before, changes)
+    return made
+
+
+cdef Bound bind_on(Context before, dict changes):
+    cdef Bound bound = Bound.__new__(Bound)
+    cdef Context context = derived(before, changes)
+    cdef Task task = current_task(before.bound_in)
+    context.bound_in = thread_task_of(PyThread_get_thread_ident()) if task is None else task
+    bound.context = context
+    if changes.get("step") is not None:
+        bound.opened = context.scope
+        if bound.opened is not None:
+            open_scope(bound.opened)
+    bound.token = PyContextVar_Set(CURRENT, context)
+    return bound
+
+
+def derive(Context before not None, changes):
+    """Return `before` with `changes`; see recording/context.py."""
+    return derived(before, changes if type(changes) is dict else dict(changes))
+
+
+def push(changes):
+    """Bind `changes` on top of what is bound; see recording/context.py."""
+    return bind_on(current_context(), changes if type(changes) is dict else dict(changes))
+
+
+def connect(*, current, identifier, integer, place, opening, closing, Py_ssize_t longest_id):
+    """Take what belongs to recording/context.py."""
+    global CURRENT, to_identifier, to_integer, new_place, open_scope, close_scope, LONGEST_ID
+    CURRENT, to_identifier, to_integer, new_place = current, identifier, integer, place
+    open_scope, close_scope, LONGEST_ID = opening, closing, longest_id

@@ -1,0 +1,414 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=False
+"""Runs of regions, and what begins them, as `patching.runs` and `patching.probe` say it."""
+
+cimport cython
+
+import sys
+
+from sglang_instrument.native.context cimport Bound, Context, bind_on, current_context
+from sglang_instrument.native.fields cimport Inside, Reader, collect, report, stop
+from sglang_instrument.native.spans cimport (
+    NOT_COUNTED,
+    Span,
+    SyncedSpan,
+    WatchedSpan,
+    enter_task,
+    give,
+    leave_task,
+    name_of_error,
+    note_closed,
+    note_open,
+    now_ns,
+    record_point,
+    synchronize_gpu,
+)
+
+include "stamp.pxi"
+
+# Of the pure modules, which hand them over.
+cdef object UNBOUND = None  # of measures
+cdef Context NOTHING_BOUND = None  # context.UNBOUND
+cdef object swallowed = None
+cdef object name_process = None
+cdef object new_request_id = None
+cdef bint FRAME_KEEPS_LOCALS = sys.version_info < (3, 13)
+
+
+cdef class Does:
+    """What a region does at its two ends: its plan, with everything that is asked of it at hand."""
+
+    cdef readonly object event
+    cdef readonly object phase
+    cdef readonly bint watched
+    cdef readonly bint synced
+    cdef readonly bint generator
+    cdef readonly bint reports
+    cdef bint root
+    cdef bint collects
+    cdef bint binds
+    cdef bint new_request
+    cdef bint wants_item
+    cdef bint is_span
+    cdef bint is_entry
+    cdef Reader when
+    cdef Reader leader
+    cdef Reader bind
+    cdef Reader process
+    cdef Reader enter
+    cdef Reader exit
+    cdef Reader exit_after_error
+    cdef Reader ends
+    cdef object steps
+    cdef tuple exit_locals
+    cdef frozenset wants_inside
+
+    def __init__(self, plan):
+        self.event, self.phase = plan.event, plan.phase
+        self.watched, self.synced, self.generator = plan.watched, plan.synced, plan.generator
+        self.reports, self.root, self.new_request = plan.reports, plan.root, plan.new_request
+        self.when, self.leader, self.bind, self.process = plan.when, plan.leader, plan.bind, plan.process
+        self.enter, self.exit, self.exit_after_error = plan.enter, plan.exit, plan.exit_after_error
+        self.ends, self.steps, self.exit_locals = plan.ends, plan.steps, plan.exit_locals
+        self.wants_inside, self.wants_item = plan.wants_inside, plan.wants_item
+        self.is_span, self.is_entry = plan.emit == "span", plan.emit == "enter"
+        self.collects = bool(plan.wants_inside) or plan.root
+        self.binds = bool(plan.bind or plan.steps or plan.root or plan.new_request)
+
+
+@cython.no_gc  # as all spans; what it was handed it lets go when it ends
+cdef class RegionSpan(Span):
+    """One run of a region that reads fields when it ends."""
+
+    cdef Does does
+    cdef tuple values  # the locals at the last statement
+    cdef object value  # what is returned, or the item
+    cdef Inside inside
+
+    def leave(self, *values):
+        """Take the locals that the exit fields read, as they are at the region's last statement."""
+        self.values = values
+
+    def leave_result(self, result, *values):
+        """Take the returned value and the locals; return the former."""
+        self.value = result
+        self.values = values
+        return result
+
+    def capture(self, name, value):
+        """Take the argument of a call within the region as a field; return it."""
+        try:
+            self.add(**{name: value})
+        except Exception as failure:
+            swallowed(f"the probe of {self.event}", failure)
+        return value
+
+    cdef int finish(self, object error, object value) except -1:
+        self.end = now_ns()
+        if error is not None:
+            self.error = name_of_error(error, value)
+        if self.waited_ns != NOT_COUNTED:
+            leave_task(self)
+        self.read(error is not None)
+        return give(self)
+
+    cdef int read(self, bint failed) except -1:
+        """Read the fields of a run that has ended, and let go of what they were read from."""
+        cdef Does does = self.does
+        cdef Reader reader = does.exit
+        cdef tuple values = self.values
+        cdef dict fields
+        if failed:  # the locals may be those of an earlier turn
+            reader, values = does.exit_after_error, ()
+        elif values is None:
+            values = frame_values(does.exit_locals) if does.exit_locals else ()
+        if reader is not None:
+            fields = reader.read(None, self.value, self.inside, (self.end or now_ns()) - self.start, values)
+            self.extra = fields if self.extra is None else {**self.extra, **fields}
+        self.values = self.value = None
+        return 0
+
+
+@cython.no_gc
+cdef class ReportingSpan(RegionSpan):
+    """One run of a region that another one reads through `inside`."""
+
+    cdef int finish(self, object error, object value) except -1:
+        RegionSpan.finish(self, error, value)
+        try:
+            report(self)
+        except Exception as failure:
+            swallowed(f"the probe of {self.event}", failure)
+        return 0
+
+
+@cython.no_gc
+cdef class FullSpan(RegionSpan):
+    """One run of a region that binds, collects, reports, is watched, synchronises the GPU or is a point."""
+
+    cdef Bound bound
+    cdef object collecting
+
+    cdef int enter(self) except -1:
+        if self.does.synced:
+            synchronize_gpu()
+            self.start = now_ns()
+        enter_task(self)
+        return note_open(self) if self.does.watched else 0
+
+    cdef int finish(self, object error, object value) except -1:
+        if error is None and self.does.synced:
+            synchronize_gpu()
+        self.end = now_ns()
+        if error is not None:
+            self.error = name_of_error(error, value)
+        return self.settle(error is not None)
+
+    cdef int settle(self, bint failed) except -1:
+        """Read the fields, give them to the buffer and to those around, and unbind what was bound."""
+        cdef Does does = self.does
+        try:
+            if self.waited_ns != NOT_COUNTED:
+                leave_task(self)
+            if self.collecting is not None:
+                stop(self.collecting)
+            if does.exit is not None:
+                self.read(failed)
+            if does.generator:
+                (<GeneratorSpan>self).count_items()
+            if does.is_span:
+                give(self)
+                if does.reports:
+                    report(self)
+            elif not failed:  # a point says that something happened
+                self.point()
+        except Exception as failure:
+            swallowed(f"the probe of {self.event}", failure)
+        finally:
+            self.let_go()
+        return 0
+
+    cdef int point(self) except -1:
+        cdef Span point = Span.__new__(Span)
+        point.begin(self.event, self.extra, None, self.phase, NOT_COUNTED)
+        point.context = self.context
+        return record_point(point)
+
+    cdef int let_go(self) except -1:
+        cdef Bound bound = self.bound
+        if self.does.watched:
+            note_closed(self)
+        self.values = self.value = None
+        if self.inside is not None:
+            self.inside.end()
+            self.inside = self.collecting = None
+        if bound is not None:  # after the record is kept: this may end the step that it belongs to
+            self.bound = None
+            bound.undo()
+        return 0
+
+
+@cython.no_gc
+cdef class GeneratorSpan(FullSpan):
+    """One run of a generator: ends at the item that the table calls the last, else with the generator."""
+
+    cdef long long items
+    cdef long long first_item
+    cdef bint finished
+
+    cdef int finish(self, object error, object value) except -1:
+        if self.finished:
+            return 0
+        if error is GeneratorExit:  # the consumer has seen enough; nothing went wrong
+            error = value = None
+        return FullSpan.finish(self, error, value)
+
+    def item(self, item):
+        """Count an item on its way out; return it."""
+        try:
+            self.count(item)
+        except Exception as failure:
+            swallowed(f"the probe of {self.event}", failure)
+        return item
+
+    cdef int count(self, object item) except -1:
+        cdef Does does = self.does
+        cdef tuple values = self.values
+        if not self.items:
+            self.first_item = now_ns()
+        self.items += 1
+        if does.wants_item:
+            self.value = item
+        if does.ends is not None and not self.finished:
+            if values is None:
+                values = frame_values(does.exit_locals)
+            if holds(does.ends.read(None, self.value, self.inside, now_ns() - self.start, values)):
+                self.end = now_ns()
+                self.finished = True
+                self.settle(False)
+        return 0
+
+    cdef int count_items(self) except -1:
+        cdef dict counted = {"items": self.items}
+        if self.items:
+            counted["first_item_sec"] = (self.first_item - self.start) / 1e9
+        if self.extra:
+            counted.update(self.extra)
+        self.extra = counted
+        return 0
+
+
+cdef class Skipped:
+    """A run of which nothing is recorded."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, error, value, trace):
+        pass
+
+    def leave(self, *values):
+        """Take nothing."""
+
+    def leave_result(self, result, *values):
+        """Return the result."""
+        return result
+
+    def capture(self, name, value):
+        """Return the value."""
+        return value
+
+    def item(self, item):
+        """Return the item."""
+        return item
+
+
+cdef Skipped SKIPPED = Skipped()
+
+
+cdef bint holds(dict condition) except -1:
+    """Return whether a condition was met; one that could not be read was not."""
+    for value in condition.values():
+        if value:
+            return True
+    return False
+
+
+cdef tuple frame_values(tuple names):
+    """Read locals from the function's frame: left by `break` or `continue`, or at an item of a generator."""
+    frame = sys._getframe(0)  # nothing that is compiled has one
+    local = frame.f_locals
+    values = tuple([local.get(name, UNBOUND) for name in names])
+    if FRAME_KEEPS_LOCALS and "locals" not in frame.f_code.co_names:
+        local.clear()  # the frame keeps this copy, which would keep the objects alive
+    return values
+
+
+cdef enum Way:
+    PLAINLY, SIMPLY, REPORTING, FULLY
+
+
+cdef class Opener:
+    """Begins runs of a region when called with the values of its `enter_locals`."""
+
+    cdef Does does
+    cdef Way way
+    cdef object kind  # of a span that says everything
+    cdef long long waited_ns
+
+    def __init__(self, plan, waited):
+        self.does = Does(plan)
+        self.kind = plan.kind
+        self.waited_ns = NOT_COUNTED if waited is None else waited
+        if plan.is_plain:
+            self.way = PLAINLY
+        elif not plan.is_simple:
+            self.way = FULLY
+        else:
+            self.way = REPORTING if plan.reports else SIMPLY
+
+    def __call__(self, *values):
+        cdef RegionSpan run
+        if self.way == PLAINLY:
+            return self.plain()
+        if self.way == FULLY:
+            return self.full(values)
+        run = ReportingSpan.__new__(ReportingSpan) if self.way == REPORTING else RegionSpan.__new__(RegionSpan)
+        self.begin(run, None if self.does.enter is None else entry(self.does.enter, values))
+        return run
+
+    cdef Span plain(self):
+        cdef Span made
+        if self.kind is Span:
+            made = Span.__new__(Span)
+        elif self.kind is WatchedSpan:
+            made = WatchedSpan.__new__(WatchedSpan)
+        else:
+            made = SyncedSpan.__new__(SyncedSpan)
+        made.begin(self.does.event, None, None, self.does.phase, self.waited_ns)
+        return made
+
+    cdef int begin(self, RegionSpan run, object extra) except -1:
+        run.does = self.does
+        return run.begin(self.does.event, extra, self.does, self.does.phase, self.waited_ns)
+
+    cdef object full(self, tuple values):
+        """Begin a run of any region."""
+        cdef Does does = self.does
+        cdef Bound bound = None
+        cdef FullSpan run
+        try:
+            if does.when is not None and not holds(entry(does.when, values)):
+                return SKIPPED
+            if does.process is not None:
+                name_process(**entry(does.process, values))
+            if does.leader is not None and not holds(entry(does.leader, values)):
+                return SKIPPED
+            if does.binds:
+                bound = bind(does, values)
+            extra = None if does.enter is None else entry(does.enter, values)
+            if does.is_entry:
+                record_entry(does, extra)
+                return SKIPPED
+            run = GeneratorSpan.__new__(GeneratorSpan) if does.generator else FullSpan.__new__(FullSpan)
+            self.begin(run, extra)
+            run.bound = bound
+            if does.collects:
+                run.inside = Inside.__new__(Inside)
+                run.collecting = collect(run.inside, does.wants_inside, does.root)
+            return run
+        except Exception as failure:
+            if bound is not None:
+                bound.undo()
+            swallowed(f"the probe of {does.event}", failure)
+            return SKIPPED
+
+
+cdef inline dict entry(Reader reader, tuple values):
+    return reader.read(None, None, None, -1, values)
+
+
+cdef int record_entry(Does does, object extra) except -1:
+    cdef Span point = Span.__new__(Span)
+    point.begin(does.event, extra, None, does.phase, NOT_COUNTED)
+    return record_point(point)
+
+
+cdef Bound bind(Does does, tuple values):
+    """Bind what the table says; a root begins from nothing."""
+    cdef dict changes = {} if does.bind is None else entry(does.bind, values)
+    if does.steps is not None:
+        changes = does.steps.name_step(changes)
+    if does.new_request and changes.get("request_id") is None:
+        changes = {**changes, "request_id": new_request_id()}
+    return bind_on(NOTHING_BOUND if does.root else current_context(), changes)
+
+
+skipped = SKIPPED
+
+
+def connect(*, unbound, nothing_bound, swallow, naming_process, naming_request):
+    """Take what belongs to the pure modules."""
+    global UNBOUND, NOTHING_BOUND, swallowed, name_process, new_request_id
+    UNBOUND, NOTHING_BOUND, swallowed = unbound, nothing_bound, swallow
+    name_process, new_request_id = naming_process, naming_request
