@@ -20,6 +20,7 @@ from sglang_instrument.native.spans cimport NOT_COUNTED, Span, Task
 from sglang_instrument.native.text cimport (
     CANNOT,
     DONE,
+    ENOUGH,
     Text,
     let_go,
     make_room,
@@ -40,7 +41,7 @@ cdef enum:
     CHUNK = 1024  # spans
     CHUNK_BYTES = 256 * 1024
     SPARE = 4  # pieces of memory that are kept
-    LARGEST_SPARE = 2 * CHUNK_BYTES
+    LARGEST_SPARE = ENOUGH
     DEEPEST = 16  # collections in one another; values are reduced to fewer
     SMALL = 128  # bytes: room for a key and a number
 
@@ -119,7 +120,7 @@ cdef void take_spare(Text *text) noexcept:
 cdef object block_of(Text *text):
     """Return the lines, and begin anew; a block where that is no waste of the memory behind it."""
     cdef Block block
-    if 2 * text.size < text.room:
+    if 3 * text.size < 2 * text.room:
         lines = PyBytes_FromStringAndSize(text.data, text.size)
         text.size = 0
         return lines

@@ -20,6 +20,7 @@ cdef struct Text:
 
 cdef enum:
     DONE = 0
+    ENOUGH = 352 * 1024  # bytes; a chunk of lines has 256 KiB, and a line more
     CANNOT = 1  # what is to be said needs somebody who can do more
 
 cdef extern from *:
@@ -54,12 +55,12 @@ cdef extern from *:
 
 
 cdef inline int make_room(Text *text, Py_ssize_t more) except -1:
-    """See to it that `more` bytes can be put."""
+    """See to it that `more` bytes can be put: by doubling what there is, up to ENOUGH."""
     cdef Py_ssize_t room
     cdef void *data
     if text.size + more <= text.room:
         return 0
-    room = max(2 * text.room, text.size + more, 4096)
+    room = max(min(2 * text.room, ENOUGH), text.size + more, 4096)
     data = PyMem_RawRealloc(text.data, room)
     if data == NULL:
         raise MemoryError
