@@ -40,6 +40,7 @@ cdef enum:
     # What is encoded at once, while other threads wait for the GIL: a tenth of a millisecond as a rule.
     CHUNK = 1024  # spans
     CHUNK_BYTES = 256 * 1024
+    NAMES = 256  # that are remembered, by where they lie in memory
     SPARE = 4  # pieces of memory that are kept
     LARGEST_SPARE = ENOUGH
     DEEPEST = 16  # collections in one another; values are reduced to fewer
@@ -52,6 +53,7 @@ cdef class Part:
     """What all records of a context share: `context.part`."""
 
     cdef object scope
+    cdef tuple bound  # their names
     cdef bytes ids  # the fields that are bound, as they stand between the braces of "extra"
     cdef bytes place  # "workid" and "step", each after a comma
     cdef bytes whole  # all of that, where a record has no fields of its own
@@ -130,6 +132,11 @@ cdef object block_of(Text *text):
     return block
 
 
+cdef struct Name:
+    char[64] text
+    Py_ssize_t size
+
+
 @cython.final
 cdef class Encoder:
     """Encode spans; used by one thread at a time.
@@ -157,12 +164,16 @@ cdef class Encoder:
     cdef char[64] before
     cdef char[64] after
     cdef Py_ssize_t size_before, size_after
+    # Names of events and fields, and how JSON says them: they are the same few objects again and again.
+    cdef list names
+    cdef Name[NAMES] said
 
     def __init__(self, offset_us, timestamp, scope_of, thread_task, encode_value, encode_span):
         self.offset_us, self.second = offset_us, -1
         self.timestamp, self.scope_of, self.thread_task = timestamp, scope_of, thread_task
         self.encode_value, self.encode_span = encode_value, encode_span
         self.first = Sink.__new__(Sink)
+        self.names = [None] * NAMES
 
     def encode_chunk(self, list spans not None, Py_ssize_t begin):
         """Encode the next spans of a list; see LineMaker.encode_chunk()."""
@@ -258,6 +269,7 @@ cdef class Encoder:
         part.scope, part.validate = scope, scope.validate
         ids = context.extra
         part.cannot = ids is not None and self.put_fields(text, ids, 0) != DONE
+        part.bound = () if ids is None else tuple(ids)
         part.ids = b"" if ids is None or part.cannot else PyBytes_FromStringAndSize(text.data, text.size)
         place = f',"workid":{scope.worker:d}'
         if scope.step is not None:
@@ -273,7 +285,7 @@ cdef class Encoder:
         if part.cannot or type(span.event) is not str:
             return CANNOT
         ended_us = floor_us(span.end or span.start) + self.offset_us
-        if self.put_timestamp(text, ended_us) == CANNOT or put_string(text, span.event, LONGEST_LINE) == CANNOT:
+        if self.put_timestamp(text, ended_us) == CANNOT or self.put_name(text, span.event) == CANNOT:
             return CANNOT
         make_room(text, 6 * SMALL + PyBytes_GET_SIZE(part.whole))
         if span.end:
@@ -343,11 +355,10 @@ cdef class Encoder:
         if type(span.extra) is not dict:
             return CANNOT
         fields = <dict>span.extra
-        ids = span.context.extra
         make_room(text, SMALL + PyBytes_GET_SIZE(part.ids))
         put(text, ',"extra":{', 10)
-        if ids is not None and has_any(fields, <dict>ids):
-            fields = {**ids, **fields}
+        if has_any(fields, part.bound):
+            fields = {**span.context.extra, **fields}
         elif part.ids:
             put(text, PyBytes_AS_STRING(part.ids), PyBytes_GET_SIZE(part.ids))
             put(text, ",", 1)
@@ -364,15 +375,31 @@ cdef class Encoder:
         cdef PyObject *value
         cdef Py_ssize_t place = 0, before = text.size
         while PyDict_Next(fields, &place, &key, &value):  # nothing in this loop runs Python: see above
+            make_room(text, SMALL)
             if text.size != before:
-                make_room(text, 1)
                 put(text, ",", 1)
-            if type(<object>key) is not str or put_string(text, <object>key, LONGEST_LINE) == CANNOT:
+            if type(<object>key) is not str or self.put_name(text, <object>key) == CANNOT:
                 return CANNOT
-            make_room(text, 1)
             put(text, ":", 1)
             if self.put_value(text, <object>value, depth) == CANNOT:
                 return CANNOT
+        return DONE
+
+    cdef inline int put_name(self, Text *text, object name) except -1:
+        """Put a str with its quotes, and have room for some more: one that is likely to come again."""
+        cdef Py_ssize_t begin = text.size, at = (<size_t><void *>name >> 4) & (NAMES - 1)  # never followed
+        cdef Name *said = &self.said[at]
+        if self.names[at] is name:
+            make_room(text, 2 * SMALL)
+            put_short(text, said.text, said.size)
+            return DONE
+        if put_string(text, name, LONGEST_LINE) == CANNOT:
+            return CANNOT
+        if text.size - begin <= 64:
+            said.size = text.size - begin
+            memcpy(said.text, text.data + begin, said.size)
+            self.names[at] = name
+        make_room(text, SMALL)
         return DONE
 
     cdef int put_value(self, Text *text, object value, int depth) except -1:
@@ -427,13 +454,10 @@ cdef class Encoder:
         return DONE
 
 
-cdef inline bint has_any(dict fields, dict ids):
-    """Whether a span has fields of the names of those that are bound."""
-    cdef PyObject *key
-    cdef PyObject *value
-    cdef Py_ssize_t place = 0
-    while PyDict_Next(ids, &place, &key, &value):
-        if PyDict_Contains(fields, <object>key):
+cdef inline bint has_any(dict fields, tuple names) except -1:
+    """Whether a span has fields of its own with the names of those that are bound."""
+    for name in names:
+        if PyDict_Contains(fields, name):
             return True
     return False
 
