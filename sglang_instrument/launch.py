@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 TYPE_CHECKING = False  # typing's own costs more to import than the hook may
@@ -35,7 +36,23 @@ def new_run_id(environment: Mapping[str, str]) -> str:
     elastic = environment.get("TORCHELASTIC_RUN_ID", "none")
     if elastic != "none":
         return f"{elastic}-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    ray_job = _ray_job()
+    if ray_job is not None:
+        return ray_job
     if "SLURM_JOB_ID" in environment:
         restarts, step = environment.get("SLURM_RESTART_COUNT", "0"), environment.get("SLURM_STEP_ID", "0")
         return f"slurm-{environment['SLURM_JOB_ID']}-{restarts}-{step}"
     return environment.get(LAUNCH) or f"{time.strftime('%Y%m%dT%H%M%S')}-{os.urandom(3).hex()}"
+
+
+def _ray_job() -> str | None:
+    """Return a name of the Ray job that this process is a worker of, one for all nodes; None outside of one.
+
+    Under Slurm, too: there each node's `ray start` is a job step with a number of its own.
+    """
+    named = [word for word in sys.orig_argv if word.startswith("--session-name=session_")]
+    try:
+        job = sys.modules["ray"].get_runtime_context().get_job_id() if named else None
+    except Exception:  # not imported, or not connected yet
+        return None
+    return f"ray-{named[0].partition('session_')[2]}-{job}" if job else None

@@ -18,6 +18,7 @@ DRIVER = """
     @ray.remote
     class Rollout:
         def run(self, step):
+            IN_WORKER
             import slime.rollout
             slime.rollout.generate(step)
             names = ("SGLANG_INSTRUMENT", "SGLANG_INSTRUMENT_RUN_ID", "SGLANG_INSTRUMENT_LOG_DIR", "THEIRS")
@@ -62,8 +63,13 @@ def trainer(tmp_path):
     return {"TRAINER": str(folder), "PYTHONPATH": str(folder), "SGLANG_INSTRUMENT_PATCHES": str(tables)}
 
 
-def drive(start_script, trainer, before, init, expected=2, **environment):
-    source = DRIVER.replace("BEFORE", before).replace("INIT", init).replace("EXPECTED", str(expected))
+def drive(start_script, trainer, before, init, expected=2, in_worker="pass", **environment):
+    source = (
+        DRIVER.replace("IN_WORKER", in_worker)
+        .replace("BEFORE", before)
+        .replace("INIT", init)
+        .replace("EXPECTED", str(expected))
+    )
     script = start_script(source, RAY_AUTH_MODE="disabled", **trainer, **environment).wait(timeout=240)
     workers = json.loads(next(line for line in script.stdout.splitlines() if line.startswith("[[")))
     return script, workers
@@ -97,6 +103,16 @@ def test_workers_of_a_driver_without_the_switch_are_left_alone(start_script, tra
     script, workers = drive(start_script, trainer, "pass", f"ray.init({OPTIONS})", expected=0)
     assert not script.folder.exists()
     assert [seen["SGLANG_INSTRUMENT"] for _, _, seen in workers] == [None, None]
+
+
+def test_workers_that_are_reached_without_their_driver_share_the_run_of_their_job(start_script, trainer):
+    # As by verl's `model.external_lib`: the workers import the module, the driver does not.
+    auto = "import sglang_instrument.auto"
+    script, _ = drive(start_script, trainer, "pass", f"ray.init({OPTIONS})", in_worker=auto)
+    opened = [records[0]["extra"] for records in script.records.values()]
+    assert len(opened) == 2
+    [run_id] = {one["run_id"] for one in opened}
+    assert run_id.startswith("ray-20")
 
 
 def test_workers_in_a_package_cache_of_rays_write_where_their_driver_does(start_script, trainer, tmp_path):
