@@ -323,8 +323,9 @@ def test_a_step_that_ends_several_times_says_its_counts_so_far_and_is_read_as_on
     assert run.steps == [1]
 
 
-def test_a_process_without_steps_says_anew_how_much_it_recorded(install, monkeypatch):
-    monkeypatch.setattr(files, "NEWS_EVERY_SEC", 0.05)
+@pytest.mark.parametrize("setting", ["NEWS_EVERY_SEC", "QUIET_SEC"])
+def test_a_process_without_steps_says_anew_how_much_it_recorded(install, monkeypatch, setting):
+    monkeypatch.setattr(files, setting, 0.05)
     folder = install(role="server")
     for _ in range(3):
         event("engine_request")

@@ -15,7 +15,7 @@ from sglang_instrument.errors import LogError
 
 HELP: Final = """\
 Show every process that instrumentation reached, as it last described itself: when its code was patched, at
-its first record, at ends of steps (every 10 s at most), and when it ended.
+its first record, every 10 s while it records, a second after the last record, and when it ended.
 
     sglang-instrument status logs/gsm8k_600
 

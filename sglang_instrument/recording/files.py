@@ -21,6 +21,7 @@ from sglang_instrument.recording.values import settle
 _MOST_OPEN: Final = 16
 #: How often a process says anew what it is, and how much it recorded: who is killed has no other word of it.
 NEWS_EVERY_SEC: Final = 10.0
+QUIET_SEC: Final = 1.0  # after so long without a record, it is said at once: it may be the last word
 _STEPS_KEPT: Final = 2  # a step's file stays open until this many newer steps were seen
 
 
@@ -82,7 +83,8 @@ class Files:
         self._open: OrderedDict[Scope, _File] = OrderedDict()
         self.written_records = 0
         self.lost_records = 0
-        self._said_records = 0
+        self._said_records = self._seen_records = 0
+        self._seen_at = 0.0
         self._next_news = time.monotonic() + NEWS_EVERY_SEC
 
     def write(self, scope: Scope, lines: Lines, records: int) -> None:
@@ -132,12 +134,15 @@ class Files:
         self._claims.release()
 
     def is_news(self) -> bool:
-        """Return, once every 10 s at most, whether records were written since this was asked.
+        """Return whether records were written, and none for a second, or for ten seconds; asked at each tick.
 
         A process of the engine has no steps at whose ends it would say how much it recorded.
         """
         now, written = time.monotonic(), self.written_records
-        if written == self._said_records or now < self._next_news:
+        if written != self._seen_records:
+            self._seen_records, self._seen_at = written, now
+        is_quiet = now - self._seen_at >= QUIET_SEC
+        if written == self._said_records or not (is_quiet or now >= self._next_news):
             return False
         self._said_records, self._next_news = written, now + NEWS_EVERY_SEC
         return True
