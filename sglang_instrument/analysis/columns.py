@@ -94,7 +94,9 @@ class Columns:
         if not self._thin:
             read["active_sec"] += [line.active_sec for line in lines]
             read["device_sec"] += [line.device_sec for line in lines]
-        self._add_fields(lines, codes)
+        looked_at = self._which_fields(lines, codes)
+        self._looked_at += looked_at
+        self._add_fields([line.extra for line in compress(lines, looked_at)])
 
     def _codes_of(self, names: list[str]) -> list[int]:
         """Return events as small numbers, in the order in which they first came."""
@@ -104,10 +106,7 @@ class Columns:
             self._codes[name] = len(self._codes)
         return [self._codes[name] for name in names]
 
-    def _add_fields(self, lines: Sequence[Line], codes: Sequence[int]) -> None:
-        looked_at = self._which_fields(lines, codes)
-        self._looked_at += looked_at
-        fields: list[Any] = [line.extra for line in compress(lines, looked_at)]
+    def _add_fields(self, fields: Sequence[Any]) -> None:
         read = self._fields
         read["request_id"] += [one.request_id for one in fields]
         read["turn"] += [one.turn for one in fields]
@@ -119,19 +118,14 @@ class Columns:
             read["tool"] += [one.tool for one in fields]
 
     def _which_fields(self, lines: Sequence[Line], codes: Sequence[int]) -> list[bool]:
-        """Return for each line whether its fields are looked at."""
-        if not self._thin:
-            return [line.extra is not None for line in lines]
+        """Return for each of the lines that were added last whether its fields are looked at."""
+        tasks, phases = (self._read[name][-len(lines) :] for name in ("task", "phase"))
         # Without tasks, requests tell apart what ran side by side: then all their ids are needed.
+        if not self._thin or None in tasks or phases.count(None) < len(lines):
+            return [line.extra is not None for line in lines]
         fieldless = self._fieldless
         return [
-            line.extra is not None
-            and (
-                code not in fieldless
-                or line.task is None
-                or line.phase is not None
-                or line.extra.reward is not None
-            )
+            line.extra is not None and (code not in fieldless or line.extra.reward is not None)
             for line, code in zip(lines, codes, strict=True)
         ]
 
@@ -145,7 +139,6 @@ class Columns:
         own = self._own()
         table = pl.concat([own, _belonging(places)[own["source"]]], how="horizontal")
         table = _with_times(table).with_columns(
-            phase=pl.coalesce("phase", "usual").cast(pl.Categorical),
             worker=pl.coalesce("worker", "of_worker"),
             step=pl.coalesce("step", "of_step"),
             validate=pl.col("validate").fill_null(False) | pl.col("of_validate"),
@@ -154,19 +147,19 @@ class Columns:
         return table.select(*self._wanted, "local")
 
     def _own(self) -> pl.DataFrame:
-        """Return what the lines themselves say; of `usual`, the phase, the vocabulary says it."""
+        """Return what the lines themselves say; where one names no phase, the vocabulary does."""
         codes = pl.Series(self._read["event"], dtype=pl.UInt32)
-        phases = [kind_of(name).phase for name in self._codes]
-        kinds = {**COLUMNS, "phase": pl.String, "stamp": pl.String}
+        phase = _gathered("phase", [kind_of(name).phase for name in self._codes], codes)
+        named = pl.Series(self._read["phase"], dtype=pl.Categorical)
+        if named.null_count() < len(named):
+            phase = pl.select(pl.coalesce(named.alias("phase"), phase)).to_series()
+        kinds = {**COLUMNS, "stamp": pl.String}
+        plain = [name for name, values in self._read.items() if name not in ("event", "phase") and values]
         return pl.DataFrame(
             [
-                pl.Series("event", list(self._codes), dtype=pl.Categorical).gather(codes),
-                pl.Series("usual", phases, dtype=pl.Categorical).gather(codes),
-                *(
-                    _series(name, values, kinds[name])
-                    for name, values in self._read.items()
-                    if name != "event" and values
-                ),
+                _gathered("event", list(self._codes), codes),
+                phase,
+                *(_series(name, self._read[name], kinds[name]) for name in plain),
                 *self._spread_fields(),
             ]
         )
@@ -182,9 +175,13 @@ class Columns:
         return [_series(name, values, COLUMNS[name]).gather(of_line) for name, values in self._fields.items()]
 
 
+def _gathered(name: str, words: list[str], codes: pl.Series) -> pl.Series:
+    return pl.Series(name, words, dtype=pl.Categorical).gather(codes)
+
+
 def _series(name: str, values: list[Any], kind: Any) -> pl.Series:
     """Return a column; one that holds the same everywhere, as many do, costs next to nothing."""
-    if values and values.count(values[0]) == len(values):
+    if values and values[0] == values[-1] and values.count(values[0]) == len(values):
         same: pl.Series = pl.Series(name, values[:1], dtype=kind).new_from_index(0, len(values))
         return same
     return pl.Series(name, values, dtype=kind)

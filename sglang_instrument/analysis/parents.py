@@ -36,21 +36,26 @@ def _containing(lanes: Lanes) -> pl.Series:
     ends later: each round looks twice as far back as the one before.
     """
     lane, near, far = lanes.lane, lanes.near, lanes.far
-    before = pl.int_range(-1, len(lane) - 1, dtype=pl.Int64, eager=True)
-    before = before.set(lane != lane.shift(1, fill_value=NONE), NONE)
-    rows = (before != NONE).arg_true()
+    first = lane != lane.shift(1, fill_value=NONE)
+    before = pl.int_range(-1, len(lane) - 1, dtype=pl.Int64, eager=True).set(first, NONE)
+    inside = _contain((near.shift(1), far.shift(1)), (near, far), lanes.slack_us)
+    rows = (~(inside | first)).arg_true()
     while len(rows):
-        asked = before.gather(rows)
-        there = near.gather(asked), far.gather(asked)
-        here = near.gather(rows), far.gather(rows)
-        inside = (here[1] <= there[1] + lanes.slack_us.gather(rows)) & (
-            (here[0] < there[1]) | (here[0] == there[0])
-        )
-        rows, asked = rows.filter(~inside), asked.filter(~inside)
-        following = before.gather(asked)
+        following = before.gather(before.gather(rows))
         before = before.scatter(rows, following)
-        rows = rows.filter(following != NONE)
+        rows, asked = rows.filter(following != NONE), following.filter(following != NONE)
+        outer, inner = (near.gather(asked), far.gather(asked)), (near.gather(rows), far.gather(rows))
+        rows = rows.filter(~_contain(outer, inner, lanes.slack_us.gather(rows)))
     return before
+
+
+def _contain(
+    outer: tuple[pl.Series, pl.Series], inner: tuple[pl.Series, pl.Series], slack_us: pl.Series
+) -> pl.Series:
+    """Return which spans, by their near and far ends, contain those beside them that begin no earlier."""
+    begun = (inner[0] < outer[1]) | (inner[0] == outer[0])
+    contain: pl.Series = begun & (inner[1] <= outer[1] + slack_us)
+    return contain
 
 
 def _in_other_lanes(lanes: Lanes, within: pl.Series, starts: pl.Series, ends: pl.Series) -> pl.DataFrame:

@@ -1,5 +1,7 @@
 """Split the wall time of a step over all that went on in it, so that the shares add up to the whole."""
 
+from typing import Any
+
 import polars as pl
 
 from sglang_instrument.analysis.nesting import covered
@@ -60,10 +62,12 @@ def _shares(stretches: pl.DataFrame) -> pl.Series:
     """Return the integral of 1 / k(t) over each stretch, in microseconds."""
     # Pages follow one another on one scale, and at the end of each nobody is at work: one sum serves all.
     pages = stretches.group_by("page").agg(first=pl.col("from_us").min(), last=pl.col("to_us").max())
-    pages = pages.with_columns(after=(pl.col("last") - pl.col("first") + 1).cum_sum())
-    shift = pl.col("after").shift(1, fill_value=0) - pl.col("first")
-    placed = stretches.join(pages.select("page", shift=shift), on="page", how="left", maintain_order="left")
-    elapsed = _shared_time(placed["from_us"] + placed["shift"], placed["to_us"] + placed["shift"])
+    after = (pages["last"] - pages["first"] + 1).cum_sum()
+    highest: Any = pages["page"].max()
+    by_page = pl.zeros((highest or 0) + 1, dtype=pl.Int64, eager=True)
+    by_page = by_page.scatter(pages["page"], after.shift(1, fill_value=0) - pages["first"])
+    shift = by_page.gather(stretches["page"])
+    elapsed = _shared_time(stretches["from_us"] + shift, stretches["to_us"] + shift)
     half = len(stretches)
     shares: pl.Series = elapsed.tail(half) - elapsed.head(half)
     return shares
