@@ -24,7 +24,7 @@ from sglang_instrument.recording.spans import OFF, Buffer, Span, SyncedSpan
 LONGEST_HOLD_NS: Final = 1_000_000_000
 _LAST_LOOK_NS: Final = 100_000  # at the end of a step, of what was queued a moment ago
 _LOOK_EVERY_NS: Final = 1_000_000
-_MOST_BEGUN: Final = 10_000  # spans; one that is never recorded stays
+_MOST_BEGUN: Final = 1_000  # spans; one that never ends stays until so many newer ones began
 
 
 class _Mark(Struct, eq=False):
@@ -50,7 +50,9 @@ class HeldBack:
     def __init__(self, holds: bool = True) -> None:
         self._taking: Buffer = OFF
         self._holds = holds
-        self._begun: dict[int, _Mark] = {}  # by id() of the span
+        self._begun: dict[
+            int, tuple[Span, _Mark]
+        ] = {}  # by id() of the span, which is kept: no other gets its id
         self._held: dict[int, _Held] = {}  # by thread
         self._spare: dict[int, list[Any]] = {}  # CUDA events by device: none is destroyed on a thread of ours
         self._next_look = 0
@@ -79,15 +81,14 @@ class HeldBack:
 
     def append(self, span: Span, /) -> None:
         """Hold the span back if the GPU has been asked about it, else pass it on."""
-        mark = self._begun.pop(id(span), None) if self._begun else None
-        if mark is None:
+        begun = self._begun.pop(id(span), None) if self._begun else None
+        if begun is None:
             self._taking.append(span)
             self._look_now_and_then(span)
-        elif span.error is not None or not self._put_end(mark):
-            self._give_back(mark)  # after an exception the trainer shall meet the GPU's own error first
-            self._taking.append(span)
+        elif span.error is not None or not self._put_end(begun[1]):
+            self._pass_on(*begun)  # after an exception the trainer shall meet the GPU's own error first
         else:
-            self._held.setdefault(get_ident(), deque()).append((span, mark))
+            self._held.setdefault(get_ident(), deque()).append(begun)
             if not self._holds:
                 self.settle()
 
@@ -138,11 +139,13 @@ class HeldBack:
     def _put_beginning(self, span: Span) -> None:
         try:
             cuda = device.cuda_at_hand()
-            if cuda is not None and len(self._begun) < _MOST_BEGUN:
+            if cuda is not None:
                 at = cuda.current_device()
                 mark = _Mark(cuda.current_stream(), at, self._event(cuda, at), self._event(cuda, at))
                 mark.began.record(mark.stream)
-                self._begun[id(span)] = mark
+                self._begun[id(span)] = (span, mark)
+                if len(self._begun) > _MOST_BEGUN:
+                    self._begun.pop(next(iter(self._begun)), None)
         except Exception as error:
             swallowed("a CUDA event at the start of a span", error)
 
