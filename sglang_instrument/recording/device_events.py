@@ -50,9 +50,8 @@ class HeldBack:
     def __init__(self, holds: bool = True) -> None:
         self._taking: Buffer = OFF
         self._holds = holds
-        self._begun: dict[
-            int, tuple[Span, _Mark]
-        ] = {}  # by id() of the span, which is kept: no other gets its id
+        # By id() of the span, which is kept in here: no other span gets its id.
+        self._begun: dict[int, tuple[Span, _Mark]] = {}
         self._held: dict[int, _Held] = {}  # by thread
         self._spare: dict[int, list[Any]] = {}  # CUDA events by device: none is destroyed on a thread of ours
         self._next_look = 0
