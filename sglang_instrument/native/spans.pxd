@@ -5,6 +5,11 @@
 
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
+cdef extern from "Python.h":
+    ctypedef struct PyObject:
+        pass
+    ctypedef PyObject* (*vectorcallfunc)(PyObject*, PyObject* const*, size_t, PyObject*)
+
 cdef enum:
     NOT_COUNTED = -1  # waited_ns of a span whose waiting nobody counts; None in Python
 
@@ -25,6 +30,7 @@ cdef class Task:
     cdef public long long suspended_at
 
 cdef class Span:
+    cdef vectorcallfunc called  # see blocks.pxi
     cdef public object event
     cdef public object extra
     cdef public object plan
@@ -40,7 +46,8 @@ cdef class Span:
 
     # Sets everything that a span has at its start: context, thread and clock are read here.
     cdef int begin(self, object event, object extra, object plan, object phase, long long waited_ns) except -1
-    # __enter__ and __exit__ call these; subclasses override them. (Not `leave`: rewritten code calls that of a region.)
+    # A `with` block calls these; subclasses override them, and no __enter__ or __exit__.
+    # Not `leave`: rewritten code calls that of a region.
     cdef int enter(self) except -1
     cdef int finish(self, object error, object value) except -1
 

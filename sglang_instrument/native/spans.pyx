@@ -9,9 +9,8 @@ from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_XDECREF
 
-from weakref import ref
-
 cdef extern from "Python.h":
+    object PyWeakref_NewRef(object, object)
     void PyErr_SetNone(PyObject*) noexcept
 
 include "stamp.pxi"
@@ -42,6 +41,9 @@ cdef dict kinds = {}
 @cython.freelist(256)
 cdef class Span:
     """A timed block; see recording/spans.py."""
+
+    def __cinit__(self):
+        self.called = <vectorcallfunc>call_span
 
     def __init__(
         self,
@@ -85,13 +87,6 @@ cdef class Span:
         if self.waited_ns != NOT_COUNTED:
             leave_task(self)
         return give(self)
-
-    def __enter__(self):
-        self.enter()
-        return self
-
-    def __exit__(self, error, value, trace):
-        self.finish(error, value)
 
     def __aenter__(self):
         self.enter()
@@ -287,6 +282,7 @@ cdef object synchronize_gpu():
     return synchronize()
 
 
+include "blocks.pxi"
 include "waits.pxi"
 
 

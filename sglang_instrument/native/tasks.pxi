@@ -3,7 +3,12 @@
 cdef dict running = {}  # asyncio's own, by loop; empty while nobody asks for tasks
 cdef object asking = None  # what stands in for it where asyncio hides it
 cdef object running_loop = None  # asyncio's function
-cdef object seen = None  # is called for each new task
+cdef object seen = None  # is called for new tasks
+cdef object told_loop = None  # what it was told last, and when
+cdef unsigned long told_thread = 0
+cdef long long told_at = 0
+cdef enum:
+    TELL_AGAIN_NS = 10_000_000
 cdef dict known_threads = {}
 cdef long long next_number = 0
 
@@ -90,18 +95,33 @@ cdef Task meet(object owner, object loop, object inherited):
     cdef unsigned long thread = PyThread_get_thread_ident()
     cdef Task met
     cdef Task made_by
-    if seen is not None:
-        seen(loop, thread)
+    tell_of_new_task(loop, thread)
     try:
         met = Task.__new__(Task)
         met.number = next_number
         next_number += 1
         made_by = <Task>inherited if type(inherited) is Task else thread_task_of(thread)
-        met.spawned_by, met.thread, met.loop = made_by.number, thread, ref(loop)
+        met.spawned_by, met.thread, met.loop = made_by.number, thread, PyWeakref_NewRef(loop, None)
         owner._sglang_instrument = met
     except (AttributeError, TypeError):  # a task or loop of somebody's own, without room for it
         return None
     return met
+
+
+cdef int tell_of_new_task(object loop, unsigned long thread) except -1:
+    """Tell who wants to know that a task is new in this loop; of the same loop not more often than it matters."""
+    global told_loop, told_thread, told_at
+    cdef long long now = now_ns()
+    loop_ref = None
+    try:
+        loop_ref = PyWeakref_NewRef(loop, None)  # the same each time while the loop lives, and no other one's
+    except TypeError:
+        pass
+    if loop_ref is None or loop_ref is not told_loop or thread != told_thread or now - told_at >= TELL_AGAIN_NS:
+        told_loop, told_thread, told_at = loop_ref, thread, now
+        if seen is not None:
+            seen(loop, thread)
+    return 0
 
 
 cdef Task thread_task_of(unsigned long ident):
@@ -119,7 +139,7 @@ cdef Task thread_task_of(unsigned long ident):
 
 def know_asyncio(task_seen):
     """Tell asyncio's tasks apart from now on; call `task_seen(loop, thread)` for each new one with a span."""
-    global running, asking, running_loop, seen
+    global running, asking, running_loop, seen, told_loop
     import asyncio.tasks  # not at the top: it costs more than all else that `import sglang_instrument` does
 
     theirs = getattr(asyncio.tasks, "_current_tasks", None)
@@ -127,7 +147,7 @@ def know_asyncio(task_seen):
         running, asking = theirs, None
     else:
         running, asking = {}, ask_asyncio(asyncio._get_running_loop)
-    running_loop, seen = asyncio._get_running_loop, task_seen
+    running_loop, seen, told_loop = asyncio._get_running_loop, task_seen, None
     return theirs if asking is None else asking
 
 

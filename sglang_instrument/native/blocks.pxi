@@ -1,0 +1,74 @@
+# How a `with` block finds the two ends of a span, at no cost.
+#
+# A `with` looks up __enter__ and __exit__ on the type and binds both: two objects a block, of which the
+# second one lives, and is looked at by the collector, until the block ends. Here both are descriptors that
+# give the span itself: called with nothing it is entered, called with an exception's three parts it is left.
+
+cdef extern from *:
+    """
+    #ifndef Py_TPFLAGS_HAVE_VECTORCALL
+    #define Py_TPFLAGS_HAVE_VECTORCALL _Py_TPFLAGS_HAVE_VECTORCALL
+    #endif
+    static void sglang_instrument_callable(PyObject *type, Py_ssize_t offset) {
+        PyTypeObject *changing = (PyTypeObject *)type;
+        changing->tp_vectorcall_offset = offset;
+        changing->tp_call = PyVectorcall_Call;
+        changing->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
+        PyType_Modified(changing);
+    }
+    static void sglang_instrument_put(PyObject *type, PyObject *name, PyObject *value) {
+        PyTypeObject *changing = (PyTypeObject *)type;
+        if (PyDict_SetItem(changing->tp_dict, name, value) < 0) PyErr_Clear();
+        PyType_Modified(changing);
+    }
+    """
+    void make_callable "sglang_instrument_callable"(object, Py_ssize_t) noexcept
+    void put_into_type "sglang_instrument_put"(object, object, object) noexcept
+    size_t PyVectorcall_NARGS(size_t) noexcept
+
+
+cdef object call_span(PyObject *called, PyObject * const *args, size_t flagged, PyObject *names):
+    """Enter or leave a span: its vectorcall."""
+    cdef Span self = <Span>called
+    cdef size_t n = PyVectorcall_NARGS(flagged)
+    if names == NULL:
+        if n == 0:
+            self.enter()
+            return self
+        if n == 3:
+            self.finish(<object>args[0], <object>args[1])
+            return None
+    raise TypeError(f"{type(self).__name__!r} object is not callable: use it as `with span(...):`")
+
+
+cdef class End:
+    """Stand for `__enter__` or `__exit__` of a span: bound to one, it is the span."""
+
+    cdef str name
+
+    def __init__(self, name):
+        self.name = name
+
+    def __get__(self, instance, owner):
+        return self if instance is None else instance
+
+    def __call__(self, span, *exception):
+        return span(*exception)
+
+    @property
+    def __name__(self):
+        return self.name
+
+
+cdef int give_ends(object kind) except -1:
+    """Let a type of spans be entered and left without binding anything."""
+    cdef Span some = Span.__new__(Span)
+    make_callable(kind, <char*>&some.called - <char*><PyObject*>some)
+    put_into_type(kind, "__enter__", End("__enter__"))
+    put_into_type(kind, "__exit__", End("__exit__"))
+    return 0
+
+
+give_ends(Span)
+give_ends(WatchedSpan)
+give_ends(SyncedSpan)
