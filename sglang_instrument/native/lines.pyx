@@ -12,11 +12,11 @@ from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_Contains, PyDict_Next
 from cpython.list cimport PyList_GET_SIZE
-from cpython.long cimport PyLong_AsLongLongAndOverflow
+from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_AsUnsignedLongLong
 from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
-from sglang_instrument.native.spans cimport NOT_COUNTED, Span, Task
+from sglang_instrument.native.spans cimport NOT_COUNTED, Span, Task, now_ns
 from sglang_instrument.native.text cimport (
     CANNOT,
     DONE,
@@ -26,6 +26,7 @@ from sglang_instrument.native.text cimport (
     make_room,
     put,
     put_decimal,
+    put_digits,
     put_float,
     put_integer,
     put_padded,
@@ -40,6 +41,7 @@ cdef enum:
     # What is encoded at once, while other threads wait for the GIL: a tenth of a millisecond as a rule.
     CHUNK = 1024  # spans
     CHUNK_BYTES = 256 * 1024
+    NS_OF_A_BYTE = 4  # a chunk of what the pure Python has to say takes a millisecond
     NAMES = 256  # that are remembered, by where they lie in memory
     SPARE = 4  # pieces of memory that are kept
     LARGEST_SPARE = ENOUGH
@@ -179,13 +181,15 @@ cdef class Encoder:
         """Encode the next spans of a list; see LineMaker.encode_chunk()."""
         cdef Py_ssize_t end = begin, stop = begin + CHUNK, left = CHUNK_BYTES
         self.context = self.part = self.of_thread = self.sink = None  # what is known may be out of date
-        while end < stop and end < PyList_GET_SIZE(spans) and left > 0:
-            left -= self.add(spans[end])
-            if end < PyList_GET_SIZE(spans):  # the pure Python was run, and that lets others run
-                spans[end] = None
-            end += 1
-        pieces = self.take()
-        self.context = self.part = self.scope = self.of_thread = None  # a task knows this, and is not collected
+        try:
+            while end < stop and end < PyList_GET_SIZE(spans) and left > 0:
+                left -= self.add(spans[end])
+                if end < PyList_GET_SIZE(spans):  # the pure Python was run, and that lets others run
+                    spans[end] = None
+                end += 1
+        finally:  # of what raised, which only a lack of memory does, nothing is left for the next chunk
+            pieces = self.take()
+            self.context = self.part = self.scope = self.of_thread = None  # a task knows this, uncollected
         return end, pieces
 
     cdef list take(self):
@@ -200,10 +204,11 @@ cdef class Encoder:
         return pieces
 
     cdef Py_ssize_t add(self, object added) except -1:
-        """Put the line of a span; return how many bytes were looked at, or so."""
+        """Put the line of a span; return its bytes, or more if it took longer than those take."""
         cdef Span span
         cdef Text *text
-        cdef Py_ssize_t begin, looked_at = LONGEST_LINE
+        cdef Py_ssize_t begin
+        cdef long long before_ns
         cdef Task task
         if not isinstance(added, Span):
             raise TypeError(f"{type(added)} is no span")
@@ -221,10 +226,10 @@ cdef class Encoder:
         text, sink = &self.sink.text, self.sink
         begin = text.size
         if self.put_line(text, span, task, spawned_by) == DONE and text.size - begin <= LONGEST_LINE:
-            looked_at = text.size - begin
             sink.records += 1
         else:
             text.size = begin
+            before_ns = now_ns()
             made = self.encode_span(span, self.scope, task, spawned_by)
             if made is not None:
                 line, changed = made
@@ -232,7 +237,8 @@ cdef class Encoder:
                 put(text, PyBytes_AS_STRING(line), len(<bytes>line))
                 sink.changed += changed
                 sink.records += 1
-        return looked_at
+            return (now_ns() - before_ns) // NS_OF_A_BYTE
+        return text.size - begin
 
     cdef int enter(self, object context) except -1:
         """Know what the records of another context have in common, and where they go."""
@@ -412,9 +418,15 @@ cdef class Encoder:
         make_room(text, SMALL)
         if kind is int:
             number = PyLong_AsLongLongAndOverflow(value, &overflow)
-            if overflow:
+            if overflow == 0:
+                put_integer(text, number)
+            elif overflow < 0:
                 return CANNOT
-            put_integer(text, number)
+            else:
+                try:
+                    put_digits(text, PyLong_AsUnsignedLongLong(value))
+                except OverflowError:
+                    return CANNOT
         elif kind is float:
             if not put_float(text, value):
                 encoded = self.encode_value(value)

@@ -42,12 +42,19 @@ cdef extern from *:
         return (((eight - 32 * ones) | ((eight ^ 34 * ones) - ones) | ((eight ^ 92 * ones) - ones))
                 & 128 * ones) != 0;
     }
+    /* Strings of an interface that Python 3.12 has no more know their characters only once they are asked. */
+    #if PY_VERSION_HEX < 0x030C0000
+        #define KNOWS_ITS_CHARACTERS(string) PyUnicode_IS_READY(string)
+    #else
+        #define KNOWS_ITS_CHARACTERS(string) 1
+    #endif
     static const char HEXADECIMAL[] = "0123456789abcdef";
     static const char ZERO[] = "-0.0";
     static const double POWERS[] = {1, 1e3, 1e6, 1e9};
     """
     const char *TWO_DIGITS
     const char *ESCAPES
+    bint KNOWS_ITS_CHARACTERS(object string) noexcept
     const char *HEXADECIMAL
     const char *ZERO
     const double *POWERS
@@ -236,10 +243,11 @@ cdef inline int put_characters(Text *text, int kind, const void *data, Py_ssize_
 
 cdef inline int put_string(Text *text, object string, Py_ssize_t longest) except -1:
     """Put a str with its quotes; return CANNOT, with half of it put, if it has lone surrogates or is longer."""
-    cdef Py_ssize_t size = PyUnicode_GET_LENGTH(string), at = 0, plain
+    cdef Py_ssize_t size, at = 0, plain
     cdef const char *ascii
-    if size > longest:
+    if not KNOWS_ITS_CHARACTERS(string) or PyUnicode_GET_LENGTH(string) > longest:
         return CANNOT
+    size = PyUnicode_GET_LENGTH(string)
     make_room(text, 6 * size + 2)
     put(text, '"', 1)
     if not PyUnicode_IS_ASCII(string):

@@ -32,8 +32,7 @@ if native.ON:
 
 # What is encoded at once, while other threads wait for the GIL: a tenth of a millisecond as a rule.
 _CHUNK: Final = 256  # spans
-_SLICE: Final = 32  # lines, after which others get the GIL if these were long
-_LONG_SLICE: Final = 256 * 1024  # bytes
+_SLICE: Final = 32  # lines; after long ones others get the GIL, and the next come one by one
 
 #: Lines of a scope's file; how many of them had to be changed to be encoded at all; how many there are.
 Piece = tuple[Scope, "Lines", int, int]
@@ -57,6 +56,7 @@ class LineMaker:
             self._compiled = Encoder(clock.epoch_us(0), clock.timestamp, *own)
         self._endings: tuple[str, ...] = ()  # of a timestamp, by microsecond of the millisecond
         self._offset = ""
+        self._slice = _SLICE
         # Times are taken from the millisecond in which the last span ended: small numbers are fast.
         self._millisecond = (-(2**70), 0, "")
 
@@ -190,13 +190,14 @@ class LineMaker:
 
     def encode(self, lines: list[AnyLine]) -> tuple[bytes, int]:
         """Return the lines as JSON, and how many of them had to be changed to be encoded at all."""
-        encoded, changed = [], 0
-        for begin in range(0, len(lines), _SLICE):
-            some, changed_of_some = self._encode_slice(lines[begin : begin + _SLICE])
+        encoded, changed, begin = [], 0, 0
+        while begin < len(lines):
+            end = begin + self._slice
+            self._slice = min(2 * self._slice, _SLICE)
+            some, changed_of_some = self._encode_slice(lines[begin:end])
             encoded.append(some)
             changed += changed_of_some
-            if len(some) > _LONG_SLICE:
-                time.sleep(0)
+            begin = end
         return b"".join(encoded), changed
 
     def control(self, event: str, scope: Scope, extra: Mapping[str, Any]) -> bytes:
@@ -229,9 +230,11 @@ class LineMaker:
             encoded = self._encoder.encode_lines(lines)
         except Exception:  # one of them holds what JSON cannot say: find it, keep its neighbours
             return self._encode_singly(lines)
-        # No line is too long if all of them together are not; else each is looked at.
-        if len(encoded) > LONGEST_LINE and max(map(len, encoded.split(b"\n"))) >= LONGEST_LINE:
-            return self._encode_singly(lines)
+        if len(encoded) > LONGEST_LINE:  # else none of them is
+            self._slice = 1
+            time.sleep(0)
+            if max(map(len, encoded.split(b"\n"))) >= LONGEST_LINE:
+                return self._encode_singly(lines)
         return encoded, 0
 
     def _encode_singly(self, lines: list[AnyLine]) -> tuple[bytes, int]:
@@ -240,6 +243,8 @@ class LineMaker:
             one, was_changed = self._encode_one(line)
             encoded += one
             changed += was_changed
+            if was_changed:
+                time.sleep(0)
         return bytes(encoded), changed
 
     def _encode_one(self, line: AnyLine) -> tuple[bytes, bool]:
