@@ -95,8 +95,12 @@ def _save(part: Part, place: Path) -> None:
 
 
 def _load(place: Path) -> Part:
+    """Return what a child left, and delete it, while others still read; the folder says that it is taken."""
     files = msgspec.json.decode((place / "files.json").read_bytes(), type=list[File])
-    return files, {path.stem: pl.read_ipc(path.read_bytes()) for path in place.glob("*.arrow")}
+    tables = {path.stem: pl.read_ipc(path.read_bytes()) for path in place.glob("*.arrow")}
+    for path in place.iterdir():
+        path.unlink()
+    return files, tables
 
 
 def main(folder: Path, scratch: Path) -> None:

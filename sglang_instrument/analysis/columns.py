@@ -1,6 +1,6 @@
 """Turn decoded lines into typed columns, chunk by chunk, while a chunk is still in the processor's cache."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from itertools import compress
 from typing import Any, Final
@@ -46,15 +46,42 @@ _OFFSET: Final = r"(Z|[+-]\d\d:?\d\d)$"
 
 #: What a digest does not look at.
 _CLOSER: Final = frozenset({"active_sec", "device_sec", "tool", "position"})
-_DERIVED: Final = frozenset({"role", "end_us", "position", "exact"})  # of a file's name, or of other columns
-_OF_FIELDS: Final = ("request_id", "turn", "turns", "finish_reason", "reward", "response_tokens", "tool")
-_OF_LINES: Final = (*(name for name in COLUMNS if name not in {*_DERIVED, *_OF_FIELDS}), "stamp")
+# How columns come about: from every line; from the few lines that have one of them; from fields of `extra`.
+_EVERY: Final = ("start_us", "duration_sec", "task")
+_RARE: Final = ("phase", "spawned_by", "error", "active_sec", "device_sec", "stamp")
+_FIELDS: Final = ("request_id", "turn", "turns", "finish_reason", "reward", "response_tokens", "tool")
+_KINDS: Final = {**COLUMNS, "stamp": pl.String}
 # Events whose fields a digest does not look at: they are part of something else, or of no request.
 _FIELDLESS: Final = frozenset(
     name
     for name, kind in EVENTS.items()
     if kind.phase not in ("request", "generate", "engine", "tool", "interaction", "reward")
 )
+
+
+#: What lines have in common: their source, and what they say of worker, step, and being a validation.
+_Piece = tuple[int, int | None, int | None, bool | None]
+_OF_PIECES: Final = ("source", "role", "worker", "step", "validate")
+
+
+class _Some:
+    """Columns that only some lines have, and which lines those are."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.lists: dict[str, list[Any]] = {name: [] for name in names}
+        self.has: list[bool] = []
+
+    def spread(self) -> list[pl.Series]:
+        """Return the columns, with nulls for the other lines."""
+        if not any(self.has):
+            return [_series(name, [None] * len(self.has), _KINDS[name]) for name in self.lists]
+        columns = [_series(name, values, _KINDS[name]) for name, values in self.lists.items()]
+        if all(self.has):
+            return columns
+        rows = pl.Series(self.has, dtype=pl.Boolean).arg_true()
+        number = pl.int_range(len(rows), dtype=pl.UInt32, eager=True)
+        of_line = pl.repeat(None, len(self.has), dtype=pl.UInt32, eager=True).scatter(rows, number)
+        return [column.gather(of_line) for column in columns]
 
 
 class Columns:
@@ -64,38 +91,32 @@ class Columns:
         """Begin; `thin` leaves out what no digest looks at."""
         self._wanted = [name for name in COLUMNS if not (thin and name in _CLOSER)]
         self._thin = thin
-        self._read: dict[str, list[Any]] = {name: [] for name in _OF_LINES}
-        self._fields: dict[str, list[Any]] = {name: [] for name in _OF_FIELDS if name in self._wanted}
-        self._looked_at: list[bool] = []  # whether the fields of a line are among these
+        self._events: list[int] = []
+        self._pieces: list[int] = []
+        self._every: dict[str, list[Any]] = {name: [] for name in _EVERY}
+        self._rare = _Some(name for name in _RARE if not (thin and name in _CLOSER))
+        self._fields = _Some(name for name in _FIELDS if not (thin and name in _CLOSER))
         self._codes: dict[str, int] = {}
         self._fieldless: set[int] = set()
+        self._numbers: dict[_Piece, int] = {}
 
     def __len__(self) -> int:
-        return len(self._read["event"])
+        return len(self._events)
 
     def add(self, lines: Sequence[Line], source: int) -> None:
         """Take lines of one source."""
         # One comprehension a column: a good deal faster than anything that goes over the lines once.
-        read = self._read
         codes = self._codes_of([line.event for line in lines])
-        read["event"] += codes
-        read["source"] += [source] * len(lines)
-        read["phase"] += [line.phase for line in lines]
-        read["worker"] += [line.workid for line in lines]
-        read["step"] += [line.step for line in lines]
-        read["validate"] += [line.validate for line in lines]
-        read["start_us"] += [line.start_us for line in lines]
-        read["duration_sec"] += [line.duration_sec for line in lines]
-        read["task"] += [line.task for line in lines]
-        read["spawned_by"] += [line.spawned_by for line in lines]
-        read["error"] += [line.error for line in lines]
-        # Where there is a start the timestamp is not needed, and costs time.
-        read["stamp"] += [line.timestamp if line.start_us is None else None for line in lines]
-        if not self._thin:
-            read["active_sec"] += [line.active_sec for line in lines]
-            read["device_sec"] += [line.device_sec for line in lines]
+        self._events += codes
+        self._pieces += self._pieces_of(lines, source)
+        self._every["start_us"] += [line.start_us for line in lines]
+        self._every["duration_sec"] += [line.duration_sec for line in lines]
+        self._every["task"] += [line.task for line in lines]
+        rare = self._which_rare(lines)
+        self._rare.has += rare
+        self._add_rare(list(compress(lines, rare)))
         looked_at = self._which_fields(lines, codes)
-        self._looked_at += looked_at
+        self._fields.has += looked_at
         self._add_fields([line.extra for line in compress(lines, looked_at)])
 
     def _codes_of(self, names: list[str]) -> list[int]:
@@ -106,28 +127,64 @@ class Columns:
             self._codes[name] = len(self._codes)
         return [self._codes[name] for name in names]
 
-    def _add_fields(self, fields: Sequence[Any]) -> None:
-        read = self._fields
-        read["request_id"] += [one.request_id for one in fields]
-        read["turn"] += [one.turn for one in fields]
-        read["turns"] += [one.turns for one in fields]
-        read["finish_reason"] += [one.finish_reason for one in fields]
-        read["reward"] += [one.reward for one in fields]
-        read["response_tokens"] += [_response_tokens(one) for one in fields]
+    def _pieces_of(self, lines: Sequence[Line], source: int) -> list[int]:
+        """Return for each line the number of its piece; most files have one."""
+        one = lines[0]
+        worker, step, validate = one.workid, one.step, one.validate
+        if [
+            1 for line in lines if line.workid != worker or line.step != step or line.validate is not validate
+        ]:
+            return [self._piece((source, line.workid, line.step, line.validate)) for line in lines]
+        return [self._piece((source, worker, step, validate))] * len(lines)
+
+    def _piece(self, piece: _Piece) -> int:
+        return self._numbers.setdefault(piece, len(self._numbers))
+
+    def _which_rare(self, lines: Sequence[Line]) -> list[bool]:
+        if self._thin:
+            return [
+                line.start_us is None
+                or line.phase is not None
+                or line.spawned_by is not None
+                or line.error is not None
+                for line in lines
+            ]
+        return [True] * len(lines)
+
+    def _add_rare(self, lines: Sequence[Line]) -> None:
+        lists = self._rare.lists
+        lists["phase"] += [line.phase for line in lines]
+        lists["spawned_by"] += [line.spawned_by for line in lines]
+        lists["error"] += [line.error for line in lines]
+        # Where there is a start the timestamp is not needed, and costs time.
+        lists["stamp"] += [line.timestamp if line.start_us is None else None for line in lines]
         if not self._thin:
-            read["tool"] += [one.tool for one in fields]
+            lists["active_sec"] += [line.active_sec for line in lines]
+            lists["device_sec"] += [line.device_sec for line in lines]
 
     def _which_fields(self, lines: Sequence[Line], codes: Sequence[int]) -> list[bool]:
         """Return for each of the lines that were added last whether its fields are looked at."""
-        tasks, phases = (self._read[name][-len(lines) :] for name in ("task", "phase"))
+        tasks = self._every["task"][-len(lines) :]
         # Without tasks, requests tell apart what ran side by side: then all their ids are needed.
-        if not self._thin or None in tasks or phases.count(None) < len(lines):
+        if not self._thin or None in tasks:
             return [line.extra is not None for line in lines]
         fieldless = self._fieldless
         return [
-            line.extra is not None and (code not in fieldless or line.extra.reward is not None)
+            line.extra is not None
+            and (code not in fieldless or line.phase is not None or line.extra.reward is not None)
             for line, code in zip(lines, codes, strict=True)
         ]
+
+    def _add_fields(self, fields: Sequence[Any]) -> None:
+        lists = self._fields.lists
+        lists["request_id"] += [one.request_id for one in fields]
+        lists["turn"] += [one.turn for one in fields]
+        lists["turns"] += [one.turns for one in fields]
+        lists["finish_reason"] += [one.finish_reason for one in fields]
+        lists["reward"] += [one.reward for one in fields]
+        lists["response_tokens"] += [_response_tokens(one) for one in fields]
+        if not self._thin:
+            lists["tool"] += [one.tool for one in fields]
 
     def table(self, places: Sequence[Place], position: int) -> pl.DataFrame:
         """Return the columns, and `local`: whether a time has no offset.
@@ -136,43 +193,32 @@ class Columns:
             places: Of each source.
             position: Number of the first line.
         """
-        own = self._own()
-        table = pl.concat([own, _belonging(places)[own["source"]]], how="horizontal")
-        table = _with_times(table).with_columns(
-            worker=pl.coalesce("worker", "of_worker"),
-            step=pl.coalesce("step", "of_step"),
-            validate=pl.col("validate").fill_null(False) | pl.col("of_validate"),
-            position=pl.int_range(position, position + len(table)),
-        )
+        own = self._own(places)
+        table = _with_times(own).with_columns(position=pl.int_range(position, position + len(own)))
         return table.select(*self._wanted, "local")
 
-    def _own(self) -> pl.DataFrame:
-        """Return what the lines themselves say; where one names no phase, the vocabulary does."""
-        codes = pl.Series(self._read["event"], dtype=pl.UInt32)
-        phase = _gathered("phase", [kind_of(name).phase for name in self._codes], codes)
-        named = pl.Series(self._read["phase"], dtype=pl.Categorical)
-        if named.null_count() < len(named):
-            phase = pl.select(pl.coalesce(named.alias("phase"), phase)).to_series()
-        kinds = {**COLUMNS, "stamp": pl.String}
-        plain = [name for name, values in self._read.items() if name not in ("event", "phase") and values]
+    def _own(self, places: Sequence[Place]) -> pl.DataFrame:
+        """Return what the lines and their places say; where a line names no phase, the vocabulary does."""
+        codes = pl.Series(self._events, dtype=pl.UInt32)
+        ids = self._fields.lists["request_id"]
+        if int in set(map(type, ids)):
+            self._fields.lists["request_id"] = [one if one is None else str(one) for one in ids]
+        phase, *rare = self._rare.spread()
+        usual = _gathered("phase", [kind_of(name).phase for name in self._codes], codes)
+        if phase.null_count() == len(phase):
+            phase = usual
+        else:
+            phase = pl.select(pl.coalesce(phase, usual)).to_series()
         return pl.DataFrame(
             [
                 _gathered("event", list(self._codes), codes),
                 phase,
-                *(_series(name, self._read[name], kinds[name]) for name in plain),
-                *self._spread_fields(),
+                *(_series(name, values, COLUMNS[name]) for name, values in self._every.items()),
+                *rare,
+                *self._fields.spread(),
+                *_described(self._numbers, places)[pl.Series(self._pieces, dtype=pl.UInt32)],
             ]
         )
-
-    def _spread_fields(self) -> list[pl.Series]:
-        """Return the columns of fields, with nulls for the lines whose fields are not looked at."""
-        ids = self._fields["request_id"]
-        if int in set(map(type, ids)):
-            self._fields["request_id"] = [one if one is None else str(one) for one in ids]
-        number = pl.int_range(len(ids), dtype=pl.UInt32, eager=True)
-        rows = pl.Series(self._looked_at, dtype=pl.Boolean).arg_true()
-        of_line = pl.repeat(None, len(self), dtype=pl.UInt32, eager=True).scatter(rows, number)
-        return [_series(name, values, COLUMNS[name]).gather(of_line) for name, values in self._fields.items()]
 
 
 def _gathered(name: str, words: list[str], codes: pl.Series) -> pl.Series:
@@ -187,22 +233,19 @@ def _series(name: str, values: list[Any], kind: Any) -> pl.Series:
     return pl.Series(name, values, dtype=kind)
 
 
-def _belonging(places: Sequence[Place]) -> pl.DataFrame:
-    """Return what the file of each source says that its records belong to."""
-    return pl.DataFrame(
+def _described(pieces: Iterable[_Piece], places: Sequence[Place]) -> pl.DataFrame:
+    """Return what the records of each piece belong to: as they say, or else as their file's name does."""
+    rows = [
         {
-            "role": [place.role for place in places],
-            "of_worker": [place.worker for place in places],
-            "of_step": [place.step for place in places],
-            "of_validate": [place.validate for place in places],
-        },
-        schema={
-            "role": pl.Categorical,
-            "of_worker": pl.Int64,
-            "of_step": pl.Int64,
-            "of_validate": pl.Boolean,
-        },
-    )
+            "source": source,
+            "role": places[source].role,
+            "worker": places[source].worker if worker is None else worker,
+            "step": places[source].step if step is None else step,
+            "validate": bool(validate) or places[source].validate,
+        }
+        for source, worker, step, validate in pieces
+    ]
+    return pl.DataFrame(rows, schema={name: COLUMNS[name] for name in _OF_PIECES}, orient="row")
 
 
 def _response_tokens(extra: Extra) -> int | None:

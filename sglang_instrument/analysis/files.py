@@ -1,14 +1,13 @@
 """Keep what one log file says of itself: its control records, and what in it could not be read."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from sglang_instrument.analysis.health import Health
 from sglang_instrument.analysis.lines import Extra
-from sglang_instrument.analysis.places import Place, place_of
+from sglang_instrument.analysis.places import Place, place_at
 from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED, OPEN_SPANS, STEP_CLOSED
 
 #: The event of a held loop is no control record, but is kept like one: its stack is no column.
@@ -55,7 +54,7 @@ class File(msgspec.Struct):
     @property
     def place(self) -> Place | None:
         """What its name says that it belongs to."""
-        return place_of(Path(self.path))
+        return place_at(self.path)
 
     @property
     def folder(self) -> str:
@@ -158,7 +157,7 @@ def _used_runs(files: Sequence[File]) -> list[str]:
 def _unclosed(files: Sequence[File]) -> list[tuple[int, bool, int]]:
     closed = {file.path for file, _ in controls_of(files, STEP_CLOSED)}
     opened = dict.fromkeys(file.path for file, _ in controls_of(files, LOG_OPENED))
-    places = (place_of(Path(path)) for path in opened if path not in closed)
+    places = (place_at(path) for path in opened if path not in closed)
     return [
         (place.step, place.validate, place.worker)
         for place in places

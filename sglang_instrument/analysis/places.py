@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +52,12 @@ def place_of(path: Path) -> Place | None:
     step = int(folder[2]) if folder else None
     validate = folder is not None and folder[1] == "validate"
     return Place(path, path.parent.name, stem, named[1], int(named[2]), step, validate)
+
+
+@lru_cache(maxsize=100_000)  # asked again and again for the same files of a run
+def place_at(path: str) -> Place | None:
+    """Return what a log file belongs to, by its path below the run's folder."""
+    return place_of(Path(path))
 
 
 def _is_part(name: str) -> bool:
