@@ -1,7 +1,7 @@
 """Take the instrumentation out of a process of a server, and put it back, whenever a file says so.
 
 Two servers of one command differ by more than what is to be measured, for as long as they run: by a fifth was
-seen. So one server is measured with and without, in turn. Python imports this module in each of its processes.
+seen. So one server is measured with and without, in turn. Each of its processes imports this module.
 """
 
 import os
