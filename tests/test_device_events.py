@@ -397,3 +397,23 @@ def test_a_forked_child_leaves_what_its_parent_holds_alone(gpu, recording, tmp_p
     sglang_instrument.flush()
     assert len(read("preprocessing_duration")) == 1
     assert len(read("in_the_child")) == 1
+
+
+def test_each_thread_looks_when_it_is_its_own_turn(gpu, passed, monkeypatch):
+    monkeypatch.setattr(device_events, "_LOOK_EVERY_NS", 10**15)
+
+    def work():
+        with span("preprocessing_duration"):
+            gpu.queue(1)
+        gpu.finish()
+        with span("later"):
+            pass
+
+    for _ in range(3):
+        other = threading.Thread(target=work)
+        other.start()
+        other.join()
+        holding()._held.clear()  # the system may give the next thread the same number
+    assert [one.device_sec for one in passed if one.event == "preprocessing_duration"] == [
+        pytest.approx(0.001)
+    ] * 3

@@ -36,7 +36,12 @@ class _Mark(Struct, eq=False):
     ended: Any
 
 
-_Held = deque[tuple[Span, _Mark]]
+class _Held(deque[tuple[Span, _Mark]]):
+    """What one thread's spans wait for, and when it looks again."""
+
+    next_look: int = 0
+
+
 _ABANDONED: Final[list[object]] = []  # kept, for a CUDA event must not be destroyed in a forked child
 
 
@@ -54,7 +59,6 @@ class HeldBack:
         self._begun: dict[int, tuple[Span, _Mark]] = {}
         self._held: dict[int, _Held] = {}  # by thread
         self._spare: dict[int, list[Any]] = {}  # CUDA events by device: none is destroyed on a thread of ours
-        self._next_look = 0
 
     def __len__(self) -> int:
         return sum(len(held) for held in list(self._held.values()))
@@ -87,7 +91,7 @@ class HeldBack:
         elif span.error is not None or not self._put_end(begun[1]):
             self._pass_on(*begun)  # after an exception the trainer shall meet the GPU's own error first
         else:
-            self._held.setdefault(get_ident(), deque()).append(begun)
+            self._held.setdefault(get_ident(), _Held()).append(begun)
             if not self._holds:
                 self.settle()
 
@@ -162,8 +166,8 @@ class HeldBack:
     def _look_now_and_then(self, span: Span) -> None:
         held = self._held.get(get_ident()) if self._held else None
         now = span.end or span.start
-        if held and now >= self._next_look:
-            self._next_look = now + _LOOK_EVERY_NS
+        if held and now >= held.next_look:
+            held.next_look = now + _LOOK_EVERY_NS
             self._look(held)
 
     def _look(self, held: _Held) -> bool:

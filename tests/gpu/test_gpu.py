@@ -83,7 +83,7 @@ def run(script, *arguments):
 def test_no_cuda_context_is_created_by_spans(tmp_path, sync):
     done = run(
         """
-        import os, subprocess, sys
+        import os, shutil, subprocess, sys
         import torch
         import sglang_instrument as si
 
@@ -96,9 +96,10 @@ def test_no_cuda_context_is_created_by_spans(tmp_path, sync):
         si.flush()
         assert not torch.cuda.is_initialized()
         assert not has_context()
-        listed = subprocess.run(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"],
-                                capture_output=True, text=True).stdout.split()
-        assert str(os.getpid()) not in listed, listed
+        if shutil.which("nvidia-smi"):  # in a container it may see no process at all
+            listed = subprocess.run(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"],
+                                    capture_output=True, text=True).stdout.split()
+            assert str(os.getpid()) not in listed, listed
         si.uninstall()
         torch.zeros(1, device="cuda")
         assert has_context(), "the question itself is wrong"
