@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sglang_instrument.config import Config
     from sglang_instrument.errors import ConfigError, InstrumentError, LogError, TableError, TargetError
     from sglang_instrument.patching.wrap import instrument
-    from sglang_instrument.recording.context import bind, step
+    from sglang_instrument.recording.binding import bind, step
     from sglang_instrument.recording.log_manager import SGLangLogManager
     from sglang_instrument.recording.spans import event, span
     from sglang_instrument.switch import flush, install, installed, status, uninstall
@@ -48,7 +48,7 @@ _HOMES = {
     "SGLangLogManager": "recording.log_manager",
     "TableError": "errors",
     "TargetError": "errors",
-    "bind": "recording.context",
+    "bind": "recording.binding",
     "event": "recording.spans",
     "flush": "switch",
     "install": "switch",
@@ -56,7 +56,7 @@ _HOMES = {
     "instrument": "patching.wrap",
     "span": "recording.spans",
     "status": "switch",
-    "step": "recording.context",
+    "step": "recording.binding",
     "uninstall": "switch",
 }
 

@@ -14,7 +14,7 @@ from sglang_instrument.errors import TableError
 from sglang_instrument.patching.fields import Constant, Path, Step, parse
 from sglang_instrument.patching.measures import UNBOUND
 from sglang_instrument.patching.readers import build, condition, local_arguments, locals_of
-from sglang_instrument.recording.context import bind
+from sglang_instrument.recording.binding import bind
 
 
 def compiled(fields, moment="exit"):

@@ -7,11 +7,7 @@ import pytest
 
 from sglang_instrument import bind, event
 from sglang_instrument.recording.context import CURRENT, UNBOUND, Scope, scopes
-from sglang_instrument.recording.context import bind as bind_class
 from sglang_instrument.testing import records
-
-KEEPS_APART = hasattr(bind_class, "_bounds") or "_bounds" in getattr(bind_class, "__slots__", ())
-pytestmark = pytest.mark.skipif(not KEEPS_APART, reason="bind does not keep its threads apart yet")
 
 
 def open_scopes() -> list[Scope]:

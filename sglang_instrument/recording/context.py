@@ -280,58 +280,6 @@ def take_ended(scope: Scope) -> bool:
     return ended
 
 
-class bind:  # noqa: N801 - used like a function
-    """Bind the given ids for a block: `with bind(step=3, worker=1): ...`, in coroutines too.
-
-    Args:
-        step: Training step. The end of the outermost block that binds it is the end of the step.
-        worker: Rank of the rollout worker; default `RANK`, or 0.
-        request_id: A string or integer.
-        turn: 0-based turn of the request.
-        validate: Whether this is validation, whose records are kept apart from training's.
-        role: What this process is to these records; default "worker".
-    """
-
-    __slots__ = ("_around", "_bound", "_changes")
-
-    def __init__(
-        self,
-        *,
-        step: int | None = None,
-        worker: int | None = None,
-        request_id: Identifier | None = None,
-        turn: int | None = None,
-        validate: bool | None = None,
-        role: str | None = None,
-    ) -> None:
-        changes: dict[str, Any] = {}
-        if request_id is not None:
-            changes["request_id"] = request_id
-        if turn is not None:
-            changes["turn"] = turn
-        places = (("step", step), ("worker", worker), ("validate", validate), ("role", role))
-        changes.update({name: value for name, value in places if value is not None})
-        self._changes = changes
-        self._bound: Bound | None = None
-        self._around: list[Bound] | None = None  # while it is entered again
-
-    def __enter__(self) -> "bind":
-        if self._bound is not None:
-            self._around = [*(self._around or ()), self._bound]
-        self._bound = push(self._changes)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        bound, self._bound = self._bound, self._around.pop() if self._around else None
-        if bound is not None:
-            bound.pop()
-
-
-def step(number: int) -> bind:
-    """Bind a training step for a block, as in `with step(12): ...`."""
-    return bind(step=number)
-
-
 def _integer(value: Any) -> int | None:
     """Return a step, worker or turn as an int, whatever the trainer keeps it in; None if it is none."""
     try:
@@ -375,4 +323,4 @@ if native.ON:
         longest_id=_LONGEST_ID,
     )
     if not TYPE_CHECKING:
-        from sglang_instrument.native.context import Bound, derive, push
+        Bound, derive, push = compiled.Bound, compiled.derive, compiled.push
