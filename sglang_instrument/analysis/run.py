@@ -11,6 +11,7 @@ import polars as pl
 from sglang_instrument.analysis.batches import Progress, read_tables
 from sglang_instrument.analysis.cache import read_digest
 from sglang_instrument.analysis.digest import Digest
+from sglang_instrument.analysis.ended import is_over
 from sglang_instrument.analysis.files import File, counting, health_of
 from sglang_instrument.analysis.health import Health
 from sglang_instrument.analysis.nesting import nest
@@ -39,6 +40,11 @@ class Run:
     def health(self) -> Health:
         """What was left out, and why."""
         return health_of(self.files)
+
+    @cached_property
+    def is_over(self) -> bool:
+        """Whether nobody writes to it any more, as far as can be told from here."""
+        return is_over(self.folder, self.files)
 
     @cached_property
     def records(self) -> pl.DataFrame:

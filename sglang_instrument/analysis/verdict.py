@@ -12,6 +12,7 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.digest import Digest
+from sglang_instrument.analysis.ended import silences
 from sglang_instrument.analysis.files import File, never_ended
 from sglang_instrument.analysis.gaps import loop_blocks, plateaus, standstill
 from sglang_instrument.analysis.outliers import rates, slow_groups, slow_single
@@ -36,7 +37,7 @@ class Finding:
     """Something out of the ordinary.
 
     Attributes:
-        cause: plateau, straggler, slow_tool, slow_reward, slow_interaction, blocked_loop, or hang.
+        cause: plateau, straggler, slow_tool, slow_reward, slow_interaction, blocked_loop, hang, or death.
         step, validate, worker: Where.
         lost_sec: About what it cost the step.
         sentence: What a person is told.
@@ -52,16 +53,24 @@ class Finding:
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
-def find(digest: Digest, files: list[File]) -> list[Finding]:
-    """Return all that is out of the ordinary in a run, hangs first, then by the time lost."""
+def find(digest: Digest, files: list[File], over: bool = False) -> list[Finding]:
+    """Return all that is out of the ordinary in a run, hangs and deaths first, then by the time lost.
+
+    Args:
+        digest: Of the run.
+        files: Its files.
+        over: Whether nobody writes to it any more (`Run.is_over`); of a run that goes on, nobody is said to
+            have died.
+    """
     digest = digest.of_workers()
     found = [*_standstills(digest), *_slow_work(digest), *_slow_singles(digest), *_blocks(digest, files)]
-    return [*_hangs(digest, files), *sorted(found, key=lambda one: -one.lost_sec)]
+    ended = _hangs(digest, files) or (_deaths(digest, files) if over else [])
+    return [*ended, *sorted(found, key=lambda one: -one.lost_sec)]
 
 
-def verdict(digest: Digest, files: list[File]) -> str:
-    """Return one sentence: what cost most, or that nothing is out of the ordinary."""
-    found = find(digest, files)
+def verdict(digest: Digest, files: list[File], over: bool = False) -> str:
+    """Return one sentence: what cost most, or that nothing is out of the ordinary; arguments as of `find`."""
+    found = find(digest, files, over)
     if found:
         more = f" ({len(found) - 1} more findings)" if len(found) > 1 else ""
         return found[0].sentence + more
@@ -196,6 +205,27 @@ def _hangs(digest: Digest, files: list[File]) -> list[Finding]:
         found.append(Finding("hang", *_place(row), oldest, sentence, {"spans": spans, **row}))
     # Those that wait at a barrier wait for the one that hangs elsewhere; they are named only if nobody does.
     return [one for one in found if not _waits(one)] or found
+
+
+def _deaths(digest: Digest, files: list[File]) -> list[Finding]:
+    """Find the worker that fell silent first in the step in which a run ended."""
+    found = []
+    for one in silences(digest, files):
+        row: dict[str, Any] = {"step": one.step, "validate": one.validate, "worker": one.worker}
+        workers = [
+            {"worker": worker, "requests": count, "last_us": one.last_us[worker]}
+            for worker, count in one.done.items()
+        ]
+        sentence = f"{_name(row)} was the first to fall silent in this step, which never ended"
+        if one.ahead_sec is not None:
+            others = max(count for worker, count in one.done.items() if worker != one.worker)
+            sentence += (
+                f": {one.ahead_sec:.1f} s before the next, with {one.done[one.worker]} requests done "
+                f"(others up to {others})"
+            )
+        evidence = {"ahead_sec": one.ahead_sec, "workers": workers}
+        found.append(Finding("death", *_place(row), 0.0, sentence, evidence))
+    return found
 
 
 def _waits(finding: Finding) -> bool:

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     with reading() as progress:
         opened = open_run(args.logs, progress)
         summary = _summarise(opened, args)
-        found = find(opened.digest, opened.files)
+        found = find(opened.digest, opened.files, opened.is_over)
     if args.json:
         _print_json(opened, args, summary, found)
         return 0
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print_step(opened, args, summary)
     why = engine_room.explanation(opened, found[0]) if found else ""
-    print_line(f"verdict: {verdict(opened.digest, opened.files)}{why}")
+    print_line(f"verdict: {verdict(opened.digest, opened.files, opened.is_over)}{why}")
     if line := engine_room.summary_line(opened):
         print_line(line)
     print_line(f"log: {opened.health.sentence()}")

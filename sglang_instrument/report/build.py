@@ -65,7 +65,7 @@ def write_report(
     Raises:
         LogError: A step that was asked for is not there.
     """
-    findings = find(run.digest, run.files)
+    findings = find(run.digest, run.files, run.is_over)
     table = step_table(run.digest)
     chosen = choose(run, table, findings, steps, most_spans)
     packed: dict[str, bytes] = {}

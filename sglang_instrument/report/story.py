@@ -37,7 +37,7 @@ def story(run: Run, steps: pl.DataFrame, findings: Sequence[Finding], other: Run
         "folder": str(run.folder),
         "other": None if other is None else other.folder.name,
         "clean": not findings,
-        "verdict": findings[0].sentence if findings else verdict(run.digest, run.files),
+        "verdict": findings[0].sentence if findings else verdict(run.digest, run.files, run.is_over),
         "where": _where(findings[0]) if findings else None,
         "findings": [{**asdict(one), "key": _where(one)} for one in findings[1 : _MOST_FINDINGS + 1]],
         "of_findings": len(findings),

@@ -1,0 +1,91 @@
+"""A run that ended in the middle of a step tells which worker fell silent first, and only once it is over."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sglang_instrument.analysis import find, open_run
+from sglang_instrument.testing import synthetic_run
+
+LAST = 5  # step
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return synthetic_run(tmp_path / "exp", steps=LAST, workers=3, requests=8)
+
+
+def kill(folder: Path, lines_of: dict[int, int]) -> None:
+    """Leave of the last step only the first lines of each worker, as a kill would."""
+    for worker, lines in lines_of.items():
+        path = folder / f"step_{LAST}" / f"worker_{worker}.jsonl"
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+
+
+def describe(folder: Path, worker: int, pid: int) -> None:
+    """Write what a process of a synthetic run would say of itself."""
+    (folder / "processes").mkdir(exist_ok=True)
+    facts = {"run_id": "synthetic-0", "host": os.uname().nodename, "pid": pid}
+    (folder / "processes" / f"worker_{worker}.json").write_text(json.dumps(facts))
+
+
+def dead_pid() -> int:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid
+
+
+def deaths(folder: Path, over: bool) -> list[tuple[int, int]]:
+    run = open_run(folder)
+    return [(one.step, one.worker) for one in find(run.digest, run.files, over) if one.cause == "death"]
+
+
+def test_the_worker_that_fell_silent_first_is_named(folder: Path) -> None:
+    kill(folder, {0: 200, 1: 60, 2: 200})
+    (finding,) = (one for one in find(open_run(folder).digest, open_run(folder).files, over=True))
+    assert (finding.cause, finding.step, finding.worker) == ("death", LAST, 1)
+    assert "worker 1 was the first to fall silent" in finding.sentence
+    assert [one["worker"] for one in finding.evidence["workers"]] == [0, 1, 2]
+
+
+def test_of_a_run_that_goes_on_nobody_is_said_to_have_died(folder: Path) -> None:
+    kill(folder, {0: 200, 1: 60, 2: 200})
+    assert deaths(folder, over=False) == []
+
+
+def test_a_run_that_ended_as_it_should_has_no_deaths(folder: Path) -> None:
+    assert deaths(folder, over=True) == []
+
+
+def test_a_torn_file_in_the_middle_of_a_run_is_no_death(folder: Path) -> None:
+    path = folder / "step_2" / "worker_1.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:60]))
+    assert deaths(folder, over=True) == []
+
+
+def test_a_clock_that_is_ahead_hides_nobody(tmp_path: Path) -> None:
+    folder = synthetic_run(tmp_path / "exp", steps=LAST, workers=3, requests=8, clock_skew={1: 500.0})
+    kill(folder, {0: 200, 1: 60, 2: 200})
+    assert deaths(folder, over=True) == [(LAST, 1)]
+
+
+def test_a_run_is_over_when_its_workers_are_gone(folder: Path) -> None:
+    describe(folder, 0, dead_pid())
+    assert open_run(folder).is_over
+
+
+def test_a_run_is_not_over_while_a_worker_lives(folder: Path) -> None:
+    describe(folder, 0, dead_pid())
+    describe(folder, 1, os.getpid())
+    assert not open_run(folder).is_over
+
+
+def test_a_run_of_other_hosts_is_over_after_two_silent_minutes(folder: Path) -> None:
+    assert not open_run(folder).is_over
+    for path in folder.rglob("*.jsonl"):
+        os.utime(path, (1, 1))
+    assert open_run(folder).is_over
