@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument import __version__, launch
+from sglang_instrument import __version__, launch, native
 from sglang_instrument.config import Config
 from sglang_instrument.errors import ConfigError
 from sglang_instrument.patching.patcher import Patcher
@@ -144,6 +144,8 @@ class Session:
             "command": program(sys.orig_argv),
             "python": platform.python_version(),
             "versions": versions(),
+            "native": native.ON,
+            "native_reason": native.REASON,
             "settings": self.config.environment(),
             "records": self.recorder.counts(),
             # What nobody expects here, or was not imported, would be most of the file.

@@ -1,26 +1,56 @@
 """What is shipped is what is in the tree, and the start-up hook in it does nothing unless it is asked."""
 
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from sglang_instrument.bootstrap import PACKAGES
+from sglang_instrument.native.stamps import MODULES
 from sglang_instrument.patching.tables import load_tables
 
 ROOT = Path(__file__).parents[1]
 
 
+def build(what, source, folder, **environment):
+    """Build a wheel or an sdist of `source` into `folder`; return it, and what the build said."""
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        f"--{what}",
+        "--no-isolation",
+        "--outdir",
+        str(folder),
+        str(source),
+    ]
+    done = subprocess.run(
+        [*command, str(source)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "SGLANG_INSTRUMENT_NATIVE": "", **environment},
+    )
+    (built,) = folder.iterdir()
+    return built, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    return build("sdist", ROOT, tmp_path_factory.mktemp("sdist"))[0]
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True)
-    (built,) = folder.glob("*.whl")
-    return built
+    """The wheel of this machine: with compiled parts where it can build them."""
+    return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))[0]
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +83,36 @@ def test_the_wheel_ships_every_table_and_every_module_of_the_tree(wheel):
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "sglang_instrument").rglob("*.py")}
     assert tables
     assert tables | modules | {"sglang_instrument.pth"} <= shipped
+
+
+def compiled_in(built):
+    return {name for name in zipfile.ZipFile(built).namelist() if name.endswith(".so")}
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler here")
+def test_a_wheel_ships_what_was_compiled_for_this_python_and_says_so(wheel, site):
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    assert compiled_in(wheel) == {f"sglang_instrument/native/{module}{suffix}" for module in MODULES}
+    assert f"-cp{sys.version_info[0]}{sys.version_info[1]}-" in wheel.name
+    asked = "from sglang_instrument import native; print(native.__file__, native.ON, native.REASON)"
+    done = run(site, asked, PYTHONPATH=str(site))
+    assert done.stdout.split() == [str(site / "sglang_instrument/native/__init__.py"), "True", "None"]
+
+
+def test_a_wheel_that_shall_be_pure_fits_every_python(tmp_path):
+    built, _ = build("wheel", ROOT, tmp_path, SGLANG_INSTRUMENT_NATIVE="0")
+    assert compiled_in(built) == set()
+    assert built.name.endswith("-py3-none-any.whl")
+
+
+def test_without_a_compiler_the_wheel_of_an_sdist_is_pure_and_says_why(sdist, tmp_path):
+    with tarfile.open(sdist) as archive:
+        assert not [name for name in archive.getnames() if name.endswith((".so", ".c"))]
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    built, said = build("wheel", source, tmp_path / "dist", CC="false", CXX="false")
+    assert built.name.endswith("-py3-none-any.whl")
+    assert "sglang-instrument stays pure Python: " in said
 
 
 def test_tables_are_found_in_an_installed_wheel(site):

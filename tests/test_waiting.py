@@ -310,3 +310,40 @@ def test_static_and_class_methods_of_async_protocols_are_called_as_they_are(tmp_
             return entered
 
     assert asyncio.run(run()) == "entered"
+
+
+@pytest.mark.parametrize("result", [None, 5, (1, 2), ValueError("as a value")])
+def test_what_is_counted_is_an_iterator_to_whoever_drives_it_as_one(result):
+    from sglang_instrument.recording import waiting
+    from sglang_instrument.recording.tasks import Task
+
+    async def turn():
+        await asyncio.sleep(0)
+        return result
+
+    for step in (lambda steps: next(steps), lambda steps: steps.send(None)):
+        steps = waiting.waits(Task(1), turn())
+        assert step(steps) is None
+        with pytest.raises(StopIteration) as stopped:
+            step(steps)
+        assert stopped.value.value is result
+
+
+def test_a_coroutine_that_a_debugger_traces_returns_what_it_returns():
+    @instrument
+    async def turn():
+        await asyncio.sleep(0.001)
+        return {"tokens": 7}
+
+    def trace(frame, event, argument):
+        return trace
+
+    before = sys.gettrace()
+    with records() as seen:
+        sys.settrace(trace)
+        try:
+            assert asyncio.run(turn()) == {"tokens": 7}
+        finally:
+            sys.settrace(before)
+    assert "error" not in seen.of("turn")[0]
+    assert seen.of("turn")[0]["active_sec"] < seen.of("turn")[0]["duration_sec"]

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from sglang_instrument import __version__, launch
+from sglang_instrument import __version__, launch, native
 from sglang_instrument import config as settings
 from sglang_instrument.config import Config
 from sglang_instrument.errors import InstrumentError
@@ -78,6 +78,7 @@ def examine(log_dir: str | None, ray: str | None = None) -> Iterator[Finding]:
         ray: The address of a Ray cluster whose nodes are looked at, too; None leaves them alone.
     """
     yield _package()
+    yield _native()
     yield _hook()
     config, complaints = _settings(log_dir)
     for complaint in complaints:
@@ -102,6 +103,13 @@ def _package() -> Finding:
     folder = Path(settings.__file__).parent
     python = f"Python {platform.python_version()}"
     return Finding("package", True, f"sglang_instrument {__version__} in {folder}, {python}")
+
+
+def _native() -> Finding:
+    """Say whether the compiled parts are used; all works without them, at several times the cost."""
+    if native.ON:
+        return Finding("native", True, "the compiled parts are used")
+    return Finding("native", None, f"pure Python, which costs several times more: {native.REASON}")
 
 
 def _hook() -> Finding:

@@ -115,7 +115,8 @@ cdef PySendResult send_step(PyObject *waits, PyObject *value, PyObject **result)
 cdef PyObject* next_step(PyObject *waits) noexcept:
     """Do one step as an iterator does it: tp_iternext."""
     cdef PyObject *result = NULL
-    return yielded(send_step(waits, <PyObject*>None, &result), result)
+    cdef PySendResult outcome = send_step(waits, <PyObject*>None, &result)
+    return yielded(outcome, result)
 
 
 cdef PyObject* yielded(PySendResult outcome, PyObject *result) noexcept:
