@@ -137,7 +137,8 @@ def test_summary_shows_a_row_a_step_within_the_terminal(
 
 def test_summary_as_json_has_the_numbers_of_the_table(capsys: pytest.CaptureFixture[str], logs: Path) -> None:
     summary = answer(capsys, "summary", logs)
-    assert set(summary) == {"folder", "findings", "steps", "workers", "health"}
+    assert set(summary) == {"folder", "findings", "steps", "workers", "engine", "health"}
+    assert summary["engine"] is None
     assert [step["step"] for step in summary["steps"]] == [1, 2, 3]
     assert len(summary["workers"]) == 6
     for step in summary["steps"]:

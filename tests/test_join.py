@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from sglang_instrument.analysis import cache, lives
 from sglang_instrument.analysis.join import (
     explain,
     has_engine_room,
@@ -13,7 +14,9 @@ from sglang_instrument.analysis.join import (
     usual_token_sec,
     why,
 )
+from sglang_instrument.analysis.lives import engine_lives, kept_lives
 from sglang_instrument.analysis.run import open_run
+from sglang_instrument.cli.main import main
 
 BEGIN_US = 1_795_000_000_000_000
 
@@ -188,3 +191,29 @@ def test_without_the_engines_files_nothing_is_claimed(log):
     log.call(1, "a", "r0", 0, 10, 151)
     assert not has_engine_room(opened(log))
     assert explain(opened(log), 1, 0, False) == ""
+
+
+def test_what_the_engine_did_is_kept_beside_the_run_until_its_files_change(log, monkeypatch):
+    monkeypatch.setattr(cache, "_WORTHWHILE_BYTES", 1)
+    log.call(1, "a", "r0", 1, 10, 151)
+    log.life("a", 10.5, ("admit", 158.5), ("first", 159), end=160)
+    first = kept_lives(open_run(log.folder))
+    assert first.equals(engine_lives(opened(log)))
+    with monkeypatch.context() as patch:
+        patch.setattr(lives, "engine_lives", None)  # nobody asks for it
+        assert kept_lives(open_run(log.folder)).equals(first)
+    log.life("b", 200, ("admit", 201), ("first", 202), end=203)
+    assert "b" in kept_lives(open_run(log.folder))["rid"].to_list()
+    assert len(list((log.folder / ".cache").glob("lives-*.parquet"))) == 1
+
+
+def test_summary_tells_programs_what_it_tells_people_of_the_engine(log, capsys):
+    log.call(1, "a", "r0", 1, 10, 151)
+    log.life("a", 10.5, ("admit", 158.5), ("first", 159), end=160)
+    assert main(["summary", str(log.folder), "--json"]) == 0
+    engine = json.loads(capsys.readouterr().out)["engine"]
+    assert engine["requests"] == 1
+    assert engine["shares"]["queue"] == pytest.approx(148 / 149.5)
+    assert engine["explains"] is None  # nothing is out of the ordinary
+    assert main(["summary", str(log.folder)]) == 0
+    assert "engine: 99 % queue" in capsys.readouterr().out

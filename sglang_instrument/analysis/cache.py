@@ -7,7 +7,7 @@ read is made anew, one that cannot be written is done without.
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -146,6 +146,43 @@ def _save_in(home: Path, files: list[File], digest: Digest) -> None:
     draft = home / f"digest-{token}.json"
     draft.write_bytes(msgspec.json.encode(_Manifest(_VERSION, token, files)))
     draft.replace(home / "digest.json")
-    for path in home.glob("*.parquet"):
+    for name in SCHEMAS:
+        _forget_others(home, name, token)
+
+
+def _forget_others(home: Path, name: str, token: str) -> None:
+    for path in home.glob(f"{name}-*.parquet"):
         if not path.stem.endswith(token):
             path.unlink(missing_ok=True)
+
+
+def kept(folder: Path, name: str, files: Sequence[File], make: Callable[[], pl.DataFrame]) -> pl.DataFrame:
+    """Return a table that is made of some files of a run: as it was kept beside it, or made now and kept.
+
+    Args:
+        folder: The run's folder.
+        name: Of the table.
+        files: What it is made of; where one of them changed, it is made anew.
+        make: Makes it.
+    """
+    if sum(file.size for file in files) < _WORTHWHILE_BYTES:
+        return make()
+    state = repr((_VERSION, [_key(file) for file in files]))
+    token = hashlib.sha256(state.encode()).hexdigest()[:12]
+    for home in _homes(folder):
+        try:
+            return pl.read_parquet(home / f"{name}-{token}.parquet")
+        except (OSError, pl.exceptions.PolarsError):
+            continue
+    table = make()
+    for home in _homes(folder):
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            draft = home / f"draft-{os.urandom(6).hex()}"
+            table.write_parquet(draft)
+            draft.replace(home / f"{name}-{token}.parquet")
+            _forget_others(home, name, token)
+        except (OSError, pl.exceptions.PolarsError):
+            continue
+        break
+    return table

@@ -10,6 +10,7 @@ import msgspec
 import polars as pl
 from msgspec import Struct
 
+from sglang_instrument.analysis.cache import kept
 from sglang_instrument.analysis.chunks import open_log, whole_lines
 from sglang_instrument.analysis.files import counting
 from sglang_instrument.schema import LOG_OPENED
@@ -186,7 +187,7 @@ def engine_lives(
         are left out.
     """
     lives: dict[str, _Life] = {}
-    own = [file for file in run.files if file.place is not None and file.place.folder == "engine"]
+    own = engine_files(run)
     for file, record in read(run, [*own, *(file for file in files if file not in own)]):
         take = _TAKES.get(record.event)
         if take is None:
@@ -200,6 +201,18 @@ def engine_lives(
             take(life, record, name)
     rows = [row for rid, life in lives.items() if (row := life.row(rid))["start_us"] is not None]
     return pl.DataFrame(rows, schema=_SCHEMA, strict=False).sort("start_us", "rid")
+
+
+def kept_lives(run: Run) -> pl.DataFrame:
+    """Return `engine_lives` of what the engine's processes logged, read again only when that changed."""
+    if not run.cached:
+        return engine_lives(run)
+    return kept(run.folder, "lives", engine_files(run), lambda: engine_lives(run))
+
+
+def engine_files(run: Run) -> list[File]:
+    """Return the files of the engine's own processes."""
+    return [file for file in run.files if file.place is not None and file.place.folder == "engine"]
 
 
 def rids_of(record: Record) -> list[str]:

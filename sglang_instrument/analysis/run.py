@@ -30,11 +30,13 @@ class Run:
         folder: The experiment's folder.
         files: Its log files and their control records.
         digest: Steps, requests, turns and barriers, of the records that count.
+        cached: Whether tables may be kept beside it.
     """
 
     folder: Path
     files: list[File]
     digest: Digest
+    cached: bool = True
 
     @cached_property
     def health(self) -> Health:
@@ -161,7 +163,7 @@ def open_run(path: str | Path, progress: Progress | None = None, cached: bool = 
     files, digest = read_digest(folder, progress, cached)
     if not any(file.controls or any(file.records) for file in files):
         raise LogError(f"{folder}: no records yet{_reason(health_of(files))}")
-    return Run(folder, files, digest)
+    return Run(folder, files, digest, cached)
 
 
 def find_run(path: Path) -> Path:

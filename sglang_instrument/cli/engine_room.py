@@ -56,7 +56,7 @@ def show_lives(opened: Run, args: argparse.Namespace) -> int:
     print_table(
         (*columns, "retracted", "prompt", "written"), shown, title=title, optional=("scheduler", "prompt")
     )
-    print_line(_shares(lives))
+    print_line(told(_engine(lives)))
     return 0
 
 
@@ -92,30 +92,33 @@ def print_calls(calls: list[dict[str, Any]]) -> None:
 
 
 def explanation(opened: Run, finding: Finding) -> str:
-    """Return what the engine's logs say of a finding, to stand behind its sentence; "" if nothing."""
+    """Return what the engine's logs say of a finding; "" if nothing."""
     from sglang_instrument.analysis.join import explain
 
     turn = finding.evidence.get("turn")
-    said = explain(opened, finding.step, finding.worker, finding.validate, turn)
-    return f"; {said}" if said else ""
+    return explain(opened, finding.step, finding.worker, finding.validate, turn)
 
 
-def summary_line(opened: Run) -> str:
-    """Return how the time in the engine is shared out over the run; "" without the engine's logs."""
+def run_shares(opened: Run) -> dict[str, Any] | None:
+    """Return how the time in the engine is shared out over the run; None without the engine's logs."""
     from sglang_instrument.analysis.join import has_engine_room
-    from sglang_instrument.analysis.lives import engine_lives
+    from sglang_instrument.analysis.lives import kept_lives
 
     if not has_engine_room(opened):
-        return ""
-    lives = engine_lives(opened)
-    return _shares(lives) if len(lives) else ""
+        return None
+    return _engine(kept_lives(opened))
 
 
-def _shares(lives: Any) -> str:
+def _engine(lives: Any) -> dict[str, Any]:
     from sglang_instrument.analysis.join import shares
 
-    told = shares(lives)
-    parts = ", ".join(f"{percent(told[kind])} % {kind}" for kind in _KINDS if kind in told)
-    retracted = int(lives["retractions"].sum() or 0)
-    whole = f"engine: {parts} of the time of {len(lives):,} requests"
-    return f"{whole}; {retracted:,} retractions" if retracted else whole
+    retractions = int(lives["retractions"].sum() or 0)
+    return {"requests": len(lives), "retractions": retractions, "shares": shares(lives)}
+
+
+def told(engine: dict[str, Any]) -> str:
+    """Return the same as a line for people."""
+    parts = ", ".join(f"{percent(share)} % {kind}" for kind, share in engine["shares"].items())
+    of_what = f"the time of {engine['requests']:,} requests"
+    line = f"engine: {parts} of {of_what}" if parts else f"engine: {engine['requests']:,} requests"
+    return f"{line}; {engine['retractions']:,} retractions" if engine["retractions"] else line

@@ -30,6 +30,7 @@ gen%, tool%, rew%, wait%, rest%   of all workers' time: engine, tools, rewards, 
 "evidence": {...}}], "steps": [{"step", "validate", "workers", "slowest_worker", "duration_sec",
 "busy_sec", "interval_sec", "remainder_sec", "requests", "response_tokens", "p50_sec", "p99_sec",
 "max_sec", "tail", "start_us", "phases": {PHASE: share}}], "workers": [the same of each worker],
+"engine": {"requests", "retractions", "shares": {"queue", "prefill", "decode"}, "explains"} or null,
 "health": {...}} and, with --step, "accounting": {WORKER: [{"event", "count", "sec", "share"}]}.
 Shares and tail are from 0 to 1."""
 
@@ -69,17 +70,19 @@ def run(args: argparse.Namespace) -> int:
         opened = open_run(args.logs, progress)
         summary = _summarise(opened, args)
         found = find(opened.digest, opened.files, opened.is_over)
+        why = engine_room.explanation(opened, found[0]) if found else ""
+        engine = engine_room.run_shares(opened)
     if args.json:
-        _print_json(opened, args, summary, found)
+        _print_json(opened, args, summary, found, engine and {**engine, "explains": why or None})
         return 0
     if args.step is None:
         _print_steps(opened, args, summary.steps)
     else:
         _print_step(opened, args, summary)
-    why = engine_room.explanation(opened, found[0]) if found else ""
-    print_line(f"verdict: {verdict(opened.digest, opened.files, opened.is_over)}{why}")
-    if line := engine_room.summary_line(opened):
-        print_line(line)
+    said = f"; {why}" if why else ""
+    print_line(f"verdict: {verdict(opened.digest, opened.files, opened.is_over)}{said}")
+    if engine:
+        print_line(engine_room.told(engine))
     print_line(f"log: {opened.health.sentence()}")
     return 0
 
@@ -104,12 +107,19 @@ def _summarise(opened: Run, args: argparse.Namespace) -> _Summary:
     return _Summary(steps.to_dicts(), workers.to_dicts(), parts)
 
 
-def _print_json(opened: Run, args: argparse.Namespace, summary: _Summary, found: list[Finding]) -> None:
+def _print_json(
+    opened: Run,
+    args: argparse.Namespace,
+    summary: _Summary,
+    found: list[Finding],
+    engine: _Row | None,
+) -> None:
     answer = {
         "folder": str(opened.folder),
         "findings": [asdict(one) for one in found],
         "steps": [_with_phases(row) for row in summary.steps],
         "workers": [_with_phases(row) for row in summary.workers],
+        "engine": engine,
         "health": asdict(opened.health),
     }
     if args.step is not None:
