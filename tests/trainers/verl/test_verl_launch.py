@@ -34,12 +34,10 @@ def test_workers_of_verls_own_group_log_as_one_run_by_external_lib_alone(tmp_pat
     )
     assert done.returncode == 0, done.stdout[-8000:]
     # The driver's end kills the workers, and may cost the last step its end: the first one is whole.
-    logs = {
-        rank: [json.loads(line) for line in (tmp_path / f"run/step_1/worker_{rank}.jsonl").open()]
-        for rank in (0, 1)
-    }
-    for records in logs.values():
+    paths = [tmp_path / f"run/step_1/worker_{rank}.jsonl" for rank in (0, 1)]
+    logs = [list(map(json.loads, path.read_text().splitlines())) for path in paths]
+    for records in logs:
         events = [record["event"] for record in records]
         assert events.count("async_rollout_request_complete") == 4
         assert "step_closed" in events
-    assert len({records[0]["extra"]["run_id"] for records in logs.values()}) == 1
+    assert len({records[0]["extra"]["run_id"] for records in logs}) == 1
