@@ -1,4 +1,5 @@
 # demo: a real rollout on the real SGLang engine, on the CPU where there is no GPU
+# native: compile what changed of sglang_instrument/native, where there is a compiler
 # test, lint, bench: what a change has to pass; all of them make the virtual environment that they need
 # test-ray, test-trainers: the real Ray, the real trainers, in environments of their own below .envs
 # test-gpu: on a machine with one, by a PYTHON that has torch with CUDA, msgspec, orjson, pytest (polars for one of them)
@@ -8,14 +9,19 @@ BIN := $(VENV)/bin
 DEMO := sglang_instrument/demo
 DEMO_ARGS ?=
 
-.PHONY: demo test test-ray test-trainers test-gpu lint bench
+# What records or patches: tested as pure Python, too.
+PURE := spans waiting instrument lines writer selection threads unwinding loop watchdog device device_events \
+	values fields probe rewrite spots install native
 
-demo: $(VENV)/.demo
+.PHONY: demo native test test-ray test-trainers test-gpu lint bench
+
+demo: $(VENV)/.demo $(VENV)/.native
 	EXPERIMENT_NAME=$${EXPERIMENT_NAME:-demo} $(BIN)/sglang-instrument demo $(DEMO_ARGS)
 
-test: $(VENV)/.demo $(VENV)/.develop
+test: $(VENV)/.demo $(VENV)/.develop $(VENV)/.native
 	-PYTHON=$(BIN)/python tests/environments/router.sh
 	$(BIN)/python -m pytest
+	SGLANG_INSTRUMENT_NATIVE=0 $(BIN)/python -m pytest $(PURE:%=tests/test_%.py)
 
 test-ray:
 	tests/environments/ray.sh
@@ -36,7 +42,7 @@ lint: $(VENV)/.demo $(VENV)/.develop
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.develop
+bench: $(VENV)/.develop $(VENV)/.native
 	$(BIN)/python -m pytest benchmarks
 
 $(BIN)/python:
@@ -45,6 +51,14 @@ $(BIN)/python:
 
 $(VENV)/.package: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[analysis]'
+	touch $@
+
+native: $(VENV)/.native
+
+# The install above has compiled it already: this is for sources that changed since.
+$(VENV)/.native: hatch_build.py $(wildcard sglang_instrument/native/*.p*) | $(VENV)/.package
+	@$(BIN)/python hatch_build.py >/dev/null 2>&1 || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 
 $(VENV)/.develop: $(VENV)/.package
