@@ -106,7 +106,7 @@ def test_fields_are_read_at_entry_at_the_end_and_of_the_result(records, program)
     ]
 
 
-def test_a_region_left_by_break_and_continue_reads_its_fields_from_the_frame(records, program):
+def test_a_region_left_by_break_and_continue_reads_its_fields_as_they_are_there(records, program):
     module = program(
         """
         def f(numbers):
@@ -121,6 +121,34 @@ def test_a_region_left_by_break_and_continue_reads_its_fields_from_the_frame(rec
     )
     module.f([0, 1, 2, 3])
     assert brief(records) == [("round", {"doubled": n}) for n in (0, 2, 4)]
+
+
+def test_a_break_of_a_loop_within_the_region_does_not_leave_it(records, program):
+    module = program(
+        """
+        def f(numbers):
+            while numbers:
+                first = numbers.pop(0)
+                for last in numbers:
+                    if last > 1:
+                        break
+                    continue
+                else:
+                    if first == 7:
+                        break
+                    continue
+                first = last
+        """,
+        f=[{"event": "round", "block": "pop", "exit": {"first": "first", "last": "last"}}],
+    )
+    module.f([0, 1, 2, 5, 7])
+    assert brief(records) == [
+        ("round", {"first": 2, "last": 2}),
+        ("round", {"first": 2, "last": 2}),
+        ("round", {"first": 5, "last": 5}),
+        ("round", {"first": 7, "last": 7}),
+        ("round", {"first": 7, "last": 7}),
+    ]
 
 
 def test_after_an_exception_only_what_happened_inside_is_read(records, program):

@@ -50,6 +50,7 @@ cdef extern from *:
         uint64_t byte_offset
 
 cdef object MISSING = object()  # stands for what cannot be read; leaves this module never
+cdef list NONE_FINISHED = []  # is read, and copied, but never handed out
 cdef object UNREAD = object()  # in a slot that nobody came by yet
 
 # Of `patching.measures` and `recording.context`, which are set by `learn`: what is unusual is left to them.
@@ -144,7 +145,7 @@ cdef list finished(Inside inside, object event):
     cdef PyObject *known = NULL
     if inside is not None and inside.records is not None:
         known = PyDict_GetItemWithError(inside.records, event)
-    return [] if known is NULL else <list>known
+    return NONE_FINISHED if known is NULL else <list>known
 
 
 cdef list finished_before(object event):
@@ -154,7 +155,7 @@ cdef list finished_before(object event):
         if event in around.wanted:
             return finished(around, event)
         around = around.around
-    return []
+    return NONE_FINISHED
 
 
 def before(event):
@@ -511,6 +512,26 @@ cdef object Tensor = None  # torch's, as soon as one was seen
 cdef object to_dlpack = None
 
 
+cdef bint is_short_sum(list values, double *total):
+    """Whether these are one or two floats, and their sum; of more, Python's own differs from version to version."""
+    cdef Py_ssize_t count = len(values)
+    if count == 0 or count > 2 or type(values[0]) is not float:
+        return False
+    total[0] = 0.0 + <double>values[0]
+    if count == 2:
+        if type(values[1]) is not float:
+            return False
+        total[0] += <double>values[1]
+    return True
+
+
+cdef object sum_of(list values):
+    cdef double total = 0
+    if not values:
+        return 0
+    return total if is_short_sum(values, &total) else sum(values)
+
+
 cdef bint is_tensor(object value):
     """Whether this is a plain tensor of torch, which nobody imports here."""
     global Tensor, to_dlpack
@@ -591,10 +612,12 @@ cdef class Mean(Node):
     cdef Node of  # Numbers
 
     cdef object find(self, Reading reading):
-        numbers = get(self.of, reading)
-        if numbers is MISSING:
+        cdef list numbers
+        found = get(self.of, reading)
+        if found is MISSING:
             return MISSING
-        return sum(numbers) / len(numbers) if numbers else 0
+        numbers = found
+        return sum_of(numbers) / len(numbers) if numbers else 0
 
 
 cdef class Measured(Node):
@@ -640,7 +663,7 @@ cdef class Totals(Measured):
         if self.something and not found:
             return MISSING
         if are_numbers(found):
-            return sum(found)
+            return sum_of(found)
         return [total_of(value) for value in <list>found]
 
 
@@ -676,7 +699,7 @@ cdef class Percent(Measured):
     """The total as per cent of the run's own duration; `numbers` of a list."""
 
     cdef object find(self, Reading reading):
-        cdef double amount, duration_sec, share, hundredths
+        cdef double total, duration_sec, share, hundredths
         found = get(self.of, reading)
         if found is MISSING:
             return MISSING
@@ -684,15 +707,14 @@ cdef class Percent(Measured):
             return pure_percent(found, reading.run.duration_sec)
         if reading.duration_ns < 0:
             return MISSING
-        if type(found) is not list or not all_numbers(found):
-            return pure_percent(found, reading.duration_ns / 1e9)
-        total = sum(found)
         duration_sec = reading.duration_ns / 1e9
-        if duration_sec == 0:
-            return 0.0
-        if type(total) is not float and total != 0:
+        if type(found) is not list or duration_sec == 0:
             return pure_percent(found, duration_sec)
-        share = 100 * <double>total / duration_sec
+        if not found:
+            return 0.0
+        if not is_short_sum(found, &total):
+            return pure_percent(found, duration_sec)
+        share = 100 * total / duration_sec
         hundredths = share * 100
         if fabs(hundredths) < 1e9 and fabs(hundredths - floor(hundredths) - 0.5) > 1e-4:
             return rint(hundredths) / 100  # what round() gives where nothing is near the middle
@@ -814,7 +836,7 @@ cdef class _Maker:
             values.append(self.constant(value.value) if is_constant else self.value(value, expression))
             kept.append(is_constant or self.is_of_records(value, expression))
             asks.append(not is_constant and value.function == "missing")
-        field.name, field.values, field.kept, field.asks = name, tuple(values), tuple(kept), tuple(asks)
+        field.name, field.values, field.kept, field.asks = sys.intern(name), tuple(values), tuple(kept), tuple(asks)
         return field
 
     def constant(self, value):
@@ -903,7 +925,7 @@ cdef class _Maker:
 
     def records(self, path):
         cdef object key = (path.root, path.steps[0].name)
-        event = path.steps[0].name
+        event = sys.intern(path.steps[0].name)  # what is compared often is compared by its place in memory
         node = self.node(key, lambda: records(event, path.root == "before"))
         steps = path.steps[1:]
         if [(step.kind, step.of) for step in steps] == [("each", None), ("attribute", None)] and not steps[0].name:

@@ -64,13 +64,14 @@ cdef class Does:
     cdef frozenset wants_inside
 
     def __init__(self, plan):
-        self.event, self.phase = plan.event, plan.phase
+        self.event, self.phase = sys.intern(plan.event), plan.phase
         self.watched, self.synced, self.generator = plan.watched, plan.synced, plan.generator
         self.reports, self.root, self.new_request = plan.reports, plan.root, plan.new_request
         self.when, self.leader, self.bind, self.process = plan.when, plan.leader, plan.bind, plan.process
         self.enter, self.exit, self.exit_after_error = plan.enter, plan.exit, plan.exit_after_error
         self.ends, self.steps, self.exit_locals = plan.ends, plan.steps, plan.exit_locals
-        self.wants_inside, self.wants_item = plan.wants_inside, plan.wants_item
+        self.wants_inside = frozenset(map(sys.intern, plan.wants_inside))
+        self.wants_item = plan.wants_item
         self.is_span, self.is_entry = plan.emit == "span", plan.emit == "enter"
         self.collects = bool(plan.wants_inside) or plan.root
         self.binds = bool(plan.bind or plan.steps or plan.root or plan.new_request)

@@ -128,16 +128,13 @@ class HandOver(ast.NodeTransformer):
     def __init__(self, regions: Iterable[Handing]) -> None:
         self._regions = {id(region.node): region for region in regions if region.local is not None}
         self._open: list[Handing] = []
+        self._loops: list[int] = []  # of the loops around, how many regions were open before
 
     def over(self, definition: FunctionDef) -> None:
         """Go over the statements of a function whose regions are open."""
         if not self._regions:
             return
-        body: Block = []
-        for statement in definition.body:
-            visited = self.visit(statement)
-            body += visited if isinstance(visited, list) else [visited]
-        definition.body[:] = body
+        definition.body[:] = self._visited(definition.body)
 
     def visit_With(self, node: ast.With) -> ast.With:
         """Keep a region in mind while its statements are visited, and let it hand over behind them."""
@@ -151,6 +148,34 @@ class HandOver(ast.NodeTransformer):
         if not isinstance(node.body[-1], _LEAVING):
             node.body += [located(one, region.at) for one in region.leave(region.sure_at_end)]
         return node
+
+    def visit_For(self, node: ast.For) -> ast.For:
+        """Keep in mind which regions a `break` in the loop does not leave."""
+        node.iter = self.visit(node.iter)
+        self._visit_loop(node)
+        return node
+
+    def visit_AsyncFor(self, node: ast.AsyncFor) -> ast.AsyncFor:
+        """As a `for`."""
+        node.iter = self.visit(node.iter)
+        self._visit_loop(node)
+        return node
+
+    def visit_While(self, node: ast.While) -> ast.While:
+        """As a `for`."""
+        node.test = self.visit(node.test)
+        self._visit_loop(node)
+        return node
+
+    def visit_Break(self, node: ast.Break) -> ast.AST | list[ast.stmt]:
+        """Hand over before a way out of the regions that lie in the loop."""
+        left = self._open[self._loops[-1] if self._loops else 0 :]
+        return [*self._leaving(left, node), node]
+
+    def visit_Continue(self, node: ast.Continue) -> ast.AST | list[ast.stmt]:
+        """As a `break`."""
+        left = self._open[self._loops[-1] if self._loops else 0 :]
+        return [*self._leaving(left, node), node]
 
     def visit_Return(self, node: ast.Return) -> ast.AST | list[ast.stmt]:
         """Hand over between the moment when the returned value is known and the return itself."""
@@ -176,6 +201,21 @@ class HandOver(ast.NodeTransformer):
                 item = node.value if node.value is not None else ast.Constant(None)
                 node.value = located(region.call("item", [item]), node)
         return node
+
+    def _visit_loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
+        self._loops.append(len(self._open))
+        node.body = self._visited(node.body)
+        self._loops.pop()
+        node.orelse = self._visited(node.orelse)
+
+    def _visited(self, block: Block) -> Block:
+        visited = [self.visit(statement) for statement in block]
+        return [one for part in visited for one in (part if isinstance(part, list) else [part])]
+
+    @staticmethod
+    def _leaving(regions: list[Handing], at: ast.stmt) -> Block:
+        handing = [one for region in reversed(regions) for one in region.leave(region.sure_at_start)]
+        return [located(one, at) for one in handing]
 
     def _opaque(self, node: Node) -> Node:
         return node
