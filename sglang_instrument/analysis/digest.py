@@ -103,8 +103,8 @@ class Digest:
 
     def of_workers(self) -> "Digest":
         """Return what rollout workers wrote; all of it, where nobody is a worker."""
-        is_worker = pl.col("role") == "worker"
-        return self.filter(is_worker) if self.steps.select(is_worker.any()).item() else self
+        is_worker = self.steps["role"] == "worker"
+        return self.filter(pl.col("role") == "worker") if is_worker.any() and not is_worker.all() else self
 
 
 def digest_records(records: pl.DataFrame) -> Digest:
