@@ -1,6 +1,7 @@
 """Clocks of engines' processes are told from their callers' by round trips: as brute force has it."""
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +16,8 @@ from sglang_instrument.analysis import open_run, process_clocks, round_trip_tabl
 from sglang_instrument.analysis.join import placed_lives
 from sglang_instrument.analysis.round_trips import ahead_us
 from sglang_instrument.cli.main import main
+from sglang_instrument.report.chosen import Chosen
+from sglang_instrument.report.spans import pack_step
 
 EPOCH_US = 1_795_000_000_000_000
 DAY_US = 86_400_000_000
@@ -256,3 +259,20 @@ def test_traces_of_a_host_are_moved_with_its_processes(skewed: Path, capsys) -> 
     slices = [one for track in parsed(out).values() for one in track.slices]
     kernels = sorted(start - EPOCH_US * 1000 for name, start, *_ in slices if name == "gemm")
     assert kernels == pytest.approx([3e9, 10e9], abs=0.012e9)
+
+
+def test_the_report_lays_workers_without_barriers_on_one_clock(tmp_path: Path) -> None:
+    server = Process(tmp_path, "engine/server_0.jsonl")
+    for rank, skew_sec in enumerate((0, 40)):
+        client = Process(tmp_path, f"step_1/worker_{rank}.jsonl", skew_sec * 1_000_000)
+        client.write("total_step_duration", 0, 4_000_000)
+        for number in range(3 - rank):  # worker 0 calls most often: its clock is the one
+            begun = 1_000_000 * number
+            times = (begun, begun + 1_000, begun + 998_000, begun + 999_000)
+            call(client, server, f"{rank}-{number}", times)
+    run = open_run(tmp_path, cached=False)
+    assert ahead_us(run).keys() == {"worker_1"}
+    raw, _ = pack_step(run, Chosen(validate=False, step=1), ahead_us(run))
+    header = json.loads(raw[4 : 4 + int.from_bytes(raw[:4], sys.byteorder)])
+    assert header["moved"] == ["worker_1"]
+    assert header["extent_sec"] == pytest.approx(4.0, abs=0.01)

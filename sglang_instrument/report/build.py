@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.round_trips import ahead_us
 from sglang_instrument.analysis.steps import accounting, step_table
 from sglang_instrument.analysis.verdict import find
 from sglang_instrument.report import answers
@@ -71,9 +72,11 @@ def write_report(
     packed: dict[str, bytes] = {}
     parts: dict[str, Any] = {}
     events: dict[str, str] = {name: kind.phase for name, kind in EVENTS.items()}
+    stage("aligning clocks")
+    ahead = ahead_us(run)
     for one in chosen:
         stage(f"reading {'validation' if one.validate else 'step'} {one.step}")
-        packed[one.key], phases = pack_step(run, one)
+        packed[one.key], phases = pack_step(run, one, ahead)
         events |= phases
         parts[one.key] = _parts(run, table, one)
     stage("asking what if")

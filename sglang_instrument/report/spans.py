@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import polars as pl
 
-from sglang_instrument.analysis.clocks import clock_table
+from sglang_instrument.analysis.round_trips import of_worker
 from sglang_instrument.report.still_open import open_spans
 from sglang_instrument.schema import PHASES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sglang_instrument.analysis.run import Run
     from sglang_instrument.report.chosen import Chosen
 
@@ -28,15 +30,16 @@ _ROW: Final = ["worker", "request_id"]
 _FACTS: Final = ("turns", "response_tokens", "reward", "finish_reason", "error", "duration_sec")
 
 
-def pack_step(run: Run, chosen: Chosen) -> tuple[bytes, dict[str, str]]:
+def pack_step(run: Run, chosen: Chosen, ahead: Mapping[str, int]) -> tuple[bytes, dict[str, str]]:
     """Return the spans of a step, as `timeline_model.js` reads them, and the phase of each of its events.
 
     Four bytes with the length of a JSON header come first, then the header, then the columns that it names:
     for each span its start and duration in ticks, event, phase, depth below its row, turn (255: none), flags,
     the time in none of its parts, and the time in which it held its loop. A row is what a worker did outside
-    of requests, or a request; the header says where its spans begin.
+    of requests, or a request; the header says where its spans begin. Times are put on one clock: `ahead` is
+    what `round_trips.ahead_us` says.
     """
-    spans = _laid_out(run, chosen)
+    spans = _laid_out(run, chosen, ahead)
     origin = _number(spans["start_us"].min())
     extent = max(1, _number(spans["end_us"].max()) - origin)
     tick_us = -(-extent // _MOST_TICKS)
@@ -60,7 +63,7 @@ def pack_step(run: Run, chosen: Chosen) -> tuple[bytes, dict[str, str]]:
         "extent_sec": extent / 1e6,
         "begun_us": origin,
         "events": events,
-        "clocks": clock_table(run.digest).filter(pl.col("offset_sec").abs() > 1e-3).to_dicts(),
+        "moved": sorted(name for name in ahead if name.startswith("worker_")),
         **rows,
     }
     phases = spans.group_by("event").agg(pl.col("phase_number").mode().first())
@@ -74,7 +77,7 @@ def _active_ticks(spans: pl.DataFrame, tick_us: int) -> list[int]:
     return found
 
 
-def _laid_out(run: Run, chosen: Chosen) -> pl.DataFrame:
+def _laid_out(run: Run, chosen: Chosen, ahead: Mapping[str, int]) -> pl.DataFrame:
     """Return spans in the order of rows, depths and starts, on the median worker's clock."""
     spans = _above(run.read_spans(step=chosen.step, validate=chosen.validate))
     spans = spans.filter(pl.col("step").is_not_null())
@@ -99,11 +102,9 @@ def _laid_out(run: Run, chosen: Chosen) -> pl.DataFrame:
     spans = spans.with_columns(depth=pl.col("depth") - pl.col("depth").min().over(_ROW))
     spans = spans.with_columns(depth=pl.col("depth") + pl.col("deeper").fill_null(0)).drop("deeper")
     spans = pl.concat([spans, still.select(spans.columns)])
-    offsets = clock_table(run.digest).select("worker", shift=(pl.col("offset_sec") * 1e6).cast(pl.Int64))
-    spans = spans.join(offsets, on="worker", how="left").with_columns(pl.col("shift").fill_null(0))
     begun = pl.col("start_us").min().over(_ROW)
     return (
-        spans.with_columns(pl.col("start_us", "end_us") - pl.col("shift"))
+        spans.with_columns(pl.col("start_us", "end_us") - of_worker(ahead))
         .with_columns(begun=begun, depth=pl.col("depth").clip(0, 255))
         .sort("worker", pl.col("request_id").is_not_null(), "begun", "request_id", "depth", "start_us")
     )

@@ -104,7 +104,7 @@ R.tellNote = () => {
   if (placed.requests < placed.of) parts.push(`${R.count(placed.requests)} of ${R.count(placed.of)} requests shown`);
   if (told.thin) parts.push(`${R.count(told.thin)} are thinner than a pixel, and may hide each other`);
   if (placed.each < 1 && placed.requests) parts.push(`${Math.ceil(1 / Math.max(placed.each, 1e-9))} requests share a line of pixels`);
-  if (model.clocks.length) parts.push("clocks of hosts are aligned at the barriers");
+  if (model.moved.length) parts.push("clocks of hosts are aligned, at barriers or by round trips");
   R.$("t-note").textContent = `${parts.join("; ")}.`;
   R.$("t-found").textContent = filter.text ? R.plural(placed.requests, "request") : "";
 };
