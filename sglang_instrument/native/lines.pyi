@@ -21,7 +21,6 @@ class Encoder:
         timestamp: Callable[[int], str],
         scope_of: Callable[[Context], Scope],
         thread_task: Callable[[int], Task],
-        encode_value: Callable[[Any], bytes],
         encode_span: Callable[[Span, Scope, Task, int | None], tuple[bytes, bool] | None],
     ) -> None: ...
     def encode_chunk(self, spans: list[Any], begin: int) -> tuple[int, list[Piece]]: ...

@@ -42,11 +42,10 @@ cdef enum:
     CHUNK = 1024  # spans
     CHUNK_BYTES = 256 * 1024
     NS_OF_A_BYTE = 4  # a chunk of what the pure Python has to say takes a millisecond
-    NAMES = 256  # that are remembered, by where they lie in memory
-    SPARE = 4  # pieces of memory that are kept
-    LARGEST_SPARE = ENOUGH
-    DEEPEST = 16  # collections in one another; values are reduced to fewer
     SMALL = 128  # bytes: room for a key and a number
+
+include "memory.pxi"
+include "json.pxi"
 
 
 @cython.final
@@ -64,82 +63,6 @@ cdef class Part:
 
 
 @cython.final
-@cython.no_gc
-cdef class Sink:
-    """The lines of one scope."""
-
-    cdef object scope
-    cdef Text text
-    cdef Py_ssize_t records
-    cdef Py_ssize_t changed
-
-    def __cinit__(self):
-        take_spare(&self.text)
-
-    def __dealloc__(self):
-        give_back(&self.text)
-
-
-@cython.final
-@cython.no_gc
-cdef class Block:
-    """Lines in the memory in which they were made; with the last use of them it serves for others."""
-
-    cdef Text text
-
-    def __len__(self):
-        return self.text.size
-
-    def __getbuffer__(self, Py_buffer *view, int flags):
-        PyBuffer_FillInfo(view, self, self.text.data, self.text.size, 1, flags)
-
-    def __dealloc__(self):
-        give_back(&self.text)
-
-
-cdef Text[SPARE] spare  # memory of that which has been written, so that the kernel need not clear as much anew
-
-
-cdef void give_back(Text *text) noexcept:
-    """Keep the memory for the next block, or free it."""
-    cdef int at
-    if 0 < text.room <= LARGEST_SPARE:
-        for at in range(SPARE):
-            if spare[at].data == NULL:
-                spare[at] = text[0]
-                spare[at].size = 0
-                return
-    let_go(text)
-
-
-cdef void take_spare(Text *text) noexcept:
-    cdef int at
-    for at in range(SPARE):
-        if spare[at].data != NULL:
-            text[0] = spare[at]
-            spare[at].data = NULL
-            return
-
-
-cdef object block_of(Text *text):
-    """Return the lines, and begin anew; a block where that is no waste of the memory behind it."""
-    cdef Block block
-    if 3 * text.size < 2 * text.room:
-        lines = PyBytes_FromStringAndSize(text.data, text.size)
-        text.size = 0
-        return lines
-    block = Block.__new__(Block)
-    block.text = text[0]
-    text.data, text.size, text.room = NULL, 0, 0
-    return block
-
-
-cdef struct Name:
-    char[64] text
-    Py_ssize_t size
-
-
-@cython.final
 cdef class Encoder:
     """Encode spans; used by one thread at a time.
 
@@ -148,12 +71,11 @@ cdef class Encoder:
         timestamp: Returns ISO 8601 of microseconds since the Unix epoch.
         scope_of: Returns the scope of a context that has none.
         thread_task: Returns the task that stands for a thread.
-        encode_value: Returns the JSON of a float.
         encode_span: Returns the line of any span, and whether it had to be changed; None if there is none.
     """
 
     cdef long long offset_us
-    cdef object timestamp, scope_of, thread_task, encode_value, encode_span
+    cdef object timestamp, scope_of, thread_task, encode_span
     cdef Sink first  # keeps its memory from chunk to chunk
     cdef dict sinks  # of this chunk, by scope, if there is more than one
     cdef Sink sink  # of the last span
@@ -166,16 +88,12 @@ cdef class Encoder:
     cdef char[64] before
     cdef char[64] after
     cdef Py_ssize_t size_before, size_after
-    # Names of events and fields, and how JSON says them: they are the same few objects again and again.
-    cdef list names
-    cdef Name[NAMES] said
 
-    def __init__(self, offset_us, timestamp, scope_of, thread_task, encode_value, encode_span):
+    def __init__(self, offset_us, timestamp, scope_of, thread_task, encode_span):
         self.offset_us, self.second = offset_us, -1
         self.timestamp, self.scope_of, self.thread_task = timestamp, scope_of, thread_task
-        self.encode_value, self.encode_span = encode_value, encode_span
+        self.encode_span = encode_span
         self.first = Sink.__new__(Sink)
-        self.names = [None] * NAMES
 
     def encode_chunk(self, list spans not None, Py_ssize_t begin):
         """Encode the next spans of a list; see LineMaker.encode_chunk()."""
@@ -274,7 +192,7 @@ cdef class Encoder:
         cdef Text *text = &scratch.text
         part.scope, part.validate = scope, scope.validate
         ids = context.extra
-        part.cannot = ids is not None and self.put_fields(text, ids, 0) != DONE
+        part.cannot = ids is not None and put_fields(text, ids, 0) != DONE
         part.bound = () if ids is None else tuple(ids)
         part.ids = b"" if ids is None or part.cannot else PyBytes_FromStringAndSize(text.data, text.size)
         place = f',"workid":{scope.worker:d}'
@@ -291,7 +209,7 @@ cdef class Encoder:
         if part.cannot or type(span.event) is not str:
             return CANNOT
         ended_us = floor_us(span.end or span.start) + self.offset_us
-        if self.put_timestamp(text, ended_us) == CANNOT or self.put_name(text, span.event) == CANNOT:
+        if self.put_timestamp(text, ended_us) == CANNOT or put_name(text, span.event) == CANNOT:
             return CANNOT
         make_room(text, 6 * SMALL + PyBytes_GET_SIZE(part.whole))
         if span.end:
@@ -316,7 +234,7 @@ cdef class Encoder:
         if span.device_sec is not None:
             make_room(text, SMALL)
             put(text, ',"device_sec":', 14)
-            if self.put_value(text, span.device_sec, 0) == CANNOT:
+            if put_value(text, span.device_sec, 0) == CANNOT:
                 return CANNOT
         if put_key_if_any(text, ',"error":', 9, span.error) == CANNOT:
             return CANNOT
@@ -368,103 +286,12 @@ cdef class Encoder:
         elif part.ids:
             put(text, PyBytes_AS_STRING(part.ids), PyBytes_GET_SIZE(part.ids))
             put(text, ",", 1)
-        if self.put_fields(text, fields, 0) == CANNOT:
+        if put_fields(text, fields, 0) == CANNOT:
             return CANNOT
         make_room(text, SMALL + PyBytes_GET_SIZE(part.place))
         put(text, "}", 1)
         put(text, PyBytes_AS_STRING(part.place), PyBytes_GET_SIZE(part.place))
         return DONE
-
-    cdef int put_fields(self, Text *text, dict fields, int depth) except -1:
-        """Put what stands between the braces of a dict."""
-        cdef PyObject *key
-        cdef PyObject *value
-        cdef Py_ssize_t place = 0, before = text.size
-        while PyDict_Next(fields, &place, &key, &value):  # nothing in this loop runs Python: see above
-            make_room(text, SMALL)
-            if text.size != before:
-                put(text, ",", 1)
-            if type(<object>key) is not str or self.put_name(text, <object>key) == CANNOT:
-                return CANNOT
-            put(text, ":", 1)
-            if self.put_value(text, <object>value, depth) == CANNOT:
-                return CANNOT
-        return DONE
-
-    cdef inline int put_name(self, Text *text, object name) except -1:
-        """Put a str with its quotes, and have room for some more: one that is likely to come again."""
-        cdef Py_ssize_t begin = text.size, at = (<size_t><void *>name >> 4) & (NAMES - 1)  # never followed
-        cdef Name *said = &self.said[at]
-        if self.names[at] is name:
-            make_room(text, 2 * SMALL)
-            put_short(text, said.text, said.size)
-            return DONE
-        if put_string(text, name, LONGEST_LINE) == CANNOT:
-            return CANNOT
-        if text.size - begin <= 64:
-            said.size = text.size - begin
-            memcpy(said.text, text.data + begin, said.size)
-            self.names[at] = name
-        make_room(text, SMALL)
-        return DONE
-
-    cdef int put_value(self, Text *text, object value, int depth) except -1:
-        """Put a reduced value."""
-        cdef long long number
-        cdef int overflow = 0
-        kind = type(value)
-        if kind is str:
-            return put_string(text, value, LONGEST_LINE)
-        make_room(text, SMALL)
-        if kind is int:
-            number = PyLong_AsLongLongAndOverflow(value, &overflow)
-            if overflow == 0:
-                put_integer(text, number)
-            elif overflow < 0:
-                return CANNOT
-            else:
-                try:
-                    put_digits(text, PyLong_AsUnsignedLongLong(value))
-                except OverflowError:
-                    return CANNOT
-        elif kind is float:
-            if not put_float(text, value):
-                encoded = self.encode_value(value)
-                put(text, PyBytes_AS_STRING(encoded), PyBytes_GET_SIZE(encoded))
-        elif value is None:
-            put(text, "null", 4)
-        elif value is True:
-            put(text, "true", 4)
-        elif value is False:
-            put(text, "false", 5)
-        elif kind is list or kind is tuple:
-            return self.put_list(text, value, depth + 1)
-        elif kind is dict and depth < DEEPEST:
-            put(text, "{", 1)
-            if self.put_fields(text, value, depth + 1) == CANNOT:
-                return CANNOT
-            make_room(text, 1)
-            put(text, "}", 1)
-        else:
-            return CANNOT
-        return DONE
-
-    cdef int put_list(self, Text *text, object values, int depth) except -1:
-        """Put a list or tuple; return CANNOT where it is longer than a line may be."""
-        cdef Py_ssize_t begin = text.size
-        if depth > DEEPEST:
-            return CANNOT
-        put(text, "[", 1)
-        for value in values:
-            if text.size > begin + 1:
-                make_room(text, 1)
-                put(text, ",", 1)
-            if self.put_value(text, value, depth) == CANNOT or text.size - begin > LONGEST_LINE:
-                return CANNOT
-        make_room(text, 1)
-        put(text, "]", 1)
-        return DONE
-
 
 cdef inline bint has_any(dict fields, tuple names) except -1:
     """Whether a span has fields of its own with the names of those that are bound."""
@@ -472,17 +299,6 @@ cdef inline bint has_any(dict fields, tuple names) except -1:
         if PyDict_Contains(fields, name):
             return True
     return False
-
-
-cdef inline int put_key_if_any(Text *text, const char *key, Py_ssize_t size, object value) except -1:
-    """Put a key, with its comma and colon, and its text; nothing if that is None."""
-    if value is None:
-        return DONE
-    if type(value) is not str:
-        return CANNOT
-    make_room(text, size)
-    put(text, key, size)
-    return put_string(text, value, LONGEST_LINE)
 
 
 cdef inline void put_seconds(Text *text, long long duration_ns) noexcept nogil:

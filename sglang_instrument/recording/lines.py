@@ -52,7 +52,7 @@ class LineMaker:
         self._encoder = msgspec.json.Encoder()
         self._compiled: Encoder | None = None
         if compiled:
-            own = (self.scope_of, thread_task, self._encoder.encode, self._encode_span)
+            own = self.scope_of, thread_task, self._encode_span
             self._compiled = Encoder(clock.epoch_us(0), clock.timestamp, *own)
         self._endings: tuple[str, ...] = ()  # of a timestamp, by microsecond of the millisecond
         self._offset = ""

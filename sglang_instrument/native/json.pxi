@@ -1,0 +1,122 @@
+# Reduced values as JSON. What cannot be said here is left to the pure Python: see lines.pyx.
+
+from msgspec.json import Encoder as ValueEncoder
+
+cdef enum:
+    NAMES = 256  # that are remembered, by where they lie in memory
+    DEEPEST = 16  # collections in one another; values are reduced to fewer
+
+cdef struct Name:
+    char[64] text
+    Py_ssize_t size
+
+
+# Names of events and fields, and how JSON says them: they are the same few objects again and again.
+cdef list names = [None] * NAMES
+cdef Name[NAMES] said_names
+cdef object encode_float = ValueEncoder().encode
+
+
+cdef int put_fields(Text *text, dict fields, int depth) except -1:
+    """Put what stands between the braces of a dict."""
+    cdef PyObject *key
+    cdef PyObject *value
+    cdef Py_ssize_t place = 0, before = text.size
+    while PyDict_Next(fields, &place, &key, &value):  # nothing in this loop runs Python: see above
+        make_room(text, SMALL)
+        if text.size != before:
+            put(text, ",", 1)
+        if type(<object>key) is not str or put_name(text, <object>key) == CANNOT:
+            return CANNOT
+        put(text, ":", 1)
+        if put_value(text, <object>value, depth) == CANNOT:
+            return CANNOT
+    return DONE
+
+
+cdef inline int put_name(Text *text, object name) except -1:
+    """Put a str with its quotes, and have room for some more: one that is likely to come again."""
+    cdef Py_ssize_t begin = text.size, at = (<size_t><void *>name >> 4) & (NAMES - 1)  # never followed
+    cdef Name *said = &said_names[at]
+    if names[at] is name:
+        make_room(text, 2 * SMALL)
+        put_short(text, said.text, said.size)
+        return DONE
+    if put_string(text, name, LONGEST_LINE) == CANNOT:
+        return CANNOT
+    if text.size - begin <= 64:
+        said.size = text.size - begin
+        memcpy(said.text, text.data + begin, said.size)
+        names[at] = name
+    make_room(text, SMALL)
+    return DONE
+
+
+cdef int put_value(Text *text, object value, int depth) except -1:
+    """Put a reduced value."""
+    cdef long long number
+    cdef int overflow = 0
+    kind = type(value)
+    if kind is str:
+        return put_string(text, value, LONGEST_LINE)
+    make_room(text, SMALL)
+    if kind is int:
+        number = PyLong_AsLongLongAndOverflow(value, &overflow)
+        if overflow == 0:
+            put_integer(text, number)
+        elif overflow < 0:
+            return CANNOT
+        else:
+            try:
+                put_digits(text, PyLong_AsUnsignedLongLong(value))
+            except OverflowError:
+                return CANNOT
+    elif kind is float:
+        if not put_float(text, value):
+            encoded = encode_float(value)
+            put(text, PyBytes_AS_STRING(encoded), PyBytes_GET_SIZE(encoded))
+    elif value is None:
+        put(text, "null", 4)
+    elif value is True:
+        put(text, "true", 4)
+    elif value is False:
+        put(text, "false", 5)
+    elif kind is list or kind is tuple:
+        return put_list(text, value, depth + 1)
+    elif kind is dict and depth < DEEPEST:
+        put(text, "{", 1)
+        if put_fields(text, value, depth + 1) == CANNOT:
+            return CANNOT
+        make_room(text, 1)
+        put(text, "}", 1)
+    else:
+        return CANNOT
+    return DONE
+
+
+cdef int put_list(Text *text, object values, int depth) except -1:
+    """Put a list or tuple; return CANNOT where it is longer than a line may be."""
+    cdef Py_ssize_t begin = text.size
+    if depth > DEEPEST:
+        return CANNOT
+    put(text, "[", 1)
+    for value in values:
+        if text.size > begin + 1:
+            make_room(text, 1)
+            put(text, ",", 1)
+        if put_value(text, value, depth) == CANNOT or text.size - begin > LONGEST_LINE:
+            return CANNOT
+    make_room(text, 1)
+    put(text, "]", 1)
+    return DONE
+
+
+cdef inline int put_key_if_any(Text *text, const char *key, Py_ssize_t size, object value) except -1:
+    """Put a key, with its comma and colon, and its text; nothing if that is None."""
+    if value is None:
+        return DONE
+    if type(value) is not str:
+        return CANNOT
+    make_room(text, size)
+    put(text, key, size)
+    return put_string(text, value, LONGEST_LINE)
