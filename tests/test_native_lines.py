@@ -286,3 +286,10 @@ def test_a_context_whose_defaults_change_goes_where_they_say(monkeypatch):
     monkeypatch.setenv("RANK", "2")
     second = maker.encode_all([Span("x", context=context, end=NOW)])
     assert [json.loads(lines)["workid"] for ((_, lines, _, _),) in (first, second)] == [1, 2]
+
+
+def test_what_is_no_span_costs_no_neighbour():
+    spans = [spans_of(1, lambda number: {"n": 1})[0], "no span", Span("x", context="no context")]
+    spans += spans_of(1, lambda number: {"n": 2})
+    ((_, lines, _, records),) = LineMaker(CLOCK).encode_all(spans)
+    assert ([json.loads(line)["extra"]["n"] for line in lines.splitlines()], records) == ([1, 2], 2)

@@ -16,6 +16,7 @@ from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_AsUnsignedLongLon
 from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
+from sglang_instrument.native.context cimport Context
 from sglang_instrument.native.spans cimport NOT_COUNTED, Span, Task, now_ns
 from sglang_instrument.native.text cimport (
     CANNOT,
@@ -128,8 +129,9 @@ cdef class Encoder:
         cdef Py_ssize_t begin
         cdef long long before_ns
         cdef Task task
-        if not isinstance(added, Span):
-            raise TypeError(f"{type(added)} is no span")
+        if not isinstance(added, Span) or not isinstance((<Span>added).context, Context):
+            self.encode_span(added, None, None, None)  # says that it failed
+            return 0
         span = <Span>added
         if span.context is not self.context:
             self.enter(span.context)
@@ -158,8 +160,9 @@ cdef class Encoder:
             return (now_ns() - before_ns) // NS_OF_A_BYTE
         return text.size - begin
 
-    cdef int enter(self, object context) except -1:
+    cdef int enter(self, object entered) except -1:
         """Know what the records of another context have in common, and where they go."""
+        cdef Context context = entered
         part, scope = context.part, context.scope
         if scope is None:
             scope = self.scope_of(context)
@@ -186,7 +189,7 @@ cdef class Encoder:
             sink.scope = scope
         return sink
 
-    cdef Part part_of(self, object context, object scope):
+    cdef Part part_of(self, Context context, object scope):
         cdef Part part = Part.__new__(Part)
         cdef Sink scratch = Sink.__new__(Sink)
         cdef Text *text = &scratch.text
