@@ -13,7 +13,7 @@ import sglang_instrument
 from sglang_instrument import native
 from sglang_instrument.native.stamps import MODULES, stamp_of
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(native.__file__).parents[2]  # the tree, or what is installed
 NATIVE = Path(native.__file__).parent
 ASKED_FOR_PURE = os.environ.get("SGLANG_INSTRUMENT_NATIVE") == "0"
 

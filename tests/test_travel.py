@@ -75,12 +75,64 @@ print(asyncio.run(actor.stream(3)))
 """
 
 
+DECORATED = """
+from sglang_instrument import instrument, span
+
+@instrument
+def score(n):
+    return n + 1
+
+@instrument
+async def turn(n):
+    with span("inner"):
+        await asyncio.sleep(0)
+    return n * 2
+
+@instrument(phase="reward")
+async def judge(n):
+    return await turn(n) + 1
+"""
+
+SEND_DECORATED = """
+import sys
+import cloudpickle, travelling
+cloudpickle.register_pickle_by_value(travelling)
+sys.stdout.buffer.write(cloudpickle.dumps([travelling.score, travelling.judge, travelling.turn]))
+"""
+
+USE_DECORATED = """
+import asyncio, pickle, sys
+from sglang_instrument import step
+from sglang_instrument.testing import records
+score, judge, turn = pickle.load(sys.stdin.buffer)
+with records() as seen, step(1):
+    results = score(3), asyncio.run(judge(3)), asyncio.run(turn(1))
+print([(record["event"], "active_sec" in record) for record in seen], *results)
+"""
+
+
 def run(folder: Path, *command: str, sent: bytes = b"", **environment: str) -> bytes:
     done = subprocess.run(
         [sys.executable, *command], cwd=folder, input=sent, capture_output=True, env=environment, check=False
     )
     assert (done.returncode, done.stderr.decode()) == (0, "")
     return done.stdout
+
+
+@pytest.mark.parametrize("native", [("1", "0"), ("0", "1"), ("1", "1")], ids=" to ".join)
+def test_it_travels_between_processes_with_and_without_compiled_parts(
+    tmp_path: Path, native: tuple[str, str]
+):
+    (tmp_path / "travelling.py").write_text(textwrap.dedent(SOURCE) + DECORATED)
+    sent = run(tmp_path, "-c", SEND, PYTHONPATH=str(tmp_path), SGLANG_INSTRUMENT_NATIVE=native[0])
+    (tmp_path / "elsewhere").mkdir()
+    printed = run(tmp_path / "elsewhere", "-c", USE, sent=sent, SGLANG_INSTRUMENT_NATIVE=native[1])
+    assert printed.decode().split("\n") == ["False", "8 [0, 1] 1 0", "[0, 1, 2]", ""]
+    # What is decorated in a driver's own script goes to Ray's workers by value.
+    sent = run(tmp_path, "-c", SEND_DECORATED, PYTHONPATH=str(tmp_path), SGLANG_INSTRUMENT_NATIVE=native[0])
+    printed = run(tmp_path / "elsewhere", "-c", USE_DECORATED, sent=sent, SGLANG_INSTRUMENT_NATIVE=native[1])
+    counted = [(name, True) for name in ("inner", "turn", "judge", "inner", "turn")]
+    assert printed.decode() == f"{[('score', False), *counted]} 4 7 2\n"
 
 
 @pytest.mark.parametrize("known", [True, False])

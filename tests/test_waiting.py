@@ -321,7 +321,7 @@ def test_what_is_counted_is_an_iterator_to_whoever_drives_it_as_one(result):
         await asyncio.sleep(0)
         return result
 
-    for step in (lambda steps: next(steps), lambda steps: steps.send(None)):
+    for step in (next, lambda steps: steps.send(None), lambda steps: steps.__next__()):
         steps = waiting.waits(Task(1), turn())
         assert step(steps) is None
         with pytest.raises(StopIteration) as stopped:
@@ -347,3 +347,32 @@ def test_a_coroutine_that_a_debugger_traces_returns_what_it_returns():
             sys.settrace(before)
     assert "error" not in seen.of("turn")[0]
     assert seen.of("turn")[0]["active_sec"] < seen.of("turn")[0]["duration_sec"]
+
+
+class Ticks:
+    """Awaits like a coroutine of somebody's own that can neither be thrown into nor be closed."""
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return None
+
+
+def test_what_cannot_be_thrown_into_is_cancelled_around(patched):
+    async def run():
+        task = asyncio.create_task(patched.fails(Ticks()))
+        await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        left = patched.fails(Ticks())
+        left.send(None)
+        left.close()
+
+    with records() as seen:
+        asyncio.run(run())
+    assert [record["error"] for record in seen.of("fails")] == ["CancelledError", "GeneratorExit"]

@@ -37,7 +37,17 @@ ON: Final = REASON is None
 
 
 def take_over(public: dict[str, Any], module: str, *names: str) -> None:
-    """Put what is compiled in the place of `names` in a public module's `globals()`, if it is used at all."""
-    if ON:
-        compiled = import_module(f"{__name__}.{module}")
-        public.update({name: getattr(compiled, name) for name in names})
+    """Put what is compiled in the place of `names` in a public module's `globals()`, if it is used at all.
+
+    From then on it says that it comes from there: by that name it is pickled, and found by a process in which
+    nothing is compiled.
+    """
+    if not ON:
+        return
+    compiled = import_module(f"{__name__}.{module}")
+    for name in names:
+        value = public[name] = getattr(compiled, name)
+        if isinstance(value, type):
+            import_module(f"{__name__}.spans").call_by_home(value, public["__name__"])
+        elif callable(value):
+            value.__module__ = public["__name__"]

@@ -26,6 +26,7 @@ __all__ = [
     "Waits",
     "WatchedSpan",
     "call_at_entry",
+    "call_by_home",
     "connect",
     "counted",
     "counting",
@@ -49,9 +50,12 @@ STAMP: str
 _threads: dict[int, Task]
 
 class Start:
-    def __init__(self, kind: type[Span], event: str, phase: str | None, waited: int | None) -> None: ...
+    def __init__(
+        self, kind: type[Span], event: str, phase: str | None, sync: bool | None, waited: int | None
+    ) -> None: ...
     def __call__(self) -> Span: ...
 
+def call_by_home(kind: type, module: str) -> None: ...
 def connect(**what: Any) -> None: ...
 def use_buffer(
     taking: Buffer, on_first_opened: Callable[[], object], on_all_closed: Callable[[], object]

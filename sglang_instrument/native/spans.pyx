@@ -26,6 +26,7 @@ cdef object kind_of_phase = None
 cdef object synchronize = None
 cdef object describe_error = None
 cdef object ask_asyncio = None
+cdef object plain = None
 
 # What recording/spans.py says from time to time.
 cdef object buffer = None
@@ -184,10 +185,15 @@ cdef class Start:
     cdef object event
     cdef object phase
     cdef long long waited_ns
+    cdef tuple asked
 
-    def __init__(self, kind, event, phase, waited):
+    def __init__(self, kind, event, phase, sync, waited):
         self.kind, self.event, self.phase = kind, event, phase
         self.waited_ns = NOT_COUNTED if waited is None else waited
+        self.asked = (event, phase, sync, waited)
+
+    def __reduce__(self):
+        return plain, self.asked  # to a process where nothing is compiled, perhaps
 
     def __call__(self):
         cdef Span made = new_span(self.kind)
@@ -312,12 +318,23 @@ def record(Span point not None):
 
 
 def connect(
-    *, off, open_spans, context, reduce, known_kinds, learn, kind_for, synchronize_device, name_error, ask_for_tasks
+    *,
+    off,
+    open_spans,
+    context,
+    reduce,
+    known_kinds,
+    learn,
+    kind_for,
+    synchronize_device,
+    name_error,
+    ask_for_tasks,
+    start_of,
 ):
     """Take what belongs to the modules that this one serves; none of it changes later."""
     global OFF, OPEN, current_context, reduce_extra, kinds, learn_kind, kind_of_phase, synchronize
-    global describe_error, ask_asyncio, buffer
-    ask_asyncio = ask_for_tasks
+    global describe_error, ask_asyncio, plain, buffer
+    ask_asyncio, plain = ask_for_tasks, start_of
     OFF, OPEN, current_context, reduce_extra, kinds = off, open_spans, context, reduce, known_kinds
     learn_kind, kind_of_phase, synchronize, describe_error = learn, kind_for, synchronize_device, name_error
     buffer = off
@@ -339,3 +356,13 @@ def call_at_entry(hook):
     """Call `hook(span)` when a span is entered or a point recorded; None calls nothing."""
     global entering_hook
     entering_hook = hook
+
+
+cdef list homes = []  # the names in use, which must not go
+
+
+def call_by_home(kind, str module):
+    """Call a compiled type by the public module that shows it, by which it is pickled, too."""
+    home = f"{module}.{kind.__name__}".encode("ascii")
+    homes.append(home)
+    (<PyTypeObject*>kind).tp_name = home

@@ -60,7 +60,8 @@ cdef inline Task task_here(unsigned long thread):
     cdef Py_ssize_t position = 0
     cdef Task task
     if PyDict_Size(running) == 1 and PyDict_Next(running, &position, &key, &value):
-        task = task_known_of(<object>value)  # the cast takes a reference before anything can run
+        owner = <object>value  # takes a reference before anything can run
+        task = task_known_of(owner)
         if task is not None and task.thread == thread:
             return task
     return None
@@ -186,6 +187,6 @@ def thread_task(ident):
 
 def forget_tasks():
     """Start anew, as after a fork: no thread is known, tasks are numbered from zero."""
-    global next_number
+    global next_number, told_loop
     known_threads.clear()
-    next_number = 0
+    next_number, told_loop = 0, None

@@ -17,6 +17,7 @@ cdef extern from "Python.h":
     ctypedef struct PyAsyncMethods:
         sendfunc am_send
     ctypedef struct PyTypeObject:
+        const char* tp_name
         PyAsyncMethods* tp_as_async
         iternextfunc tp_iternext
     ctypedef struct PyMethodDef:
@@ -36,6 +37,8 @@ cdef extern from *:
     static PyObject *sglang_instrument_attribute(PyObject *owner, const char *name) {
         return PyObject_GetAttrString(owner, name);
     }
+    /* A result that is NULL where, and only where, there is an exception: what Cython takes for an object. */
+    #define sglang_instrument_object(result) (result)
     static PyMethodDef sglang_instrument_throw = {"throw", NULL, METH_FASTCALL | METH_KEYWORDS, NULL};
     static PyMethodDef sglang_instrument_close = {"close", NULL, METH_FASTCALL | METH_KEYWORDS, NULL};
     static PyMethodDef sglang_instrument_send = {"send", NULL, METH_FASTCALL | METH_KEYWORDS, NULL};
@@ -49,6 +52,7 @@ cdef extern from *:
     PyMethodDef throw_method "sglang_instrument_throw"
     PyMethodDef close_method "sglang_instrument_close"
     PyMethodDef send_method "sglang_instrument_send"
+    object as_object "sglang_instrument_object"(PyObject*)
     object bound_method "sglang_instrument_bound"(PyMethodDef*, void*, object)
 
 
@@ -74,8 +78,8 @@ cdef class Waits:
     def __iter__(self):
         return self
 
-    def __next__(self):
-        raise StopIteration  # takes its place: `next_step`, set below
+    def __next__(self):  # for who calls it by name; the interpreter calls `next_step`, set below
+        return next_or_stop(<PyObject*>self)
 
     @property
     def steps(self):
@@ -89,12 +93,14 @@ cdef class Waits:
 
     @property
     def throw(self):
-        """Throw into what is awaited, as a cancellation does."""
+        """Throw into what is awaited, as a cancellation does; not there if that cannot be thrown into."""
+        self.steps.throw
         return bound_method(&throw_method, <void*>&throw_call, self)
 
     @property
     def close(self):
-        """End what is awaited, as the end of a coroutine does that nobody finishes."""
+        """End what is awaited, as the end of a coroutine does that nobody finishes; not there if it has none."""
+        self.steps.close
         return bound_method(&close_method, <void*>&close_call, self)
 
 
@@ -117,6 +123,10 @@ cdef PyObject* next_step(PyObject *waits) noexcept:
     cdef PyObject *result = NULL
     cdef PySendResult outcome = send_step(waits, <PyObject*>None, &result)
     return yielded(outcome, result)
+
+
+cdef object next_or_stop(PyObject *waits):
+    return as_object(send_call(waits, NULL, 0, NULL))
 
 
 cdef PyObject* yielded(PySendResult outcome, PyObject *result) noexcept:

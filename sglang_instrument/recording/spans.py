@@ -112,6 +112,15 @@ class Span(Struct, gc=False, eq=False):
         reduced = reduce(extra)
         self.extra = reduced if self.extra is None else {**self.extra, **reduced}
 
+    def awaiting(self, awaitable: Any) -> Any:
+        """Return what to await instead of `awaitable`, a coroutine of this block that nobody awaits."""
+        task = self.task
+        if task is None or task.counted_by != id(self):
+            return awaitable  # whoever counts around it counts this await, too
+        from sglang_instrument.recording.waiting import waits  # comes after this module
+
+        return waits(task, awaitable)
+
     @property
     def duration_sec(self) -> float:
         """Wall time of the block in seconds; up to now while it is open."""
@@ -306,7 +315,7 @@ def plain(
     """
     kind = kind_for(event, phase, sync)
     if native.ON:
-        return compiled.Start(kind, event, phase, waited)
+        return compiled.Start(kind, event, phase, sync, waited)
     return partial(kind, event, None, None, phase, waited)
 
 
@@ -327,4 +336,5 @@ if native.ON:
         synchronize_device=device.synchronize,
         name_error=name_error,
         ask_for_tasks=tasks.AskAsyncio,
+        start_of=plain,
     )
