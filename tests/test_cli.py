@@ -131,7 +131,7 @@ def test_summary_shows_a_row_a_step_within_the_terminal(
     assert [row[0] for row in rows_of(shown) if row[0].isdigit()][:3] == ["1", "2", "3"]
     assert "…" not in "".join(table)
     assert "slowest: step 2" in shown
-    assert "1 validation steps are kept apart: --validate" in shown.replace("\n", " ")
+    assert "1 validation step is kept apart: --validate" in shown.replace("\n", " ")
     assert shown.splitlines()[-1].startswith("log: ")
 
 

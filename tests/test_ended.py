@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sglang_instrument.analysis import find, open_run
+from sglang_instrument.cli.main import main
 from sglang_instrument.testing import synthetic_run
 
 LAST = 5  # step
@@ -89,3 +90,18 @@ def test_a_run_of_other_hosts_is_over_after_two_silent_minutes(folder: Path) -> 
     for path in folder.rglob("*.jsonl"):
         os.utime(path, (1, 1))
     assert open_run(folder).is_over
+
+
+def test_check_says_who_fell_silent(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kill(folder, {0: 200, 1: 60, 2: 200})
+    describe(folder, 0, dead_pid())
+    assert main(["check", str(folder)]) == 1
+    assert "worker 1 was the first to fall silent" in " ".join(capsys.readouterr().out.split())
+    assert main(["check", str(folder), "--json"]) == 1
+    (death,) = json.loads(capsys.readouterr().out)["deaths"]
+    assert (death["step"], death["worker"]) == (LAST, 1)
+
+
+def test_a_run_without_plateaus_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gaps", str(folder)]) == 0
+    assert "no plateau; requests kept ending" in " ".join(capsys.readouterr().out.split())

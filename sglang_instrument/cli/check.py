@@ -12,6 +12,7 @@ from sglang_instrument.cli.tables import print_json, print_line, reading
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run import Run
+    from sglang_instrument.analysis.verdict import Finding
 
 HELP: Final = """\
 Check a run's log: what was dropped, torn, left open or sampled out, whose clock differs, who never wrote,
@@ -22,7 +23,7 @@ and what was running when it died or hung. Exit code 1 if something is wrong.
 --json prints {"folder", "whole", "health": {...}, "open": [{"file", "event", "request_id", "turn", "age_sec",
 "stack"}], "clocks": [{"worker", "barriers", "offset_sec", "residual_sec"}], "round_trips": [{"client",
 "server", "calls", "low_sec", "high_sec", "offset_sec", "residual_sec", "same_clock"}], "silent":
-[PROCESS]}."""
+[PROCESS], "deaths": [{"step", "validate", "worker", "sentence", "evidence": {...}}]}."""
 
 _RESIDUAL_SEC: Final = 0.05  # above this, times of different hosts should not be compared
 
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from sglang_instrument.analysis.clocks import clock_table
     from sglang_instrument.analysis.round_trips import process_clocks, round_trip_table
     from sglang_instrument.analysis.run import open_run
+    from sglang_instrument.analysis.verdict import find
     from sglang_instrument.cli.clocks import print_clocks
 
     with reading() as progress:
@@ -45,10 +47,12 @@ def run(args: argparse.Namespace) -> int:
         clocks = clock_table(opened.digest).to_dicts()
         pairs = round_trip_table(opened)
         processes = process_clocks(opened, pairs)
+        found = find(opened.digest, opened.files, opened.is_over)
+    deaths = [one for one in found if one.cause == "death"]
     health, still_open, silent = opened.health, _open_spans(opened), _silent(opened)
     wrong = (
         health.torn + health.foreign + health.dropped + len(health.unclosed) + len(health.unreadable)
-        + len(still_open) + len(silent)
+        + len(still_open) + len(silent) + len(deaths)
     )  # fmt: skip
     if args.json:
         print_json(
@@ -60,12 +64,15 @@ def run(args: argparse.Namespace) -> int:
                 "clocks": clocks,
                 "round_trips": pairs.to_dicts(),
                 "silent": silent,
+                "deaths": [_without_loss(one) for one in deaths],
             }
         )
         return int(wrong > 0)
     print_line(f"{opened.folder}: {health.sentence()}")
     for span in still_open:
         print_line(_describe(span))
+    for one in deaths:
+        print_line(one.sentence)
     for process in silent:
         print_line(f"processes/{process}.json is there, but {process} wrote no record")
     for row in clocks:
@@ -77,6 +84,11 @@ def run(args: argparse.Namespace) -> int:
     print_clocks(pairs, processes)
     print_line("something is wrong" if wrong else "nothing is wrong")
     return int(wrong > 0)
+
+
+def _without_loss(finding: Finding) -> dict[str, Any]:
+    """Return a finding as JSON, less what is said of none of these: the cause, and what it cost."""
+    return {key: value for key, value in asdict(finding).items() if key not in ("cause", "lost_sec")}
 
 
 def _open_spans(opened: Run) -> list[dict[str, Any]]:

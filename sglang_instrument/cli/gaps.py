@@ -64,7 +64,10 @@ def run(args: argparse.Namespace) -> int:
         for row in still[:_SHOWN]
     ]
     columns = ("plateau", "from s", "to s", "requests", "turn", "event")
-    print_table(columns, rows, title=f"{opened.folder}: plateaus ({len(still)})")
+    if rows:
+        print_table(columns, rows, title=f"{opened.folder}: plateaus ({len(still)})")
+    else:
+        print_line(f"{opened.folder}: no plateau; requests kept ending wherever several ran")
     held = [
         (
             row["culprit"] or NOTHING,

@@ -147,7 +147,8 @@ def _print_steps(opened: Run, args: argparse.Namespace, steps: list[_Row]) -> No
         print_line(_remainder(timed))
     validations = opened.digest.steps.filter(validate=True)["step"].n_unique()
     if validations and not args.validate:
-        print_line(f"{validations} validation steps are kept apart: --validate")
+        kept = "step is" if validations == 1 else "steps are"
+        print_line(f"{validations} validation {kept} kept apart: --validate")
 
 
 def _print_step(opened: Run, args: argparse.Namespace, summary: _Summary) -> None:
