@@ -37,6 +37,7 @@ cdef class Context:
         self.bound_in, self.part = bound_in, part
 
 
+@cython.no_gc  # it lives in the span or the `bind` of its block
 @cython.freelist(64)
 cdef class Bound:
     """A context that was set, and how to get back."""

@@ -5,7 +5,7 @@ from sglang_instrument.native.spans cimport Span
 cdef class Inside:
     cdef frozenset wanted
     cdef Inside around
-    cdef dict records
+    cdef list records  # spans of all wanted events, in the order in which they ended
     cdef int end(self) except -1
 
 cdef object collect(Inside inside, frozenset wanted, bint root)  # gives how to stop

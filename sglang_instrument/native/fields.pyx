@@ -96,7 +96,7 @@ cdef class Inside:
 
     def __getitem__(self, event):
         """Return the records of an event, as dicts."""
-        return as_dicts(finished(self, event))
+        return as_dicts(seen_by(self), event)
 
 
 cdef Inside innermost():
@@ -126,45 +126,41 @@ cdef int stop(object token) except -1:
 cdef int report(Span span) except -1:
     """Give a finished region to all open regions around it that read its event."""
     cdef Inside around = innermost()
-    cdef PyObject *known
     while around is not None:
         if span.event in around.wanted:
             if around.records is None:
-                around.records = {}
-            known = PyDict_GetItemWithError(around.records, span.event)
-            if known is NULL:
-                around.records[span.event] = [span]
-            else:
-                (<list>known).append(span)
+                around.records = []
+            around.records.append(span)
         around = around.around
     return 0
 
 
-cdef list finished(Inside inside, object event):
-    """Return the spans of an event; an empty list where there is none."""
-    cdef PyObject *known = NULL
-    if inside is not None and inside.records is not None:
-        known = PyDict_GetItemWithError(inside.records, event)
-    return NONE_FINISHED if known is NULL else <list>known
+cdef list seen_by(Inside inside):
+    """Return the spans of all events that are read."""
+    return NONE_FINISHED if inside is None or inside.records is None else inside.records
 
 
-cdef list finished_before(object event):
+cdef list seen_before(object event):
     """Return what finished so far within the innermost open region that reads this event."""
     cdef Inside around = innermost()
     while around is not None:
         if event in around.wanted:
-            return finished(around, event)
+            return seen_by(around)
         around = around.around
     return NONE_FINISHED
 
 
 def before(event):
     """Return the records of what finished so far within the innermost open region that reads this event."""
-    return as_dicts(finished_before(event))
+    return as_dicts(seen_before(event), event)
 
 
-cdef list as_dicts(list records):
-    return [as_dict(<Span>record) if isinstance(record, Span) else record for record in records]
+cdef list as_dicts(list spans, object event):
+    return [as_dict(<Span>span) for span in spans if is_of(<Span>span, event)]
+
+
+cdef inline bint is_of(Span span, object event) except -1:
+    return span.event is event or span.event == event
 
 
 cdef dict as_dict(Span span):
@@ -178,13 +174,9 @@ cdef dict as_dict(Span span):
     return record
 
 
-cdef object field_of(object record, object name):
+cdef object field_of(Span span, object name):
     """Return a field of a record, MISSING where it has none."""
     cdef PyObject *found
-    cdef Span span
-    if not isinstance(record, Span):
-        return record[name] if name in record else MISSING
-    span = <Span>record
     if span.extra is not None:
         found = PyDict_GetItemWithError(span.extra, name)
         if found is not NULL:
@@ -404,16 +396,13 @@ cdef class Records(Node):
     cdef bint before
 
     cdef object find(self, Reading reading):
-        found = self.raw(reading)
-        return as_dicts(found) if type(found) is list else found
-
-    cdef object raw(self, Reading reading):
-        """Return the records as they are: spans, or dicts of a run that is none of ours."""
-        if self.before:
-            return finished_before(self.event)
         if reading.run is not None:
-            return reading.run.inside.get(self.event, [])
-        return finished(reading.inside, self.event)
+            return reading.run.inside.get(self.event, []) if not self.before else before(self.event)
+        return as_dicts(self.spans(reading), self.event)
+
+    cdef list spans(self, Reading reading):
+        """Return spans, among them those of the event, of a run of ours."""
+        return seen_before(self.event) if self.before else seen_by(reading.inside)
 
 
 cdef class Happened(Node):
@@ -423,7 +412,12 @@ cdef class Happened(Node):
     cdef bint none
 
     cdef object find(self, Reading reading):
-        return bool(self.of.raw(reading)) != self.none
+        if reading.run is not None:
+            return bool(self.of.find(reading)) != self.none
+        for span in self.of.spans(reading):
+            if is_of(<Span>span, self.of.event):
+                return not self.none
+        return self.none
 
 
 cdef class PickOfEach(Node):
@@ -433,12 +427,14 @@ cdef class PickOfEach(Node):
     cdef tuple names
 
     cdef object find(self, Reading reading):
-        return [self.picked(record) for record in self.of.raw(reading)]
+        if reading.run is not None:
+            return [pure_pick(record, self.names) for record in self.of.find(reading)]
+        return [self.picked(<Span>one) for one in self.of.spans(reading) if is_of(<Span>one, self.of.event)]
 
-    cdef dict picked(self, object record):
+    cdef dict picked(self, Span span):
         cdef dict found = {}
         for new, old in self.names:
-            value = field_of(record, old)
+            value = field_of(span, old)
             if value is not MISSING:
                 found[new] = value
         return found
@@ -452,10 +448,13 @@ cdef class FieldOfEach(Node):
 
     cdef object find(self, Reading reading):
         cdef list found = []
-        for record in self.of.raw(reading):
-            value = field_of(record, self.name)
-            if value is not MISSING:
-                found.append(value)
+        if reading.run is not None:
+            return [record[self.name] for record in self.of.find(reading) if self.name in record]
+        for span in self.of.spans(reading):
+            if is_of(<Span>span, self.of.event):
+                value = field_of(<Span>span, self.name)
+                if value is not MISSING:
+                    found.append(value)
         return found
 
 

@@ -3,6 +3,7 @@
 # `Span` and `Task` are the classes of recording/spans.py and recording/tasks.py, field by field. Nothing
 # that is no collector's business leads from one back to itself: both are no_gc, as their Structs are gc=False.
 
+cimport cython
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 cdef extern from "Python.h":
@@ -19,6 +20,7 @@ cdef inline long long now_ns() noexcept:
     clock_gettime(CLOCK_MONOTONIC, &now)
     return <long long>now.tv_sec * 1_000_000_000 + now.tv_nsec
 
+@cython.no_gc
 cdef class Task:
     cdef public long long number
     cdef public object spawned_by  # int or None
@@ -29,6 +31,7 @@ cdef class Task:
     cdef public long long waited
     cdef public long long suspended_at
 
+@cython.no_gc  # said here too: else a subclass in another module is the collector's
 cdef class Span:
     cdef vectorcallfunc called  # see blocks.pxi
     cdef public object event
@@ -51,9 +54,11 @@ cdef class Span:
     cdef int enter(self) except -1
     cdef int finish(self, object error, object value) except -1
 
+@cython.no_gc
 cdef class WatchedSpan(Span):
     pass
 
+@cython.no_gc
 cdef class SyncedSpan(WatchedSpan):
     pass
 
