@@ -68,7 +68,7 @@ def file_of(module: str) -> Path:
 def is_fresh(module: str) -> bool:
     """Return whether a module was built from its sources as they are now."""
     path = file_of(module)
-    return path.exists() and STAMPS["stamp_of"](NATIVE, module).encode() in path.read_bytes()
+    return path.exists() and STAMPS["stamp_of"](str(NATIVE), module).encode() in path.read_bytes()
 
 
 def compile_into(folder: Path, modules: list[str]) -> None:
@@ -81,7 +81,7 @@ def compile_into(folder: Path, modules: list[str]) -> None:
         Extension(
             f"sglang_instrument.native.{module}",
             [str(NATIVE / f"{module}.pyx")],
-            define_macros=[("SGLANG_INSTRUMENT_STAMP", f'"{STAMPS["stamp_of"](NATIVE, module)}"')],
+            define_macros=[("SGLANG_INSTRUMENT_STAMP", f'"{STAMPS["stamp_of"](str(NATIVE), module)}"')],
             extra_compile_args=["-O2", "-g0", "-fvisibility=hidden"],
         )
         for module in modules

@@ -109,12 +109,12 @@ def test_a_stamp_covers_what_a_module_includes_and_cimports(tmp_path):
     (tmp_path / "part.pxi").write_text("")
     (tmp_path / "two.pxd").write_text("")
     (tmp_path / "other.pxd").write_text("")
-    before = stamp_of(tmp_path, "one")
+    before = stamp_of(str(tmp_path), "one")
     (tmp_path / "other.pxd").write_text("# nothing of ours")
-    assert stamp_of(tmp_path, "one") == before
+    assert stamp_of(str(tmp_path), "one") == before
     for name in ("part.pxi", "two.pxd", "one.pyx"):
         (tmp_path / name).write_text((tmp_path / name).read_text() + "# changed\n")
-        changed = stamp_of(tmp_path, "one")
+        changed = stamp_of(str(tmp_path), "one")
         assert changed != before
         before = changed
 

@@ -8,7 +8,6 @@ modules hand it what it needs (`connect`).
 
 import os
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Final
 
 from sglang_instrument.native.stamps import MODULES, stamp_of
@@ -18,7 +17,7 @@ def _reason_against() -> str | None:
     """Import the compiled parts; return why they cannot be used, None if they can."""
     if os.environ.get("SGLANG_INSTRUMENT_NATIVE") == "0":
         return "SGLANG_INSTRUMENT_NATIVE=0"
-    folder = Path(__file__).parent
+    folder = os.path.dirname(__file__)  # noqa: PTH120 - pathlib takes long to import
     try:
         for name in MODULES:
             module = import_module(f"{__name__}.{name}")
