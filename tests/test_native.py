@@ -1,5 +1,6 @@
 """The compiled parts are used where they were built, all of them or none, and nobody has to notice which."""
 
+import inspect
 import json
 import os
 import shutil
@@ -127,3 +128,12 @@ def test_status_says_which_it_is(tmp_path, monkeypatch):
     finally:
         sglang_instrument.uninstall()
     assert (said["native"], said["native_reason"]) == (native.ON, native.REASON)
+
+
+def test_what_people_call_tells_its_signature_and_its_words():
+    assert "phase=None, **extra" in str(inspect.signature(sglang_instrument.span)).replace(
+        ": str | None = ", "="
+    )
+    assert "Time a block, as in" in sglang_instrument.span.__doc__
+    assert "something happened now" in sglang_instrument.event.__doc__
+    assert sglang_instrument.span.__module__ == "sglang_instrument.recording.spans"

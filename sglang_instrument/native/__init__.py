@@ -7,6 +7,7 @@ modules hand it what it needs (`connect`).
 """
 
 import os
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final
 
@@ -45,8 +46,11 @@ def take_over(public: dict[str, Any], module: str, *names: str) -> None:
         return
     compiled = import_module(f"{__name__}.{module}")
     for name in names:
-        value = public[name] = getattr(compiled, name)
+        pure, value = public.get(name), getattr(compiled, name)
+        public[name] = value
         if isinstance(value, type):
             import_module(f"{__name__}.spans").call_by_home(value, public["__name__"])
         elif callable(value):
             value.__module__ = public["__name__"]
+            with suppress(AttributeError):  # of a function that is no part of the public API
+                value.__doc__ = getattr(pure, "__doc__", None)

@@ -292,8 +292,9 @@ include "blocks.pxi"
 include "waits.pxi"
 
 
+@cython.binding(True)  # it tells its signature, and takes the words of recording/spans.py
 def span(event, /, *, phase=None, **extra):
-    """Time a block; see recording/spans.py."""
+    """Time a block."""
     cdef Span made
     kind = kinds.get(event)
     if kind is None:
@@ -305,6 +306,7 @@ def span(event, /, *, phase=None, **extra):
     return made
 
 
+@cython.binding(True)
 def event(name, /, **extra):
     """Record that something happened now, without a duration."""
     cdef Span point = Span.__new__(Span)
