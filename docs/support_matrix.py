@@ -29,11 +29,11 @@ OLDEST: Final = {"sglang": "0.4.6.post5", "verl": "0.4.0", "areal": "1.0.4"}
 TESTED: Final = {
     "sglang/engine": "real engine 0.5.21 on a CPU (the demo), 0.4.6.post5, 0.5.2 and 0.5.5 (under verl)",
     "sglang/requests": "real `launch_server` 0.5.21 on a CPU, one and two schedulers, one of them killed",
-    "sglang/batches": "real `launch_server` 0.5.21 on a CPU, two schedulers",
+    "sglang/batches": "real `launch_server` 0.5.21 on a CPU, two that overlap (by hand: tp_size=2)",
     "verl/rollout": "real class over the real engine, 0.4.0, 0.4.1, 0.5.0, 0.6.0, 0.6.1",
     "verl/agent_loop": "real run in server mode 0.9.1, under Ray",
     "verl/server": "real run in server mode 0.9.1, under Ray",
-    "verl/trainer": "static alone",
+    "verl/trainer": "real training 0.9.1 on a CPU, the V1 trainer (and by hand the one before it)",
     "areal/rollout": "real workflows 1.0.4 against a real server",
     "areal/engine": "real workflows 1.0.4 against a real server",
     "areal/trainer": "static alone",

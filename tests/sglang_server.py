@@ -18,10 +18,11 @@ from sglang_instrument.demo.model import ensure_model
 
 ARGUMENTS = [
     *("--device=cpu", "--dtype=float32", "--attention-backend=torch_native", "--sampling-backend=pytorch"),
-    *("--grammar-backend=none", "--disable-cuda-graph", "--disable-overlap-schedule"),
+    *("--grammar-backend=none", "--disable-cuda-graph"),
     *("--chunked-prefill-size=512", "--mem-fraction-static=0.2", "--context-length=512"),
     *("--skip-server-warmup", "--log-level=error", "--host=127.0.0.1"),
 ]
+IN_TURN = "--disable-overlap-schedule"  # a batch is launched when the one before it is done with
 DEADLINE_SEC = 500  # a busy machine takes three minutes to start one
 
 
@@ -78,13 +79,14 @@ class Server:
         end_group(self.process)
 
 
-def start_server(scratch, environment, *arguments):
+def start_server(scratch, environment, *arguments, overlap=False):
     """Start a server and wait until it answers; `scratch` is a folder of its own."""
     write_plugin(scratch)
     path = os.pathsep.join(filter(None, (str(scratch), os.environ.get("PYTHONPATH"))))
     port = free_port()
     command = [sys.executable, "-W", "ignore", "-m", "sglang.launch_server"]
     command += ["--model-path", str(model_of_the_demo()), "--port", str(port), *ARGUMENTS, *arguments]
+    command += [] if overlap else [IN_TURN]
     errors = scratch / "stderr.txt"
     with errors.open("wb") as stream:
         process = subprocess.Popen(

@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -207,7 +208,7 @@ def test_the_join_says_what_each_request_waited_for(killed):
 
 @pytest.fixture(scope="module")
 def parallel(tmp_path_factory):
-    """Two data-parallel schedulers that retract a request now and then, with `batches` recorded."""
+    """Two data-parallel schedulers that overlap batches and retract some requests; `batches` are recorded."""
     folder = tmp_path_factory.mktemp("two")
     settings = {
         "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
@@ -215,7 +216,7 @@ def parallel(tmp_path_factory):
         "SGLANG_TEST_RETRACT_INTERVAL": "10",
         "SGLANG_INSTRUMENT_ENGINE_DETAIL": "batches",
     }
-    server = start_server(folder, environment(folder / "logs", **settings), "--dp-size=2")
+    server = start_server(folder, environment(folder / "logs", **settings), "--dp-size=2", overlap=True)
     log = folder / "logs/run/engine"
     try:
         body = {"input_ids": PROMPTS, "rid": RIDS, "sampling_params": SAMPLING}
@@ -270,6 +271,14 @@ def test_batches_say_how_they_ran(parallel, rank):
     decoding = [run for run in parallel.of(path, "model_forward") if run["forward_mode"] == "DECODE"]
     assert decoding
     assert all(run["tokens"] == run["batch_size"] for run in decoding)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_overlapping_scheduler_is_seen_to_launch_a_batch_before_it_is_done_with_the_last(parallel, rank):
+    records = parallel.records[f"engine/scheduler_{rank}_tp0.jsonl"]
+    runs = [record for record in records if record["event"] in ("scheduler_batch", "scheduler_result")]
+    order = [record["event"] for record in sorted(runs, key=lambda record: record["start_us"])]
+    assert ("scheduler_batch", "scheduler_batch") in pairwise(order)
 
 
 def test_a_retracted_request_says_so(parallel):

@@ -6,6 +6,7 @@ from wheels import wheel_of
 from sglang_instrument.patching.check import check
 from sglang_instrument.patching.tables import load_table
 from sglang_instrument.patching.trees import open_tree
+from sglang_instrument.recording.spans import SyncedSpan, kind_for
 
 # Where something the table names changed its shape, and both ends.
 VERSIONS = ["0.4.6.post5", "0.4.9.post6", "0.5.2", "0.5.5", "0.5.10.post1", "0.5.12.post1", "0.5.23"]
@@ -48,3 +49,11 @@ def test_every_region_of_the_engine_room_is_found_in_every_version(version, tabl
     assert {site.region.event: site.note for site in expected if site.state != "found"} == {}
     assert {site.region.event for site in expected} == events
     assert [site.region.event for site in expected if site.note] == []  # no field without its local
+
+
+@pytest.mark.parametrize("name", ["sglang/requests", "sglang/batches"])
+def test_nothing_in_the_engines_own_processes_waits_for_the_gpu(name):
+    regions = [region for patch in load_table(name).patches for region in patch.regions]
+    waiting = [r.event for r in regions if issubclass(kind_for(r.event, r.phase, r.sync), SyncedSpan)]
+    assert regions
+    assert waiting == []
