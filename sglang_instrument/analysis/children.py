@@ -1,6 +1,6 @@
 """Share the reading of a run among processes.
 
-A child is a plain `python -m`, not `multiprocessing`: that would import the user's script again. Nor is it
+A child is a plain `python -c`, not `multiprocessing`: that would import the user's script again. Nor is it
 forked, for polars has threads as soon as it is imported.
 """
 
@@ -30,6 +30,13 @@ _SETTINGS: Final = {
     "MALLOC_TRIM_THRESHOLD_": str(4 * 1024**3),
     "_RJEM_MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1",
 }
+# Without a search for garbage from the first import on: that is a tenth of what a child costs to start.
+_PROGRAM: Final = """
+import gc, sys
+gc.disable()
+from sglang_instrument.analysis.children import main
+main(*sys.argv[1:])
+"""
 
 
 class _Task(msgspec.Struct):
@@ -74,7 +81,7 @@ def _start(folder: Path, scratch: str, told: IO[bytes]) -> subprocess.Popen[byte
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **_SETTINGS}
     return subprocess.Popen(  # noqa: S603 - this interpreter and a module of ours
-        [sys.executable, "-m", "sglang_instrument.analysis.children", str(folder), scratch],
+        [sys.executable, "-c", _PROGRAM, str(folder), scratch],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=told,
@@ -103,19 +110,15 @@ def _load(place: Path) -> Part:
     return files, tables
 
 
-def main(folder: Path, scratch: Path) -> None:
+def main(folder: str, scratch: str) -> None:
     """Take batches as long as there are any; leave what came of them in `scratch`, and tell their numbers."""
-    task = msgspec.json.decode((scratch / "task.json").read_bytes(), type=_Task)
+    task = msgspec.json.decode(Path(scratch, "task.json").read_bytes(), type=_Task)
     for number, batch in enumerate(task.batches):
-        place = scratch / str(number)
+        place = Path(scratch, str(number))
         try:
             place.mkdir()
         except FileExistsError:
             continue
-        _save(task.work.of(folder, batch), place)
+        _save(task.work.of(Path(folder), batch), place)
         os.write(sys.stdout.fileno(), b"%d\n" % number)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
-    os._exit(0)  # at once: to give back the memory piece by piece takes longer than a batch may
+    os._exit(0)  # at once: to give back the memory piece by piece takes its time

@@ -121,10 +121,12 @@ class Columns:
 
     def _codes_of(self, names: list[str]) -> list[int]:
         """Return events as small numbers, in the order in which they first came."""
-        for name in set(names) - self._codes.keys():
-            if name in _FIELDLESS:
-                self._fieldless.add(len(self._codes))
-            self._codes[name] = len(self._codes)
+        try:
+            return [self._codes[name] for name in names]
+        except KeyError:  # some come for the first time
+            for name in set(names) - self._codes.keys():
+                self._codes[name] = len(self._codes)
+            self._fieldless = {code for name, code in self._codes.items() if name in _FIELDLESS}
         return [self._codes[name] for name in names]
 
     def _pieces_of(self, lines: Sequence[Line], source: int) -> list[int]:
