@@ -23,7 +23,7 @@ def test_every_process_of_the_training_writes_under_its_own_name(trained):
     assert len({process["run_id"] for process in trained.processes}) == 1
     for process in trained.processes:
         assert process["records"]["dropped"] == 0
-        assert process["notices"] == []
+        assert not any("another process writes it" in said["notice"] for said in process["notices"])
 
 
 @pytest.mark.parametrize("step", [1, 2])
