@@ -2,6 +2,7 @@
 
 import copy
 import enum
+import importlib.util
 import math
 import re
 from collections import OrderedDict, UserDict, defaultdict, deque
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 
 from sglang_instrument import native
 from sglang_instrument.errors import TableError
+from sglang_instrument.patching import runs
 from sglang_instrument.patching.fields import parse
 from sglang_instrument.patching.measures import NAMES, UNBOUND
 from sglang_instrument.patching.readers import build, generate, local_arguments, locals_of, truths
+from sglang_instrument.recording import values as values_module
 
 pytestmark = pytest.mark.skipif(not native.ON, reason=f"nothing is compiled: {native.REASON}")
 
@@ -151,7 +154,7 @@ def run_over(inside):
     return SimpleNamespace(duration_sec=0.75, inside=copy.deepcopy(inside), value=[3, 1, 2])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(texts, min_size=1, max_size=5),
     st.tuples(made, made, made, made),
@@ -174,3 +177,61 @@ def test_both_read_the_same_of_whatever_is_there(fields, makers, inside, asks):
         for make in (build, generate)
     )
     assert same(compiled, generated), (fields, compiled, generated)
+
+
+@pytest.fixture(scope="module")
+def pure_values():
+    """The module `recording.values` as it is where nothing is compiled."""
+    spec = importlib.util.find_spec("sglang_instrument.recording.values")
+    twin = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(native, "ON", False)
+        spec.loader.exec_module(twin)
+    return twin
+
+
+@settings(max_examples=200, deadline=None)
+@given(made)
+def test_a_value_is_reduced_to_the_same(pure_values, make):
+    compiled, pure = (
+        without_addresses(reduce({"x": make(), "y": 1}))
+        for reduce in (values_module.reduce, pure_values.reduce)
+    )
+    assert same(compiled, pure)
+    assert same(
+        *(without_addresses(one(make())) for one in (values_module.reduce_value, pure_values.reduce_value))
+    )
+
+
+def test_fields_that_are_loggable_are_kept_and_not_copied():
+    extra = {"n": 1, "text": "t", "share": 0.5, "ok": True, "none": None}
+    assert values_module.reduce(extra) is extra
+
+
+def test_the_total_of_a_tensor_is_torch_s_own():
+    torch = pytest.importorskip("torch")
+    count = torch.arange(-3, 9).reshape(3, 4)
+    tensors = [
+        *(count, count.to(torch.int32), count.to(torch.int16), count.abs().to(torch.uint8), count > 2),
+        *(count.T, count[:, 1:3], count[1:2].expand(5, 4), count.float() / 7, count.to(torch.bfloat16)),
+        *(
+            torch.tensor(7),
+            torch.zeros(0, dtype=torch.long),
+            torch.full((3,), 2**62),
+            torch.tensor([2**31 - 1] * 3),
+        ),
+        *(torch.ones(2, requires_grad=True), torch.zeros(2, 3, device="meta"), torch.eye(3).to_sparse()),
+    ]
+    expressions = {"total": parse("total(t)"), "each": parse("total(t[*])"), "size": parse("size(t)")}
+    for tensor in tensors:
+        compiled, generated = (
+            make(expressions, local_arguments(["t"]))(None, tensor) for make in (build, generate)
+        )
+        assert same(compiled, generated), tensor
+
+
+def test_a_run_that_no_probe_made_is_refused_and_harms_nothing():
+    for kind in (runs.RegionSpan, runs.ReportingSpan, runs.FullSpan, runs.GeneratorSpan):
+        made = kind.__new__(kind)
+        with pytest.raises(AttributeError), made:
+            pass

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-# cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=False
+# cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=True
 """What is bound, as `recording.context` says it: contexts of a request and its turns are made in C."""
 
 cimport cython

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-# cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=False
+# cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=True
 """Read the fields of a region: the trees of `patching.fields`, walked in C, as `patching.readers` says.
 
 What several fields have in common is read once. What is missing is a sentinel, for a Python exception costs

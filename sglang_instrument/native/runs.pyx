@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-# cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=False
+# cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=True
 """Runs of regions, and what begins them, as `patching.runs` and `patching.probe` say it."""
 
 cimport cython

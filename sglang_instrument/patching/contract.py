@@ -7,7 +7,7 @@ A region of statements becomes, where `a` is named by the fields read at entry a
         local.capture("rid", value)      # an argument that the table captures; passes `value` on
         yield local.item(value)          # generator regions; passes `value` on
         local.leave_result(value, b)     # before `return value`; where no result is wanted, local.leave(b)
-        local.leave(b)                   # the region's last line, and before a `break` or `continue` out of it
+        local.leave(b)                   # the region's last line, and before a `break` or `continue` from it
 
 A region that hands nothing over is `with PROBE(a):`, without a local. A local of the program that is not
 there, or has no value yet, arrives as `measures.UNBOUND`. None of these calls may ever raise.

@@ -1,14 +1,16 @@
 """Be one run of a region: a span that is handed locals by rewritten code and reads its fields when it ends.
 
 Nothing here raises into the function: what fails is skipped, counted and said once (`notices.swallowed`). The
-common case, fields at exit and nothing else, has its own short way; everything else is in `FullSpan`.
+common case, fields at exit and nothing else, has its own short way; everything else is in `FullSpan`. The
+compiled classes of `native/runs.pyx` take the place of these where they are built.
 """
 
 import sys
 from time import perf_counter_ns
 from types import FrameType, TracebackType
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from sglang_instrument import native
 from sglang_instrument.patching import inside
 from sglang_instrument.patching.inside import Collecting, Inside
 from sglang_instrument.patching.measures import UNBOUND
@@ -259,3 +261,11 @@ def _frame_values(names: tuple[str, ...]) -> Values:
     if sys.version_info < (3, 13) and "locals" not in frame.f_code.co_names:
         local.clear()  # the frame keeps this copy, which would keep the objects alive
     return values
+
+
+if not TYPE_CHECKING and native.ON:
+    from sglang_instrument.native import runs as compiled
+
+    RegionSpan, ReportingSpan = compiled.RegionSpan, compiled.ReportingSpan
+    FullSpan, GeneratorSpan = compiled.FullSpan, compiled.GeneratorSpan
+    Skipped, SKIPPED = compiled.Skipped, compiled.skipped
