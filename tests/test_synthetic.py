@@ -7,7 +7,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from sglang_instrument.analysis import open_run
+from sglang_instrument.analysis import find, open_run, step_table
+from sglang_instrument.analysis.join import placed_lives, shares
+from sglang_instrument.analysis.round_trips import ahead_us
 from sglang_instrument.demo.synthetic import write
 from sglang_instrument.schema import KEYS, REFERENCE_EVENTS
 from sglang_instrument.testing import (
@@ -189,3 +191,22 @@ def test_step_67_is_three_times_slower_because_109_of_512_requests_stand_still(t
     late = requests.filter((pl.col("end_us") - begun) / 1e6 > 22.0)
     assert len(late) == 109
     assert (late["end_us"].min() - begun) / 1e6 > 165
+
+
+def test_engines_log_each_call_on_their_own_clock(tmp_path: Path) -> None:
+    clocks = {0: 0.0, 1: 30.0}
+    run = open_run(synthetic_run(tmp_path, steps=3, workers=2, requests=8, engine_clocks=clocks))
+    ahead = ahead_us(run)
+    assert ahead.keys() == {"server_1", "scheduler_1", "detokenizer_1"}
+    assert ahead["server_1"] == pytest.approx(30e6, abs=0.05e6)
+    lives = placed_lives(run)
+    turns = run.digest.turns.group_by("step").len().sort("step").rows()
+    assert lives.group_by("step").len().sort("step").rows() == turns
+    assert shares(lives)["queue"] == pytest.approx(0.1, abs=0.01)
+    assert find(run.digest, run.files) == []
+
+
+def test_engines_change_nothing_that_workers_measured(tmp_path: Path) -> None:
+    plain = open_run(synthetic_run(tmp_path / "plain", steps=2, workers=2, requests=8))
+    told = open_run(synthetic_run(tmp_path / "told", steps=2, workers=2, requests=8, engine_clocks={0: 5.0}))
+    assert step_table(plain.digest).equals(step_table(told.digest))

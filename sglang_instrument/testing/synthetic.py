@@ -1,18 +1,14 @@
 """Write a run with planted causes, in the format of a real one, without torch or sglang."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-import msgspec
-
-from sglang_instrument.recording.shapes import Line
-from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED, LOG_VERSION, OPEN_SPANS, STEP_CLOSED
 from sglang_instrument.testing import standstill
+from sglang_instrument.testing.engine_room import EngineRoom
 from sglang_instrument.testing.planted import (
     BlockedLoop,
     Hang,
@@ -25,8 +21,8 @@ from sglang_instrument.testing.planted import (
 )
 from sglang_instrument.testing.timeline import NEVER, Happened, RequestTimeline
 from sglang_instrument.testing.workload import draw_requests
+from sglang_instrument.testing.written import LogFile
 
-EPOCH_US: Final = int(datetime(2026, 1, 5, 8, tzinfo=timezone.utc).timestamp()) * 1_000_000
 MAIN: Final = 0  # number of the main thread's task
 TRAINING_SEC: Final = 20.0  # between two rollouts
 _AFTER_BARRIER: Final = (
@@ -67,6 +63,7 @@ def synthetic_run(
     hang: Hang | None = None,
     clock_skew: Mapping[int, float] | None = None,
     torn_file: TornFile | None = None,
+    engine_clocks: Mapping[int, float] | None = None,
     progress: Callable[[int], object] = int,
 ) -> Path:
     """Write a run of heavy-tailed multi-turn requests with tools; the same arguments give the same bytes.
@@ -86,6 +83,8 @@ def synthetic_run(
         hang: See `Hang`; the run ends in its step.
         clock_skew: Seconds by which the clocks of workers are ahead, by worker.
         torn_file: See `TornFile`.
+        engine_clocks: Workers whose engine logs as well, in `engine/`, and by how many seconds its clock is
+            ahead. Its server, scheduler and detokenizer say when they had each call, by its `rid`.
         progress: Called with each step's number once it is written.
 
     Returns:
@@ -94,8 +93,12 @@ def synthetic_run(
     planted = Planted(straggler, plateau, slow_reward, blocked_loop, hang, torn_file)
     crew = [_Worker(rank, Random(seed * 1_000_003 + rank)) for rank in range(workers)]  # noqa: S311 - to be repeated
     now = 0.0
+    rooms = [
+        EngineRoom(Path(folder), rank, ahead, f"synthetic-{seed}")
+        for rank, ahead in sorted((engine_clocks or {}).items())
+    ]
     for step in range(first_step, first_step + steps):
-        now = _write_step(Path(folder), crew, step, now, requests, planted, clock_skew or {}, seed)
+        now = _write_step(Path(folder), crew, step, now, requests, planted, clock_skew or {}, seed, rooms)
         progress(step)
         if now == NEVER:
             break
@@ -114,9 +117,12 @@ def _write_step(
     planted: Planted,
     skew: Mapping[int, float],
     seed: int,
+    rooms: Sequence[EngineRoom],
 ) -> float:
     """Write one step of all workers; return when the slowest was done."""
     rollouts = [_rollout(worker, step, begin, requests, planted) for worker in crew]
+    for room in rooms:
+        room.write(rollouts[room.rank][0])
     leave = max(arrival for _, arrival in rollouts) + 1e-3
     done = begin
     for worker, (happened, arrival) in zip(crew, rollouts, strict=True):
@@ -124,7 +130,7 @@ def _write_step(
         if leave < NEVER:
             end = _finish(worker, happened, begin, arrival, leave, requests)
         done = max(done, end)
-        file = _File(step, worker.rank, skew.get(worker.rank, 0.0), f"synthetic-{seed}")
+        file = LogFile(step, worker.rank, skew.get(worker.rank, 0.0), f"synthetic-{seed}")
         lines = file.lines(happened, begin, end, waits=arrival < NEVER)
         path = folder / f"step_{step}" / f"worker_{worker.rank}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +149,7 @@ def _write_validation(
             _main("engine_async_generate", begin, arrival),
             _main("barrier", arrival + 1e-5, leave),
         ]
-        file = _File(step, worker.rank, skew.get(worker.rank, 0.0), f"synthetic-{seed}", validate=True)
+        file = LogFile(step, worker.rank, skew.get(worker.rank, 0.0), f"synthetic-{seed}", validate=True)
         path = folder / f"validate_{step}" / f"worker_{worker.rank}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(file.lines(happened, begin, leave))
@@ -218,69 +224,3 @@ def _finish(
     end = now + 1e-4
     happened.append(_main("total_step_duration", begin, end))
     return end
-
-
-class _File:
-    """The lines of one worker in one step."""
-
-    def __init__(self, step: int, rank: int, skew: float, run_id: str, validate: bool = False) -> None:
-        self._step, self._rank, self._run_id, self._validate = step, rank, run_id, validate
-        self._epoch_us = EPOCH_US + round(skew * 1e6)
-        self._second, self._prefix = -1, ""
-
-    def lines(self, happened: list[Happened], begin: float, end: float, waits: bool = True) -> bytes:
-        """Return the whole file; in a step without end a barrier is open if it `waits`, or else a tool."""
-        records = sorted((one for one in happened if one.end < NEVER), key=lambda one: (one.end, -one.start))
-        lines = [self._control(LOG_OPENED, begin, self._opening(begin))]
-        lines += [self._line(one) for one in records]
-        if end < NEVER:
-            counts = {"written": len(records), "dropped": 0, "sampled_out": 0}
-            lines.append(self._control(STEP_CLOSED, end, counts))
-            lines.append(self._control(LOG_CLOSED, end, {}))
-        else:
-            last = records[-1].end if records else begin
-            for age in (30, 60, 120):
-                stuck = [self._stuck("total_step_duration", age + last - begin)]
-                stuck += [self._stuck("barrier_wait_duration" if waits else "tool_execution", age)]
-                extra = {"open": len(stuck), "spans": stuck}
-                lines.append(self._control(OPEN_SPANS, last + age, extra))
-        return msgspec.json.Encoder().encode_lines(lines)
-
-    def _stuck(self, event: str, age_sec: float) -> dict[str, Any]:
-        return {"event": event, "age_sec": round(age_sec, 3), "stack": []}
-
-    def _opening(self, begin: float) -> dict[str, Any]:
-        clocks = {"wall_ns": (self._epoch_us + int(begin * 1e6)) * 1000, "perf_ns": int(begin * 1e9)}
-        return {"log_version": LOG_VERSION, "run_id": self._run_id, "pid": 4000 + self._rank, **clocks}
-
-    def _control(self, event: str, moment: float, extra: dict[str, Any]) -> Line:
-        line = Line(self._timestamp(moment), event, None, extra, self._rank, self._step)
-        line.validate = self._validate
-        return line
-
-    def _line(self, one: Happened) -> Line:
-        if one.point:
-            duration_sec, start_us = None, None
-        else:
-            duration_sec = round(one.end - one.start, 9)
-            start_us = self._epoch_us + int(one.start * 1e6)
-        line = Line(
-            self._timestamp(one.end),
-            one.event,
-            duration_sec,
-            one.extra,
-            self._rank,
-            self._step,
-            start_us,
-            one.task,
-            one.spawned_by,
-        )
-        line.phase, line.validate = one.phase, self._validate
-        return line
-
-    def _timestamp(self, moment: float) -> str:
-        second, microsecond = divmod(self._epoch_us + int(moment * 1e6), 1_000_000)
-        if second != self._second:
-            self._second = second
-            self._prefix = datetime.fromtimestamp(second, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.")
-        return f"{self._prefix}{microsecond:06d}+00:00"

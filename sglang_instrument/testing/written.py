@@ -1,0 +1,81 @@
+"""Turn what happened into the lines of a log, by the clock of the process that wrote them."""
+
+from datetime import datetime, timezone
+from typing import Any, Final
+
+import msgspec
+
+from sglang_instrument.recording.shapes import Line
+from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED, LOG_VERSION, OPEN_SPANS, STEP_CLOSED
+from sglang_instrument.testing.timeline import NEVER, Happened
+
+EPOCH_US: Final = int(datetime(2026, 1, 5, 8, tzinfo=timezone.utc).timestamp()) * 1_000_000
+
+
+class LogFile:
+    """What one process writes to one file."""
+
+    def __init__(self, step: int | None, rank: int, skew: float, run_id: str, validate: bool = False) -> None:
+        self._step, self._rank, self._run_id, self._validate = step, rank, run_id, validate
+        self._epoch_us = EPOCH_US + round(skew * 1e6)
+        self._second, self._prefix = -1, ""
+
+    def lines(self, happened: list[Happened], begin: float, end: float, waits: bool = True) -> bytes:
+        """Return the whole file; in a step without end a barrier is open if it `waits`, or else a tool."""
+        records = sorted((one for one in happened if one.end < NEVER), key=lambda one: (one.end, -one.start))
+        lines = [self.control(LOG_OPENED, begin, self.opening(begin))]
+        lines += [self.line(one) for one in records]
+        if end < NEVER:
+            counts = {"written": len(records), "dropped": 0, "sampled_out": 0}
+            lines.append(self.control(STEP_CLOSED, end, counts))
+            lines.append(self.control(LOG_CLOSED, end, {}))
+        else:
+            last = records[-1].end if records else begin
+            for age in (30, 60, 120):
+                stuck = [self._stuck("total_step_duration", age + last - begin)]
+                stuck += [self._stuck("barrier_wait_duration" if waits else "tool_execution", age)]
+                extra = {"open": len(stuck), "spans": stuck}
+                lines.append(self.control(OPEN_SPANS, last + age, extra))
+        return msgspec.json.Encoder().encode_lines(lines)
+
+    def _stuck(self, event: str, age_sec: float) -> dict[str, Any]:
+        return {"event": event, "age_sec": round(age_sec, 3), "stack": []}
+
+    def opening(self, begin: float) -> dict[str, Any]:
+        """Return the fields of the header."""
+        clocks = {"wall_ns": (self._epoch_us + int(begin * 1e6)) * 1000, "perf_ns": int(begin * 1e9)}
+        return {"log_version": LOG_VERSION, "run_id": self._run_id, "pid": 4000 + self._rank, **clocks}
+
+    def control(self, event: str, moment: float, extra: dict[str, Any]) -> Line:
+        """Return a record without a duration."""
+        line = Line(self._timestamp(moment), event, None, extra, self._rank, self._step)
+        line.validate = self._validate
+        return line
+
+    def line(self, one: Happened) -> Line:
+        """Return the record of what happened."""
+        if one.point:
+            duration_sec, start_us = None, None
+        else:
+            duration_sec = round(one.end - one.start, 9)
+            start_us = self._epoch_us + int(one.start * 1e6)
+        line = Line(
+            self._timestamp(one.end),
+            one.event,
+            duration_sec,
+            one.extra,
+            self._rank,
+            self._step,
+            start_us,
+            one.task,
+            one.spawned_by,
+        )
+        line.phase, line.validate = one.phase, self._validate
+        return line
+
+    def _timestamp(self, moment: float) -> str:
+        second, microsecond = divmod(self._epoch_us + int(moment * 1e6), 1_000_000)
+        if second != self._second:
+            self._second = second
+            self._prefix = datetime.fromtimestamp(second, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.")
+        return f"{self._prefix}{microsecond:06d}+00:00"
