@@ -7,7 +7,8 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from sglang_instrument.analysis import Digest, Run, batches, cache, open_run
+from sglang_instrument.analysis import Digest, Run, batches, cache, children, open_run
+from sglang_instrument.analysis.files import File
 from sglang_instrument.testing import TornFile, synthetic_run
 
 
@@ -113,3 +114,34 @@ def test_several_processes_and_batches_see_what_one_sees(
     assert several.digest.steps.sort("source")["source"].is_sorted()
     assert one.digest.requests["source"].equals(several.digest.requests["source"])
     assert isinstance(one.digest.steps, pl.DataFrame)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "raise SystemExit(1)",
+        "print('of somebody else'); print(0)",
+        "import os, pathlib, sys; pathlib.Path(sys.argv[2], '1').mkdir(); os._exit(9)",
+    ],
+    ids=["none starts", "others print", "one dies at work"],
+)
+def test_what_children_cannot_do_is_done_without_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    whole = open_run(folder, cached=False)
+    monkeypatch.setattr(batches, "_BATCH_BYTES", 20_000)
+    monkeypatch.setattr(batches, "_CHILD_BYTES", 20_000)
+    monkeypatch.setattr(batches, "_cores", lambda: 2)
+    monkeypatch.setattr(children, "_PROGRAM", program)
+    alone = open_run(folder, cached=False)
+    assert whole.health == alone.health
+    assert_same(whole.digest, alone.digest)
+
+
+def test_batches_weigh_about_the_same_and_every_process_gets_as_many() -> None:
+    files = [File(f"step_{number}/worker_0.jsonl", 1_000_000, 0) for number in range(300)]
+    for processes in (1, 2, 3, 16):
+        made = batches._batches(files, processes)
+        assert [file for batch in made for file in batch] == files
+        assert len(made) % processes == 0
+        assert max(map(len, made)) - min(map(len, made)) <= 1

@@ -37,6 +37,7 @@ gc.disable()
 from sglang_instrument.analysis.children import main
 main(*sys.argv[1:])
 """
+_DONE: Final = b"done with batch "
 
 
 class _Task(msgspec.Struct):
@@ -74,7 +75,7 @@ def _ended(folder: Path, scratch: str, processes: int) -> Iterator[int]:
         ) as to_tell:  # closed here, so that the pipe ends when the last child does
             for _ in range(processes):
                 stack.callback(_end, _start(folder, scratch, to_tell))
-        yield from (int(line) for line in told if line.strip().isdigit())
+        yield from (int(line.removeprefix(_DONE)) for line in told if line.startswith(_DONE))
 
 
 def _start(folder: Path, scratch: str, told: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -120,5 +121,5 @@ def main(folder: str, scratch: str) -> None:
         except FileExistsError:
             continue
         _save(task.work.of(Path(folder), batch), place)
-        os.write(sys.stdout.fileno(), b"%d\n" % number)
+        os.write(sys.stdout.fileno(), b"%b%d\n" % (_DONE, number))
     os._exit(0)  # at once: to give back the memory piece by piece takes its time

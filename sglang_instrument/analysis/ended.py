@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +11,7 @@ import orjson
 
 from sglang_instrument.analysis.clocks import clock_table
 from sglang_instrument.analysis.digest import Digest
-from sglang_instrument.analysis.files import File, controls_of, health_of
+from sglang_instrument.analysis.files import File, controls_of
 from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED, STEP_CLOSED
 
 _SILENT_SEC: Final = 120.0  # a worker that lives reports after 30 s and 60 s what is still open
@@ -39,20 +39,20 @@ class Silence:
     last_us: dict[int, int]
 
 
-def is_over(folder: Path, files: Sequence[File]) -> bool:
-    """Return whether nobody writes to a run any more, as far as can be told from here.
+def is_over(folder: Path, files: Sequence[File], runs: Collection[str]) -> bool:
+    """Return whether nobody writes to the runs of a folder any more, as far as can be told from here.
 
     A worker of this host is asked whether it lives; where none is known, or one was elsewhere, a run is over
     that nobody wrote to for two minutes.
     """
-    alive = [_is_alive(facts) for facts in _workers(folder, set(health_of(files).runs))]
+    alive = [_is_alive(facts) for facts in _workers(folder, runs)]
     if True in alive:
         return False
     newest_sec = max((file.mtime_ns for file in files), default=0) / 1e9
     return (bool(alive) and None not in alive) or time.time() - newest_sec > _SILENT_SEC
 
 
-def _workers(folder: Path, runs: set[str]) -> Iterator[dict[str, Any]]:
+def _workers(folder: Path, runs: Collection[str]) -> Iterator[dict[str, Any]]:
     """Yield what the workers of the runs that count said of themselves."""
     for path in sorted((folder / "processes").glob("worker_*.json")):
         try:

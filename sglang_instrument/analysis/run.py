@@ -46,7 +46,7 @@ class Run:
     @cached_property
     def is_over(self) -> bool:
         """Whether nobody writes to it any more, as far as can be told from here."""
-        return is_over(self.folder, self.files)
+        return is_over(self.folder, self.files, self.health.runs)
 
     @cached_property
     def records(self) -> pl.DataFrame:
