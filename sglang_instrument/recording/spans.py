@@ -1,4 +1,4 @@
-"""Time a block and append it to the buffer: the hot path, a third of a microsecond.
+"""Time a block and append it to the buffer: the hot path, a fraction of a microsecond.
 
 A span is one small Struct that is its own record. Its context and its start are read by C code while it is
 constructed; its end appends it to a list that the encoder empties. Nothing here does I/O, logs, or
