@@ -75,6 +75,7 @@ cdef object reduced_dict(dict value):
     cdef PyObject *key
     cdef PyObject *entry
     cdef Py_ssize_t place = 0
+    cdef bint all_plain = True
     if len(copied) > LONGEST_LIST:
         return reduce_unusual(copied)
     # Nothing in this loop runs Python, and nobody else has the copy: what it lends stays where it is.
@@ -82,8 +83,30 @@ cdef object reduced_dict(dict value):
         if type(<object>key) is not str or not is_plain(<object>key, LONGEST_REPR):
             return reduce_unusual(copied)
         if not is_plain(<object>entry, LONGEST_REPR):
-            return reduce_unusual(copied)
+            all_plain = False
+    return copied if all_plain else reduced_entries(copied)
+
+
+cdef dict reduced_entries(dict copied):
+    """Reduce the entries of a dict that hold others, as `reward_scores` of verl's does."""
+    cdef Py_ssize_t share = (LONGEST_LIST - 1) // len(copied)
+    for key in list(copied):
+        entry = copied[key]
+        if not is_plain(entry, LONGEST_REPR):
+            listed = list(entry) if type(entry) is list else None
+            whole = listed is not None and 0 < share and is_plain_list(listed, share)
+            copied[key] = listed if whole else reduce_entry(entry, 0, share)
     return copied
+
+
+cdef bint is_plain_list(list value, Py_ssize_t room):
+    """Whether this is a list of no more than `room` plain entries."""
+    if len(value) > room:
+        return False
+    for entry in value:
+        if not is_plain(entry, LONGEST_REPR):
+            return False
+    return True
 
 
 def reduce_value(value):
