@@ -20,16 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 def build(what, source, folder, **environment):
     """Build a wheel or an sdist of `source` into `folder`; return it, and what the build said."""
-    command = [
-        sys.executable,
-        "-m",
-        "build",
-        f"--{what}",
-        "--no-isolation",
-        "--outdir",
-        str(folder),
-        str(source),
-    ]
+    command = [sys.executable, "-m", "build", f"--{what}", "--no-isolation", "--outdir", str(folder)]
     done = subprocess.run(
         [*command, str(source)],
         check=True,
