@@ -4,6 +4,7 @@
 
 cimport cython
 from cpython.contextvars cimport PyContextVar_Get, PyContextVar_Reset, PyContextVar_Set
+from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_XDECREF
@@ -65,6 +66,15 @@ cdef Context current_context():
     return <Context?>context
 
 
+cdef inline bint is_small(object value):
+    """Whether this is an integer of 64 bits, and of no class of somebody's own."""
+    cdef int overflow = 0
+    if type(value) is not int:
+        return False
+    PyLong_AsLongLongAndOverflow(value, &overflow)
+    return overflow == 0
+
+
 cdef Context derived(Context before, dict changes):
     cdef Context made = Context.__new__(Context)
     cdef Py_ssize_t known = 0
@@ -79,7 +89,7 @@ cdef Context derived(Context before, dict changes):
         made.request_id = request_id
     if turn is not None:
         known += 1
-        made.turn = to_integer(turn)
+        made.turn = turn if is_small(turn) else to_integer(turn)
     if known == 0:
         made.extra = before.extra
     elif made.turn is None:

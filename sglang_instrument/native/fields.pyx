@@ -511,16 +511,18 @@ cdef object Tensor = None  # torch's, as soon as one was seen
 cdef object to_dlpack = None
 
 
-cdef bint is_short_sum(list values, double *total):
-    """Whether these are one or two floats, and their sum; of more, Python's own differs from version to version."""
-    cdef Py_ssize_t count = len(values)
-    if count == 0 or count > 2 or type(values[0]) is not float:
+cdef bint ADDS_PLAINLY = sys.version_info < (3, 12)  # since then, sum() makes up for what each addition loses
+
+
+cdef bint is_plain_sum(list values, double *total):
+    """Whether these are floats whose sum is what one gets by adding them in turn, and that sum."""
+    if not values or (len(values) > 2 and not ADDS_PLAINLY):
         return False
-    total[0] = 0.0 + <double>values[0]
-    if count == 2:
-        if type(values[1]) is not float:
+    total[0] = 0.0
+    for value in values:
+        if type(value) is not float:
             return False
-        total[0] += <double>values[1]
+        total[0] += <double>value
     return True
 
 
@@ -528,7 +530,7 @@ cdef object sum_of(list values):
     cdef double total = 0
     if not values:
         return 0
-    return total if is_short_sum(values, &total) else sum(values)
+    return total if is_plain_sum(values, &total) else sum(values)
 
 
 cdef bint is_tensor(object value):
@@ -711,7 +713,7 @@ cdef class Percent(Measured):
             return pure_percent(found, duration_sec)
         if not found:
             return 0.0
-        if not is_short_sum(found, &total):
+        if not is_plain_sum(found, &total):
             return pure_percent(found, duration_sec)
         share = 100 * total / duration_sec
         hundredths = share * 100
