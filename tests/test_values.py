@@ -329,3 +329,44 @@ def test_whatever_is_bound_never_raises(step, worker, request_id, turn, validate
     with bind(step=step, worker=worker, request_id=request_id, turn=turn, validate=validate, role=role):
         (record,) = written({"n": 1})
     assert record["extra"]["n"] == 1
+
+
+class _Proxy:
+    """A lazy proxy outside of its context, as werkzeug's: even its class cannot be had."""
+
+    def __getattribute__(self, name):
+        raise RuntimeError(name)
+
+
+class _Opinionated(type):
+    def __getattribute__(cls, name):
+        raise RuntimeError(name)
+
+
+class _Nameless(metaclass=_Opinionated):
+    pass
+
+
+@pytest.mark.parametrize("made", [lambda: _Proxy(), lambda: _Nameless()], ids=["proxy", "metaclass"])
+def test_a_value_of_which_not_even_the_class_can_be_asked_never_raises(made):
+    value = made()  # not a parameter: pytest asks for the class of those
+    [alone, within] = written({"value": value}, {"value": [value]})
+    assert "RuntimeError" in alone["extra"]["value"]
+    assert "RuntimeError" in within["extra"]["value"][0]
+
+
+def test_an_enum_whose_value_raises_never_raises():
+    armed = False  # while the enum is made
+
+    class Colour(enum.Enum):
+        RED = 1
+
+        def __getattribute__(self, name):
+            if name == "_value_" and armed:
+                raise RuntimeError(name)
+            return enum.Enum.__getattribute__(self, name)
+
+    red = Colour.RED
+    armed = True
+    [line] = written({"value": red})
+    assert "RuntimeError" in line["extra"]["value"]

@@ -9,6 +9,11 @@ from cpython.unicode cimport PyUnicode_GET_LENGTH
 
 import enum
 
+cdef extern from "Python.h":
+    ctypedef struct PyTypeObject:
+        pass
+    bint PyType_IsSubtype(PyTypeObject* kind, PyTypeObject* base) noexcept
+
 include "stamp.pxi"
 
 cdef object Enum = enum.Enum
@@ -50,8 +55,12 @@ cdef object reduced(object value):
         return reduced_list(value)
     if kind is dict:
         return reduced_dict(value)
-    if isinstance(value, Enum):
-        named = getattr(value, "_value_", None)
+    # Not isinstance(), which asks the value: even its __class__ may raise.
+    if PyType_IsSubtype(<PyTypeObject*>kind, <PyTypeObject*>Enum):
+        try:
+            named = getattr(value, "_value_", None)
+        except Exception:
+            return reduce_unusual(value)
         if type(named) is str and PyUnicode_GET_LENGTH(named) <= LONGEST_REPR:
             return named
     return reduce_unusual(value)

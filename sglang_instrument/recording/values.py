@@ -29,6 +29,8 @@ _SIGNS_OF_A_HOLDER: Final = (
     "named_parameters",
     "add_done_callback",
 )
+# Of a type whose metaclass has an opinion about it, too.
+_NAME_OF_TYPE: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
 
@@ -59,11 +61,6 @@ def reduce_value(value: Any) -> Any:
         return value
     if kind is str:
         return value if len(value) <= LONGEST_TEXT else value[:LONGEST_TEXT] + "..."
-    if isinstance(value, enum.Enum):
-        value = value._value_  # what .value gives, without the descriptor's detour
-        if type(value) is str and len(value) <= _LONGEST_REPR:
-            return value
-        return _entry(value, 0, _LONGEST_LIST)
     return _reduce_guarded(value, 0, _LONGEST_LIST)
 
 
@@ -91,14 +88,14 @@ def settle(value: Any) -> Any:
 def _reduce_guarded(value: Any, depth: int, room: int) -> Any:
     try:
         return _reduce_other(value, depth, room)
-    except Exception as error:  # the value's own code failed: a __repr__, a property
-        return f"<{type(value).__name__}: {type(error).__name__}>"
+    except Exception as error:  # the value's own code failed: a __repr__, a property, even its __class__
+        return f"<{_NAME_OF_TYPE(type(value))}: {_NAME_OF_TYPE(type(error))}>"
 
 
 def _reduce_other(value: Any, depth: int, room: int) -> Any:
     kind = type(value)
-    if isinstance(value, enum.Enum):
-        return _entry(value.value, depth, room)
+    if issubclass(kind, enum.Enum):
+        return _entry(value._value_, depth, room)  # what .value gives, without the descriptor's detour
     if isinstance(value, dict | list | tuple | set | frozenset):
         return _reduce_collection(value, depth, room)
     if isinstance(value, str):  # a subclass, numpy.str_ among them
