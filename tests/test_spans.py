@@ -1,6 +1,8 @@
 """A span says how long a block took, for whom, and how it ended."""
 
 import asyncio
+import copy
+import pickle
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +12,9 @@ import pytest
 import sglang_instrument
 from sglang_instrument import bind, event, span, step
 from sglang_instrument.recording import spans
+from sglang_instrument.recording.context import CURRENT
+from sglang_instrument.recording.spans import Span
+from sglang_instrument.recording.tasks import thread_task
 from sglang_instrument.testing import Records, records
 
 
@@ -266,3 +271,38 @@ def test_a_task_that_outlives_an_installation_is_announced_to_the_next_one():
     first, second = asyncio.run(request())
     assert "spawned_by" in first[0]
     assert ["spawned_by" in record for record in second] == [True, False]
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_a_span_that_is_part_of_what_a_program_copies_is_copied(again):
+    with bind(step=3, request_id="a"), span("parse", tokens=3) as run:
+        context = CURRENT.get()
+    copied = again({"run": run, "context": context, "task": thread_task(1)})
+    said = ("event", "extra", "start", "end", "error")
+    assert [getattr(copied["run"], name) for name in said] == [getattr(run, name) for name in said]
+    assert (copied["context"].step, copied["context"].request_id) == (3, "a")
+    assert copied["task"].number == thread_task(1).number
+
+
+class Own(Span):
+    def __enter__(self):
+        self.add(own=True)
+        return super().__enter__()
+
+
+class Called(Span):
+    def __call__(self):
+        return "called"
+
+
+@pytest.mark.parametrize("kind", [Own, Called])
+def test_a_class_derived_from_a_span_s_is_recorded_as_one(seen, kind):
+    with kind("own") as run:
+        pass
+    assert isinstance(run, kind)
+    with pytest.raises(KeyError), kind("fails"):
+        raise KeyError
+    assert [(record["event"], record.get("error")) for record in seen] == [
+        ("own", None),
+        ("fails", "KeyError"),
+    ]

@@ -21,7 +21,11 @@ cdef extern from *:
         if (PyDict_SetItem(changing->tp_dict, name, value) < 0) PyErr_Clear();
         PyType_Modified(changing);
     }
+    static int sglang_instrument_is_somebodys(PyObject *instance) {
+        return PyType_HasFeature(Py_TYPE(instance), Py_TPFLAGS_HEAPTYPE);
+    }
     """
+    bint is_somebodys "sglang_instrument_is_somebodys"(object) noexcept
     void make_callable "sglang_instrument_callable"(object, Py_ssize_t) noexcept
     void put_into_type "sglang_instrument_put"(object, object, object) noexcept
     size_t PyVectorcall_NARGS(size_t) noexcept
@@ -41,6 +45,9 @@ cdef object call_span(PyObject *called, PyObject * const *args, size_t flagged, 
     raise TypeError(f"{type(self).__name__!r} object is not callable: use it as `with span(...):`")
 
 
+cdef object NOT_GIVEN = object()
+
+
 cdef class End:
     """Stand for `__enter__` or `__exit__` of a span: bound to one, it is the span."""
 
@@ -50,14 +57,31 @@ cdef class End:
         self.name = name
 
     def __get__(self, instance, owner):
-        return self if instance is None else instance
+        if instance is None:
+            return self
+        return EndOf(instance) if is_somebodys(instance) else instance
 
     def __call__(self, span, *exception):
-        return span(*exception)
+        return EndOf(span)(*exception)
 
     @property
     def __name__(self):
         return self.name
+
+
+cdef class EndOf:
+    """Enter or leave a span whose class was derived in Python: such a class may do otherwise when it is called."""
+
+    cdef Span span
+
+    def __init__(self, Span span not None):
+        self.span = span
+
+    def __call__(self, error=NOT_GIVEN, value=None, trace=None):
+        if error is NOT_GIVEN:
+            self.span.enter()
+            return self.span
+        self.span.finish(error, value)
 
 
 cdef int give_ends(object kind) except -1:

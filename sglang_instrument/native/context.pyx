@@ -37,6 +37,12 @@ cdef class Context:
         self.request_id, self.turn, self.extra = request_id, turn, extra
         self.bound_in, self.part = bound_in, part
 
+    def __reduce__(self):
+        from sglang_instrument.recording.context import Context as public  # it may travel to where this is pure
+
+        known = (self.worker, self.step, self.validate, self.request_id, self.turn, self.role)
+        return public, (*known, None, self.extra)
+
 
 @cython.no_gc  # it lives in the span or the `bind` of its block
 @cython.freelist(64)
@@ -45,6 +51,8 @@ cdef class Bound:
 
     cdef int undo(self) except -1:
         token, self.token = self.token, None
+        if token is None:
+            return 0
         try:
             PyContextVar_Reset(CURRENT, token)
         except ValueError:  # the block was entered in another task: there is nothing to undo in this one

@@ -123,6 +123,11 @@ cdef class Span:
             return awaitable  # whoever counts around it counts this await, too
         return waits_of(task, awaitable)
 
+    def __reduce__(self):
+        from sglang_instrument.recording.spans import restored  # an agent's state that is copied may hold a span
+
+        return restored, (self.event, self.extra, self.phase, self.thread, self.start, self.end, self.error)
+
     def __repr__(self):
         return f"{type(self).__name__}({self.event!r}, {self.extra!r}, start={self.start}, end={self.end})"
 

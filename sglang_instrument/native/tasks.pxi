@@ -36,6 +36,11 @@ cdef class Task:
         self.loop, self.announced, self.counted_by = loop, announced, counted_by
         self.waited, self.suspended_at = waited, suspended_at
 
+    def __reduce__(self):
+        from sglang_instrument.recording.tasks import Task as public
+
+        return public, (self.number, self.spawned_by)
+
 
 cdef inline bint some_task_runs() noexcept:
     return PyDict_Size(running) != 0 or (asking is not None and bool_of(asking))

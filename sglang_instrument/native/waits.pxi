@@ -58,13 +58,13 @@ cdef extern from *:
 
 cdef inline void suspended(Task task) noexcept:
     """See the task stop; the innermost suspension of an interval is the first to come, and counts."""
-    if task.suspended_at == 0:
+    if task is not None and task.suspended_at == 0:
         task.suspended_at = now_ns()
 
 
 cdef inline void resumed(Task task) noexcept:
     """See the task go on; the outermost resumption of an interval is the first to come, and counts."""
-    if task.suspended_at != 0:
+    if task is not None and task.suspended_at != 0:
         task.waited += now_ns() - task.suspended_at
         task.suspended_at = 0
 
