@@ -98,6 +98,9 @@ cdef class Inside:
         """Return the records of an event, as dicts."""
         return as_dicts(seen_by(self), event)
 
+    def __iter__(self):
+        return iter(())  # it is asked by event alone
+
 
 cdef Inside innermost():
     cdef PyObject *found = NULL
@@ -509,6 +512,8 @@ cdef object total_of(object value):
 
 cdef object Tensor = None  # torch's, as soon as one was seen
 cdef object to_dlpack = None
+cdef enum:
+    MOST_SUMMED = 1 << 16  # elements: here the GIL is held, while torch gives it away for a longer sum
 
 
 cdef bint ADDS_PLAINLY = sys.version_info < (3, 12)  # since then, sum() makes up for what each addition loses
@@ -562,7 +567,7 @@ cdef object tensor_total(object value):
     if seen.device.device_type != 1 or seen.dtype.lanes != 1 or seen.data is NULL:
         return None
     cdef int64_t count = count_of(seen)
-    if count < 0:
+    if count < 0 or count > MOST_SUMMED:
         return None
     cdef char *data = <char *>seen.data + seen.byte_offset
     cdef uint64_t total = 0  # wraps around where torch's does
