@@ -276,6 +276,7 @@ def test_a_folder_that_is_no_run_is_refused_with_the_nearest_names(
     (tmp_path / "empty").mkdir()
     put(tmp_path, "other/readme.txt", "x")
     put(tmp_path, "opened/step_1/worker_0.jsonl", "")
+    put(tmp_path, "reached/processes/reached/host-1.json", "{}")
     for path, said in {
         "logs/gsm8k_60": "no such folder; did you mean logs/gsm8k_600?",
         "gsm8k_600": "did you mean logs/gsm8k_600?",
@@ -286,6 +287,7 @@ def test_a_folder_that_is_no_run_is_refused_with_the_nearest_names(
         "other": "not a run",
         "logs/math_2k/step_1": "it may be logs/math_2k",
         "opened": "no records yet",
+        "reached": "no records yet; `sglang-instrument status reached` says which processes were reached",
     }.items():
         with pytest.raises(LogError) as refused:
             open_run(path)

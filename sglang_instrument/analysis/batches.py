@@ -76,7 +76,7 @@ def _weight(file: File) -> int:
 def _batches(files: Sequence[File], processes: int) -> list[list[File]]:
     """Cut files into batches of about the same weight, as many for each process."""
     weight = sum(map(_weight, files))
-    rounds = math.ceil(weight / (_BATCH_BYTES * processes))
+    rounds = max(1, math.ceil(weight / (_BATCH_BYTES * processes)))
     share = weight / (rounds * processes)
     batches: list[list[File]] = []
     taken = 0

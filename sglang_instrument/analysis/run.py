@@ -162,7 +162,9 @@ def open_run(path: str | Path, progress: Progress | None = None, cached: bool = 
     folder = find_run(Path(path))
     files, digest = read_digest(folder, progress, cached)
     if not any(file.controls or any(file.records) for file in files):
-        raise LogError(f"{folder}: no records yet{_reason(health_of(files))}")
+        known = f"; `sglang-instrument status {folder}` says which processes were reached"
+        hint = known if (folder / "processes").is_dir() else ""
+        raise LogError(f"{folder}: no records yet{_reason(health_of(files))}{hint}")
     return Run(folder, files, digest, cached)
 
 
