@@ -280,7 +280,7 @@ def test_a_folder_that_is_no_run_is_refused_with_the_nearest_names(
     for path, said in {
         "logs/gsm8k_60": "no such folder; did you mean logs/gsm8k_600?",
         "gsm8k_600": "did you mean logs/gsm8k_600?",
-        "nowhere": "there are: opened, logs/gsm8k_600, logs/math_2k",
+        "nowhere": "there are: opened, reached, logs/gsm8k_600, logs/math_2k",
         "logs": "holds 2 experiments; name one: logs/gsm8k_600, logs/math_2k",
         "other/readme.txt": "is a file",
         "empty": "the folder is empty",
