@@ -80,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print_step(opened, args, summary)
     said = f"; {why}" if why else ""
-    print_line(f"verdict: {verdict(opened.digest, opened.files, opened.is_over)}{said}")
+    of = "verdict" if args.step is None else "verdict of the whole run"
+    print_line(f"{of}: {verdict(opened.digest, opened.files, opened.is_over)}{said}")
     if engine:
         print_line(engine_room.told(engine))
     print_line(f"log: {opened.health.sentence()}")
