@@ -124,7 +124,7 @@ cdef class Span:
         return waits_of(task, awaitable)
 
     def __reduce__(self):
-        from sglang_instrument.recording.spans import restored  # an agent's state that is copied may hold a span
+        from sglang_instrument.recording.copied import restored
 
         return restored, (self.event, self.extra, self.phase, self.thread, self.start, self.end, self.error)
 

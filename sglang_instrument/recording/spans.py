@@ -322,21 +322,6 @@ def plain(
 PureSpan = Span
 
 
-def restored(
-    event: str,
-    extra: dict[str, Any] | None,
-    phase: str | None,
-    thread: int,
-    start: int,
-    end: int,
-    error: str | None,
-) -> Span:
-    """Return a copy of a span that a program copies or pickles: what it says, without task and context."""
-    made = Span(event, extra, None, phase)
-    made.thread, made.start, made.end, made.error = thread, start, end, error
-    return made
-
-
 native.take_over(globals(), "spans", "Span", "SyncedSpan", "WatchedSpan", "event", "span")
 
 if native.ON:
