@@ -13,7 +13,7 @@ from typing import Final
 
 from sglang_instrument.recording import spans as hot
 from sglang_instrument.recording.context import Scope, count_dropped, on_scope_closed, scopes, take_ended
-from sglang_instrument.recording.files import Files
+from sglang_instrument.recording.files import NEWS_EVERY_SEC, Files
 from sglang_instrument.recording.lines import LineMaker, Lines
 from sglang_instrument.recording.notices import notice, swallowed
 from sglang_instrument.recording.selection import Selection
@@ -22,7 +22,6 @@ from sglang_instrument.recording.spans import OFF, Buffer, Span, use_buffer
 TICK_SEC: Final = 0.05
 _SLAB: Final = 4096  # spans taken out of the buffer at once: they stay in the processor's cache until encoded
 MOST_SPANS: Final = 200_000  # in the buffer; only a program that never lets the encoder run gets there
-DESCRIBE_EVERY_SEC: Final = 10.0
 
 _Job = Callable[[], object]
 
@@ -238,7 +237,7 @@ class Writer:
         """Write anew what this process is, now and then: who is killed has no other word of its patches."""
         now = time.monotonic()
         if now >= self._next_description:
-            self._next_description = now + DESCRIBE_EVERY_SEC
+            self._next_description = now + NEWS_EVERY_SEC
             self.disk.do(self.disk.files.describe_process)
 
     def _empty_buffer(self) -> None:
