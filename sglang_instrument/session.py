@@ -19,7 +19,7 @@ from sglang_instrument.patching.sites import Site
 from sglang_instrument.patching.tables import Table, load_tables
 from sglang_instrument.patching.wrap import wrap_function
 from sglang_instrument.reach import RayInit
-from sglang_instrument.recording import actors, context, notices, spans
+from sglang_instrument.recording import actors, identity, notices, spans
 from sglang_instrument.recording.clock import HOST
 from sglang_instrument.recording.presence import Presence
 from sglang_instrument.recording.recorder import LONGEST_WAIT_SEC, Recorder
@@ -57,7 +57,7 @@ class Session:
         self._schedule = _schedule_for(config)
         self.driver = os.environ.get(launch.DRIVER) or f"{HOST}:{os.getpid()}"
         self._ray = RayInit(self.handed_on)
-        changed = (*self.handed_on(), context.SERVER)
+        changed = (*self.handed_on(), identity.SERVER)
         self._environment_before = {name: os.environ.get(name) for name in changed}
 
     def start(self) -> None:

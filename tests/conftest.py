@@ -12,7 +12,7 @@ from logged import read_records
 
 import sglang_instrument
 from sglang_instrument.config import PREFIX
-from sglang_instrument.recording import context, notices
+from sglang_instrument.recording import context, identity, notices
 
 try:
     from hypothesis import HealthCheck, settings
@@ -31,7 +31,7 @@ def switched_off_afterwards(monkeypatch):
     yield
     sglang_instrument.uninstall()
     context.forget_all()
-    context.set_process_role(context.DEFAULT_ROLE)
+    identity.forget()
     notices.forget()
 
 

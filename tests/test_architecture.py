@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "rollout": SESSION | {"switch", "profiling"},
     "analysis": WORDS,
     "report": WORDS | {"analysis"},
-    "profiling": WORDS | {"recording.context", "recording.notices", "recording.spans"},
+    "profiling": WORDS | {"recording.context", "recording.identity", "recording.notices", "recording.spans"},
     "testing": SESSION | {"switch"},
     "demo": SESSION | {"switch", "testing"},
     "cli": SESSION | {"launch", "switch", "bootstrap", "analysis", "report", "profiling", "testing", "demo"},

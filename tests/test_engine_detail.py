@@ -9,13 +9,13 @@ import pytest
 import sglang_instrument
 from sglang_instrument.errors import ConfigError, TableError
 from sglang_instrument.patching.tables import parse_table
-from sglang_instrument.recording import context
+from sglang_instrument.recording import context, identity
 
 CHILD = """
-from sglang_instrument.recording import context
+from sglang_instrument.recording import identity
 
-context.name_process("scheduler", None, 1)
-print(context.file_name("scheduler", context.default_worker()))
+identity.learn("scheduler", None, 1)
+print(identity.file_name("scheduler", identity.process_worker()))
 """
 ALWAYS, REQUESTS, BATCHES = "sglang/engine", "sglang/requests", "sglang/batches"
 
@@ -54,27 +54,46 @@ def test_a_table_says_at_which_detail_it_is_applied():
 
 
 def test_a_process_of_a_group_has_its_rank_in_the_group_in_its_files_name():
-    context.set_process_role("worker")
-    context.name_process("scheduler", 1, 0)
-    assert context.file_name("scheduler", 1) == "scheduler_1_tp0"
-    assert context.file_name("worker", 1) == "worker_1"  # of another role it says nothing
-    context.set_process_role("worker")
-    assert context.file_name("scheduler", 1) == "scheduler_1"
+    identity.learn("scheduler", 1, 0)
+    assert identity.file_name("scheduler", 1) == "scheduler_1_tp0"
+    assert identity.file_name("worker", 1) == "worker_1"  # of another role it says nothing
+    identity.forget()
+    assert identity.file_name("scheduler", 1) == "scheduler_1"
 
 
 def test_a_scheduler_without_a_rank_has_that_of_the_worker_it_belongs_to(monkeypatch):
     monkeypatch.setenv("RANK", "3")
-    context.set_process_role("worker")
-    context.name_process("scheduler", None, 0)
+    identity.learn("scheduler", None, 0)
     assert context.scope_for(None, None, None, False).worker == 3
-    assert context.file_name("scheduler", 3) == "scheduler_3_tp0"
-    context.set_process_role("worker")
+    assert identity.file_name("scheduler", 3) == "scheduler_3_tp0"
 
 
 def test_what_a_server_starts_has_the_servers_number(monkeypatch, install):
     install()
-    context.name_process("server", 2)
+    identity.learn("server", 2)
     printed = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "scheduler_2_tp1"
     sglang_instrument.uninstall()
-    assert context.SERVER not in os.environ
+    assert identity.SERVER not in os.environ
+
+
+def test_what_a_process_learned_it_is_stays_true_when_it_is_switched_off_and_on(install):
+    install()
+    identity.learn("server", 2)
+    sglang_instrument.uninstall()
+    folder = install()
+    with sglang_instrument.span("engine_start"):
+        pass
+    sglang_instrument.uninstall()
+    assert [path.name for path in folder.rglob("engine/*.jsonl")] == ["server_2.jsonl"]
+
+
+def test_a_role_that_install_is_given_later_wins_and_goes_with_it(install):
+    install()
+    identity.learn("server", 2)
+    sglang_instrument.uninstall()
+    install(role="trainer")
+    assert (identity.process_role(), identity.SERVER in os.environ) == ("trainer", False)
+    sglang_instrument.uninstall()
+    install()
+    assert (identity.process_role(), os.environ[identity.SERVER]) == ("server", "2")

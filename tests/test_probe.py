@@ -18,7 +18,7 @@ from sglang_instrument.patching import inside, measures
 from sglang_instrument.patching.patcher import Patcher
 from sglang_instrument.patching.probe import make_probe, probes_for
 from sglang_instrument.patching.tables import parse_table
-from sglang_instrument.recording import context, notices, spans
+from sglang_instrument.recording import context, identity, notices, spans
 from sglang_instrument.recording.context import CURRENT, UNBOUND
 
 
@@ -621,25 +621,19 @@ def test_a_region_says_what_its_process_is_from_its_first_run_on(program, record
         launch=[{"event": "engine_start", "process": {"role": "'server'", "worker": "rank"}}],
         work=[{"event": "work", "bind": {"turn": "0"}}],
     )
-    try:
-        assert module.launch(rank=7) == 1
-        assert module.work() == 1
-        scope = context.scope_for(None, None, None, False)
-        assert (scope.role, scope.worker, scope.step) == ("server", 7, None)
-    finally:
-        context.set_process_role(context.DEFAULT_ROLE)
+    assert module.launch(rank=7) == 1
+    assert module.work() == 1
+    scope = context.scope_for(None, None, None, False)
+    assert (scope.role, scope.worker, scope.step) == ("server", 7, None)
 
 
 def test_the_role_that_install_was_given_wins_over_the_tables(program, records):
     module = program(
         "def launch(): pass", launch=[{"event": "engine_start", "process": {"role": "'server'"}}]
     )
-    context.set_process_role("trainer")
-    try:
-        module.launch()
-        assert context.scope_for(None, None, 3, False).role == "trainer"
-    finally:
-        context.set_process_role(context.DEFAULT_ROLE)
+    identity.use_role("trainer")
+    module.launch()
+    assert context.scope_for(None, None, 3, False).role == "trainer"
 
 
 def test_a_request_that_its_trainer_names_too_late_is_named_here(program, records):

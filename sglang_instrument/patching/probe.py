@@ -23,7 +23,7 @@ from sglang_instrument.patching.runs import (
 )
 from sglang_instrument.patching.tables import Origin, Region
 from sglang_instrument.patching.travel import NO_PROBE, travelling
-from sglang_instrument.recording import context, spans
+from sglang_instrument.recording import context, identity, spans
 from sglang_instrument.recording.context import CURRENT, Bound
 from sglang_instrument.recording.notices import swallowed
 from sglang_instrument.recording.spans import Span
@@ -142,7 +142,7 @@ def _open(plan: Plan, own: type[FullSpan], waited: int | None, *values: Any) -> 
         if plan.when is not None and not holds(plan.when(None, *values)):
             return SKIPPED
         if plan.process is not None:
-            context.name_process(**plan.process(None, *values))
+            identity.learn(**plan.process(None, *values))
         if plan.leader is not None and not holds(plan.leader(None, *values)):
             return SKIPPED
         if plan.bind is not None or plan.steps is not None or plan.root or plan.new_request:
@@ -188,6 +188,6 @@ if native.ON:
         unbound=measures.UNBOUND,
         nothing_bound=context.UNBOUND,
         swallow=swallowed,
-        naming_process=context.name_process,
+        naming_process=identity.learn,
         naming_request=new_request_id,
     )

@@ -11,6 +11,7 @@ from sglang_instrument.profiling import recorded  # noqa: F401 - now, not when t
 from sglang_instrument.profiling.schedule import Plan, Schedule, read_plan
 from sglang_instrument.recording import context, notices, spans
 from sglang_instrument.recording.context import Scope
+from sglang_instrument.recording.identity import process_worker
 from sglang_instrument.schema import kind_of
 
 
@@ -93,6 +94,6 @@ def _open_spans() -> list[tuple[str, str, float, int, int, Mapping[str, Any]]]:
     for span in list(spans.OPEN.values()):
         phase, scope = span.phase or kind_of(span.event).phase, span.context
         age = (now - span.start) / 1e9
-        worker = context.default_worker() if scope.worker is None else scope.worker
+        worker = process_worker() if scope.worker is None else scope.worker
         found.append((phase, span.event, age, scope.step or 0, worker, dict(scope.extra or {})))
     return sorted(found, key=lambda one: -one[2])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sglang_instrument.config import component
 from sglang_instrument.recording.clock import HOST
-from sglang_instrument.recording.context import file_name
+from sglang_instrument.recording.identity import file_name
 from sglang_instrument.recording.notices import notice
 
 

@@ -1,6 +1,5 @@
 """Know, at any moment, for which step, worker, request and turn the program is working."""
 
-import os
 from _thread import allocate_lock, get_ident
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
@@ -9,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from sglang_instrument import native
-from sglang_instrument.recording import actors, tasks
+from sglang_instrument.recording import tasks
+from sglang_instrument.recording.identity import ENGINE_ROLES, process_role, process_worker, word
 from sglang_instrument.recording.tasks import Task
-from sglang_instrument.recording.values import reduce_value
+from sglang_instrument.recording.values import integer, reduce_value
 
 Identifier = str | int
 
@@ -61,70 +61,17 @@ if not TYPE_CHECKING and native.ON:
 UNBOUND: Final = Context()
 CURRENT: Final[ContextVar[Context]] = ContextVar("sglang_instrument", default=UNBOUND)
 
-#: Roles whose processes cannot know the step; readers place their records by time.
-ENGINE_ROLES: Final = frozenset({"server", "scheduler", "tokenizer", "detokenizer", "controller"})
-
-#: In the environment of what a server starts, its number: a scheduler does not know its replica.
-SERVER: Final = "SGLANG_INSTRUMENT_SERVER"
-#: What a process is that nobody said anything of.
-DEFAULT_ROLE: Final = "worker"
 #: Roles that may know the step, and are placed by time where they do not.
 _SOMETIMES_STEPLESS: Final = frozenset({"reward", "learner"})
 
 _scopes: dict[tuple[str, int, int | None, bool], Scope] = {}
 _counting = allocate_lock()  # of the open blocks of a step, which several threads may open and close
-_process_role: str = DEFAULT_ROLE
-_process_worker: int | None = None
-_process_tp: int | None = None
-
-
-def set_process_role(role: str) -> None:
-    """Say what this process is; binds made from now on go to files of this role."""
-    global _process_role, _process_worker, _process_tp
-    _process_role, _process_worker, _process_tp = role, None, None
-
-
-def name_process(role: Any = None, worker: Any = None, tp: Any = None) -> None:
-    """Learn from the trainer's own objects what this process is, unless `install(role=...)` said it.
-
-    Without a worker, the number in the name of the Ray actor counts that runs here: trainers call their
-    actors `agent_loop_worker_3`. `tp` is the rank among those that do the same work as one worker.
-    """
-    global _process_role, _process_worker, _process_tp
-    if _process_role == DEFAULT_ROLE:
-        _process_role = _word(role) or DEFAULT_ROLE
-    if worker is None and not _inherited_rank().isdigit():
-        worker = actors.number_in_name()
-    if worker is not None:
-        _process_worker = _integer(worker)
-    if _process_role == "server" and _process_worker is not None:
-        os.environ[SERVER] = str(_process_worker)
-    if tp is not None:
-        _process_tp = _integer(tp)
-
-
-def default_worker() -> int:
-    """Return the rank of this process: what its trainer calls it, else its server's number, `RANK`, or 0."""
-    if _process_worker is not None:
-        return _process_worker
-    rank = _inherited_rank()
-    return int(rank) if rank.isdigit() else 0
-
-
-def _inherited_rank() -> str:
-    return os.environ.get(SERVER) or os.environ.get("RANK", "")
-
-
-def file_name(role: str, worker: int) -> str:
-    """Return what files of a role and a rank are called: `worker_3`, `scheduler_0_tp0`."""
-    part = "" if _process_tp is None or role != _process_role else f"_tp{_process_tp}"
-    return f"{role}_{worker}{part}"
 
 
 def scope_for(role: str | None, worker: int | None, step: int | None, validate: bool) -> Scope:
     """Return the one scope of these ids; what was never bound gets its default."""
-    role = _process_role if role is None else role
-    worker = default_worker() if worker is None else worker
+    role = process_role() if role is None else role
+    worker = process_worker() if worker is None else worker
     stepless = role in ENGINE_ROLES or (step is None and role in _SOMETIMES_STEPLESS)
     key = (role, worker, None, False) if stepless else (role, worker, step or 0, validate)
     scope = _scopes.get(key)
@@ -146,7 +93,7 @@ def current_scope() -> Scope:
             return scope
     # An asynchronous trainer's requests run on when the call that began them is over.
     for scope in newest_first:
-        if scope.role == _process_role:
+        if scope.role == process_role():
             return scope
     return scope_for(None, None, None, False)
 
@@ -188,7 +135,7 @@ def derive(before: Context, changes: Mapping[str, Any]) -> Context:
     """Return `before` with `changes`; a change to None leaves what was bound."""
     request_id, turn = changes.get("request_id"), changes.get("turn")
     request_id = before.request_id if request_id is None else _identifier(request_id)
-    turn = before.turn if turn is None else _integer(turn)
+    turn = before.turn if turn is None else integer(turn)
     extra: dict[str, Any] | None = None if request_id is None else {"request_id": request_id}
     if turn is not None:
         extra = {"turn": turn} if extra is None else {"request_id": request_id, "turn": turn}
@@ -209,11 +156,11 @@ def _place(context: Context, changes: Mapping[str, Any]) -> _Place:
 def _new_place(before: Context, changes: Mapping[str, Any]) -> _Place:
     step, worker, role, validate, scope = _place(before, changes)
     if changes.get("step") is not None:
-        step = _integer(changes["step"])
+        step = integer(changes["step"])
     if changes.get("worker") is not None:
-        worker = _integer(changes["worker"])
+        worker = integer(changes["worker"])
     if changes.get("role") is not None:
-        role = _word(changes["role"])
+        role = word(changes["role"])
     if changes.get("validate") is not None:
         validate = bool(reduce_value(changes["validate"]))
     if (step, worker, role, validate) != _place(before, changes)[:4]:
@@ -280,26 +227,12 @@ def take_ended(scope: Scope) -> bool:
     return ended
 
 
-def _integer(value: Any) -> int | None:
-    """Return a step, worker or turn as an int, whatever the trainer keeps it in; None if it is none."""
-    try:
-        number = value if type(value) is int else int(reduce_value(value))
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if -(2**63) <= number < 2**63 else None
-
-
 def _identifier(value: Any) -> Identifier:
     """Return a request id as a short text or number, for it stands in every line of its request."""
     if type(value) is str and len(value) <= _LONGEST_ID:
         return value
     identifier = reduce_value(value)
     return identifier if type(identifier) is int else str(identifier)[:_LONGEST_ID]
-
-
-def _word(value: Any) -> str | None:
-    """Return a role if it can stand in a file's name, else None."""
-    return value if isinstance(value, str) and value.isidentifier() and value.isascii() else None
 
 
 def forget_all() -> None:
@@ -316,7 +249,7 @@ if native.ON:
     compiled.connect(
         current=CURRENT,
         identifier=_identifier,
-        integer=_integer,
+        integer=integer,
         place=_new_place,
         opening=open_scope,
         closing=close_scope,

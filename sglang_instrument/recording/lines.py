@@ -13,7 +13,8 @@ from msgspec import Raw
 
 from sglang_instrument import native
 from sglang_instrument.recording.clock import Clock
-from sglang_instrument.recording.context import Context, Scope, default_worker, scope_for
+from sglang_instrument.recording.context import Context, Scope, scope_for
+from sglang_instrument.recording.identity import process_worker
 from sglang_instrument.recording.notices import notice, swallowed
 from sglang_instrument.recording.shapes import (
     LONGEST_LINE,
@@ -183,7 +184,7 @@ class LineMaker:
         if scope.role == "worker":
             notice(
                 "no step bound",
-                f"records without a bound step go to step_0/worker_{default_worker()}.jsonl; "
+                f"records without a bound step go to step_0/worker_{process_worker()}.jsonl; "
                 "bind it with `with sglang_instrument.step(n):`",
             )
         return scope

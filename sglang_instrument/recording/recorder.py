@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.config import Config
-from sglang_instrument.recording import context, device, loop, nvtx, spans
+from sglang_instrument.recording import context, device, identity, loop, nvtx, spans
 from sglang_instrument.recording.clock import Clock
 from sglang_instrument.recording.device_events import HeldBack
 from sglang_instrument.recording.files import Files
@@ -40,7 +40,7 @@ class Recorder:
 
     def start(self) -> None:
         """Take spans from now on; threads and files come with the first one."""
-        context.set_process_role(self.config.role)
+        identity.use_role(self.config.role)
         device.use_policy(self.config.sync)
         spans.log_error_messages(self.config.log_error_messages)
         spans.know_tasks(self._task_seen)

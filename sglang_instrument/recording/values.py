@@ -64,6 +64,15 @@ def reduce_value(value: Any) -> Any:
     return _reduce_guarded(value, 0, _LONGEST_LIST)
 
 
+def integer(value: Any) -> int | None:
+    """Return a step, worker or turn as an int, whatever the trainer keeps it in; None if it is none."""
+    try:
+        number = value if type(value) is int else int(reduce_value(value))
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if -(2**63) <= number < 2**63 else None
+
+
 def settle(value: Any) -> Any:
     """Return a reduced value as an encoder can always write it; used when a record did not encode.
 

@@ -1,0 +1,83 @@
+"""Know what this process is: its role, its number in that role, its rank among those of one number."""
+
+import os
+from typing import Any, Final
+
+from sglang_instrument.recording import actors
+from sglang_instrument.recording.values import integer
+
+#: Roles whose processes cannot know the step; readers place their records by time.
+ENGINE_ROLES: Final = frozenset({"server", "scheduler", "tokenizer", "detokenizer", "controller"})
+#: What a process is that nobody said anything of.
+DEFAULT_ROLE: Final = "worker"
+#: In the environment of what a server starts, its number: a scheduler does not know its replica.
+SERVER: Final = "SGLANG_INSTRUMENT_SERVER"
+
+_said: str = DEFAULT_ROLE  # by install(role=...)
+_learned: str = DEFAULT_ROLE  # from the trainer's own objects; still true when we come back
+_worker: int | None = None
+_tp: int | None = None
+
+
+def use_role(role: str) -> None:
+    """Take what `install(role=...)` says this process is; the default leaves it to what is learned."""
+    global _said
+    _said = role
+    _hand_on_number()
+
+
+def learn(role: Any = None, worker: Any = None, tp: Any = None) -> None:
+    """Learn from the trainer's own objects what this process is, unless `install(role=...)` said it.
+
+    Without a worker, the number in the name of the Ray actor counts that runs here: trainers call their
+    actors `agent_loop_worker_3`. `tp` is the rank among those that do the same work as one worker.
+    """
+    global _learned, _worker, _tp
+    if _learned == DEFAULT_ROLE:
+        _learned = word(role) or DEFAULT_ROLE
+    if worker is None and not _inherited_rank().isdigit():
+        worker = actors.number_in_name()
+    if worker is not None:
+        _worker = integer(worker)
+    if tp is not None:
+        _tp = integer(tp)
+    _hand_on_number()
+
+
+def process_role() -> str:
+    """Return what this process is to records that do not say it."""
+    return _learned if _said == DEFAULT_ROLE else _said
+
+
+def process_worker() -> int:
+    """Return the rank of this process: what its trainer calls it, else its server's number, `RANK`, or 0."""
+    if _worker is not None:
+        return _worker
+    rank = _inherited_rank()
+    return int(rank) if rank.isdigit() else 0
+
+
+def file_name(role: str, worker: int) -> str:
+    """Return what files of a role and a rank are called: `worker_3`, `scheduler_0_tp0`."""
+    part = "" if _tp is None or role != process_role() else f"_tp{_tp}"
+    return f"{role}_{worker}{part}"
+
+
+def forget() -> None:
+    """Know nothing of this process, as when it began."""
+    global _said, _learned, _worker, _tp
+    _said, _learned, _worker, _tp = DEFAULT_ROLE, DEFAULT_ROLE, None, None
+
+
+def word(value: Any) -> str | None:
+    """Return a role if it can stand in a file's name, else None."""
+    return value if isinstance(value, str) and value.isidentifier() and value.isascii() else None
+
+
+def _inherited_rank() -> str:
+    return os.environ.get(SERVER) or os.environ.get("RANK", "")
+
+
+def _hand_on_number() -> None:
+    if process_role() == "server" and _worker is not None:
+        os.environ[SERVER] = str(_worker)
