@@ -176,6 +176,16 @@ def test_spans_that_are_open_across_install_and_uninstall_belong_to_whoever_sees
     assert not OPEN
 
 
+def test_what_hangs_since_before_install_is_reported_though_nothing_else_happens(install, log_dir):
+    file = log_dir / "run/step_1/worker_0.jsonl"
+    with step(1), span("tool_execution"):
+        for _ in range(2):
+            install(hang_after_sec=0.05)
+            wait_until(lambda: file.exists() and '"open_spans"' in file.read_text())
+            sglang_instrument.uninstall()
+            file.unlink()
+
+
 def test_a_user_whose_logging_is_broken_notices_nothing(install, log_dir, monkeypatch):
     import logging
 

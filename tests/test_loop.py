@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+import sglang_instrument
 from sglang_instrument import bind, event, span
 from sglang_instrument.recording import loop as heartbeats
 from sglang_instrument.testing import records
@@ -107,3 +108,38 @@ def test_a_beat_carries_no_request(new_loop):
         new_loop().run_until_complete(run())
     block = longest_block(seen)
     assert "turn" not in {key for key in block["extra"] if key not in ("request_id", "turn")}
+
+
+def test_a_loop_has_its_heart_again_when_recording_is_off_and_on_though_its_tasks_are_known(
+    new_loop, install
+):
+    running = new_loop()
+
+    async def goes_on():
+        with span("tool_execution"):
+            await asyncio.sleep(0)
+        [before] = heartbeats._hearts.values()
+        sglang_instrument.uninstall()
+        assert not heartbeats._hearts
+        install()
+        for _ in range(10):  # of the old heart a beat is to come, which may not take the new one along
+            await asyncio.sleep(heartbeats.BEAT_SEC)
+            with span("tool_execution"):
+                pass
+        [after] = heartbeats._hearts.values()
+        assert after is not before
+
+    install()
+    running.run_until_complete(goes_on())
+
+
+def test_no_heart_comes_back_to_a_loop_that_is_closed_or_after_recording_is_off(new_loop, install):
+    closed, open_still = new_loop(), new_loop()
+    with records(watch_loops=True):
+        for loop in (closed, open_still):
+            loop.run_until_complete(request(0))
+    closed.close()
+    install()
+    sglang_instrument.uninstall()  # before the loop came to it
+    open_still.run_until_complete(asyncio.sleep(0.05))
+    assert not heartbeats._hearts

@@ -4,10 +4,12 @@ Each loop in which a span was seen gets a heartbeat, a callback that asks to be 
 thread looks at it from outside: when the heart stands still, it samples what the loop's thread is doing.
 """
 
+import contextlib
 import contextvars
 import sys
 import time
 import weakref
+from _thread import get_ident
 from collections import Counter
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +29,8 @@ _QUIET_SEC: Final = 10.0  # without a new task after which a heart stops, to sta
 _FRAMES: Final = 6
 
 _hearts: dict[int, "Heart"] = {}
+_loops: Final["weakref.WeakSet[asyncio.AbstractEventLoop]"] = weakref.WeakSet()  # that ever had one
+_wanted = False
 
 
 class Heart:
@@ -94,7 +98,9 @@ class Heart:
         self._blocked_span = {}
         if now - self.last_task_ns >= _QUIET_SEC * 1e9 and self._is_in_use():
             self.last_task_ns = now
-        if now - self.last_task_ns < _QUIET_SEC * 1e9 and _hearts.get(id(self.loop)) is self:
+        if _hearts.get(id(self.loop)) is not self:  # forgotten; another one may beat in its place
+            return
+        if now - self.last_task_ns < _QUIET_SEC * 1e9:
             self._arm()
         else:
             _hearts.pop(id(self.loop), None)
@@ -132,6 +138,7 @@ def task_seen(loop: "asyncio.AbstractEventLoop", thread: int) -> None:
     heart = _hearts.get(id(loop))
     if heart is None or heart.loop is not loop:
         _hearts[id(loop)] = Heart(loop, thread)
+        _loops.add(loop)
     else:
         heart.last_task_ns = time.perf_counter_ns()
 
@@ -147,7 +154,23 @@ def look_at_hearts() -> None:
 
 def forget_hearts() -> None:
     """Let all hearts stop at their next beat."""
+    global _wanted
+    _wanted = False
     _hearts.clear()
+
+
+def revive_hearts() -> None:
+    """Give each loop that had a heart one again: its tasks are known, so that none of them is seen anew."""
+    global _wanted
+    _wanted = True
+    for loop in list(_loops):
+        with contextlib.suppress(RuntimeError):  # it is closed
+            loop.call_soon_threadsafe(_revive, loop, context=contextvars.Context())
+
+
+def _revive(loop: "asyncio.AbstractEventLoop") -> None:
+    if _wanted:
+        task_seen(loop, get_ident())
 
 
 def _running_span(loop: "asyncio.AbstractEventLoop") -> dict[str, Any]:

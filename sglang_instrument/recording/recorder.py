@@ -48,6 +48,9 @@ class Recorder:
             nvtx.on()
         _let_go_of_earlier_steps()
         self._open()
+        loop.revive_hearts()
+        if spans.OPEN:  # one of them may be what hangs
+            self._writer.start()
 
     def stop(self, timeout_sec: float = LONGEST_WAIT_SEC) -> None:
         """Take no more spans, write what is recorded, end the files; what is not written in time is lost."""
