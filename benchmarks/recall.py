@@ -2,7 +2,8 @@
 
 `python recall.py clean 1000` and `python recall.py other 1000` try so many clean runs of our own generator
 and of one that the rules were not tuned on (`tests/other_runs.py`); `python recall.py curves 20` prints the
-recall curves of docs/analysis.md from so many runs a row.
+recall curves of docs/analysis.md from so many runs a row, `python recall.py deaths 20` those of workers that
+are killed.
 """
 
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 from random import Random
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from dead_worker import kill_worker
 from other_runs import OtherRun
 
 from sglang_instrument.analysis import open_run
@@ -41,15 +43,17 @@ OTHER_CURVES = {
     f"{kind} times slower": [(cause, x, (kind, *WHERE, x)) for x in (1.25, 1.5, 2.0, 3.0, 5.0)]
     for kind, cause in (("engine", "straggler"), ("tool", "slow_tool"), ("reward", "slow_reward"))
 }
+SHARES = (0.2, 0.5, 0.8, 0.95)  # of its way to the barrier after which a worker is killed
+AHEAD_SEC = (0, 2, 5, 10, 20, 40, 80, 300)  # of the others
 
 
-def found_in(write):
-    """Write a run, and return what the verdict finds in it."""
+def found_in(write, over=False):
+    """Write a run, and return what the verdict finds in it; `over` is whether it has ended."""
     folder = Path(tempfile.mkdtemp())
     try:
         write(folder)
         run = open_run(folder, cached=False)
-        return find(run.digest, run.files)
+        return find(run.digest, run.files, over)
     finally:
         shutil.rmtree(folder)
 
@@ -102,6 +106,33 @@ def curves(runs):
             print(f"{title}, of {runs}: {', '.join(told)}", flush=True)
 
 
+def deaths(runs):
+    """Print in how many of so many runs a killed worker was named, and how often anybody else was."""
+    for kind, planted in (("own", {}), ("other", ("nothing", *WHERE, 1.0))):
+        for share in SHARES:
+            told = []
+            for ahead_sec in AHEAD_SEC:
+                found = [death_in(seed, planted, share, ahead_sec) for seed in range(runs)]
+                hits = sum(any(at == WHERE and one.cause == "death" for at, one in each) for each in found)
+                wrong = sum(any(at != WHERE for at, _ in each) for each in found)
+                told.append(f"{ahead_sec:g}: {hits}" + (f" ({wrong} others accused)" if wrong else ""))
+            print(f"{kind}, killed at {share:.0%}, s before the others: {', '.join(told)}", flush=True)
+
+
+def death_in(seed, planted, share, ahead_sec):
+    """Return where somebody is said to have died or to hang, with the findings."""
+
+    def write(folder):
+        planted_run(seed, planted)(folder)
+        kill_worker(folder, *WHERE, share, ahead_sec)
+
+    found = found_in(write, over=True)
+    return [((one.step, one.worker), one) for one in found if one.cause in ("death", "hang")]
+
+
 if __name__ == "__main__":
     what, runs = sys.argv[1], int(sys.argv[2])
-    curves(runs) if what == "curves" else accused(runs, {"clean": clean, "other": other}[what])
+    if what in ("curves", "deaths"):
+        {"curves": curves, "deaths": deaths}[what](runs)
+    else:
+        accused(runs, {"clean": clean, "other": other}[what])

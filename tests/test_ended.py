@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from dead_worker import kill_worker
 
-from sglang_instrument.analysis import find, open_run
+from sglang_instrument.analysis import Finding, find, open_run
+from sglang_instrument.analysis.verdict import verdict
 from sglang_instrument.cli.main import main
 from sglang_instrument.testing import synthetic_run
 
@@ -56,6 +58,37 @@ def test_the_worker_that_fell_silent_first_is_named(folder: Path) -> None:
 def test_of_a_run_that_goes_on_nobody_is_said_to_have_died(folder: Path) -> None:
     kill(folder, {0: 200, 1: 60, 2: 200})
     assert deaths(folder, over=False) == []
+
+
+def found_after(folder: Path, share: float, ahead_sec: float, over: bool = True) -> list[Finding]:
+    """Return what is found where worker 2 of 4 dies in step 3, and the others so much later."""
+    synthetic_run(folder, steps=4, workers=4, requests=16)
+    kill_worker(folder, 3, 2, share, ahead_sec)
+    run = open_run(folder)
+    return find(run.digest, run.files, over)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.95])
+def test_the_one_that_is_dead_is_told_from_those_that_wait_for_it(tmp_path: Path, share: float) -> None:
+    (finding,) = found_after(tmp_path, share, 80.0)
+    assert (finding.cause, finding.step, finding.worker) == ("death", 3, 2)
+    assert finding.evidence["ahead_sec"] > 20
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.95])
+def test_where_all_are_killed_at_once_nobody_is_accused(tmp_path: Path, share: float) -> None:
+    assert found_after(tmp_path, share, 0.0) == []
+    run = open_run(tmp_path)
+    assert verdict(run.digest, run.files, over=True).startswith(
+        "the run ended in step 3, and the log does not"
+    )
+
+
+@pytest.mark.parametrize("ahead_sec", [0.0, 40.0])
+def test_a_step_that_goes_on_for_long_is_no_hang(tmp_path: Path, ahead_sec: float) -> None:
+    """Its step and requests were reported as open after 30 s, which such requests take."""
+    found = found_after(tmp_path, 0.8, ahead_sec, over=False)
+    assert [one for one in found if not one.evidence["waits"]] == []
 
 
 def test_a_run_that_ended_as_it_should_has_no_deaths(folder: Path) -> None:

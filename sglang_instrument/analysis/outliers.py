@@ -92,16 +92,28 @@ def _chance(rates: pl.DataFrame, row: dict[str, Any]) -> float:
     """Return how probable it is that most of a worker's requests, drawn from all others, reach its rate."""
     own = pl.all_horizontal(pl.col(name) == row[name] for name in _OF_WORKER)
     others = rates.filter(~own)["rate"]
-    requests, above = row["requests"], int((others >= row["reached"]).sum())
-    share = (above + 1) / (len(others) + 1)
-    if above == 0 and len(others) >= _FEWEST_OF_A_TAIL:
-        longest = others.top_k(_tail(len(others)) + 1).sort(descending=True).to_list()
-        share *= _further(longest, row["reached"])
+    requests, share = row["requests"], chance_to_reach(others, row["reached"])
     chance: float = sum(
         math.comb(requests, number) * share**number * (1 - share) ** (requests - number)
         for number in range(requests // 2 + 1, requests + 1)
     )
     return chance
+
+
+def chance_to_reach(others: pl.Series, reached: float, fewest: int = _FEWEST_OF_A_TAIL) -> float:
+    """Return how probable it is that one drawn from where all others come from is at least so large.
+
+    Args:
+        others: All but the one that is in doubt.
+        reached: By that one.
+        fewest: Of the others, to say how far beyond the largest of them one may lie.
+    """
+    above = int((others >= reached).sum())
+    share = (above + 1) / (len(others) + 1)
+    if above == 0 and len(others) >= fewest:
+        longest = others.top_k(_tail(len(others)) + 1).sort(descending=True).to_list()
+        share *= _further(longest, reached)
+    return share
 
 
 def _tail(pieces: int) -> int:

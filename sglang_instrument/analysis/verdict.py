@@ -12,13 +12,13 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.digest import Digest
-from sglang_instrument.analysis.ended import silences
-from sglang_instrument.analysis.files import File, never_ended
+from sglang_instrument.analysis.files import File
 from sglang_instrument.analysis.gaps import loop_blocks, plateaus, standstill
 from sglang_instrument.analysis.outliers import rates, slow_groups, slow_single
+from sglang_instrument.analysis.silent import silences
 from sglang_instrument.analysis.steps import step_table, worker_steps
+from sglang_instrument.analysis.stuck import stuck_spans
 from sglang_instrument.analysis.workers import barrier_table
-from sglang_instrument.schema import kind_of
 
 _OF_STEP: Final = 0.05  # what takes less of the step is not worth a sentence
 _LEAST_SEC: Final = 0.5  # nor is this
@@ -64,7 +64,10 @@ def find(digest: Digest, files: list[File], over: bool = False) -> list[Finding]
     """
     digest = digest.of_workers()
     found = [*_standstills(digest), *_slow_work(digest), *_slow_singles(digest), *_blocks(digest, files)]
-    ended = _hangs(digest, files) or (_deaths(digest, files) if over else [])
+    hangs = _hangs(digest, files)
+    # Those that wait at a barrier wait for the one that hangs or died; they are named only if nobody is.
+    ended = [one for one in hangs if not one.evidence["waits"]]
+    ended = ended or (_deaths(digest, files) if over else []) or hangs
     return [*ended, *sorted(found, key=lambda one: -one.lost_sec)]
 
 
@@ -74,6 +77,12 @@ def verdict(digest: Digest, files: list[File], over: bool = False) -> str:
     if found:
         more = f" ({len(found) - 1} more findings)" if len(found) > 1 else ""
         return found[0].sentence + more
+    ended = [one for one in silences(digest, files) if one.worker is None] if over else []
+    if ended:
+        step = f"{'validation' if ended[0].validate else 'step'} {ended[0].step}"
+        return (
+            f"the run ended in {step}, and the log does not tell by whom: nobody was silent for long before"
+        )
     steps = step_table(digest.filter(~pl.col("validate")))
     if steps.is_empty():
         return "no training step is whole yet"
@@ -190,27 +199,30 @@ def _blocks(digest: Digest, files: list[File]) -> list[Finding]:
 
 
 def _hangs(digest: Digest, files: list[File]) -> list[Finding]:
-    """Find steps that never ended, with spans that were open for long when the log ended."""
+    """Find steps that never ended, with spans that were open for longer than any before.
+
+    Those that wait at a barrier, for one that is stuck elsewhere or died, come last.
+    """
     found = []
-    for file, control in never_ended(files):
-        place = file.place
-        spans = [span for span in control.extra.spans or [] if isinstance(span, dict)]
-        if place is None or place.step is None or not spans:
+    for stuck in sorted(stuck_spans(digest, files), key=lambda one: one.waits):
+        place = stuck.file.place
+        if place is None or place.step is None:
             continue
-        inner = min(spans, key=lambda span: float(span.get("age_sec") or 0.0))
-        oldest = max(float(span.get("age_sec") or 0.0) for span in spans)
+        inner, oldest = stuck.spans[0], float(stuck.spans[-1].get("age_sec") or 0.0)
         row = {"step": place.step, "validate": place.validate, "worker": place.worker}
         asked = f" of request {inner['request_id']}" if inner.get("request_id") else ""
         sentence = f"{_name(row)} never ended; {inner.get('event')}{asked} was open for {oldest:.0f} s"
-        found.append(Finding("hang", *_place(row), oldest, sentence, {"spans": spans, **row}))
-    # Those that wait at a barrier wait for the one that hangs elsewhere; they are named only if nobody does.
-    return [one for one in found if not _waits(one)] or found
+        evidence = {"spans": stuck.spans, "waits": stuck.waits, **row}
+        found.append(Finding("hang", *_place(row), oldest, sentence, evidence))
+    return found
 
 
 def _deaths(digest: Digest, files: list[File]) -> list[Finding]:
     """Find the worker that fell silent first in the step in which a run ended."""
     found = []
     for one in silences(digest, files):
+        if one.worker is None:
+            continue
         row: dict[str, Any] = {"step": one.step, "validate": one.validate, "worker": one.worker}
         workers = [
             {"worker": worker, "requests": count, "last_us": one.last_us[worker]}
@@ -220,17 +232,12 @@ def _deaths(digest: Digest, files: list[File]) -> list[Finding]:
         if one.ahead_sec is not None:
             others = max(count for worker, count in one.done.items() if worker != one.worker)
             sentence += (
-                f": {one.ahead_sec:.1f} s before the next, with {one.done[one.worker]} requests done "
+                f": others went on for {one.ahead_sec:.1f} s; it had {one.done[one.worker]} requests done "
                 f"(others up to {others})"
             )
         evidence = {"ahead_sec": one.ahead_sec, "workers": workers}
         found.append(Finding("death", *_place(row), 0.0, sentence, evidence))
     return found
-
-
-def _waits(finding: Finding) -> bool:
-    phases = {kind_of(str(span.get("event"))).phase for span in finding.evidence["spans"]}
-    return "barrier" in phases and phases <= {"step", "barrier"}
 
 
 def _place(row: dict[str, Any]) -> tuple[int, bool, int]:

@@ -1,0 +1,196 @@
+"""Tell who fell silent first in a step that never ended, and whether its silence is more than chance.
+
+A worker that has done all its requests waits for the others, and is silent with good reason. One that has not
+is silent between two replies, too, the longer the fewer of its requests are left. So its silence, which lasts
+until the others' last sign, is compared with what the run itself knows of such pauses. A step that has been
+open for long is reported by each worker that lives, at the same age: one that did not is dead.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from sglang_instrument.analysis.clocks import clock_table
+from sglang_instrument.analysis.digest import Digest
+from sglang_instrument.analysis.files import File, controls_of
+from sglang_instrument.analysis.outliers import chance_to_reach
+from sglang_instrument.analysis.stuck import age_of_step, waits_at_a_barrier
+from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED, OPEN_SPANS, STEP_CLOSED
+
+_CHANCE: Final = 0.01  # how probable it may be that a worker that lives is silent for so long
+_SLACK_SEC: Final = 10.0  # a watchdog looks once a second, and steps do not begin at the same moment
+_FEWEST: Final = 8  # pauses, below which nobody knows how long they may be
+_DOUBLED: Final = 1.5  # reports come at each doubling of the age
+_OF_WORKER: Final = ["step", "validate", "worker"]
+
+_Step = tuple[int, bool]
+
+
+@dataclass(frozen=True)
+class Silence:
+    """A step that never ended, and the worker that died there, as far as its silence tells.
+
+    Attributes:
+        step, validate: The step.
+        worker: Who fell silent first, and for longer than one that lives; the only one, where there is one.
+            None if none did: then all ended together, or those that are silent were done.
+        ahead_sec: How long others went on after it; None if it was alone.
+        done: How many requests each worker of the step had completed.
+        last_us: When each gave its last sign of life, on the clocks as barriers align them.
+    """
+
+    step: int
+    validate: bool
+    worker: int | None
+    ahead_sec: float | None
+    done: dict[int, int]
+    last_us: dict[int, int]
+
+
+def silences(digest: Digest, files: Sequence[File]) -> list[Silence]:
+    """Return the steps in which workers gave their last sign of life, and that these never closed."""
+    digest = digest.of_workers()
+    unclosed = _unclosed(files)
+    if not unclosed:
+        return []
+    signs = _last_signs(digest, files)
+    newest = {worker: max(at for (_, who), at in signs.items() if who == worker) for _, worker in signs}
+    waiting = set(_at_barriers(files))
+    found = []
+    for step in sorted({step for step, _ in unclosed}):
+        last = {worker: at for (one, worker), at in signs.items() if one == step}
+        ended_here = [
+            worker for worker in last if (step, worker) in unclosed and last[worker] == newest[worker]
+        ]
+        if ended_here:
+            begun, done = _progress(digest, step, last)
+            at_work = [
+                worker
+                for worker in ended_here
+                if (begun[worker] > done[worker] or not done[worker]) and (step, worker) not in waiting
+            ]
+            left = {one: begun[one] - done[one] for one in last}
+            missed = _missed_report(digest, files, step, last)
+            dead, ahead = _first(
+                digest, last, [one for one in at_work if one in missed] or at_work, left, missed
+            )
+            found.append(Silence(*step, dead, ahead, done, last))
+    return found
+
+
+def _first(
+    digest: Digest, last: dict[int, int], at_work: list[int], left: dict[int, int], missed: set[int]
+) -> tuple[int | None, float | None]:
+    """Return who fell silent first of those that had work left, and how long the others went on."""
+    if len(last) == 1:
+        return next(iter(last)), None
+    if not at_work:
+        return None, None
+    first = min(at_work, key=lambda worker: (last[worker], worker))
+    ahead = (max(at for worker, at in last.items() if worker != first) - last[first]) / 1e6
+    if first in missed:
+        return first, ahead
+    pauses = _pauses(digest, left[first])
+    if ahead <= 0 or len(pauses) < _FEWEST:
+        return None, None
+    # A moment drawn by lot falls into a long pause rather than into a short one, in proportion to its length.
+    chance = chance_to_reach(pauses, ahead, _FEWEST) * max(1.0, ahead / float(pauses.mean() or ahead))  # type: ignore[arg-type]
+    return (first, ahead) if chance * len(at_work) < _CHANCE else (None, None)
+
+
+def _missed_report(digest: Digest, files: Sequence[File], step: _Step, last: dict[int, int]) -> set[int]:
+    """Return the workers that did not report the step as open at an age at which another one did."""
+    ages: dict[int, set[float]] = {worker: {0.0} for worker in last}
+    for file, control in controls_of(files, OPEN_SPANS):
+        key = _key(file)
+        if key is not None and key[0] == step and key[1] in ages:
+            ages[key[1]].add(age_of_step(control))
+    here = digest.steps.filter(step=step[0], validate=step[1])
+    begun = dict(here.group_by("worker").agg(pl.col("start_us").min()).iter_rows())
+    ahead_us, end = _clocks(digest), max(last.values())
+    lasted = {worker: (end - begun[worker] + ahead_us.get(worker, 0)) / 1e6 for worker in last}
+    of_any = set().union(*ages.values())
+    return {
+        worker
+        for worker, own in ages.items()
+        if any(max(own) < age / _DOUBLED and lasted[worker] > age + _SLACK_SEC for age in of_any)
+    }
+
+
+def _pauses(digest: Digest, left: int) -> pl.Series:
+    """Return the seconds between two signs of a worker, while it had about so many requests left."""
+    turns = digest.turns.select(*_OF_WORKER, "end_us", done=pl.lit(0))
+    requests = digest.requests.select(*_OF_WORKER, "end_us", done=pl.lit(1))
+    signs = pl.concat([turns, requests]).sort(*_OF_WORKER, "end_us")
+    total = pl.col("done").sum().over(_OF_WORKER)
+    pauses = signs.with_columns(
+        left=total - pl.col("done").cum_sum().over(_OF_WORKER),
+        pause_sec=(pl.col("end_us").shift(-1).over(_OF_WORKER) - pl.col("end_us")) / 1e6,
+    ).filter(pl.col("pause_sec") > 0)
+    alike = pauses.filter(pl.col("left").is_between((left + 1) // 2, max(left, 1)))["pause_sec"]
+    return alike if len(alike) >= _FEWEST else pauses["pause_sec"]
+
+
+def _progress(digest: Digest, step: _Step, workers: dict[int, int]) -> tuple[dict[int, int], dict[int, int]]:
+    """Return how many requests each worker has in this step, as far as known, and how many it has done.
+
+    A request whose first reply has not come is not in the log; the worker's other steps tell how many it
+    usually has at least.
+    """
+    here = (pl.col("step") == step[0]) & (pl.col("validate") == step[1])
+    ids = pl.concat([table.select(*_OF_WORKER, "request_id") for table in (digest.turns, digest.requests)])
+    known = _count(ids.filter(here).unique())
+    done = _count(digest.requests.filter(here))
+    others = digest.requests.filter(~here & (pl.col("validate") == step[1]))
+    usual = dict(others.group_by(_OF_WORKER).len().group_by("worker").agg(pl.col("len").min()).iter_rows())
+    begun = {worker: max(known.get(worker, 0), usual.get(worker, 0)) for worker in workers}
+    return begun, {worker: done.get(worker, 0) for worker in sorted(workers)}
+
+
+def _count(rows: pl.DataFrame) -> dict[int, int]:
+    return dict(rows.group_by("worker").len().iter_rows())
+
+
+def _unclosed(files: Sequence[File]) -> set[tuple[_Step, int]]:
+    """Return the steps that workers opened, and neither closed nor left cleanly."""
+    closed = {file.path for event in (STEP_CLOSED, LOG_CLOSED) for file, _ in controls_of(files, event)}
+    opened = (file for file, _ in controls_of(files, LOG_OPENED) if file.path not in closed)
+    return {key for file in opened if (key := _key(file)) is not None}
+
+
+def _key(file: File) -> tuple[_Step, int] | None:
+    place = file.place
+    if place is None or place.role != "worker" or place.step is None or place.worker is None:
+        return None
+    return (place.step, place.validate), place.worker
+
+
+def _at_barriers(files: Sequence[File]) -> Iterator[tuple[_Step, int]]:
+    """Yield who was seen to wait for the others."""
+    for file, control in controls_of(files, OPEN_SPANS):
+        key = _key(file)
+        if key is not None and waits_at_a_barrier(control):
+            yield key
+
+
+def _last_signs(digest: Digest, files: Sequence[File]) -> dict[tuple[_Step, int], int]:
+    """Return when each worker last ended a span of each step, or said what was open there."""
+    ahead_us = _clocks(digest)
+    signs: dict[tuple[_Step, int], int] = {}
+    for row in digest.steps.iter_rows(named=True):
+        key = ((row["step"], row["validate"]), row["worker"])
+        end = row["start_us"] + round((row["duration_sec"] or 0.0) * 1e6)
+        signs[key] = max(signs.get(key, 0), end - ahead_us.get(row["worker"], 0))
+    for file, control in controls_of(files, OPEN_SPANS):
+        place = _key(file)
+        if place in signs:
+            signs[place] = max(signs[place], control.time_us - ahead_us.get(place[1], 0))
+    return signs
+
+
+def _clocks(digest: Digest) -> dict[int, int]:
+    """Return by how much the clock of each worker is ahead, where barriers tell."""
+    offsets = clock_table(digest).select("worker", "offset_sec").drop_nulls()
+    return {worker: round(offset * 1e6) for worker, offset in offsets.iter_rows()}

@@ -1,0 +1,97 @@
+"""Cut a written run as a dying worker leaves it: one is killed in the middle of a step, the others later.
+
+What is left is what a writer and its watchdog would have written until then: no spans that had not ended, no
+closing records, and a report of what had been open for 30 s, 60 s and so on.
+"""
+
+import json
+from collections import defaultdict
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+from sglang_instrument.schema import CONTROL_EVENTS, LOG_OPENED, OPEN_SPANS, WATCHED_PHASES, kind_of
+
+FIRST_AGE_US = 30_000_000
+Record = dict[str, Any]
+
+
+def kill_worker(folder: Path, step: int, worker: int, share: float, ahead_sec: float) -> None:
+    """Kill a worker after this share of its way to the barrier, and the others `ahead_sec` later.
+
+    The run ends in that step; those that had arrived at the barrier stay in it.
+    """
+    for path in folder.glob("*_*"):
+        if int(path.name.partition("_")[2]) > step:
+            rmtree(path)
+    written = {path: _read(path) for path in sorted((folder / f"step_{step}").glob("worker_*.jsonl"))}
+    of_dead = written[folder / f"step_{step}" / f"worker_{worker}.jsonl"]
+    begin, arrival = min(one["start_us"] for one in of_dead if "start_us" in one), _arrival(of_dead)
+    killed_us = begin + round(share * (arrival - begin))
+    others_us = killed_us + round(ahead_sec * 1e6)
+    for path, records in written.items():
+        _write(path, records, killed_us if path.stem == f"worker_{worker}" else others_us)
+
+
+def _read(path: Path) -> list[Record]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _write(path: Path, records: list[Record], end_us: int) -> None:
+    """Write what a worker would have written by then; nobody gets past the barrier."""
+    header = [one for one in records if one["event"] == LOG_OPENED]
+    done = [one for one in records if one["event"] not in CONTROL_EVENTS and _end(one) < _arrival(records)]
+    left = [one for one in done if _end(one) <= end_us]
+    reports = list(_reports(records, end_us))
+    lines = header + sorted(left + reports, key=_end)
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+
+
+def _arrival(records: list[Record]) -> int:
+    return min(one["start_us"] for one in records if kind_of(one["event"]).phase == "barrier")
+
+
+def _end(record: Record) -> int:
+    if "start_us" in record:
+        return int(record["start_us"] + record["duration_sec"] * 1e6)
+    moment = datetime.fromisoformat(record["timestamp"]) - datetime(1970, 1, 1, tzinfo=timezone.utc)
+    return moment // timedelta(microseconds=1)
+
+
+def _reports(records: list[Record], end_us: int) -> list[Record]:
+    """Return what the watchdog would have said by then: it looks once a second."""
+    arrival = _arrival(records)
+    due: dict[int, list[Record]] = defaultdict(list)
+    for one in records:
+        if "start_us" not in one or kind_of(one["event"]).phase not in WATCHED_PHASES:
+            continue
+        never = one["start_us"] >= arrival or _end(one) > arrival
+        if one["start_us"] > arrival:
+            continue  # comes after the barrier that nobody left
+        age = FIRST_AGE_US
+        while one["start_us"] + age < (end_us if never else min(_end(one), end_us)):
+            due[-(-(one["start_us"] + age) // 1_000_000) * 1_000_000].append(one)
+            age *= 2
+    return [_report(moment, spans) for moment, spans in due.items() if moment <= end_us]
+
+
+def _report(moment: int, spans: list[Record]) -> Record:
+    stuck = [
+        {
+            "event": one["event"],
+            **{key: one["extra"][key] for key in ("request_id", "turn") if key in one.get("extra", {})},
+            "age_sec": (moment - one["start_us"]) / 1e6,
+            "stack": [],
+        }
+        for one in spans
+    ]
+    first = spans[0]
+    stamp = datetime.fromtimestamp(moment / 1e6, timezone.utc).isoformat()
+    return {
+        "timestamp": stamp,
+        "event": OPEN_SPANS,
+        "extra": {"open": len(stuck), "spans": stuck},
+        "workid": first["workid"],
+        "step": first["step"],
+    }
