@@ -78,3 +78,12 @@ def test_the_culprit_of_a_held_loop_is_named(tmp_path: Path) -> None:
     (row,) = loop_blocks(run.files).iter_rows(named=True)
     assert (row["step"], row["worker"], row["held_sec"]) == (2, 1, pytest.approx(3.0))
     assert (row["in_span"], row["culprit"]) == ("reward_calculation", "scoring.py:41 score")
+
+
+def test_a_held_loop_says_whose_it_was(tmp_path: Path) -> None:
+    synthetic_run(tmp_path, steps=1, workers=1, requests=4, blocked_loop=BlockedLoop(1, 0, 1.0, 3.0))
+    worker = tmp_path / "step_1/worker_0.jsonl"
+    lines = [one for one in worker.read_text().splitlines() if '"log_opened"' in one or "_block" in one]
+    worker.with_name("trainer_0.jsonl").write_text("".join(one + "\n" for one in lines))
+    blocks = loop_blocks(open_run(tmp_path).files)
+    assert sorted(zip(blocks["role"], blocks["worker"], strict=True)) == [("trainer", 0), ("worker", 0)]

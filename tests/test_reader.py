@@ -196,6 +196,15 @@ def test_logs_of_the_reference_have_starts_before_their_timestamps(tmp_path: Pat
     assert (run.health.headerless, run.health.local_times) == (1, 1)
 
 
+def test_a_file_that_holds_nothing_but_moments_is_read(tmp_path: Path) -> None:
+    lag = line("event_loop_lag", workid=0, step=0, task=0, extra={"lag_sec": 0.1})
+    put(tmp_path, "step_0/trainer_0.jsonl", opened("a", 1) + lag + opened("a", 2) + lag)
+    put(tmp_path, "step_1/worker_0.jsonl", opened("a", 1) + span(step=1, workid=0))
+    run = open_run(tmp_path)
+    assert run.health.records == 3
+    assert run.digest.steps["step"].to_list() == [1]
+
+
 def test_the_newest_run_of_a_step_wins_and_the_other_is_named(tmp_path: Path) -> None:
     put(tmp_path, "step_1/worker_0.jsonl", opened("first", 0) + span("kept"))
     put(

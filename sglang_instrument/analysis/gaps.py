@@ -14,6 +14,7 @@ _LEAST_IN_FLIGHT: Final = 5
 _OF_WORKER: Final = ["step", "validate", "worker"]
 _MOMENT: Final = [*_OF_WORKER, "moment"]
 _BLOCK: Final = {
+    "role": pl.String,
     "step": pl.Int64,
     "validate": pl.Boolean,
     "worker": pl.Int64,
@@ -137,10 +138,10 @@ def _completions(digest: Digest) -> pl.DataFrame:
 
 
 def loop_blocks(files: list[File]) -> pl.DataFrame:
-    """Return when an event loop was held, the longest first.
+    """Return when an event loop was held, the longest first; of all roles: a trainer has loops, too.
 
     Returns:
-        step, validate, worker; at_us: when it ended; held_sec; in_span: the span that was open, if known;
+        role, step, validate, worker; at_us: when it ended; held_sec; in_span: the span that was open, if known;
         culprit: the innermost frame that was seen, its path cut to the file and its folder.
     """
     rows = []
@@ -150,6 +151,7 @@ def loop_blocks(files: list[File]) -> pl.DataFrame:
             stack = block.extra.stack or []
             rows.append(
                 {
+                    "role": place.role,
                     "step": place.step,
                     "validate": place.validate,
                     "worker": place.worker,

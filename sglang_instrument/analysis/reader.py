@@ -121,7 +121,8 @@ class _Stretch:
             wanted = [line for line in lines if line.duration_sec is not None or not _is_plain_point(line)]
             file.records[file.runs.index(run_id)] += len(lines) - len(wanted)
             lines = wanted
-        self._columns.add(lines, source)
+        if lines:
+            self._columns.add(lines, source)
         if len(self._columns) >= _STRETCH:
             self.close()
 

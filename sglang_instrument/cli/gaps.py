@@ -73,14 +73,14 @@ def run(args: argparse.Namespace) -> int:
             row["culprit"] or NOTHING,
             row["in_span"] or NOTHING,
             str(row["step"]),
-            str(row["worker"]),
+            f"{row['role']} {row['worker']}",
             seconds(row["held_sec"]),
         )
         for row in blocks[:_SHOWN]
     ]
     if held:
         title = f"\nthe event loop was held {count(len(blocks))} times"
-        print_table(("by", "in", "step", "worker", "time s"), held, title=title, optional=("in",))
+        print_table(("by", "in", "step", "process", "time s"), held, title=title, optional=("in",))
     else:
         print_line("no event loop was seen to be held")
     if curve is not None:
