@@ -141,7 +141,7 @@ def loop_blocks(files: list[File]) -> pl.DataFrame:
     """Return when an event loop was held, the longest first; of all roles: a trainer has loops, too.
 
     Returns:
-        role, step, validate, worker; at_us: when it ended; held_sec; in_span: the span that was open, if known;
+        role, step, validate, worker; at_us: when it ended; held_sec; in_span: the open span, if known;
         culprit: the innermost frame that was seen, its path cut to the file and its folder.
     """
     rows = []
