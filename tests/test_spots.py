@@ -121,6 +121,24 @@ def test_a_call_that_never_starts_leaves_nothing_behind(records, program):  # no
         gc.collect()
 
 
+def test_a_call_with_wrong_arguments_fails_where_it_is_called(records, program):  # noqa: F811
+    source = "def make(f, *args):\n        made = f(*args)\n        return made"
+    regions = [{"event": "outer", "call": "f"}, {"event": "inner", "call": "f"}]
+    make = program(source, make=regions).make
+    with pytest.raises(TypeError, match=r"double\(\) takes 1 positional argument but 2 were given"):
+        make(double, 1, 2)
+    assert records == []
+
+
+def test_a_call_that_nobody_awaits_is_told_of_as_before(records, program):  # noqa: F811
+    regions = [{"event": "outer", "call": "f"}, {"event": "inner", "call": "f"}]
+    make = program("def make(f, x):\n        return f(x)", make=regions).make
+    with pytest.warns(RuntimeWarning, match="coroutine 'double' was never awaited") as told:
+        make(double, 1)
+    assert len(told) == 1
+    assert records == []
+
+
 def test_a_task_made_of_a_measured_call_is_called_as_it_was(records, program):  # noqa: F811
     module = program(
         "def make(f, x):\n    return f(x)\n".replace("\n", "\n    ").strip(" "),

@@ -6,7 +6,6 @@ with what the probe returns. It stands in the constants of the code, and pickles
 
 from collections.abc import Callable, Coroutine
 from functools import partial
-from inspect import iscoroutinefunction
 from typing import Any
 
 from sglang_instrument.patching.contract import Probe
@@ -55,28 +54,40 @@ class CallProbe(SpotProbe):
         return function if spans.current_buffer() is OFF else partial(self._call, function, values)
 
     def _call(self, function: Callable[..., Any], values: Values, /, *args: Any, **kwargs: Any) -> Any:
-        if iscoroutinefunction(_behind_probes(function)):
-            # Called by the first step only: else a task that is cancelled before it leaves one never awaited.
-            driven: Any = _drive(self, values, partial(function, *args, **kwargs))
-            driven.__name__ = getattr(function, "__name__", driven.__name__)
-            driven.__qualname__ = getattr(function, "__qualname__", driven.__name__)
-            return driven
         outcome = function(*args, **kwargs)
-        # A future, a task or a reference of Ray's may be asked for more than to be awaited.
-        return _drive(self, values, lambda: outcome) if isinstance(outcome, Coroutine) else outcome
+        if not isinstance(outcome, Coroutine):
+            return outcome  # a future, a task or a reference of Ray's may be asked for more than this
+        driven: Any = _drive(self, values, _Called(outcome))
+        driven.__name__ = getattr(outcome, "__name__", driven.__name__)
+        driven.__qualname__ = getattr(outcome, "__qualname__", driven.__name__)
+        return driven
 
 
-def _behind_probes(function: Any) -> Any:
-    """Return what is called in the end where several regions are one call."""
-    while isinstance(function, partial) and getattr(function.func, "__func__", None) is CallProbe._call:
-        function = function.args[0]
-    return function
+class _Called:
+    """Hold the coroutine of a call until its first step.
+
+    A task that is cancelled before it leaves it unused, and Python would tell of one that was never awaited,
+    though the one that the task drove was.
+    """
+
+    __slots__ = ("_coroutine",)
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine: Coroutine[Any, Any, Any] | None = coroutine
+
+    def begun(self) -> Any:
+        coroutine, self._coroutine = self._coroutine, None
+        return coroutine
+
+    def __del__(self) -> None:
+        if self._coroutine is not None:
+            self._coroutine.close()
 
 
 @counts_awaits
-async def _drive(probe: CallProbe, values: Values, begin: Callable[[], Any]) -> Any:
+async def _drive(probe: CallProbe, values: Values, called: _Called) -> Any:
     with probe.open(values) as run:
-        return probe.leave(run, values, await waited(begin()))
+        return probe.leave(run, values, await waited(called.begun()))
 
 
 class EnterProbe(SpotProbe):
