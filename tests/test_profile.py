@@ -20,7 +20,7 @@ from sglang_instrument.errors import ConfigError
 from sglang_instrument.profiling import engines, notes
 from sglang_instrument.profiling.found import files_in, wait_for_files
 from sglang_instrument.profiling.options import ProfileOptions, read_options
-from sglang_instrument.profiling.reached import reached_from
+from sglang_instrument.profiling.reached import reached_from, stored
 from sglang_instrument.profiling.switching import Outcome
 from sglang_instrument.profiling.wire import ask
 from sglang_instrument.profiling.workers import WorkersError, addresses_in_log, workers_behind
@@ -408,6 +408,35 @@ def test_looking_for_an_engine_keeps_nothing_alive_and_changes_no_dictionary_of_
     assert found.urls == ("http://127.0.0.1:1",)
     assert kept is None
     assert reads_its_own(rollout) == {"self": rollout}
+
+
+def test_looking_for_an_engine_computes_no_attribute_of_the_trainers():
+    asked: list[str] = []
+
+    class Slotted:
+        __slots__ = ("server_host", "server_port")
+
+        def __init__(self) -> None:
+            self.server_host, self.server_port = "::1", 7
+
+    class Computed:
+        rollout: Any = Slotted()
+        start_profile = classmethod(lambda cls: None)
+
+        @property
+        def tokenizer_manager(self) -> None:
+            asked.append("property")
+
+        def __getattr__(self, name: str) -> None:
+            asked.append(name)
+
+    def begins(self: Any) -> Any:
+        return reached_from(1)
+
+    assert begins(Computed()).urls == ("http://[::1]:7",)
+    assert stored(Computed(), "start_profile") is not None
+    assert stored(Slotted.__new__(Slotted), "server_host") is None
+    assert asked == []
 
 
 def test_chosen_steps_are_profiled_from_their_begin_to_their_end_and_noted(install, tmp_path, records_below):

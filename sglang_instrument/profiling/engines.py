@@ -22,6 +22,8 @@ from sglang_instrument.profiling.workers import Worker
 _LOOP_SEC: Final = 30.0  # in which an engine that was asked nothing yet gets its event loop
 _POLL_SEC: Final = 0.02
 
+Reader = Callable[[Any, str], Any]
+
 
 class ProfileError(InstrumentError):
     """A profiler could not be switched."""
@@ -98,31 +100,40 @@ def stop_engine(engine: Any, number: int, *, timeout_sec: float) -> Outcome:
     )
 
 
-def is_engine(thing: Any) -> bool:
-    """Return whether it is an engine in this process: sglang's own or verl's, whose manager is at hand."""
-    manager = getattr(thing, "tokenizer_manager", None)
-    return manager is not None and hasattr(manager, "start_profile")
+def _asked(thing: Any, name: str) -> Any:
+    return getattr(thing, name, None)
 
 
-def addresses_of(thing: Any) -> list[str]:
-    """Return the addresses of the servers that an object of a trainer's speaks to; none if it does not."""
+def is_engine(thing: Any, read: Reader = _asked) -> bool:
+    """Return whether it is an engine in this process: sglang's own or verl's, whose manager is at hand.
+
+    Args:
+        thing: Any object.
+        read: Returns its attribute of a name, or None.
+    """
+    manager = read(thing, "tokenizer_manager")
+    return manager is not None and read(manager, "start_profile") is not None
+
+
+def addresses_of(thing: Any, read: Reader = _asked) -> list[str]:
+    """Return the addresses of the servers that an object of a trainer's speaks to, read as by `is_engine`."""
     if isinstance(thing, str):
         return [base_url(thing)]
     for name in ("server_addresses", "worker_urls"):  # verl's managers
-        many = getattr(thing, name, None)
+        many = read(thing, name)
         if isinstance(many, (list, tuple)) and many and all(isinstance(one, str) for one in many):
             return [base_url(one) for one in many]
-    settings = getattr(thing, "server_args", None)  # verl's HTTP adapters
+    settings = read(thing, "server_args")  # verl's HTTP adapters
     for owner, host, port in ((thing, "server_host", "server_port"), (settings, "host", "port")):
-        found = getattr(owner, host, None), getattr(owner, port, None)
+        found = read(owner, host), read(owner, port)
         if isinstance(found[0], str) and isinstance(found[1], int):
             return [base_url(f"{found[0].strip('[]')}:{found[1]}" if ":" not in found[0] else _v6(*found))]
     return []
 
 
-def router_of(thing: Any) -> str | None:
-    """Return the address of the router that slime's arguments name."""
-    host, port = getattr(thing, "sglang_router_ip", None), getattr(thing, "sglang_router_port", None)
+def router_of(thing: Any, read: Reader = _asked) -> str | None:
+    """Return the address of the router that slime's arguments name, read as by `is_engine`."""
+    host, port = read(thing, "sglang_router_ip"), read(thing, "sglang_router_port")
     return base_url(f"{host}:{port}") if isinstance(host, str) and isinstance(port, int) else None
 
 

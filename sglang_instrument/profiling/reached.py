@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, MemberDescriptorType
 from typing import Any, Final
 
 from sglang_instrument.profiling.engines import addresses_of, is_engine, router_of
@@ -80,7 +80,7 @@ def _in_frame(frame: FrameType) -> Reached:
         if found:
             return found
         for held in _HELD:
-            inner = _attribute(thing, held)
+            inner = stored(thing, held)
             found = _of(inner) if inner is not None else Reached()
             if found:
                 return found
@@ -89,19 +89,40 @@ def _in_frame(frame: FrameType) -> Reached:
 
 def _of(thing: Any) -> Reached:
     try:
-        if is_engine(thing):
+        if is_engine(thing, stored):
             return Reached(engines=(thing,))
-        router = router_of(thing)
+        router = router_of(thing, stored)
         if router is not None:
             return Reached(router=router)
-        return Reached(urls=tuple(addresses_of(thing))) if not isinstance(thing, str) else Reached()
-    except Exception:  # an object of the trainer's whose attributes raise is none that we look for
+        is_text = issubclass(type(thing), str)
+        return Reached() if is_text else Reached(urls=tuple(addresses_of(thing, stored)))
+    except Exception:  # an object of the trainer's that cannot even be read is none that we look for
         return Reached()
 
 
-def _attribute(thing: Any, name: str) -> Any:
-    """Return an attribute that is stored, never one that is computed: that could do anything."""
+def stored(thing: Any, name: str) -> Any:
+    """Return an attribute that is stored, in the object or its class, or None: none that would be computed.
+
+    A property of the trainer's could do anything: wait for another process, raise, begin what it gives.
+    """
     try:
-        return vars(thing).get(name)
-    except TypeError:
+        held = vars(thing)
+    except Exception:  # it has slots, or nothing at all
+        held = {}
+    if name in held:
+        return held[name]
+    for owner in type(thing).__mro__:
+        entry = vars(owner).get(name)
+        if isinstance(entry, MemberDescriptorType):
+            return _in_slot(entry, thing)
+        if entry is not None:
+            is_method = callable(entry) or isinstance(entry, classmethod)
+            return entry if is_method or not hasattr(type(entry), "__get__") else None
+    return None
+
+
+def _in_slot(slot: MemberDescriptorType, thing: Any) -> Any:
+    try:
+        return slot.__get__(thing)
+    except AttributeError:
         return None
