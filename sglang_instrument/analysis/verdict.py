@@ -67,7 +67,7 @@ def find(digest: Digest, files: list[File], over: bool = False) -> list[Finding]
     hangs = _hangs(digest, files)
     # Those that wait at a barrier wait for the one that hangs or died; they are named only if nobody is.
     ended = [one for one in hangs if not one.evidence["waits"]]
-    ended = ended or (_deaths(digest, files) if over else []) or hangs
+    ended = ended or (_deaths(digest, files) if over else []) or _waited_for(digest, hangs)
     return [*ended, *sorted(found, key=lambda one: -one.lost_sec)]
 
 
@@ -215,6 +215,26 @@ def _hangs(digest: Digest, files: list[File]) -> list[Finding]:
         evidence = {"spans": stuck.spans, "waits": stuck.waits, **row}
         found.append(Finding("hang", *_place(row), oldest, sentence, evidence))
     return found
+
+
+def _waited_for(digest: Digest, waits: list[Finding]) -> list[Finding]:
+    """Return who did not come where others wait; those that wait themselves, if nobody is missing."""
+    waiting: dict[tuple[int, bool], list[Finding]] = {}
+    for one in waits:
+        waiting.setdefault((one.step, one.validate), []).append(one)
+    found = []
+    for (step, validate), there in waiting.items():
+        everyone = set(digest.steps.filter(step=step, validate=validate)["worker"])
+        row: dict[str, Any] = {"step": step, "validate": validate}
+        for worker in sorted(everyone - {one.worker for one in there}):
+            lost = max(one.lost_sec for one in there)
+            others = "another waited" if len(there) == 1 else f"{len(there)} others waited"
+            sentence = f"{_name({**row, 'worker': worker})} did not come where {others}; after {lost:.0f} s"
+            sentence += " the step had not ended"
+            spans = [span for one in there for span in one.evidence["spans"]]
+            evidence = {"spans": spans, "waits": False, **row, "worker": worker}
+            found.append(Finding("hang", step, validate, worker, lost, sentence, evidence))
+    return found or waits
 
 
 def _deaths(digest: Digest, files: list[File]) -> list[Finding]:
