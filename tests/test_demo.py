@@ -18,7 +18,8 @@ from own_group import run_in_group
 
 from sglang_instrument.analysis.join import joined_calls
 from sglang_instrument.analysis.run import open_run
-from sglang_instrument.demo.faults import BLOCK_SEC, FAULTS, SLOW_SEC, STRAGGLE_SEC
+from sglang_instrument.analysis.verdict import find
+from sglang_instrument.demo.faults import BLOCK_SEC, FAULTS, SLOW_SEC, STARVED_SEC, STRAGGLE_SEC
 from sglang_instrument.demo.problems import PROBLEMS, draw, transcript
 from sglang_instrument.schema import LOG_OPENED, OPEN_SPANS, REFERENCE_EVENTS, STEP_CLOSED
 
@@ -103,8 +104,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
-    """Three faults in worker 0 in step 2, which disturb each other little; worker 1 dies in step 3."""
-    names = ("slow-tool", "loop-block", "slow-reward", "crash")
+    """Faults in worker 0, one in step 1 and three in step 2; worker 1 dies in step 3."""
+    names = ("starved-reward", "slow-tool", "loop-block", "slow-reward", "crash")
     planted = [option for name in names for option in ("--inject", name)]
     return run_demo(tmp_path_factory.mktemp("faulty"), *planted)
 
@@ -246,7 +247,7 @@ def test_the_model_says_what_it_was_taught(plain: DemoRun) -> None:
 def test_a_slow_tool_call_is_seen_where_it_was_planted(faulty: DemoRun) -> None:
     slowest, second, *_ = faulty.durations("tool_execution", 2, 0)
     assert slowest >= SLOW_SEC > second
-    assert faulty.durations("tool_execution", 1, 0)[0] < SLOW_SEC
+    assert faulty.durations("tool_execution", 1, 1)[0] < SLOW_SEC
     assert faulty.durations("tool_execution", 2, 1)[0] < SLOW_SEC
 
 
@@ -265,6 +266,28 @@ def test_a_tool_that_holds_the_event_loop_is_seen_where_it_was_planted(faulty: D
     blocks = [record for record in faulty.records(2, 0) if record["event"] == "event_loop_block"]
     (block,) = [block for block in blocks if "at_tool_call" in block["extra"]["stack"][-1]]
     assert block["duration_sec"] > BLOCK_SEC / 2
+
+
+@needs_sglang
+def test_a_reward_that_is_quick_but_starved_is_told_from_a_slow_one_and_the_culprit_is_named(
+    faulty: DemoRun,
+) -> None:
+    records = faulty.records(1, 0)
+    starved = max(
+        (one for one in records if one["event"] == "reward_calculation"), key=lambda one: one["duration_sec"]
+    )
+    assert starved["duration_sec"] >= STARVED_SEC
+    assert starved["active_sec"] < STARVED_SEC / 2
+    blocks = [one for one in records if one["event"] == "event_loop_block"]
+    [block] = [one for one in blocks if "somebody_elses_work" in one["extra"]["stack"][-1]]
+    assert block["duration_sec"] > STARVED_SEC / 2
+    assert block["start_us"] < starved["start_us"] + starved["duration_sec"] * 1e6
+    assert starved["start_us"] < block["start_us"] + block["duration_sec"] * 1e6
+    longest = max(blocks, key=lambda one: one["duration_sec"])  # a busy machine may add some
+    run = open_run(faulty.folder)
+    found = [one for one in find(run.digest, run.files) if (one.step, one.worker) == (1, 0)]
+    [held] = [one for one in found if one.cause == "blocked_loop"]
+    assert held.sentence.endswith(longest["extra"]["stack"][-1].split()[-1])
 
 
 @needs_sglang

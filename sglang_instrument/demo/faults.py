@@ -11,11 +11,13 @@ from typing import Final
 SLOW_SEC: Final = 1.5
 BLOCK_SEC: Final = 0.5
 STRAGGLE_SEC: Final = 0.6
+STARVED_SEC: Final = 1.0
 DYING_SEC: Final = 0.5  # longer than records may be lost in a kill: what ended before the step is on disk
 
 #: Where each fault is planted: several fit into one run. "Step 2" is the last step of a run of one step.
 FAULTS: Final[dict[str, str]] = {
     "slow-reward": f"step 2, worker 0: the first reward takes {SLOW_SEC} s",
+    "starved-reward": f"first step, worker 0: others hold the loop for {STARVED_SEC} s while a reward awaits",
     "slow-tool": f"step 2, worker 0: the first tool call takes {SLOW_SEC} s",
     "loop-block": f"step 2, worker 0: the second tool call holds the event loop for {BLOCK_SEC} s",
     "straggler": f"step 2, last worker: every tool call takes {STRAGGLE_SEC} s longer",
@@ -41,9 +43,8 @@ class Fault:
     def begin_step(self, step: int) -> None:
         """Count calls anew; from now on the faults of this step are active. No step 0 has any."""
         second = min(2, self._steps)
-        self._active = {
-            name for name in self._planted if step == (self._steps if name in _IN_LAST_STEP else second)
-        }
+        when = {**dict.fromkeys(_IN_FIRST_STEP, 1), **dict.fromkeys(_IN_LAST_STEP, self._steps)}
+        self._active = {name for name in self._planted if step == when.get(name, second)}
         self._tool_calls = 0
         self._rewards = 0
 
@@ -62,6 +63,9 @@ class Fault:
         self._rewards += 1
         if self._rewards == 1 and "slow-reward" in self._active:
             await asyncio.sleep(SLOW_SEC)
+        if self._rewards == 2 and "starved-reward" in self._active:
+            asyncio.get_running_loop().call_soon(somebody_elses_work)
+            await asyncio.sleep(0)  # the reward itself is quick, but others come first
 
     async def _first_tool_call(self) -> None:
         if "crash" in self._active:
@@ -73,5 +77,11 @@ class Fault:
             await asyncio.sleep(SLOW_SEC)
 
 
+def somebody_elses_work() -> None:
+    """Hold the event loop, in code that nobody measures."""
+    time.sleep(STARVED_SEC)
+
+
 _IN_LAST_WORKER: Final = {"straggler", "crash"}
+_IN_FIRST_STEP: Final = {"starved-reward"}
 _IN_LAST_STEP: Final = {"hang", "crash"}
