@@ -77,6 +77,16 @@ def test_what_a_server_starts_has_the_servers_number(monkeypatch, install):
     assert identity.SERVER not in os.environ
 
 
+def test_a_server_of_another_kind_and_what_it_starts_are_called_so(monkeypatch, install):
+    monkeypatch.setattr(identity.actors, "actor_name", lambda: "sglang_server_reward_0_0")
+    install()
+    identity.learn("server", 0)
+    assert identity.file_name("server", 0) == "server_0_reward"
+    assert identity.file_name("worker", 0) == "worker_0"
+    printed = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "scheduler_0_reward_tp1"
+
+
 def test_what_a_process_learned_it_is_stays_true_when_it_is_switched_off_and_on(install):
     install()
     identity.learn("server", 2)

@@ -186,6 +186,22 @@ def test_the_number_in_an_actors_name_is_its_rank(monkeypatch, name, rank):
     assert actors.number_in_name() == rank
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("sglang_server_1_0", None),
+        ("sglang_server_reward_0_0", "reward"),
+        ("sglang_server_teacher_2_0_math", "teacher"),
+        ("sglang_server_decode_0_1", "decode"),
+        ("server", None),
+        (None, None),
+    ],
+)
+def test_the_kind_in_a_servers_name_tells_it_from_another_of_its_number(monkeypatch, name, kind):
+    monkeypatch.setattr(actors, "actor_name", lambda: name)
+    assert actors.kind_in_name("server") == kind
+
+
 def test_launchers_name_the_run_before_a_parent_does():
     assert launch.new_run_id({launch.LAUNCH: "mine"}) == "mine"
     assert launch.new_run_id({launch.LAUNCH: "mine", "SLURM_JOB_ID": "7"}) == "slurm-7-0-0"

@@ -15,6 +15,13 @@ def number_in_name() -> int | None:
     return int(found[1]) if found else None
 
 
+def kind_in_name(role: str) -> str | None:
+    """Return the `reward` of a server called `sglang_server_reward_0_0`; None if there is no such word."""
+    name = actor_name()
+    found = re.search(rf"(?:^|_){role}_([a-z]+)_\d", name) if name else None
+    return found[1] if found else None
+
+
 def actor_name() -> str | None:
     """Return the name of the actor that runs in this process; None where none runs, or it has no name."""
     ray: Any = sys.modules.get("ray")  # never imported for this: without it there is no actor

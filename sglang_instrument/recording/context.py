@@ -62,7 +62,7 @@ UNBOUND: Final = Context()
 CURRENT: Final[ContextVar[Context]] = ContextVar("sglang_instrument", default=UNBOUND)
 
 #: Roles that may know the step, and are placed by time where they do not.
-_SOMETIMES_STEPLESS: Final = frozenset({"reward", "learner"})
+_SOMETIMES_STEPLESS: Final = frozenset({"reward", "learner", "receiver"})
 
 _scopes: dict[tuple[str, int, int | None, bool], Scope] = {}
 _counting = allocate_lock()  # of the open blocks of a step, which several threads may open and close

@@ -10,13 +10,14 @@ from sglang_instrument.recording.values import integer
 ENGINE_ROLES: Final = frozenset({"server", "scheduler", "tokenizer", "detokenizer", "controller"})
 #: What a process is that nobody said anything of.
 DEFAULT_ROLE: Final = "worker"
-#: In the environment of what a server starts, its number: a scheduler does not know its replica.
+#: In the environment of what a server starts, its number and kind: a scheduler does not know its replica.
 SERVER: Final = "SGLANG_INSTRUMENT_SERVER"
 
 _said: str = DEFAULT_ROLE  # by install(role=...)
 _learned: str = DEFAULT_ROLE  # from the trainer's own objects; still true when we come back
 _worker: int | None = None
 _tp: int | None = None
+_kind: str | None = None  # of servers that are numbered apart: a reward model's, a teacher's
 
 
 def use_role(role: str) -> None:
@@ -32,9 +33,11 @@ def learn(role: Any = None, worker: Any = None, tp: Any = None) -> None:
     Without a worker, the number in the name of the Ray actor counts that runs here: trainers call their
     actors `agent_loop_worker_3`. `tp` is the rank among those that do the same work as one worker.
     """
-    global _learned, _worker, _tp
+    global _learned, _worker, _tp, _kind
     if _learned == DEFAULT_ROLE:
         _learned = word(role) or DEFAULT_ROLE
+    if _learned == "server" and _kind is None:
+        _kind = actors.kind_in_name(_learned)
     if worker is None and not _inherited_rank().isdigit():
         worker = actors.number_in_name()
     if worker is not None:
@@ -58,15 +61,16 @@ def process_worker() -> int:
 
 
 def file_name(role: str, worker: int) -> str:
-    """Return what files of a role and a rank are called: `worker_3`, `scheduler_0_tp0`."""
-    part = "" if _tp is None or role != process_role() else f"_tp{_tp}"
-    return f"{role}_{worker}{part}"
+    """Return what files of a role and a rank are called: `worker_3`, `scheduler_0_tp0`, `server_0_reward`."""
+    kind = (_kind or _inherited()[1]) if role in ENGINE_ROLES else ""
+    part = f"_tp{_tp}" if _tp is not None and role == process_role() else ""
+    return f"{role}_{worker}{kind and '_' + kind}{part}"
 
 
 def forget() -> None:
     """Know nothing of this process, as when it began."""
-    global _said, _learned, _worker, _tp
-    _said, _learned, _worker, _tp = DEFAULT_ROLE, DEFAULT_ROLE, None, None
+    global _said, _learned, _worker, _tp, _kind
+    _said, _learned, _worker, _tp, _kind = DEFAULT_ROLE, DEFAULT_ROLE, None, None, None
 
 
 def word(value: Any) -> str | None:
@@ -75,9 +79,15 @@ def word(value: Any) -> str | None:
 
 
 def _inherited_rank() -> str:
-    return os.environ.get(SERVER) or os.environ.get("RANK", "")
+    return _inherited()[0] or os.environ.get("RANK", "")
+
+
+def _inherited() -> tuple[str, str]:
+    """Return the number and the kind of the server that started this process, as far as one did."""
+    number, _, kind = os.environ.get(SERVER, "").partition("_")
+    return number, word(kind) or ""
 
 
 def _hand_on_number() -> None:
     if process_role() == "server" and _worker is not None:
-        os.environ[SERVER] = str(_worker)
+        os.environ[SERVER] = f"{_worker}_{_kind}" if _kind else str(_worker)

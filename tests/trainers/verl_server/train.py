@@ -2,8 +2,9 @@
 
 train.py MODEL FOLDER MODE
 
-MODE is "sync" or "colocate_async", of the V1 trainer, or "v0", the trainer before it. How it is
-instrumented is left to the environment.
+MODE is "sync", "colocate_async" or "separate_async", of the V1 trainer; "reward_model", which is "sync" with
+a reward model beside the actor; or "v0", the trainer before V1. How it is instrumented is left to the
+environment.
 """
 
 import os
@@ -43,17 +44,23 @@ def configuration(model, folder, mode):
     """Return verl's own configuration for a training of two steps on a CPU."""
     from omegaconf import OmegaConf
 
-    config = OmegaConf.merge(drive.configuration(model), OmegaConf.load(HERE / "config/training.yaml"))
+    layers = [HERE / "config/training.yaml", HERE / f"config/{mode}.yaml"]
+    more = [OmegaConf.load(path) for path in layers if path.exists()]
+    config = OmegaConf.merge(drive.configuration(model), *more)
     config.critic.model.path = config.critic.model.tokenizer_path = model
     config.data.train_files = config.data.val_files = f"{folder}/questions.parquet"
     config.trainer.default_local_dir = f"{folder}/checkpoints"
     config.trainer.use_v1 = mode != "v0"
-    if config.trainer.use_v1:
+    if mode in config.trainer.v1:
         config.trainer.v1.trainer_mode = mode
+    judge = config.reward.reward_model
+    if judge.enable:
+        engine = config.actor_rollout_ref.rollout.engine_kwargs.sglang
+        judge.rollout.engine_kwargs.sglang = {**engine, **judge.rollout.engine_kwargs.sglang}
     config.ray_kwargs.ray_init = {
         "address": "local",
         "num_cpus": 16,
-        "num_gpus": 1,  # to Ray a counted resource
+        "num_gpus": 4,  # to Ray a counted resource
         "include_dashboard": False,
         "_temp_dir": os.environ["RAY_TMPDIR"],
         "runtime_env": {"env_vars": {name: os.environ[name] for name in HANDED if name in os.environ}},
