@@ -10,7 +10,8 @@ cdef class Context:
     cdef public object turn
     cdef public object role
     cdef public object scope
-    cdef public object extra
+    cdef object fields  # {"request_id": ..., "turn": ...} as soon as somebody asks
+    cdef dict ids(self)
     cdef public Task bound_in
     cdef public object part
 
@@ -22,5 +23,7 @@ cdef class Bound:
 
 cdef Context current_context()
 cdef Context derived(Context before, dict changes)
+# As below; of ids alone, which were not reduced yet.
+cdef Bound bind_ids(Context before, object request_id, object turn)
 # Binds on top of `before`, or from nothing where it is None; what is given back unbinds it.
 cdef Bound bind_on(Context before, dict changes)

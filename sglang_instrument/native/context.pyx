@@ -34,8 +34,26 @@ cdef class Context:
         extra=None, Task bound_in=None, part=None,
     ):
         self.worker, self.step, self.validate, self.role, self.scope = worker, step, validate, role, scope
-        self.request_id, self.turn, self.extra = request_id, turn, extra
+        self.request_id, self.turn, self.fields = request_id, turn, extra
         self.bound_in, self.part = bound_in, part
+
+    cdef dict ids(self):
+        if self.fields is None and (self.request_id is not None or self.turn is not None):
+            self.fields = {}
+            if self.request_id is not None:
+                self.fields["request_id"] = self.request_id
+            if self.turn is not None:
+                self.fields["turn"] = self.turn
+        return self.fields
+
+    @property
+    def extra(self):
+        """The bound ids, as a dict; None without any."""
+        return self.ids()
+
+    @extra.setter
+    def extra(self, value):
+        self.fields = value
 
     def __reduce__(self):
         from sglang_instrument.recording.context import Context as public  # it may travel to where this is pure
@@ -83,45 +101,53 @@ cdef inline bint is_small(object value):
     return overflow == 0
 
 
-cdef Context derived(Context before, dict changes):
+cdef Context with_ids(Context before, object request_id, object turn):
     cdef Context made = Context.__new__(Context)
-    cdef Py_ssize_t known = 0
-    request_id, turn = changes.get("request_id"), changes.get("turn")
     made.worker, made.step, made.validate = before.worker, before.step, before.validate
     made.role, made.scope = before.role, before.scope
     made.request_id, made.turn = before.request_id, before.turn
+    if request_id is None and turn is None:
+        made.fields = before.fields
+        return made
     if request_id is not None:
-        known += 1
         if type(request_id) is not str or PyUnicode_GET_LENGTH(request_id) > LONGEST_ID:
             request_id = to_identifier(request_id)
         made.request_id = request_id
     if turn is not None:
-        known += 1
         made.turn = turn if is_small(turn) else to_integer(turn)
-    if known == 0:
-        made.extra = before.extra
-    elif made.turn is None:
-        made.extra = None if made.request_id is None else {"request_id": made.request_id}
-    elif made.request_id is None:
-        made.extra = {"turn": made.turn}
-    else:
-        made.extra = {"request_id": made.request_id, "turn": made.turn}
-    if len(changes) > known:
+    return made
+
+
+cdef Context derived(Context before, dict changes):
+    request_id, turn = changes.get("request_id"), changes.get("turn")
+    cdef Context made = with_ids(before, request_id, turn)
+    if len(changes) > (request_id is not None) + (turn is not None):
         made.step, made.worker, made.role, made.validate, made.scope = new_place(before, changes)
     return made
 
 
-cdef Bound bind_on(Context before, dict changes):
+cdef Bound bound_to(Context before, Context context):
+    """Set a new context."""
     cdef Bound bound = Bound.__new__(Bound)
-    cdef Context context = derived(before, changes)
     cdef Task task = current_task(before.bound_in)
     context.bound_in = thread_task_of(PyThread_get_thread_ident()) if task is None else task
     bound.context = context
+    return bound
+
+
+cdef Bound bind_ids(Context before, object request_id, object turn):
+    cdef Bound bound = bound_to(before, with_ids(before, request_id, turn))
+    bound.token = PyContextVar_Set(CURRENT, bound.context)
+    return bound
+
+
+cdef Bound bind_on(Context before, dict changes):
+    cdef Bound bound = bound_to(before, derived(before, changes))
     if changes.get("step") is not None:
-        bound.opened = context.scope
+        bound.opened = bound.context.scope
         if bound.opened is not None:
             open_scope(bound.opened)
-    bound.token = PyContextVar_Set(CURRENT, context)
+    bound.token = PyContextVar_Set(CURRENT, bound.context)
     return bound
 
 

@@ -1,5 +1,6 @@
 # What other compiled modules may use of fields.pyx.
 
+from sglang_instrument.native.extras cimport Fields, Names
 from sglang_instrument.native.spans cimport Span
 
 cdef class Inside:
@@ -14,7 +15,8 @@ cdef int report(Span span) except -1
 
 cdef class Reader:
     cdef tuple fields
+    cdef Names names
     cdef Py_ssize_t slots
     cdef Py_ssize_t arity
     # Of a run of ours, `run` is None and what follows counts; `duration_ns` is negative where it has none.
-    cdef object read(self, object run, object value, Inside inside, long long duration_ns, tuple values)
+    cdef Fields read(self, object run, object value, Inside inside, long long duration_ns, tuple values)

@@ -11,7 +11,7 @@ from cpython.contextvars cimport PyContextVar_Get, PyContextVar_Reset, PyContext
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject, PyObject_GetItem
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
-from cpython.ref cimport Py_XDECREF
+from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.sequence cimport PySequence_GetItem
 from libc.math cimport fabs, floor, rint
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint64_t
@@ -19,6 +19,24 @@ from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, u
 import sys
 
 from sglang_instrument.native.context cimport Context
+from sglang_instrument.native.extras cimport (
+    IS_ABSENT,
+    IS_FLOAT,
+    IS_INTEGER,
+    IS_NANOSECONDS,
+    IS_OBJECT,
+    IS_ROWS,
+    Fields,
+    Names,
+    Value,
+    copy_value,
+    dict_of,
+    hold,
+    names_of,
+    new_fields,
+    place_of,
+    value_of,
+)
 from sglang_instrument.native.spans cimport Span
 from sglang_instrument.native.values cimport reduced
 
@@ -51,7 +69,8 @@ cdef extern from *:
 
 cdef object MISSING = object()  # stands for what cannot be read; leaves this module never
 cdef list NONE_FINISHED = []  # is read, and copied, but never handed out
-cdef object UNREAD = object()  # in a slot that nobody came by yet
+cdef object DURATION_SEC = sys.intern("duration_sec")
+cdef object TURN = sys.intern("turn")
 
 # Of `patching.measures` and `recording.context`, which are set by `learn`: what is unusual is left to them.
 cdef object UNBOUND = None
@@ -162,8 +181,8 @@ cdef list as_dicts(list spans, object event):
     return [as_dict(<Span>span) for span in spans if is_of(<Span>span, event)]
 
 
-cdef inline bint is_of(Span span, object event) except -1:
-    return span.event is event or span.event == event
+cdef inline bint is_of(Span span, object event) noexcept:
+    return span.event is event  # both are interned
 
 
 cdef dict as_dict(Span span):
@@ -172,37 +191,59 @@ cdef dict as_dict(Span span):
     if turn is not None:
         record["turn"] = turn
     record["duration_sec"] = (span.end - span.start) / 1e9
-    if span.extra:
+    if span.fields is not None:
         record.update(span.extra)
     return record
 
 
+cdef bint find_field(Span span, object name, Value *to) except -1:
+    """Copy the field of a record that has an interned name; return whether it has one."""
+    cdef PyObject *found
+    cdef Fields fields
+    cdef Py_ssize_t at
+    if type(span.fields) is Fields:
+        fields = <Fields>span.fields
+        at = place_of(fields.names, name)
+        if at >= 0 and fields.values[at].kind != IS_ABSENT:
+            copy_value(to, &fields.values[at])
+            return True
+    elif span.fields is not None:
+        found = PyDict_GetItemWithError(span.fields, name)
+        if found is not NULL:
+            hold(to, IS_OBJECT, <object>found)
+            return True
+    if name is DURATION_SEC:
+        to.kind, to.held.integer = IS_NANOSECONDS, span.end - span.start
+        return True
+    turn = (<Context?>span.context).turn if name is TURN else None
+    if turn is None:
+        return False
+    hold(to, IS_OBJECT, turn)
+    return True
+
+
 cdef object field_of(Span span, object name):
     """Return a field of a record, MISSING where it has none."""
-    cdef PyObject *found
-    if span.extra is not None:
-        found = PyDict_GetItemWithError(span.extra, name)
-        if found is not NULL:
-            return <object>found
-    if name == "duration_sec":
-        return (span.end - span.start) / 1e9
-    if name == "turn":
-        turn = (<Context?>span.context).turn
-        return MISSING if turn is None else turn
-    return MISSING
+    cdef Value found
+    if not find_field(span, name, &found):
+        return MISSING
+    value = value_of(&found)
+    if found.kind == IS_OBJECT or found.kind == IS_ROWS:
+        Py_XDECREF(found.held.object)
+    return value
 
 
-@cython.no_gc  # it lives while a reader runs
-@cython.freelist(16)
-cdef class Reading:
-    """What one run of a reader reads from."""
+cdef enum:
+    MOST_SLOTS = 16
 
-    cdef object run
-    cdef object value
-    cdef Inside inside
-    cdef long long duration_ns
-    cdef tuple values
-    cdef list slots
+cdef struct Reading:
+    # What one run of a reader reads from. Who calls the reader holds all of it but the slots.
+    PyObject *run
+    PyObject *value
+    PyObject *inside
+    PyObject *values  # a tuple
+    long long duration_ns
+    PyObject *slots[MOST_SLOTS]  # owned; NULL where nobody came by yet
 
 
 # ---- steps: from one object to the next
@@ -322,25 +363,37 @@ cdef class Node:
     def __cinit__(self):
         self.slot = -1
 
-    cdef object find(self, Reading reading):
+    cdef object find(self, Reading *reading):
         raise NotImplementedError
 
+    cdef bint fill(self, Reading *reading, bint kept, Value *to) except -1:
+        """Put what is found, reduced unless it is kept as it is; return whether there is anything."""
+        value = get(self, reading)
+        if value is MISSING:
+            return False
+        kind = type(value)
+        if not (kept or kind is int or kind is float or kind is bool or value is None):
+            value = reduced(value)
+        hold(to, IS_OBJECT, value)
+        return True
 
-cdef inline object get(Node node, Reading reading):
+
+cdef inline object get(Node node, Reading *reading):
     if node.slot < 0:
         return node.find(reading)
-    found = reading.slots[node.slot]
-    if found is UNREAD:
-        found = node.find(reading)
-        reading.slots[node.slot] = found
+    if reading.slots[node.slot] is not NULL:
+        return <object>reading.slots[node.slot]
+    found = node.find(reading)  # which leads to other nodes: no path leads through itself
+    Py_INCREF(found)
+    reading.slots[node.slot] = <PyObject *>found
     return found
 
 
 cdef class Local(Node):
     cdef Py_ssize_t index
 
-    cdef object find(self, Reading reading):
-        return reading.values[self.index]
+    cdef object find(self, Reading *reading):
+        return (<tuple>reading.values)[self.index]
 
 
 cdef class Whole(Node):
@@ -348,7 +401,7 @@ cdef class Whole(Node):
 
     cdef Node of
 
-    cdef object find(self, Reading reading):
+    cdef object find(self, Reading *reading):
         found = get(self.of, reading)
         return MISSING if found is UNBOUND else found
 
@@ -356,28 +409,29 @@ cdef class Whole(Node):
 cdef class Given(Node):
     """What the function returned, or the item that a generator gave."""
 
-    cdef object find(self, Reading reading):
-        return reading.value if reading.run is None else getattr(reading.run, "value", MISSING)
+    cdef object find(self, Reading *reading):
+        run = <object>reading.run
+        return <object>reading.value if run is None else getattr(run, "value", MISSING)
 
 
 cdef class Bound(Node):
     cdef str name
 
-    cdef object find(self, Reading reading):
+    cdef object find(self, Reading *reading):
         return bound_to(self.name)
 
 
 cdef class Constant(Node):
     cdef object value
 
-    cdef object find(self, Reading reading):
+    cdef object find(self, Reading *reading):
         return self.value
 
 
 cdef class Unknown(Node):
     """A name that is none of the reader's."""
 
-    cdef object find(self, Reading reading):
+    cdef object find(self, Reading *reading):
         return MISSING
 
 
@@ -387,9 +441,14 @@ cdef class Gone(Node):
     cdef Node of
     cdef Step step
 
-    cdef object find(self, Reading reading):
+    cdef object find(self, Reading *reading):
         here = get(self.of, reading)
-        return MISSING if here is MISSING else self.step.go(here, reading.values)
+        return MISSING if here is MISSING else self.step.go(here, <tuple>reading.values)
+
+
+cdef inline bint is_given(Reading *reading) noexcept:
+    """Whether the run that ends is not one of ours, but what a test hands over."""
+    return <object>reading.run is not None
 
 
 cdef class Records(Node):
@@ -398,14 +457,15 @@ cdef class Records(Node):
     cdef object event
     cdef bint before
 
-    cdef object find(self, Reading reading):
-        if reading.run is not None:
-            return reading.run.inside.get(self.event, []) if not self.before else before(self.event)
+    cdef object find(self, Reading *reading):
+        run = <object>reading.run
+        if run is not None:
+            return run.inside.get(self.event, []) if not self.before else before(self.event)
         return as_dicts(self.spans(reading), self.event)
 
-    cdef list spans(self, Reading reading):
+    cdef list spans(self, Reading *reading):
         """Return spans, among them those of the event, of a run of ours."""
-        return seen_before(self.event) if self.before else seen_by(reading.inside)
+        return seen_before(self.event) if self.before else seen_by(<Inside><object>reading.inside)
 
 
 cdef class Happened(Node):
@@ -414,8 +474,8 @@ cdef class Happened(Node):
     cdef Records of
     cdef bint none
 
-    cdef object find(self, Reading reading):
-        if reading.run is not None:
+    cdef object find(self, Reading *reading):
+        if is_given(reading):
             return bool(self.of.find(reading)) != self.none
         for span in self.of.spans(reading):
             if is_of(<Span>span, self.of.event):
@@ -428,18 +488,28 @@ cdef class PickOfEach(Node):
 
     cdef Records of
     cdef tuple names
+    cdef Names new
+    cdef tuple old
 
-    cdef object find(self, Reading reading):
-        if reading.run is not None:
+    cdef object find(self, Reading *reading):
+        if is_given(reading):
             return [pure_pick(record, self.names) for record in self.of.find(reading)]
+        return [dict_of(<Fields>row) for row in self.rows(reading)]
+
+    cdef bint fill(self, Reading *reading, bint kept, Value *to) except -1:
+        if is_given(reading) or not kept:
+            return Node.fill(self, reading, kept, to)
+        hold(to, IS_ROWS, self.rows(reading))
+        return True
+
+    cdef list rows(self, Reading *reading):
         return [self.picked(<Span>one) for one in self.of.spans(reading) if is_of(<Span>one, self.of.event)]
 
-    cdef dict picked(self, Span span):
-        cdef dict found = {}
-        for new, old in self.names:
-            value = field_of(span, old)
-            if value is not MISSING:
-                found[new] = value
+    cdef Fields picked(self, Span span):
+        cdef Fields found = new_fields(self.new)
+        cdef Py_ssize_t at
+        for at in range(self.new.count):
+            find_field(span, self.old[at], &found.values[at])
         return found
 
 
@@ -449,9 +519,9 @@ cdef class FieldOfEach(Node):
     cdef Records of
     cdef str name
 
-    cdef object find(self, Reading reading):
+    cdef object find(self, Reading *reading):
         cdef list found = []
-        if reading.run is not None:
+        if is_given(reading):
             return [record[self.name] for record in self.of.find(reading) if self.name in record]
         for span in self.of.spans(reading):
             if is_of(<Span>span, self.of.event):
@@ -603,7 +673,7 @@ cdef class Numbers(Node):
 
     cdef Node of
 
-    cdef object find(self, Reading reading):
+    cdef object find(self, Reading *reading):
         found = get(self.of, reading)
         if found is MISSING:
             return MISSING
@@ -617,7 +687,7 @@ cdef class Numbers(Node):
 cdef class Mean(Node):
     cdef Node of  # Numbers
 
-    cdef object find(self, Reading reading):
+    cdef object find(self, Reading *reading):
         cdef list numbers
         found = get(self.of, reading)
         if found is MISSING:
@@ -632,19 +702,32 @@ cdef class Measured(Node):
     cdef Node of
     cdef object measure
 
-    cdef object find(self, Reading reading):
+    cdef object find(self, Reading *reading):
         found = get(self.of, reading)
         return MISSING if found is MISSING else self.measure(found)
 
 
 cdef class Size(Measured):
-    cdef object find(self, Reading reading):
+    cdef object find(self, Reading *reading):
         found = get(self.of, reading)
         return MISSING if found is MISSING else size_of(found)
 
+    cdef bint fill(self, Reading *reading, bint kept, Value *to) except -1:
+        if self.slot >= 0:
+            return Node.fill(self, reading, kept, to)
+        found = get(self.of, reading)
+        kind = type(found)
+        if kind is list or kind is str or kind is dict or kind is tuple:
+            to.kind, to.held.integer = IS_INTEGER, len(found)
+            return True
+        if found is MISSING:
+            return False
+        hold(to, IS_OBJECT, reduced(size_of(found)))
+        return True
+
 
 cdef class Sizes(Measured):
-    cdef object find(self, Reading reading):
+    cdef object find(self, Reading *reading):
         found = get(self.of, reading)
         if type(found) is not list:
             return MISSING if found is MISSING else self.measure(found)
@@ -654,7 +737,7 @@ cdef class Sizes(Measured):
 
 
 cdef class Total(Measured):
-    cdef object find(self, Reading reading):
+    cdef object find(self, Reading *reading):
         found = get(self.of, reading)
         return MISSING if found is MISSING else total_of(found)
 
@@ -662,7 +745,7 @@ cdef class Total(Measured):
 cdef class Totals(Measured):
     cdef bint something  # asked for: nothing adds up to nothing
 
-    cdef object find(self, Reading reading):
+    cdef object find(self, Reading *reading):
         found = get(self.of, reading)
         if type(found) is not list:
             return MISSING if found is MISSING else self.measure(found)
@@ -685,13 +768,13 @@ cdef bint are_numbers(list values) except -1:
 cdef class Any(Measured):
     cdef bint none
 
-    cdef object find(self, Reading reading):
+    cdef object find(self, Reading *reading):
         found = get(self.of, reading)
         return MISSING if found is MISSING else truth(found) != self.none
 
 
 cdef class AnyOfEach(Any):
-    cdef object find(self, Reading reading):
+    cdef object find(self, Reading *reading):
         found = get(self.of, reading)
         if type(found) is not list:
             return MISSING if found is MISSING else self.measure(found)
@@ -704,13 +787,13 @@ cdef class AnyOfEach(Any):
 cdef class Percent(Measured):
     """The total as per cent of the run's own duration; `numbers` of a list."""
 
-    cdef object find(self, Reading reading):
-        cdef double total, duration_sec, share, hundredths
+    cdef object find(self, Reading *reading):
+        cdef double total, duration_sec
         found = get(self.of, reading)
         if found is MISSING:
             return MISSING
-        if reading.run is not None:
-            return pure_percent(found, reading.run.duration_sec)
+        if is_given(reading):
+            return pure_percent(found, (<object>reading.run).duration_sec)
         if reading.duration_ns < 0:
             return MISSING
         duration_sec = reading.duration_ns / 1e9
@@ -720,17 +803,72 @@ cdef class Percent(Measured):
             return 0.0
         if not is_plain_sum(found, &total):
             return pure_percent(found, duration_sec)
-        share = 100 * total / duration_sec
-        hundredths = share * 100
-        if fabs(hundredths) < 1e9 and fabs(hundredths - floor(hundredths) - 0.5) > 1e-4:
-            return rint(hundredths) / 100  # what round() gives where nothing is near the middle
-        return round(share, 2)
+        return percent_of(total, duration_sec)
+
+
+cdef double percent_of(double total, double duration_sec) except? -1:
+    cdef double share = 100 * total / duration_sec, hundredths = share * 100
+    if fabs(hundredths) < 1e9 and fabs(hundredths - floor(hundredths) - 0.5) > 1e-4:
+        return rint(hundredths) / 100  # what round() gives where nothing is near the middle
+    return round(share, 2)
+
+
+cdef enum Sum:
+    NO_SUM, TOTAL, SUM, MEAN, PERCENT
+
+
+cdef class OfDurations(Node):
+    """A total, mean or percentage of the durations of regions, of which no list is made."""
+
+    cdef FieldOfEach of
+    cdef Node listed  # does the same by a list
+    cdef Sum what
+
+    cdef object find(self, Reading *reading):
+        return self.listed.find(reading)
+
+    cdef bint fill(self, Reading *reading, bint kept, Value *to) except -1:
+        cdef double total = 0, duration_sec = reading.duration_ns / 1e9
+        cdef long long last_ns = 0
+        cdef Py_ssize_t count = 0
+        if is_given(reading) or not self.add(self.of.of.spans(reading), &total, &count, &last_ns):
+            return Node.fill(self, reading, kept, to)
+        if self.what == PERCENT:
+            if duration_sec <= 0:
+                return Node.fill(self, reading, kept, to)
+            to.kind, to.held.number = IS_FLOAT, percent_of(total, duration_sec) if count else 0.0
+        elif count == 0:
+            if self.what == SUM:
+                return False
+            to.kind, to.held.integer = IS_INTEGER, 0
+        elif count == 1:
+            to.kind, to.held.integer = IS_NANOSECONDS, last_ns
+        else:
+            to.kind, to.held.number = IS_FLOAT, total / count if self.what == MEAN else total
+        return True
+
+    cdef bint add(self, list spans, double *total, Py_ssize_t *count, long long *last_ns) except -1:
+        """Add up the durations, as sum() does it; return whether that could be done."""
+        cdef Span span
+        for one in spans:
+            span = <Span>one
+            if not is_of(span, self.of.of.event):
+                continue
+            if type(span.fields) is Fields:
+                if (<Fields>span.fields).names.times:
+                    return False
+            elif span.fields is not None and DURATION_SEC in span.fields:
+                return False
+            last_ns[0] = span.end - span.start
+            total[0] += last_ns[0] / 1e9
+            count[0] += 1
+        return count[0] <= 2 or ADDS_PLAINLY
 
 
 cdef class IsMissing(Node):
     cdef Node of
 
-    cdef object find(self, Reading reading):
+    cdef object find(self, Reading *reading):
         found = get(self.of, reading)
         return found is MISSING or found is None
 
@@ -750,31 +888,26 @@ cdef struct Place:
     Py_ssize_t alternative
 
 
-cdef int skip(tuple fields, dict found, Place *place) except -1:
+cdef int skip(tuple fields, Fields found, Place *place) except -1:
     cdef Field field = <Field>fields[place.field]
     if field.asks[place.alternative]:
-        found[field.name] = True
+        hold(&found.values[place.field], IS_OBJECT, True)
         place.field += 1
         place.alternative = 0
     else:
         place.alternative += 1
     return 0
 
-cdef int go_on(tuple fields, dict found, Reading reading, Place *place) except -1:
+
+cdef int go_on(tuple fields, Fields found, Reading *reading, Place *place) except -1:
     cdef Field field
     cdef Py_ssize_t count = len(fields)
     while place.field < count:
         field = <Field>fields[place.field]
         while place.alternative < len(field.values):
-            value = get(<Node>field.values[place.alternative], reading)
-            if value is not MISSING:
-                kind = type(value)
-                if not (
-                    kind is int or kind is float or kind is bool or value is None
-                    or field.kept[place.alternative]
-                ):
-                    value = reduced(value)
-                found[field.name] = value
+            if (<Node>field.values[place.alternative]).fill(
+                reading, field.kept[place.alternative], &found.values[place.field]
+            ):
                 break
             place.alternative += 1
         place.field += 1
@@ -786,26 +919,32 @@ cdef class Reader:
     """Reads fields: (the run that ends, or None at entry; *locals) -> fields. Never raises."""
 
     def __call__(self, run, /, *values):
-        return self.read(run, None, None, -1, values)
+        return dict_of(self.read(run, None, None, -1, values))
 
-    cdef object read(self, object run, object value, Inside inside, long long duration_ns, tuple values):
+    cdef Fields read(self, object run, object value, Inside inside, long long duration_ns, tuple values):
         """Return the fields; of a run that is None, what follows it counts."""
-        cdef dict found = {}
-        cdef Reading reading = Reading.__new__(Reading)
+        cdef Fields found = new_fields(self.names)
+        cdef Reading reading
         cdef Place place
+        cdef Py_ssize_t slot
         if len(values) != self.arity:
             raise TypeError(f"takes {self.arity} values, got {len(values)}")
-        reading.run, reading.value, reading.inside = run, value, inside
-        reading.duration_ns, reading.values = duration_ns, values
-        if self.slots:
-            reading.slots = [UNREAD] * self.slots
+        reading.run, reading.value, reading.inside = <PyObject *>run, <PyObject *>value, <PyObject *>inside
+        reading.duration_ns, reading.values = duration_ns, <PyObject *>values
+        for slot in range(self.slots):
+            reading.slots[slot] = NULL
         place.field = place.alternative = 0
-        while True:
-            try:
-                go_on(self.fields, found, reading, &place)
-                return found
-            except Exception:  # a value's own code failed: the next alternative, or the next field
-                skip(self.fields, found, &place)
+        try:
+            while True:
+                try:
+                    go_on(self.fields, found, &reading, &place)
+                    return found
+                except Exception:  # a value's own code failed: the next alternative, or the next field
+                    skip(self.fields, found, &place)
+        finally:
+            for slot in range(self.slots):
+                Py_XDECREF(reading.slots[slot])
+
 
 # ---- how a reader is made
 
@@ -827,7 +966,7 @@ cdef class _Maker:
         cdef Node node
         if key in self.known:
             node = self.known[key]
-            if node.slot < 0 and not isinstance(node, (Local, Constant)):
+            if node.slot < 0 and not isinstance(node, (Local, Constant)) and len(self.shared) < MOST_SLOTS:
                 node.slot = len(self.shared)
                 self.shared.append(node)
             return node
@@ -868,6 +1007,13 @@ cdef class _Maker:
         return self.node((key, each, function), lambda: self.measured(function, each, node, key))
 
     def measured(self, function, each, node, key):
+        made = self.listed(function, each, node, key)
+        what = SUMS.get(function)
+        if what is None or not isinstance(node, FieldOfEach) or (<FieldOfEach>node).name != DURATION_SEC:
+            return made
+        return of_durations(node, made, what)
+
+    def listed(self, function, each, node, key):
         cdef Measured measured
         cdef Numbers numbers
         cdef Mean mean
@@ -999,6 +1145,15 @@ cdef class _Maker:
         return of
 
 
+cdef dict SUMS = {"total": TOTAL, "sum": SUM, "mean": MEAN, "percent": PERCENT}
+
+
+def of_durations(FieldOfEach of, Node listed, Sum what):
+    cdef OfDurations node = OfDurations()
+    node.of, node.listed, node.what = of, listed, what
+    return node
+
+
 def whole(Node of):
     cdef Whole node = Whole()
     node.of = of
@@ -1031,7 +1186,8 @@ def field_of_each(Records of, name):
 
 def pick_of_each(Records of, names):
     cdef PickOfEach node = PickOfEach()
-    node.of, node.names = of, tuple([tuple(map(sys.intern, pair)) for pair in names])
+    node.of, node.names = of, tuple(map(tuple, names))
+    node.new, node.old = names_of([new for new, _ in names]), tuple([sys.intern(old) for _, old in names])
     return node
 
 
@@ -1047,5 +1203,6 @@ def reader(expressions, names):
     maker = _Maker(names)
     made.fields = tuple([maker.field(name, expression) for name, expression in expressions.items()])
     made.slots = len((<_Maker>maker).shared)
+    made.names = names_of(expressions)
     made.arity = len(names)
     return made

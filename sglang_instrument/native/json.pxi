@@ -34,6 +34,62 @@ cdef int put_fields(Text *text, dict fields, int depth) except -1:
     return DONE
 
 
+cdef int put_read_fields(Text *text, Fields fields, bint is_first, int depth) except -1:
+    """Put what stands between the braces of fields that were read, each with a comma before it but the first."""
+    cdef Names names = fields.names
+    cdef Value *value
+    cdef const char *keys
+    cdef Py_ssize_t at, begin = 0, end
+    if names.keys is None:
+        return CANNOT
+    keys = PyBytes_AS_STRING(names.keys)
+    for at in range(names.count):
+        value, end = &fields.values[at], names.ends[at]
+        if value.kind != IS_ABSENT:
+            make_room(text, SMALL + end - begin)
+            put(text, keys + begin + is_first, end - begin - is_first)
+            is_first = False
+            if value.kind == IS_OBJECT:
+                if put_value(text, <object>value.held.object, depth) == CANNOT:
+                    return CANNOT
+            elif value.kind == IS_INTEGER:
+                put_integer(text, value.held.integer)
+            elif value.kind == IS_NANOSECONDS:
+                put_seconds(text, value.held.integer)
+            elif value.kind == IS_FLOAT:
+                put_any_float(text, value.held.number)
+            elif put_rows(text, <list>value.held.object, depth + 1) == CANNOT:
+                return CANNOT
+        begin = end
+    return DONE
+
+
+cdef int put_rows(Text *text, list rows, int depth) except -1:
+    """Put a list of fields, a dict each."""
+    cdef Py_ssize_t begin = text.size
+    put(text, "[", 1)
+    for row in rows:
+        make_room(text, SMALL)
+        if text.size > begin + 1:
+            put(text, ",", 1)
+        put(text, "{", 1)
+        if put_read_fields(text, <Fields>row, True, depth) == CANNOT or text.size - begin > LONGEST_LINE:
+            return CANNOT
+        make_room(text, SMALL)
+        put(text, "}", 1)
+    make_room(text, 1)
+    put(text, "]", 1)
+    return DONE
+
+
+cdef int put_any_float(Text *text, double number) except -1:
+    """Put a float; there is room for one that is short."""
+    if not put_float(text, number):
+        encoded = encode_float(number)
+        put(text, PyBytes_AS_STRING(encoded), PyBytes_GET_SIZE(encoded))
+    return 0
+
+
 cdef inline int put_name(Text *text, object name) except -1:
     """Put a str with its quotes, and have room for some more: one that is likely to come again."""
     cdef Py_ssize_t begin = text.size, at = (<size_t><void *>name >> 4) & (NAMES - 1)  # never followed
@@ -72,9 +128,7 @@ cdef int put_value(Text *text, object value, int depth) except -1:
             except OverflowError:
                 return CANNOT
     elif kind is float:
-        if not put_float(text, value):
-            encoded = encode_float(value)
-            put(text, PyBytes_AS_STRING(encoded), PyBytes_GET_SIZE(encoded))
+        put_any_float(text, value)
     elif value is None:
         put(text, "null", 4)
     elif value is True:

@@ -17,6 +17,16 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 from sglang_instrument.native.context cimport Context
+from sglang_instrument.native.extras cimport (
+    IS_ABSENT,
+    IS_FLOAT,
+    IS_INTEGER,
+    IS_NANOSECONDS,
+    IS_OBJECT,
+    Fields,
+    Names,
+    Value,
+)
 from sglang_instrument.native.spans cimport NOT_COUNTED, Span, Task, now_ns
 from sglang_instrument.native.text cimport (
     CANNOT,
@@ -194,7 +204,7 @@ cdef class Encoder:
         cdef Sink scratch = Sink.__new__(Sink)
         cdef Text *text = &scratch.text
         part.scope, part.validate = scope, scope.validate
-        ids = context.extra
+        ids = context.ids()
         part.cannot = ids is not None and put_fields(text, ids, 0) != DONE
         part.bound = () if ids is None else tuple(ids)
         part.ids = b"" if ids is None or part.cannot else PyBytes_FromStringAndSize(text.data, text.size)
@@ -218,7 +228,7 @@ cdef class Encoder:
         if span.end:
             put(text, ',"duration_sec":', 16)
             put_seconds(text, span.end - span.start)
-        if not span.extra:
+        if span.fields is None:
             put(text, PyBytes_AS_STRING(part.whole), PyBytes_GET_SIZE(part.whole))
         elif self.put_extra(text, part, span) == CANNOT:
             return CANNOT
@@ -279,13 +289,18 @@ cdef class Encoder:
 
     cdef int put_extra(self, Text *text, Part part, Span span) except -1:
         """Put the bound ids and the span's own fields, which win over them, and the worker and step."""
-        if type(span.extra) is not dict:
+        if type(span.fields) is Fields:
+            return self.put_read(text, part, span)
+        if type(span.fields) is not dict:
             return CANNOT
-        fields = <dict>span.extra
+        fields = <dict>span.fields
+        if not fields:
+            put(text, PyBytes_AS_STRING(part.whole), PyBytes_GET_SIZE(part.whole))
+            return DONE
         make_room(text, SMALL + PyBytes_GET_SIZE(part.ids))
         put(text, ',"extra":{', 10)
         if has_any(fields, part.bound):
-            fields = {**span.context.extra, **fields}
+            fields = {**(<Context>span.context).ids(), **fields}
         elif part.ids:
             put(text, PyBytes_AS_STRING(part.ids), PyBytes_GET_SIZE(part.ids))
             put(text, ",", 1)
@@ -295,6 +310,29 @@ cdef class Encoder:
         put(text, "}", 1)
         put(text, PyBytes_AS_STRING(part.place), PyBytes_GET_SIZE(part.place))
         return DONE
+
+    cdef int put_read(self, Text *text, Part part, Span span) except -1:
+        """Put the bound ids and what was read by a table's fields, and the worker and step."""
+        cdef Fields fields = <Fields>span.fields
+        cdef Py_ssize_t begin
+        if fields.names.binds:  # which is rare: the table binds them, or names them, but not both
+            span.extra  # becomes a dict
+            return self.put_extra(text, part, span)
+        begin = text.size
+        make_room(text, SMALL + PyBytes_GET_SIZE(part.ids))
+        put(text, ',"extra":{', 10)
+        put(text, PyBytes_AS_STRING(part.ids), PyBytes_GET_SIZE(part.ids))
+        if put_read_fields(text, fields, not part.ids, 0) == CANNOT:
+            return CANNOT
+        if text.size == begin + 10:  # none at all
+            text.size = begin
+            put(text, PyBytes_AS_STRING(part.whole), PyBytes_GET_SIZE(part.whole))
+            return DONE
+        make_room(text, SMALL + PyBytes_GET_SIZE(part.place))
+        put(text, "}", 1)
+        put(text, PyBytes_AS_STRING(part.place), PyBytes_GET_SIZE(part.place))
+        return DONE
+
 
 cdef inline bint has_any(dict fields, tuple names) except -1:
     """Whether a span has fields of its own with the names of those that are bound."""

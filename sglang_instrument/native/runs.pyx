@@ -6,7 +6,8 @@ cimport cython
 
 import sys
 
-from sglang_instrument.native.context cimport Bound, Context, bind_on, current_context
+from sglang_instrument.native.context cimport Bound, Context, bind_ids, bind_on, current_context
+from sglang_instrument.native.extras cimport IS_ABSENT, Fields, Names, both, dict_of, names_of, place_of, value_of
 from sglang_instrument.native.fields cimport Inside, Reader, collect, report, stop
 from sglang_instrument.native.spans cimport (
     NOT_COUNTED,
@@ -32,6 +33,8 @@ cdef Context NOTHING_BOUND = None  # context.UNBOUND
 cdef object swallowed = None
 cdef object name_process = None
 cdef object new_request_id = None
+cdef object REQUEST_ID = sys.intern("request_id")
+cdef object TURN = sys.intern("turn")
 cdef bint FRAME_KEEPS_LOCALS = sys.version_info < (3, 13)
 
 
@@ -62,6 +65,9 @@ cdef class Does:
     cdef object steps
     cdef tuple exit_locals
     cdef frozenset wants_inside
+    cdef bint binds_ids_alone
+    cdef Py_ssize_t request_id, turn  # where the readers' names have them
+    cdef Names at_both_ends  # None where a field is read at both
 
     def __init__(self, plan):
         self.event, self.phase = sys.intern(plan.event), plan.phase
@@ -75,6 +81,13 @@ cdef class Does:
         self.is_span, self.is_entry = plan.emit == "span", plan.emit == "enter"
         self.collects = bool(plan.wants_inside) or plan.root
         self.binds = bool(plan.bind or plan.steps or plan.root or plan.new_request)
+        if plan.bind is not None and not plan.steps and not plan.new_request:
+            self.request_id = place_of(self.bind.names, REQUEST_ID)
+            self.turn = place_of(self.bind.names, TURN)
+            self.binds_ids_alone = self.bind.names.count == (self.request_id >= 0) + (self.turn >= 0)
+        if self.enter is not None and self.exit is not None:
+            if not set(self.enter.names.names) & set(self.exit.names.names):
+                self.at_both_ends = names_of(self.enter.names.names + self.exit.names.names)
 
 
 @cython.no_gc  # as all spans; what it was handed it lets go when it ends
@@ -118,16 +131,22 @@ cdef class RegionSpan(Span):
         cdef Does does = self.does
         cdef Reader reader = does.exit
         cdef tuple values = self.values
-        cdef dict fields
+        cdef Fields fields
         if failed:  # the locals may be those of an earlier turn
             reader, values = does.exit_after_error, ()
         elif values is None:
             values = frame_values(does.exit_locals) if does.exit_locals else ()
         if reader is not None:
             fields = reader.read(None, self.value, self.inside, (self.end or now_ns()) - self.start, values)
-            self.extra = fields if self.extra is None else {**self.extra, **fields}
+            self.fields = fields if self.fields is None else self.with_those_at_entry(fields, failed)
         self.values = self.value = None
         return 0
+
+    cdef object with_those_at_entry(self, Fields fields, bint failed):
+        """Return the fields of both ends; what is read last wins."""
+        if not failed and self.does.at_both_ends is not None and type(self.fields) is Fields:
+            return both(self.does.at_both_ends, <Fields>self.fields, fields)
+        return {**self.extra, **dict_of(fields)}
 
 
 @cython.no_gc
@@ -191,7 +210,7 @@ cdef class FullSpan(RegionSpan):
 
     cdef int point(self) except -1:
         cdef Span point = Span.__new__(Span)
-        point.begin(self.event, self.extra, None, self.phase, NOT_COUNTED)
+        point.begin(self.event, self.fields, None, self.phase, NOT_COUNTED)
         point.context = self.context
         return record_point(point)
 
@@ -253,9 +272,9 @@ cdef class GeneratorSpan(FullSpan):
         cdef dict counted = {"items": self.items}
         if self.items:
             counted["first_item_sec"] = (self.first_item - self.start) / 1e9
-        if self.extra:
+        if self.fields is not None:
             counted.update(self.extra)
-        self.extra = counted
+        self.fields = counted
         return 0
 
 
@@ -287,10 +306,11 @@ cdef class Skipped:
 cdef Skipped SKIPPED = Skipped()
 
 
-cdef bint holds(dict condition) except -1:
+cdef bint holds(Fields condition) except -1:
     """Return whether a condition was met; one that could not be read was not."""
-    for value in condition.values():
-        if value:
+    cdef Py_ssize_t at
+    for at in range(condition.names.count):
+        if condition.values[at].kind != IS_ABSENT and value_of(&condition.values[at]):
             return True
     return False
 
@@ -362,7 +382,7 @@ cdef class Opener:
             if does.when is not None and not holds(entry(does.when, values)):
                 return SKIPPED
             if does.process is not None:
-                name_process(**entry(does.process, values))
+                name_process(**dict_of(entry(does.process, values)))
             if does.leader is not None and not holds(entry(does.leader, values)):
                 return SKIPPED
             if does.binds:
@@ -385,7 +405,7 @@ cdef class Opener:
             return SKIPPED
 
 
-cdef inline dict entry(Reader reader, tuple values):
+cdef inline Fields entry(Reader reader, tuple values):
     return reader.read(None, None, None, -1, values)
 
 
@@ -397,12 +417,25 @@ cdef int record_entry(Does does, object extra) except -1:
 
 cdef Bound bind(Does does, tuple values):
     """Bind what the table says; a root begins from nothing."""
-    cdef dict changes = {} if does.bind is None else entry(does.bind, values)
+    cdef Context before = NOTHING_BOUND if does.root else current_context()
+    cdef dict changes
+    cdef Fields ids
+    if does.binds_ids_alone:
+        ids = entry(does.bind, values)
+        return bind_ids(before, value_at(ids, does.request_id), value_at(ids, does.turn))
+    changes = {} if does.bind is None else dict_of(entry(does.bind, values))
     if does.steps is not None:
         changes = does.steps.name_step(changes)
     if does.new_request and changes.get("request_id") is None:
         changes = {**changes, "request_id": new_request_id()}
-    return bind_on(NOTHING_BOUND if does.root else current_context(), changes)
+    return bind_on(before, changes)
+
+
+cdef inline object value_at(Fields fields, Py_ssize_t place):
+    """Return the value in some place, None where there is none."""
+    if place < 0 or fields.values[place].kind == IS_ABSENT:
+        return None
+    return value_of(&fields.values[place])
 
 
 skipped = SKIPPED

@@ -35,7 +35,7 @@ cdef class Task:
 cdef class Span:
     cdef vectorcallfunc called  # see blocks.pxi
     cdef public object event
-    cdef public object extra
+    cdef object fields  # of the record: a dict, what extras.pyx has of a table's, or None
     cdef public object plan
     cdef public object phase
     cdef public object context

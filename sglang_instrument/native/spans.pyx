@@ -13,6 +13,8 @@ cdef extern from "Python.h":
     object PyWeakref_NewRef(object, object)
     void PyErr_SetNone(PyObject*) noexcept
 
+from sglang_instrument.native.extras cimport Fields, dict_of
+
 include "stamp.pxi"
 include "tasks.pxi"
 
@@ -71,7 +73,7 @@ cdef class Span:
         self.end, self.error, self.task, self.device_sec = end, error, task, device_sec
 
     cdef int begin(self, object event, object extra, object plan, object phase, long long waited_ns) except -1:
-        self.event, self.extra, self.plan, self.phase = event, extra, plan, phase
+        self.event, self.fields, self.plan, self.phase = event, extra, plan, phase
         self.waited_ns = waited_ns
         self.context = context_now()
         self.thread = PyThread_get_thread_ident()
@@ -101,6 +103,17 @@ cdef class Span:
         """Add fields to the record; call it before the block ends."""
         reduced = reduce_extra(extra)
         self.extra = reduced if self.extra is None else {**self.extra, **reduced}
+
+    @property
+    def extra(self):
+        """The fields of the record, as a dict; None without any."""
+        if type(self.fields) is Fields:
+            self.fields = dict_of(<Fields>self.fields)
+        return self.fields
+
+    @extra.setter
+    def extra(self, value):
+        self.fields = value
 
     @property
     def duration_sec(self):
