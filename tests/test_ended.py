@@ -75,7 +75,13 @@ def test_the_one_that_is_dead_is_told_from_those_that_wait_for_it(tmp_path: Path
     assert finding.evidence["ahead_sec"] > 20
 
 
-@pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.95])
+def test_where_all_others_were_done_the_one_at_work_is_named(tmp_path: Path) -> None:
+    (finding,) = found_after(tmp_path, 0.95, 0.0)
+    assert (finding.cause, finding.step, finding.worker) == ("death", 3, 2)
+    assert finding.sentence.endswith("had 15 requests done, the others 16")
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
 def test_where_all_are_killed_at_once_nobody_is_accused(tmp_path: Path, share: float) -> None:
     assert found_after(tmp_path, share, 0.0) == []
     run = open_run(tmp_path)

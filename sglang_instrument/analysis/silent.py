@@ -3,7 +3,8 @@
 A worker that has done all its requests waits for the others, and is silent with good reason. One that has not
 is silent between two replies, too, the longer the fewer of its requests are left. So its silence, which lasts
 until the others' last sign, is compared with what the run itself knows of such pauses. A step that has been
-open for long is reported by each worker that lives, at the same age: one that did not is dead.
+open for long is reported by each worker that lives, at the same age: one that did not is dead. And where all
+others had done their requests, they waited for the one that had not, whatever became of it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,8 @@ class Silence:
         step, validate: The step.
         worker: Who fell silent first, and for longer than one that lives; the only one, where there is one.
             None if none did: then all ended together, or those that are silent were done.
-        ahead_sec: How long others went on after it; None if it was alone.
+        ahead_sec: How long others went on after it; None if there were none.
+        is_alone: Whether all others had done their requests, and waited for it.
         done: How many requests each worker of the step had completed.
         last_us: When each gave its last sign of life, on the clocks as barriers align them.
     """
@@ -45,6 +47,7 @@ class Silence:
     validate: bool
     worker: int | None
     ahead_sec: float | None
+    is_alone: bool
     done: dict[int, int]
     last_us: dict[int, int]
 
@@ -61,43 +64,32 @@ def silences(digest: Digest, files: Sequence[File]) -> list[Silence]:
     found = []
     for step in sorted({step for step, _ in unclosed}):
         last = {worker: at for (one, worker), at in signs.items() if one == step}
-        ended_here = [
-            worker for worker in last if (step, worker) in unclosed and last[worker] == newest[worker]
-        ]
-        if ended_here:
-            begun, done = _progress(digest, step, last)
-            at_work = [
-                worker
-                for worker in ended_here
-                if (begun[worker] > done[worker] or not done[worker]) and (step, worker) not in waiting
-            ]
-            left = {one: begun[one] - done[one] for one in last}
-            missed = _missed_report(digest, files, step, last)
-            dead, ahead = _first(
-                digest, last, [one for one in at_work if one in missed] or at_work, left, missed
-            )
-            found.append(Silence(*step, dead, ahead, done, last))
+        ended_here = [one for one in last if (step, one) in unclosed and last[one] == newest[one]]
+        if not ended_here:
+            continue
+        progress = _progress(digest, step, last)
+        at_work = [one for one in ended_here if progress.is_at_work(one) and (step, one) not in waiting]
+        missed = _missed_report(digest, files, step, last)
+        at_work = [one for one in at_work if one in missed] or at_work
+        first = min(at_work, key=lambda worker: (last[worker], worker), default=None)
+        others = [at for worker, at in last.items() if worker != first]
+        ahead = (max(others) - last[first]) / 1e6 if first is not None and others else None
+        is_alone = len(at_work) == 1 and progress.is_even and len(progress.done) > 1
+        if first is not None and ahead is not None and not (first in missed or is_alone):
+            left = progress.begun[first] - progress.done[first]
+            if _chance(_pauses(digest, left), ahead) * len(at_work) > _CHANCE:
+                first = None
+        found.append(Silence(*step, first, ahead, is_alone, progress.done, last))
     return found
 
 
-def _first(
-    digest: Digest, last: dict[int, int], at_work: list[int], left: dict[int, int], missed: set[int]
-) -> tuple[int | None, float | None]:
-    """Return who fell silent first of those that had work left, and how long the others went on."""
-    if len(last) == 1:
-        return next(iter(last)), None
-    if not at_work:
-        return None, None
-    first = min(at_work, key=lambda worker: (last[worker], worker))
-    ahead = (max(at for worker, at in last.items() if worker != first) - last[first]) / 1e6
-    if first in missed:
-        return first, ahead
-    pauses = _pauses(digest, left[first])
-    if ahead <= 0 or len(pauses) < _FEWEST:
-        return None, None
-    # A moment drawn by lot falls into a long pause rather than into a short one, in proportion to its length.
-    chance = chance_to_reach(pauses, ahead, _FEWEST) * max(1.0, ahead / float(pauses.mean() or ahead))  # type: ignore[arg-type]
-    return (first, ahead) if chance * len(at_work) < _CHANCE else (None, None)
+def _chance(pauses: pl.Series, silent_sec: float) -> float:
+    """Return how probable it is that a pause goes on for so long, at a moment drawn by lot."""
+    if silent_sec <= 0 or len(pauses) < _FEWEST:
+        return 1.0
+    mean_sec = float(pauses.sum()) / len(pauses)
+    # Such a moment falls into a long pause rather than into a short one, in proportion to its length.
+    return chance_to_reach(pauses, silent_sec, _FEWEST) * max(1.0, silent_sec / mean_sec)
 
 
 def _missed_report(digest: Digest, files: Sequence[File], step: _Step, last: dict[int, int]) -> set[int]:
@@ -133,20 +125,37 @@ def _pauses(digest: Digest, left: int) -> pl.Series:
     return alike if len(alike) >= _FEWEST else pauses["pause_sec"]
 
 
-def _progress(digest: Digest, step: _Step, workers: dict[int, int]) -> tuple[dict[int, int], dict[int, int]]:
-    """Return how many requests each worker has in this step, as far as known, and how many it has done.
+@dataclass(frozen=True)
+class _Progress:
+    """How far the workers of a step got.
 
-    A request whose first reply has not come is not in the log; the worker's other steps tell how many it
-    usually has at least.
+    Attributes:
+        begun, done: Their requests, as far as known.
+        is_even: Whether each of them had as many requests in all its other steps.
     """
+
+    begun: dict[int, int]
+    done: dict[int, int]
+    is_even: bool
+
+    def is_at_work(self, worker: int) -> bool:
+        return self.begun[worker] > self.done[worker] or not self.done[worker]
+
+
+def _progress(digest: Digest, step: _Step, workers: dict[int, int]) -> _Progress:
+    """Count requests; those whose first reply has not come are not in the log: other steps tell of them."""
     here = (pl.col("step") == step[0]) & (pl.col("validate") == step[1])
     ids = pl.concat([table.select(*_OF_WORKER, "request_id") for table in (digest.turns, digest.requests)])
     known = _count(ids.filter(here).unique())
     done = _count(digest.requests.filter(here))
-    others = digest.requests.filter(~here & (pl.col("validate") == step[1]))
-    usual = dict(others.group_by(_OF_WORKER).len().group_by("worker").agg(pl.col("len").min()).iter_rows())
-    begun = {worker: max(known.get(worker, 0), usual.get(worker, 0)) for worker in workers}
-    return begun, {worker: done.get(worker, 0) for worker in sorted(workers)}
+    others = digest.requests.filter(~here & (pl.col("validate") == step[1])).group_by(_OF_WORKER).len()
+    usual = others.group_by("worker").agg(least=pl.col("len").min(), most=pl.col("len").max())
+    least = dict(usual.select("worker", "least").iter_rows())
+    return _Progress(
+        {worker: max(known.get(worker, 0), least.get(worker, 0)) for worker in workers},
+        {worker: done.get(worker, 0) for worker in sorted(workers)},
+        least.keys() >= workers.keys() and bool((usual["least"] == usual["most"]).all()),
+    )
 
 
 def _count(rows: pl.DataFrame) -> dict[int, int]:

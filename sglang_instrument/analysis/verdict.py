@@ -15,7 +15,7 @@ from sglang_instrument.analysis.digest import Digest
 from sglang_instrument.analysis.files import File
 from sglang_instrument.analysis.gaps import loop_blocks, plateaus, standstill
 from sglang_instrument.analysis.outliers import rates, slow_groups, slow_single
-from sglang_instrument.analysis.silent import silences
+from sglang_instrument.analysis.silent import Silence, silences
 from sglang_instrument.analysis.steps import step_table, worker_steps
 from sglang_instrument.analysis.stuck import stuck_spans
 from sglang_instrument.analysis.workers import barrier_table
@@ -248,16 +248,26 @@ def _deaths(digest: Digest, files: list[File]) -> list[Finding]:
             {"worker": worker, "requests": count, "last_us": one.last_us[worker]}
             for worker, count in one.done.items()
         ]
-        sentence = f"{_name(row)} was the first to fall silent in this step, which never ended"
-        if one.ahead_sec is not None:
-            others = max(count for worker, count in one.done.items() if worker != one.worker)
-            sentence += (
-                f": others went on for {one.ahead_sec:.1f} s; it had {one.done[one.worker]} requests done "
-                f"(others up to {others})"
-            )
+        sentence = f"{_name(row)} {_end_of(one, one.done[one.worker])}"
         evidence = {"ahead_sec": one.ahead_sec, "workers": workers}
         found.append(Finding("death", *_place(row), 0.0, sentence, evidence))
     return found
+
+
+def _end_of(silence: Silence, done: int) -> str:
+    """Return what is said of the worker that a step ended with."""
+    others = max((count for worker, count in silence.done.items() if worker != silence.worker), default=0)
+    if silence.is_alone:
+        return (
+            f"was the only one at work when the run ended: it had {done} requests done, the others {others}"
+        )
+    words = "was the first to fall silent in this step, which never ended"
+    if silence.ahead_sec is None:
+        return words
+    return (
+        f"{words}: others went on for {silence.ahead_sec:.1f} s; it had {done} requests done "
+        f"(others up to {others})"
+    )
 
 
 def _place(row: dict[str, Any]) -> tuple[int, bool, int]:
