@@ -35,9 +35,7 @@ class Trigger:
             return None
         if name == "ray" and _ray is None:
             return _watch_ray(name, path)
-        if name in _packages():
-            _install()
-        return None
+        return _install_before(name, path) if name in _packages() else None
 
 
 def start() -> None:
@@ -53,6 +51,14 @@ def start() -> None:
         # Processes that have no driver in common, such as those of a script that only calls Ray, share this.
         os.environ.setdefault(launch.LAUNCH, launch.new_run_id(os.environ))
         sys.meta_path.insert(0, Trigger)
+
+
+def _install_before(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """Install, and let whoever now watches imports find this module: this search is past where they stand."""
+    before = list(sys.meta_path)
+    _install()
+    watches = [finder for finder in sys.meta_path if finder not in before]
+    return next((spec for watch in watches if (spec := watch.find_spec(name, path)) is not None), None)
 
 
 _ray: RayInit | None = None

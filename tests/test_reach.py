@@ -59,6 +59,26 @@ def test_the_switch_reaches_a_process_that_imports_a_target_and_its_children(run
     assert script.stderr.count("sglang_instrument 0.") == 1  # said by the first process alone
 
 
+def test_a_target_that_is_no_package_is_patched_at_the_import_that_wakes_the_hook(
+    run_script, tmp_path, trainer
+):
+    (tmp_path / "mine.py").write_text("def generate(step):\n    return step\n")
+    table = tmp_path / "tables/mine.toml"
+    table.write_text(table.read_text().replace("slime.rollout", "mine"))
+    script = run_script(
+        f"""
+        {HOOK}
+        import mine
+        assert mine.__spec__.loader is mine.__loader__
+        mine.generate(1)
+        """,
+        SGLANG_INSTRUMENT="1",
+        SGLANG_INSTRUMENT_PACKAGES="mine",
+        **trainer,
+    )
+    assert [r["event"] for r in script.records["step_1/worker_0.jsonl"]].count("total_step_duration") == 1
+
+
 def test_install_in_a_driver_is_the_switch_of_its_children(run_script, trainer):
     child = "import slime.rollout; slime.rollout.generate(2)"
     script = run_script(
