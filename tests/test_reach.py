@@ -63,11 +63,13 @@ def test_a_target_that_is_no_package_is_patched_at_the_import_that_wakes_the_hoo
     run_script, tmp_path, trainer
 ):
     (tmp_path / "mine.py").write_text("def generate(step):\n    return step\n")
+    (tmp_path / "ray.py").write_text("def init(): pass\ndef is_initialized(): return False\n")
     table = tmp_path / "tables/mine.toml"
     table.write_text(table.read_text().replace("slime.rollout", "mine"))
     script = run_script(
         f"""
         {HOOK}
+        import ray  # as in its workers: a stand-in for it
         import mine
         assert mine.__spec__.loader is mine.__loader__
         mine.generate(1)
