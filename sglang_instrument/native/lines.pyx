@@ -10,8 +10,8 @@ byte of a record, so that nobody changes what is being read.
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.dict cimport PyDict_Contains, PyDict_Next
-from cpython.list cimport PyList_GET_SIZE
+from cpython.dict cimport PyDict_Next
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_AsUnsignedLongLong
 from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
@@ -33,9 +33,11 @@ from sglang_instrument.native.text cimport (
     DONE,
     ENOUGH,
     Text,
+    keep,
     let_go,
     make_room,
     put,
+    put_again,
     put_decimal,
     put_digits,
     put_float,
@@ -57,20 +59,29 @@ cdef enum:
 
 include "memory.pxi"
 include "json.pxi"
+include "ahead.pxi"
 
 
 @cython.final
-@cython.no_gc  # a scope leads nowhere
+@cython.no_gc  # a scope leads nowhere, and what is bound are names and numbers
 cdef class Part:
-    """What all records of a context share: `context.part`."""
+    """What all records of a context share: `context.part`.
+
+    In `text` stand `"extra"` with the ids that are bound, if any are, and `"workid"` and `"step"`, each key after
+    a comma: a record without fields of its own has all of it.
+    """
 
     cdef object scope
-    cdef tuple bound  # their names
-    cdef bytes ids  # the fields that are bound, as they stand between the braces of "extra"
-    cdef bytes place  # "workid" and "step", each after a comma
-    cdef bytes whole  # all of that, where a record has no fields of its own
+    cdef Text text
+    cdef const char *ids  # what stands between the braces of "extra"
+    cdef Py_ssize_t size_ids
+    cdef const char *place  # what comes after it
+    cdef Py_ssize_t size_place
     cdef bint cannot  # a request id that only the pure Python can say
     cdef bint validate
+
+    def __dealloc__(self):
+        let_go(&self.text)
 
 
 @cython.final
@@ -92,6 +103,10 @@ cdef class Encoder:
     cdef Sink sink  # of the last span
     cdef object context, scope
     cdef Part part
+    cdef object placed  # the scope of which the following two are to
+    cdef bytes place
+    cdef bint validate
+    cdef Text scratch
     cdef unsigned long thread
     cdef Task of_thread
     # The timestamp of the second in which the last span ended: up to the microseconds, and what comes after.
@@ -106,19 +121,23 @@ cdef class Encoder:
         self.encode_span = encode_span
         self.first = Sink.__new__(Sink)
 
+    def __dealloc__(self):
+        let_go(&self.scratch)
+
     def encode_chunk(self, list spans not None, Py_ssize_t begin):
         """Encode the next spans of a list; see LineMaker.encode_chunk()."""
         cdef Py_ssize_t end = begin, stop = begin + CHUNK, left = CHUNK_BYTES
         self.context = self.part = self.of_thread = self.sink = None  # what is known may be out of date
         try:
             while end < stop and end < PyList_GET_SIZE(spans) and left > 0:
+                look_ahead(spans, end)
                 left -= self.add(spans[end])
                 if end < PyList_GET_SIZE(spans):  # the pure Python was run, and that lets others run
                     spans[end] = None
                 end += 1
         finally:  # of what raised, which only a lack of memory does, nothing is left for the next chunk
             pieces = self.take()
-            self.context = self.part = self.scope = self.of_thread = None  # a task knows this, uncollected
+            self.context = self.part = self.scope = self.placed = self.of_thread = None  # a task knows this, uncollected
         return end, pieces
 
     cdef list take(self):
@@ -201,35 +220,55 @@ cdef class Encoder:
 
     cdef Part part_of(self, Context context, object scope):
         cdef Part part = Part.__new__(Part)
-        cdef Sink scratch = Sink.__new__(Sink)
-        cdef Text *text = &scratch.text
-        part.scope, part.validate = scope, scope.validate
-        ids = context.ids()
-        part.cannot = ids is not None and put_fields(text, ids, 0) != DONE
-        part.bound = () if ids is None else tuple(ids)
-        part.ids = b"" if ids is None or part.cannot else PyBytes_FromStringAndSize(text.data, text.size)
+        cdef Text *text = &self.scratch
+        cdef Py_ssize_t size_extra = 0
+        if scope is not self.placed:
+            self.know_place(scope)
+        part.scope, part.validate = scope, self.validate
+        text.size = 0
+        make_room(text, SMALL)
+        put(text, ',"extra":{', 10)
+        part.cannot = put_ids(text, context) != DONE
+        if text.size == 10:
+            text.size = 0
+        else:
+            make_room(text, 1)
+            put(text, "}", 1)
+            size_extra = text.size
+        make_room(text, PyBytes_GET_SIZE(self.place))
+        put(text, PyBytes_AS_STRING(self.place), PyBytes_GET_SIZE(self.place))
+        keep(&part.text, text)
+        part.place, part.size_place = part.text.data + size_extra, part.text.size - size_extra
+        if size_extra:
+            part.ids, part.size_ids = part.text.data + 10, size_extra - 11
+        return part
+
+    cdef int know_place(self, object scope) except -1:
+        """Know what all contexts of a scope say of it."""
         place = f',"workid":{scope.worker:d}'
         if scope.step is not None:
             place += f',"step":{scope.step:d}'
-        part.place = place.encode("ascii")
-        part.whole = (b',"extra":{%s}' % part.ids if part.ids else b"") + part.place
-        return part
+        self.place, self.validate, self.placed = place.encode("ascii"), scope.validate, scope
+        return 0
 
     cdef int put_line(self, Text *text, Span span, Task task, object spawned_by) except -1:
         """Put the keys of a span in the order of schema.KEYS; return CANNOT if one needs the pure Python."""
         cdef long long ended_us
+        cdef Py_ssize_t duration_at = 0, duration_size = 0
         cdef Part part = self.part
         if part.cannot or type(span.event) is not str:
             return CANNOT
         ended_us = floor_us(span.end or span.start) + self.offset_us
         if self.put_timestamp(text, ended_us) == CANNOT or put_name(text, span.event) == CANNOT:
             return CANNOT
-        make_room(text, 6 * SMALL + PyBytes_GET_SIZE(part.whole))
+        make_room(text, 6 * SMALL + part.text.size)
         if span.end:
             put(text, ',"duration_sec":', 16)
+            duration_at = text.size
             put_seconds(text, span.end - span.start)
+            duration_size = text.size - duration_at
         if span.fields is None:
-            put(text, PyBytes_AS_STRING(part.whole), PyBytes_GET_SIZE(part.whole))
+            put(text, part.text.data, part.text.size)
         elif self.put_extra(text, part, span) == CANNOT:
             return CANNOT
         make_room(text, 6 * SMALL)
@@ -243,7 +282,10 @@ cdef class Encoder:
             put_integer(text, spawned_by)
         if span.waited_ns != NOT_COUNTED and span.end:
             put(text, ',"active_sec":', 14)
-            put_seconds(text, max(0, span.end - span.start - span.waited_ns))
+            if span.waited_ns == 0 and span.end >= span.start:  # it says the same again
+                put_again(text, duration_at, duration_size)
+            else:
+                put_seconds(text, max(0, span.end - span.start - span.waited_ns))
         if span.device_sec is not None:
             make_room(text, SMALL)
             put(text, ',"device_sec":', 14)
@@ -295,51 +337,59 @@ cdef class Encoder:
             return CANNOT
         fields = <dict>span.fields
         if not fields:
-            put(text, PyBytes_AS_STRING(part.whole), PyBytes_GET_SIZE(part.whole))
+            put(text, part.text.data, part.text.size)
             return DONE
-        make_room(text, SMALL + PyBytes_GET_SIZE(part.ids))
+        make_room(text, SMALL + part.size_ids)
         put(text, ',"extra":{', 10)
-        if has_any(fields, part.bound):
-            fields = {**(<Context>span.context).ids(), **fields}
-        elif part.ids:
-            put(text, PyBytes_AS_STRING(part.ids), PyBytes_GET_SIZE(part.ids))
+        if "request_id" in fields or "turn" in fields:
+            fields = {**((<Context>span.context).ids() or {}), **fields}
+        elif part.size_ids:
+            put(text, part.ids, part.size_ids)
             put(text, ",", 1)
         if put_fields(text, fields, 0) == CANNOT:
             return CANNOT
-        make_room(text, SMALL + PyBytes_GET_SIZE(part.place))
+        make_room(text, SMALL + part.size_place)
         put(text, "}", 1)
-        put(text, PyBytes_AS_STRING(part.place), PyBytes_GET_SIZE(part.place))
+        put(text, part.place, part.size_place)
         return DONE
 
     cdef int put_read(self, Text *text, Part part, Span span) except -1:
         """Put the bound ids and what was read by a table's fields, and the worker and step."""
         cdef Fields fields = <Fields>span.fields
-        cdef Py_ssize_t begin
+        cdef Py_ssize_t begin = text.size
         if fields.names.binds:  # which is rare: the table binds them, or names them, but not both
             span.extra  # becomes a dict
             return self.put_extra(text, part, span)
-        begin = text.size
-        make_room(text, SMALL + PyBytes_GET_SIZE(part.ids))
+        make_room(text, SMALL + part.size_ids)
         put(text, ',"extra":{', 10)
-        put(text, PyBytes_AS_STRING(part.ids), PyBytes_GET_SIZE(part.ids))
-        if put_read_fields(text, fields, not part.ids, 0) == CANNOT:
+        put(text, part.ids, part.size_ids)
+        if put_read_fields(text, fields, part.size_ids == 0, 0) == CANNOT:
             return CANNOT
+        make_room(text, SMALL + part.text.size)
         if text.size == begin + 10:  # none at all
             text.size = begin
-            put(text, PyBytes_AS_STRING(part.whole), PyBytes_GET_SIZE(part.whole))
-            return DONE
-        make_room(text, SMALL + PyBytes_GET_SIZE(part.place))
-        put(text, "}", 1)
-        put(text, PyBytes_AS_STRING(part.place), PyBytes_GET_SIZE(part.place))
+            put(text, part.text.data, part.text.size)
+        else:
+            put(text, "}", 1)
+            put(text, part.place, part.size_place)
         return DONE
 
 
-cdef inline bint has_any(dict fields, tuple names) except -1:
-    """Whether a span has fields of its own with the names of those that are bound."""
-    for name in names:
-        if PyDict_Contains(fields, name):
-            return True
-    return False
+cdef int put_ids(Text *text, Context context) except -1:
+    """Put the ids that are bound, as they stand between braces; there is room for a key and a number."""
+    if context.fields is not None:
+        return put_fields(text, context.fields, 0)
+    if context.request_id is not None:
+        put(text, '"request_id":', 13)
+        if put_value(text, context.request_id, 0) == CANNOT:
+            return CANNOT
+    if context.turn is not None:
+        make_room(text, SMALL)
+        if context.request_id is not None:
+            put(text, ",", 1)
+        put(text, '"turn":', 7)
+        return put_value(text, context.turn, 0)
+    return DONE
 
 
 cdef inline void put_seconds(Text *text, long long duration_ns) noexcept nogil:

@@ -1,7 +1,7 @@
 # Bytes that grow, and how JSON says numbers and texts in them: the ways that need no object and no Python.
 
 cimport cython
-from cpython.mem cimport PyMem_RawFree, PyMem_RawRealloc
+from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_DATA, PyUnicode_GET_LENGTH, PyUnicode_KIND
 from libc.math cimport signbit
@@ -92,6 +92,23 @@ cdef inline void put_short(Text *text, const char *some, Py_ssize_t size) noexce
 cdef inline void put(Text *text, const char *some, Py_ssize_t size) noexcept nogil:
     memcpy(text.data + text.size, some, size)
     text.size += size
+
+
+cdef inline void put_again(Text *text, Py_ssize_t at, Py_ssize_t size) noexcept nogil:
+    """Put at most 32 bytes once more that stand at a place before; more of them may be touched."""
+    memcpy(text.data + text.size, text.data + at, 32)  # a constant number: no call
+    text.size += size
+
+
+cdef inline int keep(Text *kept, const Text *text) except -1:
+    """Copy what there is into memory of its own, of that size; what was kept before is let go."""
+    let_go(kept)
+    kept.data = <char *>PyMem_RawMalloc(max(1, text.size))
+    if kept.data == NULL:
+        raise MemoryError
+    memcpy(kept.data, text.data, text.size)
+    kept.size = kept.room = text.size
+    return 0
 
 
 @cython.cdivision(True)
