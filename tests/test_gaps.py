@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sglang_instrument.analysis import Digest, open_run
 from sglang_instrument.analysis.gaps import concurrency, loop_blocks, plateaus, standstill
+from sglang_instrument.analysis.verdict import find
 from sglang_instrument.testing import BlockedLoop, Plateau, synthetic_run
 
 
@@ -85,5 +86,8 @@ def test_a_held_loop_says_whose_it_was(tmp_path: Path) -> None:
     worker = tmp_path / "step_1/worker_0.jsonl"
     lines = [one for one in worker.read_text().splitlines() if '"log_opened"' in one or "_block" in one]
     worker.with_name("trainer_0.jsonl").write_text("".join(one + "\n" for one in lines))
-    blocks = loop_blocks(open_run(tmp_path).files)
+    run = open_run(tmp_path)
+    blocks = loop_blocks(run.files)
     assert sorted(zip(blocks["role"], blocks["worker"], strict=True)) == [("trainer", 0), ("worker", 0)]
+    held = [one for one in find(run.digest, run.files) if one.cause == "blocked_loop"]
+    assert [one.lost_sec for one in held] == [pytest.approx(3.0)]  # the worker's, and not the trainer's too

@@ -180,6 +180,7 @@ def _blocks(digest: Digest, files: list[File]) -> list[Finding]:
     steps = worker_steps(digest).select(*_OF_WORKER, step_sec="duration_sec")
     blocks = (
         loop_blocks(files)
+        .join(digest.steps, on=["role", *_OF_WORKER], how="semi")  # not a trainer's of the same number
         .group_by(_OF_WORKER, maintain_order=True)
         .agg(
             held_sec=pl.col("held_sec").sum(),
