@@ -45,6 +45,8 @@ def start() -> None:
     """
     if not launch.is_asked(os.environ):
         return
+    if launch.PATCHES in os.environ and launch.PACKAGES not in os.environ:
+        os.environ[launch.PACKAGES] = ",".join(sorted(_packages_of_own_tables()))
     if _packages() & sys.modules.keys():
         _install()
     elif Trigger not in sys.meta_path:
@@ -66,6 +68,34 @@ _ray: RayInit | None = None
 
 def _packages() -> frozenset[str]:
     return PACKAGES.union(os.environ.get(launch.PACKAGES, "").split(",")) - {""}
+
+
+def _packages_of_own_tables() -> set[str]:
+    """Return the packages that tables of the user's own name; what is wrong with a table is said later.
+
+    Without a reader of TOML, which would cost what the hook must not: names stand behind `module =`, and
+    before the colon of a target. One name too many does no harm.
+    """
+    found = set[str]()
+    for path in _own_tables():
+        try:
+            with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs 3 ms
+                pieces = file.read().replace("'", '"').split('"')
+        except (OSError, ValueError):
+            continue
+        for before, quoted in zip(pieces[::2], pieces[1::2], strict=False):
+            is_module = before.rstrip(" \t=").endswith("module")
+            name, colon, _ = quoted.partition(":")
+            top = name.partition(".")[0]
+            if (is_module or colon) and top.isidentifier():
+                found.add(top)
+    return found
+
+
+def _own_tables() -> list[str]:
+    folders = os.environ[launch.PATCHES].split(os.pathsep)
+    walks = (walked for folder in folders if folder for walked in os.walk(folder))
+    return [os.path.join(at, name) for at, _, names in walks for name in names if name.endswith(".toml")]  # noqa: PTH118
 
 
 def _install() -> None:

@@ -17,6 +17,8 @@ SWITCH: Final = "SGLANG_INSTRUMENT"
 LAUNCH: Final = "SGLANG_INSTRUMENT_LAUNCH"
 #: Host and process id of the process that installed first; the others are its children, near or far.
 DRIVER: Final = "SGLANG_INSTRUMENT_DRIVER"
+#: Folders with tables of the user's own: a setting, and what the hook has to look into.
+PATCHES: Final = "SGLANG_INSTRUMENT_PATCHES"
 #: More packages at whose first import the hook installs: those of the users' own tables.
 PACKAGES: Final = "SGLANG_INSTRUMENT_PACKAGES"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_instrument import launch
+from sglang_instrument import bootstrap, launch
 from sglang_instrument.cli.main import main
 from sglang_instrument.cli.run import interpreter_of
 from sglang_instrument.reach import with_settings
@@ -75,10 +75,28 @@ def test_a_target_that_is_no_package_is_patched_at_the_import_that_wakes_the_hoo
         mine.generate(1)
         """,
         SGLANG_INSTRUMENT="1",
-        SGLANG_INSTRUMENT_PACKAGES="mine",
         **trainer,
     )
     assert [r["event"] for r in script.records["step_1/worker_0.jsonl"]].count("total_step_duration") == 1
+
+
+def test_the_hook_waits_for_the_packages_of_tables_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "one.toml").write_text(
+        """module = 'mine.rollout'
+        [[patch]]
+        target = [
+          "Rollout.run",
+          "theirs.deep.module:Rollout.run",
+        ]
+        region = [{ event = "x", exit = { a = "b[1:2]", c = 'd ? "e" : "f"' } }]
+        """
+    )
+    (tmp_path / "deeper/two.toml").write_text('patch = [{ module="third", target="f", region=[] }]')
+    (tmp_path / "deeper/broken.toml").write_bytes(b'module = "\xff')
+    (tmp_path / "deeper/none.txt").write_text('module = "fourth"')
+    monkeypatch.setenv("SGLANG_INSTRUMENT_PATCHES", os.pathsep.join([str(tmp_path), str(tmp_path / "gone")]))
+    assert bootstrap._packages_of_own_tables() == {"mine", "theirs", "third"}
 
 
 def test_install_in_a_driver_is_the_switch_of_its_children(run_script, trainer):
