@@ -185,15 +185,20 @@ def _schedule_for(config: Config) -> "Scheduled | None":
 
 
 def _coverage(table: Table, sites: Iterable[Site]) -> str:
-    """Return how many of a table's events will be seen; nothing if its package is not here."""
-    version = _version(table.package)
+    """Return how many of a table's events will be seen; nothing if its package is not here.
+
+    A table of the user's own may be for a script, of which no package knows.
+    """
+    version, is_own = _version(table.package), table.name.endswith(".toml")
     expected = [site for site in sites if site.expected]
-    if version is None or not expected or (table.trainer == "demo" and _DEMO not in sys.modules):
+    is_here = (version is not None or is_own) and (table.trainer != "demo" or _DEMO in sys.modules)
+    if not (is_here and expected):
         return ""
     events = {site.region.event for site in expected}
     lost = {site.region.event for site in expected if site.state not in ("found", "pending")}
     missing = f", {len(lost)} missing (status() names them)" if lost else ""
-    return f"{table.name} ({table.package} {version}): {len(events - lost)} of {len(events)} events{missing}"
+    of = f" ({table.package} {version})" if version is not None else ""
+    return f"{table.name}{of}: {len(events - lost)} of {len(events)} events{missing}"
 
 
 def _outside(tables: Iterable[Table]) -> set[str]:

@@ -63,6 +63,16 @@ def test_install_says_one_line_where_a_person_sees_it(install, capsys):
     assert line.endswith(f" -> {folder}")
 
 
+def test_install_names_a_table_of_ones_own_though_no_package_knows_its_module(install, tmp_path, capsys):
+    table = tmp_path / "mine.toml"
+    table.write_text(
+        'trainer = "mine"\npackage = "mine"\nmodule = "nobody_imported_it"\n'
+        '[[patch]]\ntarget = "generate"\nregion = [{ event = "total_step_duration" }]\n'
+    )
+    install(patches=[str(tmp_path)])
+    assert f"{table}: 1 of 1 events" in capsys.readouterr().err
+
+
 def test_only_the_first_rank_says_it(install, capsys, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     install()
