@@ -25,7 +25,7 @@ test: $(VENV)/.demo $(VENV)/.develop $(VENV)/.native
 
 test-ray:
 	tests/environments/ray.sh
-	.envs/ray/bin/python -m pytest tests/test_ray.py tests/test_reach_ray.py
+	.envs/ray/bin/python -m pytest tests/test_ray.py tests/test_ray_classes.py tests/test_reach_ray.py
 
 test-trainers: test-ray $(VENV)/.develop
 	tests/environments/verl.sh 0.4.0 0.4.1 0.5.0 0.6.0 0.6.1

@@ -1,0 +1,129 @@
+"""Whatever way a class becomes a Ray actor, its methods are measured once, and stay what they were."""
+
+import json
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed here; tests/environments/ray.sh makes a place for it")
+
+#: A module as a trainer's: the ways in which classes of verl and slime become actors.
+TRAINER = """
+import asyncio
+import ray
+
+def pad(n):
+    return n
+
+class Base:
+    def __init__(self):
+        self.started = True
+
+    def inherited(self, n):
+        return pad(n) + 1
+
+    async def inherited_async(self, n):
+        await asyncio.sleep(0)
+        return n + 2
+
+class Plain(Base):
+    def own(self, n):
+        return pad(n) + 3
+
+    async def own_async(self, n):
+        await asyncio.sleep(0)
+        return n + 4
+
+@ray.remote
+class Decorated(Base):
+    def own(self, n):
+        return pad(n) + 3
+
+    async def own_async(self, n):
+        await asyncio.sleep(0)
+        return n + 4
+
+@ray.remote
+class Shell(Plain):
+    pass
+"""
+METHODS = ("inherited", "inherited_async", "own", "own_async")
+OWNERS = [("Base", METHODS[:2]), ("Plain", METHODS[2:]), ("Decorated", METHODS[2:])]
+TABLE = """
+trainer = "mine"
+package = "mine"
+module = "planted_trainer"
+[[patch]]
+target = "pad"
+region = [{ event = "pad" }]
+[[patch]]
+target = "Base.__init__"
+region = [{ event = "start", process = { role = "'worker'" } }]
+""" + "".join(
+    f'[[patch]]\ntarget = "{owner}.{name}"\nregion = [{{ event = "{owner}.{name}", exit = {{ n = "n" }} }}]\n'
+    for owner, names in OWNERS
+    for name in names
+)
+DRIVER = """
+    import json, os, pathlib, time
+    import ray
+    BEFORE
+    import planted_trainer
+
+    def look(actor):
+        import inspect
+        methods = [getattr(type(actor), name) for name in METHODS]
+        arguments = [list(inspect.signature(one).parameters)[:2] for one in methods]
+        return [*zip(arguments, map(inspect.iscoroutinefunction, methods))]
+
+    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
+    kinds = ray.remote(planted_trainer.Plain), planted_trainer.Decorated, planted_trainer.Shell
+    actors = [kind.options(name=f"worker_{rank}").remote() for rank, kind in enumerate(kinds)]
+    results = [ray.get([getattr(actor, name).remote(1) for name in METHODS]) for actor in actors]
+    print(json.dumps([results, [ray.get(actor.__ray_call__.remote(look)) for actor in actors]]))
+    folder = pathlib.Path(os.environ["SGLANG_INSTRUMENT_LOG_DIR"]) / "run"
+    ends = time.monotonic() + 60
+    lines = lambda: [line for path in folder.rglob("worker_*.jsonl") for line in path.read_text().splitlines()]
+    while sum('"task":' in line and "event_loop" not in line for line in lines()) < EXPECTED:
+        assert time.monotonic() < ends, "Ray kills its actors: what they recorded has to be on disk before"
+        time.sleep(0.05)
+"""
+#: Each method once, and the function that two of them call.
+CALLS = {"start": 1, "pad": 2, "Base.inherited": 1, "Base.inherited_async": 1}
+OF_PLAIN = {**CALLS, "Plain.own": 1, "Plain.own_async": 1}
+OF_DECORATED = {**CALLS, "Decorated.own": 1, "Decorated.own_async": 1}
+
+
+@pytest.mark.parametrize(
+    ("before", "recorded"),
+    [
+        ("pass", [{}, {}, {}]),
+        ("import sglang_instrument; sglang_instrument.install()", [OF_PLAIN, OF_DECORATED, OF_PLAIN]),
+        # Methods of a decorated class's own travel as they are where the actor is created.
+        ('os.environ["SGLANG_INSTRUMENT"] = "1"', [OF_PLAIN, CALLS, OF_PLAIN]),
+    ],
+    ids=["nowhere", "driver and workers", "workers alone"],
+)
+def test_methods_of_actors_are_measured_once_and_stay_what_they_were(
+    start_script, tmp_path, before, recorded
+):
+    (tmp_path / "planted_trainer.py").write_text(TRAINER)
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables/mine.toml").write_text(TABLE)
+    expected = sum(sum(one.values()) for one in recorded)
+    source = DRIVER.replace("BEFORE", before).replace("METHODS", repr(METHODS))
+    script = start_script(
+        source.replace("EXPECTED", str(expected)),
+        RAY_AUTH_MODE="disabled",
+        PYTHONPATH=str(tmp_path),
+        SGLANG_INSTRUMENT_PATCHES=str(tmp_path / "tables"),
+    ).wait(timeout=240)
+    results, looks = json.loads(next(line for line in script.stdout.splitlines() if line.startswith("[[")))
+    assert results == [[2, 3, 4, 5]] * 3
+    assert looks == [[[["self", "n"], name.endswith("async")] for name in METHODS]] * 3
+    found = [Counter() for _ in recorded]
+    for records in script.records.values():
+        for record in records:
+            if "task" in record and not record["event"].startswith("event_loop"):
+                found[record["workid"]][record["event"]] += 1
+    assert found == recorded
