@@ -83,8 +83,8 @@ DRIVER = """
     print(json.dumps([results, [ray.get(actor.__ray_call__.remote(look)) for actor in actors]]))
     folder = pathlib.Path(os.environ["SGLANG_INSTRUMENT_LOG_DIR"]) / "run"
     ends = time.monotonic() + 60
-    lines = lambda: [line for path in folder.rglob("worker_*.jsonl") for line in path.read_text().splitlines()]
-    while sum('"task":' in line and "event_loop" not in line for line in lines()) < EXPECTED:
+    text = lambda: "".join(path.read_text() for path in folder.rglob("worker_*.jsonl"))
+    while sum('"task":' in line and "event_loop" not in line for line in text().splitlines()) < EXPECTED:
         assert time.monotonic() < ends, "Ray kills its actors: what they recorded has to be on disk before"
         time.sleep(0.05)
 """
