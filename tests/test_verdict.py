@@ -115,6 +115,22 @@ def test_one_tool_call_that_takes_far_longer_than_any_other_is_found(tmp_path: P
     assert found.lost_sec == pytest.approx(7.8, abs=0.05)
 
 
+def test_a_tool_call_that_merely_waits_for_a_held_loop_is_not_accused_beside_who_held_it(
+    tmp_path: Path,
+) -> None:
+    for step in (1, 2, 3):
+        for worker in (0, 1):
+            tools = usual_tools(step, worker)
+            write_requests(tmp_path, step, worker, [8.0, *tools[1:]] if (step, worker) == (2, 1) else tools)
+    block = {"timestamp": "2026-01-05T08:00:00+00:00", "event": "event_loop_block", "duration_sec": 7.85}
+    block |= {"start_us": 1_767_602_001_000_000, "workid": 1, "step": 2, "extra": {"stack": ["a/b.py:3 c"]}}
+    with (tmp_path / "step_2" / "worker_1.jsonl").open("a") as file:
+        file.write(json.dumps(block) + "\n")
+    run = open_run(tmp_path)
+    (found,) = find(run.digest, run.files)
+    assert (found.cause, found.step, found.worker) == ("blocked_loop", 2, 1)
+
+
 def test_a_worker_whose_tools_are_all_slow_is_found_among_few_steps(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         for worker in (0, 1):

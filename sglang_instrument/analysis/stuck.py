@@ -10,7 +10,7 @@ from sglang_instrument.analysis.digest import Digest
 from sglang_instrument.analysis.files import Control, File, controls_of, never_ended
 from sglang_instrument.schema import STEP_CLOSED, kind_of
 
-_TIMES: Final = 1.25  # as long as the longest of its kind in the run
+_TIMES: Final = 2.0  # as long as the longest of its kind in the run
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from sglang_instrument.analysis.workers import barrier_table
 _OF_STEP: Final = 0.05  # what takes less of the step is not worth a sentence
 _LEAST_SEC: Final = 0.5  # nor is this
 _STILL: Final = 2.0  # times the usual seconds a token
+_STARVED: Final = 1.5  # times the next longest: no more without the time in which the loop was held
 _CAUSES: Final = {
     "engine": "straggler",
     "reward": "slow_reward",
@@ -63,7 +64,12 @@ def find(digest: Digest, files: list[File], over: bool = False) -> list[Finding]
             have died.
     """
     digest = digest.of_workers()
-    found = [*_standstills(digest), *_slow_work(digest), *_slow_singles(digest), *_blocks(digest, files)]
+    found = [
+        *_standstills(digest),
+        *_slow_work(digest),
+        *_slow_singles(digest, files),
+        *_blocks(digest, files),
+    ]
     hangs = _hangs(digest, files)
     # Those that wait at a barrier wait for the one that hangs or died; they are named only if nobody is.
     ended = [one for one in hangs if not one.evidence["waits"]]
@@ -138,9 +144,10 @@ def _slow_work(digest: Digest) -> list[Finding]:
     return found
 
 
-def _slow_singles(digest: Digest) -> list[Finding]:
+def _slow_singles(digest: Digest, files: list[File]) -> list[Finding]:
     """Find the tool call, reward or interaction that alone took far longer than all others."""
     steps = worker_steps(digest).select(*_OF_WORKER, step_sec="duration_sec")
+    blocks = _loop_blocks(digest, files)
     found = []
     for kind, cause in _CAUSES.items():
         pieces = digest.requests if kind == "reward" else digest.turns
@@ -149,6 +156,9 @@ def _slow_singles(digest: Digest) -> list[Finding]:
         if row is None:
             continue
         same = [pl.col(name) == row[name] for name in _OF_WORKER]
+        held_sec: Any = blocks.filter(*same)["held_sec"].max() or 0.0
+        if row["spent"] - held_sec < _STARVED * row["next_sec"]:
+            continue  # it merely awaited something while another one held the loop
         if _is_worth_it(row["spent"] - row["next_sec"], float(steps.filter(*same)["step_sec"].sum())):
             lost = _lost_by(digest, row)
             cost = f"about {lost:.1f} s lost" if lost > 0.05 else "others took longer still"
@@ -179,8 +189,7 @@ def _blocks(digest: Digest, files: list[File]) -> list[Finding]:
     """Find steps in which the event loop was held for a good part of the time."""
     steps = worker_steps(digest).select(*_OF_WORKER, step_sec="duration_sec")
     blocks = (
-        loop_blocks(files)
-        .join(digest.steps, on=["role", *_OF_WORKER], how="semi")  # not a trainer's of the same number
+        _loop_blocks(digest, files)
         .group_by(_OF_WORKER, maintain_order=True)
         .agg(
             held_sec=pl.col("held_sec").sum(),
@@ -197,6 +206,11 @@ def _blocks(digest: Digest, files: list[File]) -> list[Finding]:
             sentence += f" by {by}" if by else ""
             found.append(Finding("blocked_loop", *_place(row), row["held_sec"], sentence, row))
     return found
+
+
+def _loop_blocks(digest: Digest, files: list[File]) -> pl.DataFrame:
+    """Return when loops of those that the digest is of were held: not of a trainer of the same number."""
+    return loop_blocks(files).join(digest.steps, on=["role", *_OF_WORKER], how="semi", maintain_order="left")
 
 
 def _hangs(digest: Digest, files: list[File]) -> list[Finding]:
