@@ -68,7 +68,7 @@ def test_our_own_cpu_is_an_eighth_of_the_reference_logger_s(show, tmp_path: Path
     title = f"256 requests, 3 turns, an engine that answers at once: {events} events a step"
     show(table(title, ("", "CPU s", "ratio", "95 %"), rows))
     save("verl_cpu", rows, rounds=rounds)
-    assert low <= CPU_BOUND
+    assert ratio <= CPU_BOUND
 
 
 def test_the_wall_time_of_a_step_stays_the_same_on_the_real_engine(show, tmp_path):
@@ -80,4 +80,4 @@ def test_the_wall_time_of_a_step_stays_the_same_on_the_real_engine(show, tmp_pat
     title = f"wall time of a step on the real engine, {len(rounds)} pairs of 20 steps; bound {WALL_BOUND}"
     show(table(title, ("ratio", "95 %", "quartiles"), rows))
     save("verl_wall", rows, rounds=rounds)
-    assert low <= WALL_BOUND
+    assert high <= WALL_BOUND  # the whole interval: a wide one says nothing
