@@ -7,6 +7,7 @@ import polars as pl
 
 from sglang_instrument.analysis.digest import KINDS, Digest
 from sglang_instrument.analysis.steps import worker_steps
+from sglang_instrument.analysis.together import is_first, sum_before
 
 ASSUMPTIONS: Final = (
     "the engine is as fast with fewer requests in it: in truth the others then become faster",
@@ -117,7 +118,7 @@ def _shortened(digest: Digest, rules: Rules, event_times: pl.DataFrame | None) -
     turns = _kept(digest, rules)
     cut_here = pl.col("kept") < 1.0
     last = (pl.col("number") + 1 == rules.max_turns) if rules.max_turns is not None else pl.lit(False)
-    last = last & (pl.len().over(_REQUEST) > pl.col("number") + 1)
+    last = last & ~pl.col("first").shift(-1, fill_value=True)
     # Tools of a turn that is cut do not run, and neither does what comes after the last turn that may.
     after = pl.when(cut_here | last).then(pl.col("tool_sec") + pl.col("interaction_sec")).otherwise(0.0)
     saved = pl.col("engine_sec") * (1 - pl.col("kept")) + after
@@ -140,11 +141,11 @@ def _shortened(digest: Digest, rules: Rules, event_times: pl.DataFrame | None) -
 def _kept(digest: Digest, rules: Rules) -> pl.DataFrame:
     """Return the turns with `number`, and `kept`, the share of their tokens that the caps leave."""
     turns = digest.turns.sort(*_REQUEST, "turn").with_columns(
-        tokens=pl.col("response_tokens").fill_null(0),
-        number=pl.int_range(pl.len()).over(_REQUEST),
+        tokens=pl.col("response_tokens").fill_null(0), first=is_first(_REQUEST), one=pl.lit(1, pl.Int64)
     )
     tokens = pl.col("tokens")
-    before = tokens.cum_sum().over(_REQUEST) - tokens
+    turns = turns.with_columns(number=sum_before(pl.col("one"), "first"))
+    before = sum_before(tokens, "first")
     kept = pl.lit(1.0)
     if rules.max_tokens is not None:
         room = (rules.max_tokens - before).clip(lower_bound=0)
@@ -157,7 +158,7 @@ def _kept(digest: Digest, rules: Rules) -> pl.DataFrame:
         kept = pl.when(pl.col("number") >= rules.max_turns).then(0.0).otherwise(kept)
     turns = turns.with_columns(kept=kept)
     # A reply that is cut is the last one of its request.
-    over = ((pl.col("kept") < 1.0).cum_sum() - (pl.col("kept") < 1.0)).over(_REQUEST) > 0
+    over = sum_before((pl.col("kept") < 1.0).cast(pl.Int64), "first") > 0
     return turns.with_columns(kept=pl.when(over).then(0.0).otherwise("kept"))
 
 
