@@ -1,4 +1,4 @@
-"""Number and sum rows within groups that lie together, in one pass: windows over many small groups are slow."""
+"""Number and sum rows within groups that lie together, in one pass; windows over many groups are slow."""
 
 from collections.abc import Sequence
 
