@@ -47,7 +47,7 @@ def test_importing_the_package_imports_nothing_heavy():
 
 
 def start_us(switch):
-    """Return what the hook takes at the start of a process: us of imports, as Python counts them, and in all."""
+    """Return the microseconds at the start of a process: of imports, as Python counts them, and in all."""
     environment = {
         name: text for name, text in os.environ.items() if not name.startswith("SGLANG_INSTRUMENT")
     }
