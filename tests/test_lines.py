@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sglang_instrument import bind, event, schema, span
+from sglang_instrument import bind, event, native, schema, span
+from sglang_instrument.recording import identity
 from sglang_instrument.recording.clock import Clock
 from sglang_instrument.recording.context import Context, scope_for
 from sglang_instrument.recording.lines import LineMaker
@@ -124,6 +125,20 @@ def test_spawned_by_stands_in_the_first_record_of_a_task_alone():
     made = [json.loads(line) for line in encoded.splitlines()]
     assert [line.get("spawned_by") for line in made] == [3, None, None]
     assert [line["task"] for line in made] == [7, 7, 7]
+
+
+@pytest.mark.parametrize("compiled", [False, native.ON])
+def test_ids_bound_before_a_process_learnt_its_number_are_written_with_it(monkeypatch, compiled):
+    monkeypatch.delenv("RANK", raising=False)
+    maker, context = LineMaker(Clock(), compiled=compiled), Context(request_id="r", extra={"request_id": "r"})
+    try:
+        for rank in (3, 4):
+            identity.learn(worker=rank)
+            spans = [Span("did", context=context, thread=1) for _ in range(2)]
+            ((_, lines, _, _),) = maker.encode_all(spans)
+            assert [json.loads(line)["workid"] for line in lines.splitlines()] == [rank, rank]
+    finally:
+        identity.forget()
 
 
 def test_the_event_names_of_the_vocabulary_are_the_ones_of_the_reference():

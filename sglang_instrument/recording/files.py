@@ -19,7 +19,7 @@ from sglang_instrument.recording.notices import notice
 from sglang_instrument.recording.values import settle
 
 _MOST_OPEN: Final = 16
-#: How often a process says anew what it is, and how much it recorded: who is killed has no other word of it.
+#: How often a process that goes on recording says anew what it is.
 NEWS_EVERY_SEC: Final = 10.0
 QUIET_SEC: Final = 1.0  # after so long without a record, it is said at once: it may be the last word
 _STEPS_KEPT: Final = 2  # a step's file stays open until this many newer steps were seen
@@ -85,7 +85,7 @@ class Files:
         self.lost_records = 0
         self._said_records = self._seen_records = 0
         self._seen_at = 0.0
-        self._next_news = time.monotonic() + NEWS_EVERY_SEC
+        self._next_news = 0.0
 
     def write(self, scope: Scope, lines: Lines, records: int) -> None:
         """Append whole lines to the file of `scope`; count them as lost if that is impossible."""
@@ -134,9 +134,10 @@ class Files:
         self._claims.release()
 
     def is_news(self) -> bool:
-        """Return whether records were written, and none for a second, or for ten seconds; asked at each tick.
+        """Return whether this process has to say anew what it is, and how much it recorded; asked at each tick.
 
-        A process of the engine has no steps at whose ends it would say how much it recorded.
+        It has after its first records, after a second without any, and every ten seconds of records without
+        such a pause: who is killed has no other word of its patches and of what was dropped.
         """
         now, written = time.monotonic(), self.written_records
         if written != self._seen_records:

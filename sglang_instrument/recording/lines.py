@@ -215,7 +215,9 @@ class LineMaker:
             ids = self._encoder.encode(context.extra)
         except Exception:  # a request id that JSON cannot say: the long way mends it
             return None
-        part = context.part = Raw(ids + b',"workid":%d,"step":%d' % (scope.worker, scope.step))
+        part = Raw(ids + b',"workid":%d,"step":%d' % (scope.worker, scope.step))
+        if context.scope is not None:  # else the process may learn its number, and the scope be another one
+            context.part = part
         return part
 
     def _time(self, millisecond_us: int) -> tuple[str, tuple[str, ...]]:

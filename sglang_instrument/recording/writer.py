@@ -13,7 +13,7 @@ from typing import Final
 
 from sglang_instrument.recording import spans as hot
 from sglang_instrument.recording.context import Scope, count_dropped, on_scope_closed, scopes, take_ended
-from sglang_instrument.recording.files import NEWS_EVERY_SEC, Files
+from sglang_instrument.recording.files import Files
 from sglang_instrument.recording.lines import LineMaker, Lines
 from sglang_instrument.recording.notices import notice, swallowed
 from sglang_instrument.recording.selection import Selection
@@ -109,7 +109,6 @@ class Writer:
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._flushes: list[tuple[_Job, threading.Event]] = []
-        self._next_description = 0.0
         self._closed = False
         self._ended = False
 
@@ -229,16 +228,8 @@ class Writer:
                 self._close_step(scope)
         if ended:
             self.disk.do(self.disk.files.close_old_steps)
-            self._describe_process()
         if self._closed and self._selection is not None:
             self._encode(self._selection.end())
-
-    def _describe_process(self) -> None:
-        """Write anew what this process is, now and then: who is killed has no other word of its patches."""
-        now = time.monotonic()
-        if now >= self._next_description:
-            self._next_description = now + NEWS_EVERY_SEC
-            self.disk.do(self.disk.files.describe_process)
 
     def _empty_buffer(self) -> None:
         for _ in range(2):  # what came meanwhile is taken, too; what comes then waits for the next tick
