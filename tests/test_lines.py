@@ -134,7 +134,7 @@ def test_ids_bound_before_a_process_learnt_its_number_are_written_with_it(monkey
     try:
         for rank in (3, 4):
             identity.learn(worker=rank)
-            spans = [Span("did", context=context, thread=1) for _ in range(2)]
+            spans = [Span("did", context=context, thread=1, start=10**9, end=2 * 10**9) for _ in range(2)]
             ((_, lines, _, _),) = maker.encode_all(spans)
             assert [json.loads(line)["workid"] for line in lines.splitlines()] == [rank, rank]
     finally:

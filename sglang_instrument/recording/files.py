@@ -134,7 +134,7 @@ class Files:
         self._claims.release()
 
     def is_news(self) -> bool:
-        """Return whether this process has to say anew what it is, and how much it recorded; asked at each tick.
+        """Return whether to say anew what this process is and how much it recorded; asked at each tick.
 
         It has after its first records, after a second without any, and every ten seconds of records without
         such a pause: who is killed has no other word of its patches and of what was dropped.
