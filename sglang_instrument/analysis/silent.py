@@ -188,7 +188,7 @@ def _last_signs(digest: Digest, files: Sequence[File]) -> dict[tuple[_Step, int]
     """Return when each worker last ended a span of each step, or said what was open there."""
     ahead_us = _clocks(digest)
     signs: dict[tuple[_Step, int], int] = {}
-    for row in digest.steps.iter_rows(named=True):
+    for row in digest.steps.drop_nulls("worker").iter_rows(named=True):
         key = ((row["step"], row["validate"]), row["worker"])
         end = row["start_us"] + round((row["duration_sec"] or 0.0) * 1e6)
         signs[key] = max(signs.get(key, 0), end - ahead_us.get(row["worker"], 0))
