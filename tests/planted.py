@@ -30,6 +30,7 @@ class NotingProbe:
         self.exit_locals = tuple(text for text in region.exit.values() if text != "result")
         self.wants_result = "result" in region.exit.values()
         self.wants_items = region.generator
+        self.is_moment = False
 
     def counted(self) -> "NotingProbe":
         return self

@@ -14,6 +14,8 @@ cdef class Context:
     cdef dict ids(self)
     cdef public Task bound_in
     cdef public object part
+    cdef object inside  # fields.Inside of the innermost open region that reads what ends within it
+    cdef Context base  # of which this is a copy that differs in `inside` alone
 
 cdef class Bound:
     cdef readonly Context context
@@ -23,7 +25,8 @@ cdef class Bound:
 
 cdef Context current_context()
 cdef Context derived(Context before, dict changes)
-# As below; of ids alone, which were not reduced yet.
-cdef Bound bind_ids(Context before, object request_id, object turn)
+# As below; of ids alone, which were not reduced yet, or of `inside` alone.
+cdef Bound bind_ids(Context before, object request_id, object turn, object inside)
+cdef Bound bind_inside(Context before, object inside)
 # Binds on top of `before`, or from nothing where it is None; what is given back unbinds it.
-cdef Bound bind_on(Context before, dict changes)
+cdef Bound bind_on(Context before, dict changes, object inside)

@@ -104,7 +104,7 @@ cdef inline bint is_small(object value):
 cdef Context with_ids(Context before, object request_id, object turn):
     cdef Context made = Context.__new__(Context)
     made.worker, made.step, made.validate = before.worker, before.step, before.validate
-    made.role, made.scope = before.role, before.scope
+    made.role, made.scope, made.inside = before.role, before.scope, before.inside
     made.request_id, made.turn = before.request_id, before.turn
     if request_id is None and turn is None:
         made.fields = before.fields
@@ -126,23 +126,34 @@ cdef Context derived(Context before, dict changes):
     return made
 
 
-cdef Bound bound_to(Context before, Context context):
-    """Set a new context."""
+cdef Bound bound_to(Context before, Context context, object inside):
+    """Return how to get back from a new context."""
     cdef Bound bound = Bound.__new__(Bound)
     cdef Task task = current_task(before.bound_in)
     context.bound_in = thread_task_of(PyThread_get_thread_ident()) if task is None else task
     bound.context = context
+    if inside is not None:
+        context.inside = inside
     return bound
 
 
-cdef Bound bind_ids(Context before, object request_id, object turn):
-    cdef Bound bound = bound_to(before, with_ids(before, request_id, turn))
+cdef Bound bind_ids(Context before, object request_id, object turn, object inside):
+    cdef Bound bound = bound_to(before, with_ids(before, request_id, turn), inside)
     bound.token = PyContextVar_Set(CURRENT, bound.context)
     return bound
 
 
-cdef Bound bind_on(Context before, dict changes):
-    cdef Bound bound = bound_to(before, derived(before, changes))
+cdef Bound bind_inside(Context before, object inside):
+    cdef Bound bound = Bound.__new__(Bound)
+    cdef Context context = with_ids(before, None, None)
+    context.bound_in, context.inside = before.bound_in, inside
+    context.base = before if before.base is None else before.base
+    bound.context, bound.token = context, PyContextVar_Set(CURRENT, context)
+    return bound
+
+
+cdef Bound bind_on(Context before, dict changes, object inside):
+    cdef Bound bound = bound_to(before, derived(before, changes), inside)
     if changes.get("step") is not None:
         bound.opened = bound.context.scope
         if bound.opened is not None:
@@ -158,7 +169,7 @@ def derive(Context before not None, changes):
 
 def push(changes):
     """Bind `changes` on top of what is bound; see recording/context.py."""
-    return bind_on(current_context(), changes if type(changes) is dict else dict(changes))
+    return bind_on(current_context(), changes if type(changes) is dict else dict(changes), None)
 
 
 def connect(*, current, identifier, integer, place, opening, closing, Py_ssize_t longest_id):

@@ -10,7 +10,8 @@ cdef enum:
 cdef enum Kind:
     IS_ABSENT  # there is no such field
     IS_OBJECT  # a reduced value
-    IS_ROWS  # a list of Fields: a dict each
+    IS_FIELDS  # Fields: a dict
+    IS_SEVERAL  # Several: a list
     IS_INTEGER
     IS_FLOAT
     IS_NANOSECONDS  # of a duration, which a record has in seconds
@@ -39,18 +40,29 @@ cdef class Fields:
     cdef Value *values  # as many as there are names
     cdef Value[FEW] first
 
+@cython.no_gc
+cdef class Several:
+    cdef Py_ssize_t count
+    cdef Value *values
+
 cdef Names names_of(names)
 cdef Fields new_fields(Names names)
+cdef Several new_several(Py_ssize_t count)
+cdef Several several_of(list reduced)
+cdef int put_object(Value *value, object reduced) except -1
 cdef object value_of(Value *value)
 cdef dict dict_of(Fields fields)
 cdef Fields both(Names names, Fields first, Fields second)  # of `names` that are those of one and the other
+
+cdef inline bint is_object(Value *value) noexcept:
+    return value.kind == IS_OBJECT or value.kind == IS_FIELDS or value.kind == IS_SEVERAL
 
 cdef inline void hold(Value *value, Kind kind, object held) noexcept:
     Py_INCREF(held)
     value.held.object, value.kind = <PyObject *>held, kind
 
 cdef inline void copy_value(Value *to, Value *value) noexcept:
-    if value.kind == IS_OBJECT or value.kind == IS_ROWS:
+    if is_object(value):
         Py_INCREF(<object>value.held.object)
     to[0] = value[0]
 

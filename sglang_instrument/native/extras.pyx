@@ -7,6 +7,7 @@ a dict, made then; the encoder reads this.
 """
 
 cimport cython
+from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF
@@ -37,14 +38,66 @@ cdef class Fields:
         self.values = self.first
 
     def __dealloc__(self):
-        cdef Py_ssize_t at
-        if self.names is None:
-            return
-        for at in range(self.names.count):
-            if self.values[at].kind == IS_OBJECT or self.values[at].kind == IS_ROWS:
-                Py_XDECREF(self.values[at].held.object)
+        if self.names is not None:
+            let_go(self.values, self.names.count)
         if self.values != self.first:
             PyMem_Free(self.values)
+
+
+@cython.final
+@cython.no_gc
+cdef class Several:
+    """Values of a list."""
+
+    def __dealloc__(self):
+        if self.values != NULL:
+            let_go(self.values, self.count)
+            PyMem_Free(self.values)
+
+
+cdef int let_go(Value *values, Py_ssize_t count) except -1:
+    cdef Py_ssize_t at
+    for at in range(count):
+        if is_object(&values[at]):
+            Py_XDECREF(values[at].held.object)
+    return 0
+
+
+cdef Several new_several(Py_ssize_t count):
+    cdef Several made = Several.__new__(Several)
+    cdef Py_ssize_t at
+    made.values = <Value *>PyMem_Malloc(max(1, count) * sizeof(Value))
+    if made.values == NULL:
+        raise MemoryError
+    for at in range(count):
+        made.values[at].kind = IS_ABSENT
+    made.count = count
+    return made
+
+
+cdef Several several_of(list reduced):
+    cdef Several made = new_several(len(reduced))
+    cdef Py_ssize_t at
+    for at in range(made.count):
+        put_object(&made.values[at], reduced[at])
+    return made
+
+
+cdef int put_object(Value *value, object reduced) except -1:
+    """Put a number as such, anything else as the object that it is."""
+    cdef long long number
+    cdef int overflow = 0
+    kind = type(reduced)
+    if kind is int:
+        number = PyLong_AsLongLongAndOverflow(reduced, &overflow)
+        if overflow == 0:
+            value.kind, value.held.integer = IS_INTEGER, number
+            return 0
+    elif kind is float:
+        value.kind, value.held.number = IS_FLOAT, <double>reduced
+        return 0
+    hold(value, IS_OBJECT, reduced)
+    return 0
 
 
 cdef Names names_of(names):
@@ -91,7 +144,14 @@ cdef object value_of(Value *value):
         return value.held.number
     if value.kind == IS_NANOSECONDS:
         return value.held.integer / 1e9
-    return [dict_of(<Fields?>row) for row in <list>value.held.object]
+    if value.kind == IS_FIELDS:
+        return dict_of(<Fields>value.held.object)
+    return list_of(<Several>value.held.object)
+
+
+cdef list list_of(Several several):
+    cdef Py_ssize_t at
+    return [value_of(&several.values[at]) for at in range(several.count)]
 
 
 cdef dict dict_of(Fields fields):

@@ -9,9 +9,8 @@ cdef class Inside:
     cdef list records  # spans of all wanted events, in the order in which they ended
     cdef int end(self) except -1
 
-cdef object collect(Inside inside, frozenset wanted, bint root)  # gives how to stop
-cdef int stop(object token) except -1
-cdef int report(Span span) except -1
+cdef Inside collect(frozenset wanted, bint root)
+cdef int report(Span span, Inside own) except -1
 
 cdef class Reader:
     cdef tuple fields

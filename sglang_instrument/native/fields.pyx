@@ -7,7 +7,6 @@ more than a whole reader; a value's own error ends the alternative that met it, 
 """
 
 cimport cython
-from cpython.contextvars cimport PyContextVar_Get, PyContextVar_Reset, PyContextVar_Set
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject, PyObject_GetItem
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
@@ -18,23 +17,29 @@ from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, u
 
 import sys
 
-from sglang_instrument.native.context cimport Context
+from sglang_instrument.native.context cimport Context, current_context
 from sglang_instrument.native.extras cimport (
     IS_ABSENT,
     IS_FLOAT,
     IS_INTEGER,
     IS_NANOSECONDS,
     IS_OBJECT,
-    IS_ROWS,
+    IS_FIELDS,
+    IS_SEVERAL,
     Fields,
     Names,
+    Several,
     Value,
     copy_value,
     dict_of,
     hold,
+    is_object,
     names_of,
     new_fields,
+    new_several,
     place_of,
+    put_object,
+    several_of,
     value_of,
 )
 from sglang_instrument.native.spans cimport Span
@@ -84,17 +89,16 @@ cdef object pure_percent = None
 cdef object pure_pick = None
 cdef object measure_named = None
 cdef object bound_to = None
-cdef object collecting = None  # the context variable of the innermost open region that reads `inside`
 
 
-def learn(measures, bound, innermost):
-    """Take the module `measures`, `bound(name)`, and the context variable of the innermost `Inside`."""
+def learn(measures, bound):
+    """Take the module `measures`, and `bound(name)`."""
     global UNBOUND, pure_key, pure_elements, pure_truth, pure_size, pure_total, pure_numbers_of, pure_percent
-    global pure_pick, measure_named, bound_to, collecting
+    global pure_pick, measure_named, bound_to
     UNBOUND, pure_key, pure_elements, pure_truth = measures.UNBOUND, measures.key, measures.elements, measures.truth
     pure_size, pure_total, pure_numbers_of = measures.size, measures.total, measures._numbers
     pure_percent, pure_pick, measure_named = measures.percent, measures.pick, measures.measure_named
-    bound_to, collecting = bound, innermost
+    bound_to = bound
 
 
 # ---- what finished within
@@ -121,33 +125,23 @@ cdef class Inside:
         return iter(())  # it is asked by event alone
 
 
-cdef Inside innermost():
-    cdef PyObject *found = NULL
-    PyContextVar_Get(collecting, NULL, &found)  # it has a default
-    inside = <object>found
-    Py_XDECREF(found)
-    return inside  # of another type is none: an assignment checks, and lets None pass
+cdef inline Inside innermost(Inside but):
+    """Return the innermost open region's around the code that runs; not `but`, which is about to end."""
+    cdef Inside inside = current_context().inside
+    return inside if inside is not but or but is None else but.around
 
 
-cdef object collect(Inside inside, frozenset wanted, bint root):
-    """Begin to keep the `wanted` events; a `root` reports to nobody around it. Return how to stop."""
+cdef Inside collect(frozenset wanted, bint root):
+    """Begin to keep the `wanted` events; a `root` reports to nobody around it."""
+    cdef Inside inside = Inside.__new__(Inside)
     inside.wanted = wanted
-    inside.around = None if root else innermost()
-    return PyContextVar_Set(collecting, inside)
+    inside.around = None if root else innermost(None)
+    return inside
 
 
-cdef int stop(object token) except -1:
-    """End what `collect` began."""
-    try:
-        PyContextVar_Reset(collecting, token)
-    except ValueError:  # the region was entered in another task: there is nothing to undo in this one
-        pass
-    return 0
-
-
-cdef int report(Span span) except -1:
+cdef int report(Span span, Inside own) except -1:
     """Give a finished region to all open regions around it that read its event."""
-    cdef Inside around = innermost()
+    cdef Inside around = innermost(own)
     while around is not None:
         if span.event in around.wanted:
             if around.records is None:
@@ -162,9 +156,9 @@ cdef list seen_by(Inside inside):
     return NONE_FINISHED if inside is None or inside.records is None else inside.records
 
 
-cdef list seen_before(object event):
-    """Return what finished so far within the innermost open region that reads this event."""
-    cdef Inside around = innermost()
+cdef list seen_before(object event, Inside own):
+    """Return what finished so far within the innermost open region that reads this event, but `own`."""
+    cdef Inside around = innermost(own)
     while around is not None:
         if event in around.wanted:
             return seen_by(around)
@@ -174,7 +168,7 @@ cdef list seen_before(object event):
 
 def before(event):
     """Return the records of what finished so far within the innermost open region that reads this event."""
-    return as_dicts(seen_before(event), event)
+    return as_dicts(seen_before(event, None), event)
 
 
 cdef list as_dicts(list spans, object event):
@@ -228,7 +222,7 @@ cdef object field_of(Span span, object name):
     if not find_field(span, name, &found):
         return MISSING
     value = value_of(&found)
-    if found.kind == IS_OBJECT or found.kind == IS_ROWS:
+    if is_object(&found):
         Py_XDECREF(found.held.object)
     return value
 
@@ -374,7 +368,10 @@ cdef class Node:
         kind = type(value)
         if not (kept or kind is int or kind is float or kind is bool or value is None):
             value = reduced(value)
-        hold(to, IS_OBJECT, value)
+        if type(value) is list:
+            hold(to, IS_SEVERAL, several_of(value))
+        else:
+            put_object(to, value)
         return True
 
 
@@ -465,7 +462,8 @@ cdef class Records(Node):
 
     cdef list spans(self, Reading *reading):
         """Return spans, among them those of the event, of a run of ours."""
-        return seen_before(self.event) if self.before else seen_by(<Inside><object>reading.inside)
+        inside = <Inside><object>reading.inside
+        return seen_before(self.event, inside) if self.before else seen_by(inside)
 
 
 cdef class Happened(Node):
@@ -492,18 +490,26 @@ cdef class PickOfEach(Node):
     cdef tuple old
 
     cdef object find(self, Reading *reading):
+        cdef Several rows
+        cdef Py_ssize_t at
         if is_given(reading):
             return [pure_pick(record, self.names) for record in self.of.find(reading)]
-        return [dict_of(<Fields>row) for row in self.rows(reading)]
+        rows = self.rows(reading)
+        return [dict_of(<Fields>rows.values[at].held.object) for at in range(rows.count)]
 
     cdef bint fill(self, Reading *reading, bint kept, Value *to) except -1:
         if is_given(reading) or not kept:
             return Node.fill(self, reading, kept, to)
-        hold(to, IS_ROWS, self.rows(reading))
+        hold(to, IS_SEVERAL, self.rows(reading))
         return True
 
-    cdef list rows(self, Reading *reading):
-        return [self.picked(<Span>one) for one in self.of.spans(reading) if is_of(<Span>one, self.of.event)]
+    cdef Several rows(self, Reading *reading):
+        cdef list spans = [one for one in self.of.spans(reading) if is_of(<Span>one, self.of.event)]
+        cdef Several made = new_several(len(spans))
+        cdef Py_ssize_t at
+        for at in range(made.count):
+            hold(&made.values[at], IS_FIELDS, self.picked(<Span>spans[at]))
+        return made
 
     cdef Fields picked(self, Span span):
         cdef Fields found = new_fields(self.new)

@@ -49,34 +49,43 @@ cdef int put_read_fields(Text *text, Fields fields, bint is_first, int depth) ex
             make_room(text, SMALL + end - begin)
             put(text, keys + begin + is_first, end - begin - is_first)
             is_first = False
-            if value.kind == IS_OBJECT:
-                if put_value(text, <object>value.held.object, depth) == CANNOT:
-                    return CANNOT
-            elif value.kind == IS_INTEGER:
-                put_integer(text, value.held.integer)
-            elif value.kind == IS_NANOSECONDS:
-                put_seconds(text, value.held.integer)
-            elif value.kind == IS_FLOAT:
-                put_any_float(text, value.held.number)
-            elif put_rows(text, <list>value.held.object, depth + 1) == CANNOT:
+            if put_read_value(text, value, depth) == CANNOT:
                 return CANNOT
         begin = end
     return DONE
 
 
-cdef int put_rows(Text *text, list rows, int depth) except -1:
-    """Put a list of fields, a dict each."""
-    cdef Py_ssize_t begin = text.size
-    put(text, "[", 1)
-    for row in rows:
-        make_room(text, SMALL)
-        if text.size > begin + 1:
-            put(text, ",", 1)
+cdef int put_read_value(Text *text, Value *value, int depth) except -1:
+    """Put a value that is there; there is room for one that is short."""
+    if value.kind == IS_OBJECT:
+        return put_value(text, <object>value.held.object, depth)
+    if value.kind == IS_INTEGER:
+        put_integer(text, value.held.integer)
+    elif value.kind == IS_NANOSECONDS:
+        put_seconds(text, value.held.integer)
+    elif value.kind == IS_FLOAT:
+        put_any_float(text, value.held.number)
+    elif value.kind == IS_SEVERAL:
+        return put_several(text, <Several>value.held.object, depth + 1)
+    else:
         put(text, "{", 1)
-        if put_read_fields(text, <Fields>row, True, depth) == CANNOT or text.size - begin > LONGEST_LINE:
+        if put_read_fields(text, <Fields>value.held.object, True, depth + 1) == CANNOT:
             return CANNOT
         make_room(text, SMALL)
         put(text, "}", 1)
+    return DONE
+
+
+cdef int put_several(Text *text, Several several, int depth) except -1:
+    """Put a list; return CANNOT where it is longer than a line may be."""
+    cdef Py_ssize_t at, begin = text.size
+    put(text, "[", 1)
+    for at in range(several.count):
+        make_room(text, SMALL)
+        if at:
+            put(text, ",", 1)
+        if put_read_value(text, &several.values[at], depth) == CANNOT or text.size - begin > LONGEST_LINE:
+            return CANNOT
     make_room(text, 1)
     put(text, "]", 1)
     return DONE

@@ -23,8 +23,10 @@ from sglang_instrument.native.extras cimport (
     IS_INTEGER,
     IS_NANOSECONDS,
     IS_OBJECT,
+    IS_SEVERAL,
     Fields,
     Names,
+    Several,
     Value,
 )
 from sglang_instrument.native.spans cimport NOT_COUNTED, Span, Task, now_ns

@@ -6,9 +6,9 @@ cimport cython
 
 import sys
 
-from sglang_instrument.native.context cimport Bound, Context, bind_ids, bind_on, current_context
+from sglang_instrument.native.context cimport Bound, Context, bind_ids, bind_inside, bind_on, current_context
 from sglang_instrument.native.extras cimport IS_ABSENT, Fields, Names, both, dict_of, names_of, place_of, value_of
-from sglang_instrument.native.fields cimport Inside, Reader, collect, report, stop
+from sglang_instrument.native.fields cimport Inside, Reader, collect, report
 from sglang_instrument.native.spans cimport (
     NOT_COUNTED,
     Span,
@@ -79,7 +79,7 @@ cdef class Does:
         self.wants_inside = frozenset(map(sys.intern, plan.wants_inside))
         self.wants_item = plan.wants_item
         self.is_span, self.is_entry = plan.emit == "span", plan.emit == "enter"
-        self.collects = bool(plan.wants_inside) or plan.root
+        self.collects = (bool(plan.wants_inside) or plan.root) and plan.emit != "enter"
         self.binds = bool(plan.bind or plan.steps or plan.root or plan.new_request)
         if plan.bind is not None and not plan.steps and not plan.new_request:
             self.request_id = place_of(self.bind.names, REQUEST_ID)
@@ -156,7 +156,7 @@ cdef class ReportingSpan(RegionSpan):
     cdef int finish(self, object error, object value) except -1:
         RegionSpan.finish(self, error, value)
         try:
-            report(self)
+            report(self, None)
         except Exception as failure:
             swallowed(f"the probe of {self.event}", failure)
         return 0
@@ -167,7 +167,6 @@ cdef class FullSpan(RegionSpan):
     """One run of a region that binds, collects, reports, is watched, synchronises the GPU or is a point."""
 
     cdef Bound bound
-    cdef object collecting
 
     cdef int enter(self) except -1:
         if self.does.synced:
@@ -190,8 +189,6 @@ cdef class FullSpan(RegionSpan):
         try:
             if self.waited_ns != NOT_COUNTED:
                 leave_task(self)
-            if self.collecting is not None:
-                stop(self.collecting)
             if does.exit is not None:
                 self.read(failed)
             if does.generator:
@@ -199,7 +196,7 @@ cdef class FullSpan(RegionSpan):
             if does.is_span:
                 give(self)
                 if does.reports:
-                    report(self)
+                    report(self, self.inside)
             elif not failed:  # a point says that something happened
                 self.point()
         except Exception as failure:
@@ -221,7 +218,7 @@ cdef class FullSpan(RegionSpan):
         self.values = self.value = None
         if self.inside is not None:
             self.inside.end()
-            self.inside = self.collecting = None
+            self.inside = None
         if bound is not None:  # after the record is kept: this may end the step that it belongs to
             self.bound = None
             bound.undo()
@@ -370,13 +367,19 @@ cdef class Opener:
         return made
 
     cdef int begin(self, RegionSpan run, object extra) except -1:
+        cdef Context context
         run.does = self.does
-        return run.begin(self.does.event, extra, self.does, self.does.phase, self.waited_ns)
+        run.begin(self.does.event, extra, self.does, self.does.phase, self.waited_ns)
+        context = <Context>run.context
+        if context.base is not None:  # what the records of one context share is made once
+            run.context = context.base
+        return 0
 
     cdef object full(self, tuple values):
         """Begin a run of any region."""
         cdef Does does = self.does
         cdef Bound bound = None
+        cdef Inside inside = None
         cdef FullSpan run
         try:
             if does.when is not None and not holds(entry(does.when, values)):
@@ -385,18 +388,19 @@ cdef class Opener:
                 name_process(**dict_of(entry(does.process, values)))
             if does.leader is not None and not holds(entry(does.leader, values)):
                 return SKIPPED
+            if does.collects:
+                inside = collect(does.wants_inside, does.root)
             if does.binds:
-                bound = bind(does, values)
-            extra = None if does.enter is None else entry(does.enter, values)
+                bound = bind(does, values, inside)
+            elif inside is not None:
+                bound = bind_inside(current_context(), inside)
+            extra = None if does.enter is None else does.enter.read(None, None, inside, -1, values)
             if does.is_entry:
                 record_entry(does, extra)
                 return SKIPPED
             run = GeneratorSpan.__new__(GeneratorSpan) if does.generator else FullSpan.__new__(FullSpan)
             self.begin(run, extra)
-            run.bound = bound
-            if does.collects:
-                run.inside = Inside.__new__(Inside)
-                run.collecting = collect(run.inside, does.wants_inside, does.root)
+            run.bound, run.inside = bound, inside
             return run
         except Exception as failure:
             if bound is not None:
@@ -415,20 +419,20 @@ cdef int record_entry(Does does, object extra) except -1:
     return record_point(point)
 
 
-cdef Bound bind(Does does, tuple values):
+cdef Bound bind(Does does, tuple values, Inside inside):
     """Bind what the table says; a root begins from nothing."""
     cdef Context before = NOTHING_BOUND if does.root else current_context()
     cdef dict changes
     cdef Fields ids
     if does.binds_ids_alone:
         ids = entry(does.bind, values)
-        return bind_ids(before, value_at(ids, does.request_id), value_at(ids, does.turn))
+        return bind_ids(before, value_at(ids, does.request_id), value_at(ids, does.turn), inside)
     changes = {} if does.bind is None else dict_of(entry(does.bind, values))
     if does.steps is not None:
         changes = does.steps.name_step(changes)
     if does.new_request and changes.get("request_id") is None:
         changes = {**changes, "request_id": new_request_id()}
-    return bind_on(before, changes)
+    return bind_on(before, changes, inside)
 
 
 cdef inline object value_at(Fields fields, Py_ssize_t place):

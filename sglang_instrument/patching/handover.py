@@ -70,6 +70,8 @@ class Handing:
         else:
             opened = self._open(names, self.sure_at_start)
             guard = []
+        if self.probe.is_moment and self.local is None:
+            return [located(ast.Expr(opened), self.at), *body]
         stored = ast.Name(self.local, ast.Store()) if self.local is not None else None
         self.node = ast.With(items=[ast.withitem(opened, stored)], body=body)
         return [located(statement, self.at) for statement in (*guard, self.node)]

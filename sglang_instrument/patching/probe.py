@@ -56,6 +56,7 @@ class Probe(Opener):
     leave_locals: tuple[str, ...] = ()
     wants_result: bool = False
     wants_items: bool = False
+    is_moment: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = _counted if self.counts else make_probe
@@ -108,6 +109,7 @@ def _dressed(probe: Probe, region: Region, plan: Plan) -> Probe:
     probe.enter_locals, probe.leave_locals = plan.enter_locals, plan.exit_locals
     probe.exit_locals = () if plan.generator else plan.exit_locals
     probe.wants_result, probe.wants_items = plan.wants_result, plan.generator
+    probe.is_moment = plan.emit == "enter"
     return probe
 
 

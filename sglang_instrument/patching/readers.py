@@ -328,7 +328,7 @@ def _call(name: str, *arguments: ast.expr) -> ast.expr:
 if native.ON:
     from sglang_instrument.native import fields as compiled
 
-    compiled.learn(measures, _bound, inside.collecting)
+    compiled.learn(measures, _bound)
 
     def build(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader:
         """Build what reads `expressions`, as the generated function does."""
