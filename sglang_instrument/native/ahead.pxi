@@ -20,21 +20,32 @@ cdef enum:
 cdef inline int look_ahead(list spans, Py_ssize_t at) except -1:
     """Fetch what the spans after `at` consist of: each stage finds the addresses that the one before fetched."""
     cdef Py_ssize_t size = PyList_GET_SIZE(spans)
-    cdef const char *address
+    cdef Span span
     if at + FAR < size:
-        address = <const char *>PyList_GET_ITEM(spans, at + FAR)
-        fetch(address)
-        fetch(address + 64)
-        fetch(address + 128)
+        fetch_lines(<const char *>PyList_GET_ITEM(spans, at + FAR), 3)
     if at + NEAR < size and isinstance(spans[at + NEAR], Span):
-        address = <const char *><PyObject *>(<Span>spans[at + NEAR]).fields
-        fetch(address - 16)  # the collector's part of a dict
-        fetch(address + 48)
+        span = <Span>spans[at + NEAR]
+        fetch_lines(<const char *><PyObject *>span.fields - 16, 2)  # a dict has something of the collector's before it
+        fetch_lines(<const char *><PyObject *>span.context, 2)
+        fetch_lines(<const char *><PyObject *>span.task, 1)
     if at + NEARER < size and isinstance(spans[at + NEARER], Span):
-        fetch_block((<Span>spans[at + NEARER]).fields)
+        span = <Span>spans[at + NEARER]
+        fetch_block(span.fields)
+        if type(span.context) is Context:
+            fetch_lines(<const char *><PyObject *>(<Context>span.context).part, 2)
     if at + NEXT < size and isinstance(spans[at + NEXT], Span):
-        fetch_values((<Span>spans[at + NEXT]).fields)
+        span = <Span>spans[at + NEXT]
+        fetch_values(span.fields)
+        if type(span.context) is Context and type((<Context>span.context).part) is Part:
+            fetch_lines((<Part>(<Context>span.context).part).text.data, 2)
     return 0
+
+
+cdef inline void fetch_lines(const char *address, int lines) noexcept nogil:
+    """Fetch so many lines of the processor's cache, or one more if they begin within one."""
+    cdef int at
+    for at in range(lines):
+        fetch(address + 64 * at)
 
 
 cdef inline void fetch_block(object fields) noexcept:
@@ -46,9 +57,7 @@ cdef inline void fetch_block(object fields) noexcept:
         address = keys_of(<PyObject *>fields)
     else:
         return
-    fetch(address)
-    fetch(address + 64)
-    fetch(address + 128)
+    fetch_lines(address, 3)
 
 
 cdef inline void fetch_values(object fields) noexcept:

@@ -59,9 +59,9 @@ cdef enum:
     NS_OF_A_BYTE = 4  # a chunk of what the pure Python has to say takes a millisecond
     SMALL = 128  # bytes: room for a key and a number
 
+include "append.pxi"
 include "memory.pxi"
 include "json.pxi"
-include "ahead.pxi"
 
 
 @cython.final
@@ -84,6 +84,9 @@ cdef class Part:
 
     def __dealloc__(self):
         let_go(&self.text)
+
+
+include "ahead.pxi"
 
 
 @cython.final

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import orjson
 
-from sglang_instrument import schema
+from sglang_instrument import native, schema
 from sglang_instrument.recording.claims import Claims
 from sglang_instrument.recording.clock import HOST, Clock
 from sglang_instrument.recording.context import Scope, count_dropped, forget_scope, scopes
@@ -38,22 +38,38 @@ class _File:
         size = os.fstat(descriptor).st_size
         self.torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
 
-    def append(self, lines: Lines) -> None:
-        """Write all of `lines`, on a line of their own."""
+    def append(self, lines: Lines) -> bool:
+        """Write all of `lines`, on a line of their own; return False if nobody would find them here."""
         self.done = 0
         if self.torn:
             os.write(self.descriptor, b"\n")
             self.torn = False
         while self.done < len(lines):
-            self.done += os.write(self.descriptor, memoryview(lines)[self.done :])
+            written = write_unless_gone(self.descriptor, lines, self.done)
+            if written < 0:
+                return False
+            self.done += written
+        return True
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether nobody will find what is written here: the file was deleted, or its handle is stale."""
-        try:
-            return os.fstat(self.descriptor).st_nlink == 0
-        except OSError:
-            return True
+
+def write_unless_gone(descriptor: int, lines: Lines, begin: int) -> int:
+    """Write lines to a file, from a byte of them on, as far as it takes them.
+
+    Returns:
+        How many bytes were written; -1 if nothing was, for the file was deleted or its handle is stale.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    try:
+        if os.fstat(descriptor).st_nlink == 0:
+            return -1
+    except OSError:
+        return -1
+    return os.write(descriptor, memoryview(lines)[begin:])
+
+
+native.take_over(globals(), "lines", "write_unless_gone")
 
 
 class Files:
@@ -90,7 +106,8 @@ class Files:
     def write(self, scope: Scope, lines: Lines, records: int) -> None:
         """Append whole lines to the file of `scope`; count them as lost if that is impossible."""
         try:
-            self._file(scope).append(lines)
+            if not self._file(scope).append(lines):
+                self._begin_anew(scope, lines)
         except Exception as error:  # an OSError as a rule; nothing is lost without being counted
             self._lose(scope, lines, records, error)
         else:
@@ -164,15 +181,19 @@ class Files:
     def _file(self, scope: Scope) -> _File:
         file = self._open.get(scope)
         if file is not None:
-            if not file.is_gone:
-                self._open.move_to_end(scope)
-                return file
-            notice("deleted", f"{file.path} was deleted while it was written; a new one is begun")
-            self._close(scope)
+            self._open.move_to_end(scope)
+            return file
         while len(self._open) >= _MOST_OPEN:
             self._close(next(iter(self._open)))
         file = self._open[scope] = self._begin(scope)
         return file
+
+    def _begin_anew(self, scope: Scope, lines: Lines) -> None:
+        """Append lines to a new file in the place of one that was deleted."""
+        notice("deleted", f"{self._open[scope].path} was deleted while it was written; a new one is begun")
+        self._close(scope)
+        if not self._file(scope).append(lines):
+            raise FileNotFoundError("it was deleted again")
 
     def _begin(self, scope: Scope) -> _File:
         """Open the file of `scope` and write its `log_opened`."""
