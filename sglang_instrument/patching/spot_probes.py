@@ -81,7 +81,10 @@ class _Called:
 
     def __del__(self) -> None:
         if self._coroutine is not None:
-            self._coroutine.close()
+            try:
+                self._coroutine.close()
+            except Exception:  # one of a kind of the trainer's own; it had not begun, so nothing is left open
+                pass
 
 
 @counts_awaits
