@@ -60,6 +60,14 @@ def drive(folder, mode, python, **more):
     return Outcome(folder, json.loads((folder / "outcome.json").read_text()), done.stdout)
 
 
+def train(folder, mode, python):
+    """Run `train.py` to its end."""
+    switch = {"SGLANG_INSTRUMENT": "1", "SGLANG_INSTRUMENT_LOG_DIR": str(folder), "EXPERIMENT_NAME": "run"}
+    platform = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_cpu", "VERL_ENGINE_DEVICE": "cuda"}
+    done = start(folder, "train.py", mode, python, **switch, **platform)
+    return Outcome(folder, {}, done.stdout)
+
+
 def start(folder, script, mode, python, **more):
     """Run one of the scripts here to its end."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
@@ -101,15 +109,18 @@ def plain(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def outcome(tmp_path_factory):
-    """Server mode, reached by install() in the driver."""
-    return drive(tmp_path_factory.mktemp("install"), "install", interpreter())
+    """Server mode with two servers behind verl's load balancer, reached by install() in the driver."""
+    return drive(tmp_path_factory.mktemp("install"), "install", interpreter(), SERVERS="2")
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
     """A training of two steps by verl's own trainer, reached by the entry points of verl and SGLang alone."""
     folder = tmp_path_factory.mktemp("trained")
-    switch = {"SGLANG_INSTRUMENT": "1", "SGLANG_INSTRUMENT_LOG_DIR": str(folder), "EXPERIMENT_NAME": "run"}
-    platform = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_cpu", "VERL_ENGINE_DEVICE": "cuda"}
-    done = start(folder, "train.py", "sync", without_hook(folder), **switch, **platform)
-    return Outcome(folder, {}, done.stdout)
+    return train(folder, "sync", without_hook(folder))
+
+
+@pytest.fixture(scope="session")
+def separated(tmp_path_factory):
+    """A training whose rollouts run ahead on a server of their own, reached by the switch and the hook."""
+    return train(tmp_path_factory.mktemp("separated"), "separate_async", interpreter())

@@ -2,8 +2,8 @@
 
 drive.py MODEL FOLDER MODE
 
-MODE "install" calls install() in this driver; any other leaves it to the environment. FOLDER gets
-`outcome.json`, which the tests read.
+MODE "install" calls install() in this driver; any other leaves it to the environment, where SERVERS
+says how many there shall be. FOLDER gets `outcome.json`, which the tests read.
 """
 
 import json
@@ -17,6 +17,7 @@ import numpy
 HERE = Path(__file__).parent
 QUESTIONS = [("Add 2 and 3.", "5"), ("Add 4 and 4.", "8"), ("Say 9.", "9"), ("Say 9.", "9")]
 WORKERS = 2
+SERVERS = int(os.environ.get("SERVERS", "1"))
 #: In this order: what is released has to be resumed before anything is generated.
 CONTROLS = (
     *("sleep", "wake_up", "release_kv_cache", "resume_kv_cache"),
@@ -80,6 +81,7 @@ def start_servers(config):
     from verl.experimental.reward_loop import RewardLoopManager
     from verl.workers.rollout.llm_server import LLMServerManager
 
+    config.actor_rollout_ref.rollout.n_gpus_per_node = SERVERS  # each has one
     rewards = RewardLoopManager(config=config, rm_resource_pool=None)
     servers = LLMServerManager.create(config=config, worker_group=None, rollout_resource_pool=None)
     loops = AgentLoopManager.create(
@@ -169,7 +171,7 @@ def main(model, folder, mode):
     ray.init(
         address="local",
         num_cpus=8,
-        num_gpus=1,  # to Ray a counted resource
+        num_gpus=SERVERS,  # to Ray a counted resource
         include_dashboard=False,
         _temp_dir=os.environ["RAY_TMPDIR"],
         runtime_env={"env_vars": {name: os.environ[name] for name in handed if name in os.environ}},

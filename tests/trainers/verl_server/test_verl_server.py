@@ -46,6 +46,26 @@ def of_step(outcome, step):
     return [r for worker in (0, 1) for r in outcome.logs[f"{step}/worker_{worker}.jsonl"]]
 
 
+def served_by(outcome):
+    """Return the number of the server that answered a call, and its record, by the call's `rid`."""
+    served = {}
+    for server in (0, 1):
+        for record in named(outcome.logs[f"engine/server_{server}.jsonl"], "server_generate"):
+            assert record["extra"]["rid"] not in served
+            served[record["extra"]["rid"]] = server, record
+    return served
+
+
+def scheduled_by(outcome, server):
+    """Return the `rid` of each call that came to the scheduler of a server."""
+    records = outcome.logs[f"engine/scheduler_{server}_tp0.jsonl"]
+    return {record["extra"]["rid"] for record in named(records, "scheduler_receive")}
+
+
+def turn_of(record):
+    return record["extra"]["request_id"], record["extra"]["turn"]
+
+
 def end_us(record):
     return record["start_us"] + record.get("duration_sec", 0) * 1e6
 
@@ -57,11 +77,13 @@ def test_the_results_are_those_of_a_run_without_us(outcome, plain):
 
 def test_actors_look_as_they_do_without_us(outcome, plain):
     look = ("class", "coroutines", "signatures")
-    assert [{key: one[key] for key in look} for one in outcome.driver["processes"]] == [
-        {key: one[key] for key in look} for one in plain.driver["processes"]
-    ]
-    assert [one["installed"] for one in plain.driver["processes"]] == [False] * 3
-    assert [one["installed"] for one in outcome.driver["processes"]] == [True] * 3
+    ours, theirs = outcome.driver["processes"], plain.driver["processes"]
+    of_theirs = {one["class"]: one for one in theirs}
+    assert {one["class"] for one in ours} == of_theirs.keys()
+    for one in ours:
+        assert [one[key] for key in look] == [of_theirs[one["class"]][key] for key in look]
+    assert [one["installed"] for one in theirs] == [False] * 3
+    assert [one["installed"] for one in ours] == [True] * 4
     assert not (plain.folder / "run").exists()
 
 
@@ -69,7 +91,8 @@ def test_every_process_of_the_rollout_joins_one_run(outcome):
     processes = outcome.processes
     assert len({process["run_id"] for process in processes}) == 1
     assert {(process["role"], process["rank"]) for process in processes if process["role"]} >= {
-        *(("worker", 0), ("worker", 1), ("server", 0), ("scheduler", 0), ("reward", 0), ("trainer", 0)),
+        *(("worker", 0), ("worker", 1), ("server", 0), ("server", 1), ("scheduler", 0), ("scheduler", 1)),
+        *(("reward", 0), ("trainer", 0)),
     }
     assert outcome.printed.count("sglang_instrument 0.") == 1  # the driver's line, and nobody else's
 
@@ -141,22 +164,34 @@ def test_the_parts_of_a_request_lie_within_it(outcome):
 
 
 def test_a_turn_is_found_in_its_server_and_scheduler_by_rid(outcome):
-    in_scheduler = outcome.logs["engine/scheduler_0_tp0.jsonl"]
-    scheduled = {record["extra"].get("rid") for record in in_scheduler if "extra" in record}
-    served = {r["extra"]["rid"]: r for r in named(outcome.logs["engine/server_0.jsonl"], "server_generate")}
+    served = served_by(outcome)
     for step in STEPS:
         for call in named(of_step(outcome, step), "engine_async_generate_actual"):
-            reply = served[call["extra"]["rid"]]
+            server, reply = served[call["extra"]["rid"]]
             assert reply["extra"]["completion_tokens"] == call["extra"]["generated_tokens"]
             assert call["start_us"] - 1e5 <= reply["start_us"] <= end_us(call) + 1e5  # two processes' clocks
-            assert call["extra"]["rid"] in scheduled
+            assert call["extra"]["rid"] in scheduled_by(outcome, server)
+
+
+def test_what_a_turn_waited_for_is_the_server_that_answers_it(outcome):
+    served, numbers = served_by(outcome), {}
+    for step in STEPS:
+        records = of_step(outcome, step)
+        turns = {
+            turn_of(call): call["extra"]["rid"] for call in named(records, "engine_async_generate_actual")
+        }
+        for wait in named(records, "server_wait"):
+            server, _ = served[turns[turn_of(wait)]]
+            numbers.setdefault(wait["extra"]["server"], set()).add(server)
+    assert sorted(map(sorted, numbers.values())) == [[0], [1]]
 
 
 def test_rewards_and_the_start_of_the_engine_are_logged_where_they_happen(outcome):
     rewards = named(outcome.logs["engine/reward_0.jsonl"], "reward_score")
     assert len(rewards) >= 12
     assert {record["extra"]["reward"] for record in rewards} == {1.0}
-    assert len(named(outcome.logs["engine/server_0.jsonl"], "engine_start")) == 1
+    for server in (0, 1):
+        assert len(named(outcome.logs[f"engine/server_{server}.jsonl"], "engine_start")) == 1
 
 
 def test_what_a_trainer_does_with_its_servers_is_logged_there_in_order(outcome):
