@@ -1,6 +1,7 @@
 """One session of instrumentation: settings, recorder and patches, from start to stop."""
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import sys
@@ -185,20 +186,31 @@ def _schedule_for(config: Config) -> "Scheduled | None":
 
 
 def _coverage(table: Table, sites: Iterable[Site]) -> str:
-    """Return how many of a table's events will be seen; nothing if its package is not here.
-
-    A table of the user's own may be for a script, of which no package knows.
-    """
-    version, is_own = _version(table.package), table.name.endswith(".toml")
+    """Return how many of a table's events will be seen; nothing if what it is for is not here."""
     expected = [site for site in sites if site.expected]
-    is_here = (version is not None or is_own) and (table.trainer != "demo" or _DEMO in sys.modules)
-    if not (is_here and expected):
+    if not (expected and _is_here(table)):
         return ""
     events = {site.region.event for site in expected}
     lost = {site.region.event for site in expected if site.state not in ("found", "pending")}
     missing = f", {len(lost)} missing (status() names them)" if lost else ""
+    version = _version(table.package)
     of = f" ({table.package} {version})" if version is not None else ""
     return f"{table.name}{of}: {len(events - lost)} of {len(events)} events{missing}"
+
+
+def _is_here(table: Table) -> bool:
+    """Return whether what a table is for can be imported; sources on a path are no installed package."""
+    if table.trainer == "demo":
+        return _DEMO in sys.modules
+    return _version(table.package) is not None or any(map(_can_be_imported, _outside([table])))
+
+
+def _can_be_imported(package: str) -> bool:
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):  # somebody's finder, or a module that has no spec
+        return package in sys.modules
+    return spec is not None and spec.origin is not None  # else any folder of that name, such as a checkout's
 
 
 def _outside(tables: Iterable[Table]) -> set[str]:

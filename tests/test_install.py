@@ -63,12 +63,22 @@ def test_install_says_one_line_where_a_person_sees_it(install, capsys):
     assert line.endswith(f" -> {folder}")
 
 
-def test_install_names_a_table_of_ones_own_though_no_package_knows_its_module(install, tmp_path, capsys):
+def test_install_names_a_table_of_sources_on_a_path_of_which_no_installation_knows(
+    install, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/mine_on_a_path.py").write_text("def generate(): pass")
+    (tmp_path / "mine_on_a_path").mkdir()
     table = tmp_path / "mine.toml"
     table.write_text(
-        'trainer = "mine"\npackage = "mine"\nmodule = "nobody_imported_it"\n'
+        'trainer = "mine"\npackage = "mine"\nmodule = "mine_on_a_path"\n'
         '[[patch]]\ntarget = "generate"\nregion = [{ event = "total_step_duration" }]\n'
     )
+    monkeypatch.syspath_prepend(str(tmp_path))  # where only a folder has that name
+    install(patches=[str(tmp_path)])
+    assert str(table) not in capsys.readouterr().err  # what it is for is not here
+    sglang_instrument.uninstall()
+    monkeypatch.syspath_prepend(str(tmp_path / "src"))
     install(patches=[str(tmp_path)])
     assert f"{table}: 1 of 1 events" in capsys.readouterr().err
 
