@@ -133,6 +133,27 @@ def test_a_loop_has_its_heart_again_when_recording_is_off_and_on_though_its_task
     running.run_until_complete(goes_on())
 
 
+def test_a_forked_child_leaves_its_parents_loops_alone(run_script):
+    run_script("""
+        import asyncio, os, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on: threads and fork
+        import sglang_instrument as si
+        from sglang_instrument.recording import loop
+
+        async def main():
+            with si.span("tool_execution"):
+                await asyncio.sleep(0)
+            assert list(loop._loops)
+            child = os.fork()
+            if child == 0:
+                os._exit(1 if list(loop._loops) or loop._hearts else 0)
+            assert os.waitpid(child, 0)[1] == 0
+
+        si.install()
+        asyncio.run(main())
+        """)
+
+
 def test_no_heart_comes_back_to_a_loop_that_is_closed_or_after_recording_is_off(new_loop, install):
     closed, open_still = new_loop(), new_loop()
     with records(watch_loops=True):

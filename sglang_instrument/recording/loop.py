@@ -159,6 +159,12 @@ def forget_hearts() -> None:
     _hearts.clear()
 
 
+def forget_loops() -> None:
+    """Know no loop any more, as in a forked child: those of its parent share a wake-up with it."""
+    forget_hearts()
+    _loops.clear()
+
+
 def revive_hearts() -> None:
     """Give each loop that had a heart one again: its tasks are known, so that none of them is seen anew."""
     global _wanted

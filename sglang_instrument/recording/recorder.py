@@ -84,7 +84,7 @@ class Recorder:
         self._parents |= self._files.claimed() | {(scope.role, scope.worker) for scope in context.scopes()}
         _let_go(self._files)
         spans.OPEN.clear()
-        loop.forget_hearts()
+        loop.forget_loops()
         context.forget_all()
         self._held_back.abandon()
         self._build()
