@@ -57,10 +57,14 @@ def start() -> None:
 
 def _install_before(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
     """Install, and let whoever now watches imports find this module: this search is past where they stand."""
-    before = list(sys.meta_path)
     _install()
-    watches = [finder for finder in sys.meta_path if finder not in before]
-    return next((spec for watch in watches if (spec := watch.find_spec(name, path)) is not None), None)
+    try:
+        from sglang_instrument.patching.imports import ImportWatch
+
+        watches = [finder for finder in sys.meta_path if isinstance(finder, ImportWatch)]
+        return next((spec for watch in watches if (spec := watch.find_spec(name, path)) is not None), None)
+    except Exception:  # what is wrong with the import, the import says itself
+        return None
 
 
 _ray: RayInit | None = None
