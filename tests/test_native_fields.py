@@ -20,6 +20,7 @@ from sglang_instrument.patching.fields import parse
 from sglang_instrument.patching.measures import NAMES, UNBOUND
 from sglang_instrument.patching.readers import build, generate, local_arguments, locals_of, truths
 from sglang_instrument.recording import values as values_module
+from sglang_instrument.recording.spans import Span
 
 pytestmark = pytest.mark.skipif(not native.ON, reason=f"nothing is compiled: {native.REASON}")
 
@@ -235,3 +236,25 @@ def test_a_run_that_no_probe_made_is_refused_and_harms_nothing():
         made = kind.__new__(kind)
         with pytest.raises(AttributeError), made:
             pass
+
+
+def test_what_makes_readers_refuses_what_is_none_of_its_business():
+    from sglang_instrument.native import extras, fields
+
+    maker = fields._Maker(["a"])
+    for call in (
+        lambda: maker.step([], False),
+        lambda: maker.step(None, False),
+        lambda: maker.key_step(None),
+        lambda: maker.along(None, None, [], None) and maker.along(1, 2, 3, 4),
+        lambda: maker.walk(None, None),
+        lambda: maker.node("key", lambda: 3),
+        lambda: fields._Maker.__new__(fields._Maker).local("a"),
+        lambda: fields.Reader()(None),
+        lambda: fields.reader(None, None),
+    ):
+        with pytest.raises((TypeError, AttributeError, IndexError)):
+            call()
+    span = Span("event")
+    span.extra = extras.Fields()
+    assert span.extra == {}

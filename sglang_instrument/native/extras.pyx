@@ -28,6 +28,9 @@ cdef class Names:
         PyMem_Free(self.ends)
 
 
+cdef Names NOTHING = Names.__new__(Names)
+
+
 @cython.final
 @cython.no_gc
 @cython.freelist(64)
@@ -35,7 +38,7 @@ cdef class Fields:
     """Values of fields."""
 
     def __cinit__(self):
-        self.values = self.first
+        self.values, self.names = self.first, NOTHING
 
     def __dealloc__(self):
         if self.names is not None:

@@ -929,12 +929,13 @@ cdef class Reader:
 
     cdef Fields read(self, object run, object value, Inside inside, long long duration_ns, tuple values):
         """Return the fields; of a run that is None, what follows it counts."""
-        cdef Fields found = new_fields(self.names)
+        cdef Fields found
         cdef Reading reading
         cdef Place place
         cdef Py_ssize_t slot
-        if len(values) != self.arity:
+        if self.fields is None or len(values) != self.arity:
             raise TypeError(f"takes {self.arity} values, got {len(values)}")
+        found = new_fields(self.names)
         reading.run, reading.value, reading.inside = <PyObject *>run, <PyObject *>value, <PyObject *>inside
         reading.duration_ns, reading.values = duration_ns, <PyObject *>values
         for slot in range(self.slots):
@@ -955,6 +956,8 @@ cdef class Reader:
 # ---- how a reader is made
 
 
+@cython.boundscheck(True)
+@cython.wraparound(True)
 cdef class _Maker:
     """Makes the nodes of a reader's fields; paths that begin alike share theirs."""
 
@@ -1154,50 +1157,50 @@ cdef class _Maker:
 cdef dict SUMS = {"total": TOTAL, "sum": SUM, "mean": MEAN, "percent": PERCENT}
 
 
-def of_durations(FieldOfEach of, Node listed, Sum what):
+cdef Node of_durations(FieldOfEach of, Node listed, Sum what):
     cdef OfDurations node = OfDurations()
     node.of, node.listed, node.what = of, listed, what
     return node
 
 
-def whole(Node of):
+cdef Node whole(Node of):
     cdef Whole node = Whole()
     node.of = of
     return node
 
 
-def bound(name):
+cdef Node bound(name):
     cdef Bound node = Bound()
     node.name = name
     return node
 
 
-def gone(Node of, Step step):
+cdef Node gone(Node of, Step step):
     cdef Gone node = Gone()
     node.of, node.step = of, step
     return node
 
 
-def records(event, before):
+cdef Node records(event, before):
     cdef Records node = Records()
     node.event, node.before = event, before
     return node
 
 
-def field_of_each(Records of, name):
+cdef Node field_of_each(Records of, name):
     cdef FieldOfEach node = FieldOfEach()
     node.of, node.name = of, name
     return node
 
 
-def pick_of_each(Records of, names):
+cdef Node pick_of_each(Records of, names):
     cdef PickOfEach node = PickOfEach()
     node.of, node.names = of, tuple(map(tuple, names))
     node.new, node.old = names_of([new for new, _ in names]), tuple([sys.intern(old) for _, old in names])
     return node
 
 
-def happened(Records of, none):
+cdef Node happened(Records of, none):
     cdef Happened node = Happened()
     node.of, node.none = of, none
     return node
