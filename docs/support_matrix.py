@@ -33,7 +33,7 @@ TESTED: Final = {
     "verl/rollout": "real class over the real engine, 0.4.0, 0.4.1, 0.5.0, 0.6.0, 0.6.1",
     "verl/agent_loop": "real run in server mode 0.9.1, under Ray",
     "verl/server": "real run in server mode 0.9.1, under Ray",
-    "verl/trainer": "real training 0.9.1 on a CPU, the V1 trainer (and by hand the one before it)",
+    "verl/trainer": "real trainings 0.9.1 on a CPU: V1, `sync` and `separate_async` (by hand: before V1)",
     "areal/rollout": "real workflows 1.0.4 against a real server",
     "areal/engine": "real workflows 1.0.4 against a real server",
     "areal/trainer": "static alone",
