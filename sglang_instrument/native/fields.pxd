@@ -1,5 +1,7 @@
 # What other compiled modules may use of fields.pyx.
 
+from cpython.object cimport PyObject
+
 from sglang_instrument.native.extras cimport Fields, Names
 from sglang_instrument.native.spans cimport Span
 
@@ -12,8 +14,17 @@ cdef class Inside:
 cdef Inside collect(frozenset wanted, bint root)
 cdef int report(Span span, Inside own) except -1
 
+cdef struct Alternative:
+    PyObject *node  # the reader holds it
+    int field
+    int next_field  # the first alternative of the field behind
+    bint kept  # its value is stored as it is
+    bint asks  # if there is a value: then an error is an answer
+
 cdef class Reader:
-    cdef tuple fields
+    cdef Alternative *alternatives  # of all fields in turn: of each the first that resolves counts
+    cdef Py_ssize_t count
+    cdef list nodes
     cdef Names names
     cdef Py_ssize_t slots
     cdef Py_ssize_t arity

@@ -8,6 +8,7 @@ more than a whole reader; a value's own error ends the alternative that met it, 
 
 cimport cython
 from cpython.dict cimport PyDict_GetItemWithError
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject, PyObject_GetItem
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from cpython.ref cimport Py_INCREF, Py_XDECREF
@@ -882,47 +883,33 @@ cdef class IsMissing(Node):
 # ---- a reader
 
 
-cdef class Field:
-    cdef object name
-    cdef tuple values  # nodes, of which the first that resolves counts
-    cdef tuple kept  # of each whether its value is stored as it is
-    cdef tuple asks  # of each whether it asks if there is a value: then an error is an answer
-
-
-cdef struct Place:
-    Py_ssize_t field
-    Py_ssize_t alternative
-
-
-cdef int skip(tuple fields, Fields found, Place *place) except -1:
-    cdef Field field = <Field>fields[place.field]
-    if field.asks[place.alternative]:
-        hold(&found.values[place.field], IS_OBJECT, True)
-        place.field += 1
-        place.alternative = 0
+cdef int skip(Reader reader, Fields found, Py_ssize_t *at) except -1:
+    cdef Alternative *failed = &reader.alternatives[at[0]]
+    if failed.asks:
+        hold(&found.values[failed.field], IS_OBJECT, True)
+        at[0] = failed.next_field
     else:
-        place.alternative += 1
+        at[0] += 1
     return 0
 
 
-cdef int go_on(tuple fields, Fields found, Reading *reading, Place *place) except -1:
-    cdef Field field
-    cdef Py_ssize_t count = len(fields)
-    while place.field < count:
-        field = <Field>fields[place.field]
-        while place.alternative < len(field.values):
-            if (<Node>field.values[place.alternative]).fill(
-                reading, field.kept[place.alternative], &found.values[place.field]
-            ):
-                break
-            place.alternative += 1
-        place.field += 1
-        place.alternative = 0
+cdef int go_on(Reader reader, Fields found, Reading *reading, Py_ssize_t *at) except -1:
+    cdef Alternative *one
+    while at[0] < reader.count:
+        one = &reader.alternatives[at[0]]
+        if (<Node>one.node).fill(reading, one.kept, &found.values[one.field]):
+            at[0] = one.next_field
+        else:
+            at[0] += 1
     return 0
 
 
+@cython.no_gc_clear  # its alternatives are borrowed from its nodes, as long as it can be called
 cdef class Reader:
     """Reads fields: (the run that ends, or None at entry; *locals) -> fields. Never raises."""
+
+    def __dealloc__(self):
+        PyMem_Free(self.alternatives)
 
     def __call__(self, run, /, *values):
         return dict_of(self.read(run, None, None, -1, values))
@@ -931,23 +918,21 @@ cdef class Reader:
         """Return the fields; of a run that is None, what follows it counts."""
         cdef Fields found
         cdef Reading reading
-        cdef Place place
-        cdef Py_ssize_t slot
-        if self.fields is None or len(values) != self.arity:
+        cdef Py_ssize_t slot, at = 0
+        if self.names is None or len(values) != self.arity:
             raise TypeError(f"takes {self.arity} values, got {len(values)}")
         found = new_fields(self.names)
         reading.run, reading.value, reading.inside = <PyObject *>run, <PyObject *>value, <PyObject *>inside
         reading.duration_ns, reading.values = duration_ns, <PyObject *>values
         for slot in range(self.slots):
             reading.slots[slot] = NULL
-        place.field = place.alternative = 0
         try:
             while True:
                 try:
-                    go_on(self.fields, found, &reading, &place)
+                    go_on(self, found, &reading, &at)
                     return found
                 except Exception:  # a value's own code failed: the next alternative, or the next field
-                    skip(self.fields, found, &place)
+                    skip(self, found, &at)
         finally:
             for slot in range(self.slots):
                 Py_XDECREF(reading.slots[slot])
@@ -982,16 +967,15 @@ cdef class _Maker:
         node = self.known[key] = make()
         return node
 
-    def field(self, name, expression):
-        cdef Field field = Field()
-        values, kept, asks = [], [], []
+    def field(self, expression):
+        """Return the alternatives of a field: node, whether its value is kept as it is, whether it asks."""
+        made = []
         for value in expression.alternatives:
             is_constant = not hasattr(value, "steps")
-            values.append(self.constant(value.value) if is_constant else self.value(value, expression))
-            kept.append(is_constant or self.is_of_records(value, expression))
-            asks.append(not is_constant and value.function == "missing")
-        field.name, field.values, field.kept, field.asks = sys.intern(name), tuple(values), tuple(kept), tuple(asks)
-        return field
+            node = self.constant(value.value) if is_constant else self.value(value, expression)
+            kept = is_constant or self.is_of_records(value, expression)
+            made.append((node, kept, not is_constant and value.function == "missing"))
+        return made
 
     def constant(self, value):
         cdef Constant constant = Constant()
@@ -1209,9 +1193,22 @@ cdef Node happened(Records of, none):
 def reader(expressions, names):
     """Return what reads parsed expressions, by name, from a run and the values of the locals `names`."""
     cdef Reader made = Reader()
+    cdef Alternative *one
+    cdef Py_ssize_t at
+    cdef Node node
     maker = _Maker(names)
-    made.fields = tuple([maker.field(name, expression) for name, expression in expressions.items()])
-    made.slots = len((<_Maker>maker).shared)
+    fields = [maker.field(expression) for expression in expressions.values()]
+    made.nodes = [node for field in fields for node, _, _ in field]
+    made.alternatives = <Alternative *>PyMem_Malloc(max(1, len(made.nodes)) * sizeof(Alternative))
+    if made.alternatives == NULL:
+        raise MemoryError
+    for number, field in enumerate(fields):
+        for node, kept, asks in field:
+            one = &made.alternatives[made.count]
+            one.node, one.field, one.kept, one.asks = <PyObject *>node, number, kept, asks
+            made.count += 1
+        for at in range(made.count - len(field), made.count):
+            made.alternatives[at].next_field = made.count
+    made.slots, made.arity = len((<_Maker>maker).shared), len(names)
     made.names = names_of(expressions)
-    made.arity = len(names)
     return made
