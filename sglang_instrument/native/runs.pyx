@@ -7,7 +7,19 @@ cimport cython
 import sys
 
 from sglang_instrument.native.context cimport Bound, Context, bind_ids, bind_inside, bind_on, current_context
-from sglang_instrument.native.extras cimport IS_ABSENT, Fields, Names, both, dict_of, names_of, place_of, value_of
+from sglang_instrument.native.extras cimport (
+    IS_ABSENT,
+    IS_INTEGER,
+    IS_NANOSECONDS,
+    Fields,
+    Names,
+    both,
+    dict_of,
+    names_of,
+    new_fields,
+    place_of,
+    value_of,
+)
 from sglang_instrument.native.fields cimport Inside, Reader, collect, report
 from sglang_instrument.native.spans cimport (
     NOT_COUNTED,
@@ -68,6 +80,9 @@ cdef class Does:
     cdef bint binds_ids_alone
     cdef Py_ssize_t request_id, turn  # where the readers' names have them
     cdef Names at_both_ends  # None where a field is read at both
+    cdef Names uncounted, counted  # of a generator: the names that were read last, and the same with its counts
+    cdef object code  # whose locals were read last, and whether it asks for them itself
+    cdef bint shows_locals
 
     def __init__(self, plan):
         self.event, self.phase = sys.intern(plan.event), plan.phase
@@ -135,7 +150,7 @@ cdef class RegionSpan(Span):
         if failed:  # the locals may be those of an earlier turn
             reader, values = does.exit_after_error, ()
         elif values is None:
-            values = frame_values(does.exit_locals) if does.exit_locals else ()
+            values = frame_values(does) if does.exit_locals else ()
         if reader is not None:
             fields = reader.read(None, self.value, self.inside, (self.end or now_ns()) - self.start, values)
             self.fields = fields if self.fields is None else self.with_those_at_entry(fields, failed)
@@ -258,7 +273,7 @@ cdef class GeneratorSpan(FullSpan):
             self.value = item
         if does.ends is not None and not self.finished:
             if values is None:
-                values = frame_values(does.exit_locals)
+                values = frame_values(does)
             if holds(does.ends.read(None, self.value, self.inside, now_ns() - self.start, values)):
                 self.end = now_ns()
                 self.finished = True
@@ -266,13 +281,28 @@ cdef class GeneratorSpan(FullSpan):
         return 0
 
     cdef int count_items(self) except -1:
-        cdef dict counted = {"items": self.items}
+        cdef Fields counts = new_fields(COUNTS)
+        cdef Names names
+        counts.values[0].kind, counts.values[0].held.integer = IS_INTEGER, self.items
         if self.items:
-            counted["first_item_sec"] = (self.first_item - self.start) / 1e9
-        if self.fields is not None:
-            counted.update(self.extra)
-        self.fields = counted
+            counts.values[1].kind, counts.values[1].held.integer = IS_NANOSECONDS, self.first_item - self.start
+        if self.fields is None:
+            self.fields = counts
+            return 0
+        names = counted(self.does, (<Fields>self.fields).names) if type(self.fields) is Fields else None
+        self.fields = {**dict_of(counts), **self.extra} if names is None else both(names, counts, <Fields>self.fields)
         return 0
+
+
+cdef Names COUNTS = names_of(("items", "first_item_sec"))
+
+
+cdef Names counted(Does does, Names names):
+    """Return these names behind those of the counts; None where the table uses one of those itself."""
+    if does.uncounted is not names:
+        does.counted = names_of(COUNTS.names + names.names) if not set(COUNTS.names) & set(names.names) else None
+        does.uncounted = names
+    return does.counted
 
 
 cdef class Skipped:
@@ -312,13 +342,18 @@ cdef bint holds(Fields condition) except -1:
     return False
 
 
-cdef tuple frame_values(tuple names):
+cdef tuple frame_values(Does does):
     """Read locals from the function's frame: left by `break` or `continue`, or at an item of a generator."""
     frame = sys._getframe(0)  # nothing that is compiled has one
     local = frame.f_locals
-    values = tuple([local.get(name, UNBOUND) for name in names])
-    if FRAME_KEEPS_LOCALS and "locals" not in frame.f_code.co_names:
-        local.clear()  # the frame keeps this copy, which would keep the objects alive
+    values = tuple([local.get(name, UNBOUND) for name in does.exit_locals])
+    if FRAME_KEEPS_LOCALS:
+        code = frame.f_code
+        if does.code is not code:
+            does.shows_locals = "locals" in code.co_names
+            does.code = code
+        if not does.shows_locals:
+            local.clear()  # the frame keeps this copy, which would keep the objects alive
     return values
 
 

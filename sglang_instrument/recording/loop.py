@@ -143,13 +143,14 @@ def task_seen(loop: "asyncio.AbstractEventLoop", thread: int) -> None:
         heart.last_task_ns = time.perf_counter_ns()
 
 
-def look_at_hearts() -> None:
-    """Look at each loop from outside; called by the encoder's thread at each of its ticks."""
+def look_at_hearts() -> bool:
+    """Look at each loop from outside, at each tick of the encoder's thread; return whether there is any."""
     for key, heart in list(_hearts.items()):
         if heart.dead:
             _hearts.pop(key, None)
         else:
             heart.look()
+    return bool(_hearts)
 
 
 def forget_hearts() -> None:

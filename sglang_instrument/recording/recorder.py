@@ -134,11 +134,12 @@ class Recorder:
         if config.nvtx:
             self._writer.tap(nvtx.Ranges)
 
-    def _look(self, disk: Disk) -> None:
+    def _look(self, disk: Disk) -> bool:
         self._held_back.let_old_go()
-        self._watchdog.look(disk)
+        look_again_soon = self._watchdog.look(disk)
         if self._files.is_news():
             disk.do(self._files.describe_process)
+        return look_again_soon
 
 
 def _let_go(files: Files) -> None:

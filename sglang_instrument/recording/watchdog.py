@@ -30,12 +30,19 @@ class Watchdog:
         self._next_look = 0.0
         self._reported: dict[int, tuple[int, int]] = {}  # id -> (start, age at the next report)
 
-    def look(self, disk: Disk) -> None:
-        """Report what is due; called at each tick, looks at the open spans about once a second."""
-        look_at_hearts()
+    def look(self, disk: Disk) -> bool:
+        """Report what is due; called at each tick, looks at the open spans about once a second.
+
+        Returns:
+            Whether there is an event loop that should be looked at again soon.
+        """
+        is_some_loop = look_at_hearts()
         now = time.monotonic()
-        if now < self._next_look:
-            return
+        if now >= self._next_look:
+            self._report(disk, now)
+        return is_some_loop
+
+    def _report(self, disk: Disk, now: float) -> None:
         self._next_look = now + min(_LOOK_EVERY_SEC, self._first_ns / 4e9)
         due = self._due(time.perf_counter_ns())
         by_scope: dict[Scope, list[Span]] = {}

@@ -48,7 +48,7 @@ class LineWriter(Writer):
         self,
         disk: Disk,
         maker: LineMaker,
-        watch: Callable[[Disk], None],
+        watch: Callable[[Disk], bool],
         selection: Selection | None = None,
     ) -> None:
         super().__init__(disk, maker, watch, selection)
@@ -68,8 +68,8 @@ class LineWriter(Writer):
     def wake(self) -> None:
         """Do nothing: nothing waits."""
 
-    def _tick(self) -> None:
-        self._alone(super()._tick, "encoding the log")
+    def _tick(self, woken: bool) -> None:
+        self._alone(lambda: super(LineWriter, self)._tick(woken), "encoding the log")
 
     def _alone(self, act: Callable[[], object], doing: str) -> None:
         """Run `act` while no other thread does.

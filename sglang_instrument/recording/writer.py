@@ -1,4 +1,4 @@
-"""Empty the buffer every 50 ms, encode what it held, and hand it to the thread that owns the disk.
+"""Empty the buffer every 50 to 100 ms, encode what it held, and hand it to the thread that owns the disk.
 
 Two threads, because they fail differently: the encoder never touches a file, so a disk that hangs cannot
 keep it from emptying the buffer; what then waits is bounded in bytes, and what comes beyond is counted.
@@ -20,6 +20,10 @@ from sglang_instrument.recording.selection import Selection
 from sglang_instrument.recording.spans import OFF, Buffer, Span, use_buffer
 
 TICK_SEC: Final = 0.05
+# Where little is recorded, waking two threads costs more than the records, and takes the GIL from whoever
+# works: they are written half as often, which keeps what SIGKILL costs well within its bound.
+CALM_TICK_SEC: Final = 0.1
+_LITTLE: Final = 500  # spans a tick
 _SLAB: Final = 4096  # spans taken out of the buffer at once: they stay in the processor's cache until encoded
 MOST_SPANS: Final = 200_000  # in the buffer; only a program that never lets the encoder run gets there
 
@@ -84,7 +88,8 @@ class Writer:
     Args:
         disk: Where lines go.
         maker: Makes them.
-        watch: Called now and then with the disk; reports spans that do not end.
+        watch: Called at each tick with the disk; reports spans that do not end, returns whether it wants the
+            next tick soon.
         selection: Says which records are kept; None keeps them all.
     """
 
@@ -92,7 +97,7 @@ class Writer:
         self,
         disk: Disk,
         maker: LineMaker,
-        watch: Callable[[Disk], None],
+        watch: Callable[[Disk], bool],
         selection: Selection | None = None,
     ) -> None:
         self.disk = disk
@@ -109,6 +114,8 @@ class Writer:
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._flushes: list[tuple[_Job, threading.Event]] = []
+        self._tick_sec = TICK_SEC
+        self._let_one_pass = True  # a tick at which nothing is written; never the first one
         self._closed = False
         self._ended = False
 
@@ -200,19 +207,32 @@ class Writer:
 
     def _run(self) -> None:
         while not self._ended:
-            with contextlib.suppress(queue.Empty):
-                self._wakes.get(timeout=TICK_SEC)
-                while True:
-                    self._wakes.get_nowait()
+            woken = self._wait()
             try:
-                self._tick()
+                self._tick(woken)
             except Exception as error:
                 swallowed("encoding the log", error)
 
-    def _tick(self) -> None:
+    def _wait(self) -> bool:
+        """Wait for the next tick; return whether somebody did not wait for it."""
+        try:
+            self._wakes.get(timeout=self._tick_sec)
+        except queue.Empty:
+            return False
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._wakes.get_nowait()
+        return True
+
+    def _tick(self, woken: bool) -> None:
         asked = len(self._flushes)  # before the buffer is emptied: what asks later may mean later records
-        self._write()
-        self._watch(self.disk)
+        is_little = len(self._spans) <= _LITTLE
+        may_pass = is_little and self._tick_sec < CALM_TICK_SEC and not (woken or asked)
+        self._let_one_pass = may_pass and not self._let_one_pass
+        if not self._let_one_pass:
+            self._write()
+        look_soon = self._watch(self.disk)
+        self._tick_sec = CALM_TICK_SEC if is_little and not look_soon else TICK_SEC
         for job, done in self._flushes[:asked]:
             self.disk.do(job)
             self.disk.do(done.set)
