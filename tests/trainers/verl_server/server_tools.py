@@ -3,6 +3,7 @@
 import asyncio
 import os
 from pathlib import Path
+from uuid import uuid4
 
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import ToolResponse
@@ -19,7 +20,7 @@ class Calculator(BaseTool):
         self._truth = {}
 
     async def create(self, instance_id=None, create_kwargs=None, **kwargs):
-        instance_id = instance_id or f"i{len(self._truth)}"
+        instance_id = instance_id or uuid4().hex  # requests come and go: a count would be given twice
         self._truth[instance_id] = (create_kwargs or kwargs)["ground_truth"]
         return instance_id, ToolResponse()
 
