@@ -37,7 +37,7 @@ class Config(Struct, frozen=True, kw_only=True):
         sync: When to call `torch.cuda.synchronize()` around step-level spans: "auto", "always", "off"; or
             "events", which waits for nothing and puts the GPU's own time in `device_sec`.
         nvtx: Whether spans are also NVTX ranges.
-        durability: "buffered" (written within 50 ms) or "line" (written before the span's exit returns).
+        durability: "buffered" (written within 100 ms) or "line" (written before the span's exit returns).
         detail: The finest records that are kept: "step", "request", "turn" or "all".
         engine_detail: What SGLang's own processes record: "off", "requests" (the life of each request), or
             "batches" (each forward pass, too).
