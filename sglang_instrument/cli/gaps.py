@@ -19,10 +19,10 @@ A plateau is longer than max(2 s, 10 x the 99th percentile of the gaps between c
 5 requests in flight. Seconds count from the start of the worker's first request.
 
 --json prints {"folder", "plateaus": [{"step", "validate", "worker", "from_sec", "to_sec", "still",
-"requests", "from_us", "to_us", "turn", "in_turn", "event", "since_sec", "times"}], "blocks": [{"step",
-"validate", "worker", "at_us", "held_sec", "in_span", "culprit"}]} and, with --curve, "curve": [{"step",
-"validate", "worker", "at_sec", "in_flight"}]. Turns count from 0; "times" is by how much the engine's
-seconds a token were longer than usual in the turns that stood still."""
+"requests", "from_us", "to_us", "turn", "in_turn", "event", "since_sec", "times"}], "blocks": [{"role",
+"step", "validate", "worker", "at_us", "held_sec", "in_span", "culprit"}]} and, with --curve, "curve":
+[{"step", "validate", "worker", "at_sec", "in_flight"}]. Turns count from 0; "times" is by how much the
+engine's seconds a token were longer than usual in the turns that stood still."""
 
 _SHOWN: Final = 12
 _BARS: Final = 60
