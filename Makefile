@@ -10,8 +10,8 @@ DEMO := sglang_instrument/demo
 DEMO_ARGS ?=
 
 # What records or patches: tested as pure Python, too.
-PURE := spans waiting instrument lines writer selection threads unwinding loop watchdog device device_events \
-	values fields probe rewrite spots install native
+PURE := spans known_tasks waiting instrument lines writer selection threads unwinding loop watchdog device \
+	device_events values fields probe rewrite spots install native
 
 .PHONY: demo native test test-ray test-trainers test-gpu lint bench
 

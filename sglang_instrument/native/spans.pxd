@@ -12,6 +12,7 @@ cdef extern from "Python.h":
     ctypedef PyObject* (*vectorcallfunc)(PyObject*, PyObject* const*, size_t, PyObject*)
 
 cdef enum:
+    NOBODY = -1
     NOT_COUNTED = -1  # waited_ns of a span whose waiting nobody counts; None in Python
 
 cdef inline long long now_ns() noexcept:
@@ -22,14 +23,14 @@ cdef inline long long now_ns() noexcept:
 
 @cython.no_gc
 cdef class Task:
-    cdef public long long number
-    cdef public object spawned_by  # int or None
-    cdef public unsigned long thread
-    cdef public object loop
-    cdef public object announced
+    cdef public unsigned long thread  # what each span asks for comes first: the rest lies in colder memory
     cdef public size_t counted_by
+    cdef public long long number
+    cdef public object announced
     cdef public long long waited
     cdef public long long suspended_at
+    cdef public object loop
+    cdef long long made_by  # the number of who spawned it, NOBODY if that is not known; no int of its own
 
 @cython.no_gc  # said here too: else a subclass in another module is the collector's
 cdef class Span:

@@ -21,6 +21,9 @@ cdef Py_ssize_t threads_limit = _THREADS_LIMIT
 cdef class Task:
     """An asyncio task or a thread; see recording/tasks.py."""
 
+    def __cinit__(self):
+        self.made_by = NOBODY
+
     def __init__(
         self,
         long long number,
@@ -32,9 +35,15 @@ cdef class Task:
         long long waited=0,
         long long suspended_at=0,
     ):
-        self.number, self.spawned_by, self.thread = number, spawned_by, thread
+        self.number, self.thread = number, thread
+        self.made_by = NOBODY if spawned_by is None else spawned_by
         self.loop, self.announced, self.counted_by = loop, announced, counted_by
         self.waited, self.suspended_at = waited, suspended_at
+
+    @property
+    def spawned_by(self):
+        """The number of the task that made it, if that is known."""
+        return None if self.made_by == NOBODY else self.made_by
 
     def __reduce__(self):
         from sglang_instrument.recording.tasks import Task as public
@@ -50,9 +59,7 @@ cdef bint bool_of(object asked) noexcept:
     return bool(asked)
 
 
-cdef inline Task task_known_of(object owner):
-    known = getattr(owner, "_sglang_instrument", None)
-    return <Task>known if type(known) is Task else None
+include "owners.pxi"
 
 
 cdef inline Task task_here(unsigned long thread):
@@ -107,8 +114,8 @@ cdef Task meet(object owner, object loop, object inherited):
         met.number = next_number
         next_number += 1
         made_by = <Task>inherited if type(inherited) is Task else thread_task_of(thread)
-        met.spawned_by, met.thread, met.loop = made_by.number, thread, PyWeakref_NewRef(loop, None)
-        owner._sglang_instrument = met
+        met.made_by, met.thread, met.loop = made_by.number, thread, PyWeakref_NewRef(loop, None)
+        know_task(owner, met)
     except (AttributeError, TypeError):  # a task or loop of somebody's own, without room for it
         return None
     return met

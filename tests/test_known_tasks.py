@@ -1,0 +1,112 @@
+"""An asyncio task is told apart from others whatever it is made of, and stays what it was."""
+
+import asyncio
+import gc
+import weakref
+
+import pytest
+
+from sglang_instrument import bind, span
+from sglang_instrument.testing import records
+
+
+class TaskOfSomebodys(asyncio.Task):
+    pass
+
+
+class TaskWithRoomForNothing(asyncio.Task):
+    __slots__ = ()
+
+
+TASKS = [asyncio.Task, TaskOfSomebodys, TaskWithRoomForNothing, asyncio.tasks._PyTask]
+
+
+@pytest.fixture
+def seen():
+    with records() as captured:
+        yield captured
+
+
+def run_as(kind, *coroutines):
+    """Run coroutines at once, each in a task of a kind."""
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        loop.set_task_factory(lambda loop, coroutine, **more: kind(coroutine, loop=loop, **more))
+        await asyncio.gather(*(loop.create_task(coroutine) for coroutine in coroutines))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_all_spans_of_an_asyncio_task_have_one_number_of_their_own(seen, kind):
+    async def turns(event):
+        for _ in range(3):
+            with span(event):
+                await asyncio.sleep(0)
+
+    run_as(kind, turns("a"), turns("b"))
+    of = {event: {record["task"] for record in seen if record["event"] == event} for event in "ab"}
+    assert len(of["a"]) == len(of["b"]) == 1
+    assert of["a"] != of["b"]
+
+
+@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("before", [True, False])
+def test_attributes_of_an_asyncio_task_stay_what_they_are(seen, kind, before):
+    async def turn():
+        task = asyncio.current_task()
+        if before:
+            task.mine = 1
+        with span("a"):
+            await asyncio.sleep(0)
+        with span("b"):
+            task.mine = getattr(task, "mine", 0) + 1
+        with span("c"):
+            assert task.mine == 1 + before
+            del task.mine
+            assert not hasattr(task, "mine")
+
+    run_as(kind, turn())
+    assert len({record["task"] for record in seen}) == 1
+
+
+def test_what_is_set_on_an_asyncio_task_goes_with_it_even_if_it_leads_back(seen):
+    gone = []
+
+    async def child():
+        with span("child"):
+            await asyncio.sleep(0)
+
+    async def parent():
+        with bind(request_id="r1"), span("parent"):
+            task = asyncio.current_task()
+            task.children = [asyncio.create_task(child()) for _ in range(2)]
+            task.itself = task
+            await asyncio.gather(*task.children)
+            gone.extend(weakref.ref(one) for one in (task, *task.children))
+
+    asyncio.run(parent())
+    gc.collect()
+    assert [one() for one in gone] == [None] * 3
+    assert len({record["task"] for record in seen}) == 3
+
+
+def test_what_stands_for_an_asyncio_task_goes_with_it():
+    async def turn():
+        with span("a"):
+            await asyncio.sleep(0)
+
+    async def many():
+        for _ in range(1000):
+            await asyncio.create_task(turn())
+
+    def objects():
+        asyncio.run(many())
+        gc.collect()
+        return len(gc.get_objects())
+
+    with records():  # it keeps the spans, which are none of the collector's
+        objects()
+        before = objects()
+        assert objects() - before < 100
