@@ -277,6 +277,7 @@ cdef class GeneratorSpan(FullSpan):
             if holds(does.ends.read(None, self.value, self.inside, now_ns() - self.start, values)):
                 self.end = now_ns()
                 self.finished = True
+                self.values = values  # which the fields at exit read, too
                 self.settle(False)
         return 0
 

@@ -150,6 +150,7 @@ class GeneratorSpan(FullSpan, gc=False, eq=False):
             if holds(plan.ends(self, *values)):
                 self.end = perf_counter_ns()
                 self.finished = True
+                self.values = values  # which the fields at exit read, too
                 finish(self, False)
 
 

@@ -8,6 +8,11 @@ from typing import Any, Final
 _NUMBER: Final = re.compile(r"_(\d+)(?=_|$)")
 
 
+def may_run() -> bool:
+    """Return whether this process may run an actor: Ray is never imported here for that."""
+    return "ray" in sys.modules
+
+
 def number_in_name() -> int | None:
     """Return the 3 of an actor called `agent_loop_worker_3_ab12cd34`; None if there is no such thing."""
     name = actor_name()

@@ -18,6 +18,7 @@ _learned: str = DEFAULT_ROLE  # from the trainer's own objects; still true when 
 _worker: int | None = None
 _tp: int | None = None
 _kind: str | None = None  # of servers that are numbered apart: a reward model's, a teacher's
+_last: tuple[Any, ...] | None = None  # what was learned last: a scheduler is told the same at each request
 
 
 def use_role(role: str) -> None:
@@ -33,7 +34,10 @@ def learn(role: Any = None, worker: Any = None, tp: Any = None) -> None:
     Without a worker, the number in the name of the Ray actor counts that runs here: trainers call their
     actors `agent_loop_worker_3`. `tp` is the rank among those that do the same work as one worker.
     """
-    global _learned, _worker, _tp, _kind
+    global _learned, _worker, _tp, _kind, _last
+    if (role, worker, tp) == _last:
+        return
+    asked = worker
     if _learned == DEFAULT_ROLE:
         _learned = word(role) or DEFAULT_ROLE
     if _learned == "server" and _kind is None:
@@ -44,6 +48,8 @@ def learn(role: Any = None, worker: Any = None, tp: Any = None) -> None:
         _worker = integer(worker)
     if tp is not None:
         _tp = integer(tp)
+    is_settled = _worker is not None or not actors.may_run()
+    _last = (role, asked, tp) if is_settled else None
     _hand_on_number()
 
 
@@ -69,8 +75,8 @@ def file_name(role: str, worker: int) -> str:
 
 def forget() -> None:
     """Know nothing of this process, as when it began."""
-    global _said, _learned, _worker, _tp, _kind
-    _said, _learned, _worker, _tp, _kind = DEFAULT_ROLE, DEFAULT_ROLE, None, None, None
+    global _said, _learned, _worker, _tp, _kind, _last
+    _said, _learned, _worker, _tp, _kind, _last = DEFAULT_ROLE, DEFAULT_ROLE, None, None, None, None
 
 
 def word(value: Any) -> str | None:
