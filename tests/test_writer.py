@@ -267,3 +267,26 @@ def test_flush_says_that_what_was_recorded_is_written(install, records_below):
         assert flush()
         written = records_below(folder)["step_1/worker_0.jsonl"]
         assert [record["extra"]["number"] for record in written[1:]] == list(range(1000))
+
+
+def test_where_little_is_recorded_every_other_tick_writes_or_the_ticks_are_longer(log_dir):
+    looks_soon = True
+    calm = Writer(
+        Disk(Files(log_dir, Clock(), "run", dict), 2**30), LineMaker(Clock()), lambda disk: looks_soon
+    )
+
+    def left_after(recorded, woken=False):
+        calm._spans.extend(span("parse") for _ in range(recorded))
+        calm._tick(woken)
+        return calm.waiting
+
+    assert left_after(1) == 0  # the first record of a process opens its file
+    assert [left_after(1), left_after(1), left_after(1), left_after(1)] == [1, 0, 1, 0]
+    assert left_after(1, woken=True) == 0
+    assert [left_after(writer._LITTLE + 1), left_after(writer._LITTLE + 1)] == [0, 0]
+    assert calm._tick_sec == writer.TICK_SEC
+    looks_soon = False
+    assert [left_after(1, woken=True), left_after(1), left_after(1)] == [0, 0, 0]
+    assert calm._tick_sec == writer.CALM_TICK_SEC
+    left_after(writer._LITTLE + 1)
+    assert calm._tick_sec == writer.TICK_SEC
