@@ -1,5 +1,6 @@
 """The writer: records that are written at once; memory that stays bounded when the disk does not keep up."""
 
+import asyncio
 import logging
 import os
 import threading
@@ -7,12 +8,13 @@ import time
 
 import pytest
 
-from sglang_instrument import bind, flush, span, status, step
-from sglang_instrument.recording import notices, writer
+from sglang_instrument import bind, flush, span, status, step, uninstall
+from sglang_instrument.recording import loop, notices, spans, watchdog, writer
 from sglang_instrument.recording.clock import Clock
+from sglang_instrument.recording.disk import Disk
 from sglang_instrument.recording.files import Files
 from sglang_instrument.recording.lines import LineMaker
-from sglang_instrument.recording.writer import Disk, Writer
+from sglang_instrument.recording.writer import Writer
 
 CONTROL = ("log_opened", "step_closed", "log_closed", "open_spans")
 
@@ -159,6 +161,7 @@ def test_a_buffer_that_nobody_empties_drops_its_newest_spans_and_counts_them(log
     def hold_up(disk):
         watched.set()
         emptying.wait(60)
+        return 0.0
 
     stuck = Writer(Disk(files, 2**30), LineMaker(Clock()), hold_up)
     stuck.open()
@@ -184,6 +187,69 @@ def test_a_buffer_that_nobody_empties_drops_its_newest_spans_and_counts_them(log
     assert ends[-1]["extra"]["written"] == writer.MOST_SPANS + 1
     assert ends[-1]["extra"]["dropped"] == 1000
     assert [said["times"] for said in notices.noticed() if "encoded" in said["notice"]] == [1]
+
+
+def rests():
+    return isinstance(spans.current_buffer(), writer._FirstSpan)
+
+
+def wait_until(condition):
+    ends = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def resting(install, monkeypatch):
+    """A process that has recorded, and then nothing; the encoder would not look at anything for an hour."""
+    monkeypatch.setattr(writer, "_RESTS_AFTER", 2)
+    monkeypatch.setattr(watchdog, "_LOOK_EVERY_SEC", 3600)
+    folder = install(hang_after_sec=36000)
+    with step(1), span("first"):
+        pass
+    wait_until(rests)
+    return folder
+
+
+def test_what_is_recorded_while_the_encoder_rests_wakes_it(resting, records_below):
+    with step(2), span("second"):
+        pass
+    assert not rests()
+    wait_until(lambda: "step_2/worker_0.jsonl" in records_below(resting))
+    wait_until(rests)  # again
+    with span("tool_execution"):  # watched while it is open
+        assert not rests()
+
+
+def test_flush_and_uninstall_do_not_wait_for_an_encoder_that_rests(resting, records_below):
+    assert flush()
+    uninstall()
+    assert spans.current_buffer() is spans.OFF
+    assert [record["event"] for record in records_below(resting)["step_1/worker_0.jsonl"]] == [
+        "log_opened",
+        "first",
+        "step_closed",
+        "log_closed",
+    ]
+
+
+def test_the_encoder_does_not_rest_while_an_event_loop_runs_that_may_be_held(install, monkeypatch):
+    monkeypatch.setattr(writer, "_RESTS_AFTER", 2)
+    looks = []
+    look = loop.look_at_hearts
+    monkeypatch.setattr(watchdog, "look_at_hearts", lambda: looks.append(look()) or looks[-1])
+    install()
+
+    async def main():
+        with span("first"):
+            await asyncio.sleep(0.1)
+        seen = len(looks)
+        while len(looks) < seen + 10:
+            await asyncio.sleep(0.01)
+            assert not rests()
+
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_a_disk_that_hangs_costs_bounded_memory_and_is_told_of_once(run_script, log_dir):
@@ -270,9 +336,9 @@ def test_flush_says_that_what_was_recorded_is_written(install, records_below):
 
 
 def test_where_little_is_recorded_every_other_tick_writes_or_the_ticks_are_longer(log_dir):
-    looks_soon = True
+    leave_sec = 0.0
     calm = Writer(
-        Disk(Files(log_dir, Clock(), "run", dict), 2**30), LineMaker(Clock()), lambda disk: looks_soon
+        Disk(Files(log_dir, Clock(), "run", dict), 2**30), LineMaker(Clock()), lambda disk: leave_sec
     )
 
     def left_after(recorded, woken=False):
@@ -285,7 +351,7 @@ def test_where_little_is_recorded_every_other_tick_writes_or_the_ticks_are_longe
     assert left_after(1, woken=True) == 0
     assert [left_after(writer._LITTLE + 1), left_after(writer._LITTLE + 1)] == [0, 0]
     assert calm._tick_sec == writer.TICK_SEC
-    looks_soon = False
+    leave_sec = 1.0
     assert [left_after(1, woken=True), left_after(1), left_after(1)] == [0, 0, 0]
     assert calm._tick_sec == writer.CALM_TICK_SEC
     left_after(writer._LITTLE + 1)

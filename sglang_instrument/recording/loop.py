@@ -53,17 +53,22 @@ class Heart:
         """The loop; None once it is gone."""
         return self._loop()
 
-    def look(self) -> None:
-        """Look at the heart from another thread: is the loop running, and if it is late, at what?"""
+    def look(self) -> bool:
+        """Look at the heart from another thread: is the loop running, and if it is late, at what?
+
+        Returns:
+            Whether it is running.
+        """
         loop = self.loop
         if loop is None or not loop.is_running():
             self._seen_stopped = True
-            return
+            return False
         self._seen_running = True
         late_ns = time.perf_counter_ns() - self._due_ns
         if late_ns > BLOCK_SEC * 1e9 and not self._seen_stopped and self._is_held():
             self._samples[tuple(of_thread(self.thread, _FRAMES))] += 1
             self._blocked_span = self._blocked_span or _running_span(self.loop)
+        return True
 
     def _is_held(self) -> bool:
         """Whether a callback runs now; else the loop itself waits, for events, for a core or for the GIL."""
@@ -144,13 +149,14 @@ def task_seen(loop: "asyncio.AbstractEventLoop", thread: int) -> None:
 
 
 def look_at_hearts() -> bool:
-    """Look at each loop from outside, at each tick of the encoder's thread; return whether there is any."""
+    """Look at each loop from outside, and return whether one runs; the encoder calls this at its ticks."""
+    loop_runs = False
     for key, heart in list(_hearts.items()):
         if heart.dead:
             _hearts.pop(key, None)
-        else:
-            heart.look()
-    return bool(_hearts)
+        elif heart.look():
+            loop_runs = True
+    return loop_runs
 
 
 def forget_hearts() -> None:

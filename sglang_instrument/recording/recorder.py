@@ -9,13 +9,14 @@ from sglang_instrument.config import Config
 from sglang_instrument.recording import context, device, identity, loop, nvtx, spans
 from sglang_instrument.recording.clock import Clock
 from sglang_instrument.recording.device_events import HeldBack
+from sglang_instrument.recording.disk import Disk
 from sglang_instrument.recording.files import Files
 from sglang_instrument.recording.lines import LineMaker
 from sglang_instrument.recording.notices import notice, swallowed
 from sglang_instrument.recording.selection import selection_for
 from sglang_instrument.recording.watchdog import Watchdog
 from sglang_instrument.recording.write_through import CallersDisk, LineWriter
-from sglang_instrument.recording.writer import Disk, Writer
+from sglang_instrument.recording.writer import Writer
 
 if TYPE_CHECKING:
     import asyncio
@@ -111,7 +112,7 @@ class Recorder:
 
     def _task_seen(self, running: "asyncio.AbstractEventLoop", thread: int) -> None:
         try:
-            self._writer.start()  # it looks at the loop from outside
+            self._writer.be_awake()  # it looks at the loop from outside
             loop.task_seen(running, thread)
         except Exception as error:  # a loop of somebody's own, which cannot do what asyncio's can
             swallowed("watching an event loop", error)
@@ -134,12 +135,13 @@ class Recorder:
         if config.nvtx:
             self._writer.tap(nvtx.Ranges)
 
-    def _look(self, disk: Disk) -> bool:
+    def _look(self, disk: Disk) -> float:
+        """Look at what does not come from a span; return for how many seconds that may be left alone."""
         self._held_back.let_old_go()
-        look_again_soon = self._watchdog.look(disk)
+        leave_sec = self._watchdog.look(disk)
         if self._files.is_news():
             disk.do(self._files.describe_process)
-        return look_again_soon
+        return 0.0 if len(self._held_back) else leave_sec
 
 
 def _let_go(files: Files) -> None:

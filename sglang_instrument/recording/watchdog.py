@@ -5,11 +5,11 @@ from typing import Any, Final
 
 from sglang_instrument import schema
 from sglang_instrument.recording.context import Scope
+from sglang_instrument.recording.disk import Disk
 from sglang_instrument.recording.lines import LineMaker
 from sglang_instrument.recording.loop import look_at_hearts
 from sglang_instrument.recording.spans import OPEN, Span
 from sglang_instrument.recording.stacks import Owners, of_task, owners_of
-from sglang_instrument.recording.writer import Disk
 
 _LOOK_EVERY_SEC: Final = 1.0
 _FRAMES: Final = 8  # innermost frames of where a span stands
@@ -27,23 +27,24 @@ class Watchdog:
     def __init__(self, maker: LineMaker, first_age_sec: float) -> None:
         self._maker = maker
         self._first_ns = int(first_age_sec * 1e9)
+        self._every_sec = min(_LOOK_EVERY_SEC, first_age_sec / 4)
         self._next_look = 0.0
         self._reported: dict[int, tuple[int, int]] = {}  # id -> (start, age at the next report)
 
-    def look(self, disk: Disk) -> bool:
+    def look(self, disk: Disk) -> float:
         """Report what is due; called at each tick, looks at the open spans about once a second.
 
         Returns:
-            Whether there is an event loop that should be looked at again soon.
+            For how many seconds it need not be called again: not for a moment while an event loop runs.
         """
-        is_some_loop = look_at_hearts()
+        loop_runs = look_at_hearts()
         now = time.monotonic()
         if now >= self._next_look:
-            self._report(disk, now)
-        return is_some_loop
+            self._next_look = now + self._every_sec
+            self._report_due(disk)
+        return 0.0 if loop_runs else self._every_sec
 
-    def _report(self, disk: Disk, now: float) -> None:
-        self._next_look = now + min(_LOOK_EVERY_SEC, self._first_ns / 4e9)
+    def _report_due(self, disk: Disk) -> None:
         due = self._due(time.perf_counter_ns())
         by_scope: dict[Scope, list[Span]] = {}
         for span in due:

@@ -7,12 +7,13 @@ from _thread import RLock, get_ident
 from collections.abc import Callable
 
 from sglang_instrument.recording.context import Scope
+from sglang_instrument.recording.disk import Disk
 from sglang_instrument.recording.files import Files
 from sglang_instrument.recording.lines import LineMaker, Lines
 from sglang_instrument.recording.notices import swallowed
 from sglang_instrument.recording.selection import Selection
 from sglang_instrument.recording.spans import Span
-from sglang_instrument.recording.writer import Disk, Writer
+from sglang_instrument.recording.writer import Writer
 
 
 class CallersDisk(Disk):
@@ -48,7 +49,7 @@ class LineWriter(Writer):
         self,
         disk: Disk,
         maker: LineMaker,
-        watch: Callable[[Disk], bool],
+        watch: Callable[[Disk], float],
         selection: Selection | None = None,
     ) -> None:
         super().__init__(disk, maker, watch, selection)
@@ -67,6 +68,10 @@ class LineWriter(Writer):
 
     def wake(self) -> None:
         """Do nothing: nothing waits."""
+
+    def _may_rest(self) -> bool:
+        """Rest never: no span would wake the thread."""
+        return False
 
     def _tick(self, woken: bool) -> None:
         self._alone(lambda: super(LineWriter, self)._tick(woken), "encoding the log")

@@ -13,8 +13,8 @@ from typing import Final
 
 from sglang_instrument.recording import spans as hot
 from sglang_instrument.recording.context import Scope, count_dropped, on_scope_closed, scopes, take_ended
-from sglang_instrument.recording.files import Files
-from sglang_instrument.recording.lines import LineMaker, Lines
+from sglang_instrument.recording.disk import Disk, Job
+from sglang_instrument.recording.lines import LineMaker
 from sglang_instrument.recording.notices import notice, swallowed
 from sglang_instrument.recording.selection import Selection
 from sglang_instrument.recording.spans import OFF, Buffer, Span, use_buffer
@@ -24,62 +24,9 @@ TICK_SEC: Final = 0.05
 # works: they are written half as often, which keeps what SIGKILL costs well within its bound.
 CALM_TICK_SEC: Final = 0.1
 _LITTLE: Final = 500  # spans a tick
+_RESTS_AFTER: Final = 10  # ticks at which nothing was recorded
 _SLAB: Final = 4096  # spans taken out of the buffer at once: they stay in the processor's cache until encoded
 MOST_SPANS: Final = 200_000  # in the buffer; only a program that never lets the encoder run gets there
-
-_Job = Callable[[], object]
-
-
-class Disk:
-    """A thread that does what is put to it, in order; what waits is bounded in bytes."""
-
-    def __init__(self, files: Files, limit_bytes: int) -> None:
-        self.files = files
-        self.dropped_records = 0
-        self._limit = limit_bytes
-        self._bytes_put = 0  # by the encoder's thread alone
-        self._bytes_done = 0  # by this one alone: two counters need no lock
-        self._ended = False
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="sglang_instrument-disk", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def write(self, scope: Scope, lines: Lines, records: int) -> None:
-        """Append lines to the scope's file, later; drop them if too much waits already."""
-        if self._bytes_put - self._bytes_done + len(lines) > self._limit:
-            count_dropped(scope, records)
-            self.dropped_records += records
-            notice("disk too slow", "the disk does not keep up: new records are dropped and counted")
-            return
-        self._bytes_put += len(lines)
-
-        def job() -> None:
-            self.files.write(scope, lines, records)
-            self._bytes_done += len(lines)
-
-        self._jobs.put(job)
-
-    def do(self, job: _Job) -> None:
-        """Run `job` after everything that was put before."""
-        self._jobs.put(job)
-
-    def end(self) -> None:
-        """End the thread after everything that was put before."""
-        self._jobs.put(self._end)
-
-    def _end(self) -> None:
-        self._ended = True
-
-    def _run(self) -> None:
-        while not self._ended:
-            job = self._jobs.get()
-            try:
-                job()
-            except Exception as error:
-                swallowed("writing the log", error)
 
 
 class Writer:
@@ -88,8 +35,8 @@ class Writer:
     Args:
         disk: Where lines go.
         maker: Makes them.
-        watch: Called at each tick with the disk; reports spans that do not end, returns whether it wants the
-            next tick soon.
+        watch: Called at each tick with the disk; reports spans that do not end. Returns for how many seconds
+            it need not be called again as long as nothing is recorded.
         selection: Says which records are kept; None keeps them all.
     """
 
@@ -97,7 +44,7 @@ class Writer:
         self,
         disk: Disk,
         maker: LineMaker,
-        watch: Callable[[Disk], bool],
+        watch: Callable[[Disk], float],
         selection: Selection | None = None,
     ) -> None:
         self.disk = disk
@@ -113,9 +60,10 @@ class Writer:
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # signal handlers may put, too
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._flushes: list[tuple[_Job, threading.Event]] = []
+        self._flushes: list[tuple[Job, threading.Event]] = []
         self._tick_sec = TICK_SEC
         self._let_one_pass = True  # a tick at which nothing is written; never the first one
+        self._quiet_ticks = 0  # since something was recorded
         self._closed = False
         self._ended = False
 
@@ -159,14 +107,48 @@ class Writer:
                     self._stop_taking()
                     return
                 self._thread = thread
-                if isinstance(hot.current_buffer(), _FirstSpan):
-                    use_buffer(self._buffer, self.start, self.wake)
+                self._take_directly()
+
+    def _take_directly(self) -> None:
+        if isinstance(hot.current_buffer(), _FirstSpan):
+            use_buffer(self._buffer, self.start, self.wake)
 
     def take(self, span: Span) -> None:
-        """Take a span that found no thread to be running."""
-        self.start()
+        """Take a span that found no thread to be running, or that it rested."""
+        self.be_awake()
         if not self._closed:
             self._buffer.append(span)
+
+    def be_awake(self) -> None:
+        """Start the threads, or have the one that rests run at once, and at each tick from now on."""
+        self.start()
+        if not isinstance(hot.current_buffer(), _FirstSpan):
+            return
+        self._quiet_ticks = 0
+        if self._starting.acquire(blocking=False):  # whoever has it does the same
+            try:
+                if not self._closed:
+                    self._take_directly()
+            finally:
+                self._starting.release()
+        self.wake()
+
+    def _next_tick_sec(self, is_little: bool, leave_sec: float) -> float:
+        """Return for how long to sleep after few or many spans, if all else may be left for so long."""
+        if not is_little or leave_sec < CALM_TICK_SEC:
+            return TICK_SEC
+        return leave_sec if self._quiet_ticks >= _RESTS_AFTER and self._may_rest() else CALM_TICK_SEC
+
+    def _may_rest(self) -> bool:
+        """Have the next span that ends, or the first that opens, wake this thread; return whether it will.
+
+        So between two rollouts nothing of ours runs.
+        """
+        with self._starting:
+            if not self._closed and hot.current_buffer() is self._buffer:
+                use_buffer(_FirstSpan(self), self.be_awake, self.wake)
+        # What another thread was about to append meanwhile is seen here; if not, it waits for as long.
+        return isinstance(hot.current_buffer(), _FirstSpan) and not self._spans
 
     def wake(self) -> None:
         """Make the encoder run now, not at its next tick: something ended that may be the process's last."""
@@ -185,7 +167,7 @@ class Writer:
         self.flush_then(int, written)
         return written.wait(timeout_sec)
 
-    def flush_then(self, job: _Job, done: threading.Event) -> None:
+    def flush_then(self, job: Job, done: threading.Event) -> None:
         """Write all that is recorded so far, do `job` on the disk thread, and set `done`."""
         self._flushes.append((job, done))
         self._wakes.put(None)
@@ -229,10 +211,11 @@ class Writer:
         is_little = len(self._spans) <= _LITTLE
         may_pass = is_little and self._tick_sec < CALM_TICK_SEC and not (woken or asked)
         self._let_one_pass = may_pass and not self._let_one_pass
+        self._quiet_ticks = 0 if self._spans else self._quiet_ticks + 1
         if not self._let_one_pass:
             self._write()
-        look_soon = self._watch(self.disk)
-        self._tick_sec = CALM_TICK_SEC if is_little and not look_soon else TICK_SEC
+        leave_sec = self._watch(self.disk)
+        self._tick_sec = self._next_tick_sec(is_little, leave_sec)
         for job, done in self._flushes[:asked]:
             self.disk.do(job)
             self.disk.do(done.set)
@@ -296,7 +279,7 @@ class Writer:
 
 
 class _FirstSpan:
-    """The buffer of a process that has recorded nothing yet, or of a forked child: it starts the threads."""
+    """The buffer while nothing is recorded, as in a forked child: it starts or wakes the threads."""
 
     __slots__ = ("_writer",)
 
@@ -304,5 +287,5 @@ class _FirstSpan:
         self._writer = writer
 
     def append(self, span: Span, /) -> None:
-        """Start the threads and pass the span on."""
+        """Start or wake the threads, and pass the span on."""
         self._writer.take(span)
