@@ -107,3 +107,25 @@ def test_a_role_that_install_is_given_later_wins_and_goes_with_it(install):
     sglang_instrument.uninstall()
     install()
     assert (identity.process_role(), os.environ[identity.SERVER]) == ("server", "2")
+
+
+def test_a_process_that_is_told_the_same_again_and_again_still_hears_what_is_new():
+    def told(*asked):
+        identity.learn(*asked)
+        return identity.file_name("scheduler", identity.process_worker())
+
+    assert [told("scheduler", 2, 1), told("scheduler", 2, 1)] == ["scheduler_2_tp1", "scheduler_2_tp1"]
+    assert [told("scheduler", 3, 1), told("scheduler", 2, 1)] == ["scheduler_3_tp1", "scheduler_2_tp1"]
+    identity.forget()
+    assert told("scheduler", 2, 1) == "scheduler_2_tp1"
+
+
+def test_an_actor_that_has_no_name_yet_learns_its_number_when_it_has_one(monkeypatch):
+    monkeypatch.setattr(identity.actors, "may_run", lambda: True)
+    names = iter([None, None, "sglang_server_4"])
+    monkeypatch.setattr(identity.actors, "actor_name", lambda: next(names))
+    identity.learn("scheduler", None, 0)
+    assert identity.process_worker() == 0
+    identity.learn("scheduler", None, 0)
+    identity.learn("scheduler", None, 0)
+    assert identity.process_worker() == 4
