@@ -1,6 +1,7 @@
 """The real rollout of verl over the real engine: what is logged, and that nothing else changes."""
 
 import json
+from statistics import fmean, median
 
 import expected
 import pytest
@@ -66,6 +67,58 @@ def test_turn_timings_are_the_reference_s(outcome):
         for turn in extra["turn_timings"]:
             parts = ("pre_process_duration", "engine_call_duration", "post_process_duration")
             assert sum(turn[part] for part in parts) <= turn["total_duration"]
+
+
+def test_a_request_s_averages_and_shares_are_those_of_its_turns(outcome):
+    for request in named(of_step(outcome, TOOLS), "async_rollout_request_complete"):
+        extra, turns = request["extra"], request["extra"]["turn_timings"]
+        engine = [turn["engine_call_duration"] for turn in turns]
+        post = [turn["post_process_duration"] for turn in turns]
+        shares = {
+            "engine_time_pct": sum(engine) / request["duration_sec"] * 100,
+            "post_process_time_pct": sum(post) / request["duration_sec"] * 100,
+        }
+        seconds = {
+            "avg_turn_duration": fmean(turn["total_duration"] for turn in turns),
+            "avg_engine_call_duration": fmean(engine),
+            "avg_post_process_duration": fmean(post),
+            "total_engine_time": sum(engine),
+            "total_post_process_time": sum(post),
+        }
+        assert {name: extra[name] for name in seconds} == pytest.approx(seconds, abs=1e-6)
+        assert {name: extra[name] for name in shares} == pytest.approx(shares, abs=0.01)
+        assert extra["turns_with_tools"] == sum(turn["has_tool_calls"] for turn in turns)
+        assert extra["finish_reason"] == turns[-1]["finish_reason"]
+
+
+def test_a_turn_s_parts_are_those_that_lie_in_it(outcome):
+    records = of_step(outcome, TOOLS)
+    parts = {
+        "pre_process_duration": "turn_pre_process",
+        "engine_call_duration": "turn_engine_call",
+        "post_process_duration": "turn_post_process",
+        "tool_parsing_duration": "turn_tool_parsing",
+    }
+    for turn in named(records, "turn_end"):
+        extra = turn["extra"]
+        ids = {"request_id": extra["request_id"], "turn": extra["turn"]}
+        for field, event in parts.items():
+            mine = [one for one in named(records, event) if ids.items() <= one["extra"].items()]
+            assert extra[field] == pytest.approx(sum(one["duration_sec"] for one in mine), abs=1e-6)
+        for share, field in (("engine_call_pct", "engine_call"), ("post_process_pct", "post_process")):
+            of_turn = extra[f"{field}_duration"] / turn["duration_sec"] * 100
+            assert extra[share] == pytest.approx(of_turn, abs=0.01)
+        assert extra["has_tool_calls"] is (extra["tool_parsing_duration"] > 0)
+
+
+def test_a_step_s_lengths_are_summed_up_as_the_reference_does(outcome):
+    [record] = named(of_step(outcome, TOOLS), "step_response_length_stats")
+    extra, lengths = record["extra"], sorted(record["extra"]["response_lengths"])
+    assert extra["response_length_mean"] == pytest.approx(fmean(lengths), abs=0.01)
+    assert extra["response_length_median"] == median(lengths)
+    assert (extra["response_length_min"], extra["response_length_max"]) == (lengths[0], lengths[-1])
+    assert lengths[-2] <= extra["response_length_p80"] <= extra["response_length_p95"] <= lengths[-1]
+    assert (extra["requests_over_500"], extra["requests_over_1000"], extra["batch_size"]) == (0, 0, 4)
 
 
 def test_each_request_and_turn_is_there_once(outcome):
