@@ -69,6 +69,37 @@ def test_a_span_that_ends_in_another_thread_during_uninstall_starts_nothing_anew
     assert not script.folder.exists()
 
 
+@pytest.mark.parametrize("durability", ["buffered", "line"])
+def test_a_signal_handler_that_records_while_the_threads_are_started_waits_for_nobody(run_script, durability):
+    script = run_script(
+        """
+        import signal, threading
+        import sglang_instrument as si
+
+        def handle(*_):
+            with si.span("handler"):
+                pass
+
+        def start_interrupted(thread):
+            signal.raise_signal(signal.SIGUSR1)
+            start(thread)
+
+        start, threading.Thread.start = threading.Thread.start, start_interrupted
+        signal.signal(signal.SIGUSR1, handle)
+        si.install()
+        with si.step(1):
+            for event in ("first", "second"):
+                with si.span(event):
+                    pass
+        assert si.flush()
+        """,
+        SGLANG_INSTRUMENT_DURABILITY=durability,
+    )
+    events = [record["event"] for record in own(script.records["step_1/worker_0.jsonl"])]
+    assert sorted(set(events)) == ["first", "handler", "second"]
+    assert (events.count("first"), events.count("second")) == (1, 1)
+
+
 def test_tasks_record_while_others_install_and_uninstall(install, log_dir):
     over = asyncio.Event()
     path = log_dir / "run/step_1/worker_0.jsonl"

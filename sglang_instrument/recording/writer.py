@@ -58,7 +58,8 @@ class Writer:
         self._encoding = 0  # spans that were taken out of the buffer
         self._buffer: Buffer = self._spans  # once the threads run
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # signal handlers may put, too
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()  # a signal handler may record while the threads are started
+        self._is_starting = False
         self._thread: threading.Thread | None = None
         self._flushes: list[tuple[Job, threading.Event]] = []
         self._tick_sec = TICK_SEC
@@ -97,17 +98,24 @@ class Writer:
         if self._thread is not None:
             return
         with self._starting:
-            if self._thread is None and not self._closed:
+            if self._thread is None and not (self._closed or self._is_starting):
+                self._is_starting = True
                 try:
-                    self.disk.start()
-                    thread = threading.Thread(target=self._run, name="sglang_instrument-writer", daemon=True)
-                    thread.start()
-                except RuntimeError as error:  # no more threads, or the interpreter is going
-                    swallowed("starting the writer's threads", error)
-                    self._stop_taking()
-                    return
-                self._thread = thread
-                self._take_directly()
+                    self._start_threads()
+                finally:
+                    self._is_starting = False
+
+    def _start_threads(self) -> None:
+        try:
+            self.disk.start()
+            thread = threading.Thread(target=self._run, name="sglang_instrument-writer", daemon=True)
+            thread.start()
+        except RuntimeError as error:  # no more threads, or the interpreter is going
+            swallowed("starting the writer's threads", error)
+            self._stop_taking()
+            return
+        self._thread = thread
+        self._take_directly()
 
     def _take_directly(self) -> None:
         if isinstance(hot.current_buffer(), _FirstSpan):
