@@ -52,23 +52,31 @@ def interval(values, draws=2000):
     return medians[round(draws * 0.025)], medians[round(draws * 0.975) - 1]
 
 
+def differences(rounds, one, other):
+    """Return by how many CPU seconds a step each round's variants differ."""
+    return [answers[one]["cpu_sec"] - answers[other]["cpu_sec"] for answers in rounds]
+
+
 def test_our_own_cpu_is_an_eighth_of_the_reference_logger_s(show, tmp_path: Path):
     rounds = measure("at_once", tmp_path, ROUNDS)
-    own = [one["instrumented"]["cpu_sec"] - one["nothing"]["cpu_sec"] for one in rounds]
-    theirs = [one["reference"]["cpu_sec"] for one in rounds]
+    own = differences(rounds, "instrumented", "nothing")
+    # The logger where the events end, as in the reference's fork, and in a loop, where it is cheapest.
+    theirs = statistics.median(differences(rounds, "in_place", "nowhere"))
+    alone = statistics.median(one["reference"]["cpu_sec"] for one in rounds)
     # Both medians first: a round's difference of two long runs is too coarse to be divided by anything.
-    ratio = statistics.median(own) / statistics.median(theirs)
-    low, high = (bound / statistics.median(theirs) for bound in interval(own))
+    ours = statistics.median(own)
+    low, high = (bound / theirs for bound in interval(own))
     rows = [
         ("a step of verl", f"{statistics.median(one['nothing']['cpu_sec'] for one in rounds):.3f}", "", ""),
-        ("the reference's logger", f"{statistics.median(theirs):.4f}", "1", ""),
-        ("ours", f"{statistics.median(own):.4f}", f"{ratio:.3f}", f"{low:.3f} .. {high:.3f}"),
+        ("the reference's logger, in the rollout", f"{theirs:.4f}", "1", ""),
+        ("the same in a loop of its own", f"{alone:.4f}", f"{alone / theirs:.3f}", ""),
+        ("ours", f"{ours:.4f}", f"{ours / theirs:.3f}", f"{low:.3f} .. {high:.3f}"),
     ]
     events = rounds[0]["reference"]["events"]
-    title = f"256 requests, 3 turns, an engine that answers at once: {events} events a step"
-    show(table(title, ("", "CPU s", "ratio", "95 %"), rows))
+    title = f"2 x 256 requests, 3 turns, an engine that answers at once: {events} events a step"
+    show(table(title, ("", "CPU s a step", "ratio", "95 %"), rows))
     save("verl_cpu", rows, rounds=rounds)
-    assert ratio <= CPU_BOUND
+    assert ours / theirs <= CPU_BOUND
 
 
 def test_the_wall_time_of_a_step_stays_the_same_on_the_real_engine(show, tmp_path):

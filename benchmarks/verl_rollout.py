@@ -20,6 +20,7 @@ from rollout import batch, module
 from stand_in import StandIn
 
 import sglang_instrument
+from sglang_instrument.recording import spans
 
 REQUESTS = 256
 #: Steps measured at a time: one on the real engine takes less than install() does, and varies by a quarter.
@@ -55,8 +56,39 @@ def instrumented(rollout, prompts, step, steps, folder):
         sglang_instrument.uninstall()
 
 
+class InPlace:
+    """Stands where our buffer does, so that an event is logged where it ends, as in the reference's fork.
+
+    With `log` that is the reference's logger, without it is nothing: the difference is what the logger takes
+    there, between verl's own work, in memory that is as cold as ours.
+    """
+
+    def __init__(self, path, log):
+        self._path, self._log = path, log
+
+    def append(self, span):
+        """Take an event as the fork's code has it at hand: its fields in a dict, its duration."""
+        context = span.context
+        extra = {**(context.extra or {}), **(span.extra or {})}
+        duration = (span.end - span.start) / 1e9 if span.end else None
+        if self._log is not None:
+            self._log(self._path, span.event, duration, extra, context.worker, context.step)
+
+
+def in_place(rollout, prompts, step, steps, folder, log=None):
+    """Measure steps whose events go to the reference's logger, or nowhere, where they end."""
+    sglang_instrument.install(log_dir=folder, experiment="in_place", trainers="verl")
+    path = str(Path(folder) / f"in_place_{step}.jsonl")
+    spans.use_buffer(InPlace(path, log))
+    try:
+        return timed(rollout, prompts, step, steps)
+    finally:
+        sglang_instrument.uninstall()
+        Path(path).unlink(missing_ok=True)
+
+
 def reference(step, steps, folder):
-    """Return the CPU seconds a step that the reference's logger takes for the events of these steps."""
+    """Return the CPU seconds a step of the reference's logger, in a loop of the events of these steps."""
     records = [one for number in range(steps) for one in records_of(step + number * APART, folder)]
     manager, to = StandIn(), str(Path(folder) / f"reference_{step}.jsonl")
     gc.collect()
@@ -93,8 +125,16 @@ def main(engine, folder, model, pairs):
             "nothing": lambda step=step: timed(rollout, prompts, step, STEPS[engine]),
             "instrumented": lambda step=step: instrumented(rollout, prompts, step, STEPS[engine], folder),
         }
-        answers = {name: variants[name]() for name in order.sample(sorted(variants), 2)}
         if engine == "at_once":
+            manager = StandIn()
+            variants["nowhere"] = lambda step=step: in_place(rollout, prompts, step, STEPS[engine], folder)
+            variants["in_place"] = lambda step=step, log=manager.log: in_place(
+                rollout, prompts, step, STEPS[engine], folder, log
+            )
+        answers = {name: variants[name]() for name in order.sample(sorted(variants), len(variants))}
+        if engine == "at_once":
+            for handle in manager.handles.values():
+                handle.close()
             answers["reference"] = reference(step, STEPS[engine], folder)
         rounds += [answers] if step else []  # the first pays for imports and memory
     print(json.dumps(rounds), flush=True)
