@@ -11,7 +11,7 @@ import pytest
 from logged import own, read_records
 
 import sglang_instrument
-from sglang_instrument import bind, event, span, step
+from sglang_instrument import bind, event, flush, span, step
 from sglang_instrument.analysis.run import open_run
 from sglang_instrument.recording import files, notices
 
@@ -371,3 +371,30 @@ def _open_logs(folder):
         if target.suffix == ".jsonl" and folder in target.parents:
             found.append(target)
     return sorted(found)
+
+
+def test_who_closes_our_descriptor_and_gets_its_number_finds_nothing_of_ours_in_his_file(
+    install, tmp_path, records_below
+):
+    folder = install()
+    with step(1), span("first"):
+        pass
+    assert flush()
+    path = folder / "step_1/worker_0.jsonl"
+    descriptors = Path("/proc/self/fd")
+    [ours] = [int(one.name) for one in descriptors.iterdir() if one.exists() and one.samefile(path)]
+    os.close(ours)
+    theirs = os.open(tmp_path / "checkpoint", os.O_WRONLY | os.O_CREAT)
+    if theirs != ours:  # another thread was faster: as if it had not been
+        os.dup2(theirs, ours)
+        os.close(theirs)
+    try:
+        with step(1), span("second"):
+            pass
+        assert flush()
+        os.write(ours, b"whole")
+    finally:
+        os.close(ours)
+    assert (tmp_path / "checkpoint").read_bytes() == b"whole"
+    written = [record["event"] for record in records_below(folder)["step_1/worker_0.jsonl"]]
+    assert [event for event in written if event in ("first", "second")] == ["first", "second"]

@@ -110,3 +110,25 @@ def test_what_stands_for_an_asyncio_task_goes_with_it():
         objects()
         before = objects()
         assert objects() - before < 100
+
+
+def test_a_task_that_refuses_attributes_in_its_own_way_is_not_disturbed(seen):
+    class Strict(asyncio.Task):
+        def __init__(self, *arguments, **more):
+            self.mine = 1
+            super().__init__(*arguments, **more)
+
+        def __setattr__(self, name, value):
+            if "instrument" in name:
+                raise ValueError(name)
+            super().__setattr__(name, value)
+
+        def __getattr__(self, name):
+            raise (ValueError if "instrument" in name else AttributeError)(name)
+
+    async def turn():
+        with span("turn"):
+            await asyncio.sleep(0)
+
+    run_as(Strict, turn(), turn())
+    assert [record["event"] for record in seen] == ["turn", "turn"]

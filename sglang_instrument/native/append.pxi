@@ -17,10 +17,10 @@ def write_unless_gone(int descriptor, lines, Py_ssize_t begin):
     try:
         with nogil:
             gone = fstat(descriptor, &known) != 0 or known.st_nlink == 0
-            while not gone:
+            if not gone:
                 written = write(descriptor, <char *>view.buf + begin, view.len - begin)
-                if written >= 0 or errno != EINTR:
-                    break
+        if not gone and written < 0 and errno == EINTR:
+            written = 0  # whoever called sees the signal, and calls again
         if not gone and written < 0:
             PyErr_SetFromErrno(OSError)
         return written

@@ -36,7 +36,10 @@ cdef inline Task task_known_of(object owner):
             return None
         if is_exactly(place[0], Attributes):
             return (<Attributes>place[0]).task
-    known = getattr(owner, "_sglang_instrument", None)
+    try:
+        known = getattr(owner, "_sglang_instrument", None)
+    except Exception:  # a task of somebody's own, which may raise anything
+        return None
     return <Task>known if type(known) is Task else None
 
 

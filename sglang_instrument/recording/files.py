@@ -1,6 +1,7 @@
 """Own the run's files: folders, claims, opening, whole lines, closing. Only the disk thread works here."""
 
 import contextlib
+import errno
 import os
 import time
 from collections import OrderedDict
@@ -28,19 +29,34 @@ _STEPS_KEPT: Final = 2  # a step's file stays open until this many newer steps w
 class _File:
     """One open file.
 
-    `torn` says that its last line is not whole, `done` how many bytes of the last append it took.
+    `torn` says that its last line is not whole, `done` how many bytes of the last append it took, `inode`
+    which file it is.
     """
 
-    __slots__ = ("descriptor", "done", "path", "torn")
+    __slots__ = ("descriptor", "done", "inode", "path", "torn")
 
     def __init__(self, descriptor: int, path: Path) -> None:
         self.descriptor, self.path, self.done = descriptor, path, 0
-        size = os.fstat(descriptor).st_size
+        status = os.fstat(descriptor)
+        self.inode, size = (status.st_dev, status.st_ino), status.st_size
         self.torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+
+    def is_ours(self) -> bool:
+        """Return whether the descriptor still is this file's.
+
+        Who closes all that there are, or one twice, closes it; then a checkpoint may have its number.
+        """
+        try:
+            status = os.fstat(self.descriptor)
+        except OSError as error:  # a stale handle is ours, and must be closed
+            return error.errno != errno.EBADF
+        return (status.st_dev, status.st_ino) == self.inode
 
     def append(self, lines: Lines) -> bool:
         """Write all of `lines`, on a line of their own; return False if nobody would find them here."""
         self.done = 0
+        if not self.is_ours():
+            return False
         if self.torn:
             os.write(self.descriptor, b"\n")
             self.torn = False
@@ -239,7 +255,7 @@ class Files:
 
     def _close(self, scope: Scope) -> None:
         file = self._open.pop(scope, None)
-        if file is not None:
+        if file is not None and file.is_ours():
             with contextlib.suppress(OSError):
                 os.close(file.descriptor)
 

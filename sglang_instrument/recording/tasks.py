@@ -138,7 +138,7 @@ def current(inherited: Task | None) -> Task | None:
         task: Task = owner._sglang_instrument
         if task.thread == get_ident():
             return task
-    except (ValueError, AttributeError):
+    except Exception:  # several loops; not known; a task of somebody's own, which may raise anything
         pass
     return look_up(inherited)
 
@@ -164,7 +164,10 @@ def look_up(inherited: Task | None) -> Task | None:
 
 def known(owner: Any) -> Task | None:
     """Return what is known of an asyncio task; None if no span was seen in it."""
-    task: Task | None = getattr(owner, "_sglang_instrument", None)
+    try:
+        task: Task | None = getattr(owner, "_sglang_instrument", None)
+    except Exception:  # a task of somebody's own, which may raise anything
+        return None
     return task
 
 
@@ -203,7 +206,7 @@ def _meet(owner: Any, loop: Any, inherited: Task | None) -> Task | None:
     try:
         met = Task(next(_numbers), (inherited or thread_task(thread)).number, thread, ref(loop))
         owner._sglang_instrument = met
-    except (AttributeError, TypeError):  # a task or loop of somebody's own, without room for it
+    except Exception:  # a task or loop of somebody's own, without room for it
         return None
     return met
 
