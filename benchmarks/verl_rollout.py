@@ -16,15 +16,14 @@ from pathlib import Path
 import rollout as verl_rollout
 import user_classes
 import verl_requests
-from rollout import batch, module
+from rollout import QUESTIONS, batch, module
 from stand_in import StandIn
 
 import sglang_instrument
 from sglang_instrument.recording import spans
 
 REQUESTS = 256
-#: Steps measured at a time: one on the real engine takes less than install() does, and varies by a quarter.
-STEPS = {"at_once": 2, "real": 20}
+STEPS = {"at_once": 2, "real": 1}  # measured at a time
 WARM_UP = 1_000_000  # added to the number of a step that is not measured
 APART = 1_000  # between the numbers of those that are
 
@@ -116,7 +115,8 @@ def main(engine, folder, model, pairs):
     if engine == "at_once":
         module.AsyncEngine = verl_requests.Engine
     rollout = verl_rollout.build(model)
-    prompts = batch(rollout)
+    several = 1 if engine == "at_once" else REQUESTS // len(QUESTIONS)
+    prompts = batch(rollout, QUESTIONS * several)
     if engine == "at_once":
         verl_requests.make_light(rollout, REQUESTS)
     order, rounds = random.Random(0), []
