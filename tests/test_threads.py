@@ -100,6 +100,86 @@ def test_a_signal_handler_that_records_while_the_threads_are_started_waits_for_n
     assert (events.count("first"), events.count("second")) == (1, 1)
 
 
+INTERRUPTED = """
+    import signal, threading
+    from pathlib import Path
+    import sglang_instrument as si
+    from sglang_instrument.recording import context
+    from sglang_instrument.recording.presence import Presence
+
+    def start_interrupted(thread):
+        signal.raise_signal(signal.SIGUSR1)
+        start(thread)
+
+    start, threading.Thread.start = threading.Thread.start, start_interrupted
+
+    def ours(name):
+        return [thread for thread in threading.enumerate() if thread.name == f"sglang{name}"]
+"""
+
+
+def test_a_signal_handler_that_begins_a_step_while_the_profilers_thread_is_started_waits_for_nobody(
+    run_script,
+):
+    run_script(
+        INTERRUPTED
+        + """
+    def handle(*_):
+        with si.step(2):
+            pass
+
+    signal.signal(signal.SIGUSR1, handle)
+    si.install(profile_steps="1-2")
+    with si.step(1):
+        assert len(ours("-instrument-profile")) == 1
+    si.uninstall()
+    assert not ours("-instrument-profile")
+    """
+    )
+
+
+def test_a_signal_handler_that_has_something_patched_while_its_telling_starts_waits_for_nobody(run_script):
+    run_script(
+        INTERRUPTED
+        + """
+    presence = Presence(Path("run"), dict)
+    signal.signal(signal.SIGUSR1, lambda *_: presence.tell())
+    presence.tell()
+    assert len(ours("_instrument-reached")) == 1
+    presence.end(60)
+    """
+    )
+
+
+def test_a_signal_handler_that_binds_the_step_which_is_being_bound_waits_for_nobody(run_script):
+    run_script(
+        INTERRUPTED
+        + """
+    class Interrupted(context.Scope):  # with it a signal comes at each count, as it may in Python 3.10
+        def __setattr__(self, name, value):
+            signal.raise_signal(signal.SIGUSR1)
+            super().__setattr__(name, value)
+
+    def handle(*_):
+        global handled
+        handled += 1
+        with si.step(1):
+            pass
+
+    handled = 0
+    si.install()
+    plain = context.scope_for(None, None, 1, False)
+    interrupted = Interrupted(plain.role, plain.worker, 1, False)
+    signal.signal(signal.SIGUSR1, handle)
+    context.open_scope(interrupted)
+    context.count_dropped(interrupted, 1)
+    context.close_scope(interrupted)
+    assert context.take_ended(interrupted)
+    assert (handled, plain.open, interrupted.dropped) == (6, 0, 1)
+    """
+    )
+
+
 def test_tasks_record_while_others_install_and_uninstall(install, log_dir):
     over = asyncio.Event()
     path = log_dir / "run/step_1/worker_0.jsonl"

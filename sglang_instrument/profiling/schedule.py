@@ -118,7 +118,8 @@ class Schedule:
         self._ids = (experiment, run_id, folder, router, note)
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()  # steps of several workers may begin at once
+        # Steps of several workers may begin at once, and one in a signal handler while the thread is started.
+        self._starting = threading.RLock()
         self._reached: Reached | None = None
         self._last_slow = -_AT_MOST_EVERY_SEC
         self._begun: set[int] = set()
@@ -161,14 +162,19 @@ class Schedule:
     def restart_in_child(self) -> None:
         """Forget the parent's thread and captures, after a fork."""
         self._tasks, self._thread, self._begun = queue.SimpleQueue(), None, set()
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()
 
     def _start(self) -> None:
         with self._starting:
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="sglang-instrument-profile", daemon=True)
-                thread.start()
-                self._thread = thread
+                self._thread = threading.Thread(
+                    target=self._run, name="sglang-instrument-profile", daemon=True
+                )
+                try:
+                    self._thread.start()
+                except RuntimeError:  # no more threads: the next step may be luckier
+                    self._thread = None
+                    raise
 
     def _run(self) -> None:
         from sglang_instrument.profiling.recorded import Captures

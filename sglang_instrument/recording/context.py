@@ -1,6 +1,6 @@
 """Know, at any moment, for which step, worker, request and turn the program is working."""
 
-from _thread import allocate_lock, get_ident
+from _thread import RLock, get_ident
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, Final
@@ -65,7 +65,8 @@ CURRENT: Final[ContextVar[Context]] = ContextVar("sglang_instrument", default=UN
 _SOMETIMES_STEPLESS: Final = frozenset({"reward", "learner", "receiver"})
 
 _scopes: dict[tuple[str, int, int | None, bool], Scope] = {}
-_counting = allocate_lock()  # of the open blocks of a step, which several threads may open and close
+# Of the open blocks of a step, which several threads may open and close, and a signal handler meanwhile.
+_counting = RLock()
 
 
 def scope_for(role: str | None, worker: int | None, step: int | None, validate: bool) -> Scope:
@@ -238,7 +239,7 @@ def _identifier(value: Any) -> Identifier:
 def forget_all() -> None:
     """Start anew, as after a fork: no scope, no block, tasks numbered from zero."""
     global _counting
-    _counting = allocate_lock()  # the parent's may be held by a thread that does not exist here
+    _counting = RLock()  # the parent's may be held by a thread that does not exist here
     _scopes.clear()
     tasks.forget_tasks()
 

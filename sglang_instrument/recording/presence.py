@@ -31,7 +31,7 @@ class Presence:
     def __init__(self, folder: Path, describe: Callable[[], Mapping[str, Any]]) -> None:
         self._path = folder / "processes" / "reached" / f"{HOST}-{os.getpid()}.json"
         self._describe = describe
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler's import may be patched while the thread is started
         self._thread: threading.Thread | None = None
         self._is_news = False
         self._ending = threading.Event()
@@ -42,18 +42,20 @@ class Presence:
         with self._lock:
             self._is_news = True
             if self._thread is None and not self._ending.is_set():
-                thread = threading.Thread(target=self._run, name="sglang_instrument-reached", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name="sglang_instrument-reached", daemon=True
+                )
                 try:
-                    thread.start()
-                    self._thread = thread
+                    self._thread.start()
                 except RuntimeError as error:  # no more threads, or the interpreter is going
+                    self._thread = None
                     swallowed("saying that this process was reached", error)
 
     def end(self, wait_sec: float) -> None:
         """Write what is not written yet, as the process ends; wait for it so long, and only a moment."""
         self._ending.set()
         thread = self._thread
-        if thread is not None:
+        if thread is not None and thread.is_alive():
             thread.join(min(wait_sec, _EXIT_SEC))
 
     def cancel(self) -> None:
