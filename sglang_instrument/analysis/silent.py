@@ -55,32 +55,63 @@ class Silence:
 def silences(digest: Digest, files: Sequence[File]) -> list[Silence]:
     """Return the steps in which workers gave their last sign of life, and that these never closed."""
     digest = digest.of_workers()
+    return [_silence(digest, end) for end in _ends(digest, files)]
+
+
+@dataclass(frozen=True)
+class _End:
+    """A step that workers ended with.
+
+    Attributes:
+        step: The step.
+        last_us: When each of its workers gave its last sign of life there.
+        progress: How far each of them got.
+        at_work: The workers that ended there and had something left to do; where some of them missed a
+            report, those alone.
+        missed: Who did not report the step as open when others did.
+    """
+
+    step: _Step
+    last_us: dict[int, int]
+    progress: "_Progress"
+    at_work: list[int]
+    missed: set[int]
+
+
+def _ends(digest: Digest, files: Sequence[File]) -> Iterator[_End]:
     unclosed = _unclosed(files)
     if not unclosed:
-        return []
+        return
     signs = _last_signs(digest, files)
     newest = {worker: max(at for (_, who), at in signs.items() if who == worker) for _, worker in signs}
     waiting = set(_at_barriers(files))
-    found = []
     for step in sorted({step for step, _ in unclosed}):
         last = {worker: at for (one, worker), at in signs.items() if one == step}
         ended_here = [one for one in last if (step, one) in unclosed and last[one] == newest[one]]
-        if not ended_here:
-            continue
-        progress = _progress(digest, step, last)
-        at_work = [one for one in ended_here if progress.is_at_work(one) and (step, one) not in waiting]
-        missed = _missed_report(digest, files, step, last)
-        at_work = [one for one in at_work if one in missed] or at_work
-        first = min(at_work, key=lambda worker: (last[worker], worker), default=None)
-        others = [at for worker, at in last.items() if worker != first]
-        ahead = (max(others) - last[first]) / 1e6 if first is not None and others else None
-        is_alone = len(at_work) == 1 and progress.is_even and len(progress.done) > 1
-        if first is not None and ahead is not None and not (first in missed or is_alone):
-            left = progress.begun[first] - progress.done[first]
-            if _chance(_pauses(digest, left), ahead) * len(at_work) > _CHANCE:
-                first = None
-        found.append(Silence(*step, first, ahead, is_alone, progress.done, last))
-    return found
+        if ended_here:
+            progress, missed = _progress(digest, step, last), _missed_report(digest, files, step, last)
+            at_work = [one for one in ended_here if progress.is_at_work(one) and (step, one) not in waiting]
+            at_work = [one for one in at_work if one in missed] or at_work
+            yield _End(step, last, progress, at_work, missed)
+
+
+def _silence(digest: Digest, end: _End) -> Silence:
+    """Judge the silence of whoever was at work and gave the earliest last sign."""
+    last, progress = end.last_us, end.progress
+    first = min(end.at_work, key=lambda worker: (last[worker], worker), default=None)
+    others = [at for worker, at in last.items() if worker != first]
+    ahead = (max(others) - last[first]) / 1e6 if first is not None and others else None
+    is_alone = len(end.at_work) == 1 and progress.is_even and len(progress.done) > 1
+    is_told = first in end.missed or is_alone
+    if first is not None and ahead is not None and not (is_told or _is_too_long(digest, end, first, ahead)):
+        first = None
+    return Silence(*end.step, first, ahead, is_alone, progress.done, last)
+
+
+def _is_too_long(digest: Digest, end: _End, worker: int, silent_sec: float) -> bool:
+    """Return whether a worker that lives is hardly ever silent for so long."""
+    left = end.progress.begun[worker] - end.progress.done[worker]
+    return _chance(_pauses(digest, left), silent_sec) * len(end.at_work) <= _CHANCE
 
 
 def _chance(pauses: pl.Series, silent_sec: float) -> float:
