@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.verdict import Finding
 
 _MOST_FINDINGS: Final = 8
-_SPAN_SEC: Final = 0.44e-6  # of the thread on which a span ends, in pure Python; docs/cost.md measures it
+_SPAN_US: Final = 0.44  # of the thread on which a span ends, in pure Python; docs/cost.md measures it
 
 
 def story(run: Run, steps: pl.DataFrame, findings: Sequence[Finding], other: Run | None) -> dict[str, Any]:
@@ -90,7 +90,8 @@ def _cost(run: Run, training: pl.DataFrame) -> dict[str, Any]:
         "records": run.health.records,
         "bytes": written,
         "per_sec": run.health.records / seconds if seconds else None,
-        "share": run.health.records * _SPAN_SEC / seconds if seconds else None,
+        "span_us": _SPAN_US,
+        "share": run.health.records * _SPAN_US / 1e6 / seconds if seconds else None,
         "dropped": run.health.dropped,
     }
 
