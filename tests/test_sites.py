@@ -346,6 +346,21 @@ def test_a_package_and_its_submodule_can_both_be_targets(folder, make):
         sys.modules.pop(name)
 
 
+def test_who_is_told_what_was_patched_is_told_once_and_not_for_asking(folder):
+    told = []
+    patcher = Patcher(
+        [table(WHOLE)], make_probe=Notes().probe, patched=lambda: told.append(patcher.results())
+    )
+    patcher.install()
+    assert told == []  # nothing is imported
+    plant(folder, SOURCE)
+    assert len(told) == 1
+    assert states(patcher) == ["found"]
+    patcher.install()
+    assert len(told) == 1
+    patcher.uninstall()
+
+
 def test_a_function_built_into_c_is_wrapped_and_put_back(folder):
     module = plant(
         folder, "from math import sqrt\nfrom math import sqrt as kept\nclass S:\n    root = sqrt\n"

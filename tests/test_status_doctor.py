@@ -285,6 +285,22 @@ def test_status_lists_a_process_that_was_reached_and_recorded_nothing(run_script
     assert [patch["state"] for patch in process["patches"]] == ["found", "missing"]
 
 
+def test_the_thread_that_says_that_a_process_was_reached_ends_when_it_has_said_so(run_script, tables):
+    run_script(
+        f"""
+        import os, sys, threading, sglang_instrument
+        sys.modules.pop("textwrap", None)
+        sglang_instrument.install(patches=os.environ["TABLES"], trainers="mine")
+        import textwrap
+        {WAIT_FOR_REACHED}
+        for thread in [t for t in threading.enumerate() if t.name == "sglang_instrument-reached"]:
+            thread.join(60)
+            assert not thread.is_alive()
+        """,
+        TABLES=str(tables),
+    )
+
+
 def test_status_shows_a_process_once_that_was_reached_and_then_recorded(run_script, printed, tables):
     recorded = run_script(
         f"""

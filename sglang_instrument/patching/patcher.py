@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
@@ -136,14 +136,14 @@ class Patcher:
         ready = [module for module in loaded if isinstance(module, ModuleType) and not _is_importing(module)]
         self._patch([module for module in {*ready, *also} if module.__name__ not in self._patched])
 
-    def _patch(self, modules: Iterable[ModuleType]) -> None:
+    def _patch(self, modules: Collection[ModuleType]) -> None:
         jobs: dict[int, _Job] = {}
         for module in modules:
             self._patched[module.__name__] = module
             for table in self._tables:
                 for patch in table.patches:
                     self._find(module, table, patch, jobs)
-        if self._patched:
+        if modules:  # whoever is told asks for the results, and comes by here again
             self._told()
         if not jobs:
             return
