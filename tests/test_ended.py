@@ -122,6 +122,13 @@ def test_a_run_is_over_when_its_workers_are_gone(folder: Path) -> None:
     assert open_run(folder).is_over
 
 
+def test_a_worker_that_has_ended_and_that_nobody_asked_about_is_gone(folder: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        describe(folder, 0, child.pid)
+        assert open_run(folder).is_over
+
+
 def test_a_run_is_not_over_while_a_worker_lives(folder: Path) -> None:
     describe(folder, 0, dead_pid())
     describe(folder, 1, os.getpid())

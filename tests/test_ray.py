@@ -1,5 +1,7 @@
 """Ray kills actors without a word: what was on disk before is whole, and belongs to one run."""
 
+import time
+
 import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed here; tests/environments/ray.sh makes a place for it")
@@ -49,3 +51,77 @@ def test_actors_that_are_left_alive_when_their_driver_ends_lose_no_step(start_sc
         assert events.count("did") == events.count("async_rollout_request_complete") == 100
         (closed,) = [record for record in records if record["event"] == "step_closed"]
         assert closed["extra"] == {"written": 201, "dropped": 0, "sampled_out": 0}
+
+
+DEATH = """
+    import os, pathlib, signal, time, ray
+    import sglang_instrument as si
+
+    si.install()
+    folder = pathlib.Path(si.status()["folder"])
+
+    class Barrier:
+        def __init__(self):
+            self.arrived = 0
+
+        async def wait(self, everyone):
+            import asyncio
+
+            self.arrived += 1
+            while self.arrived < everyone:
+                await asyncio.sleep(0.01)
+
+    class Rollout:
+        def __init__(self, rank, barrier):
+            os.environ["RANK"] = str(rank)
+            si.install()
+            self.rank, self.barrier = rank, barrier
+
+        def run(self, number, hangs_at=None):
+            with si.step(number), si.span("total_step_duration"):
+                for index in range(8):
+                    request = f"{number}-{self.rank}-{index}"
+                    with si.bind(request_id=request), si.span("async_rollout_request_complete"):
+                        self.reply(index == hangs_at)
+                with si.span("barrier_wait_duration"):
+                    ray.get(self.barrier.wait.remote(2 * number))
+            return os.getpid()
+
+        def reply(self, hangs):
+            for turn in range(2):
+                with si.bind(turn=turn), si.span("turn_engine_call"):
+                    time.sleep(3600 if hangs and turn else 0.01)
+
+    def done(rank):
+        path = folder / f"step_3/worker_{rank}.jsonl"
+        return path.read_text().count("async_rollout_request_complete") if path.exists() else 0
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    barrier = ray.remote(num_cpus=0)(Barrier).remote()
+    actors = [ray.remote(num_cpus=1)(Rollout).remote(rank, barrier) for rank in range(2)]
+    for number in (1, 2):
+        processes = ray.get([actor.run.remote(number) for actor in actors])
+    running = [actors[0].run.remote(3), actors[1].run.remote(3, hangs_at=3)]
+    while [done(0), done(1)] != [8, 3]:
+        time.sleep(0.01)
+    os.kill(processes[1], signal.SIGKILL)
+    try:
+        ray.get(running)
+    except ray.exceptions.RayActorError:
+        raise SystemExit(1)
+"""
+
+
+def test_of_two_actors_the_one_that_is_killed_in_the_middle_of_a_step_is_named(start_script):
+    from sglang_instrument.analysis import open_run
+    from sglang_instrument.analysis.verdict import verdict
+
+    script = start_script(DEATH)
+    script.wait(code=1, timeout=180)
+    deadline = time.monotonic() + 120
+    while not (run := open_run(script.folder)).is_over:  # the other one is ended with its driver
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert verdict(run.digest, run.files, run.is_over) == (
+        "step 3: worker 1 was the only one at work when the run ended: it had 3 requests done, the others 8"
+    )

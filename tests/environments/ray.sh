@@ -4,4 +4,4 @@
 set -eu
 ENVIRONMENT=.envs/ray
 [ -x "$ENVIRONMENT/bin/python" ] || "${PYTHON:-python3}" -m venv "$ENVIRONMENT"
-"$ENVIRONMENT/bin/python" -m pip install --quiet --disable-pip-version-check "ray>=2.9" pytest --editable .
+"$ENVIRONMENT/bin/python" -m pip install --quiet --disable-pip-version-check "ray>=2.9" pytest --editable '.[analysis]'
