@@ -106,6 +106,34 @@ def test_an_error_is_one_line_without_a_traceback(capsys: pytest.CaptureFixture[
     assert error.startswith("sglang-instrument: ")
 
 
+WITHOUT_EXTRAS = """
+import sys
+for name in ("polars", "rich", "zstandard"):
+    sys.modules[name] = None  # as if it were not installed
+from sglang_instrument.cli.main import main
+for arguments in sys.argv[2:]:
+    print(arguments, main([*arguments.split(), sys.argv[1]]))
+"""
+
+
+def test_a_command_without_what_it_needs_says_what_to_install(logs: Path, tmp_path: Path) -> None:
+    commands = [*READING, "compare x", "plot -o x", "report", "export --parquet x", "status"]
+    commands.append("demo --synthetic step-67 --log-dir")
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRAS, str(logs), *commands],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert done.stdout.splitlines() == [f"{command} 2" for command in commands]
+    for command, said in zip(commands, done.stderr.splitlines(), strict=True):
+        name = command.partition(" ")[0]
+        assert re.fullmatch(
+            rf"sglang-instrument: {name} needs (polars|rich): pip install 'sglang-instrument\[\w+\]'", said
+        )
+
+
 def test_an_interrupt_ends_in_130(monkeypatch: pytest.MonkeyPatch, logs: Path) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -108,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_synthetic(folder: Path, scenario: str) -> int:
+    importlib.import_module("sglang_instrument.analysis.run")  # what shows it, before anything is written
     synthetic = importlib.import_module("sglang_instrument.demo.synthetic")
     synthetic.write(folder)
     _show_tables(folder)

@@ -6,7 +6,6 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Final
 
 from sglang_instrument import __version__
@@ -45,6 +44,9 @@ COMMANDS: Final = {
     "trace": ("sglang_instrument.cli.trace", "what the engines' profilers saw: kernels, gaps, slow ranks"),
     "patches": ("sglang_instrument.cli.patches", "list the patch tables, check them against a trainer"),
 }
+
+#: What `pip install sglang-instrument` leaves out, for training has no need of it.
+_OF_ANALYSIS: Final = frozenset({"polars", "rich", "zstandard"})
 
 _EPILOG: Final = """\
 examples:
@@ -85,7 +87,19 @@ def _run(arguments: list[str]) -> int:
         return _finish(_top_parser(), arguments or ["--help"])
     if name not in COMMANDS:
         raise InstrumentError(_unknown(name))
-    command = _load(name)
+    try:
+        return _run_command(name, arguments[1:])
+    except ModuleNotFoundError as missing:
+        package = (missing.name or "").partition(".")[0]
+        if package not in _OF_ANALYSIS:
+            raise
+        raise InstrumentError(
+            f"{name} needs {package}: pip install 'sglang-instrument[analysis]'"
+        ) from missing
+
+
+def _run_command(name: str, arguments: list[str]) -> int:
+    command = importlib.import_module(COMMANDS[name][0])
     parser = argparse.ArgumentParser(
         prog=f"sglang-instrument {name}",
         description=command.HELP,
@@ -93,7 +107,7 @@ def _run(arguments: list[str]) -> int:
     )
     command.add_arguments(parser)
     try:
-        parsed = parser.parse_args(arguments[1:])
+        parsed = parser.parse_args(arguments)
     except SystemExit as stop:  # argparse has said what it had to say
         return int(stop.code or 0)
     code = int(command.run(parsed))
@@ -128,18 +142,6 @@ def _unknown(name: str) -> str:
     near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(COMMANDS)}"
     return f"no command {name!r}; {hint}"
-
-
-def _load(name: str) -> ModuleType:
-    """Import a command; name the extra that holds what it needs."""
-    try:
-        return importlib.import_module(COMMANDS[name][0])
-    except ModuleNotFoundError as missing:
-        if (missing.name or "").partition(".")[0] == "sglang_instrument":
-            raise
-        raise InstrumentError(
-            f"{name} needs {missing.name}: pip install 'sglang-instrument[analysis]'"
-        ) from missing
 
 
 if __name__ == "__main__":
