@@ -1,41 +1,79 @@
-# How an asyncio task is known: beside its attributes, of which it has none as a rule.
+# How an asyncio task is known: by its address, for as long as it has the weak reference that asyncio made of it.
 #
-# As an attribute a Task would take a dictionary and its keys, memory that is cold when it is asked for, and a
-# search through three types. But an asyncio task has a place for the dictionary of its attributes; there we put
-# one that is empty, takes attributes as any other, and knows the Task, which knows nothing of it: what somebody
-# sets there may lead anywhere. Where a dictionary is there already, or the place is hidden, it is an attribute.
+# An attribute, or whatever else hangs on a task, is one object more that the collector visits in each of its
+# passes; with ten thousand tasks that takes longer than their spans. But asyncio has a weak set of all tasks, and
+# the reference in it is held by us, too: so nothing else gets that reference's address, and a task that has it
+# among its weak references is the one that was met at this address, not a later one. Where there is no such
+# reference (a task that starts eagerly, a loop with tasks of its own), a task is known by an attribute.
+
+from libc.stdlib cimport calloc, free
 
 cdef extern from *:
     """
-    static PyObject **sglang_instrument_place(PyObject *owner) {
+    static PyObject **sglang_instrument_attributes(PyObject *owner) {
         Py_ssize_t offset = Py_TYPE(owner)->tp_dictoffset;
         return offset > 0 ? (PyObject **)((char *)owner + offset) : NULL;
     }
-    static int sglang_instrument_is_exactly(PyObject *one, PyObject *type) {
-        return Py_TYPE(one) == (PyTypeObject *)type;
+    /* The first weak reference to an object; they are a list. */
+    static PyObject *sglang_instrument_first(PyObject *owner) {
+        Py_ssize_t offset = Py_TYPE(owner)->tp_weaklistoffset;
+        return offset > 0 ? *(PyObject **)((char *)owner + offset) : NULL;
     }
+    #define sglang_instrument_next(reference) ((PyObject *)((PyWeakReference *)(reference))->wr_next)
+    #define sglang_instrument_callback(reference) (((PyWeakReference *)(reference))->wr_callback)
+    #define sglang_instrument_is_dead(reference) (((PyWeakReference *)(reference))->wr_object == Py_None)
     """
-    PyObject** place_in "sglang_instrument_place"(PyObject*) noexcept
-    bint is_exactly "sglang_instrument_is_exactly"(PyObject*, object) noexcept
-    void PyObject_GC_UnTrack(PyObject*) noexcept
+    PyObject** attributes_of "sglang_instrument_attributes"(PyObject*) noexcept
+    PyObject* first_reference "sglang_instrument_first"(PyObject*) noexcept
+    PyObject* next_reference "sglang_instrument_next"(PyObject*) noexcept
+    PyObject* callback_of "sglang_instrument_callback"(PyObject*) noexcept
+    bint is_dead "sglang_instrument_is_dead"(PyObject*) noexcept
     void Py_INCREF(PyObject*) noexcept
 
+cdef struct Owner:
+    PyObject *address  # of an asyncio task, which may be gone; NULL: nothing is here
+    PyObject *task
 
-@cython.final
-@cython.no_gc  # a dictionary is the collector's as soon as there is something in it; a Task leads nowhere
-cdef class Attributes(dict):
-    """The attributes of an asyncio task, and what it is known as."""
+cdef Owner *owners = NULL  # each where its address says, or in the next place that was free
+cdef size_t owners_room = 0  # a power of two, or 0
+cdef size_t owners_filled = 0
+cdef object forgets_owner = None  # what asyncio's weak references call when a task is gone
+cdef enum:
+    FEWEST_OWNERS = 256
 
-    cdef Task task
+
+cdef inline Owner* place_of(PyObject *address) noexcept:
+    """Return where this address is, or would be put; there is room."""
+    cdef size_t at = <size_t>address // 16 * <size_t>0x9E3779B97F4A7C15 >> 20
+    while True:
+        at &= owners_room - 1
+        if owners[at].address == address or owners[at].address == NULL:
+            return &owners[at]
+        at += 1
+
+
+cdef inline bint has_reference(PyObject *address, PyObject *reference) noexcept:
+    cdef PyObject *one = first_reference(address)
+    while one != NULL and one != reference:
+        one = next_reference(one)
+    return one != NULL
 
 
 cdef inline Task task_known_of(object owner):
-    cdef PyObject **place = place_in(<PyObject*>owner)
-    if place != NULL:
-        if place[0] == NULL:
-            return None
-        if is_exactly(place[0], Attributes):
-            return (<Attributes>place[0]).task
+    cdef Task task
+    cdef Owner *found
+    cdef PyObject **attributes
+    if owners_room:
+        found = place_of(<PyObject*>owner)
+        if found.address != NULL:
+            task = <Task>found.task
+            if has_reference(<PyObject*>owner, <PyObject*>task.reference):
+                return task
+    attributes = attributes_of(<PyObject*>owner)
+    return None if attributes != NULL and attributes[0] == NULL else task_in_attribute(owner)
+
+
+cdef Task task_in_attribute(object owner):
     try:
         known = getattr(owner, "_sglang_instrument", None)
     except Exception:  # a task of somebody's own, which may raise anything
@@ -47,17 +85,78 @@ cdef int know_task(object owner, Task task) except -1:
     """Let an asyncio task be known.
 
     Raises:
-        AttributeError: It has no room for that.
+        AttributeError: asyncio has no reference to it, and it has no room for an attribute.
     """
-    cdef PyObject **place = place_in(<PyObject*>owner)
-    cdef Attributes made
-    if place != NULL and place[0] == NULL:
-        made = Attributes.__new__(Attributes)  # may run the collector, and so anything
-        if place[0] == NULL:
-            made.task = task
-            PyObject_GC_UnTrack(<PyObject*>made)  # as an empty dict is
-            Py_INCREF(<PyObject*>made)
-            place[0] = <PyObject*>made
-            return 0
-    owner._sglang_instrument = task
+    cdef PyObject *reference = first_reference(<PyObject*>owner)
+    while reference != NULL and callback_of(reference) != <PyObject*>forgets_owner:
+        reference = next_reference(reference)
+    if reference == NULL or not has_room_for_owner():
+        owner._sglang_instrument = task
+        return 0
+    task.reference = <object>reference
+    put_owner(<PyObject*>owner, <PyObject*>task)
     return 0
+
+
+cdef void put_owner(PyObject *address, PyObject *task) noexcept:
+    """Remember a task in the place of the one that had this address before it, if there was one."""
+    global owners_filled
+    cdef Owner *place = place_of(address)
+    cdef PyObject *gone = place.task
+    owners_filled += place.address == NULL
+    Py_INCREF(task)
+    place.address, place.task = address, task
+    let_owner_go(gone)
+
+
+cdef void let_owner_go(PyObject *task) noexcept:
+    if task != NULL:
+        (<Task>task).reference = None  # spans may keep the rest
+        Py_XDECREF(task)
+
+
+cdef bint has_room_for_owner() noexcept:
+    return 3 * (owners_filled + 1) < 2 * owners_room or keep_living_owners()
+
+
+cdef inline bint lives(Owner *owner) noexcept:
+    return owner.address != NULL and not is_dead(<PyObject*>(<Task>owner.task).reference)
+
+
+cdef bint keep_living_owners() noexcept:
+    """Forget the tasks that are gone, and have room for as many as are left; return whether there is memory."""
+    global owners, owners_room, owners_filled
+    cdef Owner *old = owners
+    cdef size_t old_room = owners_room
+    cdef size_t room = FEWEST_OWNERS
+    cdef size_t living = 0
+    cdef size_t at
+    for at in range(old_room):
+        living += lives(&old[at])
+    while room < 2 * (living + 1):
+        room *= 2
+    cdef Owner *made = <Owner*>calloc(room, sizeof(Owner))
+    if made == NULL:
+        return False
+    owners, owners_room, owners_filled = made, room, living
+    for at in range(old_room):
+        if lives(&old[at]):
+            place_of(old[at].address)[0] = old[at]
+            old[at].task = NULL
+    let_owners_go(old, old_room)
+    return True
+
+
+cdef void let_owners_go(Owner *old, size_t room) noexcept:
+    cdef size_t at
+    for at in range(room):
+        let_owner_go(old[at].task)
+    free(old)
+
+
+cdef void forget_owners() noexcept:
+    global owners, owners_room, owners_filled
+    cdef Owner *old = owners
+    cdef size_t room = owners_room
+    owners, owners_room, owners_filled = NULL, 0, 0
+    let_owners_go(old, room)

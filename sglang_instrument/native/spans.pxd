@@ -25,6 +25,7 @@ cdef inline long long now_ns() noexcept:
 cdef class Task:
     cdef public unsigned long thread  # what each span asks for comes first: the rest lies in colder memory
     cdef public size_t counted_by
+    cdef object reference  # asyncio's weak one to the asyncio task; see owners.pxi
     cdef public long long number
     cdef public object announced
     cdef public long long waited

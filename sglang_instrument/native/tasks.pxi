@@ -152,7 +152,7 @@ cdef Task thread_task_of(unsigned long ident):
 
 def know_asyncio(task_seen):
     """Tell asyncio's tasks apart from now on; call `task_seen(loop, thread)` for each new one with a span."""
-    global running, asking, running_loop, seen, told_loop
+    global running, asking, running_loop, seen, told_loop, forgets_owner
     import asyncio.tasks  # not at the top: it costs more than all else that `import sglang_instrument` does
 
     theirs = getattr(asyncio.tasks, "_current_tasks", None)
@@ -161,6 +161,8 @@ def know_asyncio(task_seen):
     else:
         running, asking = {}, ask_asyncio(asyncio._get_running_loop)
     running_loop, seen, told_loop = asyncio._get_running_loop, task_seen, None
+    all_tasks = getattr(asyncio.tasks, "_scheduled_tasks", getattr(asyncio.tasks, "_all_tasks", None))
+    forgets_owner = getattr(all_tasks, "_remove", None)
     return theirs if asking is None else asking
 
 
@@ -168,6 +170,7 @@ def ignore_asyncio():
     """Ask for no task any more; return the empty dictionary of running tasks that is asked from now on."""
     global running, asking, seen
     running, asking, seen = {}, None, None
+    keep_living_owners()
     return running
 
 
@@ -201,4 +204,5 @@ def forget_tasks():
     """Start anew, as after a fork: no thread is known, tasks are numbered from zero."""
     global next_number, told_loop
     known_threads.clear()
+    forget_owners()
     next_number, told_loop = 0, None
