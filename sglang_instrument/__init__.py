@@ -66,9 +66,13 @@ def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import sys
     from importlib import import_module
 
     value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+    bootstrap = sys.modules.get(f"{__name__}.bootstrap")
+    if bootstrap is not None and home.startswith(("recording.", "patching.")):
+        bootstrap.used()  # a program that names events of its own need not import a trainer to be measured
     return value
 
 

@@ -1,4 +1,4 @@
-"""Install at the moment at which a process first imports a package that there are patches for.
+"""Install when a process first imports a package that there are patches for, or what records events.
 
 `sglang_instrument.pth`, shipped beside the package, imports this in every Python process that has
 `SGLANG_INSTRUMENT=1`; verl and SGLang find it by entry points, where no `.pth` is read. Until a target is
@@ -53,6 +53,12 @@ def start() -> None:
         # Processes that have no driver in common, such as those of a script that only calls Ray, share this.
         os.environ.setdefault(launch.LAUNCH, launch.new_run_id(os.environ))
         sys.meta_path.insert(0, Trigger)
+
+
+def used() -> None:
+    """Install if this process waits for a target: it records by itself."""
+    if Trigger in sys.meta_path:
+        _install()
 
 
 def _install_before(name: str, path: Sequence[str] | None) -> ModuleSpec | None:

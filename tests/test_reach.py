@@ -7,6 +7,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from logged import own
 
 from sglang_instrument import bootstrap, launch
 from sglang_instrument.cli.main import main
@@ -97,6 +98,22 @@ def test_the_hook_waits_for_the_packages_of_tables_of_ones_own(tmp_path, monkeyp
     (tmp_path / "deeper/none.txt").write_text('module = "fourth"')
     monkeypatch.setenv("SGLANG_INSTRUMENT_PATCHES", os.pathsep.join([str(tmp_path), str(tmp_path / "gone")]))
     assert bootstrap._packages_of_own_tables() == {"mine", "theirs", "third"}
+
+
+def test_a_program_that_names_events_of_its_own_needs_no_trainer_to_be_reached(run_script):
+    source = f"""
+        {HOOK}
+        import sglang_instrument
+        assert not sglang_instrument.installed(), "who only asks records nothing"
+        from sglang_instrument import span, step
+        with step(3), span("parse"):
+            pass
+        print(sglang_instrument.installed())
+    """
+    script = run_script(source, SGLANG_INSTRUMENT="1")
+    assert script.stdout == "True\n"
+    assert [one["event"] for one in own(script.records["step_3/worker_0.jsonl"])] == ["parse"]
+    assert run_script(source, SGLANG_INSTRUMENT="").stdout == "False\n"
 
 
 def test_install_in_a_driver_is_the_switch_of_its_children(run_script, trainer):
