@@ -23,18 +23,22 @@ import sglang_instrument
 from sglang_instrument.recording import spans
 
 REQUESTS = 256
+FEW = 16  # requests of a step that only warms up what the real engine's steps need
 STEPS = {"at_once": 2, "real": 1}  # measured at a time
+THREE_TURNS = [QUESTIONS[1], QUESTIONS[3]]  # what the model was taught to answer in so many
 WARM_UP = 1_000_000  # added to the number of a step that is not measured
 APART = 1_000  # between the numbers of those that are
 
 
-def timed(rollout, prompts, step, steps):
+def timed(rollout, prompts, step, steps, warm_up=None):
     """Return the median wall seconds of a step, and CPU seconds a step, of all threads until all is written.
 
-    A step before them is not measured: threads start there, files open, new code warms up.
+    A step before them, of other prompts if there are any, is not measured: threads start there, files open,
+    new code warms up.
     """
-    prompts.meta_info["global_steps"] = step + WARM_UP
-    rollout.generate_sequences(prompts)
+    first = prompts if warm_up is None else warm_up
+    first.meta_info["global_steps"] = step + WARM_UP
+    rollout.generate_sequences(first)
     sglang_instrument.flush(30)
     gc.collect()
     walls, cpu = [], time.process_time()
@@ -47,10 +51,10 @@ def timed(rollout, prompts, step, steps):
     return {"wall_sec": statistics.median(walls), "cpu_sec": (time.process_time() - cpu) / steps}
 
 
-def instrumented(rollout, prompts, step, steps, folder):
+def instrumented(rollout, prompts, step, steps, folder, warm_up=None):
     sglang_instrument.install(log_dir=folder, experiment="run", trainers="verl")
     try:
-        return timed(rollout, prompts, step, steps)
+        return timed(rollout, prompts, step, steps, warm_up)
     finally:
         sglang_instrument.uninstall()
 
@@ -108,6 +112,50 @@ def records_of(step, folder):
     return [one for one in records if "workid" in one and one["event"] not in ("log_opened", "step_closed")]
 
 
+def at_once(rollout, folder, pairs):
+    """Return rounds of steps over an engine and requests that cost nothing."""
+    prompts, order, rounds, steps = batch(rollout, QUESTIONS), random.Random(0), [], STEPS["at_once"]
+    verl_requests.make_light(rollout, REQUESTS)
+    for step in range(pairs + 1):
+        manager = StandIn()
+        variants = {
+            "nothing": lambda step=step: timed(rollout, prompts, step, steps),
+            "instrumented": lambda step=step: instrumented(rollout, prompts, step, steps, folder),
+            "nowhere": lambda step=step: in_place(rollout, prompts, step, steps, folder),
+            "in_place": lambda step=step, log=manager.log: in_place(
+                rollout, prompts, step, steps, folder, log
+            ),
+        }
+        answers = {name: variants[name]() for name in order.sample(sorted(variants), len(variants))}
+        for handle in manager.handles.values():
+            handle.close()
+        answers["reference"] = reference(step, steps, folder)
+        rounds += [answers] if step else []  # the first pays for imports and memory
+    return rounds
+
+
+def real(rollout, folder, pairs):
+    """Return pairs of steps of the same prompts on the real engine, whose cache each step leaves empty.
+
+    Which of a pair comes first changes from pair to pair: what grows all the while favours neither.
+    """
+    prompts = batch(rollout, THREE_TURNS * (REQUESTS // len(THREE_TURNS)))
+    few = batch(rollout, THREE_TURNS * (FEW // len(THREE_TURNS)))
+    rounds = []
+    for step in range(pairs + 1):
+        variants = {
+            "nothing": lambda step=step: timed(rollout, prompts, step, STEPS["real"], few),
+            "instrumented": lambda step=step: instrumented(
+                rollout, prompts, step, STEPS["real"], folder, few
+            ),
+        }
+        names = sorted(variants, reverse=bool(step % 2))
+        answers = {name: variants[name]() for name in names}
+        answers["events"] = len(records_of(step, folder))
+        rounds += [answers] if step else []
+    return rounds
+
+
 def main(engine, folder, model, pairs):
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
     verl_rollout.join_group()
@@ -115,28 +163,7 @@ def main(engine, folder, model, pairs):
     if engine == "at_once":
         module.AsyncEngine = verl_requests.Engine
     rollout = verl_rollout.build(model)
-    several = 1 if engine == "at_once" else REQUESTS // len(QUESTIONS)
-    prompts = batch(rollout, QUESTIONS * several)
-    if engine == "at_once":
-        verl_requests.make_light(rollout, REQUESTS)
-    order, rounds = random.Random(0), []
-    for step in range(pairs + 1):
-        variants = {
-            "nothing": lambda step=step: timed(rollout, prompts, step, STEPS[engine]),
-            "instrumented": lambda step=step: instrumented(rollout, prompts, step, STEPS[engine], folder),
-        }
-        if engine == "at_once":
-            manager = StandIn()
-            variants["nowhere"] = lambda step=step: in_place(rollout, prompts, step, STEPS[engine], folder)
-            variants["in_place"] = lambda step=step, log=manager.log: in_place(
-                rollout, prompts, step, STEPS[engine], folder, log
-            )
-        answers = {name: variants[name]() for name in order.sample(sorted(variants), len(variants))}
-        if engine == "at_once":
-            for handle in manager.handles.values():
-                handle.close()
-            answers["reference"] = reference(step, STEPS[engine], folder)
-        rounds += [answers] if step else []  # the first pays for imports and memory
+    rounds = (at_once if engine == "at_once" else real)(rollout, folder, pairs)
     print(json.dumps(rounds), flush=True)
     rollout._engine.shutdown()
     os._exit(0)
