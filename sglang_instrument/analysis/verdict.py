@@ -93,10 +93,14 @@ def verdict(digest: Digest, files: list[File], over: bool = False) -> str:
     if steps.is_empty():
         return "no training step is whole yet"
     slowest = steps.sort("duration_sec").row(-1, named=True)
-    return (
-        f"nothing out of the ordinary; the slowest step is {slowest['step']}, "
-        f"{slowest['duration_sec']:.0f} s, of which the longest request took {slowest['max_sec'] or 0:.0f} s"
-    )
+    longest = slowest["max_sec"]
+    words = f"nothing out of the ordinary; the slowest step is {slowest['step']}, "
+    words += _seconds(slowest["duration_sec"])
+    return words if longest is None else f"{words}, of which the longest request took {_seconds(longest)}"
+
+
+def _seconds(duration_sec: float) -> str:
+    return f"{duration_sec:.0f} s" if duration_sec >= 10 else f"{duration_sec:.3g} s"
 
 
 def _standstills(digest: Digest) -> list[Finding]:
