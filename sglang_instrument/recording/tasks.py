@@ -1,8 +1,8 @@
 """Tell asyncio's tasks and threads apart by small numbers, at the price of two look-ups a span.
 
 What is known of an asyncio task stands in an attribute of it; a context variable or a weak dictionary makes
-three more objects a task for the garbage collector to visit, and with ten thousand requests in flight a single
-one costs as much as all their spans. Compiled, it takes none (native/owners.pxi).
+three more objects a task for the garbage collector to visit, and with ten thousand requests in flight each
+costs as much as all their spans. Compiled, it takes none (native/owners.pxi).
 """
 
 import itertools
