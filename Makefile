@@ -10,7 +10,7 @@ DEMO := sglang_instrument/demo
 DEMO_ARGS ?=
 
 # What records or patches: tested as pure Python, too.
-PURE := spans known_tasks waiting instrument lines writer selection threads unwinding loop watchdog device \
+PURE := spans known_tasks waiting instrument lines writer disk files selection threads unwinding loop watchdog device \
 	device_events values fields probe rewrite spots install native
 
 .PHONY: demo native test test-ray test-trainers test-gpu lint bench

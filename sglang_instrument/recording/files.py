@@ -1,91 +1,32 @@
 """Own the run's files: folders, claims, opening, whole lines, closing. Only the disk thread works here."""
 
 import contextlib
-import errno
 import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from sglang_instrument import native, schema
+from sglang_instrument import schema
 from sglang_instrument.recording.claims import Claims
 from sglang_instrument.recording.clock import HOST, Clock
 from sglang_instrument.recording.context import Scope, count_dropped, forget_scope, scopes
 from sglang_instrument.recording.lines import LineMaker, Lines
 from sglang_instrument.recording.notices import notice
+from sglang_instrument.recording.open_file import OpenFile
 from sglang_instrument.recording.values import settle
 
-_MOST_OPEN: Final = 16
+if TYPE_CHECKING:
+    from sglang_instrument.native.lines import Jobs
+
+_MOST_OPEN: Final = 16  # native/jobs.pxi says the same
 #: How often a process that goes on recording says anew what it is.
 NEWS_EVERY_SEC: Final = 10.0
 QUIET_SEC: Final = 1.0  # after so long without a record, it is said at once: it may be the last word
 _STEPS_KEPT: Final = 2  # a step's file stays open until this many newer steps were seen
-
-
-class _File:
-    """One open file.
-
-    `torn` says that its last line is not whole, `done` how many bytes of the last append it took, `inode`
-    which file it is.
-    """
-
-    __slots__ = ("descriptor", "done", "inode", "path", "torn")
-
-    def __init__(self, descriptor: int, path: Path) -> None:
-        self.descriptor, self.path, self.done = descriptor, path, 0
-        status = os.fstat(descriptor)
-        self.inode, size = (status.st_dev, status.st_ino), status.st_size
-        self.torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-
-    def is_ours(self) -> bool:
-        """Return whether the descriptor still is this file's.
-
-        Who closes all that there are, or one twice, closes it; then a checkpoint may have its number.
-        """
-        try:
-            status = os.fstat(self.descriptor)
-        except OSError as error:  # a stale handle is ours, and must be closed
-            return error.errno != errno.EBADF
-        return (status.st_dev, status.st_ino) == self.inode
-
-    def append(self, lines: Lines) -> bool:
-        """Write all of `lines`, on a line of their own; return False if nobody would find them here."""
-        self.done = 0
-        if not self.is_ours():
-            return False
-        if self.torn:
-            os.write(self.descriptor, b"\n")
-            self.torn = False
-        while self.done < len(lines):
-            written = write_unless_gone(self.descriptor, lines, self.done)
-            if written < 0:
-                return False
-            self.done += written
-        return True
-
-
-def write_unless_gone(descriptor: int, lines: Lines, begin: int) -> int:
-    """Write lines to a file, from a byte of them on, as far as it takes them.
-
-    Returns:
-        How many bytes were written; -1 if nothing was, for the file was deleted or its handle is stale.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    try:
-        if os.fstat(descriptor).st_nlink == 0:
-            return -1
-    except OSError:
-        return -1
-    return os.write(descriptor, memoryview(lines)[begin:])
-
-
-native.take_over(globals(), "lines", "write_unless_gone")
 
 
 class Files:
@@ -112,26 +53,40 @@ class Files:
         self._run_id = run_id
         self._describe = describe
         self._claims = Claims(folder, parents)
-        self._open: OrderedDict[Scope, _File] = OrderedDict()
-        self.written_records = 0
+        self._open: OrderedDict[Scope, OpenFile] = OrderedDict()
+        self.straight: Jobs | None = None  # who appends to files that are open without asking here
+        self._written_records = 0
         self.lost_records = 0
         self._said_records = self._seen_records = 0
         self._seen_at = 0.0
         self._next_news = 0.0
 
-    def write(self, scope: Scope, lines: Lines, records: int) -> None:
-        """Append whole lines to the file of `scope`; count them as lost if that is impossible."""
+    @property
+    def written_records(self) -> int:
+        """How many records were written."""
+        return self._written_records + (0 if self.straight is None else self.straight.records)
+
+    def write(self, scope: Scope, lines: Lines, records: int, begin: int = 0) -> None:
+        """Append whole lines to the file of `scope`; count them as lost if that is impossible.
+
+        Args:
+            scope: Whose lines they are.
+            lines: All of them.
+            records: How many records they are.
+            begin: How many bytes of them the file has already.
+        """
         try:
-            if not self._file(scope).append(lines):
+            if not self._file(scope).append(lines, begin):
                 self._begin_anew(scope, lines)
         except Exception as error:  # an OSError as a rule; nothing is lost without being counted
             self._lose(scope, lines, records, error)
         else:
             scope.written += records
-            self.written_records += records
+            self._written_records += records
 
     def close_step(self, scope: Scope) -> None:
         """Say in its file that this step of this worker is whole, with what was written and what was not."""
+        self._catch_up()
         if scope not in self._open and not scope.written and not scope.dropped:
             return  # nothing was ever recorded in this step
         counts = {"written": scope.written, "dropped": scope.dropped, "sampled_out": scope.sampled_out}
@@ -194,7 +149,16 @@ class Files:
             except Exception as error:  # records do not wait for what only describes them
                 notice("process file", f"{path} cannot be written: {error}")
 
-    def _file(self, scope: Scope) -> _File:
+    def _catch_up(self) -> None:
+        """Count what was appended without asking here, and know which files were used last."""
+        if self.straight is None:
+            return
+        for scope, records in self.straight.take_appended():
+            scope.written += records
+            self._open.move_to_end(scope)
+
+    def _file(self, scope: Scope) -> OpenFile:
+        self._catch_up()
         file = self._open.get(scope)
         if file is not None:
             self._open.move_to_end(scope)
@@ -202,6 +166,8 @@ class Files:
         while len(self._open) >= _MOST_OPEN:
             self._close(next(iter(self._open)))
         file = self._open[scope] = self._begin(scope)
+        if self.straight is not None:
+            self.straight.opened(scope, file.descriptor, file.inode)
         return file
 
     def _begin_anew(self, scope: Scope, lines: Lines) -> None:
@@ -211,7 +177,7 @@ class Files:
         if not self._file(scope).append(lines):
             raise FileNotFoundError("it was deleted again")
 
-    def _begin(self, scope: Scope) -> _File:
+    def _begin(self, scope: Scope) -> OpenFile:
         """Open the file of `scope` and write its `log_opened`."""
         claimed_before = len(self._claims.held())
         path = self._folder / folder_of(scope) / f"{self._claims.name(scope.role, scope.worker)}.jsonl"
@@ -219,7 +185,7 @@ class Files:
         # Read access, too: whether the last line is whole is seen at the file's end.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
-            file = _File(descriptor, path)
+            file = OpenFile(descriptor, path)
             file.append(self._maker.control(schema.LOG_OPENED, scope, self._header(descriptor)))
         except BaseException:  # a full disk is tried again and again: each try must give its descriptor back
             os.close(descriptor)
@@ -244,7 +210,7 @@ class Files:
         written = memoryview(lines)[: file.done].tobytes().count(b"\n") if file is not None and records else 0
         scope.written += written
         count_dropped(scope, records - written)
-        self.written_records += written
+        self._written_records += written
         self.lost_records += records - written
         notice(
             f"write: {getattr(error, 'errno', type(error).__name__)}",
@@ -254,6 +220,9 @@ class Files:
         self._close(scope)
 
     def _close(self, scope: Scope) -> None:
+        self._catch_up()
+        if self.straight is not None:
+            self.straight.closed(scope)
         file = self._open.pop(scope, None)
         if file is not None and file.is_ours():
             with contextlib.suppress(OSError):
