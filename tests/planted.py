@@ -30,6 +30,7 @@ class NotingProbe:
         self.exit_locals = tuple(text for text in region.exit.values() if text != "result")
         self.wants_result = "result" in region.exit.values()
         self.wants_items = region.generator
+        self.item_locals = () if region.ends is None else (region.ends,)
         self.is_moment = False
 
     def counted(self) -> "NotingProbe":
@@ -52,8 +53,8 @@ class NotingProbe:
         self.notes.append((self.event, "result", result, *values))
         return result
 
-    def item(self, item: Any) -> Any:
-        self.notes.append((self.event, "item", item))
+    def item(self, item: Any, *values: Any) -> Any:
+        self.notes.append((self.event, "item", item, *values))
         return item
 
     def capture(self, field: str, value: Any) -> Any:

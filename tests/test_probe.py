@@ -385,6 +385,21 @@ def test_a_generator_ends_at_the_item_its_table_calls_the_last(records, program)
     assert (span.extra["items"], span.extra["n"], span.error) == (3, 5, None)
 
 
+@pytest.mark.parametrize(("local", "last"), [("n", 5), ("i", 2), ("gone", None)])
+def test_the_last_item_finds_locals_wherever_they_are(records, program, local, last):
+    exits = {"local": local, "index": 'item["index"]'}
+    region = {"event": "stream", "generator": True, "ends": 'item["finish"]', "exit": exits}
+    module = program(STREAM, stream=[region])
+
+    async def consume():
+        async for _ in module.stream(5):
+            pass
+
+    asyncio.run(consume())
+    [span] = records
+    assert (span.extra["index"], span.extra.get("local")) == (2, last)
+
+
 def test_a_generator_dropped_early_and_one_never_begun(records, program):
     module = program(STREAM, numbers=[{"event": "numbers", "generator": True, "exit": {"i": "i"}}])
     generator = module.numbers(9)

@@ -303,6 +303,21 @@ def test_async_generators_are_seen_item_by_item_and_closed_early(module, patched
     assert notes.of("items") == [("open",), ("item", 0), ("close", "GeneratorExit")]
 
 
+@pytest.mark.parametrize(("ends", "handed"), [("n", (5,)), ("i", ())])
+def test_an_item_comes_with_the_locals_that_say_whether_it_is_the_last_where_they_surely_have_a_value(
+    module, patched, ends, handed
+):
+    notes, _ = patched("A.stream", {"event": "items", "generator": True, "ends": ends})
+
+    async def first_only():
+        stream = module.A().stream(5)
+        await stream.__anext__()
+        await stream.aclose()
+
+    asyncio.run(first_only())
+    assert notes.of("items")[1] == ("item", 0, *handed)
+
+
 def test_a_yield_inside_a_region_is_refused_and_the_rest_is_applied(module, patched):
     notes, sites = patched("A.stream", {"event": "around", "block": "pad"}, {"event": "behind", "at": "cat"})
     assert [(site.state, "yield" in site.note) for site in sites] == [("refused", True), ("found", False)]

@@ -255,25 +255,24 @@ cdef class GeneratorSpan(FullSpan):
             error = value = None
         return FullSpan.finish(self, error, value)
 
-    def item(self, item):
-        """Count an item on its way out; return it."""
+    def item(self, item, *values):
+        """Count an item on its way out, with the locals that say whether it is the last; return it."""
         try:
-            self.count(item)
+            self.count(item, values)
         except Exception as failure:
             swallowed(f"the probe of {self.event}", failure)
         return item
 
-    cdef int count(self, object item) except -1:
+    cdef int count(self, object item, tuple values) except -1:
         cdef Does does = self.does
-        cdef tuple values = self.values
         if not self.items:
             self.first_item = now_ns()
         self.items += 1
         if does.wants_item:
             self.value = item
         if does.ends is not None and not self.finished:
-            if values is None:
-                values = frame_values(does)
+            if not values and does.exit_locals:
+                values = frame_values(does) if self.values is None else self.values
             if holds(does.ends.read(None, self.value, self.inside, now_ns() - self.start, values)):
                 self.end = now_ns()
                 self.finished = True
@@ -326,7 +325,7 @@ cdef class Skipped:
         """Return the value."""
         return value
 
-    def item(self, item):
+    def item(self, item, *values):
         """Return the item."""
         return item
 

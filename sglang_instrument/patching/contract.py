@@ -5,7 +5,7 @@ A region of statements becomes, where `a` is named by the fields read at entry a
     with PROBE(a) as local:      # PROBE is a constant of the code object, no name anywhere
         ...
         local.capture("rid", value)      # an argument that the table captures; passes `value` on
-        yield local.item(value)          # generator regions; passes `value` on
+        yield local.item(value, b)       # generator regions; passes `value` on; `b` where `ends` reads it
         local.leave_result(value, b)     # before `return value`; where no result is wanted, local.leave(b)
         local.leave(b)                   # the region's last line, and before a `break` or `continue` from it
 
@@ -34,11 +34,13 @@ class Probe(Protocol):
     """The constant in rewritten code; hashable, and picklable by reference.
 
     `leave_locals` are what the fields at exit read: the `exit_locals`, or a generator's, whose frame is read.
+    `item_locals` are handed over with each item, where all of them surely have a value.
     """
 
     enter_locals: tuple[str, ...]
     exit_locals: tuple[str, ...]
     leave_locals: tuple[str, ...]
+    item_locals: tuple[str, ...]
     wants_result: bool
     wants_items: bool
     is_moment: bool

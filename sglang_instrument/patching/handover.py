@@ -89,6 +89,16 @@ class Handing:
             return [handed]
         return [self._try(handed, ast.Expr(self.call(method, [*first, *self._values(names, sure)])))]
 
+    def item(self, value: ast.expr) -> ast.Call:
+        """Return what hands an item over on its way out, with the locals that are read there.
+
+        An expression can have no guard: where one of them may have no value, the probe reads the frame, which
+        makes a dict of all locals.
+        """
+        names = self.probe.item_locals
+        sure = self._all_sure(names, self.sure_at_start)
+        return self.call("item", [value, *self._values(names if sure else (), None)])
+
     def call(self, method: str, arguments: list[ast.expr]) -> ast.Call:
         """Return a call of the open region's method."""
         local = ast.Name(self.local or "", ast.Load())
@@ -201,7 +211,7 @@ class HandOver(ast.NodeTransformer):
         for region in reversed(self._open):
             if region.probe.wants_items:
                 item = node.value if node.value is not None else ast.Constant(None)
-                node.value = located(region.call("item", [item]), node)
+                node.value = located(region.item(item), node)
         return node
 
     def _visit_loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:

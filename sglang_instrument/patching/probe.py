@@ -44,6 +44,7 @@ class Probe(Opener):
     Attributes:
         exit_locals: The locals that rewritten code hands over; none of a generator, whose frame is read.
         leave_locals: The locals that the fields at exit read, of a generator too.
+        item_locals: The same, of a generator that may end at an item.
     """
 
     region: Region
@@ -54,6 +55,7 @@ class Probe(Opener):
     enter_locals: tuple[str, ...] = ()
     exit_locals: tuple[str, ...] = ()
     leave_locals: tuple[str, ...] = ()
+    item_locals: tuple[str, ...] = ()
     wants_result: bool = False
     wants_items: bool = False
     is_moment: bool = False
@@ -108,6 +110,7 @@ def _dressed(probe: Probe, region: Region, plan: Plan) -> Probe:
     probe.region, probe.reports, probe.plan = region, plan.reports, plan
     probe.enter_locals, probe.leave_locals = plan.enter_locals, plan.exit_locals
     probe.exit_locals = () if plan.generator else plan.exit_locals
+    probe.item_locals = () if plan.ends is None else plan.exit_locals
     probe.wants_result, probe.wants_items = plan.wants_result, plan.generator
     probe.is_moment = plan.emit == "enter"
     return probe

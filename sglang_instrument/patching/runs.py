@@ -130,15 +130,15 @@ class GeneratorSpan(FullSpan, gc=False, eq=False):
             error = value = None
         FullSpan.__exit__(self, error, value, trace)
 
-    def item(self, item: Any) -> Any:
-        """Count an item on its way out; return it."""
+    def item(self, item: Any, *values: Any) -> Any:
+        """Count an item on its way out, with the locals that say whether it is the last; return it."""
         try:
-            self._count(item)
+            self._count(item, values)
         except Exception as failure:
             swallowed(f"the probe of {self.event}", failure)
         return item
 
-    def _count(self, item: Any) -> None:
+    def _count(self, item: Any, handed: Values) -> None:
         if not self.items:
             self.first_item = perf_counter_ns()
         self.items += 1
@@ -146,7 +146,7 @@ class GeneratorSpan(FullSpan, gc=False, eq=False):
         if plan.wants_item:
             self.value = item
         if plan.ends is not None and not self.finished:
-            values = _frame_values(plan.exit_locals) if self.values is None else self.values
+            values = handed or (_frame_values(plan.exit_locals) if self.values is None else self.values)
             if holds(plan.ends(self, *values)):
                 self.end = perf_counter_ns()
                 self.finished = True
@@ -176,7 +176,7 @@ class Skipped:
         """Return the value."""
         return value
 
-    def item(self, item: Any) -> Any:
+    def item(self, item: Any, *values: Any) -> Any:
         """Return the item."""
         return item
 
@@ -252,6 +252,8 @@ def _count_items(run: GeneratorSpan) -> None:
 
 def _frame_values(names: tuple[str, ...]) -> Values:
     """Read locals from the function's frame: left by `break` or `continue`, or at an item of a generator."""
+    if not names:
+        return ()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

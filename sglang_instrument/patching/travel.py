@@ -15,7 +15,7 @@ NO_PROBE: Final = """type("NoProbe", (), {
     "__enter__": lambda self: self,
     "__exit__": lambda self, *exception: None,
     "capture": lambda self, name, value: value,
-    "item": lambda self, value: value,
+    "item": lambda self, value, *values: value,
     "leave": lambda self, *values: None,
     "leave_result": lambda self, *values: None,
 })()"""
