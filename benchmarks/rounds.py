@@ -98,6 +98,20 @@ def ratios(rounds, variant, to, key):
     return Spread.of([answers[variant][key] / answers[to][key] for answers in rounds])
 
 
+def middle(values):
+    """Return the Hodges-Lehmann estimate and its 95 % interval, by Wilcoxon's signed ranks.
+
+    The median of the means of all pairs of values, of each with itself, too. Where the noise is normal it is
+    nearly as sharp as the mean (the median is as sharp as the mean of two thirds of the values), and a few
+    wild values move it little.
+    """
+    n = len(values)
+    means = sorted((one + other) / 2 for at, one in enumerate(values) for other in values[: at + 1])
+    beyond = n * (n + 1) / 4 - 1.96 * (n * (n + 1) * (2 * n + 1) / 24) ** 0.5
+    at = max(0, int(beyond))
+    return statistics.median(means), means[at], means[-1 - at]
+
+
 def warm_page_cache():
     """Write and delete 100 MB: on a fresh virtual machine the first touch of memory costs ten times more."""
     RESULTS.mkdir(exist_ok=True)

@@ -1,6 +1,12 @@
-"""What SGLang's server gives with its processes recorded, against without: rounds until that is sharp."""
+"""What SGLang's server gives with its processes recorded, against without: in turn until that is sharp.
+
+So many requests are always under way: who got an answer asks again. One server is measured with and without,
+some seconds each, in fours: with, without, without, with, or the other way round, so that a machine that gets
+slower slows both alike.
+"""
 
 import asyncio
+import math
 import os
 import random
 import statistics
@@ -10,45 +16,63 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from rounds import Spread, save, table
-from test_demo import interval
+from rounds import middle, save, table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from sglang_server import start_server
 
 SECONDS = float(os.environ.get("BENCH_SERVER_SECONDS", "900"))
-WIDTH = 0.02  # of the 95 % interval of the ratio of throughputs
+#: What is compared with "off": "on"; "off", which has to give 1; "slowed", which has to give 0.97.
+STATE = os.environ.get("BENCH_SERVER_STATE", "on")
+WIDTH = 0.02  # of the 95 % interval of the ratio of throughputs: at most
+SHARP = 0.012  # enough, before the time is over. When it ends does not depend on what was found.
 LEAST = {"requests": 0.98, "batches": 0.96}  # lower bound of the interval
 REQUESTS = 64  # at once
-TOKENS = 16
-FEWEST = 20  # rounds
-# Code and threads that are new cost more at first, for some 300 requests (HTTP's own thread: 12 % more CPU
-# with than without, 5 % after that). A server in service was switched on when it began.
-SETTLING = 6  # loads after a switch that are not measured
-LOADS = 6  # one after the other, between two switches
+TOKENS = range(8, 25)  # of an answer: not all of them end at once
+FEWEST = 20  # fours
+WARM_SEC = 10.0
+SETTLING_SEC = 1.0  # after a switch: requests that began before it end, and what they left is written
+SECTION_SEC = 2.0
 PROCESSES = 3  # HTTP and tokenizer, scheduler, detokenizer
 SWITCHED = Path(__file__).parent / "switched"
 
 
-async def ask(session, port, number):
-    sampling = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-    body = {"input_ids": [300 + number + place for place in range(8)], "sampling_params": sampling}
-    async with session.post(f"http://127.0.0.1:{port}/generate", json=body) as reply:
-        assert reply.status == 200
-        return (await reply.json())["meta_info"]["completion_tokens"]
+class Clients:
+    """Ask a server for answers, so many at once, for as long as the block runs."""
 
+    def __init__(self, port):
+        self.tokens = 0  # of all answers so far
+        self._url = f"http://127.0.0.1:{port}/generate"
+        self._numbers = random.Random(0)
 
-async def load(port):
-    """Return tokens a second for so many requests at once."""
-    import aiohttp
+    async def __aenter__(self):
+        import aiohttp
 
-    unlimited = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=unlimited) as session:
-        await asyncio.gather(*(ask(session, port, 0) for _ in range(4)))  # connections
-        begun = time.perf_counter()
-        tokens = sum(await asyncio.gather(*(ask(session, port, number) for number in range(REQUESTS))))
-        return tokens / (time.perf_counter() - begun)
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        self._tasks = [asyncio.create_task(self._ask_on()) for _ in range(REQUESTS)]
+        return self
+
+    async def __aexit__(self, *exception):
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._session.close()
+
+    def check(self):
+        """Raise what made one of them give up."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    async def _ask_on(self):
+        while True:
+            first = self._numbers.randrange(300, 400)
+            sampling = {"max_new_tokens": self._numbers.choice(TOKENS), "temperature": 0, "ignore_eos": True}
+            body = {"input_ids": list(range(first, first + 8)), "sampling_params": sampling}
+            async with self._session.post(self._url, json=body) as reply:
+                assert reply.status == 200
+                self.tokens += (await reply.json())["meta_info"]["completion_tokens"]
 
 
 class Switched:
@@ -73,8 +97,8 @@ class Switched:
         assert len(self._pids) == PROCESSES
         self.logs = folder / "logs"
 
-    def switch(self, state):
-        """Have all processes done with it, whatever they logged before written."""
+    async def switch(self, state):
+        """Have all processes do it."""
         self._times += 1
         asked = f"{self._times} {state}"
         new = self._asked.with_name("new")
@@ -85,7 +109,7 @@ class Switched:
             done = self._asked.with_name(f"switch.{pid}")
             while not done.exists() or done.read_text() != asked:
                 assert time.monotonic() < until, f"process {pid} did not switch {state}"
-                time.sleep(0.02)
+                await asyncio.sleep(0.02)
 
     def logged_bytes(self):
         """Return how much is logged so far."""
@@ -98,49 +122,58 @@ class Switched:
         times = [psutil.Process(pid).cpu_times() for pid in self._pids]
         return sum(time.user + time.system for time in times)
 
-    def round(self, state):
-        """Return tokens a second, and CPU seconds, of several loads."""
-        self.switch(state)
-        logged = self.logged_bytes()
-        for _ in range(SETTLING):
-            asyncio.run(load(self.port))
-        before = self.cpu_sec()
-        tokens_per_sec = [asyncio.run(load(self.port)) for _ in range(LOADS)]
-        spent = self.cpu_sec() - before
-        assert (self.logged_bytes() > logged) == (state == "on")
-        return {"tokens_per_sec": statistics.median(tokens_per_sec), "cpu_sec": spent}
+    async def section(self, state, clients):
+        """Return tokens a second, and CPU seconds a token, of some seconds."""
+        await self.switch(state)
+        await asyncio.sleep(SETTLING_SEC)
+        tokens, cpu, logged, begun = clients.tokens, self.cpu_sec(), self.logged_bytes(), time.perf_counter()
+        await asyncio.sleep(SECTION_SEC)
+        tokens, took_sec = clients.tokens - tokens, time.perf_counter() - begun
+        clients.check()
+        bytes_per_token = (self.logged_bytes() - logged) / tokens
+        assert (bytes_per_token > 10) == (state == "on")  # a last request of the section before may be late
+        return {"tokens_per_sec": tokens / took_sec, "cpu_per_token": (self.cpu_sec() - cpu) / tokens}
 
 
-def measured(tmp_path, detail):
-    """Yield rounds, on and off in random order."""
+def ratio(four, key):
+    """Return by how much the logarithms of one state differ from those of the other."""
+    means = {place: statistics.mean(math.log(section[key]) for section in four[place]) for place in four}
+    return means["with"] - means["without"]
+
+
+async def measure(server, rounds):
+    """Append fours to `rounds` until they are sharp, or the time is over."""
     order = random.Random(0)
-    with ExitStack() as stack:
-        server = Switched(tmp_path, detail)
-        stack.callback(server.stop)
-        until = time.monotonic() + SECONDS
+    states = {"with": STATE, "without": "off"}
+    until = time.monotonic() + SECONDS
+    async with Clients(server.port) as clients:
+        await asyncio.sleep(WARM_SEC)
         while time.monotonic() < until:
-            states = order.sample(["on", "off"], 2)
-            yield {state: server.round(state) for state in states}
+            first, other = order.sample(list(states), 2)
+            four = {"with": [], "without": []}
+            for place in (first, other, other, first):
+                four[place].append(await server.section(states[place], clients))
+            rounds.append(four)
+            if len(rounds) >= FEWEST and len(rounds) % 10 == 0:
+                _, low, high = middle([ratio(one, "tokens_per_sec") for one in rounds])
+                if high - low <= SHARP:
+                    return
 
 
 @pytest.mark.parametrize("detail", LEAST)
 def test_a_server_gives_as_much_with_its_processes_recorded(show, tmp_path, detail):
-    rounds, ratios = [], []
-    for answers in measured(tmp_path, detail):
-        rounds.append(answers)
-        ratios.append(answers["on"]["tokens_per_sec"] / answers["off"]["tokens_per_sec"])
-        if len(ratios) >= FEWEST and len(ratios) % 10 == 0:
-            low, high = interval(ratios)
-            if high - low <= WIDTH:
-                break
-    low, high = interval(ratios)
-    without = statistics.median(answers["off"]["tokens_per_sec"] for answers in rounds)
-    cpu = Spread.of([answers["on"]["cpu_sec"] / answers["off"]["cpu_sec"] for answers in rounds])
-    ratio = f"{statistics.median(ratios):.3f}"
-    bounds = (f"{low:.3f} .. {high:.3f}", LEAST[detail])
-    rows = [(detail, f"{without:.0f}", len(rounds), ratio, *bounds, f"{cpu.median:.3f}")]
-    columns = ("engine_detail", "tokens/s off", "pairs", "ratio", "95 % interval", "bound", "CPU")
+    rounds = []
+    with ExitStack() as stack:
+        server = Switched(tmp_path, detail)
+        stack.callback(server.stop)
+        asyncio.run(measure(server, rounds))
+    given, low, high = map(math.exp, middle([ratio(four, "tokens_per_sec") for four in rounds]))
+    cpu, cpu_low, cpu_high = map(math.exp, middle([ratio(four, "cpu_per_token") for four in rounds]))
+    without = statistics.median(one["tokens_per_sec"] for four in rounds for one in four["without"])
+    answer = (f"{given:.3f}", f"{low:.3f} .. {high:.3f}", LEAST[detail])
+    rows = [(detail, f"{without:.0f}", len(rounds), *answer, f"{cpu:.3f} ({cpu_low:.3f} .. {cpu_high:.3f})")]
+    columns = ("engine_detail", "tokens/s off", "fours", STATE, "95 % interval", "bound", "CPU a token")
     show(table(f"a real server, {REQUESTS} requests at once, recorded against not", columns, rows))
-    save(f"server-{detail}", rows, rounds=rounds)
+    save(f"server-{detail}" if STATE == "on" else f"server-{detail}-{STATE}", rows, rounds=rounds)
     assert high - low <= WIDTH
     assert low >= LEAST[detail]

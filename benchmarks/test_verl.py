@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from rounds import HERE, ROUNDS, Spread, save, table, warm_page_cache
+from rounds import HERE, ROUNDS, Spread, middle, save, table, warm_page_cache
 
 ROOT = HERE.parent
 TRAINER = ROOT / "tests/trainers/verl"
@@ -51,20 +51,6 @@ def interval(values, draws=2000):
     drawn = random.Random(0)
     medians = sorted(statistics.median(drawn.choices(values, k=len(values))) for _ in range(draws))
     return medians[round(draws * 0.025)], medians[round(draws * 0.975) - 1]
-
-
-def middle(values):
-    """Return the Hodges-Lehmann estimate and its 95 % interval, by Wilcoxon's signed ranks.
-
-    The median of the means of all pairs of values, of each with itself, too. Where the noise is normal it is
-    nearly as sharp as the mean (the median is as sharp as the mean of two thirds of the values), and a few
-    wild values move it little.
-    """
-    n = len(values)
-    means = sorted((one + other) / 2 for at, one in enumerate(values) for other in values[: at + 1])
-    beyond = n * (n + 1) / 4 - 1.96 * (n * (n + 1) * (2 * n + 1) / 24) ** 0.5
-    at = max(0, int(beyond))
-    return statistics.median(means), means[at], means[-1 - at]
 
 
 def differences(rounds, one, other):
