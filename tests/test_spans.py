@@ -115,6 +115,15 @@ def test_while_nothing_is_installed_a_span_still_measures():
     assert timed.duration_sec >= 0.001
 
 
+@pytest.mark.parametrize("name", [["parse"], {}, None, 3], ids=str)
+@pytest.mark.parametrize("phase", [None, "tool"])
+def test_a_name_that_is_none_is_written_as_what_it_is_and_raises_nothing(seen, name, phase):
+    with span(name, phase=phase, k=1):
+        pass
+    event(name)
+    assert [(record["event"], record.get("extra")) for record in seen] == [(name, {"k": 1}), (name, None)]
+
+
 def test_async_with_is_the_same_as_with(seen):
     async def run() -> None:
         async with span("parse") as timed:

@@ -4,7 +4,7 @@
 
 cimport cython
 from cpython.contextvars cimport PyContextVar_Get
-from cpython.dict cimport PyDict_Next, PyDict_Size
+from cpython.dict cimport PyDict_GetItem, PyDict_Next, PyDict_Size
 from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_XDECREF
@@ -314,9 +314,8 @@ include "waits.pxi"
 def span(event, /, *, phase=None, **extra):
     """Time a block."""
     cdef Span made
-    kind = kinds.get(event)
-    if kind is None:
-        kind = learn_kind(event)
+    cdef PyObject *known = PyDict_GetItem(kinds, event)  # NULL also for a list, which can be no name
+    kind = learn_kind(event) if known is NULL else <object>known
     if phase is not None:
         kind = kind_of_phase(event, phase)
     made = new_span(kind)

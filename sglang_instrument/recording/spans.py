@@ -170,7 +170,7 @@ class SyncedSpan(WatchedSpan, gc=False, eq=False):
 
 def kind_for(event: str, phase: str | None = None, sync: bool | None = None) -> type[Span]:
     """Return the class of the spans of `event`; `phase` and `sync` override the vocabulary."""
-    known = kind_of(event)
+    known = kind_of(event if _is_hashable(event) else "")
     if known.synced if sync is None else sync:
         return SyncedSpan
     return WatchedSpan if (phase or known.phase) in WATCHED_PHASES else Span
@@ -211,7 +211,7 @@ def span(event: str, /, *, phase: str | None = None, **extra: Any) -> Span:
     """
     try:
         kind = _kinds[event]
-    except KeyError:
+    except (KeyError, TypeError):
         kind = _learn(event)
     if phase is not None:
         return kind_for(event, phase)(event, reduce(extra) if extra else None, phase=phase)
@@ -264,9 +264,18 @@ def leave_task(leaving: Span) -> None:
 
 def _learn(event: str) -> type[Span]:
     kind = kind_for(event)
-    if len(_kinds) < _KINDS_LIMIT:
+    if len(_kinds) < _KINDS_LIMIT and _is_hashable(event):
         _kinds[event] = kind
     return kind
+
+
+def _is_hashable(event: object) -> bool:
+    """Return whether this can be a name; what cannot, such as a list, is written as what it is."""
+    try:
+        hash(event)
+    except TypeError:
+        return False
+    return True
 
 
 def use_buffer(
