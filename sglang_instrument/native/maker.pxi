@@ -189,7 +189,7 @@ cdef class _Maker:
         cdef KeyOfStep of
         if step.of is None:
             key = KeyStep()
-            key.key = step.name
+            key.key = sys.intern(step.name) if type(step.name) is str else step.name  # found by its place in memory
             return key
         of = KeyOfStep()
         of.local = self.indices.get(step.of.root, -1)
