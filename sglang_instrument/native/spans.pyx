@@ -4,7 +4,7 @@
 
 cimport cython
 from cpython.contextvars cimport PyContextVar_Get
-from cpython.dict cimport PyDict_GetItem, PyDict_Next, PyDict_Size
+from cpython.dict cimport PyDict_GetItem, PyDict_GetItemWithError, PyDict_Next, PyDict_Size
 from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_XDECREF
@@ -314,7 +314,11 @@ include "waits.pxi"
 def span(event, /, *, phase=None, **extra):
     """Time a block."""
     cdef Span made
-    cdef PyObject *known = PyDict_GetItem(kinds, event)  # NULL also for a list, which can be no name
+    cdef PyObject *known
+    if type(event) is str:
+        known = PyDict_GetItemWithError(kinds, event)
+    else:
+        known = PyDict_GetItem(kinds, event)  # NULL also for a list, which can be no name
     kind = learn_kind(event) if known is NULL else <object>known
     if phase is not None:
         kind = kind_of_phase(event, phase)
