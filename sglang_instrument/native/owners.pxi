@@ -37,6 +37,7 @@ cdef struct Owner:
 cdef Owner *owners = NULL  # each where its address says, or in the next place that was free
 cdef size_t owners_room = 0  # a power of two, or 0
 cdef size_t owners_filled = 0
+cdef bint owners_met = False  # since those that are gone were forgotten
 cdef object forgets_owner = None  # what asyncio's weak references call when a task is gone
 cdef enum:
     FEWEST_OWNERS = 256
@@ -65,7 +66,7 @@ cdef inline Task task_known_of(object owner):
     cdef PyObject **attributes
     if owners_room:
         found = place_of(<PyObject*>owner)
-        if found.address != NULL:
+        if found.task != NULL:
             task = <Task>found.task
             if has_reference(<PyObject*>owner, <PyObject*>task.reference):
                 return task
@@ -100,10 +101,11 @@ cdef int know_task(object owner, Task task) except -1:
 
 cdef void put_owner(PyObject *address, PyObject *task) noexcept:
     """Remember a task in the place of the one that had this address before it, if there was one."""
-    global owners_filled
+    global owners_filled, owners_met
     cdef Owner *place = place_of(address)
     cdef PyObject *gone = place.task
     owners_filled += place.address == NULL
+    owners_met = True
     Py_INCREF(task)
     place.address, place.task = address, task
     let_owner_go(gone)
@@ -120,12 +122,12 @@ cdef bint has_room_for_owner() noexcept:
 
 
 cdef inline bint lives(Owner *owner) noexcept:
-    return owner.address != NULL and not is_dead(<PyObject*>(<Task>owner.task).reference)
+    return owner.task != NULL and not is_dead(<PyObject*>(<Task>owner.task).reference)
 
 
 cdef bint keep_living_owners() noexcept:
     """Forget the tasks that are gone, and have room for as many as are left; return whether there is memory."""
-    global owners, owners_room, owners_filled
+    global owners, owners_room, owners_filled, owners_met
     cdef Owner *old = owners
     cdef size_t old_room = owners_room
     cdef size_t room = FEWEST_OWNERS
@@ -138,7 +140,7 @@ cdef bint keep_living_owners() noexcept:
     cdef Owner *made = <Owner*>calloc(room, sizeof(Owner))
     if made == NULL:
         return False
-    owners, owners_room, owners_filled = made, room, living
+    owners, owners_room, owners_filled, owners_met = made, room, living, False
     for at in range(old_room):
         if lives(&old[at]):
             place_of(old[at].address)[0] = old[at]
@@ -155,8 +157,8 @@ cdef void let_owners_go(Owner *old, size_t room) noexcept:
 
 
 cdef void forget_owners() noexcept:
-    global owners, owners_room, owners_filled
+    global owners, owners_room, owners_filled, owners_met
     cdef Owner *old = owners
     cdef size_t room = owners_room
-    owners, owners_room, owners_filled = NULL, 0, 0
+    owners, owners_room, owners_filled, owners_met = NULL, 0, 0, False
     let_owners_go(old, room)

@@ -200,6 +200,12 @@ def thread_task(ident):
     return thread_task_of(ident)
 
 
+def forget_gone():
+    """Give back what is kept of asyncio tasks that are gone; called while no event loop runs."""
+    if owners_met:
+        keep_living_owners()
+
+
 def forget_tasks():
     """Start anew, as after a fork: no thread is known, tasks are numbered from zero."""
     global next_number, told_loop

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.config import Config
-from sglang_instrument.recording import context, device, identity, loop, nvtx, spans
+from sglang_instrument.recording import context, device, identity, loop, nvtx, spans, tasks
 from sglang_instrument.recording.clock import Clock
 from sglang_instrument.recording.device_events import HeldBack
 from sglang_instrument.recording.disk import Disk
@@ -139,6 +139,8 @@ class Recorder:
         """Look at what does not come from a span; return for how many seconds that may be left alone."""
         self._held_back.let_old_go()
         leave_sec = self._watchdog.look(disk)
+        if leave_sec:  # no event loop runs
+            tasks.forget_gone()
         if self._files.is_news():
             disk.do(self._files.describe_process)
         return 0.0 if len(self._held_back) else leave_sec

@@ -192,6 +192,10 @@ def owner_of(task: Task) -> Any:
     return next((owner for owner in owners if known(owner) is task), None)
 
 
+def forget_gone() -> None:
+    """Give back what is kept of asyncio tasks that are gone: here they took it with them."""
+
+
 def forget_tasks() -> None:
     """Start anew, as after a fork: no thread is known, tasks are numbered from zero."""
     global _numbers
@@ -217,6 +221,7 @@ native.take_over(
     "Task",
     "counted",
     "current",
+    "forget_gone",
     "forget_tasks",
     "ignore_asyncio",
     "know_asyncio",
