@@ -69,7 +69,7 @@ def open_tree(path: Path) -> SourceTree:
         if path.name.endswith((".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")):
             return _tar(path)
     except (OSError, zipfile.BadZipFile, tarfile.TarError) as error:
-        raise TargetError(f"{path}: {error}") from None
+        raise TargetError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     raise TargetError(f"{path}: must be a folder, a wheel or a source archive")
 
 
