@@ -10,6 +10,7 @@ from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_XDECREF
 from cpython.unicode cimport PyUnicode_GET_LENGTH
 
+from sglang_instrument.native.slabs cimport lie_in_slabs
 from sglang_instrument.native.spans cimport Task, current_task, thread_task_of
 
 include "stamp.pxi"
@@ -25,7 +26,6 @@ cdef Py_ssize_t LONGEST_ID = 0
 
 
 @cython.no_gc  # what it holds was reduced; a scope and a task lead to no context
-@cython.freelist(64)
 cdef class Context:
     """What is bound; see recording/context.py."""
 
@@ -177,3 +177,6 @@ def connect(*, current, identifier, integer, place, opening, closing, Py_ssize_t
     global CURRENT, to_identifier, to_integer, new_place, open_scope, close_scope, LONGEST_ID
     CURRENT, to_identifier, to_integer, new_place = current, identifier, integer, place
     open_scope, close_scope, LONGEST_ID = opening, closing, longest_id
+
+
+lie_in_slabs(Context)

@@ -16,6 +16,8 @@ import sys
 
 from msgspec.json import encode
 
+from sglang_instrument.native.slabs cimport lie_in_slabs
+
 include "stamp.pxi"
 
 
@@ -33,7 +35,6 @@ cdef Names NOTHING = Names.__new__(Names)
 
 @cython.final
 @cython.no_gc
-@cython.freelist(64)
 cdef class Fields:
     """Values of fields."""
 
@@ -174,3 +175,6 @@ cdef Fields both(Names names, Fields first, Fields second):
     for at in range(second.names.count):
         copy_value(&made.values[first.names.count + at], &second.values[at])
     return made
+
+
+lie_in_slabs(Fields)

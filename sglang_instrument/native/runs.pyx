@@ -182,13 +182,14 @@ cdef class FullSpan(RegionSpan):
     """One run of a region that binds, collects, reports, is watched, synchronises the GPU or is a point."""
 
     cdef Bound bound
+    cdef Py_ssize_t place  # among the open spans
 
     cdef int enter(self) except -1:
         if self.does.synced:
             synchronize_gpu()
             self.start = now_ns()
         enter_task(self)
-        return note_open(self) if self.does.watched else 0
+        return note_open(self, &self.place) if self.does.watched else 0
 
     cdef int finish(self, object error, object value) except -1:
         if error is None and self.does.synced:
@@ -229,7 +230,7 @@ cdef class FullSpan(RegionSpan):
     cdef int let_go(self) except -1:
         cdef Bound bound = self.bound
         if self.does.watched:
-            note_closed(self)
+            note_closed(self, &self.place)
         self.values = self.value = None
         if self.inside is not None:
             self.inside.end()

@@ -58,7 +58,7 @@ cdef class Span:
 
 @cython.no_gc
 cdef class WatchedSpan(Span):
-    pass
+    cdef Py_ssize_t place  # among those that are open
 
 @cython.no_gc
 cdef class SyncedSpan(WatchedSpan):
@@ -78,7 +78,7 @@ cdef object name_of_error(object error, object value)  # spans.name_error
 cdef bint is_off() noexcept  # nothing is installed
 cdef int give(Span finished) except -1  # append to the buffer in use
 cdef int record_point(Span point) except -1  # spans.record
-cdef int note_open(Span opened) except -1  # a watched span begins
-cdef int note_closed(Span closed) except -1  # ... and has ended
+cdef int note_open(Span opened, Py_ssize_t *place) except -1  # a watched span begins; it keeps its place
+cdef int note_closed(Span closed, Py_ssize_t *place) except -1  # ... and has ended
 cdef object synchronize_gpu()  # device.synchronize, as the policy says
 cdef object wait_for(object awaitable)  # waiting.waited

@@ -6,6 +6,7 @@ cimport cython
 from cpython.contextvars cimport PyContextVar_Get
 from cpython.dict cimport PyDict_GetItem, PyDict_GetItemWithError, PyDict_Next, PyDict_Size
 from cpython.object cimport PyObject
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_XDECREF
 
@@ -14,13 +15,13 @@ cdef extern from "Python.h":
     void PyErr_SetNone(PyObject*) noexcept
 
 from sglang_instrument.native.extras cimport Fields, dict_of
+from sglang_instrument.native.slabs cimport lie_in_slabs
 
 include "stamp.pxi"
 include "tasks.pxi"
 
 # What recording/spans.py hands over when it is imported.
 cdef object OFF = None
-cdef dict OPEN = {}
 cdef object current_context = None  # the context variable
 cdef object reduce_extra = None
 cdef object learn_kind = None
@@ -41,7 +42,6 @@ cdef dict kinds = {}
 
 
 @cython.no_gc  # what it holds was reduced, and leads to no span
-@cython.freelist(256)
 cdef class Span:
     """A timed block; see recording/spans.py."""
 
@@ -151,11 +151,11 @@ cdef class WatchedSpan(Span):
 
     cdef int enter(self) except -1:
         enter_task(self)
-        return note_open(self)
+        return note_open(self, &self.place)
 
     cdef int finish(self, object error, object value) except -1:
         Span.finish(self, error, value)
-        return note_closed(self)
+        return note_closed(self, &self.place)
 
 
 @cython.no_gc
@@ -282,18 +282,7 @@ cdef int give(Span finished) except -1:
     return 0
 
 
-cdef int note_open(Span opened) except -1:
-    if not OPEN:
-        first_opened()
-    OPEN[<size_t><void*>opened] = opened
-    return 0
-
-
-cdef int note_closed(Span closed) except -1:
-    OPEN.pop(<size_t><void*>closed, None)
-    if not OPEN:
-        all_closed()
-    return 0
+include "open.pxi"
 
 
 cdef int record_point(Span point) except -1:
@@ -304,6 +293,10 @@ cdef int record_point(Span point) except -1:
 
 cdef object synchronize_gpu():
     return synchronize()
+
+
+for kind in (Span, WatchedSpan, SyncedSpan):
+    lie_in_slabs(kind)
 
 
 include "blocks.pxi"
@@ -343,7 +336,6 @@ def record(Span point not None):
 def connect(
     *,
     off,
-    open_spans,
     context,
     reduce,
     known_kinds,
@@ -355,10 +347,10 @@ def connect(
     start_of,
 ):
     """Take what belongs to the modules that this one serves; none of it changes later."""
-    global OFF, OPEN, current_context, reduce_extra, kinds, learn_kind, kind_of_phase, synchronize
+    global OFF, current_context, reduce_extra, kinds, learn_kind, kind_of_phase, synchronize
     global describe_error, ask_asyncio, plain, buffer
     ask_asyncio, plain = ask_for_tasks, start_of
-    OFF, OPEN, current_context, reduce_extra, kinds = off, open_spans, context, reduce, known_kinds
+    OFF, current_context, reduce_extra, kinds = off, context, reduce, known_kinds
     learn_kind, kind_of_phase, synchronize, describe_error = learn, kind_for, synchronize_device, name_error
     buffer = off
 

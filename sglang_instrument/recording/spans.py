@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import Struct, field
 
@@ -170,7 +170,7 @@ class SyncedSpan(WatchedSpan, gc=False, eq=False):
 
 def kind_for(event: str, phase: str | None = None, sync: bool | None = None) -> type[Span]:
     """Return the class of the spans of `event`; `phase` and `sync` override the vocabulary."""
-    known = kind_of(event if _is_hashable(event) else "")
+    known = kind_of(event)
     if known.synced if sync is None else sync:
         return SyncedSpan
     return WatchedSpan if (phase or known.phase) in WATCHED_PHASES else Span
@@ -264,18 +264,12 @@ def leave_task(leaving: Span) -> None:
 
 def _learn(event: str) -> type[Span]:
     kind = kind_for(event)
-    if len(_kinds) < _KINDS_LIMIT and _is_hashable(event):
-        _kinds[event] = kind
-    return kind
-
-
-def _is_hashable(event: object) -> bool:
-    """Return whether this can be a name; what cannot, such as a list, is written as what it is."""
     try:
-        hash(event)
-    except TypeError:
-        return False
-    return True
+        if len(_kinds) < _KINDS_LIMIT:
+            _kinds[event] = kind
+    except TypeError:  # a list, which is no name, is written as what it is
+        pass
+    return kind
 
 
 def use_buffer(
@@ -336,9 +330,11 @@ native.take_over(globals(), "spans", "Span", "SyncedSpan", "WatchedSpan", "event
 if native.ON:
     from sglang_instrument.native import spans as compiled
 
+    if not TYPE_CHECKING:
+        OPEN = compiled.open_spans
+
     compiled.connect(
         off=OFF,
-        open_spans=OPEN,
         context=CURRENT,
         reduce=reduce,
         known_kinds=_kinds,

@@ -71,7 +71,8 @@ class Watchdog:
                 self._reported[key] = (span.start, next_age)
                 due.append(span)
         if len(self._reported) > len(open_spans):
-            self._reported = {key: seen for key, seen in self._reported.items() if key in OPEN}
+            still_open = dict(open_spans)
+            self._reported = {key: seen for key, seen in self._reported.items() if key in still_open}
         return due
 
 
