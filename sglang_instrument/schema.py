@@ -168,4 +168,7 @@ _OTHER: Final = EventKind("other", reference=False)
 
 def kind_of(event: str) -> EventKind:
     """Return what the vocabulary says of `event`; a user's own event is of phase "other"."""
-    return EVENTS.get(event, _OTHER)
+    try:
+        return EVENTS.get(event, _OTHER)
+    except TypeError:  # a list, say: whatever a program takes for a name
+        return _OTHER
