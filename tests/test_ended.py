@@ -90,6 +90,15 @@ def test_where_all_are_killed_at_once_nobody_is_accused(tmp_path: Path, share: f
     )
 
 
+def test_a_worker_that_was_killed_before_its_first_record_is_missed(folder: Path) -> None:
+    """Nobody can tell it from one whose first reply took long: it is said, and not accused."""
+    kill(folder, {0: 60, 2: 60})
+    (folder / f"step_{LAST}" / "worker_1.jsonl").unlink()
+    assert deaths(folder, over=True) == []
+    run = open_run(folder)
+    assert verdict(run.digest, run.files, over=True).endswith("long before; worker 1 wrote nothing in it")
+
+
 def test_a_step_that_goes_on_for_long_is_no_hang(tmp_path: Path) -> None:
     """Its step and requests were reported as open after 30 s, which such requests take."""
     assert found_after(tmp_path, 0.8, 0.0, over=False) == []

@@ -86,9 +86,8 @@ def verdict(digest: Digest, files: list[File], over: bool = False) -> str:
     ended = [one for one in silences(digest, files) if one.worker is None] if over else []
     if ended:
         step = f"{'validation' if ended[0].validate else 'step'} {ended[0].step}"
-        return (
-            f"the run ended in {step}, and the log does not tell by whom: nobody was silent for long before"
-        )
+        words = f"the run ended in {step}, and the log does not tell by whom"
+        return f"{words}: nobody was silent for long before{_absent(digest.of_workers(), ended[0])}"
     steps = step_table(digest.filter(~pl.col("validate")))
     if steps.is_empty():
         return "no training step is whole yet"
@@ -97,6 +96,16 @@ def verdict(digest: Digest, files: list[File], over: bool = False) -> str:
     words = f"nothing out of the ordinary; the slowest step is {slowest['step']}, "
     words += _seconds(slowest["duration_sec"])
     return words if longest is None else f"{words}, of which the longest request took {_seconds(longest)}"
+
+
+def _absent(digest: Digest, silence: Silence) -> str:
+    """Return what is said of workers of other steps that have no record of the one that never ended."""
+    known = set(digest.steps.filter(validate=silence.validate)["worker"].drop_nulls())
+    absent = sorted(known - silence.done.keys())
+    if not absent:
+        return ""
+    kind = "worker" if len(absent) == 1 else "workers"
+    return f"; {kind} {', '.join(map(str, absent))} wrote nothing in it"
 
 
 def _seconds(duration_sec: float) -> str:
