@@ -10,6 +10,7 @@ import pytest
 
 from sglang_instrument import bind, flush, span, status, step, uninstall
 from sglang_instrument.recording import loop, notices, spans, watchdog, writer
+from sglang_instrument.recording.bell import Bell
 from sglang_instrument.recording.clock import Clock
 from sglang_instrument.recording.disk import Disk
 from sglang_instrument.recording.files import Files
@@ -356,3 +357,92 @@ def test_where_little_is_recorded_every_other_tick_writes_or_the_ticks_are_longe
     assert calm._tick_sec == writer.CALM_TICK_SEC
     left_after(writer._LITTLE + 1)
     assert calm._tick_sec == writer.TICK_SEC
+
+
+def test_a_bell_that_rang_wakes_who_waits_next_and_once():
+    bell = Bell()
+    bell.ring()
+    bell.ring()
+    assert bell.wait(3600, 1, []) == 0
+    assert bell.wait(0.001, 3, []) == 3
+
+
+def test_a_bell_wakes_who_waits_already():
+    bell, begun = Bell(), threading.Event()
+
+    def ring():
+        begun.wait(60)
+        bell.ring()
+
+    ringing = threading.Thread(target=ring)
+    ringing.start()
+    begun.set()
+    assert bell.wait(60, 60, []) == 0
+    ringing.join()
+
+
+def test_whoever_waits_for_several_ticks_is_woken_at_the_first_that_has_something_to_do():
+    bell, buffer = Bell(), []
+    assert bell.wait(0.001, 5, buffer) == 5
+    appending = threading.Timer(0.01, buffer.append, [None])
+    appending.start()
+    assert 0 < bell.wait(0.01, 6000, buffer) < 6000
+    assert bell.wait(0.001, 6000, buffer) == 1
+    appending.join()
+
+
+def test_a_writer_leaves_ticks_out_only_where_nothing_has_to_be_looked_at(log_dir):
+    leave_sec = 0.0
+    calm = Writer(
+        Disk(Files(log_dir, Clock(), "run", dict), 2**30), LineMaker(Clock()), lambda disk: leave_sec
+    )
+
+    def left_out_after(recorded):
+        calm._spans.extend(span("parse") for _ in range(recorded))
+        calm._tick(False)
+        return calm._most_ticks
+
+    assert left_out_after(1) == left_out_after(0) == 1
+    leave_sec = 1.0
+    assert left_out_after(1) == writer._RESTS_AFTER
+    assert left_out_after(0) == writer._RESTS_AFTER - 1
+    calm._quiet_ticks = writer._RESTS_AFTER
+    assert left_out_after(0) == 1  # it rests, or tries to at the next one
+    calm.tap(lambda buffer: [])
+    assert left_out_after(1) == 1
+
+
+@pytest.fixture
+def leaving_out(install, monkeypatch):
+    """A process that has recorded, and whose encoder would look at nothing but the buffer for an hour."""
+    monkeypatch.setattr(writer, "_RESTS_AFTER", 10**9)
+    monkeypatch.setattr(watchdog, "_LOOK_EVERY_SEC", 3600)
+    folder = install(hang_after_sec=36000)
+    with step(1), span("first"):
+        pass
+    assert flush()
+    return folder
+
+
+def test_what_is_recorded_where_ticks_are_left_out_is_written_at_the_next_one(leaving_out, records_below):
+    with bind(step=2, worker=3), span("second"):
+        pass
+    wait_until(lambda: "step_2/worker_3.jsonl" in records_below(leaving_out))
+    with bind(role="trainer"), span("third"):
+        pass
+    wait_until(lambda: any("trainer_0" in path for path in records_below(leaving_out)))
+    uninstall()
+
+
+def test_an_event_loop_that_begins_where_ticks_are_left_out_is_looked_at(leaving_out, monkeypatch):
+    looks = []
+    look = loop.look_at_hearts
+    monkeypatch.setattr(watchdog, "look_at_hearts", lambda: looks.append(look()) or looks[-1])
+
+    async def main():
+        with span("second"):
+            pass
+        while sum(looks) < 5:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(main(), 120))

@@ -63,6 +63,7 @@ cdef enum:
 include "append.pxi"
 include "memory.pxi"
 include "jobs.pxi"
+include "bell.pxi"
 include "json.pxi"
 
 

@@ -112,8 +112,8 @@ class Recorder:
 
     def _task_seen(self, running: "asyncio.AbstractEventLoop", thread: int) -> None:
         try:
-            self._writer.be_awake()  # it looks at the loop from outside
             loop.task_seen(running, thread)
+            self._writer.be_awake()  # it looks at the loop from outside
         except Exception as error:  # a loop of somebody's own, which cannot do what asyncio's can
             swallowed("watching an event loop", error)
 

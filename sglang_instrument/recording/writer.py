@@ -4,14 +4,13 @@ Two threads, because they fail differently: the encoder never touches a file, so
 keep it from emptying the buffer; what then waits is bounded in bytes, and what comes beyond is counted.
 """
 
-import contextlib
-import queue
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
 from sglang_instrument.recording import spans as hot
+from sglang_instrument.recording.bell import Bell
 from sglang_instrument.recording.context import Scope, count_dropped, on_scope_closed, scopes, take_ended
 from sglang_instrument.recording.disk import Disk, Job
 from sglang_instrument.recording.lines import LineMaker
@@ -57,13 +56,14 @@ class Writer:
         self._spans: list[Span] = []
         self._encoding = 0  # spans that were taken out of the buffer
         self._buffer: Buffer = self._spans  # once the threads run
-        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # signal handlers may put, too
+        self._bell = Bell()
         self._starting = threading.RLock()  # a signal handler may record while the threads are started
         self._is_starting = False
         self._thread: threading.Thread | None = None
         self._flushes: list[tuple[Job, threading.Event]] = []
         self._tick_sec = TICK_SEC
         self._let_one_pass = True  # a tick at which nothing is written; never the first one
+        self._most_ticks = 1  # to wait for, as long as nothing is recorded
         self._quiet_ticks = 0  # since something was recorded
         self._closed = False
         self._ended = False
@@ -90,7 +90,7 @@ class Writer:
     def end(self) -> None:
         """End both threads once they have done what they were given."""
         self._ended = True
-        self._wakes.put(None)
+        self._bell.ring()
         self.disk.end()
 
     def start(self) -> None:
@@ -131,6 +131,9 @@ class Writer:
         """Start the threads, or have the one that rests run at once, and at each tick from now on."""
         self.start()
         if not isinstance(hot.current_buffer(), _FirstSpan):
+            if self._most_ticks > 1:
+                self._most_ticks = 1  # one of the many that come here has the thread look
+                self.wake()
             return
         self._quiet_ticks = 0
         if self._starting.acquire(blocking=False):  # whoever has it does the same
@@ -147,6 +150,15 @@ class Writer:
             return TICK_SEC
         return leave_sec if self._quiet_ticks >= _RESTS_AFTER and self._may_rest() else CALM_TICK_SEC
 
+    def _ticks_to_leave(self, leave_sec: float) -> int:
+        """Return for how many ticks nothing need be done if nothing is recorded; resting is not put off.
+
+        What passes through a tap may be held back there, and become old.
+        """
+        if self._buffer is not self._spans:
+            return 1
+        return max(1, min(round(leave_sec / self._tick_sec), _RESTS_AFTER - self._quiet_ticks))
+
     def _may_rest(self) -> bool:
         """Have the next span that ends, or the first that opens, wake this thread; return whether it will.
 
@@ -160,8 +172,7 @@ class Writer:
 
     def wake(self) -> None:
         """Make the encoder run now, not at its next tick: something ended that may be the process's last."""
-        if self._wakes.empty():
-            self._wakes.put(None)
+        self._bell.ring()
 
     def step_ended(self) -> None:
         """Have `step_closed` written: the last block of some step has ended."""
@@ -178,7 +189,7 @@ class Writer:
     def flush_then(self, job: Job, done: threading.Event) -> None:
         """Write all that is recorded so far, do `job` on the disk thread, and set `done`."""
         self._flushes.append((job, done))
-        self._wakes.put(None)
+        self._bell.ring()
 
     @property
     def started(self) -> bool:
@@ -204,15 +215,10 @@ class Writer:
                 swallowed("encoding the log", error)
 
     def _wait(self) -> bool:
-        """Wait for the next tick; return whether somebody did not wait for it."""
-        try:
-            self._wakes.get(timeout=self._tick_sec)
-        except queue.Empty:
-            return False
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._wakes.get_nowait()
-        return True
+        """Wait for the next tick that has something to do; return whether somebody did not wait for it."""
+        ticks = self._bell.wait(self._tick_sec, self._most_ticks, self._spans)
+        self._quiet_ticks += max(0, ticks - 1)  # the last one is counted when it is done
+        return ticks == 0
 
     def _tick(self, woken: bool) -> None:
         asked = len(self._flushes)  # before the buffer is emptied: what asks later may mean later records
@@ -224,6 +230,7 @@ class Writer:
             self._write()
         leave_sec = self._watch(self.disk)
         self._tick_sec = self._next_tick_sec(is_little, leave_sec)
+        self._most_ticks = self._ticks_to_leave(leave_sec)
         for job, done in self._flushes[:asked]:
             self.disk.do(job)
             self.disk.do(done.set)
