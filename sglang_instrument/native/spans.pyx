@@ -4,9 +4,9 @@
 
 cimport cython
 from cpython.contextvars cimport PyContextVar_Get
-from cpython.dict cimport PyDict_GetItem, PyDict_GetItemWithError, PyDict_Next, PyDict_Size
-from cpython.object cimport PyObject
+from cpython.dict cimport PyDict_GetItemWithError, PyDict_Next, PyDict_Size
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_XDECREF
 
@@ -307,11 +307,9 @@ include "waits.pxi"
 def span(event, /, *, phase=None, **extra):
     """Time a block."""
     cdef Span made
-    cdef PyObject *known
-    if type(event) is str:
+    cdef PyObject *known = NULL
+    if type(event) is str:  # a list, say, can be no name
         known = PyDict_GetItemWithError(kinds, event)
-    else:
-        known = PyDict_GetItem(kinds, event)  # NULL also for a list, which can be no name
     kind = learn_kind(event) if known is NULL else <object>known
     if phase is not None:
         kind = kind_of_phase(event, phase)
