@@ -8,6 +8,7 @@ from sglang_instrument.recording.spans import Span, WatchedSpan
 pytestmark = pytest.mark.skipif(not native.ON, reason="memory is Python's own where nothing is compiled")
 
 SLAB_BYTES = 8192
+SLABS = 4096
 
 
 def slabs_of(spans):
@@ -37,6 +38,16 @@ def test_a_span_that_stays_keeps_its_own_while_others_come_and_go():
         made(100)
     assert [span.event for span in staying] == [f"stays {number}" for number in range(200)]
     assert [span.extra for span in staying] == [{"number": number} for number in range(200)]
+
+
+def test_spans_that_stay_keep_no_more_slabs_than_there_are():
+    staying = []
+    for number in range(SLABS + 1000):
+        staying.append(Span("stays", {"number": number}))
+        made(64)
+    assert len(slabs_of(staying[:1000])) > 900
+    assert len(slabs_of(staying[-900:])) < 100  # in memory of Python's, which is used again block by block
+    assert [span.extra for span in staying] == [{"number": number} for number in range(SLABS + 1000)]
 
 
 def test_a_class_of_the_program_s_own_has_memory_of_python_s():

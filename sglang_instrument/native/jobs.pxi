@@ -215,6 +215,8 @@ cdef class Jobs:
             self.last = job
         pthread_mutex_unlock(&self.lock)
         pthread_cond_signal(&self.put_one)  # now: who is woken wants the lock
+        if self.ended:  # nobody else will, and what it refers to may refer to this
+            self.let_finished_go()
 
     cdef void finish(self, Job *job) noexcept nogil:
         """Keep a job that is done until its references are let go; who calls holds the lock."""

@@ -5,45 +5,57 @@
 Python's allocator hands a block that one core let go of to the other one, which reads in it where the next free
 one is, and so waits for a line of its cache at each. Here blocks lie in slabs, one after the other: nothing is
 read to make one, and what comes next is asked for ahead. A slab is used again when all that lay in it is gone.
+
+A span or context that lives long keeps the 8 KiB around it. So there are 32 MiB of slabs and no more: ten thousand
+requests in flight, or spans held until their step shows which requests were slow, would keep hundreds of
+megabytes. Where no slab is left, a block is Python's own.
 """
 
 include "stamp.pxi"
 
 cdef extern from *:
     """
-    #include <stdlib.h>
     #include <string.h>
+    #include <sys/mman.h>
 
-    /* Small, since one block that lives long keeps all of its slab. */
-    enum { SLAB_BYTES = 1 << 13, SLAB_HEAD = 64, SLAB_TAIL = 32, SLABS_KEPT = 512, SLAB_AHEAD = 512 };
+    enum { SLAB_BYTES = 1 << 13, SLAB_HEAD = 64, SLABS = 1 << 12, SLAB_AHEAD = 512 };
 
     typedef struct Slab {
-        struct Slab *next;  /* of those that are kept */
+        struct Slab *next;  /* of those that are empty */
         size_t made, gone;  /* blocks; how many were made is not known while it is the one in use */
     } Slab;
 
     /* All of this is changed by who has the GIL. */
-    static Slab *slab_in_use = NULL, *slabs_kept = NULL;
+    static char *slabs = NULL;  /* all that there ever are, one after the other; touched as they are needed */
+    static size_t slabs_bytes = 0, slabs_begun = 0;
+    static Slab *slab_in_use = NULL, *slabs_empty = NULL;
     static char *slab_at = NULL, *slab_end = NULL;
-    static size_t slab_made = 0, slab_count = 0;
+    static size_t slab_made = 0;
+
+    static void slabs_map(void) {  /* once; untouched pages take no memory */
+        size_t bytes = (size_t)SLABS * SLAB_BYTES;
+        void *mapped;
+        if (slabs != NULL) return;
+        mapped = mmap(NULL, bytes + SLAB_BYTES, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (mapped == MAP_FAILED) return;
+        slabs = (char *)(((size_t)mapped + SLAB_BYTES - 1) & ~(size_t)(SLAB_BYTES - 1));
+        slabs_bytes = bytes;
+    }
 
     static void slab_emptied(Slab *slab) {
-        if (slab_count == SLABS_KEPT) {
-            free(slab);
-            return;
-        }
-        slab->next = slabs_kept;
-        slabs_kept = slab;
-        slab_count++;
+        slab->next = slabs_empty;
+        slabs_empty = slab;
     }
 
     static int slab_begin(void) {
-        void *fresh = slabs_kept;
+        char *fresh = (char *)slabs_empty;
         if (fresh != NULL) {
-            slabs_kept = slabs_kept->next;
-            slab_count--;
-        } else if (posix_memalign(&fresh, SLAB_BYTES, SLAB_BYTES - SLAB_TAIL) != 0) {
-            return 0;  /* with malloc's own words in the tail, the next one lies right behind */
+            slabs_empty = slabs_empty->next;
+        } else if (slabs_begun * SLAB_BYTES < slabs_bytes) {
+            fresh = slabs + slabs_begun++ * SLAB_BYTES;
+        } else {
+            return 0;
         }
         if (slab_in_use != NULL) {
             slab_in_use->made = slab_made;
@@ -52,8 +64,8 @@ cdef extern from *:
         slab_in_use = (Slab *)fresh;
         slab_in_use->made = (size_t)-1;
         slab_in_use->gone = slab_made = 0;
-        slab_at = (char *)fresh + SLAB_HEAD;
-        slab_end = (char *)fresh + SLAB_BYTES - SLAB_TAIL;
+        slab_at = fresh + SLAB_HEAD;
+        slab_end = fresh + SLAB_BYTES;
         return 1;
     }
 
@@ -61,7 +73,7 @@ cdef extern from *:
         char *block;
         bytes = (bytes + 15) & ~(size_t)15;
         if (bytes > (size_t)(slab_end - slab_at)) {
-            if (bytes > SLAB_BYTES - SLAB_HEAD - SLAB_TAIL || !slab_begin()) return NULL;
+            if (bytes > SLAB_BYTES - SLAB_HEAD || !slab_begin()) return PyObject_Malloc(bytes);
         }
         block = slab_at;
         slab_at += bytes;
@@ -73,6 +85,10 @@ cdef extern from *:
 
     static void slab_give_back(void *block) {
         Slab *slab = (Slab *)((size_t)block & ~(size_t)(SLAB_BYTES - 1));
+        if ((size_t)block - (size_t)slabs >= slabs_bytes) {
+            PyObject_Free(block);
+            return;
+        }
         if (++slab->gone == slab->made) slab_emptied(slab);
     }
 
@@ -91,9 +107,13 @@ cdef extern from *:
         PyType_Modified(changing);
     }
     """
+    void slabs_map() noexcept
     void slab_lie_in(object kind) noexcept
     void *slab_take(size_t bytes) noexcept
     void slab_give_back(void *block) noexcept
+
+
+slabs_map()
 
 
 cdef void lie_in_slabs(object kind) noexcept:

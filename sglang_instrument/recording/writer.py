@@ -63,7 +63,7 @@ class Writer:
         self._flushes: list[tuple[Job, threading.Event]] = []
         self._tick_sec = TICK_SEC
         self._let_one_pass = True  # a tick at which nothing is written; never the first one
-        self._most_ticks = 1  # to wait for, as long as nothing is recorded
+        self._most_ticks = 1  # to wait for, as long as nothing is recorded; 0 while that is decided
         self._quiet_ticks = 0  # since something was recorded
         self._closed = False
         self._ended = False
@@ -131,7 +131,7 @@ class Writer:
         """Start the threads, or have the one that rests run at once, and at each tick from now on."""
         self.start()
         if not isinstance(hot.current_buffer(), _FirstSpan):
-            if self._most_ticks > 1:
+            if self._most_ticks != 1:
                 self._most_ticks = 1  # one of the many that come here has the thread look
                 self.wake()
             return
@@ -216,7 +216,7 @@ class Writer:
 
     def _wait(self) -> bool:
         """Wait for the next tick that has something to do; return whether somebody did not wait for it."""
-        ticks = self._bell.wait(self._tick_sec, self._most_ticks, self._spans)
+        ticks = self._bell.wait(self._tick_sec, max(1, self._most_ticks), self._spans)
         self._quiet_ticks += max(0, ticks - 1)  # the last one is counted when it is done
         return ticks == 0
 
@@ -228,6 +228,7 @@ class Writer:
         self._quiet_ticks = 0 if self._spans else self._quiet_ticks + 1
         if not self._let_one_pass:
             self._write()
+        self._most_ticks = 0  # a loop that comes from now on may not have been looked at
         leave_sec = self._watch(self.disk)
         self._tick_sec = self._next_tick_sec(is_little, leave_sec)
         self._most_ticks = self._ticks_to_leave(leave_sec)
