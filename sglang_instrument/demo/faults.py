@@ -10,7 +10,7 @@ from typing import Final
 
 SLOW_SEC: Final = 1.5
 BLOCK_SEC: Final = 0.5
-STRAGGLE_SEC: Final = 0.6
+STRAGGLE_SEC: Final = 1.2
 STARVED_SEC: Final = 1.0
 DYING_SEC: Final = 0.5  # longer than records may be lost in a kill: what ended before the step is on disk
 
