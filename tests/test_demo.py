@@ -196,10 +196,15 @@ def test_each_call_of_the_engine_is_joined_with_what_its_scheduler_did(plain: De
     calls = joined_calls(run).to_dicts()
     made = [record for record in all_records(plain) if record["event"] == "engine_generate"]
     assert len(calls) == len(made) > 100
-    for call in calls:
+    last_us = max(call["called_us"] for call in calls)
+    joined = [call for call in calls if call["scheduler"] is not None]
+    # Schedulers are killed when all is done: on a busy machine with records that are not written yet.
+    assert all(call in joined or call["called_us"] > last_us - 2e6 for call in calls)
+    assert len(joined) > 100
+    for call in joined:
         inside = call["queue_sec"] + call["prefill_sec"] + call["decode_sec"]
         assert 0 < inside < call["call_sec"] + 0.5  # the clocks of three processes
-    assert {call["scheduler"] for call in calls} == {"scheduler_0_tp0", "scheduler_1_tp0"}
+    assert {call["scheduler"] for call in joined} == {"scheduler_0_tp0", "scheduler_1_tp0"}
 
 
 @needs_sglang

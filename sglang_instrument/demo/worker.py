@@ -11,9 +11,10 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import sglang_instrument
 from sglang_instrument.demo.options import DemoOptions, WorkerOrder
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from sglang_instrument.demo.batch import DataProto
     from sglang_instrument.demo.faults import Fault
     from sglang_instrument.demo.rollout import DemoRollout
+
+_WRITTEN_SEC: Final = 0.5  # an engine's processes are killed: what they recorded last is on disk by then
 
 
 def main(order: WorkerOrder) -> None:
@@ -44,6 +47,7 @@ def main(order: WorkerOrder) -> None:
         outcome = {key: results[-1][key] for key in ("step", "validate", "tokens", "reward")}
         reports.send(event="step", **outcome)
     Path(order.scratch, "results.json").write_text(json.dumps(results))
+    time.sleep(_WRITTEN_SEC)
     engine.shutdown()
     reports.send(event="done")
 
