@@ -196,15 +196,10 @@ def test_each_call_of_the_engine_is_joined_with_what_its_scheduler_did(plain: De
     calls = joined_calls(run).to_dicts()
     made = [record for record in all_records(plain) if record["event"] == "engine_generate"]
     assert len(calls) == len(made) > 100
-    last_us = max(call["called_us"] for call in calls)
-    joined = [call for call in calls if call["scheduler"] is not None]
-    # Schedulers are killed when all is done: on a busy machine with records that are not written yet.
-    assert all(call in joined or call["called_us"] > last_us - 2e6 for call in calls)
-    assert len(joined) > 100
-    for call in joined:
+    for call in calls:
         inside = call["queue_sec"] + call["prefill_sec"] + call["decode_sec"]
         assert 0 < inside < call["call_sec"] + 0.5  # the clocks of three processes
-    assert {call["scheduler"] for call in joined} == {"scheduler_0_tp0", "scheduler_1_tp0"}
+    assert {call["scheduler"] for call in calls} == {"scheduler_0_tp0", "scheduler_1_tp0"}
 
 
 @needs_sglang
@@ -298,10 +293,9 @@ def test_a_reward_that_is_quick_but_starved_is_told_from_a_slow_one_and_the_culp
 @needs_sglang
 def test_the_other_worker_is_seen_waiting_for_a_straggler(hanging: DemoRun) -> None:
     assert hanging.durations("tool_execution", 2, 1)[-1] >= STRAGGLE_SEC
-    # By how much depends on what else the machine does.
-    assert hanging.durations("tool_execution", 2, 0)[-1] < hanging.durations("tool_execution", 2, 1)[-1]
+    assert hanging.durations("tool_execution", 2, 0)[-1] < STRAGGLE_SEC
     waited, waited_for = (hanging.durations("barrier_wait_duration", 2, worker)[0] for worker in WORKERS)
-    assert waited > waited_for
+    assert waited > STRAGGLE_SEC / 2 > waited_for
 
 
 @needs_sglang

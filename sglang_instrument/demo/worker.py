@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sglang_instrument.demo.faults import Fault
     from sglang_instrument.demo.rollout import DemoRollout
 
-_WRITTEN_SEC: Final = 0.5  # an engine's processes are killed: what they recorded last is on disk by then
+_WRITTEN_SEC: Final = 1.0  # an engine's processes are killed: what they recorded last is on disk by then
 
 
 def main(order: WorkerOrder) -> None:

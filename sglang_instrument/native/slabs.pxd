@@ -1,5 +1,3 @@
 # What other compiled modules may use of slabs.pyx.
 
 cdef void lie_in_slabs(object kind) noexcept  # a type without subclasses so far, and not the collector's
-cdef void *take(size_t bytes) noexcept  # NULL where there is no memory
-cdef void give_back(void *block) noexcept

@@ -109,8 +109,6 @@ cdef extern from *:
     """
     void slabs_map() noexcept
     void slab_lie_in(object kind) noexcept
-    void *slab_take(size_t bytes) noexcept
-    void slab_give_back(void *block) noexcept
 
 
 slabs_map()
@@ -118,11 +116,3 @@ slabs_map()
 
 cdef void lie_in_slabs(object kind) noexcept:
     slab_lie_in(kind)
-
-
-cdef void *take(size_t bytes) noexcept:
-    return slab_take(bytes)
-
-
-cdef void give_back(void *block) noexcept:
-    slab_give_back(block)

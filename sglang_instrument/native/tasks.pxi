@@ -170,7 +170,7 @@ def ignore_asyncio():
     """Ask for no task any more; return the empty dictionary of running tasks that is asked from now on."""
     global running, asking, seen
     running, asking, seen = {}, None, None
-    keep_living_owners()
+    forget_gone()
     return running
 
 
