@@ -2,17 +2,21 @@
 
     python demo_steps.py SCRATCH SECONDS
 
-prints one line of JSON for each pair: the wall seconds of a step with and without. Steps come in blocks, with
-and without in random order; the first of each block is not measured, for in it threads start, the file of the
-process is written and a log is opened, which no later step does.
+prints one line of JSON for each pair: the wall seconds of a step with and without, one right after the other
+in random order, for the engine is slower for some seconds, then quicker. So `install()` is called once, and
+between steps the patched functions get their own code back or ours again (`switched/taken_out.py`). The first
+step with it is not measured: threads start and the file of the process is written, once in a run.
 """
 
+import itertools
 import json
 import os
 import random
 import sys
 import time
 from pathlib import Path
+
+from switched.taken_out import put_back
 
 import sglang_instrument
 from sglang_instrument.demo.launch import _environment
@@ -21,7 +25,7 @@ from sglang_instrument.demo.options import DemoOptions, WorkerOrder
 from sglang_instrument.demo.problems import draw
 from sglang_instrument.demo.worker import _prompts, _Reports, _start
 
-STEPS = 3  # measured ones of a block
+SETTLING_SEC = 0.15  # our threads write what a step left, and rest
 
 
 def main(scratch: Path, seconds: float) -> None:
@@ -38,21 +42,25 @@ def main(scratch: Path, seconds: float) -> None:
         rollout.generate_sequences(_prompts(problems, step=number, validate=False))
         return time.perf_counter() - began
 
-    def block(installed: bool) -> list[float]:
-        if installed:
-            sglang_instrument.install(log_dir=str(scratch / "logs"))
-        took = [step(number) for number in range(1 + STEPS)]
-        sglang_instrument.uninstall()
-        return took[1:]
+    log_dir = scratch / "logs"
+    sglang_instrument.install(log_dir=str(log_dir))
+    numbers = itertools.count(1)
 
-    for warm_up in (True, False):
-        block(warm_up)
+    def measured(installed: bool) -> float:
+        put_back(installed)
+        took_sec = step(number := next(numbers))
+        time.sleep(SETTLING_SEC)
+        written = list(log_dir.glob(f"*/step_{number}/worker_*.jsonl"))
+        assert bool(written) == installed, (number, written)
+        return took_sec
+
+    for warm_up in (True, False, True, False):
+        measured(warm_up)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         first = random.random() < 0.5
-        took = {installed: block(installed) for installed in (first, not first)}
-        for with_it, without in zip(took[True], took[False], strict=True):
-            print(json.dumps({"with": with_it, "without": without}), flush=True)
+        took = {installed: measured(installed) for installed in (first, not first)}
+        print(json.dumps({"with": took[True], "without": took[False]}), flush=True)
     engine.shutdown()
 
 

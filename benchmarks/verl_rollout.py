@@ -1,10 +1,12 @@
 """Measure verl's own rollout with and without us, pair by pair, in verl's environment.
 
-python verl_rollout.py at_once|real FOLDER MODEL PAIRS answers with one JSON line. "at_once" is
-verl's rollout over an engine and requests that cost nothing (`verl_requests`), "real" is all of it real.
+Each answers with one JSON line:
+python verl_rollout.py at_once FOLDER MODEL PAIRS: CPU, over an engine and requests that cost nothing;
+python verl_rollout.py real FOLDER MODEL SECONDS: wall time, where all of it is real.
 """
 
 import gc
+import itertools
 import json
 import os
 import random
@@ -18,43 +20,41 @@ import user_classes
 import verl_requests
 from rollout import QUESTIONS, batch, module
 from stand_in import StandIn
+from switched.taken_out import put_back
 
 import sglang_instrument
 from sglang_instrument.recording import spans
 
 REQUESTS = 256
-FEW = 16  # requests of a step that only warms up what the real engine's steps need
-STEPS = {"at_once": 2, "real": 1}  # measured at a time
+REAL_REQUESTS = 32  # of a step on the real engine: one of 256 is as noisy, and takes eight times as long
+SETTLING_SEC = 0.15  # our threads write what a step on the real engine left, and rest
+STEPS = 2  # measured at a time, where the engine costs nothing
 THREE_TURNS = [QUESTIONS[1], QUESTIONS[3]]  # what the model was taught to answer in so many
 WARM_UP = 1_000_000  # added to the number of a step that is not measured
 APART = 1_000  # between the numbers of those that are
 
 
-def timed(rollout, prompts, step, steps, warm_up=None):
-    """Return the median wall seconds of a step, and CPU seconds a step, of all threads until all is written.
+def timed(rollout, prompts, step):
+    """Return CPU seconds a step, of all threads until all is written.
 
-    A step before them, of other prompts if there are any, is not measured: threads start there, files open,
-    new code warms up.
+    A step before them is not measured: threads start there, files open, new code warms up.
     """
-    first = prompts if warm_up is None else warm_up
-    first.meta_info["global_steps"] = step + WARM_UP
-    rollout.generate_sequences(first)
+    prompts.meta_info["global_steps"] = step + WARM_UP
+    rollout.generate_sequences(prompts)
     sglang_instrument.flush(30)
     gc.collect()
-    walls, cpu = [], time.process_time()
-    for number in range(steps):
+    cpu = time.process_time()
+    for number in range(STEPS):
         prompts.meta_info["global_steps"] = step + number * APART
-        began = time.perf_counter()
         rollout.generate_sequences(prompts)
-        walls.append(time.perf_counter() - began)
     sglang_instrument.flush(30)  # what is encoded and written later is ours too
-    return {"wall_sec": statistics.median(walls), "cpu_sec": (time.process_time() - cpu) / steps}
+    return {"cpu_sec": (time.process_time() - cpu) / STEPS}
 
 
-def instrumented(rollout, prompts, step, steps, folder, warm_up=None):
+def instrumented(rollout, prompts, step, folder):
     sglang_instrument.install(log_dir=folder, experiment="run", trainers="verl")
     try:
-        return timed(rollout, prompts, step, steps, warm_up)
+        return timed(rollout, prompts, step)
     finally:
         sglang_instrument.uninstall()
 
@@ -78,21 +78,21 @@ class InPlace:
             self._log(self._path, span.event, duration, extra, context.worker, context.step)
 
 
-def in_place(rollout, prompts, step, steps, folder, log=None):
+def in_place(rollout, prompts, step, folder, log=None):
     """Measure steps whose events go to the reference's logger, or nowhere, where they end."""
     sglang_instrument.install(log_dir=folder, experiment="in_place", trainers="verl")
     path = str(Path(folder) / f"in_place_{step}.jsonl")
     spans.use_buffer(InPlace(path, log))
     try:
-        return timed(rollout, prompts, step, steps)
+        return timed(rollout, prompts, step)
     finally:
         sglang_instrument.uninstall()
         Path(path).unlink(missing_ok=True)
 
 
-def reference(step, steps, folder):
+def reference(step, folder):
     """Return the CPU seconds a step of the reference's logger, in a loop of the events of these steps."""
-    records = [one for number in range(steps) for one in records_of(step + number * APART, folder)]
+    records = [one for number in range(STEPS) for one in records_of(step + number * APART, folder)]
     manager, to = StandIn(), str(Path(folder) / f"reference_{step}.jsonl")
     gc.collect()
     cpu = time.process_time()
@@ -102,7 +102,7 @@ def reference(step, steps, folder):
     spent = time.process_time() - cpu
     manager.handles[to].close()
     Path(to).unlink()
-    return {"cpu_sec": spent / steps, "events": len(records) // steps}
+    return {"cpu_sec": spent / STEPS, "events": len(records) // STEPS}
 
 
 def records_of(step, folder):
@@ -114,57 +114,66 @@ def records_of(step, folder):
 
 def at_once(rollout, folder, pairs):
     """Return rounds of steps over an engine and requests that cost nothing."""
-    prompts, order, rounds, steps = batch(rollout, QUESTIONS), random.Random(0), [], STEPS["at_once"]
+    prompts, order, rounds = batch(rollout, QUESTIONS), random.Random(0), []
     verl_requests.make_light(rollout, REQUESTS)
     for step in range(pairs + 1):
         manager = StandIn()
         variants = {
-            "nothing": lambda step=step: timed(rollout, prompts, step, steps),
-            "instrumented": lambda step=step: instrumented(rollout, prompts, step, steps, folder),
-            "nowhere": lambda step=step: in_place(rollout, prompts, step, steps, folder),
-            "in_place": lambda step=step, log=manager.log: in_place(
-                rollout, prompts, step, steps, folder, log
-            ),
+            "nothing": lambda step=step: timed(rollout, prompts, step),
+            "instrumented": lambda step=step: instrumented(rollout, prompts, step, folder),
+            "nowhere": lambda step=step: in_place(rollout, prompts, step, folder),
+            "in_place": lambda step=step, log=manager.log: in_place(rollout, prompts, step, folder, log),
         }
         answers = {name: variants[name]() for name in order.sample(sorted(variants), len(variants))}
         for handle in manager.handles.values():
             handle.close()
-        answers["reference"] = reference(step, steps, folder)
+        answers["reference"] = reference(step, folder)
         rounds += [answers] if step else []  # the first pays for imports and memory
     return rounds
 
 
-def real(rollout, folder, pairs):
-    """Return pairs of steps of the same prompts on the real engine, whose cache each step leaves empty.
+def real(rollout, folder, seconds):
+    """Return pairs of wall seconds of a step on the real engine, whose cache each step leaves empty.
 
-    Which of a pair comes first changes from pair to pair: what grows all the while favours neither.
+    The engine is slower for some seconds, then quicker: a pair is two steps of the same prompts, one right
+    after the other in random order. Between them verl's functions get their own code back, or ours again.
     """
-    prompts = batch(rollout, THREE_TURNS * (REQUESTS // len(THREE_TURNS)))
-    few = batch(rollout, THREE_TURNS * (FEW // len(THREE_TURNS)))
-    rounds = []
-    for step in range(pairs + 1):
-        variants = {
-            "nothing": lambda step=step: timed(rollout, prompts, step, STEPS["real"], few),
-            "instrumented": lambda step=step: instrumented(
-                rollout, prompts, step, STEPS["real"], folder, few
-            ),
-        }
-        names = sorted(variants, reverse=bool(step % 2))
-        answers = {name: variants[name]() for name in names}
-        answers["events"] = len(records_of(step, folder))
-        rounds += [answers] if step else []
-    return rounds
+    prompts, order = batch(rollout, THREE_TURNS * (REAL_REQUESTS // len(THREE_TURNS))), random.Random(0)
+    sglang_instrument.install(log_dir=folder, experiment="run", trainers="verl")
+    numbers, logged = itertools.count(1), []
+
+    def wall_sec(recorded):
+        put_back(recorded)
+        prompts.meta_info["global_steps"] = step = next(numbers)
+        began = time.perf_counter()
+        rollout.generate_sequences(prompts)
+        took_sec = time.perf_counter() - began
+        time.sleep(SETTLING_SEC)
+        assert (Path(folder) / f"run/step_{step}").exists() == recorded
+        if recorded:
+            logged.append(step)
+        return took_sec
+
+    for warm_up in (True, False, True, False):
+        wall_sec(warm_up)
+    pairs, until = [], time.monotonic() + seconds
+    while time.monotonic() < until:
+        first = order.random() < 0.5
+        took = {recorded: wall_sec(recorded) for recorded in (first, not first)}
+        pairs.append({"with": took[True], "without": took[False]})
+    sglang_instrument.flush(30)
+    return {"pairs": pairs, "events": statistics.median(len(records_of(step, folder)) for step in logged)}
 
 
-def main(engine, folder, model, pairs):
+def main(engine, folder, model, amount):
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
     verl_rollout.join_group()
     user_classes.Calculator.takes_sec = user_classes.Teacher.takes_sec = 0
     if engine == "at_once":
         module.AsyncEngine = verl_requests.Engine
     rollout = verl_rollout.build(model)
-    rounds = (at_once if engine == "at_once" else real)(rollout, folder, pairs)
-    print(json.dumps(rounds), flush=True)
+    measured = (at_once if engine == "at_once" else real)(rollout, folder, amount)
+    print(json.dumps(measured), flush=True)
     rollout._engine.shutdown()
     os._exit(0)
 

@@ -117,6 +117,14 @@ def test_what_cannot_be_read_is_missing(text):
     assert read(text, run=run_with(), request=object(), words="abc") == {}
 
 
+@pytest.mark.parametrize("value", ["abc", b"abc", None, 3, 0.5, True, [1, 2], (1, 2)], ids=repr)
+def test_what_has_no_keys_has_no_such_key(value):
+    assert read("value['key']", value=value) == read("total(each[*]['key'])", each=[value]) == {}
+    assert read("value['key'][0] | 'none'", value=value) == {"x": "none"}
+    assert read("missing(value['key'])", value=value) == {"x": True}
+    assert read("values[*]['key']", values={"text": value, "meta": {"key": 1}}) == {}
+
+
 def test_one_field_that_cannot_be_read_costs_its_neighbours_nothing():
     _, reader = compiled({"a": "x.real", "b": "x.nothing", "c": "x.imag"})
     assert reader(None, 3) == {"a": 3, "c": 0}

@@ -2,10 +2,6 @@
 
 Two servers of one command differ by more than what is to be measured, for as long as they run: by a fifth was
 seen. So one server is measured with and without, in turn. Each of its processes imports this module.
-
-`uninstall()` and `install()` would make new code and new threads each time, which cost more at first than
-later. So what was installed when the server began stays: its functions get their own code back, nothing is
-looked at, and the threads rest until the next span, which never comes.
 """
 
 import os
@@ -13,26 +9,10 @@ import threading
 import time
 from pathlib import Path
 
+from taken_out import put_back
+
 ASKED, EVERY_SEC = "switch", 0.05
 PLANTED = 0.03  # what state "slowed" takes of the time
-
-
-def put_back(on):
-    """Let the patched functions run our code, or their own."""
-    from sglang_instrument import switch
-    from sglang_instrument.recording import loop, writer
-
-    swaps = [swap for swap, _ in switch._session.patcher._swaps.values()]
-    assert swaps, "nothing is patched here"
-    for swap in swaps:
-        swap.function.__code__ = swap.ours if on else swap.original
-    if not on:
-        loop.forget_hearts()  # the next task with a span has them beat again
-    rests_after = _changed.setdefault("_RESTS_AFTER", writer._RESTS_AFTER)
-    writer._RESTS_AFTER = rests_after if on else 1
-
-
-_changed = {}  # what constants of ours were
 
 
 def waste(share):
@@ -49,7 +29,10 @@ def follow(folder):
     """Do what the file says, and say so: which process did what it said."""
     done = "on"  # as SGLANG_INSTRUMENT=1 has it
     while True:
-        waste(PLANTED) if done.endswith("slowed") else time.sleep(EVERY_SEC)
+        if done.endswith("slowed"):
+            waste(PLANTED)
+        else:
+            time.sleep(EVERY_SEC)
         asked = (folder / ASKED).read_text()
         if asked != done:
             put_back(asked.endswith("on"))

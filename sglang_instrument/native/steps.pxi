@@ -102,4 +102,8 @@ cdef object at(object here, object key):
     if (kind is list or kind is tuple) and type(key) is int:
         index, size = key, len(here)
         return PySequence_GetItem(here, index) if -size <= index < size else MISSING
+    if here is None or kind is int or kind is float or kind is bool:
+        return MISSING
+    if type(key) is str and (kind is str or kind is list or kind is tuple or kind is bytes):
+        return MISSING  # as with the above: asking them raises, and a traceback costs more than all other fields
     return pure_key(here, key)
