@@ -2,21 +2,17 @@
 
     python demo_steps.py SCRATCH SECONDS
 
-prints one line of JSON for each pair: the wall seconds of a step with and without, one right after the other
-in random order, for the engine is slower for some seconds, then quicker. So `install()` is called once, and
-between steps the patched functions get their own code back or ours again (`switched/taken_out.py`). The first
-step with it is not measured: threads start and the file of the process is written, once in a run.
+prints one line of JSON for each pair of neighbouring steps (`switched/taken_out.py`): the wall seconds of one
+with and of one without.
 """
 
-import itertools
 import json
 import os
-import random
 import sys
 import time
 from pathlib import Path
 
-from switched.taken_out import put_back
+from switched.taken_out import neighbours
 
 import sglang_instrument
 from sglang_instrument.demo.launch import _environment
@@ -24,8 +20,6 @@ from sglang_instrument.demo.model import ensure_model
 from sglang_instrument.demo.options import DemoOptions, WorkerOrder
 from sglang_instrument.demo.problems import draw
 from sglang_instrument.demo.worker import _prompts, _Reports, _start
-
-SETTLING_SEC = 0.15  # our threads write what a step left, and rest
 
 
 def main(scratch: Path, seconds: float) -> None:
@@ -37,30 +31,20 @@ def main(scratch: Path, seconds: float) -> None:
     engine, rollout, _ = _start(order, Reports(quiet))
     problems = draw(run.requests, seed=0, step=1, worker=0, validate=False)
 
-    def step(number: int) -> float:
+    log_dir = scratch / "logs"
+    sglang_instrument.install(log_dir=str(log_dir))
+    was_recorded = [False]  # step 0 is none
+
+    def step_sec(recorded: bool) -> float:
+        number = len(was_recorded)
+        assert any(log_dir.glob(f"*/step_{number - 1}/worker_*.jsonl")) == was_recorded[-1]
+        was_recorded.append(recorded)
         began = time.perf_counter()
         rollout.generate_sequences(_prompts(problems, step=number, validate=False))
         return time.perf_counter() - began
 
-    log_dir = scratch / "logs"
-    sglang_instrument.install(log_dir=str(log_dir))
-    numbers = itertools.count(1)
-
-    def measured(installed: bool) -> float:
-        put_back(installed)
-        took_sec = step(number := next(numbers))
-        time.sleep(SETTLING_SEC)
-        written = list(log_dir.glob(f"*/step_{number}/worker_*.jsonl"))
-        assert bool(written) == installed, (number, written)
-        return took_sec
-
-    for warm_up in (True, False, True, False):
-        measured(warm_up)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        first = random.random() < 0.5
-        took = {installed: measured(installed) for installed in (first, not first)}
-        print(json.dumps({"with": took[True], "without": took[False]}), flush=True)
+    for pair in neighbours(step_sec, seconds):
+        print(json.dumps(pair), flush=True)
     engine.shutdown()
 
 

@@ -112,6 +112,13 @@ def middle(values):
     return statistics.median(means), means[at], means[-1 - at]
 
 
+def interval(values, draws=4000):
+    """Return the bootstrapped 95 % interval of the median."""
+    drawn = random.Random(0)
+    medians = sorted(statistics.median(drawn.choices(values, k=len(values))) for _ in range(draws))
+    return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
+
+
 def warm_page_cache():
     """Write and delete 100 MB: on a fresh virtual machine the first touch of memory costs ten times more."""
     RESULTS.mkdir(exist_ok=True)

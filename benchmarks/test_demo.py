@@ -2,13 +2,12 @@
 
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 
-from rounds import HERE, save, table
+from rounds import HERE, interval, save, table
 
 sys.path.insert(0, str(HERE.parent / "tests"))
 
@@ -17,13 +16,6 @@ from own_group import end_group
 SECONDS = float(os.environ.get("BENCH_DEMO_SECONDS", "600"))
 SHARP, WIDTH = 0.01, 0.02  # of the 95 % interval, as a share of the step: what is tried for, and the most
 MOST = 0.01  # upper bound of the interval
-
-
-def interval(differences, draws=4000):
-    """Return the 95 % bootstrap interval of the median."""
-    chosen = random.Random(0)
-    medians = sorted(statistics.median(chosen.choices(differences, k=len(differences))) for _ in range(draws))
-    return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
 
 
 def test_a_step_takes_no_longer_with_install(show, tmp_path):

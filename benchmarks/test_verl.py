@@ -2,14 +2,13 @@
 
 import json
 import os
-import random
 import socket
 import statistics
 import subprocess
 from pathlib import Path
 
 import pytest
-from rounds import HERE, ROUNDS, Spread, save, table, warm_page_cache
+from rounds import HERE, ROUNDS, Spread, interval, save, table, warm_page_cache
 
 ROOT = HERE.parent
 TRAINER = ROOT / "tests/trainers/verl"
@@ -44,13 +43,6 @@ def measure(engine, folder, amount):
     )
     assert done.stdout.strip(), done.stderr[-4000:]
     return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def interval(values, draws=2000):
-    """Return the bootstrapped 95 % interval of the median."""
-    drawn = random.Random(0)
-    medians = sorted(statistics.median(drawn.choices(values, k=len(values))) for _ in range(draws))
-    return medians[round(draws * 0.025)], medians[round(draws * 0.975) - 1]
 
 
 def differences(rounds, one, other):
@@ -88,7 +80,8 @@ def test_the_wall_time_of_a_step_stays_the_same_on_the_real_engine(show, tmp_pat
     step_sec = statistics.median(pair["without"] for pair in pairs)
     quartiles = f"{spread.low:.3f} .. {spread.high:.3f}"
     rows = [(f"{step_sec:.2f}", f"{share:.4f}", f"{low:.4f} .. {high:.4f}", quartiles)]
-    title = f"a step of 32 requests, {events:.0f} events, real engine; {len(pairs)} pairs, bound {WALL_BOUND}"
+    what = f"a step of {measured['requests']} requests, {events:.0f} events, real engine"
+    title = f"{what}; {len(pairs)} pairs, bound {WALL_BOUND}"
     show(table(title, ("step s", "median ratio", "95 %", "quartiles"), rows))
     save("verl_wall", rows, rounds=pairs)
     assert high <= WALL_BOUND  # the whole interval: a wide one says nothing

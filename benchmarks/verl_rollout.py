@@ -6,7 +6,6 @@ python verl_rollout.py real FOLDER MODEL SECONDS: wall time, where all of it is 
 """
 
 import gc
-import itertools
 import json
 import os
 import random
@@ -20,14 +19,13 @@ import user_classes
 import verl_requests
 from rollout import QUESTIONS, batch, module
 from stand_in import StandIn
-from switched.taken_out import put_back
+from switched.taken_out import neighbours
 
 import sglang_instrument
 from sglang_instrument.recording import spans
 
 REQUESTS = 256
 REAL_REQUESTS = 32  # of a step on the real engine: one of 256 is as noisy, and takes eight times as long
-SETTLING_SEC = 0.15  # our threads write what a step on the real engine left, and rest
 STEPS = 2  # measured at a time, where the engine costs nothing
 THREE_TURNS = [QUESTIONS[1], QUESTIONS[3]]  # what the model was taught to answer in so many
 WARM_UP = 1_000_000  # added to the number of a step that is not measured
@@ -133,36 +131,25 @@ def at_once(rollout, folder, pairs):
 
 
 def real(rollout, folder, seconds):
-    """Return pairs of wall seconds of a step on the real engine, whose cache each step leaves empty.
-
-    The engine is slower for some seconds, then quicker: a pair is two steps of the same prompts, one right
-    after the other in random order. Between them verl's functions get their own code back, or ours again.
-    """
-    prompts, order = batch(rollout, THREE_TURNS * (REAL_REQUESTS // len(THREE_TURNS))), random.Random(0)
+    """Return pairs of wall seconds of a step on the real engine, whose cache each step leaves empty."""
+    prompts = batch(rollout, THREE_TURNS * (REAL_REQUESTS // len(THREE_TURNS)))
     sglang_instrument.install(log_dir=folder, experiment="run", trainers="verl")
-    numbers, logged = itertools.count(1), []
+    was_recorded = []
 
-    def wall_sec(recorded):
-        put_back(recorded)
-        prompts.meta_info["global_steps"] = step = next(numbers)
+    def step_sec(recorded):
+        was_recorded.append(recorded)
+        prompts.meta_info["global_steps"] = len(was_recorded)
         began = time.perf_counter()
         rollout.generate_sequences(prompts)
-        took_sec = time.perf_counter() - began
-        time.sleep(SETTLING_SEC)
-        assert (Path(folder) / f"run/step_{step}").exists() == recorded
-        if recorded:
-            logged.append(step)
-        return took_sec
+        return time.perf_counter() - began
 
-    for warm_up in (True, False, True, False):
-        wall_sec(warm_up)
-    pairs, until = [], time.monotonic() + seconds
-    while time.monotonic() < until:
-        first = order.random() < 0.5
-        took = {recorded: wall_sec(recorded) for recorded in (first, not first)}
-        pairs.append({"with": took[True], "without": took[False]})
+    pairs = list(neighbours(step_sec, seconds))
     sglang_instrument.flush(30)
-    return {"pairs": pairs, "events": statistics.median(len(records_of(step, folder)) for step in logged)}
+    logged = [number for number, recorded in enumerate(was_recorded, 1) if recorded]
+    steps = {int(path.name.partition("_")[2]) for path in (Path(folder) / "run").glob("step_*")}
+    assert steps == set(logged), steps ^ set(logged)
+    events = statistics.median(len(records_of(step, folder)) for step in logged)
+    return {"pairs": pairs, "events": events, "requests": REAL_REQUESTS}
 
 
 def main(engine, folder, model, amount):
