@@ -2,8 +2,8 @@
 
 `uninstall()` and `install()` would make new code and new threads each time, which cost more at first than
 later. So what was installed once stays: the functions get their own code back, nothing is looked at, and the
-threads rest. Not wholly: in the demo they are woken some ten times a step more than with it, which samples put
-at 0.1 ms, 0.02 % of a step, in our favour.
+threads rest. Not wholly: in the demo they are woken some ten times a step more than with it, which samples
+put at 0.1 ms, 0.02 % of a step, in our favour.
 """
 
 import random
