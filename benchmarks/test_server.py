@@ -1,8 +1,8 @@
 """What SGLang's server gives with its processes recorded, against without: in turn until that is sharp.
 
-So many requests are always under way: who got an answer asks again. One server is measured with and without,
-some seconds each, in fours: with, without, without, with, or the other way round, so that a machine that gets
-slower slows both alike.
+One server answers the same requests again and again, so many at once, with its processes recorded and
+without: two bursts of less than a second, one right after the other, in random order. What a machine shares
+with others makes it slower or quicker for seconds: both alike.
 """
 
 import asyncio
@@ -29,50 +29,53 @@ WIDTH = 0.02  # of the 95 % interval of the ratio of throughputs: at most
 SHARP = 0.012  # enough, before the time is over. When it ends does not depend on what was found.
 LEAST = {"requests": 0.98, "batches": 0.96}  # lower bound of the interval
 REQUESTS = 64  # at once
+IN_A_BURST = 192  # so that for most of it there are so many
 TOKENS = range(8, 25)  # of an answer: not all of them end at once
-FEWEST = 20  # fours
-WARM_SEC = 10.0
-SETTLING_SEC = 0.75  # after a switch: requests that began before it end, and what they left is written
-SECTION_SEC = 2.0
+FEWEST = 40  # pairs
+WARM_UP = 10  # bursts
+SETTLING_SEC = 0.15  # after a burst: what it left is written
 PROCESSES = 3  # HTTP and tokenizer, scheduler, detokenizer
 SWITCHED = Path(__file__).parent / "switched"
 
 
 class Clients:
-    """Ask a server for answers, so many at once, for as long as the block runs."""
+    """Ask a server the same questions again and again."""
 
     def __init__(self, port):
-        self.tokens = 0  # of all answers so far
         self._url = f"http://127.0.0.1:{port}/generate"
-        self._numbers = random.Random(0)
+        drawn = random.Random(0)
+        self._questions = [self._question(drawn) for _ in range(IN_A_BURST)]
+        self.tokens = sum(one["sampling_params"]["max_new_tokens"] for one in self._questions)
+
+    def _question(self, drawn):
+        first = drawn.randrange(300, 400)
+        sampling = {"max_new_tokens": drawn.choice(TOKENS), "temperature": 0, "ignore_eos": True}
+        return {"input_ids": list(range(first, first + 8)), "sampling_params": sampling}
 
     async def __aenter__(self):
         import aiohttp
 
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        self._tasks = [asyncio.create_task(self._ask_on()) for _ in range(REQUESTS)]
         return self
 
     async def __aexit__(self, *exception):
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._session.close()
 
-    def check(self):
-        """Raise what made one of them give up."""
-        for task in self._tasks:
-            if task.done():
-                task.result()
+    async def burst(self):
+        """Ask them all: who got an answer asks the next one. Return the seconds that it took."""
+        questions, begun = iter(self._questions), time.perf_counter()
+        given = await asyncio.gather(*(self._ask_on(questions) for _ in range(REQUESTS)))
+        took_sec = time.perf_counter() - begun
+        assert sum(given) == self.tokens
+        return took_sec
 
-    async def _ask_on(self):
-        while True:
-            first = self._numbers.randrange(300, 400)
-            sampling = {"max_new_tokens": self._numbers.choice(TOKENS), "temperature": 0, "ignore_eos": True}
-            body = {"input_ids": list(range(first, first + 8)), "sampling_params": sampling}
-            async with self._session.post(self._url, json=body) as reply:
+    async def _ask_on(self, questions):
+        tokens = 0
+        for question in questions:
+            async with self._session.post(self._url, json=question) as reply:
                 assert reply.status == 200
-                self.tokens += (await reply.json())["meta_info"]["completion_tokens"]
+                tokens += (await reply.json())["meta_info"]["completion_tokens"]
+        return tokens
 
 
 class Switched:
@@ -122,58 +125,56 @@ class Switched:
         times = [psutil.Process(pid).cpu_times() for pid in self._pids]
         return sum(time.user + time.system for time in times)
 
-    async def section(self, state, clients):
-        """Return tokens a second, and CPU seconds a token, of some seconds."""
+    async def burst(self, state, clients):
+        """Return tokens a second, and CPU seconds a token, of a burst."""
         await self.switch(state)
+        cpu, logged = self.cpu_sec(), self.logged_bytes()
+        took_sec = await clients.burst()
         await asyncio.sleep(SETTLING_SEC)
-        tokens, cpu, logged, begun = clients.tokens, self.cpu_sec(), self.logged_bytes(), time.perf_counter()
-        await asyncio.sleep(SECTION_SEC)
-        tokens, took_sec = clients.tokens - tokens, time.perf_counter() - begun
-        clients.check()
-        bytes_per_token = (self.logged_bytes() - logged) / tokens
-        assert (bytes_per_token > 10) == (state == "on")  # a last request of the section before may be late
-        return {"tokens_per_sec": tokens / took_sec, "cpu_per_token": (self.cpu_sec() - cpu) / tokens}
+        assert (self.logged_bytes() - logged > 10 * clients.tokens) == (state == "on")
+        return {
+            "tokens_per_sec": clients.tokens / took_sec,
+            "cpu_per_token": (self.cpu_sec() - cpu) / clients.tokens,
+        }
 
 
-def ratio(four, key):
-    """Return by how much the logarithms of one state differ from those of the other."""
-    means = {place: statistics.mean(math.log(section[key]) for section in four[place]) for place in four}
-    return means["with"] - means["without"]
-
-
-async def measure(server, rounds):
-    """Append fours to `rounds` until they are sharp, or the time is over."""
+async def measure(server, pairs):
+    """Append pairs to `pairs` until they are sharp, or the time is over."""
     order = random.Random(0)
     states = {"with": STATE, "without": "off"}
-    until = time.monotonic() + SECONDS
     async with Clients(server.port) as clients:
-        await asyncio.sleep(WARM_SEC)
+        for _ in range(WARM_UP):
+            await server.burst(STATE, clients)
+            await server.burst("off", clients)
+        until = time.monotonic() + SECONDS
         while time.monotonic() < until:
-            first, other = order.sample(list(states), 2)
-            four = {"with": [], "without": []}
-            for place in (first, other, other, first):
-                four[place].append(await server.section(states[place], clients))
-            rounds.append(four)
-            if len(rounds) >= FEWEST and len(rounds) % 10 == 0:
-                _, low, high = middle([ratio(one, "tokens_per_sec") for one in rounds])
+            places = order.sample(list(states), 2)
+            pairs.append({place: await server.burst(states[place], clients) for place in places})
+            if len(pairs) >= FEWEST and len(pairs) % 20 == 0:
+                _, low, high = middle(logarithms(pairs, "tokens_per_sec"))
                 if high - low <= SHARP:
                     return
 
 
+def logarithms(pairs, key):
+    """Return the logarithm of each pair's ratio."""
+    return [math.log(pair["with"][key] / pair["without"][key]) for pair in pairs]
+
+
 @pytest.mark.parametrize("detail", LEAST)
 def test_a_server_gives_as_much_with_its_processes_recorded(show, tmp_path, detail):
-    rounds = []
+    pairs = []
     with ExitStack() as stack:
         server = Switched(tmp_path, detail)
         stack.callback(server.stop)
-        asyncio.run(measure(server, rounds))
-    given, low, high = map(math.exp, middle([ratio(four, "tokens_per_sec") for four in rounds]))
-    cpu, cpu_low, cpu_high = map(math.exp, middle([ratio(four, "cpu_per_token") for four in rounds]))
-    without = statistics.median(one["tokens_per_sec"] for four in rounds for one in four["without"])
+        asyncio.run(measure(server, pairs))
+    given, low, high = map(math.exp, middle(logarithms(pairs, "tokens_per_sec")))
+    cpu, cpu_low, cpu_high = map(math.exp, middle(logarithms(pairs, "cpu_per_token")))
+    without = statistics.median(pair["without"]["tokens_per_sec"] for pair in pairs)
     answer = (f"{given:.3f}", f"{low:.3f} .. {high:.3f}", LEAST[detail])
-    rows = [(detail, f"{without:.0f}", len(rounds), *answer, f"{cpu:.3f} ({cpu_low:.3f} .. {cpu_high:.3f})")]
-    columns = ("engine_detail", "tokens/s off", "fours", STATE, "95 % interval", "bound", "CPU a token")
+    rows = [(detail, f"{without:.0f}", len(pairs), *answer, f"{cpu:.3f} ({cpu_low:.3f} .. {cpu_high:.3f})")]
+    columns = ("engine_detail", "tokens/s off", "pairs", STATE, "95 % interval", "bound", "CPU a token")
     show(table(f"a real server, {REQUESTS} requests at once, recorded against not", columns, rows))
-    save(f"server-{detail}" if STATE == "on" else f"server-{detail}-{STATE}", rows, rounds=rounds)
+    save(f"server-{detail}" if STATE == "on" else f"server-{detail}-{STATE}", rows, rounds=pairs)
     assert high - low <= WIDTH
     assert low >= LEAST[detail]

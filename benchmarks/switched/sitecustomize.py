@@ -11,12 +11,12 @@ from pathlib import Path
 
 from taken_out import put_back
 
-ASKED, EVERY_SEC = "switch", 0.05
+ASKED, EVERY_SEC = "switch", 0.02
 PLANTED = 0.03  # what state "slowed" takes of the time
 
 
 def waste(share):
-    """Hold the GIL for a share of the next 50 ms: what is planted, and has to be found."""
+    """Hold the GIL for a share of the next moments: what is planted, and has to be found."""
     until = time.monotonic() + EVERY_SEC
     while time.monotonic() < until:
         begun = time.monotonic()
