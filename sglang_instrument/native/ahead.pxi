@@ -2,12 +2,10 @@
 
 cdef extern from *:
     """
-    #define sglang_instrument_fetch(address) __builtin_prefetch((const void *)(address))
     static inline const char *sglang_instrument_keys(PyObject *fields) {
         return (const char *)((PyDictObject *)fields)->ma_keys;
     }
     """
-    void fetch "sglang_instrument_fetch"(const void *address) noexcept nogil  # follows no address
     const char *keys_of "sglang_instrument_keys"(PyObject *fields) noexcept nogil
 
 cdef enum:
@@ -39,13 +37,6 @@ cdef inline int look_ahead(list spans, Py_ssize_t at) except -1:
         if type(span.context) is Context and type((<Context>span.context).part) is Part:
             fetch_lines((<Part>(<Context>span.context).part).text.data, 2)
     return 0
-
-
-cdef inline void fetch_lines(const char *address, int lines) noexcept nogil:
-    """Fetch so many lines of the processor's cache, or one more if they begin within one."""
-    cdef int at
-    for at in range(lines):
-        fetch(address + 64 * at)
 
 
 cdef inline void fetch_block(object fields) noexcept:

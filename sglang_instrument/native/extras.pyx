@@ -177,4 +177,5 @@ cdef Fields both(Names names, Fields first, Fields second):
     return made
 
 
+lie_in_slabs(Names)
 lie_in_slabs(Fields)

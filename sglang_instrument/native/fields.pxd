@@ -1,5 +1,6 @@
 # What other compiled modules may use of fields.pyx.
 
+cimport cython
 from cpython.object cimport PyObject
 
 from sglang_instrument.native.extras cimport Fields, Names
@@ -21,7 +22,9 @@ cdef struct Alternative:
     bint kept  # its value is stored as it is
     bint asks  # if there is a value: then an error is an answer
 
+@cython.no_gc  # it leads to names, constants and functions of ours, which lead to no reader
 cdef class Reader:
+    cdef Py_ssize_t lines  # of the processor's cache, from here on, in which all of it lies; 0 where it lies apart
     cdef Alternative *alternatives  # of all fields in turn: of each the first that resolves counts
     cdef Py_ssize_t count
     cdef list nodes

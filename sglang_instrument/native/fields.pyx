@@ -8,7 +8,6 @@ more than a whole reader; a value's own error ends the alternative that met it, 
 
 cimport cython
 from cpython.dict cimport PyDict_GetItemWithError
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject, PyObject_GetItem
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from cpython.ref cimport Py_INCREF, Py_XDECREF
@@ -18,6 +17,7 @@ from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, u
 
 import sys
 
+from sglang_instrument.native.cache cimport CACHE_LINE, fetch_lines
 from sglang_instrument.native.context cimport Context, current_context
 from sglang_instrument.native.extras cimport (
     IS_ABSENT,
@@ -43,6 +43,7 @@ from sglang_instrument.native.extras cimport (
     several_of,
     value_of,
 )
+from sglang_instrument.native.slabs cimport give_block_back, lie_in_slabs, take_block
 from sglang_instrument.native.spans cimport Span
 from sglang_instrument.native.values cimport reduced
 
@@ -79,6 +80,7 @@ def learn(measures, bound):
 
 cdef enum:
     MOST_SLOTS = 16
+    MOST_LINES = 48  # of the processor's cache, that are fetched at once
 
 cdef struct Reading:
     # What one run of a reader reads from. Who calls the reader holds all of it but the slots.
@@ -117,12 +119,17 @@ cdef int go_on(Reader reader, Fields found, Reading *reading, Py_ssize_t *at) ex
     return 0
 
 
-@cython.no_gc_clear  # its alternatives are borrowed from its nodes, as long as it can be called
+@cython.no_gc
 cdef class Reader:
-    """Reads fields: (the run that ends, or None at entry; *locals) -> fields. Never raises."""
+    """Reads fields: (the run that ends, or None at entry; *locals) -> fields. Never raises.
+
+    All that it consists of lies in one piece of memory, which is fetched at once: between two runs of a region
+    others use the processor's cache, and to wait for one piece after another takes longer than to read.
+    """
 
     def __dealloc__(self):
-        PyMem_Free(self.alternatives)
+        if self.alternatives != NULL:
+            give_block_back(self.alternatives)
 
     def __call__(self, run, /, *values):
         return dict_of(self.read(run, None, None, -1, values))
@@ -132,6 +139,7 @@ cdef class Reader:
         cdef Fields found
         cdef Reading reading
         cdef Py_ssize_t slot, at = 0
+        fetch_lines(<const char *><PyObject *>self + CACHE_LINE, self.lines)
         if self.names is None or len(values) != self.arity:
             raise TypeError(f"takes {self.arity} values, got {len(values)}")
         found = new_fields(self.names)
@@ -152,3 +160,11 @@ cdef class Reader:
 
 
 include "maker.pxi"
+
+
+for kind in (
+    Reader, AttributeStep, KeyStep, KeyOfStep, PickStep, EachStep, Local, Whole, Given, Bound, Constant, Unknown, Gone,
+    Records, Happened, PickOfEach, FieldOfEach, Numbers, Mean, Measured, Size, Sizes, Total, Totals, Any, AnyOfEach,
+    Percent, OfDurations, IsMissing,
+):
+    lie_in_slabs(kind)

@@ -17,6 +17,7 @@ from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree
 from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
+from sglang_instrument.native.cache cimport fetch, fetch_lines
 from sglang_instrument.native.context cimport Context
 from sglang_instrument.native.extras cimport (
     IS_ABSENT,

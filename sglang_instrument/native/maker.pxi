@@ -258,7 +258,8 @@ def reader(expressions, names):
     maker = _Maker(names)
     fields = [maker.field(expression) for expression in expressions.values()]
     made.nodes = [node for field in fields for node, _, _ in field]
-    made.alternatives = <Alternative *>PyMem_Malloc(max(1, len(made.nodes)) * sizeof(Alternative))
+    made.names = names_of(expressions)
+    made.alternatives = <Alternative *>take_block(max(1, len(made.nodes)) * sizeof(Alternative))
     if made.alternatives == NULL:
         raise MemoryError
     for number, field in enumerate(fields):
@@ -268,6 +269,8 @@ def reader(expressions, names):
             made.count += 1
         for at in range(made.count - len(field), made.count):
             made.alternatives[at].next_field = made.count
+    made.lines = (<char *>&made.alternatives[made.count] - <char *><PyObject *>made) // CACHE_LINE
+    if not 0 < made.lines < MOST_LINES:  # a slab ended in between
+        made.lines = 0
     made.slots, made.arity = len((<_Maker>maker).shared), len(names)
-    made.names = names_of(expressions)
     return made

@@ -1,5 +1,6 @@
 # The measures of a path's end: those of `patching.measures`, without a list where there need be none.
 
+@cython.no_gc
 cdef class Numbers(Node):
     """The numbers that a list holds, or the sizes of what is none."""
 
@@ -16,6 +17,7 @@ cdef class Numbers(Node):
         return [value if isinstance(value, (int, float)) else size_of(value) for value in <list>found]
 
 
+@cython.no_gc
 cdef class Mean(Node):
     cdef Node of  # Numbers
 
@@ -28,6 +30,7 @@ cdef class Mean(Node):
         return sum_of(numbers) / len(numbers) if numbers else 0
 
 
+@cython.no_gc
 cdef class Measured(Node):
     """A measure of `patching.measures` that is not one of those below."""
 
@@ -39,6 +42,7 @@ cdef class Measured(Node):
         return MISSING if found is MISSING else self.measure(found)
 
 
+@cython.no_gc
 cdef class Size(Measured):
     cdef object find(self, Reading *reading):
         found = get(self.of, reading)
@@ -58,6 +62,7 @@ cdef class Size(Measured):
         return True
 
 
+@cython.no_gc
 cdef class Sizes(Measured):
     cdef object find(self, Reading *reading):
         found = get(self.of, reading)
@@ -68,12 +73,14 @@ cdef class Sizes(Measured):
         return [size_of(value) for value in <list>found]
 
 
+@cython.no_gc
 cdef class Total(Measured):
     cdef object find(self, Reading *reading):
         found = get(self.of, reading)
         return MISSING if found is MISSING else total_of(found)
 
 
+@cython.no_gc
 cdef class Totals(Measured):
     cdef bint something  # asked for: nothing adds up to nothing
 
@@ -97,6 +104,7 @@ cdef bint are_numbers(list values) except -1:
     return True
 
 
+@cython.no_gc
 cdef class Any(Measured):
     cdef bint none
 
@@ -105,6 +113,7 @@ cdef class Any(Measured):
         return MISSING if found is MISSING else truth(found) != self.none
 
 
+@cython.no_gc
 cdef class AnyOfEach(Any):
     cdef object find(self, Reading *reading):
         found = get(self.of, reading)
@@ -116,6 +125,7 @@ cdef class AnyOfEach(Any):
         return self.none
 
 
+@cython.no_gc
 cdef class Percent(Measured):
     """The total as per cent of the run's own duration; `numbers` of a list."""
 
@@ -149,6 +159,7 @@ cdef enum Sum:
     NO_SUM, TOTAL, SUM, MEAN, PERCENT
 
 
+@cython.no_gc
 cdef class OfDurations(Node):
     """A total, mean or percentage of the durations of regions, of which no list is made."""
 
@@ -197,6 +208,7 @@ cdef class OfDurations(Node):
         return count[0] <= 2 or ADDS_PLAINLY
 
 
+@cython.no_gc
 cdef class IsMissing(Node):
     cdef Node of
 

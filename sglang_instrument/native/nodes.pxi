@@ -1,5 +1,6 @@
 # What a path has come to, from the reader's arguments on.
 
+@cython.no_gc
 cdef class Node:
     cdef int slot  # where its value is remembered; -1 where one field alone comes by
 
@@ -35,6 +36,7 @@ cdef inline object get(Node node, Reading *reading):
     return found
 
 
+@cython.no_gc
 cdef class Local(Node):
     cdef Py_ssize_t index
 
@@ -42,6 +44,7 @@ cdef class Local(Node):
         return (<tuple>reading.values)[self.index]
 
 
+@cython.no_gc
 cdef class Whole(Node):
     """A local that is read as it is: it may have no value."""
 
@@ -52,6 +55,7 @@ cdef class Whole(Node):
         return MISSING if found is UNBOUND else found
 
 
+@cython.no_gc
 cdef class Given(Node):
     """What the function returned, or the item that a generator gave."""
 
@@ -60,6 +64,7 @@ cdef class Given(Node):
         return <object>reading.value if run is None else getattr(run, "value", MISSING)
 
 
+@cython.no_gc
 cdef class Bound(Node):
     cdef str name
 
@@ -67,6 +72,7 @@ cdef class Bound(Node):
         return bound_to(self.name)
 
 
+@cython.no_gc
 cdef class Constant(Node):
     cdef object value
 
@@ -74,6 +80,7 @@ cdef class Constant(Node):
         return self.value
 
 
+@cython.no_gc
 cdef class Unknown(Node):
     """A name that is none of the reader's."""
 
@@ -81,6 +88,7 @@ cdef class Unknown(Node):
         return MISSING
 
 
+@cython.no_gc
 cdef class Gone(Node):
     """One step further than another node."""
 
@@ -97,6 +105,7 @@ cdef inline bint is_given(Reading *reading) noexcept:
     return <object>reading.run is not None
 
 
+@cython.no_gc
 cdef class Records(Node):
     """The records of the regions of an event: finished within this run, or before it in the one around."""
 
@@ -115,6 +124,7 @@ cdef class Records(Node):
         return seen_before(self.event, inside) if self.before else seen_by(inside)
 
 
+@cython.no_gc
 cdef class Happened(Node):
     """Whether there are any records."""
 
@@ -130,6 +140,7 @@ cdef class Happened(Node):
         return self.none
 
 
+@cython.no_gc
 cdef class PickOfEach(Node):
     """Some fields of each record, under other names."""
 
@@ -168,6 +179,7 @@ cdef class PickOfEach(Node):
         return found
 
 
+@cython.no_gc
 cdef class FieldOfEach(Node):
     """A field of all records that have it."""
 

@@ -6,6 +6,8 @@ Python's allocator hands a block that one core let go of to the other one, which
 one is, and so waits for a line of its cache at each. Here blocks lie in slabs, one after the other: nothing is
 read to make one, and what comes next is asked for ahead. A slab is used again when all that lay in it is gone.
 
+What a reader of fields consists of lies in one piece, too.
+
 A span or context that lives long keeps the 8 KiB around it. So there are 32 MiB of slabs and no more: ten thousand
 requests in flight, or spans held until their step shows which requests were slow, would keep hundreds of
 megabytes. Where no slab is left, a block is Python's own.
@@ -109,6 +111,8 @@ cdef extern from *:
     """
     void slabs_map() noexcept
     void slab_lie_in(object kind) noexcept
+    void *slab_take(size_t bytes) noexcept
+    void slab_give_back(void *block) noexcept
 
 
 slabs_map()
@@ -116,3 +120,11 @@ slabs_map()
 
 cdef void lie_in_slabs(object kind) noexcept:
     slab_lie_in(kind)
+
+
+cdef void *take_block(size_t bytes) noexcept:
+    return slab_take(bytes)
+
+
+cdef void give_block_back(void *block) noexcept:
+    slab_give_back(block)

@@ -1,10 +1,12 @@
 # The steps of a path: from one object to the next.
 
+@cython.no_gc
 cdef class Step:
     cdef object go(self, object here, tuple values):
         raise NotImplementedError
 
 
+@cython.no_gc
 cdef class AttributeStep(Step):
     cdef str name
 
@@ -12,6 +14,7 @@ cdef class AttributeStep(Step):
         return getattr(here, self.name, MISSING)
 
 
+@cython.no_gc
 cdef class KeyStep(Step):
     cdef object key
 
@@ -19,6 +22,7 @@ cdef class KeyStep(Step):
         return at(here, self.key)
 
 
+@cython.no_gc
 cdef class KeyOfStep(Step):
     """Take the key that lies at a path of attributes of a local."""
 
@@ -38,6 +42,7 @@ cdef class KeyOfStep(Step):
         return MISSING if key is MISSING else at(here, key)
 
 
+@cython.no_gc
 cdef class PickStep(Step):
     cdef tuple names
 
@@ -45,6 +50,7 @@ cdef class PickStep(Step):
         return pure_pick(here, self.names)
 
 
+@cython.no_gc
 cdef class EachStep(Step):
     """Go over all elements, or those whose attribute is true; `rest` leads on from each."""
 
