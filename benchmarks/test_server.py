@@ -1,7 +1,7 @@
 """What SGLang's server gives with its processes recorded, against without: in turn until that is sharp.
 
 One server answers the same requests again and again, so many at once, with its processes recorded and
-without: two bursts of less than a second, one right after the other, in random order. What a machine shares
+without: two bursts of a second or two, one right after the other, in random order. What a machine shares
 with others makes it slower or quicker for seconds: both alike.
 """
 
@@ -32,7 +32,7 @@ REQUESTS = 64  # at once
 IN_A_BURST = 192  # so that for most of it there are so many
 TOKENS = range(8, 25)  # of an answer: not all of them end at once
 FEWEST = 40  # pairs
-WARM_UP = 10  # bursts
+WARM_UP = 10  # pairs
 SETTLING_SEC = 0.15  # after a burst: what it left is written
 PROCESSES = 3  # HTTP and tokenizer, scheduler, detokenizer
 SWITCHED = Path(__file__).parent / "switched"
