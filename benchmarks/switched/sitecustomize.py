@@ -12,7 +12,7 @@ from pathlib import Path
 from taken_out import put_back
 
 ASKED, EVERY_SEC = "switch", 0.02
-PLANTED = 0.03  # what state "slowed" takes of the time
+PLANTED = 0.03  # what state "slowed" takes of the time of each process, at the least
 
 
 def waste(share):
