@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import itertools
 import json
@@ -9,6 +10,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,10 @@ from own_group import run_in_group
 
 from sglang_instrument.analysis.join import joined_calls
 from sglang_instrument.analysis.run import open_run
-from sglang_instrument.analysis.verdict import find
-from sglang_instrument.demo.faults import BLOCK_SEC, FAULTS, SLOW_SEC, STARVED_SEC, STRAGGLE_SEC
+from sglang_instrument.analysis.verdict import Finding, find
+from sglang_instrument.demo.faults import BLOCK_SEC, FAULTS, SLOW_SEC, STARVED_SEC, STRAGGLE_SEC, pause
+from sglang_instrument.demo.launch import DemoError, Worker, check_workers
+from sglang_instrument.demo.options import DemoOptions
 from sglang_instrument.demo.problems import PROBLEMS, draw, transcript
 from sglang_instrument.schema import LOG_OPENED, OPEN_SPANS, REFERENCE_EVENTS, STEP_CLOSED
 
@@ -78,6 +82,12 @@ class DemoRun:
 def all_records(run: DemoRun) -> list[Record]:
     folders = [path.name for path in run.folder.glob("*_*") if path.is_dir()]
     return [record for name in folders for worker in WORKERS for record in run.records(name, worker)]
+
+
+def findings(run: DemoRun) -> list[Finding]:
+    """Return what is out of the ordinary in training steps, the verdict first."""
+    log = open_run(run.folder)
+    return [found for found in find(log.digest, log.files, over=True) if not found.validate]
 
 
 def run_demo(folder: Path, *options: str, **environment: str) -> DemoRun:
@@ -318,7 +328,64 @@ def test_a_worker_that_is_killed_leaves_its_steps_and_a_clear_message(faulty: De
     for worker in WORKERS:
         for step in (1, 2):
             assert STEP_CLOSED in [record["event"] for record in faulty.records(step, worker)]
-        assert STEP_CLOSED not in [record["event"] for record in faulty.records(3, worker)]
+    assert STEP_CLOSED not in [record["event"] for record in faulty.records(3, 1)]
+    # The other one, if it waited for it, either was ended in time or says that its step failed.
+    whole = [record for record in faulty.records(3, 0) if record["event"] == "total_step_duration"]
+    assert all("error" in record for record in whole)
+    assert faulty.durations("total_step_duration", 3, 1) == []
+
+
+@pytest.mark.parametrize("killed", WORKERS)
+def test_who_was_killed_is_named_and_not_who_failed_because_of_it(tmp_path: Path, killed: int) -> None:
+    ends = ["kill -9 $$" if rank == killed else "exit 1" for rank in WORKERS]
+    workers = [
+        Worker(rank, subprocess.Popen(["sh", "-c", end]), -1, tmp_path / f"worker_{rank}.txt")
+        for rank, end in enumerate(ends)
+    ]
+    for worker in workers:
+        worker.process.wait()
+    with pytest.raises(DemoError) as raised:
+        check_workers(workers, DemoOptions(), silent_sec=0.0)
+    assert f"worker {killed} was killed by SIGKILL" in str(raised.value)
+
+
+@needs_sglang
+def test_what_to_try_next_is_where_the_verdict_is_or_else_the_slowest_step(
+    faulty: DemoRun, plain: DemoRun
+) -> None:
+    [accused, *_] = findings(faulty)
+    where = f"{faulty.folder} --step {accused.step} --worker {accused.worker}"
+    assert f"sglang-instrument events {where}" in faulty.printed
+    took = {
+        step: max(plain.durations("total_step_duration", step, worker)[0] for worker in WORKERS)
+        for step in STEPS
+    }
+    steps = [found.step for found in findings(plain)] or [max(STEPS, key=lambda step: took[step])]
+    assert f"sglang-instrument summary {plain.folder} --step {steps[0]}" in plain.printed
+
+
+def test_a_planted_pause_is_never_too_short() -> None:
+    uvloop = pytest.importorskip("uvloop")  # wakes most sleepers of a busy loop too early
+
+    async def pauses() -> list[float]:
+        others = asyncio.ensure_future(forever())
+        taken = []
+        for _ in range(50):
+            begin = time.perf_counter()
+            await pause(0.005)
+            taken.append(time.perf_counter() - begin)
+        others.cancel()
+        return taken
+
+    async def forever() -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    loop = uvloop.new_event_loop()
+    try:
+        assert min(loop.run_until_complete(pauses())) >= 0.005
+    finally:
+        loop.close()
 
 
 def test_a_batch_is_the_same_for_the_same_seed_and_begins_with_a_tool_call() -> None:

@@ -21,8 +21,7 @@ from sglang_instrument.errors import InstrumentError
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Made-up runs, and the step of each that is worth a look.
-SCENARIOS: Final = {"step-67": 67}
+SCENARIOS: Final = ("step-67",)  # the made-up runs
 _NEEDED: Final = ("torch", "transformers", "tokenizers", "sglang", "rich", "polars")
 
 HELP: Final = """\
@@ -102,17 +101,17 @@ def run(args: argparse.Namespace) -> int:
         os.environ.get("SGLANG_INSTRUMENT_LOG_DIR", "logs"), component(os.environ["EXPERIMENT_NAME"])
     )
     if args.synthetic:
-        return _run_synthetic(folder, args.synthetic)
+        return _run_synthetic(folder)
     _check(args)
     return _run_real(args, folder.absolute())
 
 
-def _run_synthetic(folder: Path, scenario: str) -> int:
+def _run_synthetic(folder: Path) -> int:
     importlib.import_module("sglang_instrument.analysis.run")  # what shows it, before anything is written
     synthetic = importlib.import_module("sglang_instrument.demo.synthetic")
     synthetic.write(folder)
     _show_tables(folder)
-    _show_next(folder, SCENARIOS[scenario])
+    _show_next(folder)
     return 0
 
 
@@ -132,14 +131,14 @@ def _run_real(args: argparse.Namespace, folder: Path) -> int:
                 follow(workers, options, console)
         except DemoError as error:
             print(f"sglang-instrument: {error}", file=sys.stderr)
-            _show_next(folder, min(2, options.steps))
+            _show_next(folder, failed=True)
             return 1
         if args.results:
             _write_results(args.results, Path(scratch), options)
     if options.install:
         _show_installed(folder / "output" / "worker_0.txt")
         _show_tables(folder)
-        _show_next(folder, min(2, options.steps))
+        _show_next(folder)
     return 0
 
 
@@ -207,12 +206,35 @@ def _show_tables(folder: Path) -> None:
         command.run(parser.parse_args([str(folder)]))
 
 
-def _show_next(folder: Path, step: int) -> None:
+def _show_next(folder: Path, *, failed: bool = False) -> None:
+    """Say how to go on: where the verdict is, or else in the slowest step, or, if it failed, in the last."""
     if any(folder.glob("step_*")):
+        step, worker = _worth_a_look(folder, "step" if failed else "duration_sec")
         print(f"\nlogs: {folder}")
-        print(f"next: sglang-instrument summary {folder} --step {step}")
-        print(f"      sglang-instrument events {folder} --step {step} --worker 0")
+        print(f"next: sglang-instrument summary {folder}{step}")
+        print(f"      sglang-instrument events {folder}{step}{worker}")
         print(f"      sglang-instrument report {folder} -o {folder.name}.html")
+
+
+def _worth_a_look(folder: Path, most: str) -> tuple[str, str]:
+    """Return the options for a training step and for its worker; empty where there is none.
+
+    Args:
+        folder: Of the run.
+        most: Column of `step_table`; if nothing was found, the step that has the most of it.
+    """
+    from sglang_instrument.analysis.run import open_run
+    from sglang_instrument.analysis.steps import step_table
+    from sglang_instrument.analysis.verdict import find
+
+    run = open_run(folder)
+    for found in find(run.digest, run.files, over=True):
+        if not found.validate:
+            return f" --step {found.step}", f" --worker {found.worker}"
+    steps = step_table(run.digest).filter(validate=False).drop_nulls("slowest_worker").sort(most)
+    for one in steps.tail(1).to_dicts():
+        return f" --step {one['step']}", f" --worker {one['slowest_worker']}"
+    return "", ""
 
 
 def _cache() -> Path:

@@ -53,7 +53,7 @@ class Fault:
         """Do what the active faults do to a tool call."""
         self._tool_calls += 1
         if "straggler" in self._active:
-            await asyncio.sleep(STRAGGLE_SEC)
+            await pause(STRAGGLE_SEC)
         if self._tool_calls == 1:
             await self._first_tool_call()
         if self._tool_calls == 2 and "loop-block" in self._active:
@@ -63,19 +63,29 @@ class Fault:
         """Do what the active faults do to a reward."""
         self._rewards += 1
         if self._rewards == 1 and "slow-reward" in self._active:
-            await asyncio.sleep(SLOW_SEC)
+            await pause(SLOW_SEC)
         if self._rewards == 2 and "starved-reward" in self._active:
             asyncio.get_running_loop().call_soon(somebody_elses_work)
             await asyncio.sleep(0)  # the reward itself is quick, but others come first
 
     async def _first_tool_call(self) -> None:
         if "crash" in self._active:
-            await asyncio.sleep(DYING_SEC)
+            await pause(DYING_SEC)
             os.kill(os.getpid(), signal.SIGKILL)
         if "hang" in self._active:
             await asyncio.Event().wait()
         if "slow-tool" in self._active:
-            await asyncio.sleep(SLOW_SEC)
+            await pause(SLOW_SEC)
+
+
+async def pause(duration_sec: float) -> None:
+    """Sleep for at least so long: uvloop, which SGLang brings, may wake a sleeper up to a millisecond early.
+
+    It counts whole milliseconds of a clock that has ticks in between.
+    """
+    end = time.perf_counter() + duration_sec
+    while (left := end - time.perf_counter()) > 0:
+        await asyncio.sleep(left)
 
 
 def somebody_elses_work() -> None:

@@ -126,15 +126,23 @@ def _follow(workers: list[Worker], options: DemoOptions) -> Iterator[tuple[int, 
                 for report in reports:
                     heard = time.monotonic()
                     yield key.data.rank, report
-            _check(workers, options, silent_sec=time.monotonic() - heard)
+            check_workers(workers, options, silent_sec=time.monotonic() - heard)
 
 
-def _check(workers: list[Worker], options: DemoOptions, *, silent_sec: float) -> None:
-    for worker in workers:
-        code = worker.process.poll()
-        if code is not None and not worker.done:
-            tail = _tail(worker.output) if code > 0 else ""  # who is killed has nothing to say about it
-            raise DemoError(f"worker {worker.rank} {_cause(code)}; it printed to {worker.output}{tail}")
+def check_workers(workers: list[Worker], options: DemoOptions, *, silent_sec: float) -> None:
+    """Go on if all is well.
+
+    Args:
+        workers: All of them.
+        options: The run.
+        silent_sec: For how long nobody has reported anything.
+
+    Raises:
+        DemoError: A worker is dead before it was done, or nothing happened for too long.
+    """
+    dead = [worker for worker in workers if worker.process.poll() is not None and not worker.done]
+    if dead:
+        raise DemoError(_obituary(dead))
     limit_sec = options.give_up_sec if all(worker.ready for worker in workers) else options.start_sec
     if silent_sec > limit_sec:
         waiting = ", ".join(str(worker.rank) for worker in workers if not worker.done)
@@ -142,6 +150,14 @@ def _check(workers: list[Worker], options: DemoOptions, *, silent_sec: float) ->
             f"nothing happened for {limit_sec:.0f} s; worker {waiting} did not finish and was killed; "
             f"the workers printed to {workers[0].output.parent}"
         )
+
+
+def _obituary(dead: list[Worker]) -> str:
+    """Name the worker that died first: not one that failed because another, which was killed, is gone."""
+    first = min(dead, key=lambda worker: worker.process.returncode >= 0)
+    code = first.process.returncode
+    tail = _tail(first.output) if code > 0 else ""  # who is killed has nothing to say about it
+    return f"worker {first.rank} {_cause(code)}; it printed to {first.output}{tail}"
 
 
 def _cause(code: int) -> str:
