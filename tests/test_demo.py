@@ -354,6 +354,7 @@ def test_what_to_try_next_is_where_the_verdict_is_or_else_the_slowest_step(
     faulty: DemoRun, plain: DemoRun
 ) -> None:
     [accused, *_] = findings(faulty)
+    assert (accused.cause, accused.step, accused.worker) == ("death", 3, 1)
     where = f"{faulty.folder} --step {accused.step} --worker {accused.worker}"
     assert f"sglang-instrument events {where}" in faulty.printed
     took = {

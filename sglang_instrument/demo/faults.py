@@ -13,7 +13,7 @@ SLOW_SEC: Final = 4.0
 BLOCK_SEC: Final = 0.5
 STRAGGLE_SEC: Final = 3.0
 STARVED_SEC: Final = 2.0
-DYING_SEC: Final = 0.5  # longer than records may be lost in a kill: what ended before the step is on disk
+DYING_SEC: Final = 4.0  # the others wait at the barrier by then, and what ended before is on disk
 
 #: Where each fault is planted: several fit into one run. "Step 2" is the last step of a run of one step.
 FAULTS: Final[dict[str, str]] = {
