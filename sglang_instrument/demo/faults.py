@@ -81,7 +81,7 @@ class Fault:
 async def pause(duration_sec: float) -> None:
     """Sleep for at least so long: uvloop, which SGLang brings, may wake a sleeper up to a millisecond early.
 
-    It counts whole milliseconds of a clock that has ticks in between.
+    Its timers count in whole milliseconds.
     """
     end = time.perf_counter() + duration_sec
     while (left := end - time.perf_counter()) > 0:

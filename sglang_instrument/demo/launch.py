@@ -153,7 +153,7 @@ def check_workers(workers: list[Worker], options: DemoOptions, *, silent_sec: fl
 
 
 def _obituary(dead: list[Worker]) -> str:
-    """Name the worker that died first: not one that failed because another, which was killed, is gone."""
+    """Name one that was killed, if any was: those that waited for it fail because it is gone."""
     first = min(dead, key=lambda worker: worker.process.returncode >= 0)
     code = first.process.returncode
     tail = _tail(first.output) if code > 0 else ""  # who is killed has nothing to say about it
