@@ -8,6 +8,7 @@ import traceback
 import pytest
 from planted import Notes, plant, snapshot, table
 
+from sglang_instrument.patching.measures import UNBOUND
 from sglang_instrument.patching.patcher import Patcher
 
 SOURCE = '''
@@ -303,7 +304,7 @@ def test_async_generators_are_seen_item_by_item_and_closed_early(module, patched
     assert notes.of("items") == [("open",), ("item", 0), ("close", "GeneratorExit")]
 
 
-@pytest.mark.parametrize(("ends", "handed"), [("n", (5,)), ("i", ())])
+@pytest.mark.parametrize(("ends", "handed"), [("n", 5), ("i", 0), ("got", UNBOUND)])
 def test_an_item_comes_with_the_locals_that_say_whether_it_is_the_last_where_they_surely_have_a_value(
     module, patched, ends, handed
 ):
@@ -315,7 +316,18 @@ def test_an_item_comes_with_the_locals_that_say_whether_it_is_the_last_where_the
         await stream.aclose()
 
     asyncio.run(first_only())
-    assert notes.of("items")[1] == ("item", 0, *handed)
+    assert notes.of("items")[1] == ("item", 0, handed)
+
+
+def test_a_generator_that_is_closed_hands_its_locals_over(module, patched):
+    notes, _ = patched("A.count", {"event": "items", "generator": True, "exit": {"a": "a", "i": "i"}})
+    generator = module.A().count(3)
+    generator.close()  # before its first step there is nothing
+    assert notes == []
+    generator = module.A().count(3)
+    assert [next(generator), next(generator)] == [0, 1]
+    generator.close()
+    assert notes.of("items")[-2:] == [("leave", 3, 1), ("close", "GeneratorExit")]
 
 
 def test_a_yield_inside_a_region_is_refused_and_the_rest_is_applied(module, patched):
@@ -339,6 +351,7 @@ def test_a_function_that_reads_its_own_locals_sees_none_of_ours(module, patched)
     before = module.A().own_locals(2)
     notes, sites = patched("A.own_locals", {"event": "whole", "enter": {"n": "n"}, "exit": {"a": "a"}})
     assert sites[0].state == "found"
+    assert sites[0].note.endswith("not read: a")
     assert module.A().own_locals(2) == before
     assert notes.of("whole") == [("open", 2), ("close",)]
 

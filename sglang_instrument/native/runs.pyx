@@ -47,7 +47,6 @@ cdef object name_process = None
 cdef object new_request_id = None
 cdef object REQUEST_ID = sys.intern("request_id")
 cdef object TURN = sys.intern("turn")
-cdef bint FRAME_KEEPS_LOCALS = sys.version_info < (3, 13)
 
 
 cdef class Does:
@@ -75,14 +74,12 @@ cdef class Does:
     cdef Reader exit_after_error
     cdef Reader ends
     cdef object steps
-    cdef tuple exit_locals
+    cdef tuple not_handed_over  # stands for the locals at exit where rewritten code may not add one to hold the run
     cdef frozenset wants_inside
     cdef bint binds_ids_alone
     cdef Py_ssize_t request_id, turn  # where the readers' names have them
     cdef Names at_both_ends  # None where a field is read at both
     cdef Names uncounted, counted  # of a generator: the names that were read last, and the same with its counts
-    cdef object code  # whose locals were read last, and whether it asks for them itself
-    cdef bint shows_locals
 
     def __init__(self, plan):
         self.event, self.phase = sys.intern(plan.event), plan.phase
@@ -90,7 +87,8 @@ cdef class Does:
         self.reports, self.root, self.new_request = plan.reports, plan.root, plan.new_request
         self.when, self.leader, self.bind, self.process = plan.when, plan.leader, plan.bind, plan.process
         self.enter, self.exit, self.exit_after_error = plan.enter, plan.exit, plan.exit_after_error
-        self.ends, self.steps, self.exit_locals = plan.ends, plan.steps, plan.exit_locals
+        self.ends, self.steps = plan.ends, plan.steps
+        self.not_handed_over = (UNBOUND,) * len(plan.exit_locals)
         self.wants_inside = frozenset(map(sys.intern, plan.wants_inside))
         self.wants_item = plan.wants_item
         self.is_span, self.is_entry = plan.emit == "span", plan.emit == "enter"
@@ -145,12 +143,12 @@ cdef class RegionSpan(Span):
         """Read the fields of a run that has ended, and let go of what they were read from."""
         cdef Does does = self.does
         cdef Reader reader = does.exit
-        cdef tuple values = self.values
+        cdef tuple values
         cdef Fields fields
         if failed:  # the locals may be those of an earlier turn
             reader, values = does.exit_after_error, ()
-        elif values is None:
-            values = frame_values(does) if does.exit_locals else ()
+        else:
+            values = handed_over(self)
         if reader is not None:
             fields = reader.read(None, self.value, self.inside, (self.end or now_ns()) - self.start, values)
             self.fields = fields if self.fields is None else self.with_those_at_entry(fields, failed)
@@ -272,8 +270,8 @@ cdef class GeneratorSpan(FullSpan):
         if does.wants_item:
             self.value = item
         if does.ends is not None and not self.finished:
-            if not values and does.exit_locals:
-                values = frame_values(does) if self.values is None else self.values
+            if not values:
+                values = handed_over(self)
             if holds(does.ends.read(None, self.value, self.inside, now_ns() - self.start, values)):
                 self.end = now_ns()
                 self.finished = True
@@ -343,19 +341,9 @@ cdef bint holds(Fields condition) except -1:
     return False
 
 
-cdef tuple frame_values(Does does):
-    """Read locals from the function's frame: left by `break` or `continue`, or at an item of a generator."""
-    frame = sys._getframe(0)  # nothing that is compiled has one
-    local = frame.f_locals
-    values = tuple([local.get(name, UNBOUND) for name in does.exit_locals])
-    if FRAME_KEEPS_LOCALS:
-        code = frame.f_code
-        if does.code is not code:
-            does.shows_locals = "locals" in code.co_names
-            does.code = code
-        if not does.shows_locals:
-            local.clear()  # the frame keeps this copy, which would keep the objects alive
-    return values
+cdef inline tuple handed_over(RegionSpan run):
+    """Return the values of the locals that the fields at exit read."""
+    return run.does.not_handed_over if run.values is None else run.values
 
 
 cdef enum Way:

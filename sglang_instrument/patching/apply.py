@@ -8,7 +8,7 @@ from types import CodeType
 from typing import Any, Final
 
 from sglang_instrument.errors import TableError
-from sglang_instrument.patching.bindings import Bindings
+from sglang_instrument.patching.bindings import Bindings, aliases_in
 from sglang_instrument.patching.constants import Constants
 from sglang_instrument.patching.contract import Probe
 from sglang_instrument.patching.dead import with_dead_fields
@@ -51,12 +51,14 @@ class Applier:
         if chain is None or not source.matches(chain, code):
             reason = "the source on disk is not what runs: edited since, or patched by somebody else"
             return without_function(wanted, "changed", reason), None
-        placed, placements = self._placements(chain, wanted, code.co_freevars)
+        aliases = aliases_in(code.co_names, module_globals)
+        bindings = Bindings(definition_of(chain), code.co_freevars, aliases)
+        placed, placements = self._placements(chain, wanted, bindings)
         if not placements:
             return [one.site for one in placed], None
         self._rewritten.add(id(code))
         try:
-            return [one.site for one in placed], _compiled(source, chain, placements, code)
+            return [one.site for one in placed], _compiled(source, chain, placements, bindings, code)
         except (SyntaxError, ValueError) as error:
             # 20 nested blocks are the compiler's limit, and each region is one.
             return without_function(wanted, "refused", f"the compiler refuses the probes: {error}"), None
@@ -71,13 +73,11 @@ class Applier:
         return self._sources[filename]
 
     def _placements(
-        self, chain: Chain, wanted: Sequence[Wanted], free: Sequence[str]
+        self, chain: Chain, wanted: Sequence[Wanted], bindings: Bindings
     ) -> tuple[list[Placed], list[Placement]]:
         placed: list[Placed] = []
         placements: list[Placement] = []
-        definition = definition_of(chain)
-        bindings = Bindings(definition, free)
-        for one in place(definition, wanted):
+        for one in place(definition_of(chain), wanted, bindings):
             region = one.site.region
             if not one.is_found:
                 placed.append(one)
@@ -114,10 +114,12 @@ def resume_garbage_collection() -> None:
         gc.enable()
 
 
-def _compiled(source: Source, chain: Chain, placements: Sequence[Placement], running: CodeType) -> CodeType:
+def _compiled(
+    source: Source, chain: Chain, placements: Sequence[Placement], bindings: Bindings, running: CodeType
+) -> CodeType:
     constants = Constants()
     definition = definition_of(chain)
-    rewrite(definition, placements, constants, running.co_freevars)
+    rewrite(definition, placements, constants, bindings)
     code = constants.fill(source.compile(chain))
     for name in _SHAPE:
         if getattr(code, name) != getattr(running, name):

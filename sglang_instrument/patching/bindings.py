@@ -1,11 +1,20 @@
-"""Know which locals a function has and which of them surely have a value at a statement."""
+"""Know which locals a function has, which surely have a value where, and whether it looks at them."""
 
 import ast
-from collections.abc import Iterable, Iterator
+import builtins
+import inspect
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from sglang_instrument.patching.anchors import DEFINITIONS, Block, FunctionDef, statement_lists, walk_own
 
-_OWN_SCOPES = (*DEFINITIONS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_OWN_SCOPES: Final = (*DEFINITIONS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+#: Built-ins that show a caller its own locals, where one of ours would be seen.
+_SHOWING: Final = frozenset({"locals", "vars", "dir", "eval", "exec"})
+#: Attributes by which a function comes to its own frame, or to a frame's locals.
+_FRAME: Final = frozenset({"currentframe", "_getframe", "f_locals"})
+_SHOW: Final = (*(getattr(builtins, name) for name in _SHOWING), inspect.currentframe, sys._getframe)
 
 
 class Bindings:
@@ -14,10 +23,15 @@ class Bindings:
     Args:
         definition: the function.
         free: names that it takes from the functions around it.
+        aliases: other names by which it may know what shows its locals; see `aliases_in`.
     """
 
-    def __init__(self, definition: FunctionDef, free: Iterable[str] = ()) -> None:
+    def __init__(
+        self, definition: FunctionDef, free: Iterable[str] = (), aliases: Iterable[str] = ()
+    ) -> None:
         self._definition = definition
+        #: Whether the function asks for its own locals; then none may be added to it.
+        self.are_read = any(_shows_locals(node, {*_SHOWING, *aliases}) for node in _own_nodes(definition))
         self._parameters = frozenset(_parameters(definition.args))
         stored, self._unbound_again, foreign = _stores(definition.body)
         self._names = (self._parameters | stored | frozenset(free)) - (foreign - frozenset(free))
@@ -34,6 +48,39 @@ class Bindings:
         """Return the locals that have a value whenever the statement `block[place]` is reached."""
         path = _bound_on_the_way(self._definition.body, block, place, self._parameters)
         return (path if path is not None else self._parameters) - self._unbound_again
+
+    def sure_at_yields(self) -> dict[int, frozenset[str]]:
+        """Return the locals that have a value at each `yield`, by the id of its node."""
+        return self._sure_at_yields(self._definition.body)
+
+    def _sure_at_yields(self, block: Block) -> dict[int, frozenset[str]]:
+        found = dict[int, frozenset[str]]()
+        for place, statement in enumerate(block):
+            sure = self.sure_at(block, place)
+            nodes = walk_own(statement, opaque=_OWN_SCOPES)
+            found |= {id(node): sure for node in nodes if isinstance(node, ast.Yield)}
+            for inner in statement_lists(statement):  # more names have a value there
+                found |= self._sure_at_yields(inner)
+        return found
+
+
+def aliases_in(names: Iterable[str], module_globals: Mapping[str, Any]) -> list[str]:
+    """Return those of `names` that a module gave to a function that shows locals, as `show = vars`."""
+    return [name for name in names if any(module_globals.get(name) is show for show in _SHOW)]
+
+
+def _own_nodes(definition: FunctionDef) -> Iterator[ast.AST]:
+    for statement in definition.body:
+        yield from walk_own(statement, opaque=DEFINITIONS)
+
+
+def _shows_locals(node: ast.AST, names: set[str]) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id in names
+    if not isinstance(node, ast.Attribute):
+        return False
+    is_builtin = isinstance(node.value, ast.Name) and node.value.id == "builtins"
+    return node.attr in _FRAME or (is_builtin and node.attr in _SHOWING)
 
 
 def _parameters(arguments: ast.arguments) -> Iterator[str]:

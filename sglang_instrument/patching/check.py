@@ -55,7 +55,9 @@ def _check_patch(definitions: "Definitions", patch: Patch, version: str | None) 
                 if definition not in done:
                     wanted = [Wanted(region, target, version) for region in patch.regions]
                     bindings = Bindings(definition)
-                    sites += [with_dead_fields(one.site, bindings) for one in place(definition, wanted)]
+                    sites += [
+                        with_dead_fields(one.site, bindings) for one in place(definition, wanted, bindings)
+                    ]
                     done.append(definition)
                 break
         else:

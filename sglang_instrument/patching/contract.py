@@ -23,23 +23,18 @@ class OpenRegion(Protocol):
     def __enter__(self) -> Any: ...
 
     def __exit__(self, *exception: Any) -> None:
-        """Close the region.
-
-        One in a function that asks for its own `locals()` has handed nothing over: its exit fields are read
-        from the caller's frame, unless an exception passes.
-        """
+        """Close the region; one in a function that asks for its own `locals()` has handed nothing over."""
 
 
 class Probe(Protocol):
     """The constant in rewritten code; hashable, and picklable by reference.
 
-    `leave_locals` are what the fields at exit read: the `exit_locals`, or a generator's, whose frame is read.
-    `item_locals` are handed over with each item, where all of them surely have a value.
+    `exit_locals` are what the fields at exit read. `item_locals` are handed over with each item: the same, of
+    a generator that may end at one.
     """
 
     enter_locals: tuple[str, ...]
     exit_locals: tuple[str, ...]
-    leave_locals: tuple[str, ...]
     item_locals: tuple[str, ...]
     wants_result: bool
     wants_items: bool

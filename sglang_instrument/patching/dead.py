@@ -1,4 +1,4 @@
-"""Name the fields of a region that its function can never give: they begin at locals that it lacks."""
+"""Name the fields of a region that its function can never give."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,10 +13,17 @@ from sglang_instrument.patching.tables import Region
 
 def with_dead_fields(site: Site, bindings: Bindings) -> Site:
     """Add to the note of a site that was found the fields that it will never have."""
-    dead = dead_fields(site.region, bindings) if site.state == "found" else []
-    if not dead:
+    if site.state != "found":
         return site
-    notes = [site.note, f"no local for {', '.join(dead)}"]
+    dead = dead_fields(site.region, bindings)
+    unread = fields_not_read(site.region, bindings)
+    notes = [
+        site.note,
+        f"no local for {', '.join(dead)}" if dead else "",
+        f"the function reads its own locals(), so none may be added, and not read: {', '.join(unread)}"
+        if unread
+        else "",
+    ]
     return replace(site, note="; ".join(note for note in notes if note))
 
 
@@ -35,7 +42,21 @@ def dead_fields(region: Region, bindings: Bindings) -> list[str]:
     ]
 
 
+def fields_not_read(region: Region, bindings: Bindings) -> list[str]:
+    """Return the fields at exit that nothing hands over, where the function reads its own locals."""
+    if not bindings.are_read or region.is_expression:
+        return []
+    return [name for name, text in region.exit.items() if not _survives_error(text)]
+
+
 _parsed = cache(parse)
+
+
+def _survives_error(text: str) -> bool:
+    try:
+        return _parsed(text, "exit").survives_error
+    except TableError:  # said where the region's probe is made
+        return True
 
 
 def _is_dead(text: str, moment: Moment, bindings: Bindings) -> bool:

@@ -1,7 +1,7 @@
 """Write the calls by which a region hands values to its probe: at its start, its end, its ways out."""
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -32,8 +32,9 @@ class Handing:
     """One region of a function that is being rewritten, and what its probe wants.
 
     `sure_at_start` and `sure_at_end` are the locals that surely have a value there; others are handed over
-    under a guard. `at` is the statement whose line the generated code carries. `counts_waiting`: the function
-    is a coroutine whose awaits are counted, and the region's span is told.
+    under a guard. `sure_at_yields` has those of each `yield`, by the id of its node. `at` is the statement
+    whose line the generated code carries. `counts_waiting`: the function is a coroutine whose awaits are
+    counted, and the region's span is told.
     """
 
     number: int
@@ -42,8 +43,8 @@ class Handing:
     bindings: Bindings
     sure_at_start: Names
     sure_at_end: Names
+    sure_at_yields: Mapping[int, Names]
     at: ast.stmt
-    may_add_local: bool
     captures: bool
     counts_waiting: bool = False
     node: ast.With | None = field(default=None, init=False)
@@ -54,7 +55,9 @@ class Handing:
         probe = self.probe
         wanted = self._guards_start or probe.exit_locals or probe.wants_result or probe.wants_items
         return (
-            f"_sglang_instrument_{self.number}" if self.may_add_local and (wanted or self.captures) else None
+            f"_sglang_instrument_{self.number}"
+            if not self.bindings.are_read and (wanted or self.captures)
+            else None
         )
 
     def open_around(self, body: Block) -> Block:
@@ -89,15 +92,22 @@ class Handing:
             return [handed]
         return [self._try(handed, ast.Expr(self.call(method, [*first, *self._values(names, sure)])))]
 
-    def item(self, value: ast.expr) -> ast.Call:
+    def item(self, node: ast.Yield) -> ast.Call:
         """Return what hands an item over on its way out, with the locals that are read there.
 
-        An expression can have no guard: where one of them may have no value, the probe reads the frame, which
-        makes a dict of all locals.
+        An expression can have no guard: a local that may have no value there is not read.
         """
-        names = self.probe.item_locals
-        sure = self._all_sure(names, self.sure_at_start)
-        return self.call("item", [value, *self._values(names if sure else (), None)])
+        item = node.value if node.value is not None else ast.Constant(None)
+        sure = self.sure_at_yields.get(id(node), frozenset())
+        return self.call("item", [item, *self._values(self.probe.item_locals, sure)])
+
+    def closed(self, body: Block) -> Block:
+        """Return the statements of a generator's region, which hand over when its consumer closes it, too."""
+        handing = self.leave(self.sure_at_start) if self.probe.wants_items else []
+        if not handing:
+            return body
+        closed = ast.ExceptHandler(self.constants.hold(GeneratorExit), None, [*handing, ast.Raise()])
+        return [ast.Try(body=body, handlers=[closed], orelse=[], finalbody=[])]
 
     def call(self, method: str, arguments: list[ast.expr]) -> ast.Call:
         """Return a call of the open region's method."""
@@ -158,7 +168,8 @@ class HandOver(ast.NodeTransformer):
         self.generic_visit(node)
         self._open.pop()
         if not isinstance(node.body[-1], _LEAVING):
-            node.body += [located(one, region.at) for one in region.leave(region.sure_at_end)]
+            node.body += region.leave(region.sure_at_end)
+        node.body = [located(one, region.at) for one in region.closed(node.body)]
         return node
 
     def visit_For(self, node: ast.For) -> ast.For:
@@ -210,8 +221,7 @@ class HandOver(ast.NodeTransformer):
         self.generic_visit(node)
         for region in reversed(self._open):
             if region.probe.wants_items:
-                item = node.value if node.value is not None else ast.Constant(None)
-                node.value = located(region.item(item), node)
+                node.value = located(region.item(node), node)
         return node
 
     def _visit_loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:

@@ -42,8 +42,7 @@ class Probe(Opener):
     process has. `travel` says what becomes of it where this package is not there.
 
     Attributes:
-        exit_locals: The locals that rewritten code hands over; none of a generator, whose frame is read.
-        leave_locals: The locals that the fields at exit read, of a generator too.
+        exit_locals: The locals that the fields at exit read.
         item_locals: The same, of a generator that may end at an item.
     """
 
@@ -54,7 +53,6 @@ class Probe(Opener):
     _counted: "Probe | None" = None
     enter_locals: tuple[str, ...] = ()
     exit_locals: tuple[str, ...] = ()
-    leave_locals: tuple[str, ...] = ()
     item_locals: tuple[str, ...] = ()
     wants_result: bool = False
     wants_items: bool = False
@@ -108,8 +106,7 @@ def build_probe(region: Region, reports: bool = False) -> Probe:
 def _dressed(probe: Probe, region: Region, plan: Plan) -> Probe:
     """Return the probe with what rewritten code asks of it."""
     probe.region, probe.reports, probe.plan = region, plan.reports, plan
-    probe.enter_locals, probe.leave_locals = plan.enter_locals, plan.exit_locals
-    probe.exit_locals = () if plan.generator else plan.exit_locals
+    probe.enter_locals, probe.exit_locals = plan.enter_locals, plan.exit_locals
     probe.item_locals = () if plan.ends is None else plan.exit_locals
     probe.wants_result, probe.wants_items = plan.wants_result, plan.generator
     probe.is_moment = plan.emit == "enter"

@@ -1,7 +1,7 @@
 """Put the regions of a function under probes: the syntax tree is changed, nothing is compiled here."""
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from sglang_instrument.patching.anchors import DEFINITIONS, Block, FunctionDef, Statements, walk_own
@@ -14,8 +14,6 @@ from sglang_instrument.patching.spots import Spot, put_probe
 from sglang_instrument.patching.tables import Capture
 
 SCOPES: Final = (*DEFINITIONS, ast.Lambda, ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
-#: Functions that show a caller its own locals, where one of ours would be seen.
-_LOCALS_READERS: Final = frozenset({"locals", "vars", "dir", "eval", "exec"})
 
 
 class Placement(NamedTuple):
@@ -33,7 +31,7 @@ class _Region(NamedTuple):
 
 
 def rewrite(
-    definition: FunctionDef, placements: Sequence[Placement], constants: Constants, free: Iterable[str] = ()
+    definition: FunctionDef, placements: Sequence[Placement], constants: Constants, bindings: Bindings
 ) -> None:
     """Put the statements of each placement under `with` its probe, in place.
 
@@ -41,13 +39,11 @@ def rewrite(
         definition: the function; its tree is changed.
         placements: regions that do not overlap; of equal ones the first becomes the outer.
         constants: takes the probes.
-        free: names that the function takes from the functions around it.
+        bindings: of the function.
     """
-    bindings = Bindings(definition, free)
-    may_add_locals = not reads_own_locals(definition)
     counts = is_coroutine(definition)
     regions = [  # all of them before the tree changes: places are counted in the original statements
-        _region(number, placement.statements, placement, bindings, constants, may_add_locals, counts)
+        _region(number, placement.statements, placement, bindings, constants, counts)
         for number, placement in enumerate(placements)
         if placement.statements is not None
     ]
@@ -73,15 +69,6 @@ def is_coroutine(definition: FunctionDef) -> bool:
         isinstance(node, ast.Yield)
         for statement in definition.body
         for node in walk_own(statement, opaque=SCOPES)
-    )
-
-
-def reads_own_locals(definition: FunctionDef) -> bool:
-    """Say whether the function asks for its own locals; then none may be added to it."""
-    return any(
-        isinstance(node, ast.Name) and node.id in _LOCALS_READERS
-        for statement in definition.body
-        for node in walk_own(statement, opaque=DEFINITIONS)
     )
 
 
@@ -111,7 +98,6 @@ def _region(
     placement: Placement,
     bindings: Bindings,
     constants: Constants,
-    may_add_locals: bool,
     counts_waiting: bool,
 ) -> _Region:
     probe, captures = placement.probe, placement.captures
@@ -123,8 +109,8 @@ def _region(
         bindings=bindings,
         sure_at_start=bindings.sure_at(block, start),
         sure_at_end=bindings.sure_at(block, stop),
+        sure_at_yields=bindings.sure_at_yields() if probe.item_locals else {},
         at=block[min(start, len(block) - 1)],
-        may_add_local=may_add_locals,
         captures=bool(captures),
         counts_waiting=counts_waiting,
     )

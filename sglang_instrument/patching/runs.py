@@ -5,9 +5,8 @@ common case, fields at exit and nothing else, has its own short way; everything 
 compiled classes of `native/runs.pyx` take the place of these where they are built.
 """
 
-import sys
 from time import perf_counter_ns
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from sglang_instrument import native
@@ -146,7 +145,7 @@ class GeneratorSpan(FullSpan, gc=False, eq=False):
         if plan.wants_item:
             self.value = item
         if plan.ends is not None and not self.finished:
-            values = handed or (_frame_values(plan.exit_locals) if self.values is None else self.values)
+            values = handed or _handed_over(self)
             if holds(plan.ends(self, *values)):
                 self.end = perf_counter_ns()
                 self.finished = True
@@ -192,11 +191,10 @@ def holds(condition: dict[str, Any]) -> bool:
 def read(run: RegionSpan, failed: bool) -> None:
     """Read the fields of a run that has ended, and let go of what they were read from."""
     plan: Plan = run.plan
-    reader, values = plan.exit, run.values
     if failed:  # the locals may be those of an earlier turn
         reader, values = plan.exit_after_error, ()
-    elif values is None:
-        values = _frame_values(plan.exit_locals) if plan.exit_locals else ()
+    else:
+        reader, values = plan.exit, _handed_over(run)
     if reader is not None:
         fields = reader(run, *values)
         run.extra = fields if run.extra is None else {**run.extra, **fields}
@@ -250,20 +248,14 @@ def _count_items(run: GeneratorSpan) -> None:
     run.extra = {**counted, **(run.extra or {})}
 
 
-def _frame_values(names: tuple[str, ...]) -> Values:
-    """Read locals from the function's frame: left by `break` or `continue`, or at an item of a generator."""
-    if not names:
-        return ()
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back
-    if frame is None:
-        return (UNBOUND,) * len(names)
-    local = frame.f_locals
-    values = tuple([local.get(name, UNBOUND) for name in names])
-    if sys.version_info < (3, 13) and "locals" not in frame.f_code.co_names:
-        local.clear()  # the frame keeps this copy, which would keep the objects alive
-    return values
+def _handed_over(run: RegionSpan) -> Values:
+    """Return the values of the locals that the fields at exit read.
+
+    Rewritten code that may not add a local hands nothing over. Its frame is not read instead: before Python
+    3.13 that changes the dict which the function's own `locals()` returned.
+    """
+    plan: Plan = run.plan
+    return (UNBOUND,) * len(plan.exit_locals) if run.values is None else run.values
 
 
 if not TYPE_CHECKING and native.ON:

@@ -13,7 +13,8 @@ from sglang_instrument.patching.anchors import (
     Statements,
     walk_own,
 )
-from sglang_instrument.patching.rewrite import SCOPES, find_captured, overlaps, reads_own_locals
+from sglang_instrument.patching.bindings import Bindings
+from sglang_instrument.patching.rewrite import SCOPES, find_captured, overlaps
 from sglang_instrument.patching.spots import Spot, find_spots, lines_of
 from sglang_instrument.patching.tables import Patch, Region, Target
 
@@ -71,15 +72,16 @@ class Placed:
         return Placed(replace(self.site, state="refused", note=note))
 
 
-def place(definition: FunctionDef, wanted: Iterable[Wanted]) -> list[Placed]:
+def place(definition: FunctionDef, wanted: Iterable[Wanted], bindings: Bindings) -> list[Placed]:
     """Resolve the regions of one function, those of several tables together.
 
     Args:
         definition: the function; its tree is only read.
         wanted: the regions; variants of one event are told apart by `requires`.
+        bindings: of the function.
     """
     shape = Shape(definition)
-    return _without_overlaps(_without_rivals([_resolve(shape, one) for one in wanted]))
+    return _without_overlaps(_without_rivals([_resolve(shape, one, bindings) for one in wanted]))
 
 
 def without_function(wanted: Iterable[Wanted], state: State, note: str) -> list[Site]:
@@ -110,7 +112,7 @@ def _resolve_expression(definition: FunctionDef, wanted: Wanted) -> Placed:
     return Placed(wanted.site("found", lines_of(spots), note), spots=spots)
 
 
-def _resolve(shape: Shape, wanted: Wanted) -> Placed:
+def _resolve(shape: Shape, wanted: Wanted, bindings: Bindings) -> Placed:
     if wanted.region.is_expression:
         return _resolve_expression(shape.definition, wanted)
     try:
@@ -119,21 +121,21 @@ def _resolve(shape: Shape, wanted: Wanted) -> Placed:
         return Placed(wanted.site("missing", note=str(reason)))
     except AnchorsAmbiguous as reason:
         return Placed(wanted.site("ambiguous", note=str(reason)))
-    objection = _objection(shape.definition, wanted.region, statements)
+    objection = _objection(bindings, wanted.region, statements)
     if objection:
         return Placed(wanted.site("refused", statements.lines, objection))
     note = "empty: the probe stands between two statements" if statements.start == statements.stop else ""
     return Placed(wanted.site("found", statements.lines, note), statements)
 
 
-def _objection(definition: FunctionDef, region: Region, statements: Statements) -> str:
+def _objection(bindings: Bindings, region: Region, statements: Statements) -> str:
     """Say why no probe may go over these statements; "" if it may."""
     kinds = {type(node) for one in statements.nodes for node in walk_own(one, opaque=SCOPES)}
     if ast.YieldFrom in kinds and region.generator:
         return "`yield from` hides the items of a generator region"
     if kinds & {ast.Yield, ast.YieldFrom} and not region.generator:
         return "holds a `yield`, during which other code runs; generator = true measures such a region"
-    if (region.generator or region.capture) and reads_own_locals(definition):
+    if (region.generator or region.capture) and bindings.are_read:
         return "the function reads its own locals(), so none may be added"
     for capture in region.capture:
         count = len(find_captured(statements, capture))

@@ -233,4 +233,4 @@ def _wrap_generator(function: Function, probe: "Probe") -> Function:
 def _pickers(function: Function, probe: "Probe") -> "tuple[Picker, Picker]":
     from sglang_instrument.patching.arguments import picker
 
-    return picker(function, probe.enter_locals), picker(function, probe.leave_locals)
+    return picker(function, probe.enter_locals), picker(function, probe.exit_locals)
