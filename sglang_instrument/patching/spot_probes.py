@@ -4,8 +4,7 @@ Rewritten code calls such a probe with the expression's value and the locals tha
 with what the probe returns. It stands in the constants of the code, and pickles by its region.
 """
 
-from collections.abc import Callable, Coroutine
-from functools import partial
+from collections.abc import Coroutine
 from typing import Any
 
 from sglang_instrument.patching.contract import Probe
@@ -49,13 +48,9 @@ class CallProbe(SpotProbe):
 
     __slots__ = ()
 
-    def __call__(self, function: Any, *values: Any) -> Any:
-        """Return what is to be called instead of `function`."""
-        return function if spans.current_buffer() is OFF else partial(self._call, function, values)
-
-    def _call(self, function: Callable[..., Any], values: Values, /, *args: Any, **kwargs: Any) -> Any:
-        outcome = function(*args, **kwargs)
-        if not isinstance(outcome, Coroutine):
+    def __call__(self, outcome: Any, *values: Any) -> Any:
+        """Return what is to be awaited instead of what the call gave."""
+        if spans.current_buffer() is OFF or not isinstance(outcome, Coroutine):
             return outcome  # a future, a task or a reference of Ray's may be asked for more than this
         driven: Any = _drive(self, values, _Called(outcome))
         driven.__name__ = getattr(outcome, "__name__", driven.__name__)

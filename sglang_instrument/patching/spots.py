@@ -17,17 +17,15 @@ _WITH: Final = (ast.With, ast.AsyncWith)
 
 
 class Spot(NamedTuple):
-    """An expression to be measured: `getattr(owner, slot)`, which lies in `scope` of the function."""
+    """An expression to be measured, in `scope` of the function: a call, or what a `with` enters."""
 
     owner: ast.Call | ast.withitem
-    slot: str
     scope: ast.AST
 
     @property
     def expression(self) -> ast.expr:
         """The expression as it stands: what is called, or what is entered."""
-        found: ast.expr = getattr(self.owner, self.slot)
-        return found
+        return self.owner.func if isinstance(self.owner, ast.Call) else self.owner.context_expr
 
     @property
     def probe_kind(self) -> type[SpotProbe]:
@@ -52,23 +50,32 @@ def lines_of(spots: Iterable[Spot]) -> tuple[int, int]:
 
 
 def put_probe(spot: Spot, probe: SpotProbe, bindings: Bindings, constants: Constants) -> None:
-    """Let `probe` make of the expression one that is measured: `PROBE(expression, values)`."""
+    """Let `probe` make of the expression one that is measured: `PROBE(expression, values)`.
+
+    Of a call that is the whole call: the function is called where it was, and sees its caller's frame.
+    """
     seen = {node.id for node in _own_nodes(spot.scope) if isinstance(node, ast.Name)}
     values = [
         ast.Name(name, ast.Load()) if name in seen and bindings.is_always(name) else constants.hold(UNBOUND)
         for name in probe.locals
     ]
-    call = ast.Call(constants.hold(probe), [spot.expression, *values], [])
-    setattr(spot.owner, spot.slot, located(call, spot.expression))
+    held, owner = constants.hold(probe), spot.owner
+    if isinstance(owner, ast.Call):  # becomes the call of the probe, wherever it stands
+        called = ast.copy_location(ast.Call(owner.func, owner.args, owner.keywords), owner)
+        owner.func, owner.args, owner.keywords = located(held, owner), [called, *values], []
+        located(owner, called)
+    else:
+        call = ast.Call(held, [owner.context_expr, *values], [])
+        owner.context_expr = located(call, owner.context_expr)
 
 
 def _spots_of(node: ast.AST, anchors: Anchors, scope: ast.AST) -> Iterator[Spot]:
     if anchors.call and isinstance(node, ast.Call) and _names(node.func) & {*anchors.call}:
-        yield Spot(node, "func", scope)
+        yield Spot(node, scope)
     if anchors.entering and isinstance(node, _WITH):
         for item in node.items:
             if _mentions(item.context_expr, anchors.entering):
-                yield Spot(item, "context_expr", scope)
+                yield Spot(item, scope)
 
 
 def _names(called: ast.expr) -> set[str]:
