@@ -256,6 +256,10 @@ class _Grower:
             "yield": f"(yield {one})",
         }[kind]
 
+    def condition(self):
+        left = self.one("x", "y", "left[0] % 5", self.expression(1))
+        return f"{left} {self.one('>', '==', '<', '!=')} {self.below(4)}"
+
     # ---- statements
     def block(self, *before):
         self.depth += 1
@@ -317,11 +321,11 @@ class _Grower:
         )
 
     def put_assert(self):
-        self.put(f"assert {self.expression()}, 'no'")
+        self.put(f"assert {self.condition()} or {self.expression()}, 'no'")
 
     def put_raise(self):
         error = self.one("ValueError('v')", "KeyError(1)", "ValueError('f') from KeyError('c')", "")
-        self.put(f"if {self.expression()}: raise {error}".rstrip() if error or self.below(2) else "pass")
+        self.put(f"if {self.condition()}: raise {error}".rstrip())
 
     def put_import(self):
         self.put("import math as c; c = c.floor(2.5)")
@@ -342,7 +346,7 @@ class _Grower:
     def put_leave(self):
         value = f" {self.expression()}" if self.may_return_value and self.below(4) else ""
         ways = [f"return{value}", *(["break", "continue"] * 2 if self.loops else [])]
-        self.put(f"if {self.expression()}: {self.one(*ways)}")
+        self.put(f"if {self.condition()}: {self.one(*ways)}")
 
     def put_locals(self):
         if self.nested or self.below(3):
@@ -371,9 +375,9 @@ class _Grower:
             self.put(self.one(f"exec('{name} = x + 1')", f"note(eval('{name}'))", "note(eval('x + y'))"))
 
     def put_if(self):
-        self.put(f"if {self.expression()}:")
+        self.put(f"if {self.condition()}:")
         self.block()
-        for head in self.one((), ("else:",), (f"elif {self.expression()}:", "else:")):
+        for head in self.one((), ("else:",), (f"elif {self.condition()}:", "else:")):
             self.put(head)
             self.block()
 
@@ -390,7 +394,7 @@ class _Grower:
         self.looped(f"for {self.one(*NAMES)} in range({1 + self.below(3)}):")
 
     def put_while(self):
-        self.looped(f"while tick() and {self.expression()}:" if self.below(2) else "while tick():")
+        self.looped(f"while tick() and {self.condition()}:" if self.below(2) else "while tick():")
 
     def put_async_for(self):
         self.looped(
