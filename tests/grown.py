@@ -63,6 +63,9 @@ class Noisy:
     def __len__(self):
         return 3
 
+    def __repr__(self):
+        return f"Noisy({self.name!r})"
+
     def __del__(self):
         noted.append(("gone", self.name))
 

@@ -33,11 +33,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture(scope="module")
 def counts():
     """Count what was tried, and check at the end that it was something."""
+    gc.freeze()  # collections then look at what is new alone
     counted = {"functions": 0, "found": 0, "recorded": 0, "raised": 0, "refused by Python": 0}
     yield counted
+    gc.unfreeze()
     print(f"\nfuzz: Python {sys.version.split()[0]}, {counted}")
-    assert counted["found"] > counted["functions"] / 3
-    assert counted["recorded"] > counted["functions"] / 3
+    assert counted["found"] > counted["functions"] / 2
+    assert counted["recorded"] > counted["functions"] / 5
     assert counted["raised"] > counted["functions"] / 20
 
 
@@ -60,7 +62,7 @@ def test_a_function_does_the_same_with_regions_over_it(counts, tmp_path_factory,
     patcher.install()
     spans.use_buffer(recorded, int)
     try:
-        assert drive(module, program, arguments) == without
+        compare(program, without, drive(module, program, arguments))
     finally:
         spans.use_buffer(before, int)
         found = [site for site in patcher.results() if site.state == "found"]
@@ -72,6 +74,13 @@ def test_a_function_does_the_same_with_regions_over_it(counts, tmp_path_factory,
     counts["found"] += bool(found)
     counts["recorded"] += bool(recorded)
     counts["raised"] += any(how == "raised" and "Stop" not in what[0] for how, what in without[0])
+
+
+def compare(program, without, with_regions):
+    for expected, seen in zip(without, with_regions, strict=True):
+        for one, other in itertools.zip_longest(expected, seen):
+            assert one == other, f"{program!r}\nwithout: {one}\nwith:    {other}"
+    assert without == with_regions
 
 
 _numbers = itertools.count()
@@ -90,8 +99,11 @@ def drive(module, program, arguments):
     """Return all that a caller of the function sees, and all that the function noted."""
     reset(module)
     seen = []
+    gc.collect()
+    gc.disable()  # what keeps itself alive goes when we say so
     contextvars.copy_context().run(call, module.target, program, arguments, seen)
-    gc.collect(0)
+    gc.enable()
+    gc.collect()
     noted = list(module.noted)
     reset(module)
     return seen, noted
@@ -167,8 +179,10 @@ def described(error, depth=0):
     """Return what an exception says, where it was raised, and what came before it."""
     if error is None or depth > 6:
         return None
+    # CPython 3.11 reads two locals at once in code that is warm, and then gives the column of the first.
+    in_full = not isinstance(error, UnboundLocalError)
     rows = [
-        (Path(row.filename).name, row.name, row.lineno, getattr(row, "colno", None))
+        (Path(row.filename).name, row.name, row.lineno, in_full and getattr(row, "colno", None))
         for row in traceback.extract_tb(error.__traceback__)
         if row.filename != __file__
     ]
