@@ -2,6 +2,7 @@
 
 import json
 
+import polars as pl
 import pytest
 
 import sglang_instrument
@@ -62,6 +63,18 @@ def test_what_lies_outside_of_any_step_can_be_listed(install, printed):
     assert "before" in printed("requests", folder, "--step", 0)
     assert "did" in printed("events", folder, "--step", 0)
     assert main(["summary", str(folder), "--step", "0"]) == 2
+
+
+def test_what_lies_outside_of_any_step_is_exported(install, printed, tmp_path):
+    folder, out = install(), tmp_path / "out"
+    request("before")
+    rollout(1)
+    sglang_instrument.uninstall()
+    printed("export", folder, "--parquet", out)
+    assert pl.read_parquet(out / "steps.parquet")["step"].to_list() == [1]
+    assert pl.read_parquet(out / "requests.parquet")["request_id"].to_list() == ["before", "r1"]
+    assert len(pl.read_parquet(out / "spans/step_0.parquet")) == 1
+    printed("export", folder, "--perfetto", tmp_path / "step0.pftrace", "--step", 0)
 
 
 def test_step_0_is_ranked_where_a_trainer_counts_from_0(install, printed):

@@ -129,6 +129,19 @@ def test_a_kill_after_the_last_step_was_closed_is_no_fault(run_script, printed):
     assert "1 process ended without a word (worker_0)" in shown
 
 
+def test_a_process_whose_files_are_not_there_is_named_by_what_it_said_of_itself(run_script, printed):
+    folder = run_script(f"{RECORDED}\n    os._exit(0)").folder
+    processes = folder / "processes"
+    facts = json.loads((processes / "worker_0.json").read_text())
+    for name, more in (
+        ("worker_1", {}),
+        ("worker_2", {"log_closed": True}),
+        ("worker_3", {"run_id": "else"}),
+    ):
+        (processes / f"{name}.json").write_text(json.dumps({**facts, **more}))
+    assert open_run(folder).health.wordless == ["worker_0", "worker_1"]
+
+
 def test_of_another_host_nobody_is_said_to_be_gone_before_the_run_is_over(run_script, monkeypatch):
     folder = run_script(f"{RECORDED}\n    os._exit(0)").folder
     for path in folder.rglob("*.json*"):

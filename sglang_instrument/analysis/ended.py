@@ -20,14 +20,14 @@ def is_over(folder: Path, files: Sequence[File], runs: Collection[str]) -> bool:
     A worker of this host is asked whether it lives; where none is known, or one was elsewhere, a run is over
     that nobody wrote to for two minutes.
     """
-    alive = [is_alive(folder, name, facts) for name, facts in _workers(folder, runs)]
+    alive = [is_alive(folder, name, facts) for name, facts in _described(folder, runs, "worker_*.json")]
     if True in alive:
         return False
     newest_sec = max((file.mtime_ns for file in files), default=0) / 1e9
     return (bool(alive) and None not in alive) or time.time() - newest_sec > _SILENT_SEC
 
 
-def wordless(folder: Path, files: Sequence[File], over: bool) -> list[str]:
+def wordless(folder: Path, files: Sequence[File], runs: Collection[str], over: bool) -> list[str]:
     """Return the names of processes that are gone and did not close their logs.
 
     A process that exits does close them. One that is killed, or ends by `os._exit`, `abort` or `exec`, does
@@ -36,15 +36,19 @@ def wordless(folder: Path, files: Sequence[File], over: bool) -> list[str]:
     Args:
         folder: The run's folder.
         files: Its files.
+        runs: Ids of the runs that count.
         over: Whether the run is over; before, nobody of another host is said to be gone.
     """
-    found = []
-    for (name, host, pid), is_closed in _logs_closed(files).items():
-        if not is_closed:
-            alive = is_alive(folder, name, {"host": host, "pid": pid})
-            if alive is False or (alive is None and over):
-                found.append(name)
-    return sorted(found)
+    closed = _logs_closed(files)
+    for name, facts in _described(folder, runs, "*.json"):  # of some nothing else is there: the disk was full
+        host, pid = facts.get("host"), facts.get("pid")
+        if facts.get("log_closed") is False and isinstance(host, str) and isinstance(pid, int):
+            closed.setdefault((name, host, pid), False)
+    gone = (False, None) if over else (False,)
+    open_still = (process for process, is_closed in closed.items() if not is_closed)
+    return sorted(
+        name for name, host, pid in open_still if is_alive(folder, name, {"host": host, "pid": pid}) in gone
+    )
 
 
 def _logs_closed(files: Sequence[File]) -> dict[tuple[str, str | None, int], bool]:
@@ -63,9 +67,9 @@ def _logs_closed(files: Sequence[File]) -> dict[tuple[str, str | None, int], boo
     return {process: is_closed for process, (_, is_closed) in last.items()}
 
 
-def _workers(folder: Path, runs: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the names of the workers of the runs that count, and what they said of themselves."""
-    for path in sorted((folder / "processes").glob("worker_*.json")):
+def _described(folder: Path, runs: Collection[str], pattern: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the names of processes of the runs that count, and what they said of themselves."""
+    for path in sorted((folder / "processes").glob(pattern)):
         try:
             facts = orjson.loads(path.read_bytes())
         except (OSError, ValueError):
@@ -100,19 +104,22 @@ def _may_write(folder: Path, name: str, pid: int) -> bool:
     Its number may be another process's by now, or it became another program (`exec`). The lock itself is not
     asked for: that could keep a process of the run from getting it.
     """
-    try:
-        lock = (folder / ".locks" / f"{name}.lock").stat()
-        descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:  # a file system without locks, or another user's process
+    lock = f".locks/{name}.lock"
+    if not (folder / lock).exists():  # its files are called by its host and number, or there are no locks
         return True
-    for descriptor in descriptors:
-        try:
-            opened = descriptor.stat()
-        except OSError:  # closed meanwhile
-            continue
-        if (opened.st_dev, opened.st_ino) == (lock.st_dev, lock.st_ino):
-            return True
-    return False
+    try:
+        descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:  # another user's process
+        return True
+    return any(f"/{lock}" in _link(descriptor) for descriptor in descriptors)
+
+
+def _link(descriptor: Path) -> str:
+    """Return what a descriptor of a process is; the file itself may be on a disk that hangs."""
+    try:
+        return str(descriptor.readlink())
+    except OSError:  # closed meanwhile
+        return ""
 
 
 def _is_zombie(pid: int) -> bool:

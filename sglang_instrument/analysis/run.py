@@ -50,7 +50,7 @@ class Run:
         """What was left out, and why."""
         health = health_of(self.files)
         health.ignored += strays(self.folder)
-        health.wordless = wordless(self.folder, self.files, self.is_over)
+        health.wordless = wordless(self.folder, self.files, health.runs, self.is_over)
         return health
 
     @cached_property
