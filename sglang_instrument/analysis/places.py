@@ -13,7 +13,8 @@ _FOLDER: Final = re.compile(r"(step|validate)_(-?\d{1,9})$")
 _FILE: Final = re.compile(r"([A-Za-z][A-Za-z-]*)_(\d{1,9})(?:[_.].+)?$")
 ENDINGS: Final = (".jsonl", ".jsonl.zst")
 FOLDERS: Final = ("engine", "processes")  # beside step_N and validate_N
-_NO_LOGS: Final = ("processes", "profiles", ".locks", ".cache")  # ours, read by others or by nobody
+# Ours, read by others or by nobody; `output` has what the demo's workers print.
+_NO_LOGS: Final = ("processes", "profiles", "output", ".locks", ".cache")
 
 
 @dataclass(frozen=True)
