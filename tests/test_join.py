@@ -246,11 +246,20 @@ def test_what_nobody_logged_is_a_dash_and_never_0(log, capsys):
     engine = json.loads(capsys.readouterr().out)["engine"]
     assert engine["shares"] == {"queue": None, "prefill": None, "decode": None}
     assert main(["summary", str(log.folder)]) == 0
-    said = "engine: 2 requests, of which nobody logged the end: - queue, - prefill, - decode"
+    said = "engine: 2 requests, whose ends nobody logged: - queue, - prefill, - decode"
     assert said in " ".join(capsys.readouterr().out.split())
     assert main(["requests", str(log.folder), "--engine", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["engine_requests"]
     assert [(row["decode_sec"], row["duration_sec"]) for row in rows] == [(None, None)] * 2
+
+
+def test_a_request_whose_first_token_a_killed_scheduler_did_not_log_has_no_prefill_either(log):
+    without_detokenizer(log, ("a", 14.5), ("b", 15))
+    path = log.folder / "engine/scheduler_0_tp0.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    assert shares(placed_lives(opened(log))) == pytest.approx({"queue": 0.25, "prefill": 0.25, "decode": 0.5})
+    row = only(joined_calls(opened(log)).filter(rid="b"))
+    assert [row[f"{part}_sec"] for part in ("queue", "prefill", "decode", "outside")] == [1, None, None, None]
 
 
 def test_of_a_request_that_no_scheduler_told_of_nothing_is_claimed(log):

@@ -22,7 +22,8 @@ _CALLS: Final[dict[str, Any]] = {
     "called_us": pl.Int64,
     "call_sec": pl.Float64,
 }
-_IS_WHOLE: Final = pl.col("scheduler").is_not_null() & pl.col("end_us").is_not_null()
+_LACKS_FIRST: Final = (pl.col("completion_tokens") > 0).fill_null(False) & pl.col("decode_sec").is_null()
+_IS_WHOLE: Final = pl.col("scheduler").is_not_null() & pl.col("end_us").is_not_null() & ~_LACKS_FIRST
 _PARTS: Final = ("queue_sec", "prefill_sec", "decode_sec")
 _MOST: Final = 0.5  # of a call's time: then this is what it waited for
 _SLOW: Final = 2.0  # times the usual time a token
@@ -105,8 +106,8 @@ def placed(lives: pl.DataFrame, digest: Digest, ahead: Mapping[str, int]) -> pl.
 def shares(lives: pl.DataFrame) -> dict[str, float | None]:
     """Return how much of the time in the engine is queue, prefill and decode, from 0 to 1; {} of nothing.
 
-    Requests whose end nobody logged do not count: what they did last is not known. The shares are None where
-    there are no others.
+    Requests do not count of which nobody logged the end, or the first token: what they did last is not known.
+    The shares are None where there are no others.
     """
     known = lives.filter(_IS_WHOLE)
     sums = {name: float(known[f"{name}_sec"].sum() or 0.0) for name in ("queue", "prefill", "decode")}

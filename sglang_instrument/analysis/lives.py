@@ -172,7 +172,9 @@ class _Life:
                 continue  # a piece of a prompt ended, and gave no token
             spent[doing] = spent.get(doing, 0) + max(0, at - since)
             doing, since = _NEXT[what], max(at, since)
-        if end is not None:
+        if doing == "prefill" and self.completion_tokens:
+            spent.pop(doing, None)  # its first token was lost: a killed scheduler's last records are
+        elif end is not None:
             spent[doing] = spent.get(doing, 0) + max(0, end - since)
         return {
             f"{kind}_sec": spent[kind] / 1e6 if kind in spent else None

@@ -120,7 +120,7 @@ def _engine(lives: Any) -> dict[str, Any]:
 def told(engine: dict[str, Any]) -> str:
     """Return the same as a line for people."""
     if None in engine["shares"].values():
-        return f"engine: {engine['requests']:,} requests, of which nobody logged the end: {_UNKNOWN}"
+        return f"engine: {engine['requests']:,} requests, whose ends nobody logged: {_UNKNOWN}"
     parts = ", ".join(f"{percent(share)} % {kind}" for kind, share in engine["shares"].items())
     of_what = f"the time of {engine['requests']:,} requests"
     line = f"engine: {parts} of {of_what}" if parts else f"engine: {engine['requests']:,} requests"

@@ -10,7 +10,7 @@ from sglang_instrument.analysis.join import joined_calls
 from sglang_instrument.cli.main import main
 
 ROLL_OUT = """
-import os
+import json, os, pathlib, time
 os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT={port!r})
 import sglang_instrument
 sglang_instrument.install(log_dir={folder!r}, experiment="run")  # before the engine: its processes inherit it
@@ -19,6 +19,15 @@ rollout.join_group()
 built = rollout.build({model!r}, skip_tokenizer_init={skip!r})
 built.generate_sequences(rollout.batch(built, step=1))
 sglang_instrument.uninstall()
+
+def rids(path, event, key):
+    lines = pathlib.Path({folder!r}, "run", path).read_text().splitlines()
+    return [one["extra"][key] for one in map(json.loads, lines) if one["event"] == event]
+
+# shutdown() kills the scheduler, and a kill may cost what was recorded in the last moments.
+asked = set(rids("step_1/worker_0.jsonl", "engine_request", "rid"))
+while not asked <= set(sum(rids("engine/scheduler_0_tp0.jsonl", "scheduler_first_tokens", "rids"), [])):
+    time.sleep(0.05)
 built._engine.shutdown()
 os._exit(0)  # nothing of the engine's shall hold up a test
 """
