@@ -207,6 +207,68 @@ def test_what_the_engine_did_is_kept_beside_the_run_until_its_files_change(log, 
     assert len(list((log.folder / ".cache").glob("lives-*.parquet"))) == 1
 
 
+def without_detokenizer(log, *ends):
+    """What two requests leave with `skip_tokenizer_init`, the server's part in their worker's own file."""
+    for rid, at in (("a", 10.5), ("b", 11)):
+        log.call(1, rid, f"r-{rid}", 0, at - 0.5, 5)
+        records = [("scheduler_receive", at, 0.0001, {"rid": rid, "prompt_tokens": 7})]
+        records += [("scheduler_admit", at + 1, 0, {"rids": [rid]})]
+        records += [("scheduler_first_tokens", at + 2, 0, {"rids": [rid]})]
+        log.write("engine/scheduler_0_tp0.jsonl", *records)
+    for rid, end in ends:
+        answer = {"rid": rid, "completion_tokens": 11}
+        log.write("step_1/worker_0.jsonl", ("engine_request", 10, end - 10, answer))
+
+
+def test_without_a_detokenizer_the_end_in_the_workers_own_log_counts(log, capsys):
+    without_detokenizer(log, ("a", 14.5), ("b", 15))
+    parts = [f"{kind}_sec" for kind in ("queue", "prefill", "decode")]
+    assert placed_lives(opened(log)).select(parts).rows() == [pytest.approx((1, 1, 2))] * 2
+    assert joined_calls(opened(log)).select(parts).rows() == [pytest.approx((1, 1, 2))] * 2
+    assert main(["summary", str(log.folder)]) == 0
+    assert (
+        "engine: 25 % queue, 25 % prefill, 50 % decode of the time of 2 requests" in capsys.readouterr().out
+    )
+
+
+def test_requests_whose_end_nobody_logged_do_not_count_for_the_shares(log):
+    without_detokenizer(log, ("a", 14.5))
+    assert shares(placed_lives(opened(log))) == pytest.approx({"queue": 0.25, "prefill": 0.25, "decode": 0.5})
+    rows = {row["rid"]: row for row in joined_calls(opened(log)).to_dicts()}
+    assert rows["a"]["outside_sec"] == pytest.approx(1)
+    assert (rows["b"]["queue_sec"], rows["b"]["prefill_sec"]) == pytest.approx((1, 1))
+    assert (rows["b"]["decode_sec"], rows["b"]["outside_sec"]) == (None, None)
+
+
+def test_what_nobody_logged_is_a_dash_and_never_0(log, capsys):
+    without_detokenizer(log)
+    assert main(["summary", str(log.folder), "--json"]) == 0
+    engine = json.loads(capsys.readouterr().out)["engine"]
+    assert engine["shares"] == {"queue": None, "prefill": None, "decode": None}
+    assert main(["summary", str(log.folder)]) == 0
+    said = "engine: 2 requests, whose ends nobody logged: - queue, - prefill, - decode"
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert main(["requests", str(log.folder), "--engine", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["engine_requests"]
+    assert [(row["decode_sec"], row["duration_sec"]) for row in rows] == [(None, None)] * 2
+
+
+def test_a_request_whose_first_token_a_killed_scheduler_did_not_log_has_no_prefill_either(log):
+    without_detokenizer(log, ("a", 14.5), ("b", 15))
+    path = log.folder / "engine/scheduler_0_tp0.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    assert shares(placed_lives(opened(log))) == pytest.approx({"queue": 0.25, "prefill": 0.25, "decode": 0.5})
+    row = only(joined_calls(opened(log)).filter(rid="b"))
+    assert [row[f"{part}_sec"] for part in ("queue", "prefill", "decode", "outside")] == [1, None, None, None]
+
+
+def test_of_a_request_that_no_scheduler_told_of_nothing_is_claimed(log):
+    log.call(1, "a", "r0", 0, 10, 151)
+    log.write("engine/server_0.jsonl", ("engine_request", 10, 150, {"rid": "a"}))
+    row = only(joined_calls(opened(log)))
+    assert (row["outside_sec"], row["retractions"], why(row)) == (None, None, "")
+
+
 def test_summary_tells_programs_what_it_tells_people_of_the_engine(log, capsys):
     log.call(1, "a", "r0", 1, 10, 151)
     log.life("a", 10.5, ("admit", 158.5), ("first", 159), end=160)

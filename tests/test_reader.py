@@ -244,14 +244,14 @@ def test_validation_is_kept_apart_from_training(tmp_path: Path) -> None:
     assert run.records.filter(validate=True)["step"].to_list() == [4]
 
 
-def test_files_of_no_role_are_named_and_others_overlooked(tmp_path: Path) -> None:
+def test_what_is_no_log_is_named_as_not_read(tmp_path: Path) -> None:
     put(tmp_path, "step_1/notes.jsonl", "{}\n")
     put(tmp_path, "step_1/picture.png", b"\x89PNG")
     put(tmp_path, "plots/worker_0.jsonl", span("b"))
     put(tmp_path, "processes/worker_0.json", "{}")
     run = read(tmp_path, span("a"))
     assert events(run) == ["a"]
-    assert run.health.ignored == ["step_1/notes.jsonl"]
+    assert run.health.ignored == ["step_1/notes.jsonl", "plots/", "step_1/picture.png"]
 
 
 def test_steps_without_their_closing_record_are_named(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from sglang_instrument.analysis.files import File, counting
 from sglang_instrument.analysis.places import log_files
 from sglang_instrument.schema import LOG_VERSION
 
-_LAYOUT: Final = 3  # of the cached tables; to be raised when what they hold changes
+_LAYOUT: Final = 4  # of the cached tables; to be raised when what they hold changes
 _WORTHWHILE_BYTES: Final = 4 * 1024 * 1024  # smaller runs are read anew, and nothing is left beside them
 _VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
 

@@ -5,7 +5,6 @@ from typing import Final
 
 import msgspec
 
-from sglang_instrument.analysis.health import Health
 from sglang_instrument.analysis.lines import Extra
 from sglang_instrument.analysis.places import Place, place_at
 from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED, OPEN_SPANS, STEP_CLOSED
@@ -91,75 +90,19 @@ def controls_of(files: Sequence[File], event: str) -> list[tuple[File, Control]]
     ]
 
 
+def ended(files: Sequence[File]) -> set[str]:
+    """Return the paths of files whose step was closed, or whose log was after it was opened last."""
+    counts, over = counting(files), set()
+    for file in files:
+        said = [control.event for control in file.controls if counts(file, control.run_id)]
+        last = [event for event in said if event in (LOG_OPENED, LOG_CLOSED)][-1:]
+        if STEP_CLOSED in said or last == [LOG_CLOSED]:
+            over.add(file.path)
+    return over
+
+
 def never_ended(files: Sequence[File]) -> list[tuple[File, Control]]:
     """Return the last report of open spans of each file whose step, or whose log, did not end."""
-    ended = {file.path for event in (STEP_CLOSED, LOG_CLOSED) for file, _ in controls_of(files, event)}
+    over = ended(files)
     reports = {file.path: (file, control) for file, control in controls_of(files, OPEN_SPANS)}
-    return [report for path, report in reports.items() if path not in ended]
-
-
-def health_of(files: Sequence[File]) -> Health:
-    """Sum up what the files of a run say of themselves."""
-    health = Health(ignored=[file.path for file in files if file.place is None])
-    counts = counting(files)
-    for file in files:
-        if file.place is None:
-            continue
-        health.files += 1
-        health.torn += file.torn
-        health.foreign += file.foreign
-        health.local_times += file.local_times
-        health.headerless += file.headerless
-        if file.unreadable is not None:
-            health.unreadable[file.path] = file.unreadable
-        for run_id, records in zip(file.runs, file.records, strict=True):
-            if counts(file, run_id):
-                health.records += records
-            elif records:
-                health.older[str(run_id)] = health.older.get(str(run_id), 0) + records
-    health.runs = _used_runs(files)
-    health.open_spans = len(controls_of(files, OPEN_SPANS))
-    health.dropped, health.sampled_out = _left_out(files)
-    health.unclosed = _unclosed(files)
-    return health
-
-
-def _left_out(files: Sequence[File]) -> tuple[int, int]:
-    """Return the records that the writers say they dropped, and sampled out.
-
-    A step of an asynchronous trainer ends, goes on and ends again. Each time its file says the counts so far,
-    so the last ones hold; where they fall, the writer had forgotten the step, and began to count anew.
-    """
-    dropped = sampled_out = 0
-    last: dict[tuple[str, str | None], tuple[int, int]] = {}
-    for file, closed in controls_of(files, STEP_CLOSED):
-        key = file.path, closed.run_id
-        now = closed.extra.dropped or 0, closed.extra.sampled_out or 0
-        before = last.get(key, (0, 0))
-        if now[0] < before[0] or now[1] < before[1]:
-            before = 0, 0
-        dropped, sampled_out = dropped + now[0] - before[0], sampled_out + now[1] - before[1]
-        last[key] = now
-    return dropped, sampled_out
-
-
-def _used_runs(files: Sequence[File]) -> list[str]:
-    """Return the run ids that count for some folder, oldest first."""
-    begun: dict[str, int] = {}
-    for file in files:
-        for control in file.controls:
-            if control.event == LOG_OPENED and control.run_id is not None:
-                begun[control.run_id] = min(control.time_us, begun.get(control.run_id, control.time_us))
-    used = set(newest_runs(files).values())
-    return sorted((run for run in begun if run in used), key=begun.__getitem__)
-
-
-def _unclosed(files: Sequence[File]) -> list[tuple[int, bool, int]]:
-    closed = {file.path for file, _ in controls_of(files, STEP_CLOSED)}
-    opened = dict.fromkeys(file.path for file, _ in controls_of(files, LOG_OPENED))
-    places = (place_at(path) for path in opened if path not in closed)
-    return [
-        (place.step, place.validate, place.worker)
-        for place in places
-        if place is not None and place.role == "worker" and place.step is not None
-    ]
+    return [report for path, report in reports.items() if path not in over]

@@ -1,6 +1,10 @@
 """Count what a run's files do not say, or say in vain: nothing is left out silently."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
+
+_NAMED: Final = 3  # in a sentence; --json names all
 
 
 @dataclass
@@ -13,14 +17,22 @@ class Health:
         torn: Lines that begin like a record and end early, as a kill leaves them.
         foreign: Lines that are no records.
         unreadable: Files that could not be read (to their end), with the reason.
-        ignored: Files ending in .jsonl whose name names no role and rank.
+        empty: Files that hold nothing, not even a header.
+        newer: Files that a newer version wrote, with their `log_version`.
+        ignored: What lies in the run's folder and was not read: it is no log, or its name names no role and
+            rank.
         headerless: Files without a `log_opened`, as the reference's own fork writes them.
         local_times: Records whose timestamp has no UTC offset; it is taken as UTC.
         runs: Run ids whose records are used, oldest first.
         older: Records left out because a newer run wrote the same step, by run id.
         dropped: Records that the writers say they dropped.
         sampled_out: Records that the writers say they sampled out, as they were told to.
-        unclosed: (step, validate, worker) of files without a `step_closed` of the run that is used.
+        unclosed: (step, validate, worker) of files of the run that is used that have neither a `step_closed`
+            nor, at their end, a `log_closed`.
+        missing: (step, worker) where a worker has no file, though it has one in steps before and after.
+        outside: Records that belong to no step; they are among `records`.
+        wordless: Processes that are gone and did not close their logs, as Ray and launchers end them: what
+            they recorded last may be missing.
         open_spans: `open_spans` records: something hung for a while, or for ever.
     """
 
@@ -29,6 +41,8 @@ class Health:
     torn: int = 0
     foreign: int = 0
     unreadable: dict[str, str] = field(default_factory=dict)
+    empty: list[str] = field(default_factory=list)
+    newer: dict[str, int] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     headerless: int = 0
     local_times: int = 0
@@ -37,13 +51,17 @@ class Health:
     dropped: int = 0
     sampled_out: int = 0
     unclosed: list[tuple[int, bool, int]] = field(default_factory=list)
+    missing: list[tuple[int, int]] = field(default_factory=list)
+    outside: int = 0
+    wordless: list[str] = field(default_factory=list)
     open_spans: int = 0
 
     def sentence(self) -> str:
         """Say in one line whether the numbers can be trusted, and if not wholly, why."""
         faults = [text for count, text in self._faults() if count]
         read = f"{self.records:,} records in {self.files} {_plural(self.files, 'file')}"
-        return f"{read}: {'; '.join(faults)}" if faults else f"{read}: nothing dropped, torn or left open"
+        notes = [text for count, text in self._notes() if count]
+        return f"{read}: {'; '.join([*(faults or ['nothing dropped, torn or left open']), *notes])}"
 
     def _faults(self) -> list[tuple[int, str]]:
         older = sum(self.older.values())
@@ -51,23 +69,46 @@ class Health:
             (self.dropped, f"{self.dropped:,} dropped by the writer"),
             (self.torn, f"{self.torn} torn {_plural(self.torn, 'line')}"),
             (self.foreign, f"{self.foreign} foreign {_plural(self.foreign, 'line')}"),
-            (len(self.unclosed), f"not closed: {self._name_unclosed()}"),
+            (len(self.unclosed), f"not closed: {_listed(map(_name_step, self.unclosed))}"),
+            (len(self.missing), f"no file: {_listed(map(_name_gap, self.missing))}, between others"),
+            (len(self.empty), f"empty: {_listed(self.empty)}"),
+            (len(self.newer), f"written by a newer version, fields may be misread: {self._name_newer()}"),
             (self.open_spans, f"{self.open_spans} {_plural(self.open_spans, 'report')} of open spans"),
             (len(self.unreadable), f"unreadable: {', '.join(self.unreadable)}"),
-            (len(self.ignored), f"ignored: {', '.join(self.ignored)}"),
             (older, f"{older:,} records of older runs left out ({', '.join(self.older)})"),
             (self.sampled_out, f"{self.sampled_out:,} sampled out as asked"),
             (self.headerless, f"{self.headerless} {_plural(self.headerless, 'file')} without log_opened"),
         ]
 
-    def _name_unclosed(self) -> str:
-        named = [
-            f"{'validation' if validate else 'step'} {step} worker {worker}"
-            for step, validate, worker in self.unclosed[:3]
+    def _notes(self) -> list[tuple[int, str]]:
+        """Return what is no fault: it is said beside the faults, or beside there being none."""
+        gone = f"{len(self.wordless)} {_plural(len(self.wordless), 'process')} ended without a word"
+        lost = f"({_listed(self.wordless)}): what each recorded in its last 0.1 s may be missing"
+        return [
+            (self.outside, f"{self.outside:,} {_plural(self.outside, 'record')} outside of any step"),
+            (len(self.wordless), f"{gone} {lost}"),
+            (len(self.ignored), f"not read: {_listed(self.ignored)}"),
         ]
-        rest = len(self.unclosed) - len(named)
-        return ", ".join(named) + (f" and {rest} more" if rest else "")
+
+    def _name_newer(self) -> str:
+        return _listed(f"{path} (log_version {version})" for path, version in self.newer.items())
+
+
+def _name_step(step: tuple[int, bool, int]) -> str:
+    number, validate, worker = step
+    return f"{'validation' if validate else 'step'} {number} worker {worker}"
+
+
+def _name_gap(gap: tuple[int, int]) -> str:
+    return _name_step((gap[0], False, gap[1]))
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Return the first names, and how many more there are."""
+    every = list(names)
+    rest = len(every) - _NAMED
+    return ", ".join(every[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _plural(count: int, noun: str) -> str:
-    return noun if count == 1 else f"{noun}s"
+    return noun if count == 1 else f"{noun}{'es' if noun.endswith('s') else 's'}"

@@ -22,6 +22,8 @@ _CALLS: Final[dict[str, Any]] = {
     "called_us": pl.Int64,
     "call_sec": pl.Float64,
 }
+_LACKS_FIRST: Final = (pl.col("completion_tokens") > 0).fill_null(False) & pl.col("decode_sec").is_null()
+_IS_WHOLE: Final = pl.col("scheduler").is_not_null() & pl.col("end_us").is_not_null() & ~_LACKS_FIRST
 _PARTS: Final = ("queue_sec", "prefill_sec", "decode_sec")
 _MOST: Final = 0.5  # of a call's time: then this is what it waited for
 _SLOW: Final = 2.0  # times the usual time a token
@@ -45,14 +47,15 @@ def joined_calls(
 
     Returns:
         request_id, turn, event, called_us, call_sec as the caller logged them; the columns of `engine_lives`;
-        outside_sec: what the caller waited beyond queue, prefill and decode.
+        outside_sec: what the caller waited beyond queue, prefill and decode; null where these are not known.
     """
     files = run.files_of(step, worker, validate)
     calls = _calls(run, files)
     lives = engine_lives(run, files)
     joined = calls.join(lives, on="rid", how="inner", maintain_order="left").sort("called_us")
     inside = sum((pl.col(name).fill_null(0.0) for name in _PARTS), start=pl.lit(0.0))
-    return joined.with_columns(outside_sec=(pl.col("call_sec") - inside).clip(lower_bound=0.0))
+    outside = (pl.col("call_sec") - inside).clip(lower_bound=0.0)
+    return joined.with_columns(outside_sec=pl.when(_IS_WHOLE).then(outside))
 
 
 def _calls(run: Run, files: Any) -> pl.DataFrame:
@@ -100,11 +103,18 @@ def placed(lives: pl.DataFrame, digest: Digest, ahead: Mapping[str, int]) -> pl.
     return rows.join_asof(begun.select("start_us", "step", "validate"), on="start_us", strategy="backward")
 
 
-def shares(lives: pl.DataFrame) -> dict[str, float]:
-    """Return how much of the time in the engine is queue, prefill and decode, from 0 to 1; {} of nothing."""
-    sums = {name: float(lives[f"{name}_sec"].sum() or 0.0) for name in ("queue", "prefill", "decode")}
+def shares(lives: pl.DataFrame) -> dict[str, float | None]:
+    """Return how much of the time in the engine is queue, prefill and decode, from 0 to 1; {} of nothing.
+
+    Requests do not count of which nobody logged the end, or the first token: what they did last is not known.
+    The shares are None where there are no others.
+    """
+    known = lives.filter(_IS_WHOLE)
+    sums = {name: float(known[f"{name}_sec"].sum() or 0.0) for name in ("queue", "prefill", "decode")}
     whole = sum(sums.values())
-    return {name: one / whole for name, one in sums.items()} if whole else {}
+    if not whole:
+        return dict.fromkeys(sums) if lives["scheduler"].count() else {}
+    return {name: one / whole for name, one in sums.items()}
 
 
 def why(call: dict[str, Any], usual_token_sec: float | None = None) -> str:

@@ -28,7 +28,10 @@ class Extra(Struct, gc=False):
     reward: float | None = None
     tool: str | None = None
     # of control records
+    log_version: Integer | None = None
     run_id: str | None = None
+    step_bound: bool | None = None
+    pid: Integer | None = None
     written: Integer | None = None
     dropped: Integer | None = None
     sampled_out: Integer | None = None

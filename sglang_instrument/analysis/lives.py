@@ -68,20 +68,32 @@ class Record(Struct, gc=False):
 _LINES: Final = msgspec.json.Decoder(Record)
 
 
-def read(run: Run, files: Sequence[File]) -> Iterator[tuple[File, Record]]:
-    """Yield the records of files of a run that have a start and fields, those of older runs left out."""
+def read(run: Run, files: Sequence[File], events: Sequence[str] = ()) -> Iterator[tuple[File, Record]]:
+    """Yield the records of files of a run that have a start and fields, those of older runs left out.
+
+    Args:
+        run: The run.
+        files: Files of it.
+        events: Records of these events alone; lines that name none of them are not even decoded.
+    """
+    marks = [f'"{event}"'.encode() for event in (LOG_OPENED, *events)] if events else []
     counts = counting(run.files)
     for file in files:
         run_id = None
         with open_log(run.folder / file.path) as stream:
             for chunk in whole_lines(stream):
-                for record in _decode(chunk):
+                for record in _decode(_marked(chunk, marks) if marks else chunk):
                     if record.extra is None:
                         continue
                     if record.event == LOG_OPENED:
                         run_id = record.extra.run_id
                     elif record.start_us is not None and counts(file, run_id):
                         yield file, record
+
+
+def _marked(chunk: bytes, marks: Sequence[bytes]) -> bytes:
+    """Return the lines of a chunk that hold one of the marks."""
+    return b"\n".join(line for line in chunk.split(b"\n") if any(mark in line for mark in marks))
 
 
 def _decode(chunk: bytes) -> list[Record]:
@@ -131,9 +143,18 @@ class _Life:
             "tokenize_sec": self.tokenize_sec,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
-            "retractions": sum(what == "retract" for _, what in self.moments),
+            "retractions": None if self.arrived is None else self._retractions,
             **spent,
         }
+
+    @property
+    def _retractions(self) -> int:
+        return sum(what == "retract" for _, what in self.moments)
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether anybody told when it ended."""
+        return self.answered is not None or self.detokenized is not None
 
     def _spent(self, end: int | None) -> dict[str, float | None]:
         """Share the time from arrival to end among queue, prefill and decode.
@@ -151,7 +172,9 @@ class _Life:
                 continue  # a piece of a prompt ended, and gave no token
             spent[doing] = spent.get(doing, 0) + max(0, at - since)
             doing, since = _NEXT[what], max(at, since)
-        if end is not None:
+        if doing == "prefill" and self.completion_tokens:
+            spent.pop(doing, None)  # its first token was lost: a killed scheduler's last records are
+        elif end is not None:
             spent[doing] = spent.get(doing, 0) + max(0, end - since)
         return {
             f"{kind}_sec": spent[kind] / 1e6 if kind in spent else None
@@ -169,14 +192,15 @@ _MOMENTS: Final = {
 
 
 def engine_lives(
-    run: Run, files: Sequence[File] = (), ahead_us: Mapping[str, int] | None = None
+    run: Run, files: Sequence[File] | None = None, ahead_us: Mapping[str, int] | None = None
 ) -> pl.DataFrame:
     """Return a row a request of the engine, by its `rid`, in the order of arrival.
 
     Args:
         run: The run.
         files: Files of workers to be read as well: an engine that lives in its worker's process has its
-            tokenizer manager there.
+            tokenizer manager there. None: all of them, if the engine's own processes do not tell the ends of
+            requests; without a detokenizer (`skip_tokenizer_init`) only the tokenizer manager knows them.
         ahead_us: By how much the clocks of processes are ahead, which is taken off: `round_trips.ahead_us`.
 
     Returns:
@@ -188,26 +212,43 @@ def engine_lives(
     """
     lives: dict[str, _Life] = {}
     own = engine_files(run)
-    for file, record in read(run, [*own, *(file for file in files if file not in own)]):
+    _live(lives, read(run, own), ahead_us or {})
+    if files is None:
+        files = run.files if _lacks_ends(lives) else ()
+    others = [file for file in files if file.place is not None and file not in own]
+    _live(lives, read(run, others, tuple(_TAKES)), ahead_us or {})
+    rows = [row for rid, life in lives.items() if (row := life.row(rid))["start_us"] is not None]
+    return pl.DataFrame(rows, schema=_SCHEMA, strict=False).sort("start_us", "rid")
+
+
+def _live(
+    lives: dict[str, _Life], records: Iterator[tuple[File, Record]], ahead_us: Mapping[str, int]
+) -> None:
+    """Add what records tell of requests."""
+    for file, record in records:
         take = _TAKES.get(record.event)
         if take is None:
             continue
         name = file.place.stem if file.place else ""
-        record.start_us = (record.start_us or 0) - (ahead_us or {}).get(name, 0)
+        record.start_us = (record.start_us or 0) - ahead_us.get(name, 0)
         for rid in rids_of(record):
             life = lives.get(rid)
             if life is None:
                 life = lives[rid] = _Life()
             take(life, record, name)
-    rows = [row for rid, life in lives.items() if (row := life.row(rid))["start_us"] is not None]
-    return pl.DataFrame(rows, schema=_SCHEMA, strict=False).sort("start_us", "rid")
+
+
+def _lacks_ends(lives: Mapping[str, _Life]) -> bool:
+    """Return whether of some scheduler the end of no request is known."""
+    schedulers = {life.scheduler for life in lives.values() if life.scheduler is not None}
+    return bool(schedulers - {life.scheduler for life in lives.values() if life.is_ended})
 
 
 def kept_lives(run: Run) -> pl.DataFrame:
-    """Return `engine_lives` of what the engine's processes logged, read again only when that changed."""
+    """Return `engine_lives`, read again only when the run's files changed."""
     if not run.cached:
         return engine_lives(run)
-    return kept(run.folder, "lives", engine_files(run), lambda: engine_lives(run))
+    return kept(run.folder, "lives", run.files, lambda: engine_lives(run))
 
 
 def engine_files(run: Run) -> list[File]:

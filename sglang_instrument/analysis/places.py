@@ -7,11 +7,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-_FOLDER: Final = re.compile(r"(step|validate)_(\d{1,9})$")
+# A negative number is that of a trainer which has none yet: verl's fully asynchronous recipe says step -1.
+_FOLDER: Final = re.compile(r"(step|validate)_(-?\d{1,9})$")
 # worker_3.jsonl, scheduler_0_tp0.jsonl, worker_3.host-4711.jsonl (a second live process), each with .zst
 _FILE: Final = re.compile(r"([A-Za-z][A-Za-z-]*)_(\d{1,9})(?:[_.].+)?$")
 ENDINGS: Final = (".jsonl", ".jsonl.zst")
 FOLDERS: Final = ("engine", "processes")  # beside step_N and validate_N
+# Ours, read by others or by nobody; `output` has what the demo's workers print.
+_NO_LOGS: Final = ("processes", "profiles", "output", ".locks", ".cache")
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,20 @@ def log_files(folder: Path) -> Iterator[Path]:
     for part in sorted(parts, key=lambda part: _order(part.name)):
         if part.name != "processes":
             yield from sorted(path for path in part.iterdir() if path.name.endswith(ENDINGS))
+
+
+def strays(folder: Path) -> Iterator[str]:
+    """Yield what lies in an experiment's folder and is no part of a log, in order; folders with a slash."""
+    for child in sorted(folder.iterdir()):
+        if child.is_dir() and child.name not in _NO_LOGS and _is_part(child.name):
+            others = sorted(path for path in child.iterdir() if not path.name.endswith(ENDINGS))
+            yield from (f"{child.name}/{_named(path)}" for path in others)
+        elif child.name not in _NO_LOGS:
+            yield _named(child)
+
+
+def _named(path: Path) -> str:
+    return f"{path.name}/" if path.is_dir() else path.name
 
 
 def place_of(path: Path) -> Place | None:

@@ -11,11 +11,13 @@ import polars as pl
 from sglang_instrument.analysis.batches import Progress, read_tables
 from sglang_instrument.analysis.cache import read_digest
 from sglang_instrument.analysis.digest import Digest
-from sglang_instrument.analysis.ended import is_over
-from sglang_instrument.analysis.files import File, counting, health_of
+from sglang_instrument.analysis.ended import is_over, wordless
+from sglang_instrument.analysis.files import File, counting
 from sglang_instrument.analysis.health import Health
+from sglang_instrument.analysis.losses import health_of, used_runs
 from sglang_instrument.analysis.nesting import nest
-from sglang_instrument.analysis.places import Place, holds_run
+from sglang_instrument.analysis.outside import of_steps
+from sglang_instrument.analysis.places import Place, holds_run, strays
 from sglang_instrument.analysis.reader import read_files
 from sglang_instrument.analysis.walls import split_wall
 from sglang_instrument.analysis.work import Work
@@ -29,24 +31,32 @@ class Run:
     Attributes:
         folder: The experiment's folder.
         files: Its log files and their control records.
-        digest: Steps, requests, turns and barriers, of the records that count.
+        everything: Steps, requests, turns and barriers, of the records that count.
         cached: Whether tables may be kept beside it.
     """
 
     folder: Path
     files: list[File]
-    digest: Digest
+    everything: Digest
     cached: bool = True
+
+    @cached_property
+    def digest(self) -> Digest:
+        """`everything`, without what lies outside of any step; with it, where the workers have no other."""
+        return of_steps(self.files, self.everything)
 
     @cached_property
     def health(self) -> Health:
         """What was left out, and why."""
-        return health_of(self.files)
+        health = health_of(self.files)
+        health.ignored += strays(self.folder)
+        health.wordless = wordless(self.folder, self.files, health.runs, self.is_over)
+        return health
 
     @cached_property
     def is_over(self) -> bool:
         """Whether nobody writes to it any more, as far as can be told from here."""
-        return is_over(self.folder, self.files, self.health.runs)
+        return is_over(self.folder, self.files, used_runs(self.files))
 
     @cached_property
     def records(self) -> pl.DataFrame:

@@ -15,10 +15,10 @@ import polars as pl
 
 from sglang_instrument.analysis.clocks import clock_table
 from sglang_instrument.analysis.digest import Digest
-from sglang_instrument.analysis.files import File, controls_of
+from sglang_instrument.analysis.files import File, controls_of, ended
 from sglang_instrument.analysis.outliers import chance_to_reach
 from sglang_instrument.analysis.stuck import age_of_step, waits_at_a_barrier
-from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED, OPEN_SPANS, STEP_CLOSED
+from sglang_instrument.schema import LOG_OPENED, OPEN_SPANS
 
 _CHANCE: Final = 0.01  # how probable it may be that a worker that lives is silent for so long
 _SLACK_SEC: Final = 10.0  # a watchdog looks once a second, and steps do not begin at the same moment
@@ -195,8 +195,8 @@ def _count(rows: pl.DataFrame) -> dict[int, int]:
 
 def _unclosed(files: Sequence[File]) -> set[tuple[_Step, int]]:
     """Return the steps that workers opened, and neither closed nor left cleanly."""
-    closed = {file.path for event in (STEP_CLOSED, LOG_CLOSED) for file, _ in controls_of(files, event)}
-    opened = (file for file, _ in controls_of(files, LOG_OPENED) if file.path not in closed)
+    whole = ended(files)
+    opened = (file for file, _ in controls_of(files, LOG_OPENED) if file.path not in whole)
     return {key for file in opened if (key := _key(file)) is not None}
 
 

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.verdict import Finding
 
 HELP: Final = """\
-Check a run's log: what was dropped, torn, left open or sampled out, whose clock differs, who never wrote,
-and what was running when it died or hung. Exit code 1 if something is wrong.
+Check a run's log: what was dropped, torn, left open or sampled out, which files are missing, empty or of a
+newer version, whose clock differs, who never wrote, and what was running when it died or hung. Exit code 1 if
+something is wrong. Processes that ended without a word are named, and are no fault: Ray kills its actors.
 
     sglang-instrument check logs/gsm8k_600
 
@@ -50,10 +51,9 @@ def run(args: argparse.Namespace) -> int:
         found = find(opened.digest, opened.files, opened.is_over)
     deaths = [one for one in found if one.cause == "death"]
     health, still_open, silent = opened.health, _open_spans(opened), _silent(opened)
-    wrong = (
-        health.torn + health.foreign + health.dropped + len(health.unclosed) + len(health.unreadable)
-        + len(still_open) + len(silent) + len(deaths)
-    )  # fmt: skip
+    files = (health.unreadable, health.missing, health.empty, health.newer)
+    wrong = health.torn + health.foreign + health.dropped
+    wrong += sum(map(len, (*files, health.unclosed, still_open, silent, deaths)))
     if args.json:
         print_json(
             {

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.verdict import Finding
 
 _KINDS: Final = ("queue", "prefill", "decode")
+_UNKNOWN: Final = ", ".join(f"{NOTHING} {kind}" for kind in _KINDS)
 
 
 def show_lives(opened: Run, args: argparse.Namespace) -> int:
@@ -112,12 +113,14 @@ def run_shares(opened: Run) -> dict[str, Any] | None:
 def _engine(lives: Any) -> dict[str, Any]:
     from sglang_instrument.analysis.join import shares
 
-    retractions = int(lives["retractions"].sum() or 0)
+    retractions = int(lives["retractions"].sum()) if lives["retractions"].count() else None
     return {"requests": len(lives), "retractions": retractions, "shares": shares(lives)}
 
 
 def told(engine: dict[str, Any]) -> str:
     """Return the same as a line for people."""
+    if None in engine["shares"].values():
+        return f"engine: {engine['requests']:,} requests, whose ends nobody logged: {_UNKNOWN}"
     parts = ", ".join(f"{percent(share)} % {kind}" for kind, share in engine["shares"].items())
     of_what = f"the time of {engine['requests']:,} requests"
     line = f"engine: {parts} of {of_what}" if parts else f"engine: {engine['requests']:,} requests"

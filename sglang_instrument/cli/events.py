@@ -46,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
 
     with reading() as progress:
         opened = open_run(args.logs, progress)
-        select.demand(opened, args)
+        select.demand(opened, args, opened.everything)
         read = opened.read_events(args.step, args.worker, args.validate, progress)
-        events = select.of_steps(opened, read, args)
+        events = select.of_steps(opened, read, args, opened.everything)
     timed = pl.col("duration_sec").is_not_null()
     table = event_table(events.filter(timed), events.filter(~timed))
     if args.json:

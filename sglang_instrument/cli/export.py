@@ -19,7 +19,8 @@ barriers. Or as a Perfetto trace: open it at https://ui.perfetto.dev, which runs
     sglang-instrument export logs/gsm8k_600 --perfetto step67.pftrace --step 67 --traces /tmp/sglang_profile
 
 spans/step_N.parquet, spans/validate_N.parquet   the columns are described in docs/analysis.md
-steps.parquet, requests.parquet, turns.parquet, barriers.parquet
+steps.parquet, requests.parquet, turns.parquet, barriers.parquet; records outside of any step are in no row
+of steps and barriers
 --perfetto   a track a request below its worker, turns joined by arrows, requests in flight, loop lag; clocks
              of hosts aligned; with --traces the kernels of the engines' profilers from the same time"""
 
@@ -51,7 +52,7 @@ def _write_perfetto(args: argparse.Namespace) -> int:
 
     with reading("steps and traces") as progress:
         opened = open_run(args.logs)
-        select.demand(opened, args)
+        select.demand(opened, args, opened.everything)
         said = merge(args.perfetto, opened, args.traces, args.step, args.validate or None, progress)
     for line in said:
         print_line(line)
@@ -71,7 +72,7 @@ def _write_parquet(args: argparse.Namespace) -> int:
         opened = open_run(args.logs, progress)
         (target / "spans").mkdir(parents=True, exist_ok=True)
         rows = 0
-        steps = opened.digest.steps.select("step", "validate").unique().sort("validate", "step")
+        steps = opened.everything.steps.select("step", "validate").unique().sort("validate", "step")
         for number, (step, validate) in enumerate(steps.iter_rows()):
             progress(number, len(steps))
             spans = opened.read_spans(step=step, validate=validate)
@@ -80,7 +81,8 @@ def _write_parquet(args: argparse.Namespace) -> int:
             )  # all readers know text
             words.write_parquet(target / "spans" / f"{'validate' if validate else 'step'}_{step}.parquet")
             rows += len(spans)
-        for name, table in opened.digest.tables().items():
+        ranked = {name: getattr(opened.digest, name) for name in ("steps", "barriers")}
+        for name, table in {**opened.everything.tables(), **ranked}.items():
             table.write_parquet(target / f"{name}.parquet")
     print_line(f"{rows:,} spans of {len(steps)} steps in {target}")
     return 0

@@ -60,9 +60,10 @@ def run(args: argparse.Namespace) -> int:
         opened = open_run(args.logs, progress)
         if args.engine:
             return engine_room.show_lives(opened, args)
-        table = _filtered(opened, select.of_steps(opened, request_table(opened.digest), args), args)
+        every = request_table(opened.everything)
+        table = _filtered(opened, select.of_steps(opened, every, args, opened.everything), args)
     if args.request is not None:
-        return _show_one(opened, request_table(opened.digest), args)
+        return _show_one(opened, every, args)
     if args.cdf:
         cdf = cdf_table(table, ["step"] if args.step is None else ["step", "worker"])
         if args.json:

@@ -11,6 +11,7 @@ from sglang_instrument.errors import LogError
 if TYPE_CHECKING:
     import polars as pl
 
+    from sglang_instrument.analysis.digest import Digest
     from sglang_instrument.analysis.run import Run
 
 
@@ -22,13 +23,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def of_steps(run: Run, table: pl.DataFrame, args: argparse.Namespace) -> pl.DataFrame:
+def of_steps(
+    run: Run, table: pl.DataFrame, args: argparse.Namespace, digest: Digest | None = None
+) -> pl.DataFrame:
     """Return the rows of `table` for the steps, and the worker, that were asked for.
+
+    Args:
+        run: The run.
+        table: Rows with `step`, `validate` and `worker`.
+        args: What was asked for.
+        digest: As for `demand`.
 
     Raises:
         LogError: There is no such step or worker.
     """
-    demand(run, args)
+    demand(run, args, digest)
     chosen = table.filter(validate=args.validate).drop_nulls("step")
     if args.step is not None:
         chosen = chosen.filter(step=args.step)
@@ -36,13 +45,18 @@ def of_steps(run: Run, table: pl.DataFrame, args: argparse.Namespace) -> pl.Data
     return chosen if worker is None else chosen.filter(worker=worker)
 
 
-def demand(run: Run, args: argparse.Namespace) -> None:
+def demand(run: Run, args: argparse.Namespace, digest: Digest | None = None) -> None:
     """Refuse a step or a worker that is not in the run.
+
+    Args:
+        run: The run.
+        args: What was asked for.
+        digest: What there is to choose from: `run.digest`, or `run.everything`.
 
     Raises:
         LogError: There is no such step or worker; it names the nearest.
     """
-    there = run.digest.steps.filter(validate=args.validate)
+    there = (run.digest if digest is None else digest).steps.filter(validate=args.validate)
     kind = "validation step" if args.validate else "step"
     if args.step is not None:
         _demand(run, kind, args.step, there["step"])

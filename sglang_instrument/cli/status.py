@@ -1,7 +1,6 @@
 """Show what each process of a run is: versions, which patches it has, what it dropped and complained of."""
 
 import argparse
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ its first record, every 10 s while it records, a second after the last record, a
     sglang-instrument status logs/gsm8k_600
 
 process   what it writes: its role and rank; "reached" if it recorded nothing so far
-state     running or ended, of processes of this host
+state     running, ended, or ended without a word (killed, os._exit, exec), of processes of this host
 patches   events that are recorded, of those whose code was imported
 dropped   records that could not be written
 
@@ -29,6 +28,8 @@ Below the table stand the events that are missing, with the reason, and what pro
 
 #: Folder below `processes` of those that were reached; they are called by host and process id.
 REACHED: Final = "reached"
+#: State of a process that is gone and did not close its log.
+WORDLESS: Final = "ended without a word"
 _SHOWN_VERSIONS: Final = ("verl", "slime", "areal", "sglang")
 
 
@@ -83,7 +84,7 @@ def read_processes(folder: Path) -> Described:
             facts = orjson.loads(path.read_bytes())
             if path.parent.name == REACHED and _identity(facts) in map(_identity, read.values()):
                 continue  # it recorded since, and so described itself again
-            read[path.stem] = {**facts, "state": _state(facts)}
+            read[path.stem] = {**facts, "state": _state(folder, path.stem, facts)}
             newest = max(newest, (path.stat().st_mtime, str(facts.get("run_id"))))
         except (OSError, ValueError, TypeError, AttributeError) as error:
             unreadable[path.name] = str(error)
@@ -110,11 +111,15 @@ def _in_order(path: Path) -> tuple[str, int, str]:
     return role, int(digits) if digits.isdigit() else 0, rank
 
 
-def _state(facts: Mapping[str, Any]) -> str | None:
-    """Return whether the process is there; None if it was on another host."""
-    if facts.get("host") != os.uname().nodename:
+def _state(folder: Path, name: str, facts: Mapping[str, Any]) -> str | None:
+    """Return what became of a process; None if it was on another host."""
+    from sglang_instrument.analysis.ended import is_alive
+
+    alive = is_alive(folder, name, facts)
+    if alive is None:
         return None
-    return "running" if Path(f"/proc/{facts.get('pid')}").exists() else "ended"
+    # Versions before `log_closed` do not say it, nor does a process that recorded nothing.
+    return "running" if alive else WORDLESS if facts.get("log_closed") is False else "ended"
 
 
 def _print_json(described: Described) -> None:
@@ -137,7 +142,8 @@ def _print(described: Described) -> None:
     rows = [_row(name, facts) for name, facts in described.processes.items()]
     title = f"{described.folder}, run {described.run_id}"
     print_table(columns, rows, title=title, optional=("pid", "host", "actor", "versions", "records"))
-    for line in (*_missing(described.processes), *_complaints(described.processes), *_left_out(described)):
+    said = (*_missing(described.processes), *_complaints(described.processes))
+    for line in (*said, *_wordless(described.processes), *_left_out(described)):
         print_line(line)
 
 
@@ -190,6 +196,12 @@ def _complaints(processes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for text, names in where.items():
         often = f"{times[text]} times, " if times[text] > len(names) else ""
         yield f"notice: {text} ({often}{_named(names, processes)})"
+
+
+def _wordless(processes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    names = [name for name, facts in processes.items() if facts["state"] == WORDLESS]
+    if names:
+        yield f"{WORDLESS}: {_named(names, processes)}; what each recorded in its last 0.1 s may be missing"
 
 
 def _left_out(described: Described) -> Iterator[str]:

@@ -30,7 +30,8 @@ gen%, tool%, rew%, wait%, rest%   of all workers' time: engine, tools, rewards, 
 "evidence": {...}}], "steps": [{"step", "validate", "workers", "slowest_worker", "duration_sec",
 "busy_sec", "interval_sec", "remainder_sec", "requests", "response_tokens", "p50_sec", "p99_sec",
 "max_sec", "tail", "start_us", "phases": {PHASE: share}}], "workers": [the same of each worker],
-"engine": {"requests", "retractions", "shares": {"queue", "prefill", "decode"}, "explains"} or null,
+"engine": {"requests", "retractions", "shares": {"queue", "prefill", "decode"}, "explains"} or null (null in
+it: not known),
 "health": {...}} and, with --step, "accounting": {WORKER: [{"event", "count", "sec", "share"}]}.
 Shares and tail are from 0 to 1."""
 

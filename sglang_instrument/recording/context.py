@@ -22,13 +22,15 @@ class Scope(Struct, eq=False):
     A process of the engine cannot know the step: it has one scope, whose step is None.
 
     `open` counts the blocks that bound this step and have not ended; the step is whole when it falls to
-    zero, which `ended` remembers until `step_closed` is written.
+    zero, which `ended` remembers until `step_closed` is written. `bound` is False for records outside of
+    any step: they lie in the file of step 0, which may be a real step, too.
     """
 
     role: str
     worker: int
     step: int | None
     validate: bool
+    bound: bool = True
     open: int = 0
     ended: bool = False
     written: int = 0
@@ -64,7 +66,7 @@ CURRENT: Final[ContextVar[Context]] = ContextVar("sglang_instrument", default=UN
 #: Roles that may know the step, and are placed by time where they do not.
 _SOMETIMES_STEPLESS: Final = frozenset({"reward", "learner", "receiver"})
 
-_scopes: dict[tuple[str, int, int | None, bool], Scope] = {}
+_scopes: dict[tuple[str, int, int | None, bool, bool], Scope] = {}
 # Of the open blocks of a step, which several threads may open and close, and a signal handler meanwhile.
 _counting = RLock()
 
@@ -74,7 +76,8 @@ def scope_for(role: str | None, worker: int | None, step: int | None, validate: 
     role = process_role() if role is None else role
     worker = process_worker() if worker is None else worker
     stepless = role in ENGINE_ROLES or (step is None and role in _SOMETIMES_STEPLESS)
-    key = (role, worker, None, False) if stepless else (role, worker, step or 0, validate)
+    place = (None, False, True) if stepless else (step or 0, validate, step is not None)
+    key = (role, worker, *place)
     scope = _scopes.get(key)
     if scope is None:
         scope = _scopes.setdefault(key, Scope(*key))  # setdefault: two threads get the same one
@@ -101,7 +104,7 @@ def current_scope() -> Scope:
 
 def forget_scope(scope: Scope) -> None:
     """Let go of a scope whose file was closed; later records of that step get a new one."""
-    _scopes.pop((scope.role, scope.worker, scope.step, scope.validate), None)
+    _scopes.pop((scope.role, scope.worker, scope.step, scope.validate, scope.bound), None)
 
 
 class Bound(Struct, gc=False, eq=False):

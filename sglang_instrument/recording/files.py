@@ -108,7 +108,7 @@ class Files:
         for scope in list(self._open):
             self.write(scope, self._maker.control(schema.LOG_CLOSED, scope, {}), 0)
             self._close(scope)
-        self.describe_process()
+        self.describe_process(log_closed=True)
         self._claims.release()
 
     def claimed(self) -> set[tuple[str, int]]:
@@ -136,13 +136,17 @@ class Files:
         self._said_records, self._next_news = written, now + NEWS_EVERY_SEC
         return True
 
-    def describe_process(self) -> None:
-        """Write what this process is into `processes/`, for each rank it writes for."""
+    def describe_process(self, log_closed: bool = False) -> None:
+        """Write what this process is into `processes/`, for each rank it writes for.
+
+        Args:
+            log_closed: Whether all its records are written, and no more will come.
+        """
         for role, rank, name in self._claims.held():
             path = self._folder / "processes" / f"{name}.json"
             new = path.with_name(f".{path.name}.{os.getpid()}")
             try:
-                facts = {"role": role, "rank": rank, **self._describe()}
+                facts = {"role": role, "rank": rank, **self._describe(), "log_closed": log_closed}
                 path.parent.mkdir(parents=True, exist_ok=True)
                 new.write_bytes(orjson.dumps(settle(facts), option=orjson.OPT_INDENT_2))
                 new.replace(path)
@@ -186,7 +190,7 @@ class Files:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             file = OpenFile(descriptor, path)
-            file.append(self._maker.control(schema.LOG_OPENED, scope, self._header(descriptor)))
+            file.append(self._maker.control(schema.LOG_OPENED, scope, self._header(scope, descriptor)))
         except BaseException:  # a full disk is tried again and again: each try must give its descriptor back
             os.close(descriptor)
             raise
@@ -194,14 +198,16 @@ class Files:
             self.describe_process()
         return file
 
-    def _header(self, descriptor: int) -> dict[str, Any]:
-        header = {
+    def _header(self, scope: Scope, descriptor: int) -> dict[str, Any]:
+        header: dict[str, Any] = {
             "log_version": schema.LOG_VERSION,
             "run_id": self._run_id,
             "pid": os.getpid(),
             "host": HOST,
             **Clock.pair(),
         }
+        if scope.step == 0:  # the first step of some trainers; of others, what lies outside of any step
+            header["step_bound"] = scope.bound
         return {**header, "reopened": True} if os.fstat(descriptor).st_size else header
 
     def _lose(self, scope: Scope, lines: Lines, records: int, error: Exception) -> None:

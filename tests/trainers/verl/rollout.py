@@ -24,8 +24,8 @@ PROMPT_LENGTH, RESPONSE_LENGTH = 128, 256
 QUESTIONS = [("Add 2 and 3.", "5"), ("Add 4 and 4.", "8"), ("Say 9.", "9"), ("Add 6 and 1.", "7")]
 
 
-def settings(tensor_parallel=1):
-    """Return verl's own settings of a rollout, changed where a test on a CPU needs it."""
+def settings(tensor_parallel=1, **changes):
+    """Return verl's own settings of a rollout, changed where a test, or a CPU, needs it."""
     with initialize_config_dir(str(Path(verl.__file__).parent / "trainer/config"), version_base=None):
         rollout = compose("ppo_trainer").actor_rollout_ref.rollout
     OmegaConf.set_struct(rollout, False)
@@ -39,6 +39,7 @@ def settings(tensor_parallel=1):
         tensor_model_parallel_size=tensor_parallel,
         max_model_len=None,
         enforce_eager=True,
+        **changes,
     )
     turns = rollout.multi_turn
     turns.enable = True
@@ -52,9 +53,9 @@ def settings(tensor_parallel=1):
     return rollout
 
 
-def build(model, tensor_parallel=1):
+def build(model, tensor_parallel=1, **changes):
     """Return the rollout; it starts the engine."""
-    config = settings(tensor_parallel)
+    config = settings(tensor_parallel, **changes)
     if VERSION >= (0, 6, 0):
         from verl.utils.config import omega_conf_to_dataclass
         from verl.workers.config import HFModelConfig, RolloutConfig

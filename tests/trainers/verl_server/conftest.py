@@ -114,6 +114,13 @@ def outcome(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def without_detokenizer(tmp_path_factory):
+    """Server mode with verl's own default, `skip_tokenizer_init=True`: the others here have it off."""
+    folder = tmp_path_factory.mktemp("skip")
+    return drive(folder, "install", interpreter(), SKIP_TOKENIZER_INIT="1")
+
+
+@pytest.fixture(scope="session")
 def trained(tmp_path_factory):
     """A training of two steps by verl's own trainer, reached by the entry points of verl and SGLang alone."""
     folder = tmp_path_factory.mktemp("trained")

@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 QUESTIONS = [("Add 2 and 3.", "5"), ("Add 4 and 4.", "8"), ("Say 9.", "9"), ("Say 9.", "9")]
 WORKERS = 2
 SERVERS = int(os.environ.get("SERVERS", "1"))
+SKIPS_TOKENIZER = os.environ.get("SKIP_TOKENIZER_INIT") == "1"  # then there is no detokenizer
 #: In this order: what is released has to be resumed before anything is generated.
 CONTROLS = (
     *("sleep", "wake_up", "release_kv_cache", "resume_kv_cache"),
@@ -37,6 +38,7 @@ def configuration(model):
     OmegaConf.set_struct(config, False)
     config = OmegaConf.merge(config, OmegaConf.load(HERE / "config/cpu.yaml"))
     config.actor_rollout_ref.model.path = model
+    config.actor_rollout_ref.rollout.skip_tokenizer_init = SKIPS_TOKENIZER
     config.actor_rollout_ref.rollout.multi_turn.tool_config_path = str(HERE / "config/tools.yaml")
     return config
 

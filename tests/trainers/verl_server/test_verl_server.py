@@ -5,6 +5,8 @@ import json
 import pytest
 
 from sglang_instrument import schema
+from sglang_instrument.analysis import open_run
+from sglang_instrument.cli.engine_room import run_shares
 
 STEPS = ("step_1", "step_2", "validate_2")
 #: Events of one request, in the worker that holds it; tools only where the model calls one.
@@ -228,3 +230,13 @@ def test_a_worker_that_is_killed_in_mid_step_leaves_readable_files(outcome):
 def test_no_text_is_logged(outcome, text):
     for path in (outcome.folder / "run").rglob("*.json*"):
         assert text not in path.read_text()
+
+
+@pytest.mark.parametrize("setting", ["outcome", "without_detokenizer"])
+def test_the_time_in_the_engine_is_shared_out_with_a_detokenizer_and_without(setting, request):
+    folder = request.getfixturevalue(setting).folder / "run"
+    assert (folder / "engine/detokenizer_0.jsonl").exists() is (setting == "outcome")
+    shares = run_shares(open_run(folder, cached=False))["shares"]
+    assert sum(shares.values()) == pytest.approx(1)
+    # A reply of tens of tokens takes as many forward passes; its prompt takes one.
+    assert shares["decode"] > shares["prefill"] > 0

@@ -1,0 +1,61 @@
+"""In process, the ends of requests are known with a detokenizer and without (`skip_tokenizer_init`)."""
+
+import json
+
+import pytest
+from conftest import ENVIRONMENTS, ROOT, free_port
+
+from sglang_instrument.analysis import open_run
+from sglang_instrument.analysis.join import joined_calls
+from sglang_instrument.cli.main import main
+
+ROLL_OUT = """
+import json, os, pathlib, time
+os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT={port!r})
+import sglang_instrument
+sglang_instrument.install(log_dir={folder!r}, experiment="run")  # before the engine: its processes inherit it
+import rollout
+rollout.join_group()
+built = rollout.build({model!r}, skip_tokenizer_init={skip!r})
+built.generate_sequences(rollout.batch(built, step=1))
+sglang_instrument.uninstall()
+
+def rids(path, event, key):
+    lines = pathlib.Path({folder!r}, "run", path).read_text().splitlines()
+    return [one["extra"][key] for one in map(json.loads, lines) if one["event"] == event]
+
+# shutdown() kills the scheduler, and a kill may cost what was recorded in the last moments.
+asked = set(rids("step_1/worker_0.jsonl", "engine_request", "rid"))
+while not asked <= set(sum(rids("engine/scheduler_0_tp0.jsonl", "scheduler_first_tokens", "rids"), [])):
+    time.sleep(0.05)
+built._engine.shutdown()
+os._exit(0)  # nothing of the engine's shall hold up a test
+"""
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["no-detokenizer", "detokenizer"])
+def skip_tokenizer_init(request):
+    return request.param
+
+
+@pytest.fixture
+def folder(skip_tokenizer_init, run_in, tmp_path):
+    """A step of verl 0.6.0, whose default is `skip_tokenizer_init=True`; the engine's processes log, too."""
+    # The start-up hook of an installation, where this package is only on the path.
+    (tmp_path / "sitecustomize.py").write_text((ROOT / "sglang_instrument.pth").read_text())
+    model, logs = str(ENVIRONMENTS / "verl-model"), str(tmp_path / "logs")
+    script = ROLL_OUT.format(port=free_port(), folder=logs, model=model, skip=skip_tokenizer_init)
+    run_in("0.6.0", script, tmp_path)
+    return tmp_path / "logs/run"
+
+
+def test_the_time_in_the_engine_is_shared_out_up_to_the_last_token(folder, skip_tokenizer_init, capsys):
+    assert (folder / "engine/detokenizer_0.jsonl").exists() is not skip_tokenizer_init
+    assert main(["summary", str(folder), "--json"]) == 0
+    shares = json.loads(capsys.readouterr().out)["engine"]["shares"]
+    assert sum(shares.values()) == pytest.approx(1)
+    # A reply of tens of tokens takes as many forward passes; its prompt takes one.
+    assert shares["decode"] > shares["prefill"] > 0
+    calls = joined_calls(open_run(folder, cached=False))
+    assert len(calls) >= 8  # of four requests, two of them with tools
+    assert calls["decode_sec"].null_count() == 0
