@@ -83,7 +83,8 @@ class Health:
     def _notes(self) -> list[tuple[int, str]]:
         """Return what is no fault: it is said beside the faults, or beside there being none."""
         gone = f"{len(self.wordless)} {_plural(len(self.wordless), 'process')} ended without a word"
-        lost = f"({_listed(self.wordless)}): what each recorded in its last 0.1 s may be missing"
+        usual = ", as SGLang ends its own" if all(map(_ended_by_sglang, self.wordless)) else ""
+        lost = f"({_listed(self.wordless)}){usual}: what each recorded in its last 0.1 s may be missing"
         return [
             (self.outside, f"{self.outside:,} {_plural(self.outside, 'record')} outside of any step"),
             (len(self.wordless), f"{gone} {lost}"),
@@ -92,6 +93,11 @@ class Health:
 
     def _name_newer(self) -> str:
         return _listed(f"{path} (log_version {version})" for path, version in self.newer.items())
+
+
+def _ended_by_sglang(process: str) -> bool:
+    """Return whether a process is one that SGLang starts, and kills when it ends itself."""
+    return process.startswith(("scheduler_", "detokenizer_", "controller_"))
 
 
 def _name_step(step: tuple[int, bool, int]) -> str:
