@@ -86,10 +86,10 @@ class Disk:
         self._jobs.put(job)
 
     def do_what_waits(self) -> None:
-        """Do what was put on the caller's thread, if no other could be started."""
+        """Do all jobs on the caller's thread if the disk's thread could not be started."""
         if not self._thread.started:
             waiting = [True]
-            self._jobs.put(waiting.clear)  # the last one: whoever looks for one more waits for it
+            self._jobs.put(waiting.clear)  # do_next() would block on an empty queue
             while waiting:
                 self._do_next()
 

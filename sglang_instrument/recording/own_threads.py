@@ -13,17 +13,22 @@ TRY_AGAIN_SEC: Final = 1.0
 
 
 class OneAtATime:
-    """Lets one thread at a time do something, and no signal handler in the middle of it."""
+    """Run one action at a time; refuse another one to a signal handler that interrupts the first."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # for what a signal handler may do in the middle of it
+        self.lock = threading.RLock()  # also held directly, for what a signal handler may always do
         self._is_busy = False
 
     def do(self, act: Callable[[], object], doing: str, wait_sec: float = -1) -> None:
-        """Run `act`; what it raises is said, and kept from the caller.
+        """Run `act`, or return without it; note what it raises instead of raising it.
 
-        It is not run in a signal handler, or finalizer, that interrupts the like in its own thread, nor if
-        another thread does the like for longer than `wait_sec`; -1 waits for as long as that takes.
+        It is not run where this thread already runs an action, which a signal handler or finalizer has
+        interrupted, nor where another thread's action takes longer than `wait_sec`; -1 waits without a limit.
+
+        Args:
+            act: What to run.
+            doing: What it does, for the notice.
+            wait_sec: Seconds to wait for another thread.
         """
         if not self.lock.acquire(timeout=wait_sec):
             return
@@ -84,7 +89,7 @@ class OwnThread:
         return True
 
     def _start(self) -> None:
-        # Before it starts: Ctrl-C may interrupt start(), which waits for the thread to run.
+        # Set before start(): Ctrl-C may interrupt start() when the thread runs already.
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
@@ -95,13 +100,13 @@ class OwnThread:
             thread.join(max(0.0, ends - time.monotonic()))
 
 
-def load_what_ends_threads() -> None:
-    """Load libgcc_s, without which the C library aborts the process when it ends a thread.
+def preload_libgcc() -> None:
+    """Load libgcc_s now: glibc aborts the process where it cannot load it to end a thread.
 
-    A thread that a disk holds up cannot be joined. When it comes back while the interpreter ends, Python
-    calls `pthread_exit()`, for which glibc loads the library: there may be no descriptor left, or no memory.
+    A thread that a disk holds up cannot be joined. If it returns while the interpreter ends, Python calls
+    `pthread_exit()`, for which glibc needs the library; no descriptor or memory may be left then.
     """
-    with contextlib.suppress(Exception):  # another C library needs none
+    with contextlib.suppress(Exception):  # other C libraries do not need it
         import _ctypes  # not ctypes, which takes ten times as long
         import os
 

@@ -13,7 +13,7 @@ from sglang_instrument.recording.disk import Disk
 from sglang_instrument.recording.files import Files
 from sglang_instrument.recording.lines import LineMaker
 from sglang_instrument.recording.notices import notice, swallowed
-from sglang_instrument.recording.own_threads import load_what_ends_threads
+from sglang_instrument.recording.own_threads import preload_libgcc
 from sglang_instrument.recording.selection import selection_for
 from sglang_instrument.recording.watchdog import Watchdog
 from sglang_instrument.recording.write_through import CallersDisk, LineWriter
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import asyncio
 
 LONGEST_WAIT_SEC: Final = 2.0  # for flush, uninstall and exit
-_TO_END_SEC: Final = 0.1  # of them: the encoder's thread ends at once even where the disk's cannot
+_TO_END_SEC: Final = 0.1  # of those, kept to join the encoder's thread, which no disk holds up
 
 
 class Recorder:
@@ -43,7 +43,7 @@ class Recorder:
 
     def start(self) -> None:
         """Take spans from now on; threads and files come with the first one."""
-        load_what_ends_threads()
+        preload_libgcc()
         identity.use_role(self.config.role)
         device.use_policy(self.config.sync)
         spans.log_error_messages(self.config.log_error_messages)

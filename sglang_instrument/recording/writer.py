@@ -59,9 +59,9 @@ class Writer:
         self._encoding = 0  # spans that were taken out of the buffer
         self._buffer: Buffer = self._spans  # once the threads run
         self._bell = Bell()
-        self._starting = OneAtATime()  # the threads, or writing without them
+        self._starting = OneAtATime()  # starting the threads, or writing without them
         self._thread = OwnThread(self._run, "sglang_instrument-writer")
-        self._gives_up_at = math.inf  # by time.monotonic(), where it is the caller who writes
+        self._gives_up_at = math.inf  # time.monotonic() at which a caller that writes stops
         self._flushes: list[tuple[Job, threading.Event]] = []
         self._tick_sec = TICK_SEC
         self._let_one_pass = True  # a tick at which nothing is written; never the first one
@@ -107,7 +107,7 @@ class Writer:
             self._take_directly()
 
     def _have_threads(self, at_once: bool = False) -> bool:
-        # The disk's first: the encoder's must never be the one that does the disk's work.
+        # The disk's first: without it the encoder's thread would write to the disk itself.
         return self.disk.start(at_once) and self._thread.start(at_once)
 
     def _take_directly(self) -> None:
@@ -134,7 +134,7 @@ class Writer:
                 self.wake()
             return
         self._quiet_ticks = 0
-        self._starting.do(self._take_directly, "waking the writer", 0.0)  # who does so already does the same
+        self._starting.do(self._take_directly, "waking the writer", 0.0)  # else another thread does it
         self.wake()
 
     def _next_tick_sec(self, is_little: bool, leave_sec: float) -> float:
