@@ -85,7 +85,7 @@ class Session:
                 self.recorder.stop()
             finally:
                 self._restore_environment()
-                self._await_profilers(ends)
+                self._await_threads(ends)
 
     def handed_on(self) -> dict[str, str]:
         """Return the variables from which a process that this one starts, near or far, joins the run."""
@@ -121,10 +121,10 @@ class Session:
         if self._schedule is not None:
             self._schedule.stop()
         self.recorder.stop()
-        self.presence.end(max(0.0, ends - time.monotonic()))
-        self._await_profilers(ends)
+        self._await_threads(ends)
 
-    def _await_profilers(self, ends: float) -> None:
+    def _await_threads(self, ends: float) -> None:
+        self.presence.end(max(0.0, ends - time.monotonic()))
         if self._schedule is not None:
             self._schedule.stop(max(0.0, ends - time.monotonic()))
 

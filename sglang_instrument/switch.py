@@ -139,6 +139,7 @@ def _hook_process_events() -> None:
         _hooked = True
         os.register_at_fork(after_in_child=_after_fork)
         atexit.register(_at_exit)
+    _hook_multiprocessing()
     process: Any = sys.modules.get("multiprocessing.process")
     if process is not None and process.parent_process() is not None:
         _finalize()
@@ -149,13 +150,27 @@ def _after_fork() -> None:
     _lock = RLock()  # the parent's may be held by a thread that does not exist here
     if _session is not None:
         _guarded("after fork", _session.restart_in_child)
+    _guarded("after fork", _hook_multiprocessing)
+
+
+_hooked_multiprocessing = False
+
+
+def _hook_multiprocessing() -> None:
+    """Have multiprocessing call `_finalize` when a child begins its work.
+
+    A child may install after its fork and before that, when its target's module is imported: multiprocessing
+    forgets all finalizers in between, and a child that was forked runs no atexit hooks up to Python 3.12.
+    """
+    global _hooked_multiprocessing
     util: Any = sys.modules.get("multiprocessing.util")
-    if util is not None:  # in its children it forgets its parent's finalizers first, and then calls this
-        _guarded("after fork", lambda: util.register_after_fork(_at_exit, _finalize))
+    if util is not None and not _hooked_multiprocessing:
+        util.register_after_fork(_at_exit, _finalize)
+        _hooked_multiprocessing = True
 
 
 def _finalize(hook: Any = None) -> None:
-    """Be told of the end of a child of multiprocessing: where it was forked, it runs no atexit hooks."""
+    """Have multiprocessing call `_at_exit` when this process, a child of its, ends."""
     util: Any = sys.modules["multiprocessing.util"]
     util.Finalize(None, _at_exit, exitpriority=-100)  # after everybody else's
 

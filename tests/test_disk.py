@@ -48,8 +48,8 @@ def disk(files):
     yield disk
     disk.do(files.close)
     disk.end()
-    disk._thread.join(WAIT_SEC)
-    assert not disk._thread.is_alive()
+    disk.join(time.monotonic() + WAIT_SEC)
+    assert "sglang_instrument-disk" not in [thread.name for thread in threading.enumerate()]
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_what_waits_is_bounded_in_bytes_and_what_comes_beyond_is_counted(files, 
         disk.write(scope, line, 1)
     disk.do(files.close)
     disk.end()
-    disk._thread.join(WAIT_SEC)
+    disk.join(time.monotonic() + WAIT_SEC)
     assert disk.dropped_records == 2
     assert written(1) == ["log_opened", *[0] * 6, "log_closed"]
 
@@ -186,7 +186,7 @@ def test_what_nobody_will_do_any_more_keeps_nothing_alive(log_dir):
         disk.do(files.close)
         disk.end()
         disk.do(files.describe_process)
-        disk._thread.join(WAIT_SEC)
+        disk.join(time.monotonic() + WAIT_SEC)
         disk.do(files.describe_process)
         disk.write(scope_of(1), lines_of(1), 1)
         return weakref.ref(files)

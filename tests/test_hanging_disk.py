@@ -33,6 +33,7 @@ def train(fuse, tmp_path):
         done = subprocess.run(
             list(map(str, command)), capture_output=True, text=True, timeout=300, env=environment, check=False
         )
+        assert done.returncode == 0, done.stderr
         *said, files = done.stdout.splitlines()
         assert "the end" in said, done.stderr
         return said, {path: text.splitlines() for path, text in json.loads(files).items()}, done.stderr
@@ -41,7 +42,7 @@ def train(fuse, tmp_path):
 
 
 BEFORE = """
-import os, sys, time
+import os, resource, sys, time
 import sglang_instrument as si
 
 def disk(letter):
@@ -132,3 +133,26 @@ def test_a_file_system_that_has_no_locks_gives_each_process_a_file_of_its_own(tr
     assert path.endswith(f"-{said[0]}.jsonl")
     assert events(files, path)[:3] == ["log_opened", "parse", "step_closed"]
     assert complaints.count("no locks here") == 1
+
+
+def test_a_disk_that_answers_while_the_interpreter_ends_does_not_abort_the_process(train):
+    """Its thread is ended by the C library then, which may find neither a descriptor nor memory left."""
+    said, _, complaints = train("""
+        class Last:
+            def __del__(self, disk=disk, sleep=time.sleep, write=os.write):
+                disk(b"a")
+                sleep(0.5)  # the disk's thread comes back, and finds that the interpreter ends
+                write(1, b"the end\\n")
+
+        last = Last()
+        disk(b"h")
+        steps(1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        try:
+            while True:
+                os.open("/", os.O_RDONLY)
+        except OSError:
+            sys.exit()
+        """)
+    assert said == ["the end"]
+    assert "records were not written within 2 s" in complaints

@@ -175,10 +175,8 @@ def test_a_buffer_that_nobody_empties_drops_its_newest_spans_and_counts_them(log
                 pass
     stuck.close()
     emptying.set()
-    closed = threading.Event()
-    stuck.flush_then(files.close, closed)
-    assert closed.wait(60)
-    stuck.end()
+    assert stuck.flush_then(files.close, 60)
+    stuck.end(time.monotonic() + 60)
     assert stuck.dropped_records == 1000
     ends = [
         record

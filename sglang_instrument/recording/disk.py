@@ -1,7 +1,6 @@
 """The thread that owns the disk, which may hang: what waits for it is bounded in bytes."""
 
 import queue
-import threading
 from collections.abc import Callable
 
 from sglang_instrument import native
@@ -9,6 +8,7 @@ from sglang_instrument.recording.context import Scope, count_dropped
 from sglang_instrument.recording.files import Files
 from sglang_instrument.recording.lines import Lines
 from sglang_instrument.recording.notices import notice, swallowed
+from sglang_instrument.recording.own_threads import OwnThread
 
 Job = Callable[[], object]
 
@@ -64,11 +64,15 @@ class Disk:
         self.dropped_records = 0
         self._ended = False
         self._jobs = Jobs(files, limit_bytes)
-        self._thread = threading.Thread(target=self._run, name="sglang_instrument-disk", daemon=True)
+        self._thread = OwnThread(self._run, "sglang_instrument-disk")
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+    def start(self, at_once: bool = False) -> bool:
+        """Start the thread, as `OwnThread.start` does; return whether it was started."""
+        return self._thread.start(at_once)
+
+    def join(self, ends: float) -> None:
+        """Wait until the thread has ended, until `time.monotonic()` is `ends` at most."""
+        self._thread.join(ends)
 
     def write(self, scope: Scope, lines: Lines, records: int) -> None:
         """Append lines to the scope's file, later; drop them if too much waits already."""
@@ -81,17 +85,29 @@ class Disk:
         """Run `job` after everything that was put before."""
         self._jobs.put(job)
 
+    def do_what_waits(self) -> None:
+        """Do all jobs on the caller's thread if the disk's thread could not be started."""
+        if not self._thread.started:
+            waiting = [True]
+            self._jobs.put(waiting.clear)  # do_next() would block on an empty queue
+            while waiting:
+                self._do_next()
+
     def end(self) -> None:
         """End the thread after everything that was put before."""
         self._jobs.put(self._end)
+        self.do_what_waits()
 
     def _end(self) -> None:
         self._ended = True
 
     def _run(self) -> None:
         while not self._ended:
-            try:
-                self._jobs.do_next()
-            except Exception as error:
-                swallowed("writing the log", error)
+            self._do_next()
         self._jobs.end()
+
+    def _do_next(self) -> None:
+        try:
+            self._jobs.do_next()
+        except Exception as error:
+            swallowed("writing the log", error)

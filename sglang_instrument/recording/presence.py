@@ -47,7 +47,7 @@ class Presence:
                 )
                 try:
                     self._thread.start()
-                except RuntimeError as error:  # no more threads, or the interpreter is going
+                except (RuntimeError, MemoryError) as error:  # no more threads, or the interpreter is going
                     self._thread = None
                     swallowed("saying that this process was reached", error)
 

@@ -1,6 +1,6 @@
 """Put the parts of recording together: one recorder while something is installed."""
 
-import threading
+import time
 from _thread import start_new_thread
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +13,7 @@ from sglang_instrument.recording.disk import Disk
 from sglang_instrument.recording.files import Files
 from sglang_instrument.recording.lines import LineMaker
 from sglang_instrument.recording.notices import notice, swallowed
+from sglang_instrument.recording.own_threads import preload_libgcc
 from sglang_instrument.recording.selection import selection_for
 from sglang_instrument.recording.watchdog import Watchdog
 from sglang_instrument.recording.write_through import CallersDisk, LineWriter
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import asyncio
 
 LONGEST_WAIT_SEC: Final = 2.0  # for flush, uninstall and exit
+_TO_END_SEC: Final = 0.1  # of those, kept to join the encoder's thread, which no disk holds up
 
 
 class Recorder:
@@ -41,6 +43,7 @@ class Recorder:
 
     def start(self) -> None:
         """Take spans from now on; threads and files come with the first one."""
+        preload_libgcc()
         identity.use_role(self.config.role)
         device.use_policy(self.config.sync)
         spans.log_error_messages(self.config.log_error_messages)
@@ -58,20 +61,17 @@ class Recorder:
         if self._stopped:
             return
         self._stopped = True
+        ends = time.monotonic() + timeout_sec
         self._held_back.off()
         self._writer.close()
         device.use_policy("off")
         nvtx.off()
         spans.ignore_tasks()
         loop.forget_hearts()
-        if not self._writer.started:
-            return
-        closed = threading.Event()
-        self._writer.flush_then(self._files.close, closed)
-        if not closed.wait(timeout_sec):
+        if not self._writer.flush_then(self._files.close, timeout_sec - _TO_END_SEC):
             waiting = self.counts()["waiting"]
             notice("stop", f"{waiting} records were not written within {timeout_sec:g} s, and may be lost")
-        self._writer.end()
+        self._writer.end(ends)
 
     def flush(self, timeout_sec: float = LONGEST_WAIT_SEC) -> bool:
         """Write what is recorded so far; return whether that was done in time."""
@@ -151,7 +151,7 @@ def _let_go(files: Files) -> None:
     if files.claimed():
         try:
             start_new_thread(files.abandon, ())
-        except RuntimeError as error:  # no more threads: they stay open until the child ends
+        except (RuntimeError, MemoryError) as error:  # no more threads: they stay open until the child ends
             swallowed("letting go of the parent's files", error)
 
 

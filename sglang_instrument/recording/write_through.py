@@ -3,14 +3,16 @@
 This is the one mode in which training waits for the disk, because somebody asked for it.
 """
 
-from _thread import RLock, get_ident
+from _thread import RLock
 from collections.abc import Callable
+from threading import Event
 
 from sglang_instrument.recording.context import Scope
-from sglang_instrument.recording.disk import Disk
+from sglang_instrument.recording.disk import Disk, Job
 from sglang_instrument.recording.files import Files
 from sglang_instrument.recording.lines import LineMaker, Lines
 from sglang_instrument.recording.notices import swallowed
+from sglang_instrument.recording.own_threads import OneAtATime
 from sglang_instrument.recording.selection import Selection
 from sglang_instrument.recording.spans import Span
 from sglang_instrument.recording.writer import Writer
@@ -23,8 +25,12 @@ class CallersDisk(Disk):
         super().__init__(files, limit_bytes=0)
         self._one_at_a_time = RLock()
 
-    def start(self) -> None:
+    def start(self, at_once: bool = False) -> bool:
         """Start nothing."""
+        return True
+
+    def do_what_waits(self) -> None:
+        """Do nothing: nothing waits."""
 
     def end(self) -> None:
         """End nothing."""
@@ -54,8 +60,7 @@ class LineWriter(Writer):
     ) -> None:
         super().__init__(disk, maker, watch, selection)
         self._buffer = self
-        self._one_at_a_time = RLock()
-        self._writing = 0  # the thread that writes
+        self._one_at_a_time = OneAtATime()
 
     def append(self, span: Span, /) -> None:
         """Write the span, and what other threads appended meanwhile."""
@@ -76,20 +81,13 @@ class LineWriter(Writer):
     def _tick(self, woken: bool) -> None:
         self._alone(lambda: super(LineWriter, self)._tick(woken), "encoding the log")
 
+    def _start_or_write(self, job: Job, done: Event, ends: float) -> None:
+        self._alone(lambda: super(LineWriter, self)._start_or_write(job, done, ends), "writing the log")
+
     def _alone(self, act: Callable[[], object], doing: str) -> None:
         """Run `act` while no other thread does.
 
         A signal handler or finalizer may record in the middle of this same thread's write: what it appended
         is written when that write goes on to the rest of the buffer, or by the next one.
         """
-        thread = get_ident()
-        if self._writing == thread:
-            return
-        with self._one_at_a_time:
-            self._writing = thread
-            try:
-                act()
-            except Exception as error:
-                swallowed(doing, error)
-            finally:
-                self._writing = 0
+        self._one_at_a_time.do(act, doing)

@@ -4,6 +4,7 @@ Two threads, because they fail differently: the encoder never touches a file, so
 keep it from emptying the buffer; what then waits is bounded in bytes, and what comes beyond is counted.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from sglang_instrument.recording.context import Scope, count_dropped, on_scope_c
 from sglang_instrument.recording.disk import Disk, Job
 from sglang_instrument.recording.lines import LineMaker
 from sglang_instrument.recording.notices import notice, swallowed
+from sglang_instrument.recording.own_threads import OneAtATime, OwnThread
 from sglang_instrument.recording.selection import Selection
 from sglang_instrument.recording.spans import OFF, Buffer, Span, use_buffer
 
@@ -57,9 +59,9 @@ class Writer:
         self._encoding = 0  # spans that were taken out of the buffer
         self._buffer: Buffer = self._spans  # once the threads run
         self._bell = Bell()
-        self._starting = threading.RLock()  # a signal handler may record while the threads are started
-        self._is_starting = False
-        self._thread: threading.Thread | None = None
+        self._starting = OneAtATime()  # starting the threads, or writing without them
+        self._thread = OwnThread(self._run, "sglang_instrument-writer")
+        self._gives_up_at = math.inf  # time.monotonic() at which a caller that writes stops
         self._flushes: list[tuple[Job, threading.Event]] = []
         self._tick_sec = TICK_SEC
         self._let_one_pass = True  # a tick at which nothing is written; never the first one
@@ -79,7 +81,7 @@ class Writer:
 
     def close(self) -> None:
         """Take no more spans."""
-        with self._starting:  # another thread may be about to start the threads for its first span
+        with self._starting.lock:  # another thread may be about to start the threads for its first span
             self._stop_taking()
 
     def _stop_taking(self) -> None:
@@ -87,61 +89,52 @@ class Writer:
         on_scope_closed(None)
         self._closed = True
 
-    def end(self) -> None:
-        """End both threads once they have done what they were given."""
+    def end(self, ends: float) -> None:
+        """End both threads once they have done what they were given; wait for that until `ends` at most."""
         self._ended = True
         self._bell.ring()
         self.disk.end()
+        self._thread.join(ends)
+        self.disk.join(ends)
 
     def start(self) -> None:
         """Start the threads, once; several threads may come here at a time."""
-        if self._thread is not None:
-            return
-        with self._starting:
-            if self._thread is None and not (self._closed or self._is_starting):
-                self._is_starting = True
-                try:
-                    self._start_threads()
-                finally:
-                    self._is_starting = False
+        if not self.started:
+            self._starting.do(self._start_threads, "starting the writer's threads", 0.0)
 
     def _start_threads(self) -> None:
-        try:
-            self.disk.start()
-            thread = threading.Thread(target=self._run, name="sglang_instrument-writer", daemon=True)
-            thread.start()
-        except RuntimeError as error:  # no more threads, or the interpreter is going
-            swallowed("starting the writer's threads", error)
-            self._stop_taking()
-            return
-        self._thread = thread
-        self._take_directly()
+        if not self._closed and self._have_threads():
+            self._take_directly()
+
+    def _have_threads(self, at_once: bool = False) -> bool:
+        # The disk's first: without it the encoder's thread would write to the disk itself.
+        return self.disk.start(at_once) and self._thread.start(at_once)
 
     def _take_directly(self) -> None:
-        if isinstance(hot.current_buffer(), _FirstSpan):
+        if not self._closed and isinstance(hot.current_buffer(), _FirstSpan):
             use_buffer(self._buffer, self.start, self.wake)
 
     def take(self, span: Span) -> None:
         """Take a span that found no thread to be running, or that it rested."""
         self.be_awake()
-        if not self._closed:
-            self._buffer.append(span)
+        if self._closed:
+            return
+        self._buffer.append(span)
+        if not self.started and len(self._spans) > MOST_SPANS:
+            self._starting.do(self._drop_excess, "dropping records", 0.0)
 
     def be_awake(self) -> None:
         """Start the threads, or have the one that rests run at once, and at each tick from now on."""
         self.start()
+        if not self.started:
+            return
         if not isinstance(hot.current_buffer(), _FirstSpan):
             if self._most_ticks != 1:
                 self._most_ticks = 1  # one of the many that come here has the thread look
                 self.wake()
             return
         self._quiet_ticks = 0
-        if self._starting.acquire(blocking=False):  # whoever has it does the same
-            try:
-                if not self._closed:
-                    self._take_directly()
-            finally:
-                self._starting.release()
+        self._starting.do(self._take_directly, "waking the writer", 0.0)  # else another thread does it
         self.wake()
 
     def _next_tick_sec(self, is_little: bool, leave_sec: float) -> float:
@@ -164,7 +157,7 @@ class Writer:
 
         So between two rollouts nothing of ours runs.
         """
-        with self._starting:
+        with self._starting.lock:
             if not self._closed and hot.current_buffer() is self._buffer:
                 use_buffer(_FirstSpan(self), self.be_awake, self.wake)
         # What another thread was about to append meanwhile is seen here; if not, it waits for as long.
@@ -180,21 +173,41 @@ class Writer:
 
     def flush(self, timeout_sec: float) -> bool:
         """Write all that is recorded so far; return whether that was done in time."""
-        if not self.started:
-            return True
-        written = threading.Event()
-        self.flush_then(int, written)
-        return written.wait(timeout_sec)
+        return self.flush_then(int, timeout_sec)
 
-    def flush_then(self, job: Job, done: threading.Event) -> None:
-        """Write all that is recorded so far, do `job` on the disk thread, and set `done`."""
-        self._flushes.append((job, done))
-        self._bell.ring()
+    def flush_then(self, job: Job, timeout_sec: float) -> bool:
+        """Write all that is recorded so far, and do `job` after it; return whether that was done in time.
+
+        Where no thread can be started, the caller writes, and looks at the clock after each slab of spans.
+        """
+        wait_sec, done = max(0.0, min(timeout_sec, threading.TIMEOUT_MAX)), threading.Event()
+        ends = time.monotonic() + wait_sec
+        if not self.started:
+            self._starting.do(lambda: self._start_or_write(job, done, ends), "writing the log", wait_sec)
+        if self.started and not done.is_set():
+            self._flushes.append((job, done))
+            self._bell.ring()
+        return done.wait(max(0.0, ends - time.monotonic()))
+
+    def _start_or_write(self, job: Job, done: threading.Event, ends: float) -> None:
+        if self._spans and self._have_threads(at_once=True):
+            self._take_directly()
+        if self.started:
+            return
+        self._gives_up_at = ends
+        try:
+            self._write()
+            if time.monotonic() < ends:
+                self.disk.do(job)
+                self.disk.do(done.set)
+            self.disk.do_what_waits()
+        finally:
+            self._gives_up_at = math.inf
 
     @property
     def started(self) -> bool:
         """Whether anything was recorded yet, and so the threads run."""
-        return self._thread is not None
+        return self._thread.started
 
     @property
     def waiting(self) -> int:
@@ -242,6 +255,8 @@ class Writer:
         ended = [scope for scope in scopes() if scope.ended]
         self._drop_excess()
         self._empty_buffer()
+        if time.monotonic() >= self._gives_up_at:
+            return  # a step of which something waits is not whole
         for scope in ended:
             if take_ended(scope):
                 self._close_step(scope)
@@ -253,7 +268,7 @@ class Writer:
     def _empty_buffer(self) -> None:
         for _ in range(2):  # what came meanwhile is taken, too; what comes then waits for the next tick
             waiting = len(self._spans)
-            while waiting > 0:
+            while waiting > 0 and time.monotonic() < self._gives_up_at:
                 slab = self._spans[: min(waiting, _SLAB)]
                 del self._spans[: len(slab)]
                 waiting -= len(slab)
@@ -288,6 +303,8 @@ class Writer:
                 self.changed_records += changed
                 self.recorded += records
                 self.disk.write(scope, encoded, records)
+            if not self.started:
+                self.disk.do_what_waits()
             self.dropped_records += done - begin - (self.recorded - recorded)
             self._encoding = len(spans) - done
             if self._encoding or self._spans:
