@@ -187,8 +187,7 @@ def described(error, depth=0):
     rows = [
         (Path(row.filename).name, row.name, row.lineno, in_full and getattr(row, "colno", None))
         for row in traceback.extract_tb(error.__traceback__)
-        if row.filename
-        not in (__file__, spot_probes.__file__)  # a `with` that is measured is entered by ours
+        if row.filename not in ours
     ]
     return (
         *(type(error).__name__, str(error), rows),
