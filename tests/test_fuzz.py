@@ -100,11 +100,11 @@ def drive(module, program, arguments):
     """Return all that a caller of the function sees, and all that the function noted."""
     reset(module)
     seen = []
-    gc.collect()
+    gc.collect(0)
     gc.disable()  # what keeps itself alive goes when we say so
     contextvars.copy_context().run(call, module.target, program, arguments, seen)
     gc.enable()
-    gc.collect()
+    gc.collect(0)
     noted = list(module.noted)
     reset(module)
     return seen, noted
