@@ -75,7 +75,7 @@ cdef class Does:
     cdef Reader exit_after_error
     cdef Reader ends
     cdef object steps
-    cdef tuple exit_locals
+    cdef tuple exit_locals, error_locals
     cdef frozenset wants_inside
     cdef bint binds_ids_alone
     cdef Py_ssize_t request_id, turn  # where the readers' names have them
@@ -90,7 +90,8 @@ cdef class Does:
         self.reports, self.root, self.new_request = plan.reports, plan.root, plan.new_request
         self.when, self.leader, self.bind, self.process = plan.when, plan.leader, plan.bind, plan.process
         self.enter, self.exit, self.exit_after_error = plan.enter, plan.exit, plan.exit_after_error
-        self.ends, self.steps, self.exit_locals = plan.ends, plan.steps, plan.exit_locals
+        self.ends, self.steps = plan.ends, plan.steps
+        self.exit_locals, self.error_locals = plan.exit_locals, plan.error_locals
         self.wants_inside = frozenset(map(sys.intern, plan.wants_inside))
         self.wants_item = plan.wants_item
         self.is_span, self.is_entry = plan.emit == "span", plan.emit == "enter"
@@ -147,10 +148,10 @@ cdef class RegionSpan(Span):
         cdef Reader reader = does.exit
         cdef tuple values = self.values
         cdef Fields fields
-        if failed:  # the locals may be those of an earlier turn
-            reader, values = does.exit_after_error, ()
+        if failed:  # the other locals may be those of an earlier turn
+            reader, values = does.exit_after_error, frame_values(does, does.error_locals)
         elif values is None:
-            values = frame_values(does) if does.exit_locals else ()
+            values = frame_values(does, does.exit_locals)
         if reader is not None:
             fields = reader.read(None, self.value, self.inside, (self.end or now_ns()) - self.start, values)
             self.fields = fields if self.fields is None else self.with_those_at_entry(fields, failed)
@@ -273,7 +274,7 @@ cdef class GeneratorSpan(FullSpan):
             self.value = item
         if does.ends is not None and not self.finished:
             if not values and does.exit_locals:
-                values = frame_values(does) if self.values is None else self.values
+                values = frame_values(does, does.exit_locals) if self.values is None else self.values
             if holds(does.ends.read(None, self.value, self.inside, now_ns() - self.start, values)):
                 self.end = now_ns()
                 self.finished = True
@@ -343,11 +344,13 @@ cdef bint holds(Fields condition) except -1:
     return False
 
 
-cdef tuple frame_values(Does does):
-    """Read locals from the function's frame: left by `break` or `continue`, or at an item of a generator."""
+cdef tuple frame_values(Does does, tuple names):
+    """Read locals from the function's frame: left by `break`, `continue` or an error, or at a generator's item."""
+    if not names:
+        return ()
     frame = sys._getframe(0)  # nothing that is compiled has one
     local = frame.f_locals
-    values = tuple([local.get(name, UNBOUND) for name in does.exit_locals])
+    values = tuple([local.get(name, UNBOUND) for name in names])
     if FRAME_KEEPS_LOCALS:
         code = frame.f_code
         if does.code is not code:

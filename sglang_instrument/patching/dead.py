@@ -29,6 +29,7 @@ def dead_fields(region: Region, bindings: Bindings) -> list[str]:
         (region.bind, "enter"),
         (region.enter, "enter"),
         (region.exit, leaving),
+        (region.always, leaving),
     ]
     return [
         name for fields, moment in read for name, text in fields.items() if _is_dead(text, moment, bindings)

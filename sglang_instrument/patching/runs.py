@@ -193,8 +193,8 @@ def read(run: RegionSpan, failed: bool) -> None:
     """Read the fields of a run that has ended, and let go of what they were read from."""
     plan: Plan = run.plan
     reader, values = plan.exit, run.values
-    if failed:  # the locals may be those of an earlier turn
-        reader, values = plan.exit_after_error, ()
+    if failed:  # the other locals may be those of an earlier turn
+        reader, values = plan.exit_after_error, _frame_values(plan.error_locals)
     elif values is None:
         values = _frame_values(plan.exit_locals) if plan.exit_locals else ()
     if reader is not None:
@@ -251,7 +251,7 @@ def _count_items(run: GeneratorSpan) -> None:
 
 
 def _frame_values(names: tuple[str, ...]) -> Values:
-    """Read locals from the function's frame: left by `break` or `continue`, or at an item of a generator."""
+    """Read locals from the function's frame: left by `break`, `continue` or an error, or at a generator's item."""
     if not names:
         return ()
     frame: FrameType | None = sys._getframe(1)

@@ -133,7 +133,7 @@ def _objection(definition: FunctionDef, region: Region, statements: Statements) 
         return "`yield from` hides the items of a generator region"
     if kinds & {ast.Yield, ast.YieldFrom} and not region.generator:
         return "holds a `yield`, during which other code runs; generator = true measures such a region"
-    if (region.generator or region.capture) and reads_own_locals(definition):
+    if (region.generator or region.capture or region.always) and reads_own_locals(definition):
         return "the function reads its own locals(), so none may be added"
     for capture in region.capture:
         count = len(find_captured(statements, capture))
