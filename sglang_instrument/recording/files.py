@@ -108,7 +108,7 @@ class Files:
         for scope in list(self._open):
             self.write(scope, self._maker.control(schema.LOG_CLOSED, scope, {}), 0)
             self._close(scope)
-        self.describe_process()
+        self.describe_process(closed=True)
         self._claims.release()
 
     def claimed(self) -> set[tuple[str, int]]:
@@ -136,13 +136,17 @@ class Files:
         self._said_records, self._next_news = written, now + NEWS_EVERY_SEC
         return True
 
-    def describe_process(self) -> None:
-        """Write what this process is into `processes/`, for each rank it writes for."""
+    def describe_process(self, closed: bool = False) -> None:
+        """Write what this process is into `processes/`, for each rank it writes for.
+
+        Args:
+            closed: Whether this is the last time, so that the counts are final.
+        """
         for role, rank, name in self._claims.held():
             path = self._folder / "processes" / f"{name}.json"
             new = path.with_name(f".{path.name}.{os.getpid()}")
             try:
-                facts = {"role": role, "rank": rank, **self._describe()}
+                facts = {"role": role, "rank": rank, "closed": closed, **self._describe()}
                 path.parent.mkdir(parents=True, exist_ok=True)
                 new.write_bytes(orjson.dumps(settle(facts), option=orjson.OPT_INDENT_2))
                 new.replace(path)
