@@ -104,7 +104,10 @@ def test_what_the_locals_hold_when_the_exception_passes_is_read(patched):
     jobs[0].rid, jobs[1].rid = "7", "x"
     with pytest.raises(ValueError, match="xx"):
         module.in_a_loop(jobs)
-    assert [(one.extra, one.error) for one in records] == [({"rid": "77"}, None), ({"rid": "xx"}, "ValueError")]
+    assert [(one.extra, one.error) for one in records] == [
+        ({"rid": "77"}, None),
+        ({"rid": "xx"}, "ValueError"),
+    ]
 
 
 def test_a_cancelled_coroutine_is_named(patched):
@@ -129,7 +132,9 @@ def test_a_generator_that_does_not_come_to_its_end_is_named(patched, how, error)
     async def consume():
         items = module.generated(Job(), how == "fails")
         assert await anext(items) == 1
-        rest = asyncio.create_task(anext(items)) if how != "is closed" else asyncio.create_task(items.aclose())
+        rest = (
+            asyncio.create_task(anext(items)) if how != "is closed" else asyncio.create_task(items.aclose())
+        )
         await asyncio.sleep(0)
         rest.cancel() if how == "is cancelled" else None
         await asyncio.gather(rest, return_exceptions=True)
@@ -149,7 +154,7 @@ def test_a_field_that_cannot_be_read_is_left_out(patched):
 
 def test_a_function_that_asks_for_its_own_locals_is_left_alone(patched):
     # What reads them from the frame would renew the dict that it got.
-    module, records, [site] = patched("reads_its_own", event="e", always=ALWAYS)
+    _, _, [site] = patched("reads_its_own", event="e", always=ALWAYS)
     assert (site.state, site.note) == ("refused", "the function reads its own locals(), so none may be added")
 
 

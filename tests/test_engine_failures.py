@@ -70,7 +70,11 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("failing")
     (folder / "requests_that_end_early.py").write_text(textwrap.dedent(REQUESTS))
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_INSTRUMENT")}
-    ours = {"SGLANG_INSTRUMENT_LOG_DIR": str(folder / "logs"), "EXPERIMENT_NAME": "run", "OMP_NUM_THREADS": "1"}
+    ours = {
+        "SGLANG_INSTRUMENT_LOG_DIR": str(folder / "logs"),
+        "EXPERIMENT_NAME": "run",
+        "OMP_NUM_THREADS": "1",
+    }
     done = run_in_group(
         [sys.executable, "requests_that_end_early.py"],
         env=clean | ours,

@@ -345,7 +345,7 @@ cdef bint holds(Fields condition) except -1:
 
 
 cdef tuple frame_values(Does does, tuple names):
-    """Read locals from the function's frame: left by `break`, `continue` or an error, or at a generator's item."""
+    """Read locals from the function's frame: left by `break`, `continue` or an error, or at an item."""
     if not names:
         return ()
     frame = sys._getframe(0)  # nothing that is compiled has one

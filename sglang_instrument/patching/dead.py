@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 
 from sglang_instrument.errors import TableError
+from sglang_instrument.patching.anchors import in_quotes
 from sglang_instrument.patching.bindings import Bindings
 from sglang_instrument.patching.fields import Expression, Moment, Path, parse
 from sglang_instrument.patching.sites import Site
@@ -13,15 +14,17 @@ from sglang_instrument.patching.tables import Region
 
 def with_dead_fields(site: Site, bindings: Bindings) -> Site:
     """Add to the note of a site that was found the fields that it will never have."""
-    dead = dead_fields(site.region, bindings) if site.state == "found" else []
+    dead = dead_fields(site.region, bindings) if site.state == "found" else {}
     if not dead:
         return site
-    notes = [site.note, f"no local for {', '.join(dead)}"]
+    bare = {text for text in dead.values() if text.isidentifier()}
+    texts = f"; a text is written {', '.join(map(in_quotes, sorted(bare)))}" if bare else ""
+    notes = [site.note, f"no local for {', '.join(dead)}{texts}"]
     return replace(site, note="; ".join(note for note in notes if note))
 
 
-def dead_fields(region: Region, bindings: Bindings) -> list[str]:
-    """Return the fields whose every alternative begins at a local that is not among `bindings`."""
+def dead_fields(region: Region, bindings: Bindings) -> dict[str, str]:
+    """Return, as written, the fields whose every alternative begins at a local that is not in `bindings`."""
     leaving: Moment = "item" if region.generator else "exit"
     read: list[tuple[Mapping[str, str], Moment]] = [
         ({"when": region.when} if region.when else {}, "enter"),
@@ -31,9 +34,12 @@ def dead_fields(region: Region, bindings: Bindings) -> list[str]:
         (region.exit, leaving),
         (region.always, leaving),
     ]
-    return [
-        name for fields, moment in read for name, text in fields.items() if _is_dead(text, moment, bindings)
-    ]
+    return {
+        name: text
+        for fields, moment in read
+        for name, text in fields.items()
+        if _is_dead(text, moment, bindings)
+    }
 
 
 _parsed = cache(parse)

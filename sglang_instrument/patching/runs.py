@@ -251,7 +251,7 @@ def _count_items(run: GeneratorSpan) -> None:
 
 
 def _frame_values(names: tuple[str, ...]) -> Values:
-    """Read locals from the function's frame: left by `break`, `continue` or an error, or at a generator's item."""
+    """Read locals from the function's frame: left by `break`, `continue` or an error, or at an item."""
     if not names:
         return ()
     frame: FrameType | None = sys._getframe(1)
