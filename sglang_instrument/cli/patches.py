@@ -33,7 +33,7 @@ refused     found, but no probe may stand there
 not here    missing, as the table says of this version
 
 Nothing is imported: check reads installed packages, and with --source folders, wheels and source archives.
-A checkout without metadata tells its version by its files: version/version, __version__, pyproject.toml, setup.py.
+A checkout tells its version by version/version, __version__, pyproject.toml or setup.py.
 Where it tells none, or one in development, its shape says which version's regions to expect.
 Exit code 1 if something is not found that the table expects in that version.
 --json prints a list of tables; of check, with the "sites" of each."""

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 
 from sglang_instrument.errors import TableError
 from sglang_instrument.patching.anchors import in_quotes
 from sglang_instrument.patching.bindings import Bindings
-from sglang_instrument.patching.fields import Expression, Moment, Path, parse
+from sglang_instrument.patching.fields import Expression, Moment, Path, parsed
 from sglang_instrument.patching.sites import Site
 from sglang_instrument.patching.tables import Region
 
@@ -42,12 +41,9 @@ def dead_fields(region: Region, bindings: Bindings) -> dict[str, str]:
     }
 
 
-_parsed = cache(parse)
-
-
 def _is_dead(text: str, moment: Moment, bindings: Bindings) -> bool:
     try:
-        expression = _parsed(text, moment)
+        expression = parsed(text, moment)
     except TableError:  # said where the region's probe is made
         return False
     return all(_begins_nowhere(expression, value, bindings) for value in expression.alternatives)

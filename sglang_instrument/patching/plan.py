@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 
 from sglang_instrument.errors import TableError
 from sglang_instrument.patching.counting import StepCount, step_count
-from sglang_instrument.patching.fields import ITEM, RESULT, Expression, Moment, parse
+from sglang_instrument.patching.fields import ITEM, RESULT, Expression, Moment, parsed
 from sglang_instrument.patching.readers import Reader, condition, local_arguments, locals_of, reader
 from sglang_instrument.patching.tables import Emit, Region
 from sglang_instrument.recording.spans import Span, SyncedSpan, WatchedSpan, kind_for
@@ -143,13 +142,9 @@ def _optional(text: str | None) -> dict[str, str]:
     return {} if text is None else {"": text}
 
 
-#: A process that installs again parses nothing again.
-_parsed = cache(parse)
-
-
 def _parse(region: Region, key: str, fields: Mapping[str, str], moment: Moment) -> dict[str, Expression]:
     try:
-        return {name: _parsed(text, moment) for name, text in fields.items()}
+        return {name: parsed(text, moment) for name, text in fields.items()}
     except TableError as error:
         raise _error(region, f"{key}: {error}") from None
 

@@ -16,6 +16,7 @@ from sglang_instrument.errors import TableError
 from sglang_instrument.patching.anchors import Anchors, parse_anchors
 from sglang_instrument.patching.entry import Entry
 from sglang_instrument.patching.fields import BINDABLE
+from sglang_instrument.patching.inside_fields import unknown_fields
 from sglang_instrument.patching.shipped import read_table, shipped_tables
 from sglang_instrument.patching.versions import Requirement
 from sglang_instrument.schema import PHASES, Phase
@@ -225,6 +226,8 @@ def parse_table(name: str, content: object, shown: str | None = None) -> Table:
     )
     if not patches:
         raise entry.error("has no [[patch]]")
+    for region, reason in unknown_fields(region for patch in patches for region in patch.regions):
+        raise entry.error(f"patch {region.origin.patch + 1}: region {region.origin.region + 1}: {reason}")
     detail = entry.choice("engine_detail", _ENGINE_DETAILS)
     return Table(name, trainer, entry.text("package") or trainer, patches, detail)
 
