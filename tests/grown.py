@@ -500,6 +500,8 @@ class _Grower:
                 region["exit"]["result"] = "result"
         if region.get("emit") == "enter":
             region.pop("exit", None)
+        if not (region.get("emit") or is_expression) and self.below(3) == 0:
+            region["always"] = {"fourth": self.name_read()}
         if not (region.get("generator") or region.get("emit") or is_expression):
             if self.below(3) == 0:
                 region["bind"] = {"turn": "x", "request_id": self.name_read()}

@@ -31,6 +31,7 @@ class NotingProbe:
         self.wants_result = "result" in region.exit.values()
         self.wants_items = region.generator
         self.item_locals = () if region.ends is None else (region.ends,)
+        self.error_locals = tuple(region.always.values())
         self.is_moment = False
 
     def counted(self) -> "NotingProbe":
@@ -48,6 +49,9 @@ class NotingProbe:
 
     def leave(self, *values: Any) -> None:
         self.notes.append((self.event, "leave", *values))
+
+    def fail(self, *values: Any) -> None:
+        self.notes.append((self.event, "fail", *values))
 
     def leave_result(self, result: Any, *values: Any) -> Any:
         self.notes.append((self.event, "result", result, *values))

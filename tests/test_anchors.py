@@ -137,6 +137,15 @@ def test_anchors_that_cannot_be_are_explained(texts, message):
         parse_anchors(texts)
 
 
+def test_a_text_that_is_written_as_a_name_is_shown_with_the_quotes_that_it_needs(shape):
+    with pytest.raises(AnchorsMissing) as missing:
+        shape.resolve(parse_anchors({"from": "prepare", "through": "gen"}))
+    assert str(missing.value) == "no statement mentions gen; as a text it is there: write \"'gen'\""
+    with pytest.raises(AnchorsMissing) as missing:
+        shape.resolve(parse_anchors({"from": "'gen'", "through": "gone"}))
+    assert str(missing.value) == "no statement mentions gone"
+
+
 def test_every_way_of_not_resolving_is_one_kind():
     assert issubclass(AnchorsMissing, Unresolved)
     assert issubclass(AnchorsAmbiguous, Unresolved)

@@ -7,6 +7,7 @@ import contextvars
 import gc
 import itertools
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -190,7 +191,7 @@ def described(error, depth=0):
         if row.filename not in ours
     ]
     return (
-        *(type(error).__name__, str(error), rows),
+        *(type(error).__name__, re.sub(" at 0x[0-9a-f]+", "", str(error)), rows),
         described(error.__cause__, depth + 1),
         (error.__suppress_context__, described(error.__context__, depth + 1)),
         [described(one, depth + 1) for one in getattr(error, "exceptions", ())],

@@ -99,7 +99,7 @@ def test_what_is_read_is_written_as_it_is_shown(recorded, known, bound):
 
 SUMS = [(kind, event) for kind in ("total", "sum", "mean") for event in ("part", "own")]
 PARTS = probes(
-    {"event": "part", "exit": {"n": "n"}},
+    {"event": "part", "exit": {"n": "n", "nothing": "n.nothing"}},
     {"event": "own", "exit": {"duration_sec": "n", "turn": "n"}},
     {
         "event": "whole",

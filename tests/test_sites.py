@@ -477,4 +477,4 @@ def test_a_local_of_a_function_around_is_no_missing_one(folder, make):
     plant(folder, source)
     patcher, _ = make({"target": "f", "region": [{"event": "f", "exit": {"size": "size", "gone": "other"}}]})
     patcher.install()
-    assert [site.note for site in patcher.results()] == ["no local for gone"]
+    assert [site.note for site in patcher.results()] == ["no local for gone; a text is written \"'other'\""]

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -117,6 +118,43 @@ def test_status_tells_a_process_that_ended_and_one_of_another_host(run_script, p
     )
     answer = json.loads(printed("status", ended.folder, "--json"))
     assert [process["state"] for process in answer["processes"]] == ["ended", None]
+
+
+def test_status_says_that_a_killed_process_may_have_recorded_more(start_script, printed):
+    script = start_script(
+        """
+        import os, signal, sglang_instrument
+        sglang_instrument.install()
+        with sglang_instrument.step(1), sglang_instrument.span("parse"):
+            pass
+        sglang_instrument.flush()
+        with sglang_instrument.step(1):
+            for _ in range(1000):
+                with sglang_instrument.span("parse"):
+                    pass
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    script.wait(code=-signal.SIGKILL)
+    (row,) = [line for line in printed("status", script.folder).splitlines() if line.startswith("worker_0")]
+    assert re.search(r"ended .* at least [0-9,]+ +at least 0 +0$", row.rstrip())
+    (process,) = json.loads(printed("status", script.folder, "--json"))["processes"]
+    assert process["log_closed"] is False
+
+
+def test_status_gives_the_counts_of_a_process_that_ended_as_they_are(run_script, printed):
+    ended = run_script(
+        """
+        import sglang_instrument
+        sglang_instrument.install()
+        for _ in range(3):
+            with sglang_instrument.step(1), sglang_instrument.span("parse"):
+                pass
+        """
+    )
+    (row,) = [line for line in printed("status", ended.folder).splitlines() if line.startswith("worker_0")]
+    assert row.split()[-3:] == ["3", "0", "0"]
+    assert "at least" not in row
 
 
 def test_status_shows_the_newest_run_and_names_the_processes_of_earlier_ones(install, printed):

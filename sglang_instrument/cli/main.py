@@ -98,7 +98,8 @@ def _run(arguments: list[str]) -> int:
         ) from missing
 
 
-def _run_command(name: str, arguments: list[str]) -> int:
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a command's arguments."""
     command = importlib.import_module(COMMANDS[name][0])
     parser = argparse.ArgumentParser(
         prog=f"sglang-instrument {name}",
@@ -106,8 +107,13 @@ def _run_command(name: str, arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_arguments(parser)
+    return parser
+
+
+def _run_command(name: str, arguments: list[str]) -> int:
+    command = importlib.import_module(COMMANDS[name][0])
     try:
-        parsed = parser.parse_args(arguments)
+        parsed = parser_of(name).parse_args(arguments)
     except SystemExit as stop:  # argparse has said what it had to say
         return int(stop.code or 0)
     code = int(command.run(parsed))

@@ -33,6 +33,8 @@ refused     found, but no probe may stand there
 not here    missing, as the table says of this version
 
 Nothing is imported: check reads installed packages, and with --source folders, wheels and source archives.
+A checkout tells its version by version/version, __version__, pyproject.toml or setup.py.
+Where it tells none, or one in development, its shape says which version's regions to expect.
 Exit code 1 if something is not found that the table expects in that version.
 --json prints a list of tables; of check, with the "sites" of each."""
 
@@ -115,10 +117,9 @@ def _print(read: Sequence[Checked], unread: Iterable[Checked]) -> None:
         sites = one.sites or ()
         found = sum(site.state == "found" for site in sites)
         wanted = found + len(_lacking(one))
-        version = f" {one.version}" if one.version else ""
-        print_line(
-            f"{one.table.name} in {one.source} ({one.table.package}{version}): {found} of {wanted} found"
-        )
+        version = f" {one.version or 'of no known version'}{', judged by its shape' if one.by_shape else ''}"
+        counted = f"{found} of {wanted} found" if wanted else "for other versions"
+        print_line(f"{one.table.name} in {one.source} ({one.table.package}{version}): {counted}")
         shown = [site for site in sites if site.state != "found"] if several else sites
         if shown:
             Console().print(_sites(shown))

@@ -74,7 +74,8 @@ cdef class Does:
     cdef Reader exit_after_error
     cdef Reader ends
     cdef object steps
-    cdef tuple not_handed_over  # stands for the locals at exit where rewritten code may not add one to hold the run
+    # stand for the locals at exit, or after an error, where rewritten code handed none over
+    cdef tuple no_values, no_error_values
     cdef frozenset wants_inside
     cdef bint binds_ids_alone
     cdef Py_ssize_t request_id, turn  # where the readers' names have them
@@ -88,7 +89,7 @@ cdef class Does:
         self.when, self.leader, self.bind, self.process = plan.when, plan.leader, plan.bind, plan.process
         self.enter, self.exit, self.exit_after_error = plan.enter, plan.exit, plan.exit_after_error
         self.ends, self.steps = plan.ends, plan.steps
-        self.not_handed_over = (UNBOUND,) * len(plan.exit_locals)
+        self.no_values, self.no_error_values = (UNBOUND,) * len(plan.exit_locals), (UNBOUND,) * len(plan.error_locals)
         self.wants_inside = frozenset(map(sys.intern, plan.wants_inside))
         self.wants_item = plan.wants_item
         self.is_span, self.is_entry = plan.emit == "span", plan.emit == "enter"
@@ -109,12 +110,17 @@ cdef class RegionSpan(Span):
 
     cdef Does does
     cdef tuple values  # the locals at the last statement
+    cdef tuple error_values  # the locals when an exception passed
     cdef object value  # what is returned, or the item
     cdef Inside inside
 
     def leave(self, *values):
         """Take the locals that the exit fields read, as they are at the region's last statement."""
         self.values = values
+
+    def fail(self, *values):
+        """Take the locals that are read after an exception, as they are when it passes."""
+        self.error_values = values
 
     def leave_result(self, result, *values):
         """Take the returned value and the locals; return the former."""
@@ -145,14 +151,15 @@ cdef class RegionSpan(Span):
         cdef Reader reader = does.exit
         cdef tuple values
         cdef Fields fields
-        if failed:  # the locals may be those of an earlier turn
-            reader, values = does.exit_after_error, ()
+        if failed:  # the other locals may be those of an earlier turn
+            reader = does.exit_after_error
+            values = does.no_error_values if self.error_values is None else self.error_values
         else:
             values = handed_over(self)
         if reader is not None:
             fields = reader.read(None, self.value, self.inside, (self.end or now_ns()) - self.start, values)
             self.fields = fields if self.fields is None else self.with_those_at_entry(fields, failed)
-        self.values = self.value = None
+        self.values = self.error_values = self.value = None
         return 0
 
     cdef object with_those_at_entry(self, Fields fields, bint failed):
@@ -229,7 +236,7 @@ cdef class FullSpan(RegionSpan):
         cdef Bound bound = self.bound
         if self.does.watched:
             note_closed(self, &self.place)
-        self.values = self.value = None
+        self.values = self.error_values = self.value = None
         if self.inside is not None:
             self.inside.end()
             self.inside = None
@@ -316,6 +323,9 @@ cdef class Skipped:
     def leave(self, *values):
         """Take nothing."""
 
+    def fail(self, *values):
+        """Take nothing."""
+
     def leave_result(self, result, *values):
         """Return the result."""
         return result
@@ -343,7 +353,7 @@ cdef bint holds(Fields condition) except -1:
 
 cdef inline tuple handed_over(RegionSpan run):
     """Return the values of the locals that the fields at exit read."""
-    return run.does.not_handed_over if run.values is None else run.values
+    return run.does.no_values if run.values is None else run.values
 
 
 cdef enum Way:

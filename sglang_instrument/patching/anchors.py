@@ -170,10 +170,17 @@ class Shape:
 
     def _what_is_missing(self, anchors: Anchors) -> str:
         everything = frozenset[str]().union(*map(self._mentioned, self.definition.body))
-        absent = [" | ".join(anchor) for anchor in anchors if anchor and everything.isdisjoint(anchor)]
+        absent = [anchor for anchor in anchors if anchor and everything.isdisjoint(anchor)]
         if absent:
-            return f"no statement mentions {', '.join(absent)}"
+            texts = [in_quotes(name) for anchor in absent for name in anchor if repr(name) in everything]
+            hint = f"; as a text it is there: write {', '.join(texts)}" if texts else ""
+            return f"no statement mentions {', '.join(map(' | '.join, absent))}{hint}"
         return "no block mentions its anchors in this order"
+
+
+def in_quotes(text: str) -> str:
+    """Return a text as a table has to say it: in quotes of its own."""
+    return f"\"'{text}'\""
 
 
 def statement_lists(statement: ast.stmt) -> Iterator[Block]:

@@ -8,6 +8,7 @@ A region of statements becomes, where `a` is named by the fields read at entry a
         yield local.item(value, b)       # generator regions; passes `value` on; `b` where `ends` reads it
         local.leave_result(value, b)     # before `return value`; where no result is wanted, local.leave(b)
         local.leave(b)                   # the region's last line, and before a `break` or `continue` from it
+        local.fail(b)                    # where an exception passes, which goes on
 
 A region that hands nothing over is `with PROBE(a):`, without a local; one whose probe `is_moment`, for it
 records its beginning and no more, is `PROBE(a)` before the statements. A local of the program that is not
@@ -30,12 +31,13 @@ class Probe(Protocol):
     """The constant in rewritten code; hashable, and picklable by reference.
 
     `exit_locals` are what the fields at exit read. `item_locals` are handed over with each item: the same, of
-    a generator that may end at one.
+    a generator that may end at one. `error_locals` are what is read after an exception.
     """
 
     enter_locals: tuple[str, ...]
     exit_locals: tuple[str, ...]
     item_locals: tuple[str, ...]
+    error_locals: tuple[str, ...]
     wants_result: bool
     wants_items: bool
     is_moment: bool

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 
 from sglang_instrument.errors import TableError
+from sglang_instrument.patching.anchors import in_quotes
 from sglang_instrument.patching.bindings import Bindings
-from sglang_instrument.patching.fields import Expression, Moment, Path, parse
+from sglang_instrument.patching.fields import Expression, Moment, Path, parsed
 from sglang_instrument.patching.sites import Site
 from sglang_instrument.patching.tables import Region
 
@@ -15,20 +15,16 @@ def with_dead_fields(site: Site, bindings: Bindings) -> Site:
     """Add to the note of a site that was found the fields that it will never have."""
     if site.state != "found":
         return site
-    dead = dead_fields(site.region, bindings)
+    notes = [site.note, _say_dead(dead_fields(site.region, bindings))]
     unread = fields_not_read(site.region, bindings)
-    notes = [
-        site.note,
-        f"no local for {', '.join(dead)}" if dead else "",
-        f"the function reads its own locals(), so none may be added, and not read: {', '.join(unread)}"
-        if unread
-        else "",
-    ]
+    if unread:
+        why = "the function reads its own locals(), so none may be added"
+        notes.append(f"{why}, and not read: {', '.join(unread)}")
     return replace(site, note="; ".join(note for note in notes if note))
 
 
-def dead_fields(region: Region, bindings: Bindings) -> list[str]:
-    """Return the fields whose every alternative begins at a local that is not among `bindings`."""
+def dead_fields(region: Region, bindings: Bindings) -> dict[str, str]:
+    """Return, as written, the fields whose every alternative begins at a local that is not in `bindings`."""
     leaving: Moment = "item" if region.generator else "exit"
     read: list[tuple[Mapping[str, str], Moment]] = [
         ({"when": region.when} if region.when else {}, "enter"),
@@ -36,10 +32,14 @@ def dead_fields(region: Region, bindings: Bindings) -> list[str]:
         (region.bind, "enter"),
         (region.enter, "enter"),
         (region.exit, leaving),
+        (region.always, leaving),
     ]
-    return [
-        name for fields, moment in read for name, text in fields.items() if _is_dead(text, moment, bindings)
-    ]
+    return {
+        name: text
+        for fields, moment in read
+        for name, text in fields.items()
+        if _is_dead(text, moment, bindings)
+    }
 
 
 def fields_not_read(region: Region, bindings: Bindings) -> list[str]:
@@ -49,19 +49,24 @@ def fields_not_read(region: Region, bindings: Bindings) -> list[str]:
     return [name for name, text in region.exit.items() if not _survives_error(text)]
 
 
-_parsed = cache(parse)
+def _say_dead(dead: Mapping[str, str]) -> str:
+    if not dead:
+        return ""
+    bare = {text for text in dead.values() if text.isidentifier()}
+    texts = f"; a text is written {', '.join(map(in_quotes, sorted(bare)))}" if bare else ""
+    return f"no local for {', '.join(dead)}{texts}"
 
 
 def _survives_error(text: str) -> bool:
     try:
-        return _parsed(text, "exit").survives_error
+        return parsed(text, "exit").survives_error
     except TableError:  # said where the region's probe is made
         return True
 
 
 def _is_dead(text: str, moment: Moment, bindings: Bindings) -> bool:
     try:
-        expression = _parsed(text, moment)
+        expression = parsed(text, moment)
     except TableError:  # said where the region's probe is made
         return False
     return all(_begins_nowhere(expression, value, bindings) for value in expression.alternatives)

@@ -10,6 +10,7 @@ import keyword
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final, Literal
 
 from sglang_instrument.errors import TableError
@@ -136,6 +137,9 @@ def parse(text: object, moment: Moment = "exit") -> Expression:
         raise TableError(f"a field must be an expression in a string, got {text!r}")
     return _Parser(text, moment).expression()
 
+
+#: A process that reads a table, or installs, again parses nothing again.
+parsed: Final = cache(parse)
 
 #: What must follow a root that is no value itself.
 _AFTER_ROOT: Final = {

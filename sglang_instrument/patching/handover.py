@@ -1,7 +1,7 @@
 """Write the calls by which a region hands values to its probe: at its start, its end, its ways out."""
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -53,7 +53,13 @@ class Handing:
     def local(self) -> str | None:
         """The local that holds the open region; None where nothing is handed over after the start."""
         probe = self.probe
-        wanted = self._guards_start or probe.exit_locals or probe.wants_result or probe.wants_items
+        wanted = (
+            self._guards_start
+            or probe.exit_locals
+            or probe.error_locals
+            or probe.wants_result
+            or probe.wants_items
+        )
         return (
             f"_sglang_instrument_{self.number}"
             if not self.bindings.are_read and (wanted or self.captures)
@@ -86,11 +92,7 @@ class Handing:
         if self.local is None or not (names or wanted):
             return []
         method = "leave_result" if wanted else "leave"
-        first = [result] if result is not None and wanted else []
-        handed = ast.Expr(self.call(method, [*first, *self._values(names, None)]))
-        if self._all_sure(names, sure):
-            return [handed]
-        return [self._try(handed, ast.Expr(self.call(method, [*first, *self._values(names, sure)])))]
+        return self._hand(method, names, sure, [result] if result is not None and wanted else [])
 
     def item(self, node: ast.Yield) -> ast.Call:
         """Return what hands an item over on its way out, with the locals that are read there.
@@ -101,18 +103,31 @@ class Handing:
         sure = self.sure_at_yields.get(id(node), frozenset())
         return self.call("item", [item, *self._values(self.probe.item_locals, sure)])
 
-    def closed(self, body: Block) -> Block:
-        """Return the statements of a generator's region, which hand over when its consumer closes it, too."""
-        handing = self.leave(self.sure_at_start) if self.probe.wants_items else []
-        if not handing:
-            return body
-        closed = ast.ExceptHandler(self.constants.hold(GeneratorExit), None, [*handing, ast.Raise()])
-        return [ast.Try(body=body, handlers=[closed], orelse=[], finalbody=[])]
+    def handing_over_on_errors(self, body: Block) -> Block:
+        """Return the statements, which hand over when a generator is closed or an exception passes."""
+        handlers = [
+            ast.ExceptHandler(self.constants.hold(kind), None, [*handing, ast.Raise()])
+            for kind, handing in (
+                (GeneratorExit, self.leave(self.sure_at_start) if self.probe.wants_items else []),
+                (BaseException, self._hand("fail", self.probe.error_locals, self.sure_at_start)),
+            )
+            if handing
+        ]
+        return [ast.Try(body=body, handlers=handlers, orelse=[], finalbody=[])] if handlers else body
 
     def call(self, method: str, arguments: list[ast.expr]) -> ast.Call:
         """Return a call of the open region's method."""
         local = ast.Name(self.local or "", ast.Load())
         return ast.Call(ast.Attribute(local, method, ast.Load()), arguments, [])
+
+    def _hand(self, method: str, names: Sequence[str], sure: Names, first: Sequence[ast.expr] = ()) -> Block:
+        """Return the statements that call a method with `first` and the values of the names, if any."""
+        if not (names or first):
+            return []
+        handed = ast.Expr(self.call(method, [*first, *self._values(names, None)]))
+        if self._all_sure(names, sure):
+            return [handed]
+        return [self._try(handed, ast.Expr(self.call(method, [*first, *self._values(names, sure)])))]
 
     @property
     def _guards_start(self) -> bool:
@@ -169,7 +184,7 @@ class HandOver(ast.NodeTransformer):
         self._open.pop()
         if not isinstance(node.body[-1], _LEAVING):
             node.body += region.leave(region.sure_at_end)
-        node.body = [located(one, region.at) for one in region.closed(node.body)]
+        node.body = [located(one, region.at) for one in region.handing_over_on_errors(node.body)]
         return node
 
     def visit_For(self, node: ast.For) -> ast.For:

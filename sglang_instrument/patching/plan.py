@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 
 from sglang_instrument.errors import TableError
 from sglang_instrument.patching.counting import StepCount, step_count
-from sglang_instrument.patching.fields import ITEM, RESULT, Expression, Moment, parse
+from sglang_instrument.patching.fields import ITEM, RESULT, Expression, Moment, parsed
 from sglang_instrument.patching.readers import Reader, condition, local_arguments, locals_of, reader
 from sglang_instrument.patching.tables import Emit, Region
 from sglang_instrument.recording.spans import Span, SyncedSpan, WatchedSpan, kind_for
@@ -42,6 +41,7 @@ class Plan:
     ends: Reader | None = None
     enter_locals: tuple[str, ...] = ()
     exit_locals: tuple[str, ...] = ()
+    error_locals: tuple[str, ...] = ()
     wants_result: bool = False
     wants_item: bool = False
     wants_inside: frozenset[str] = frozenset()
@@ -77,9 +77,11 @@ def make_plan(region: Region, reports: bool = False) -> Plan:
     bind = _parse(region, "bind", region.bind, "enter")
     process = _parse(region, "process", region.process, "enter")
     enter = _parse(region, "enter", region.enter, "enter")
-    exit_ = _parse(region, "exit", region.exit, leaving)
+    always = _parse(region, "always", region.always, leaving)
+    exit_ = {**always, **_parse(region, "exit", region.exit, leaving)}
     ends = _parse(region, "ends", _optional(region.ends), leaving)
-    after_error = {name: expression for name, expression in exit_.items() if expression.survives_error}
+    after_error = {**always, **{name: one for name, one in exit_.items() if one.survives_error}}
+    error_locals = locals_of(after_error.values())
     at_entry = (when, leader, bind, process, enter)
     entering = locals_of([expression for fields in at_entry for expression in fields.values()])
     leaving_locals = locals_of([*exit_.values(), *ends.values()])
@@ -107,10 +109,11 @@ def make_plan(region: Region, reports: bool = False) -> Plan:
         process=reader(process, local_arguments(entering)),
         enter=reader(enter, local_arguments(entering)),
         exit=reader(exit_, local_arguments(leaving_locals)),
-        exit_after_error=reader(after_error, local_arguments(())),
+        exit_after_error=reader(after_error, local_arguments(error_locals)),
         ends=condition(ends, local_arguments(leaving_locals)),
         enter_locals=entering,
         exit_locals=leaving_locals,
+        error_locals=error_locals,
         wants_result=any(RESULT in expression.roots for expression in exit_.values()),
         wants_item=any(ITEM in expression.roots for expression in [*exit_.values(), *ends.values()]),
         wants_inside=wants_inside,
@@ -122,8 +125,9 @@ def wanted_events(regions: Iterable[Region]) -> frozenset[str]:
     wanted: set[str] = set()
     for region in regions:
         try:
+            at_exit = {**region.exit, **region.always}
             wanted |= _events(
-                _parse(region, "exit", region.exit, "item" if region.generator else "exit").values()
+                _parse(region, "exit", at_exit, "item" if region.generator else "exit").values()
             )
         except TableError:  # said when the probe of this region is made; the other regions go on
             continue
@@ -138,13 +142,9 @@ def _optional(text: str | None) -> dict[str, str]:
     return {} if text is None else {"": text}
 
 
-#: A process that installs again parses nothing again.
-_parsed = cache(parse)
-
-
 def _parse(region: Region, key: str, fields: Mapping[str, str], moment: Moment) -> dict[str, Expression]:
     try:
-        return {name: _parsed(text, moment) for name, text in fields.items()}
+        return {name: parsed(text, moment) for name, text in fields.items()}
     except TableError as error:
         raise _error(region, f"{key}: {error}") from None
 

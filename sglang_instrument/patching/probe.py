@@ -44,6 +44,7 @@ class Probe(Opener):
     Attributes:
         exit_locals: The locals that the fields at exit read.
         item_locals: The same, of a generator that may end at an item.
+        error_locals: The locals that are read after an exception.
     """
 
     region: Region
@@ -54,6 +55,7 @@ class Probe(Opener):
     enter_locals: tuple[str, ...] = ()
     exit_locals: tuple[str, ...] = ()
     item_locals: tuple[str, ...] = ()
+    error_locals: tuple[str, ...] = ()
     wants_result: bool = False
     wants_items: bool = False
     is_moment: bool = False
@@ -107,6 +109,7 @@ def _dressed(probe: Probe, region: Region, plan: Plan) -> Probe:
     """Return the probe with what rewritten code asks of it."""
     probe.region, probe.reports, probe.plan = region, plan.reports, plan
     probe.enter_locals, probe.exit_locals = plan.enter_locals, plan.exit_locals
+    probe.error_locals = plan.error_locals
     probe.item_locals = () if plan.ends is None else plan.exit_locals
     probe.wants_result, probe.wants_items = plan.wants_result, plan.generator
     probe.is_moment = plan.emit == "enter"

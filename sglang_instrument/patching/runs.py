@@ -26,10 +26,12 @@ Values = tuple[Any, ...]
 class RegionSpan(Span, gc=False, eq=False):
     """One run of a region that reads fields when it ends.
 
-    `plan` says what to read; `values` are the locals at the last statement, `value` what is returned.
+    `plan` says what to read; `values` are the locals at the last statement, `error_values` those when an
+    exception passed, `value` what is returned.
     """
 
     values: Values | None = None
+    error_values: Values | None = None
     value: Any = None
 
     def __exit__(
@@ -51,6 +53,10 @@ class RegionSpan(Span, gc=False, eq=False):
     def leave(self, *values: Any) -> None:
         """Take the locals that the exit fields read, as they are at the region's last statement."""
         self.values = values
+
+    def fail(self, *values: Any) -> None:
+        """Take the locals that are read after an exception, as they are when it passes."""
+        self.error_values = values
 
     def leave_result(self, result: Any, *values: Any) -> Any:
         """Take the returned value and the locals; return the former."""
@@ -145,7 +151,7 @@ class GeneratorSpan(FullSpan, gc=False, eq=False):
         if plan.wants_item:
             self.value = item
         if plan.ends is not None and not self.finished:
-            values = handed or _handed_over(self)
+            values = handed or _or_unbound(self.values, plan.exit_locals)
             if holds(plan.ends(self, *values)):
                 self.end = perf_counter_ns()
                 self.finished = True
@@ -165,6 +171,9 @@ class Skipped:
         pass
 
     def leave(self, *values: Any) -> None:
+        """Take nothing."""
+
+    def fail(self, *values: Any) -> None:
         """Take nothing."""
 
     def leave_result(self, result: Any, *values: Any) -> Any:
@@ -191,14 +200,14 @@ def holds(condition: dict[str, Any]) -> bool:
 def read(run: RegionSpan, failed: bool) -> None:
     """Read the fields of a run that has ended, and let go of what they were read from."""
     plan: Plan = run.plan
-    if failed:  # the locals may be those of an earlier turn
-        reader, values = plan.exit_after_error, ()
+    if failed:  # the other locals may be those of an earlier turn
+        reader, values = plan.exit_after_error, _or_unbound(run.error_values, plan.error_locals)
     else:
-        reader, values = plan.exit, _handed_over(run)
+        reader, values = plan.exit, _or_unbound(run.values, plan.exit_locals)
     if reader is not None:
         fields = reader(run, *values)
         run.extra = fields if run.extra is None else {**run.extra, **fields}
-    run.values = run.value = None
+    run.values = run.error_values = run.value = None
 
 
 def finish(run: FullSpan, failed: bool) -> None:
@@ -231,7 +240,7 @@ def _let_go(run: FullSpan, plan: Plan) -> None:
         OPEN.pop(id(run), None)
         if not OPEN:
             spans.all_closed()
-    run.values = run.value = None
+    run.values = run.error_values = run.value = None
     if run.inside is not None:
         inside.end(run.inside)
         run.inside = run.collecting = None
@@ -248,14 +257,13 @@ def _count_items(run: GeneratorSpan) -> None:
     run.extra = {**counted, **(run.extra or {})}
 
 
-def _handed_over(run: RegionSpan) -> Values:
-    """Return the values of the locals that the fields at exit read.
+def _or_unbound(values: Values | None, names: tuple[str, ...]) -> Values:
+    """Return the values of locals that were handed over, if they were.
 
     Rewritten code that may not add a local hands nothing over. Its frame is not read instead: before Python
     3.13 that changes the dict which the function's own `locals()` returned.
     """
-    plan: Plan = run.plan
-    return (UNBOUND,) * len(plan.exit_locals) if run.values is None else run.values
+    return (UNBOUND,) * len(names) if values is None else values
 
 
 if not TYPE_CHECKING and native.ON:

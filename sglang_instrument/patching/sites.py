@@ -135,7 +135,7 @@ def _objection(bindings: Bindings, region: Region, statements: Statements) -> st
         return "`yield from` hides the items of a generator region"
     if kinds & {ast.Yield, ast.YieldFrom} and not region.generator:
         return "holds a `yield`, during which other code runs; generator = true measures such a region"
-    if (region.generator or region.capture) and bindings.are_read:
+    if (region.generator or region.capture or region.always) and bindings.are_read:
         return "the function reads its own locals(), so none may be added"
     for capture in region.capture:
         count = len(find_captured(statements, capture))

@@ -58,7 +58,10 @@ class SwappedEntry:
 
     def restore(self) -> str | None:
         """Put the original back; return what stands in the way, None if nothing does."""
-        if vars(self.owner).get(self.name) is not self.ours:
+        present = vars(self.owner).get(self.name)
+        if present is self.original:  # restored already, as a copy of another module's entry
+            return None
+        if present is not self.ours:
             return f"{self.owner.__name__}.{self.name}: it was replaced by somebody else"
         if self.was_own:
             setattr(self.owner, self.name, self.original)

@@ -16,6 +16,7 @@ from sglang_instrument.errors import TableError
 from sglang_instrument.patching.anchors import Anchors, parse_anchors
 from sglang_instrument.patching.entry import Entry
 from sglang_instrument.patching.fields import BINDABLE
+from sglang_instrument.patching.inside_fields import unknown_fields
 from sglang_instrument.patching.shipped import read_table, shipped_tables
 from sglang_instrument.patching.versions import Requirement
 from sglang_instrument.schema import PHASES, Phase
@@ -35,7 +36,7 @@ _PATCH_KEYS: Final = frozenset({"target", "module", "requires", "leader", "regio
 _ANCHOR_KEYS: Final = frozenset({"from", "after", "through", "before", "at", "block", "call", "entering"})
 _REGION_KEYS: Final = _ANCHOR_KEYS | {
     *("event", "emit", "requires", "phase", "sync", "root", "generator", "count_steps", "new_request"),
-    *("enter", "exit", "bind", "process", "when", "ends", "capture"),
+    *("enter", "exit", "always", "bind", "process", "when", "ends", "capture"),
 }
 #: What a region may say of the whole process.
 OF_PROCESS: Final = ("role", "worker", "tp")
@@ -76,9 +77,10 @@ class Capture(NamedTuple):
 class Region:
     """The statements of a function that are one event, and what is recorded of them.
 
-    `enter`, `exit`, `bind` and `process` map names to field expressions; `when` is the condition under which
-    a run is recorded at all, `leader` that under which this process records it; `ends` is true for the item
-    with which a generator region ends.
+    `enter`, `exit`, `always`, `bind` and `process` map names to field expressions; those of `always` are read
+    with those of `exit`, after an exception, too. `when` is the condition under which a run is recorded at
+    all, `leader` that under which this process records it; `ends` is true for the item with which a
+    generator region ends.
     """
 
     origin: Origin
@@ -87,6 +89,7 @@ class Region:
     emit: Emit = "span"
     enter: Mapping[str, str] = field(default_factory=dict)
     exit: Mapping[str, str] = field(default_factory=dict)
+    always: Mapping[str, str] = field(default_factory=dict)
     bind: Mapping[str, str] = field(default_factory=dict)
     process: Mapping[str, str] = field(default_factory=dict)
     when: str | None = None
@@ -223,6 +226,8 @@ def parse_table(name: str, content: object, shown: str | None = None) -> Table:
     )
     if not patches:
         raise entry.error("has no [[patch]]")
+    for region, reason in unknown_fields(region for patch in patches for region in patch.regions):
+        raise entry.error(f"patch {region.origin.patch + 1}: region {region.origin.region + 1}: {reason}")
     detail = entry.choice("engine_detail", _ENGINE_DETAILS)
     return Table(name, trainer, entry.text("package") or trainer, patches, detail)
 
@@ -264,6 +269,7 @@ def _parse_region(entry: Entry, requires: Requirement | None, fields: FieldSets,
         emit=cast("Emit", entry.choice("emit", get_args(Emit)) or "span"),
         enter=entry.expressions("enter", fields),
         exit=entry.expressions("exit", fields),
+        always=entry.expressions("always", fields),
         bind=entry.expressions("bind", fields),
         process=entry.expressions("process", fields),
         when=entry.text("when"),
@@ -289,6 +295,8 @@ def _parse_region(entry: Entry, requires: Requirement | None, fields: FieldSets,
         raise entry.error(f"emit = {region.emit!r} is a point: it can be no generator and bind nothing")
     if region.is_expression and (region.emit != "span" or region.generator or region.capture):
         raise entry.error("call and entering are spans: they can be no point, no generator, capture nothing")
+    if region.always and (region.emit != "span" or region.is_expression):
+        raise entry.error("always is read in the function, when a span of its statements is left")
     if region.ends is not None and not region.generator:
         raise entry.error("ends needs generator = true")
     return region

@@ -17,6 +17,7 @@ NO_PROBE: Final = """type("NoProbe", (), {
     "capture": lambda self, name, value: value,
     "item": lambda self, value, *values: value,
     "leave": lambda self, *values: None,
+    "fail": lambda self, *values: None,
     "leave_result": lambda self, *values: None,
 })()"""
 #: In the place of what is called with a value and passes it on.

@@ -3,7 +3,7 @@
 import re
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ModuleSpec
@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Final
 
 from sglang_instrument.errors import TargetError
+from sglang_instrument.patching.source_versions import Read, normal, told_version
 from sglang_instrument.patching.versions import installed_version
 
 #: Where a project may keep its packages.
 _LAYOUTS: Final = ("", "python/", "src/")
 _WHEEL: Final = re.compile(r"(?P<package>[\w.]+)-(?P<version>[^-]+)-.*\.whl")
-_ARCHIVE: Final = re.compile(r"(?P<package>[\w.-]+?)-(?P<version>\d[^-]*)\.(?:tar\.\w+|tgz|zip)")
+_ARCHIVE: Final = re.compile(r"(?P<package>[\w.-]+?)-(?P<version>\d+(?:\.[\w+]+)+)\.(?:tar\.\w+|tgz|zip)")
 _UNPACKED: Final = re.compile(r"(?P<package>[\w.]+)-(?P<version>[^-]+)\.dist-info")
 
 
@@ -26,12 +27,14 @@ class SourceTree:
     """Packages that can be read.
 
     `read` gives the content of a path such as "sglang/srt/server.py", None where there is none; `versions`
-    are those that the tree itself tells, by the distribution's name in lower case with underscores.
+    are those that names of files tell, by the distribution's name in lower case with underscores; `projects`
+    read the files of each folder in which a project may lie.
     """
 
     name: str
-    read: Callable[[str], bytes | None]
+    read: Read
     versions: dict[str, str]
+    projects: Sequence[Read] = ()
 
     def module(self, name: str) -> bytes | None:
         """Return the source of a module, None if the tree has no such module."""
@@ -41,7 +44,7 @@ class SourceTree:
 
     def version(self, package: str) -> str | None:
         """Return the version of a distribution, None where the tree does not tell."""
-        return self.versions.get(_normal(package))
+        return self.versions.get(normal(package)) or told_version(package, self.read, self.projects)
 
 
 class InstalledPackages(SourceTree):
@@ -52,7 +55,7 @@ class InstalledPackages(SourceTree):
 
     def version(self, package: str) -> str | None:
         """Return the version of an installed distribution."""
-        return installed_version(package)
+        return installed_version(package) or super().version(package)
 
 
 def open_tree(path: Path) -> SourceTree:
@@ -79,8 +82,8 @@ def _folder(root: Path) -> SourceTree:
 
     folders = ["", *(f"{one.name}/" for one in sorted(root.iterdir()) if one.is_dir())]
     unpacked = (_UNPACKED.fullmatch(one.name) for one in root.iterdir())
-    versions = {_normal(match["package"]): match["version"] for match in unpacked if match}
-    return SourceTree(str(root), _in_any(folders, read), versions)
+    versions = {normal(match["package"]): match["version"] for match in unpacked if match}
+    return SourceTree(str(root), _in_any(folders, read), versions, _each(folders, read))
 
 
 def _zip(path: Path) -> SourceTree:
@@ -90,7 +93,8 @@ def _zip(path: Path) -> SourceTree:
     def read(name: str) -> bytes | None:
         return archive.read(name) if name in names else None
 
-    return SourceTree(str(path), _in_any(_tops(names), read), _told_by_name(path))
+    folders = _tops(names)
+    return SourceTree(str(path), _in_any(folders, read), _told_by_name(path), _each(folders, read))
 
 
 def _tar(path: Path) -> SourceTree:
@@ -101,12 +105,26 @@ def _tar(path: Path) -> SourceTree:
         member = archive.extractfile(name) if name in names else None
         return None if member is None else member.read()
 
-    return SourceTree(str(path), _in_any(_tops(names), read), _told_by_name(path))
+    folders = _tops(names)
+    return SourceTree(str(path), _in_any(folders, read), _told_by_name(path), _each(folders, read))
 
 
-def _in_any(folders: Iterable[str], read: Callable[[str], bytes | None]) -> Callable[[str], bytes | None]:
+def _prefixes(folders: Iterable[str]) -> list[str]:
+    return [f"{folder}{layout}" for folder in folders for layout in _LAYOUTS]
+
+
+def _each(folders: Iterable[str], read: Read) -> list[Read]:
+    """Return a reader for each place in which a project may lie."""
+
+    def below(prefix: str) -> Read:
+        return lambda path: read(f"{prefix}{path}")
+
+    return list(map(below, _prefixes(folders)))
+
+
+def _in_any(folders: Iterable[str], read: Read) -> Read:
     """Return a reader that looks for a top-level package in each folder, in each layout."""
-    prefixes = [f"{folder}{layout}" for folder in folders for layout in _LAYOUTS]
+    prefixes = _prefixes(folders)
     known: dict[str, str] = {}  # a package may have no __init__.py to tell it by: the first file found does
 
     def read_under(path: str) -> bytes | None:
@@ -153,8 +171,4 @@ def _tops(names: Iterable[str]) -> list[str]:
 
 def _told_by_name(path: Path) -> dict[str, str]:
     match = _WHEEL.fullmatch(path.name) or _ARCHIVE.fullmatch(path.name)
-    return {} if match is None else {_normal(match["package"]): match["version"]}
-
-
-def _normal(package: str) -> str:
-    return re.sub(r"[-_.]+", "_", package).lower()
+    return {} if match is None else {normal(match["package"]): match["version"]}

@@ -28,11 +28,28 @@ def numbers_of(version: str) -> Numbers:
     return (*numbers, *[0] * (_PLACES - len(numbers)))
 
 
+def is_release(version: str | None) -> bool:
+    """Say whether a version tells what it has.
+
+    One in development says which release comes next; 0.0.0 is what tools make up where they see no tag.
+    """
+    return version is not None and ".dev" not in version and any(numbers_of(version))
+
+
 @dataclass(frozen=True)
 class Requirement:
     """A range of versions such as ">=0.5.1,<0.6"."""
 
     text: str
+
+    @property
+    def edges(self) -> frozenset[str]:
+        """The versions at which the answer may change, and one right behind each."""
+        named = [
+            numbers_of(match[2]) for clause in self.text.split(",") if (match := _CLAUSE.fullmatch(clause))
+        ]
+        behind = [(*numbers[:-1], numbers[-1] + 1) for numbers in named]
+        return frozenset(".".join(map(str, numbers)) for numbers in (*named, *behind))
 
     def __post_init__(self) -> None:
         for clause in self.text.split(","):
