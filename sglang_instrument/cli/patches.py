@@ -34,7 +34,7 @@ not here    missing, as the table says of this version
 
 Nothing is imported: check reads installed packages, and with --source folders, wheels and source archives.
 The version of a checkout is read from version/version, __version__, pyproject.toml or setup.py. Without one,
-or with a development version, check takes the version with the fewest missing regions ("judged by its shape").
+or with a development version, check takes the one with the fewest missing regions ("judged by its shape").
 Exit code 1 if something is not found that the table expects in that version.
 --json prints a list of tables; of check, with the "sites" of each."""
 

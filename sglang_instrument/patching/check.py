@@ -60,8 +60,8 @@ def check(tables: Sequence[Table], tree: SourceTree | None = None) -> list[Check
 def _version_by_shape(checked: Sequence[Checked]) -> str:
     """Return the version, of those that a package's tables tell apart, that fits what was found best.
 
-    The fewest regions of this version are missing; among equals, most of its regions are found, then it is the
-    newest. A version without any found region comes last.
+    The fewest regions of this version are missing; among equals, most of its regions are found, then it is
+    the newest. A version without any found region comes last.
     """
     requirements = [(site, site.region.requires) for one in checked for site in one.sites or ()]
     edges = {edge for _, requires in requirements if requires is not None for edge in requires.edges}
