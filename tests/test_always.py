@@ -162,5 +162,7 @@ def test_a_function_that_asks_for_its_own_locals_is_left_alone(patched):
 def test_a_point_or_an_expression_has_none(kind):
     region = {"event": "e", "always": ALWAYS, **kind}
     content = {"trainer": "t", "module": "m", "patch": [{"target": "f", "region": [region]}]}
-    with pytest.raises(TableError, match="always is read in the function, when a span of its statements"):
+    with pytest.raises(
+        TableError, match="always works for statements with a duration: not with emit, call or"
+    ):
         parse_table("t", content)

@@ -33,8 +33,8 @@ refused     found, but no probe may stand there
 not here    missing, as the table says of this version
 
 Nothing is imported: check reads installed packages, and with --source folders, wheels and source archives.
-A checkout tells its version by version/version, __version__, pyproject.toml or setup.py.
-Where it tells none, or one in development, its shape says which version's regions to expect.
+The version of a checkout is read from version/version, __version__, pyproject.toml or setup.py. Without one,
+or with a development version, check takes the one with the fewest missing regions ("judged by its shape").
 Exit code 1 if something is not found that the table expects in that version.
 --json prints a list of tables; of check, with the "sites" of each."""
 
@@ -154,6 +154,7 @@ def _as_json(checked: Checked) -> dict[str, Any]:
         "trainer": checked.table.trainer,
         "source": checked.source,
         "version": checked.version,
+        "by_shape": checked.by_shape,
         "sites": None if checked.sites is None else [_site_as_json(site) for site in checked.sites],
     }
 

@@ -21,7 +21,7 @@ its first record, every 10 s while it records, a second after the last record, a
 process   what it writes: its role and rank; "reached" if it recorded nothing so far
 state     running, ended, or ended without a word (killed, os._exit, exec), of processes of this host
 patches   events that are recorded, of those whose code was imported
-records   how many it recorded; "at least 40" if it did not say so at its end: it was killed or runs elsewhere
+records   how many it recorded; "at least 40" without a final report: killed, or on another host
 dropped   records that could not be written
 
 Below the table stand the events that are missing, with the reason, and what processes complained of.

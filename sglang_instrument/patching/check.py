@@ -58,10 +58,10 @@ def check(tables: Sequence[Table], tree: SourceTree | None = None) -> list[Check
 
 
 def _version_by_shape(checked: Sequence[Checked]) -> str:
-    """Return the version that the tables of a package speak for, by what was found of their regions.
+    """Return the version, of those that a package's tables tell apart, that fits what was found best.
 
-    That is the one of which the source lacks the least; of equal ones, the one that leaves the fewest found
-    regions to other versions, then the newest. One of which the source has nothing is none.
+    The fewest regions of this version are missing; among equals, most of its regions are found, then it is
+    the newest. A version without any found region comes last.
     """
     requirements = [(site, site.region.requires) for one in checked for site in one.sites or ()]
     edges = {edge for _, requires in requirements if requires is not None for edge in requires.edges}

@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any, Final
 
 from sglang_instrument.patching.source import parse
@@ -28,8 +29,11 @@ def told_version(package: str, read: Read, projects: Iterable[Read]) -> str | No
         projects: Read files of a folder that may be a project's, each of one folder.
     """
     name = normal(package)
-    texts = [_text(read(f"{name}/version/version")), *_assigned(name, read)]
-    texts += [_of_project(name, project) for project in projects]
+    texts = chain(
+        [_text(read(f"{name}/version/version"))],
+        _assigned(name, read),
+        (_of_project(name, project) for project in projects),
+    )
     return next((match[1] for text in texts if text and (match := _VERSION.fullmatch(text))), None)
 
 

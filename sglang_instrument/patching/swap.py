@@ -59,7 +59,7 @@ class SwappedEntry:
     def restore(self) -> str | None:
         """Put the original back; return what stands in the way, None if nothing does."""
         present = vars(self.owner).get(self.name)
-        if present is self.original:  # restored already, as a copy of another module's entry
+        if present is self.original:  # `_restore_copies` of another module's entry did it
             return None
         if present is not self.ours:
             return f"{self.owner.__name__}.{self.name}: it was replaced by somebody else"

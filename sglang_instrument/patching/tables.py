@@ -296,7 +296,7 @@ def _parse_region(entry: Entry, requires: Requirement | None, fields: FieldSets,
     if region.is_expression and (region.emit != "span" or region.generator or region.capture):
         raise entry.error("call and entering are spans: they can be no point, no generator, capture nothing")
     if region.always and (region.emit != "span" or region.is_expression):
-        raise entry.error("always is read in the function, when a span of its statements is left")
+        raise entry.error("always works for statements with a duration: not with emit, call or entering")
     if region.ends is not None and not region.generator:
         raise entry.error("ends needs generator = true")
     return region
