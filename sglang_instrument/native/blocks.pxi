@@ -37,12 +37,28 @@ cdef object call_span(PyObject *called, PyObject * const *args, size_t flagged, 
     cdef size_t n = PyVectorcall_NARGS(flagged)
     if names == NULL:
         if n == 0:
-            self.enter()
+            enter_block(self)
             return self
         if n == 3:
-            self.finish(<object>args[0], <object>args[1])
+            leave_block(self, <object>args[0], <object>args[1])
             return None
     raise TypeError(f"{type(self).__name__!r} object is not callable: use it as `with span(...):`")
+
+
+cdef int enter_block(Span self) except -1:
+    """Enter a span; what fails there costs no more than what it would have known."""
+    try:
+        return self.enter()
+    except BaseException:
+        return swallow("beginning a span")
+
+
+cdef int leave_block(Span self, object error, object value) except -1:
+    """Leave a span; what fails there costs its record."""
+    try:
+        return self.finish(error, value)
+    except BaseException:
+        return lose("recording a span")
 
 
 cdef object NOT_GIVEN = object()
@@ -79,9 +95,9 @@ cdef class EndOf:
 
     def __call__(self, error=NOT_GIVEN, value=None, trace=None):
         if error is NOT_GIVEN:
-            self.span.enter()
+            enter_block(self.span)
             return self.span
-        self.span.finish(error, value)
+        leave_block(self.span, error, value)
 
 
 cdef int give_ends(object kind) except -1:
@@ -96,3 +112,4 @@ cdef int give_ends(object kind) except -1:
 give_ends(Span)
 give_ends(WatchedSpan)
 give_ends(SyncedSpan)
+give_ends(LostSpan)

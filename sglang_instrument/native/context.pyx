@@ -3,7 +3,7 @@
 """What is bound, as `recording.context` says it: contexts of a request and its turns are made in C."""
 
 cimport cython
-from cpython.contextvars cimport PyContextVar_Get, PyContextVar_Reset, PyContextVar_Set
+from cpython.contextvars cimport PyContextVar_Get, PyContextVar_Set
 from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident
@@ -62,26 +62,32 @@ cdef class Context:
         return public, (*known, None, self.extra)
 
 
-@cython.no_gc  # it lives in the span or the `bind` of its block
+@cython.no_gc  # contexts and scopes lead nowhere
 @cython.freelist(64)
 cdef class Bound:
-    """A context that was set, and how to get back."""
+    """A context that was set; see recording/context.py."""
 
     cdef int undo(self) except -1:
-        token, self.token = self.token, None
-        if token is None:
-            return 0
-        try:
-            PyContextVar_Reset(CURRENT, token)
-        except ValueError:  # the block was entered in another task: there is nothing to undo in this one
-            pass
-        if self.opened is not None:
-            close_scope(self.opened)
+        cdef Context context = self.context
+        cdef Context around = context.around
+        opened, self.opened = self.opened, None
+        if around is not None and is_around(context, current_context()):
+            PyContextVar_Set(CURRENT, around)
+        context.around = None  # for what goes on under it, as tasks do: contexts are no chain without end
+        if opened is not None:
+            close_scope(opened)
         return 0
 
     def pop(self):
         """Unset the context; the step of a block that bound it ends here."""
         self.undo()
+
+
+cdef bint is_around(Context context, Context current) noexcept:
+    """Whether what is bound now was bound by a block of `context`, or within it."""
+    while current is not None and current is not context:
+        current = current.around
+    return current is not None
 
 
 cdef Context current_context():
@@ -126,39 +132,42 @@ cdef Context derived(Context before, dict changes):
     return made
 
 
-cdef Bound bound_to(Context before, Context context, object inside):
-    """Return how to get back from a new context."""
+cdef Bound set_on(Context around, Context before, Context context, object inside):
+    """Set a new context, made of `before`; return how to get back to what is `around`."""
     cdef Bound bound = Bound.__new__(Bound)
     cdef Task task = current_task(before.bound_in)
     context.bound_in = thread_task_of(PyThread_get_thread_ident()) if task is None else task
-    bound.context = context
     if inside is not None:
         context.inside = inside
+    bound.context, context.around = context, around
+    PyContextVar_Set(CURRENT, context)
     return bound
 
 
-cdef Bound bind_ids(Context before, object request_id, object turn, object inside):
-    cdef Bound bound = bound_to(before, with_ids(before, request_id, turn), inside)
-    bound.token = PyContextVar_Set(CURRENT, bound.context)
-    return bound
+cdef Bound bind_ids(object request_id, object turn, object inside, Context root):
+    cdef Context around = current_context()
+    cdef Context before = around if root is None else root
+    return set_on(around, before, with_ids(before, request_id, turn), inside)
 
 
-cdef Bound bind_inside(Context before, object inside):
+cdef Bound bind_inside(object inside):
     cdef Bound bound = Bound.__new__(Bound)
+    cdef Context before = current_context()
     cdef Context context = with_ids(before, None, None)
     context.bound_in, context.inside = before.bound_in, inside
     context.base = before if before.base is None else before.base
-    bound.context, bound.token = context, PyContextVar_Set(CURRENT, context)
+    bound.context, context.around = context, before
+    PyContextVar_Set(CURRENT, context)
     return bound
 
 
-cdef Bound bind_on(Context before, dict changes, object inside):
-    cdef Bound bound = bound_to(before, derived(before, changes), inside)
-    if changes.get("step") is not None:
+cdef Bound bind_on(dict changes, object inside, Context root):
+    cdef Context around = current_context()
+    cdef Context before = around if root is None else root
+    cdef Bound bound = set_on(around, before, derived(before, changes), inside)
+    if changes.get("step") is not None and bound.context.scope is not None:
+        open_scope(bound.context.scope)
         bound.opened = bound.context.scope
-        if bound.opened is not None:
-            open_scope(bound.opened)
-    bound.token = PyContextVar_Set(CURRENT, bound.context)
     return bound
 
 
@@ -169,7 +178,7 @@ def derive(Context before not None, changes):
 
 def push(changes):
     """Bind `changes` on top of what is bound; see recording/context.py."""
-    return bind_on(current_context(), changes if type(changes) is dict else dict(changes), None)
+    return bind_on(changes if type(changes) is dict else dict(changes), None, None)
 
 
 def connect(*, current, identifier, integer, place, opening, closing, Py_ssize_t longest_id):

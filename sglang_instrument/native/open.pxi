@@ -94,9 +94,12 @@ open_spans = OPEN
 cdef int note_open(Span opened, Py_ssize_t *place) except -1:
     if OPEN.has(opened, place[0]):
         return 0  # it was entered twice
-    if OPEN.count == 0:
-        first_opened()
-    place[0] = OPEN.take(opened)
+    try:
+        if OPEN.count == 0:
+            first_opened()
+        place[0] = OPEN.take(opened)
+    except BaseException:
+        swallow("watching a span")
     return 0
 
 
@@ -104,6 +107,9 @@ cdef int note_closed(Span closed, Py_ssize_t *place) except -1:
     if OPEN.has(closed, place[0]):
         OPEN.let_go(closed, place[0])
     place[0] = NO_PLACE
-    if OPEN.count == 0:
-        all_closed()
+    try:
+        if OPEN.count == 0:
+            all_closed()
+    except BaseException:
+        swallow("watching a span")
     return 0

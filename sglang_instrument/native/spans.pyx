@@ -28,6 +28,12 @@ cdef object learn_kind = None
 cdef object kind_of_phase = None
 cdef object synchronize = None
 cdef object describe_error = None
+cdef object note_lost = None
+cdef object note_swallowed = None
+cdef object let_through = None
+cdef object to_text = None
+cdef object reduce_one = None
+cdef Span LOST = None
 cdef object ask_asyncio = None
 cdef object plain = None
 
@@ -36,7 +42,6 @@ cdef object buffer = None
 cdef object first_opened = int  # does nothing
 cdef object all_closed = int
 cdef object entering_hook = None
-cdef bint with_messages = False
 
 cdef dict kinds = {}
 
@@ -92,17 +97,20 @@ cdef class Span:
         return give(self)
 
     def __aenter__(self):
-        self.enter()
+        enter_block(self)
         return at_once(self)
 
     def __aexit__(self, error, value, trace):
-        self.finish(error, value)
+        leave_block(self, error, value)
         return at_once(None)
 
     def add(self, **extra):
         """Add fields to the record; call it before the block ends."""
-        reduced = reduce_extra(extra)
-        self.extra = reduced if self.extra is None else {**self.extra, **reduced}
+        try:
+            reduced = reduce_extra(extra)
+            self.extra = reduced if self.extra is None else {**self.extra, **reduced}
+        except BaseException:
+            swallow("adding to a span")
 
     @property
     def extra(self):
@@ -173,6 +181,25 @@ cdef class SyncedSpan(WatchedSpan):
         return WatchedSpan.finish(self, error, value)
 
 
+@cython.no_gc
+cdef class LostSpan(Span):
+    """Stand for a span that could not be made: it measures and records nothing."""
+
+    cdef int enter(self) except -1:
+        return 0
+
+    cdef int finish(self, object error, object value) except -1:
+        return 0
+
+    def add(self, **extra):
+        """Add nothing."""
+
+    @property
+    def duration_sec(self):
+        """Nothing was measured."""
+        return 0.0
+
+
 cdef class AtOnce:
     """Await nothing, and get a value."""
 
@@ -214,9 +241,14 @@ cdef class Start:
         return plain, self.asked  # to a process where nothing is compiled, perhaps
 
     def __call__(self):
-        cdef Span made = new_span(self.kind)
-        made.begin(self.event, None, None, self.phase, self.waited_ns)
-        return made
+        cdef Span made
+        try:
+            made = new_span(self.kind)
+            made.begin(self.event, None, None, self.phase, self.waited_ns)
+            return made
+        except BaseException:
+            lose("beginning a span")
+            return LOST
 
 
 cdef inline Span new_span(object kind):
@@ -268,7 +300,38 @@ cdef void leave_task(Span leaving) noexcept:
 
 
 cdef object name_of_error(object error, object value):
-    return describe_error(error, value) if with_messages else error.__name__
+    return describe_error(error, value)
+
+
+cdef long long lost_records = 0
+
+
+cdef int lose(str where) except -1:
+    """Count a record that could not be made or kept; called while the reason is handled."""
+    global lost_records
+    if buffer is not OFF:
+        lost_records += 1
+        said(note_lost, where)
+    else:
+        said(let_through, None)
+    return 0
+
+
+cdef int swallow(str where) except -1:
+    said(note_swallowed, where)
+    return 0
+
+
+cdef int said(object function, str where) except -1:
+    """Call what lets through what is the program's own; there may be no memory even for that."""
+    try:
+        if where is None:
+            function()
+        else:
+            function(where)
+    except MemoryError:
+        pass
+    return 0
 
 
 cdef bint is_off() noexcept:
@@ -295,7 +358,7 @@ cdef object synchronize_gpu():
     return synchronize()
 
 
-for kind in (Span, WatchedSpan, SyncedSpan):
+for kind in (Span, WatchedSpan, SyncedSpan, LostSpan):
     lie_in_slabs(kind)
 
 
@@ -308,22 +371,36 @@ def span(event, /, *, phase=None, **extra):
     """Time a block."""
     cdef Span made
     cdef PyObject *known = NULL
-    if type(event) is str:  # a list, say, can be no name
-        known = PyDict_GetItemWithError(kinds, event)
-    kind = learn_kind(event) if known is NULL else <object>known
-    if phase is not None:
-        kind = kind_of_phase(event, phase)
-    made = new_span(kind)
-    made.begin(event, reduce_extra(extra) if extra else None, None, phase, NOT_COUNTED)
-    return made
+    try:
+        if type(event) is not str:
+            event = reduce_one(event)
+        if type(event) is str:  # a list, say, can be no name
+            known = PyDict_GetItemWithError(kinds, event)
+            kind = learn_kind(event) if known is NULL else <object>known
+        else:
+            kind = Span
+        if phase is not None:
+            phase = to_text(phase)
+            kind = kind_of_phase(event, phase)
+        made = new_span(kind)
+        made.begin(event, reduce_extra(extra) if extra else None, None, phase, NOT_COUNTED)
+        return made
+    except BaseException:
+        lose("beginning a span")
+        return LOST
 
 
 @cython.binding(True)
 def event(name, /, **extra):
     """Record that something happened now, without a duration."""
-    cdef Span point = Span.__new__(Span)
-    point.begin(name, reduce_extra(extra) if extra else None, None, None, NOT_COUNTED)
-    record_point(point)
+    cdef Span point
+    try:
+        point = Span.__new__(Span)
+        known = name if type(name) is str else reduce_one(name)
+        point.begin(known, reduce_extra(extra) if extra else None, None, None, NOT_COUNTED)
+        record_point(point)
+    except BaseException:
+        lose("recording an event")
 
 
 def record(Span point not None):
@@ -343,14 +420,23 @@ def connect(
     name_error,
     ask_for_tasks,
     start_of,
+    count_lost,
+    swallowed_now,
+    letting_through,
+    text,
+    reduce_value,
 ):
     """Take what belongs to the modules that this one serves; none of it changes later."""
     global OFF, current_context, reduce_extra, kinds, learn_kind, kind_of_phase, synchronize
-    global describe_error, ask_asyncio, plain, buffer
+    global describe_error, ask_asyncio, plain, buffer, note_lost, note_swallowed, let_through, to_text
+    global reduce_one, LOST
     ask_asyncio, plain = ask_for_tasks, start_of
+    note_lost, note_swallowed, let_through = count_lost, swallowed_now, letting_through
+    to_text, reduce_one = text, reduce_value
     OFF, current_context, reduce_extra, kinds = off, context, reduce, known_kinds
     learn_kind, kind_of_phase, synchronize, describe_error = learn, kind_for, synchronize_device, name_error
     buffer = off
+    LOST = LostSpan("lost")
 
 
 def use_buffer(taking, on_first_opened, on_all_closed):
@@ -359,10 +445,9 @@ def use_buffer(taking, on_first_opened, on_all_closed):
     buffer, first_opened, all_closed = taking, on_first_opened, on_all_closed
 
 
-def log_error_messages(bint on):
-    """Log the text of exceptions beside their type, or the type alone."""
-    global with_messages
-    with_messages = on
+def lost():
+    """Return how many records were lost on the threads that made them, since this process began."""
+    return lost_records
 
 
 def call_at_entry(hook):

@@ -183,8 +183,12 @@ cdef PyObject* call_method(
 cdef object MARK = "sglang_instrument counts the awaits of this code"
 
 
-cdef Waits waits_of(Task task, object awaitable):
-    cdef Waits made = Waits.__new__(Waits)
+cdef object waits_of(Task task, object awaitable):
+    cdef Waits made
+    try:
+        made = Waits.__new__(Waits)
+    except MemoryError:
+        return awaitable  # it is awaited without being counted
     made.task = task
     made.steps = awaitable if type(awaitable) is CoroutineType else awaitable.__await__()
     return made
@@ -197,14 +201,18 @@ def waits(Task task not None, awaitable):
 
 cdef object wait_for(object awaitable):
     cdef Task task
-    if type(awaitable) is CoroutineType:
-        constants = awaitable.cr_code.co_consts
-        if constants and constants[len(constants) - 1] == MARK or awaitable.cr_await is not None:
+    try:
+        if type(awaitable) is CoroutineType:
+            constants = awaitable.cr_code.co_consts
+            if constants and constants[len(constants) - 1] == MARK or awaitable.cr_await is not None:
+                return awaitable
+        task = current_task(None)
+        if task is None or not task.counted_by:
+            return awaitable  # no span is open in this task that would want to know
+        if not hasattr(type(awaitable), "__await__"):  # an old-style coroutine, or nothing: let `await` say so
             return awaitable
-    task = current_task(None)
-    if task is None or not task.counted_by:
-        return awaitable  # no span is open in this task that would want to know
-    if not hasattr(type(awaitable), "__await__"):  # an old-style coroutine, or nothing: let `await` say so
+    except BaseException:  # its metaclass has an opinion, or there is no memory
+        let_through()
         return awaitable
     return waits_of(task, awaitable)
 

@@ -12,22 +12,23 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from sglang_instrument import native
 from sglang_instrument.patching import inside
-from sglang_instrument.patching.inside import Collecting, Inside
+from sglang_instrument.patching.inside import Inside
 from sglang_instrument.patching.measures import UNBOUND
 from sglang_instrument.patching.plan import Plan
 from sglang_instrument.recording import device, spans
 from sglang_instrument.recording.context import Bound
 from sglang_instrument.recording.notices import swallowed
-from sglang_instrument.recording.spans import OPEN
 from sglang_instrument.recording.spans import PureSpan as Span
 
 Values = tuple[Any, ...]
 
 
-class RegionSpan(Span, gc=False, eq=False):
+class RegionSpan(Span, gc=True, eq=False):
     """One run of a region that reads fields when it ends.
 
-    `plan` says what to read; `values` are the locals at the last statement, `value` what is returned.
+    `plan` says what to read; `values` are the locals at the last statement, `value` what is returned. They may
+    lead back to the coroutine that runs the region: so the collector sees them, and nothing else holds a run
+    that has not ended.
     """
 
     values: Values | None = None
@@ -36,18 +37,22 @@ class RegionSpan(Span, gc=False, eq=False):
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end = perf_counter_ns()
-        if error is not None:
-            self.error = spans.name_error(error, value)
-        if self.waited is not None:
-            spans.leave_task(self)
-        values, reader = self.values, self.plan.exit
-        if values is None or reader is None or error is not None or self.extra is not None:
-            read(self, error is not None)
-        else:
-            self.extra = reader(self, *values)
+        try:
+            self.end = perf_counter_ns()
+            if error is not None:
+                self.error = spans.name_error(error, value)
+            if self.waited is not None:
+                spans.leave_task(self)
+            values, reader = self.values, self.plan.exit
+            if values is None or reader is None or error is not None or self.extra is not None:
+                read(self, error is not None)
+            else:
+                self.extra = reader(self, *values)
+                self.values = self.value = None
+            spans.buffer.append(self)
+        except BaseException:
             self.values = self.value = None
-        spans.buffer.append(self)
+            spans.lose("the probe of", self.event)
 
     def leave(self, *values: Any) -> None:
         """Take the locals that the exit fields read, as they are at the region's last statement."""
@@ -63,30 +68,26 @@ class RegionSpan(Span, gc=False, eq=False):
         """Take the argument of a call within the region as a field; return it."""
         try:
             self.add(**{name: value})
-        except Exception as failure:
+        except BaseException as failure:
             swallowed(f"the probe of {self.event}", failure)
         return value
 
 
-class ReportingSpan(RegionSpan, gc=False, eq=False):
+class ReportingSpan(RegionSpan, gc=True, eq=False):
     """One run of a region that another one reads through `inside`."""
 
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         RegionSpan.__exit__(self, error, value, trace)
-        try:
-            inside.report(self)
-        except Exception as failure:
-            swallowed(f"the probe of {self.event}", failure)
+        _report(self)
 
 
-class FullSpan(RegionSpan, gc=False, eq=False):
+class FullSpan(RegionSpan, gc=True, eq=False):
     """One run of a region that binds, collects, reports, is watched, synchronises the GPU or is a point."""
 
     bound: Bound | None = None
     inside: Inside | None = None
-    collecting: Collecting | None = None
 
     def __enter__(self) -> "FullSpan":
         plan: Plan = self.plan
@@ -95,23 +96,32 @@ class FullSpan(RegionSpan, gc=False, eq=False):
             self.start = perf_counter_ns()
         Span.__enter__(self)
         if plan.watched:
-            if not OPEN:
-                spans.first_opened()
-            OPEN[id(self)] = self
+            self._be_watched()
         return self
+
+    def _be_watched(self) -> None:
+        """Let what stands for this run be known as open: not the run, which holds what the program gave it."""
+        try:
+            known = Span(self.event, self.extra, None, self.phase, None, self.context, self.thread, self.start)
+            known.task = self.task
+            spans.note_open(id(self), known)
+        except BaseException as failure:
+            swallowed(f"the probe of {self.event}", failure)
 
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None and self.plan.synced:
-            device.synchronize()
-        self.end = perf_counter_ns()
-        if error is not None:
-            self.error = spans.name_error(error, value)
-        finish(self, error is not None)
+        try:
+            if error is None and self.plan.synced:
+                device.synchronize()
+            self.end = perf_counter_ns()
+            if error is not None:
+                self.error = spans.name_error(error, value)
+        finally:
+            finish(self, error is not None)
 
 
-class GeneratorSpan(FullSpan, gc=False, eq=False):
+class GeneratorSpan(FullSpan, gc=True, eq=False):
     """One run of a generator: ends at the item that the table calls the last, else with the generator.
 
     A consumer may drop a generator long after the last item it wants, or never run it to its end.
@@ -134,7 +144,7 @@ class GeneratorSpan(FullSpan, gc=False, eq=False):
         """Count an item on its way out, with the locals that say whether it is the last; return it."""
         try:
             self._count(item, values)
-        except Exception as failure:
+        except BaseException as failure:
             swallowed(f"the probe of {self.event}", failure)
         return item
 
@@ -142,10 +152,12 @@ class GeneratorSpan(FullSpan, gc=False, eq=False):
         if not self.items:
             self.first_item = perf_counter_ns()
         self.items += 1
+        if self.finished:
+            return
         plan: Plan = self.plan
         if plan.wants_item:
             self.value = item
-        if plan.ends is not None and not self.finished:
+        if plan.ends is not None:
             values = handed or (_frame_values(plan.exit_locals) if self.values is None else self.values)
             if holds(plan.ends(self, *values)):
                 self.end = perf_counter_ns()
@@ -209,8 +221,8 @@ def finish(run: FullSpan, failed: bool) -> None:
     try:
         if run.waited is not None:
             spans.leave_task(run)
-        if run.collecting is not None:
-            inside.stop(run.collecting)
+        if run.inside is not None:
+            inside.stop(run.inside)
         if plan.exit is not None:
             read(run, failed)
         if plan.generator:
@@ -220,27 +232,32 @@ def finish(run: FullSpan, failed: bool) -> None:
                 spans.record(Span(run.event, run.extra, None, run.phase, context=run.context))
         else:
             spans.buffer.append(run)
-            if plan.reports:
-                inside.report(run)
-    except Exception as failure:
-        swallowed(f"the probe of {run.event}", failure)
+    except BaseException:
+        spans.lose("the probe of", run.event)
     finally:
         _let_go(run, plan)
 
 
 def _let_go(run: FullSpan, plan: Plan) -> None:
     if plan.watched:
-        OPEN.pop(id(run), None)
-        if not OPEN:
-            spans.all_closed()
+        spans.note_closed(id(run))
     run.values = run.value = None
+    if plan.reports and plan.emit == "span":
+        _report(run)
     if run.inside is not None:
         inside.end(run.inside)
-        run.inside = run.collecting = None
+        run.inside = None
     bound = run.bound
     if bound is not None:  # after the record is kept: this may end the step that it belongs to
         run.bound = None
         bound.pop()
+
+
+def _report(run: RegionSpan) -> None:
+    try:
+        inside.report(run)
+    except BaseException as failure:
+        swallowed(f"the probe of {run.event}", failure)
 
 
 def _count_items(run: GeneratorSpan) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 from sglang_instrument.patching.contract import Probe
 from sglang_instrument.patching.travel import PASSES_ON, travelling
 from sglang_instrument.recording import spans
+from sglang_instrument.recording.guard import let_through
+from sglang_instrument.recording.notices import swallowed
 from sglang_instrument.recording.spans import OFF
 from sglang_instrument.recording.waiting import counting, counts_awaits, waited
 
@@ -51,16 +53,27 @@ class CallProbe(SpotProbe):
 
     def __call__(self, function: Any, *values: Any) -> Any:
         """Return what is to be called instead of `function`."""
-        return function if spans.current_buffer() is OFF else partial(self._call, function, values)
+        try:
+            return function if spans.current_buffer() is OFF else partial(self._call, function, values)
+        except MemoryError:
+            return function
 
     def _call(self, function: Callable[..., Any], values: Values, /, *args: Any, **kwargs: Any) -> Any:
         outcome = function(*args, **kwargs)
-        if not isinstance(outcome, Coroutine):
-            return outcome  # a future, a task or a reference of Ray's may be asked for more than this
-        driven: Any = _drive(self, values, _Called(outcome))
-        driven.__name__ = getattr(outcome, "__name__", driven.__name__)
-        driven.__qualname__ = getattr(outcome, "__qualname__", driven.__name__)
-        return driven
+        called = None
+        try:
+            if not isinstance(outcome, Coroutine):
+                return outcome  # a future, a task or a reference of Ray's may be asked for more than this
+            called = _Called(outcome)
+            driven: Any = _drive(self, values, called)
+            driven.__name__ = getattr(outcome, "__name__", driven.__name__)
+            driven.__qualname__ = getattr(outcome, "__qualname__", driven.__name__)
+            return driven
+        except BaseException as error:
+            if called is not None:
+                called.begun()
+            swallowed("the probe of a call", error)
+            return outcome
 
 
 class _Called:
@@ -83,8 +96,8 @@ class _Called:
         if self._coroutine is not None:
             try:
                 self._coroutine.close()
-            except Exception:  # one of a kind of the trainer's own; it had not begun, so nothing is left open
-                pass
+            except BaseException:  # one of a kind of the trainer's own; it had not begun: nothing is left open
+                let_through()
 
 
 @counts_awaits
@@ -103,10 +116,14 @@ class EnterProbe(SpotProbe):
         kind = type(context)
         if spans.current_buffer() is OFF:
             return context
-        is_sync = hasattr(kind, "__enter__")
-        if hasattr(kind, "__aenter__") and hasattr(kind, "__aexit__"):
-            return (BothEntering if is_sync else AsyncEntering)(self, context, values)
-        return Entering(self, context, values) if is_sync else context
+        try:
+            is_sync = hasattr(kind, "__enter__")
+            if hasattr(kind, "__aenter__") and hasattr(kind, "__aexit__"):
+                return (BothEntering if is_sync else AsyncEntering)(self, context, values)
+            return Entering(self, context, values) if is_sync else context
+        except BaseException as error:  # its metaclass has an opinion, or there is no memory
+            swallowed("the probe of a block's entering", error)
+            return context
 
 
 class _Entering:

@@ -25,19 +25,27 @@ def timed(function: Function, start: "partial[Span]") -> Function:
     def called(*args: Any, **kwargs: Any) -> Any:
         if spans.buffer is OFF:
             return function(*args, **kwargs)
-        run = start()
-        if spans.running_tasks:
-            spans.enter_task(run)
+        try:
+            run = start()
+            if spans.running_tasks:
+                spans.enter_task(run)
+        except BaseException:
+            run = spans.lose("beginning a span")
+        if run is None:
+            return function(*args, **kwargs)
         try:
             return function(*args, **kwargs)
         except BaseException as error:
             run.error = spans.name_error(type(error), error)
             raise
         finally:
-            run.end = perf_counter_ns()
-            if run.waited is not None:
-                leave_task(run)
-            spans.buffer.append(run)
+            try:
+                run.end = perf_counter_ns()
+                if run.waited is not None:
+                    leave_task(run)
+                spans.buffer.append(run)
+            except BaseException:
+                spans.lose("recording a span")
 
     return called
 
@@ -49,7 +57,12 @@ def timed_coroutine(function: Function, start: "partial[Span]") -> Function:
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         if spans.buffer is OFF:
             return await function(*args, **kwargs)
-        run = start().__enter__()
+        try:
+            run = start().__enter__()
+        except BaseException:
+            run = spans.lose("beginning a span")
+        if run is None:
+            return await function(*args, **kwargs)
         task = run.task
         try:
             if task is None or task.counted_by != id(run):  # whoever counts around it counts this await, too
@@ -59,10 +72,13 @@ def timed_coroutine(function: Function, start: "partial[Span]") -> Function:
             run.error = spans.name_error(type(error), error)
             raise
         finally:
-            run.end = perf_counter_ns()
-            if run.waited is not None:
-                leave_task(run)
-            spans.buffer.append(run)
+            try:
+                run.end = perf_counter_ns()
+                if run.waited is not None:
+                    leave_task(run)
+                spans.buffer.append(run)
+            except BaseException:
+                spans.lose("recording a span")
 
     return awaited
 

@@ -6,6 +6,7 @@ takes a lock; `docs/cost.md` says what it costs. Where the compiled parts are bu
 `native/spans.pyx` take the place of what is here, which says what they have to do.
 """
 
+import sys
 from _thread import get_ident
 from collections.abc import Callable
 from functools import partial
@@ -17,9 +18,11 @@ from msgspec import Struct, field
 
 from sglang_instrument import native
 from sglang_instrument.recording import device, tasks
-from sglang_instrument.recording.context import CURRENT, Context
+from sglang_instrument.recording.context import CURRENT, Context, count_dropped
+from sglang_instrument.recording.guard import let_through, name_of_type
+from sglang_instrument.recording.notices import swallowed
 from sglang_instrument.recording.tasks import Task
-from sglang_instrument.recording.values import reduce, reduce_value
+from sglang_instrument.recording.values import reduce, reduce_value, text
 from sglang_instrument.schema import WATCHED_PHASES, kind_of
 
 running_tasks: Any = tasks.running  # asyncio's, as soon as a buffer is in use; a look-up less than there
@@ -77,27 +80,29 @@ class Span(Struct, gc=False, eq=False):
                 [owner] = running_tasks.values()  # as in tasks.current(), without its calls
                 task = owner._sglang_instrument
                 if task.thread != self.thread:
-                    enter_task(self)
-                    return self
-            except (ValueError, AttributeError):
-                enter_task(self)
-                return self
-            self.task = task
-            if task.counted_by:
-                self.waited = task.waited if task.suspended_at >= 0 else waited_so_far(task)
-            elif self.waited is not None:
-                task.counted_by, self.waited = id(self), task.waited
+                    raise AttributeError
+                self.task = task
+                if task.counted_by:
+                    self.waited = task.waited if task.suspended_at >= 0 else waited_so_far(task)
+                elif self.waited is not None:
+                    task.counted_by, self.waited = id(self), task.waited
+            except BaseException:  # not the only task, one that is not known, or nothing that can be asked
+                let_through()
+                _enter_task_guarded(self)
         return self
 
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end = perf_counter_ns()
-        if error is not None:
-            self.error = name_error(error, value)
-        if self.waited is not None:
-            leave_task(self)
-        buffer.append(self)
+        try:
+            self.end = perf_counter_ns()
+            if error is not None:
+                self.error = name_error(error, value)
+            if self.waited is not None:
+                leave_task(self)
+            buffer.append(self)
+        except BaseException:
+            lose("recording a span")
 
     async def __aenter__(self) -> "Span":
         return self.__enter__()
@@ -109,8 +114,11 @@ class Span(Struct, gc=False, eq=False):
 
     def add(self, **extra: Any) -> None:
         """Add fields to the record; call it before the block ends."""
-        reduced = reduce(extra)
-        self.extra = reduced if self.extra is None else {**self.extra, **reduced}
+        try:
+            reduced = reduce(extra)
+            self.extra = reduced if self.extra is None else {**self.extra, **reduced}
+        except BaseException as error:
+            swallowed("adding to a span", error)
 
     def awaiting(self, awaitable: Any) -> Any:
         """Return what to await instead of `awaitable`, a coroutine of this block that nobody awaits."""
@@ -132,23 +140,14 @@ class WatchedSpan(Span, gc=False, eq=False):
 
     def __enter__(self) -> "WatchedSpan":
         Span.__enter__(self)
-        if not OPEN:
-            first_opened()
-        OPEN[id(self)] = self
+        note_open(id(self), self)
         return self
 
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end = perf_counter_ns()
-        if error is not None:
-            self.error = name_error(error, value)
-        if self.waited is not None:
-            leave_task(self)
-        buffer.append(self)
-        OPEN.pop(id(self), None)
-        if not OPEN:
-            all_closed()
+        Span.__exit__(self, error, value, trace)
+        note_closed(id(self))
 
 
 class SyncedSpan(WatchedSpan, gc=False, eq=False):
@@ -168,6 +167,24 @@ class SyncedSpan(WatchedSpan, gc=False, eq=False):
         WatchedSpan.__exit__(self, error, value, trace)
 
 
+class LostSpan(Span, gc=False, eq=False):
+    """Stand for a span that could not be made: it measures and records nothing."""
+
+    def __enter__(self) -> "LostSpan":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def add(self, **extra: Any) -> None:
+        """Add nothing."""
+
+    @property
+    def duration_sec(self) -> float:
+        """Nothing was measured."""
+        return 0.0
+
+
 def kind_for(event: str, phase: str | None = None, sync: bool | None = None) -> type[Span]:
     """Return the class of the spans of `event`; `phase` and `sync` override the vocabulary."""
     known = kind_of(event)
@@ -183,15 +200,82 @@ def log_error_messages(on: bool) -> None:
     """Log the text of exceptions beside their type, or, as by default, the type alone."""
     global _with_messages
     _with_messages = on
-    if native.ON:
-        compiled.log_error_messages(on)
 
 
 def name_error(error: type[BaseException], value: BaseException | None) -> str:
     """Return the exception's type; not itself, whose frames hold the trainer's tensors."""
-    if not _with_messages:
-        return error.__name__
-    return f"{error.__name__}: {reduce_value(str(value)) if value is not None else ''}"
+    name = "?"
+    try:
+        name = name_of_type(error)
+        return f"{name}: {reduce_value(str(value)) if value is not None else ''}" if _with_messages else name
+    except BaseException:  # the exception's own code failed, or there is no memory
+        let_through()
+        return name
+
+
+def note_open(key: int, opened: Span) -> None:
+    """Know a span as open by the id() of its block's."""
+    try:
+        if not OPEN:
+            first_opened()
+        OPEN[key] = opened
+    except BaseException as error:
+        swallowed("watching a span", error)
+
+
+def note_closed(key: int) -> None:
+    """Know no span of this id() as open any more."""
+    try:
+        OPEN.pop(key, None)
+        if not OPEN:
+            all_closed()
+    except BaseException as error:
+        swallowed("watching a span", error)
+
+
+_lost = 0
+
+
+def begin(kind: type[Span], event: str, phase: str | None, waited: int | None) -> Span:
+    """Make a span, or stand in for one that cannot be made."""
+    try:
+        return kind(event, None, None, phase, waited)
+    except BaseException:
+        lose("beginning a span")
+        return LOST
+
+
+def lose(where: str, event: str = "") -> None:
+    """Count a record that could not be made or kept; called while the reason is handled."""
+    global _lost
+    let_through()
+    if buffer is not OFF:
+        _lost += 1
+        count_lost(where, event)
+
+
+def count_lost(where: str, event: str = "") -> None:
+    """Count a lost record in its step, and say why; there may be no memory even for that."""
+    let_through()
+    try:
+        scope = CURRENT.get().scope
+        if scope is not None:
+            count_dropped(scope, 1)
+        swallowed_now(f"{where} {event}" if event else where)
+    except BaseException:
+        let_through()
+
+
+def swallowed_now(where: str) -> None:
+    """Note the error that is being handled, as `swallowed` does."""
+    error = sys.exc_info()[1]
+    if error is not None:
+        swallowed(where, error)
+
+
+def lost() -> int:
+    """Return how many records were lost on the threads that made them, since this process began."""
+    return _lost
 
 
 _kinds: dict[str, type[Span]] = {}
@@ -210,19 +294,29 @@ def span(event: str, /, *, phase: str | None = None, **extra: Any) -> Span:
         The span; its `.duration_sec` holds the wall time in seconds once the block has ended.
     """
     try:
-        kind = _kinds[event]
-    except (KeyError, TypeError):
-        kind = _learn(event)
-    if phase is not None:
-        return kind_for(event, phase)(event, reduce(extra) if extra else None, phase=phase)
-    if extra:
-        return kind(event, reduce(extra))
-    return kind(event)
+        if type(event) is not str:
+            event = reduce_value(event)
+        kind = _kinds.get(event) if type(event) is str else Span
+        if kind is None:
+            kind = _learn(event)
+        if phase is not None:
+            phase = text(phase)
+            return kind_for(event, phase)(event, reduce(extra) if extra else None, phase=phase)
+        if extra:
+            return kind(event, reduce(extra))
+        return kind(event)
+    except BaseException:
+        lose("beginning a span")
+        return LOST
 
 
 def event(name: str, /, **extra: Any) -> None:
     """Record that something happened now, without a duration."""
-    record(Span(name, reduce(extra) if extra else None))
+    try:
+        known = name if type(name) is str else reduce_value(name)
+        record(Span(known, reduce(extra) if extra else None))
+    except BaseException:
+        lose("recording an event")
 
 
 def record(point: Span) -> None:
@@ -262,13 +356,17 @@ def leave_task(leaving: Span) -> None:
         task.counted_by = 0
 
 
+def _enter_task_guarded(entering: Span) -> None:
+    try:
+        enter_task(entering)
+    except BaseException as error:
+        swallowed("asking for the running task", error)
+
+
 def _learn(event: str) -> type[Span]:
     kind = kind_for(event)
-    try:
-        if len(_kinds) < _KINDS_LIMIT:
-            _kinds[event] = kind
-    except TypeError:  # a list, which is no name, is written as what it is
-        pass
+    if len(_kinds) < _KINDS_LIMIT:
+        _kinds[event] = kind
     return kind
 
 
@@ -316,16 +414,22 @@ def plain(
         sync: Whether to synchronise the GPU; default is what the vocabulary says.
         waited: 0 where the spans' blocks count their own awaits.
     """
+    event = event if type(event) is str else reduce_value(event)
+    phase = None if phase is None else text(phase)
     kind = kind_for(event, phase, sync)
     if native.ON:
         return compiled.Start(kind, event, phase, sync, waited)
-    return partial(kind, event, None, None, phase, waited)
+    if kind is Span:  # whoever calls it does what `begin` does
+        return partial(kind, event, None, None, phase, waited)
+    return partial(begin, kind, event, phase, waited)
 
 
 PureSpan = Span
 
 
-native.take_over(globals(), "spans", "Span", "SyncedSpan", "WatchedSpan", "event", "span")
+native.take_over(
+    globals(), "spans", "LostSpan", "Span", "SyncedSpan", "WatchedSpan", "event", "lost", "span"
+)
 
 if native.ON:
     from sglang_instrument.native import spans as compiled
@@ -342,6 +446,13 @@ if native.ON:
         kind_for=kind_for,
         synchronize_device=device.synchronize,
         name_error=name_error,
+        count_lost=count_lost,
+        swallowed_now=swallowed_now,
+        letting_through=let_through,
+        text=text,
+        reduce_value=reduce_value,
         ask_for_tasks=tasks.AskAsyncio,
         start_of=plain,
     )
+
+LOST: Final = LostSpan("lost")

@@ -38,7 +38,7 @@ class CallersDisk(Disk):
         try:
             with self._one_at_a_time:
                 job()
-        except Exception as error:
+        except BaseException as error:
             swallowed("writing the log", error)
 
 
@@ -89,7 +89,7 @@ class LineWriter(Writer):
             self._writing = thread
             try:
                 act()
-            except Exception as error:
+            except BaseException as error:
                 swallowed(doing, error)
             finally:
                 self._writing = 0

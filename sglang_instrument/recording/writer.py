@@ -211,7 +211,7 @@ class Writer:
             woken = self._wait()
             try:
                 self._tick(woken)
-            except Exception as error:
+            except BaseException as error:
                 swallowed("encoding the log", error)
 
     def _wait(self) -> bool:
