@@ -5,6 +5,7 @@
 cimport cython
 from cpython.contextvars cimport PyContextVar_Get, PyContextVar_Set
 from cpython.long cimport PyLong_AsLongLongAndOverflow
+from cpython.mem cimport PyObject_Free, PyObject_Malloc
 from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_XDECREF
@@ -14,6 +15,12 @@ from sglang_instrument.native.slabs cimport lie_in_slabs
 from sglang_instrument.native.spans cimport Task, current_task, thread_task_of
 
 include "stamp.pxi"
+
+cdef extern from *:
+    """
+    #define sglang_instrument_token_bytes() ((size_t)PyContextToken_Type.tp_basicsize + 2 * sizeof(void *))
+    """
+    const size_t TOKEN_BYTES "sglang_instrument_token_bytes()"
 
 # Of `recording.context`, which hands them over.
 cdef object CURRENT = None
@@ -71,11 +78,13 @@ cdef class Bound:
         cdef Context context = self.context
         cdef Context around = context.around
         opened, self.opened = self.opened, None
-        if around is not None and is_around(context, current_context()):
-            PyContextVar_Set(CURRENT, around)
-        context.around = None  # for what goes on under it, as tasks do: contexts are no chain without end
-        if opened is not None:
-            close_scope(opened)
+        try:
+            if around is not None and is_around(context, current_context()):
+                put(around)
+            context.around = None  # for what goes on under it, as tasks do: no chain without end
+        finally:
+            if opened is not None:
+                close_scope(opened)
         return 0
 
     def pop(self):
@@ -88,6 +97,16 @@ cdef bint is_around(Context context, Context current) noexcept:
     while current is not None and current is not context:
         current = current.around
     return current is not None
+
+
+cdef int put(Context context) except -1:
+    """Set a context, or raise: without memory for a token CPython may crash, so that is asked for first."""
+    cdef void *asked = PyObject_Malloc(TOKEN_BYTES)
+    if asked == NULL:
+        raise MemoryError
+    PyObject_Free(asked)
+    PyContextVar_Set(CURRENT, context)
+    return 0
 
 
 cdef Context current_context():
@@ -140,7 +159,7 @@ cdef Bound set_on(Context around, Context before, Context context, object inside
     if inside is not None:
         context.inside = inside
     bound.context, context.around = context, around
-    PyContextVar_Set(CURRENT, context)
+    put(context)
     return bound
 
 
@@ -157,7 +176,7 @@ cdef Bound bind_inside(object inside):
     context.bound_in, context.inside = before.bound_in, inside
     context.base = before if before.base is None else before.base
     bound.context, context.around = context, before
-    PyContextVar_Set(CURRENT, context)
+    put(context)
     return bound
 
 

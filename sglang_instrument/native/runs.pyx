@@ -277,7 +277,10 @@ cdef class FullSpan(RegionSpan):
             self.inside = None
         if bound is not None:  # after the record is kept: this may end the step that it belongs to
             self.bound = None
-            bound.undo()
+            try:
+                bound.undo()
+            except BaseException:
+                swallow(self.does.where)
         return 0
 
 

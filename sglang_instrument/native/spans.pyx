@@ -162,8 +162,11 @@ cdef class WatchedSpan(Span):
         return note_open(self, &self.place)
 
     cdef int finish(self, object error, object value) except -1:
-        Span.finish(self, error, value)
-        return note_closed(self, &self.place)
+        try:
+            Span.finish(self, error, value)
+        finally:
+            note_closed(self, &self.place)
+        return 0
 
 
 @cython.no_gc
@@ -176,9 +179,12 @@ cdef class SyncedSpan(WatchedSpan):
         return WatchedSpan.enter(self)
 
     cdef int finish(self, object error, object value) except -1:
-        if error is None:  # after an exception the trainer shall meet the GPU's own error first
-            synchronize()
-        return WatchedSpan.finish(self, error, value)
+        try:
+            if error is None:  # after an exception the trainer shall meet the GPU's own error first
+                synchronize()
+        finally:
+            WatchedSpan.finish(self, error, value)
+        return 0
 
 
 @cython.no_gc
@@ -401,6 +407,46 @@ def event(name, /, **extra):
         record_point(point)
     except BaseException:
         lose("recording an event")
+
+
+cdef extern from *:
+    """
+    static vectorcallfunc *sglang_instrument_call_of(PyObject *function) {
+        return (vectorcallfunc *)((char *)function + Py_TYPE(function)->tp_vectorcall_offset);
+    }
+    #define sglang_instrument_pending() (-1)
+    """
+    vectorcallfunc* call_of "sglang_instrument_call_of"(object) noexcept
+    int raise_pending "sglang_instrument_pending"() except -1
+    bint PyErr_ExceptionMatches(object) noexcept
+
+# What Cython made of the two above; without keywords, too, it makes a dict before their first line.
+cdef vectorcallfunc call_of_span = call_of(span)[0]
+cdef vectorcallfunc call_of_event = call_of(event)[0]
+
+
+cdef PyObject* span_or_lost(PyObject *called, PyObject * const *args, size_t flagged, PyObject *names) noexcept:
+    cdef PyObject *made = call_of_span(called, args, flagged, names)
+    return instead_of_call("beginning a span", LOST) if made == NULL else made
+
+
+cdef PyObject* event_or_none(PyObject *called, PyObject * const *args, size_t flagged, PyObject *names) noexcept:
+    cdef PyObject *made = call_of_event(called, args, flagged, names)
+    return instead_of_call("recording an event", None) if made == NULL else made
+
+
+cdef PyObject* instead_of_call(str where, object instead) noexcept:
+    if not PyErr_ExceptionMatches(MemoryError):
+        return NULL  # the call was not one
+    try:
+        raise_pending()
+    except BaseException:
+        lose(where)
+    Py_INCREF(<PyObject*>instead)
+    return <PyObject*>instead
+
+
+call_of(span)[0], call_of(event)[0] = span_or_lost, event_or_none
 
 
 def record(Span point not None):

@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from sglang_instrument import native
+from sglang_instrument.recording.context import put
 from sglang_instrument.recording.spans import Span
 
 
@@ -31,7 +32,7 @@ def collect(wanted: frozenset[str], root: bool) -> Inside:
     inside = Inside()  # without an __init__ of its own, which costs as much again
     inside.wanted, inside.before = wanted, collecting.get()
     inside.around = None if root else inside.before
-    collecting.set(inside)  # the token leads to the program's variables: see context.Bound
+    put(collecting, inside)  # a token leads to the program's variables: see context.Bound
     return inside
 
 
@@ -41,7 +42,7 @@ def stop(ending: Inside) -> None:
     while current is not None and current is not ending:
         current = current.before
     if current is not None:
-        collecting.set(ending.before)
+        put(collecting, ending.before)
     ending.before = None
 
 

@@ -69,7 +69,7 @@ class RegionSpan(Span, gc=True, eq=False):
         try:
             self.add(**{name: value})
         except BaseException as failure:
-            swallowed(f"the probe of {self.event}", failure)
+            _swallow(self.event, failure)
         return value
 
 
@@ -86,6 +86,7 @@ class ReportingSpan(RegionSpan, gc=True, eq=False):
 class FullSpan(RegionSpan, gc=True, eq=False):
     """One run of a region that binds, collects, reports, is watched, synchronises the GPU or is a point."""
 
+    place: int = 0  # as of a WatchedSpan
     bound: Bound | None = None
     inside: Inside | None = None
 
@@ -104,9 +105,9 @@ class FullSpan(RegionSpan, gc=True, eq=False):
         try:
             known = Span(self.event, self.extra, None, self.phase, None, self.context, self.thread, self.start)
             known.task = self.task
-            spans.note_open(id(self), known)
+            spans.note_open(self, known)
         except BaseException as failure:
-            swallowed(f"the probe of {self.event}", failure)
+            _swallow(self.event, failure)
 
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
@@ -117,7 +118,12 @@ class FullSpan(RegionSpan, gc=True, eq=False):
             self.end = perf_counter_ns()
             if error is not None:
                 self.error = spans.name_error(error, value)
-        finally:
+        except BaseException:
+            try:
+                spans.lose("the probe of", self.event)
+            finally:
+                _let_go(self, self.plan)
+        else:
             finish(self, error is not None)
 
 
@@ -145,7 +151,7 @@ class GeneratorSpan(FullSpan, gc=True, eq=False):
         try:
             self._count(item, values)
         except BaseException as failure:
-            swallowed(f"the probe of {self.event}", failure)
+            _swallow(self.event, failure)
         return item
 
     def _count(self, item: Any, handed: Values) -> None:
@@ -240,24 +246,36 @@ def finish(run: FullSpan, failed: bool) -> None:
 
 def _let_go(run: FullSpan, plan: Plan) -> None:
     if plan.watched:
-        spans.note_closed(id(run))
+        spans.note_closed(run)
     run.values = run.value = None
+    own, run.inside, bound, run.bound = run.inside, None, run.bound, None
+    try:
+        if own is not None:
+            inside.end(own)
+            inside.stop(own)  # if that is not done yet
+    except BaseException as failure:
+        _swallow(run.event, failure)
     if plan.reports and plan.emit == "span":
         _report(run)
-    if run.inside is not None:
-        inside.end(run.inside)
-        run.inside = None
-    bound = run.bound
-    if bound is not None:  # after the record is kept: this may end the step that it belongs to
-        run.bound = None
-        bound.pop()
+    try:
+        if bound is not None:  # after the record is kept: this may end the step that it belongs to
+            bound.pop()
+    except BaseException as failure:
+        _swallow(run.event, failure)
+
+
+def _swallow(event: str, failure: BaseException) -> None:
+    try:
+        swallowed(f"the probe of {event}", failure)
+    except MemoryError:  # for the text
+        pass
 
 
 def _report(run: RegionSpan) -> None:
     try:
         inside.report(run)
     except BaseException as failure:
-        swallowed(f"the probe of {run.event}", failure)
+        _swallow(run.event, failure)
 
 
 def _count_items(run: GeneratorSpan) -> None:

@@ -177,9 +177,10 @@ def _wrap_reading(function: Function, probe: "Probe") -> Function:
         async def awaited(*args: Any, **kwargs: Any) -> Any:
             if spans.current_buffer() is OFF:
                 return await function(*args, **kwargs)
-            with counted(*entering(args, kwargs)) as run:
+            with _begin(counted, entering, args, kwargs) as run:
                 result = await waited(function(*args, **kwargs))
-                return run.leave_result(result, *leaving(args, kwargs))
+                _hand_over(run, leaving, args, kwargs, result)
+                return result
 
         return counts_awaits(awaited)
 
@@ -187,9 +188,10 @@ def _wrap_reading(function: Function, probe: "Probe") -> Function:
     def called(*args: Any, **kwargs: Any) -> Any:
         if spans.current_buffer() is OFF:
             return function(*args, **kwargs)
-        with probe(*entering(args, kwargs)) as run:
+        with _begin(probe, entering, args, kwargs) as run:
             result = function(*args, **kwargs)
-            return run.leave_result(result, *leaving(args, kwargs))
+            _hand_over(run, leaving, args, kwargs, result)
+            return result
 
     return called
 
@@ -200,8 +202,8 @@ def _wrap_generator(function: Function, probe: "Probe") -> Function:
 
         @functools.wraps(function)
         async def iterated_async(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-            with probe(*entering(args, kwargs)) as run:
-                run.leave(*leaving(args, kwargs))
+            with _begin(probe, entering, args, kwargs) as run:
+                _hand_over(run, leaving, args, kwargs)
                 items = function(*args, **kwargs)
                 try:
                     item = await items.asend(None)
@@ -222,8 +224,8 @@ def _wrap_generator(function: Function, probe: "Probe") -> Function:
 
     @functools.wraps(function)
     def iterated(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        with probe(*entering(args, kwargs)) as run:
-            run.leave(*leaving(args, kwargs))
+        with _begin(probe, entering, args, kwargs) as run:
+            _hand_over(run, leaving, args, kwargs)
             items = function(*args, **kwargs)
             try:
                 item = items.send(None)
@@ -241,6 +243,21 @@ def _wrap_generator(function: Function, probe: "Probe") -> Function:
                 return stop.value
 
     return iterated
+
+
+def _begin(probe: "Probe", entering: "Picker", args: Any, kwargs: Any) -> Any:
+    try:
+        return probe(*entering(args, kwargs))
+    except BaseException:
+        spans.lose("beginning a span")
+        return spans.LOST
+
+
+def _hand_over(run: Any, leaving: "Picker", args: Any, kwargs: Any, result: Any = None) -> None:
+    try:
+        run.leave_result(result, *leaving(args, kwargs))
+    except BaseException:
+        spans.swallowed_now("reading the fields of a call")
 
 
 def _pickers(function: Function, probe: "Probe") -> "tuple[Picker, Picker]":

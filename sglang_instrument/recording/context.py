@@ -1,8 +1,9 @@
 """Know, at any moment, for which step, worker, request and turn the program is working."""
 
+import sys
 from _thread import RLock, get_ident
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
@@ -107,6 +108,15 @@ def forget_scope(scope: Scope) -> None:
     _scopes.pop((scope.role, scope.worker, scope.step, scope.validate), None)
 
 
+_TOKEN_BYTES: Final = Token.__basicsize__ + 2 * tuple.__itemsize__ - sys.getsizeof(b"")  # and the collector's head
+
+
+def put(variable: ContextVar[Any], value: Any) -> None:
+    """Set a context variable, or raise: without memory for a token CPython may crash, so that is asked for first."""
+    bytes(_TOKEN_BYTES)
+    variable.set(value)
+
+
 class Bound(Struct, gc=False, eq=False):
     """A context that was set.
 
@@ -119,13 +129,15 @@ class Bound(Struct, gc=False, eq=False):
 
     def pop(self) -> None:
         """Unset the context; the step of a block that bound it ends here."""
-        around = self.context.around
-        if around is not None and is_around(self.context, CURRENT.get()):
-            CURRENT.set(around)
-        self.context.around = None  # for what goes on under it, as tasks do: contexts are no chain without end
         opened, self.opened = self.opened, None
-        if opened is not None:
-            close_scope(opened)
+        around = self.context.around
+        try:
+            if around is not None and is_around(self.context, CURRENT.get()):
+                put(CURRENT, around)
+            self.context.around = None  # for what goes on under it, as tasks do: no chain without end
+        finally:
+            if opened is not None:
+                close_scope(opened)
 
 
 def is_around(context: Context, current: Context | None) -> bool:
@@ -151,7 +163,7 @@ def push(changes: Mapping[str, Any], root: bool = False) -> Bound:
     context.around = around
     context.bound_in = tasks.current(before.bound_in) or tasks.thread_task(get_ident())
     bound = Bound(context, None)
-    CURRENT.set(context)
+    put(CURRENT, context)
     if changes.get("step") is not None and context.scope is not None:
         open_scope(context.scope)
         bound.opened = context.scope

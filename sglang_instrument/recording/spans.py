@@ -10,6 +10,7 @@ import sys
 from _thread import get_ident
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from time import perf_counter_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -138,16 +139,18 @@ class Span(Struct, gc=False, eq=False):
 class WatchedSpan(Span, gc=False, eq=False):
     """A span that is known while it is open, so that one which never ends can be reported."""
 
+    place: int = 0  # among those that are open: its id(), known when there may be no memory for one
+
     def __enter__(self) -> "WatchedSpan":
         Span.__enter__(self)
-        note_open(id(self), self)
+        note_open(self, self)
         return self
 
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         Span.__exit__(self, error, value, trace)
-        note_closed(id(self))
+        note_closed(self)
 
 
 class SyncedSpan(WatchedSpan, gc=False, eq=False):
@@ -213,27 +216,28 @@ def name_error(error: type[BaseException], value: BaseException | None) -> str:
         return name
 
 
-def note_open(key: int, opened: Span) -> None:
-    """Know a span as open by the id() of its block's."""
+def note_open(entered: Any, known: Span) -> None:
+    """Let `known` be among the open spans until the one that was entered is left."""
     try:
         if not OPEN:
             first_opened()
-        OPEN[key] = opened
+        entered.place = id(entered)
+        OPEN[entered.place] = known
     except BaseException as error:
         swallowed("watching a span", error)
 
 
-def note_closed(key: int) -> None:
-    """Know no span of this id() as open any more."""
+def note_closed(left: Any) -> None:
+    """Let what stood for this span be among the open ones no more."""
     try:
-        OPEN.pop(key, None)
+        OPEN.pop(left.place, None)
         if not OPEN:
             all_closed()
     except BaseException as error:
         swallowed("watching a span", error)
 
 
-_lost = 0
+_lost = count()  # it counts on even where there is no memory for the next number
 
 
 def begin(kind: type[Span], event: str, phase: str | None, waited: int | None) -> Span:
@@ -247,11 +251,14 @@ def begin(kind: type[Span], event: str, phase: str | None, waited: int | None) -
 
 def lose(where: str, event: str = "") -> None:
     """Count a record that could not be made or kept; called while the reason is handled."""
-    global _lost
     let_through()
-    if buffer is not OFF:
-        _lost += 1
-        count_lost(where, event)
+    if buffer is OFF:
+        return
+    try:
+        next(_lost)
+    except MemoryError:
+        pass
+    count_lost(where, event)
 
 
 def count_lost(where: str, event: str = "") -> None:
@@ -275,7 +282,7 @@ def swallowed_now(where: str) -> None:
 
 def lost() -> int:
     """Return how many records were lost on the threads that made them, since this process began."""
-    return _lost
+    return int(repr(_lost)[len("count(") : -1])
 
 
 _kinds: dict[str, type[Span]] = {}

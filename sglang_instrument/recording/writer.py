@@ -285,9 +285,13 @@ class Writer:
                 swallowed("encoding the log", error)
                 done, pieces = len(spans), []
             for scope, encoded, changed, records in pieces:
+                try:
+                    self.disk.write(scope, encoded, records)
+                except Exception as error:  # as above
+                    swallowed("handing over to the disk's thread", error)
+                    continue
                 self.changed_records += changed
                 self.recorded += records
-                self.disk.write(scope, encoded, records)
             self.dropped_records += done - begin - (self.recorded - recorded)
             self._encoding = len(spans) - done
             if self._encoding or self._spans:
