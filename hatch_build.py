@@ -99,8 +99,10 @@ def compile_into(folder: Path, modules: list[str]) -> None:
 
 
 def let_tracebacks_be_missing(path: Path) -> None:
-    """Let an `except` end as it should where there was no memory for a traceback: Cython expects one, and crashes."""
-    code, count = re.subn(r"__Pyx_DECREF\((__pyx_t_\d+)\); \1 = 0;", r"__Pyx_XDECREF(\1); \1 = 0;", path.read_text())
+    """Let an `except` take an exception without a traceback: where no memory is, Cython crashes."""
+    code, count = re.subn(
+        r"__Pyx_DECREF\((__pyx_t_\d+)\); \1 = 0;", r"__Pyx_XDECREF(\1); \1 = 0;", path.read_text()
+    )
     if "__Pyx_GetException(&" in code and not count:
         raise RuntimeError(f"this Cython writes an `except` otherwise than is known here: {path.name}")
     path.write_text(code)

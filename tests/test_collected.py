@@ -1,4 +1,4 @@
-"""What a program lets go is collected, though it never ended and leads back to itself through what we hold."""
+"""What a program lets go is collected, though it never ended and leads back to itself."""
 
 import contextvars
 import gc
@@ -79,7 +79,7 @@ def generator_in_bind(x):
 
 
 async def in_spans(x):
-    with span("tool_execution", thing=x, phase=x, things=[x]) as outer, span("parse", **{"thing": x}):
+    with span("tool_execution", thing=x, phase=x, things=[x]) as outer, span("parse", thing=x):
         outer.add(more=x)
         await pause()
 
@@ -165,7 +165,10 @@ TABLES = {
     "values handed over": ("ending", {"event": "e", "exit": EXIT}),
     "values handed over, watched": ("ending", {"event": "tool_execution", "exit": EXIT}),
     "bound": ("ending", {"event": "e", "bind": {"step": "x.size", "request_id": "x"}, "exit": EXIT}),
-    "a root that collects": ("ending", {"event": "e", "root": True, "exit": {"n": "size(inside.other)"} | EXIT}),
+    "a root that collects": (
+        "ending",
+        {"event": "e", "root": True, "exit": {"n": "size(inside.other)"} | EXIT},
+    ),
     "watched and synced": ("ending", {"event": "barrier_wait_duration", "exit": EXIT}),
     "an item": ("items", {"event": "e", "generator": True, "exit": {"last": "item", "n": "local.size"}}),
     "an item, watched": ("items", {"event": "tool_execution", "generator": True, "exit": {"last": "item"}}),
@@ -208,7 +211,9 @@ def left_over_of_program(regions, target):
         spec.loader.exec_module(module)
         patches = [{"target": name, "region": of_target} for name, of_target in regions.items()]
         table = parse_table("t.toml", {"trainer": "t", "module": "collected_program", "patch": patches})
-        patcher = Patcher([table], make_probe=probes_for([one for patch in table.patches for one in patch.regions]))
+        patcher = Patcher(
+            [table], make_probe=probes_for([one for patch in table.patches for one in patch.regions])
+        )
         patcher.install()
         try:
             assert {site.state for site in patcher.results()} == {"found"}, patcher.results()

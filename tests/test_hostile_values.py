@@ -1,6 +1,5 @@
 """What a value's own code raises stays with the value; what the program's signal handlers raise goes on."""
 
-import asyncio
 import os
 import signal
 
@@ -58,10 +57,20 @@ def test_nothing_that_is_bound_raises_whatever_its_methods_do(seen, name, value)
 
 
 def test_no_argument_of_an_instrumented_function_raises_whatever_its_methods_do(seen, value):
-    texts = {"a": "x", "b": "size(x)", "c": "x.y", "d": "total(x[*].z)", "e": "any(x)", "f": "mean(x)", "g": "x[0]"}
+    texts = {
+        "a": "x",
+        "b": "size(x)",
+        "c": "x.y",
+        "d": "total(x[*].z)",
+        "e": "any(x)",
+        "f": "mean(x)",
+        "g": "x[0]",
+    }
     given = {name: text.replace("x", "result") for name, text in texts.items()}
 
-    @instrument("call", phase=value, fields=texts | given, bind={"turn": "x", "request_id": "x", "validate": "x"})
+    @instrument(
+        "call", phase=value, fields=texts | given, bind={"turn": "x", "request_id": "x", "validate": "x"}
+    )
     def call(x):
         return x
 
@@ -84,7 +93,9 @@ def test_no_local_of_a_region_raises_whatever_its_methods_do(seen, value):
         "enter": {"a": "x"},
         "exit": {"b": "size(x)", "c": "percent(x)", "d": "x[x.y] | p50(x) | sum(x[*]) | number(x)"},
     }
-    table = parse_table("t.toml", {"trainer": "t", "module": "m", "patch": [{"target": "f", "region": [region]}]})
+    table = parse_table(
+        "t.toml", {"trainer": "t", "module": "m", "patch": [{"target": "f", "region": [region]}]}
+    )
     probe = build_probe(table.patches[0].regions[0])
     with probe(value) as run:
         run.capture("k", value)
@@ -94,7 +105,9 @@ def test_no_local_of_a_region_raises_whatever_its_methods_do(seen, value):
 
 def test_no_record_of_the_reference_s_class_raises_whatever_it_is_given(tmp_path, value):
     manager = SGLangLogManager()
-    manager.log(tmp_path / "a.jsonl", value, duration=value, extra={"k": value}, workid=value, step=value, more=value)
+    manager.log(
+        tmp_path / "a.jsonl", value, duration=value, extra={"k": value}, workid=value, step=value, more=value
+    )
     manager.log(value, "event")
     manager.get_handle(value).close()
     manager.close_all()
@@ -106,7 +119,7 @@ class Unspeakable(type):
         raise SystemExit("the metaclass's own")
 
 
-class Unnamed(Exception, metaclass=Unspeakable):
+class UnnamedError(Exception, metaclass=Unspeakable):
     def __str__(self):
         raise GeneratorExit("the exception's own")
 
@@ -134,21 +147,21 @@ def test_an_exception_that_cannot_be_named_goes_on_untouched(seen, with_messages
     spans.log_error_messages(with_messages)
     try:
         for act in (plain, reading, lambda error: coroutine(error).send(None), blocks):
-            raised = Unnamed("the prompt")
-            with pytest.raises(Unnamed) as caught:
+            raised = UnnamedError("the prompt")
+            with pytest.raises(UnnamedError) as caught:
                 act(raised)
             assert caught.value is raised
             assert caught.value.__context__ is None
     finally:
         spans.log_error_messages(False)
-    assert {one["error"].partition(":")[0] for one in seen} == {"Unnamed"}
+    assert {one["error"].partition(":")[0] for one in seen} == {"UnnamedError"}
     assert len(seen) == 5
 
 
 def test_a_failure_that_cannot_be_named_is_noted():
-    notices.swallowed("reading", Unnamed())
+    notices.swallowed("reading", UnnamedError())
     [said] = notices.noticed()
-    assert "Unnamed" in said["notice"]
+    assert "UnnamedError" in said["notice"]
 
 
 def test_a_function_that_cannot_be_asked_anything_is_left_as_it_is():
@@ -182,12 +195,12 @@ class Signalled:
         return repr(self)
 
 
-class Timeout(Exception):
+class TooLateError(Exception):
     pass
 
 
 @pytest.mark.parametrize(
-    ("number", "error"), [(signal.SIGINT, None), (signal.SIGTERM, SystemExit), (signal.SIGALRM, Timeout)]
+    ("number", "error"), [(signal.SIGINT, None), (signal.SIGTERM, SystemExit), (signal.SIGALRM, TooLateError)]
 )
 def test_what_a_signal_handler_raises_goes_on_wherever_it_comes(number, error):
     def handler(number, frame):
@@ -230,8 +243,8 @@ def test_a_broken_logging_handler_ends_nothing(caplog):
 def test_status_and_flush_say_what_was_noted_and_raise_nothing(install):
     install(log_error_messages=True)
     try:
-        with pytest.raises(Unnamed), span("parse"):
-            raise Unnamed
+        with pytest.raises(UnnamedError), span("parse"):
+            raise UnnamedError
         assert sglang_instrument.flush()
         assert sglang_instrument.status()["records"]["recorded"] == 1
     finally:

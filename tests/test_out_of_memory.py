@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-ACTS = '''
+ACTS = """
 import gc, json, resource, sys
 import sglang_instrument
 from sglang_instrument import bind, event, instrument, span, step
 from sglang_instrument.patching.probe import build_probe
 from sglang_instrument.patching.tables import parse_table
-from sglang_instrument.recording import spans
+from sglang_instrument.recording import losses, spans
 
 TEXT = "text"
 
@@ -68,8 +68,9 @@ def a_generator_s_region():
     with ITEMS() as run: run.item(TEXT); run.item(TEXT)
 
 RECORDED = (
-    a_span, a_span_with_fields, a_watched_span, a_span_of_a_phase, an_event, a_function, a_function_with_fields,
-    a_watched_function, a_region, a_region_with_fields, a_region_that_binds, a_watched_region, a_generator_s_region,
+    a_span, a_span_with_fields, a_watched_span, a_span_of_a_phase, an_event,
+    a_function, a_function_with_fields, a_watched_function,
+    a_region, a_region_with_fields, a_region_that_binds, a_watched_region, a_generator_s_region,
 )
 
 def a_bind():
@@ -77,7 +78,7 @@ def a_bind():
 
 def a_step():
     with step(3), span("bound"): pass
-'''
+"""
 
 ONE_AT_A_TIME = """
 import _testcapi, logging
@@ -91,7 +92,7 @@ for act in (*RECORDED, a_bind, a_step):
         act()
     for which in range(150):
         del buffer[:]
-        lost = spans.lost()
+        lost = losses.lost()
         raised = None
         _testcapi.set_nomemory(which, which + 1)
         try:
@@ -105,8 +106,8 @@ for act in (*RECORDED, a_bind, a_step):
             while trace.tb_next is not None:
                 trace = trace.tb_next
             escaped.append((act.__name__, which, trace.tb_frame.f_code.co_filename))
-        elif len(buffer) + spans.lost() - lost != 1:
-            uncounted.append((act.__name__, which, len(buffer), spans.lost() - lost))
+        elif len(buffer) + losses.lost() - lost != 1:
+            uncounted.append((act.__name__, which, len(buffer), losses.lost() - lost))
         assert not spans.OPEN, (act, which)
         spans.CURRENT.set(spans.Context())
 print(json.dumps([escaped, uncounted]))
@@ -118,7 +119,7 @@ def test_each_allocation_that_fails_costs_one_record_at_most_and_raises_nothing(
     pytest.importorskip("_testcapi")
     done = run_script(ACTS + ONE_AT_A_TIME, SGLANG_INSTRUMENT_NATIVE=native)
     escaped, uncounted = json.loads(done.stdout)
-    # What Python itself does for a `with` of a class written in Python, or with keywords, is not ours to guard.
+    # What Python itself does for keywords, and for a `with` of a class written in Python, cannot be guarded.
     if native == "":
         escaped = [one for one in escaped if one[0] not in ("a_bind", "a_step")]
         assert escaped == []

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from sglang_instrument.recording.losses import lost
 from sglang_instrument.recording.spans import (
     Buffer,
     LostSpan,
@@ -10,7 +11,6 @@ from sglang_instrument.recording.spans import (
     SyncedSpan,
     WatchedSpan,
     event,
-    lost,
     record,
     span,
 )

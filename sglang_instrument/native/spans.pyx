@@ -466,7 +466,7 @@ def connect(
     name_error,
     ask_for_tasks,
     start_of,
-    count_lost,
+    noting_lost,
     swallowed_now,
     letting_through,
     text,
@@ -477,7 +477,7 @@ def connect(
     global describe_error, ask_asyncio, plain, buffer, note_lost, note_swallowed, let_through, to_text
     global reduce_one, LOST
     ask_asyncio, plain = ask_for_tasks, start_of
-    note_lost, note_swallowed, let_through = count_lost, swallowed_now, letting_through
+    note_lost, note_swallowed, let_through = noting_lost, swallowed_now, letting_through
     to_text, reduce_one = text, reduce_value
     OFF, current_context, reduce_extra, kinds = off, context, reduce, known_kinds
     learn_kind, kind_of_phase, synchronize, describe_error = learn, kind_for, synchronize_device, name_error

@@ -37,7 +37,7 @@ def collect(wanted: frozenset[str], root: bool) -> Inside:
 
 
 def stop(ending: Inside) -> None:
-    """End what `collect` began, unless the region was entered in another task: then it is not set in this one."""
+    """End what `collect` began, unless the region was entered in another task: here it is not set then."""
     current = collecting.get()
     while current is not None and current is not ending:
         current = current.before

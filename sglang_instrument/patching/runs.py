@@ -26,9 +26,9 @@ Values = tuple[Any, ...]
 class RegionSpan(Span, gc=True, eq=False):
     """One run of a region that reads fields when it ends.
 
-    `plan` says what to read; `values` are the locals at the last statement, `value` what is returned. They may
-    lead back to the coroutine that runs the region: so the collector sees them, and nothing else holds a run
-    that has not ended.
+    `plan` says what to read; `values` are the locals at the last statement, `value` what is returned. They
+    may lead back to the coroutine that runs the region: so the collector sees a run, and only its block holds
+    it while it has not ended.
     """
 
     values: Values | None = None
@@ -101,9 +101,11 @@ class FullSpan(RegionSpan, gc=True, eq=False):
         return self
 
     def _be_watched(self) -> None:
-        """Let what stands for this run be known as open: not the run, which holds what the program gave it."""
+        """Let what stands for this run be known as open: the run itself holds what the program gave it."""
         try:
-            known = Span(self.event, self.extra, None, self.phase, None, self.context, self.thread, self.start)
+            known = Span(
+                self.event, self.extra, None, self.phase, None, self.context, self.thread, self.start
+            )
             known.task = self.task
             spans.note_open(self, known)
         except BaseException as failure:

@@ -25,12 +25,14 @@ def timed(function: Function, start: "partial[Span]") -> Function:
     def called(*args: Any, **kwargs: Any) -> Any:
         if spans.buffer is OFF:
             return function(*args, **kwargs)
+        run: Span | None = None
         try:
             run = start()
             if spans.running_tasks:
                 spans.enter_task(run)
         except BaseException:
-            run = spans.lose("beginning a span")
+            run = None
+            spans.lose("beginning a span")
         if run is None:
             return function(*args, **kwargs)
         try:
@@ -57,10 +59,11 @@ def timed_coroutine(function: Function, start: "partial[Span]") -> Function:
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         if spans.buffer is OFF:
             return await function(*args, **kwargs)
+        run: Span | None = None
         try:
             run = start().__enter__()
         except BaseException:
-            run = spans.lose("beginning a span")
+            spans.lose("beginning a span")
         if run is None:
             return await function(*args, **kwargs)
         task = run.task

@@ -19,6 +19,7 @@ from sglang_instrument.patching.timed import (
     timed_coroutine_by_with,
 )
 from sglang_instrument.recording import spans
+from sglang_instrument.recording.losses import swallowed_now
 from sglang_instrument.recording.notices import swallowed
 from sglang_instrument.recording.spans import OFF, Span
 from sglang_instrument.recording.values import text
@@ -257,7 +258,7 @@ def _hand_over(run: Any, leaving: "Picker", args: Any, kwargs: Any, result: Any 
     try:
         run.leave_result(result, *leaving(args, kwargs))
     except BaseException:
-        spans.swallowed_now("reading the fields of a call")
+        swallowed_now("reading the fields of a call")
 
 
 def _pickers(function: Function, probe: "Probe") -> "tuple[Picker, Picker]":

@@ -108,12 +108,14 @@ def forget_scope(scope: Scope) -> None:
     _scopes.pop((scope.role, scope.worker, scope.step, scope.validate), None)
 
 
-_TOKEN_BYTES: Final = Token.__basicsize__ + 2 * tuple.__itemsize__ - sys.getsizeof(b"")  # and the collector's head
+_TOKEN_BYTES: Final = (
+    Token.__basicsize__ + 2 * tuple.__itemsize__ - sys.getsizeof(b"")
+)  # and the collector's head
 
 
 def put(variable: ContextVar[Any], value: Any) -> None:
-    """Set a context variable, or raise: without memory for a token CPython may crash, so that is asked for first."""
-    bytes(_TOKEN_BYTES)
+    """Set a context variable, or raise MemoryError: without memory for a token CPython itself may crash."""
+    bytes(_TOKEN_BYTES)  # given back at once, for the token
     variable.set(value)
 
 

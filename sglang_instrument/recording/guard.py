@@ -1,30 +1,32 @@
 """Keep from training what fails on the way of a record; let pass what is the program's own.
 
 A value's method may raise anything, SystemExit and GeneratorExit included, and there may be no memory for us.
-Training must see none of that. It must see a KeyboardInterrupt, and what one of its signal handlers raises while
-our code runs. So whatever runs the program's code, or is called by it, catches in one way:
+Training must see none of that. It must see a KeyboardInterrupt, and what one of its signal handlers raises
+while our code runs. So whatever runs the program's code, or is called by it, catches in one way:
 
     except BaseException:
         let_through()
 """
 
 import sys
-from _signal import getsignal, valid_signals  # signal's own make enums of handlers, and ask for their repr
+
+# Those of `signal` make an enum of a handler, and ask for the repr of one that is a function.
+from _signal import getsignal, valid_signals  # type: ignore[import-not-found]
 from _thread import get_ident
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
-# What signal handlers do not raise: these are not looked into, for some fields are missing in each record.
+# Not looked into, for in each record some fields are missing: a handler that raises one is not known.
 _OF_VALUES: Final = (AttributeError, LookupError, TypeError, ValueError, MemoryError, RecursionError)
 # Of a type whose metaclass has an opinion about it, too.
 _NAME: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 
 
 def let_through() -> None:
-    """Raise the exception that is being handled again if Ctrl-C or a signal handler of the program raised it."""
-    kind, error, trace = sys.exc_info()
+    """Raise what is being handled again if it comes from Ctrl-C or from a signal handler of the program."""
+    _, error, trace = sys.exc_info()
     if error is None or issubclass(type(error), _OF_VALUES):
         return
     if issubclass(type(error), KeyboardInterrupt) or _is_of_signal(trace):

@@ -27,7 +27,7 @@ def notice(key: str, text: str) -> None:
 
 
 def swallowed(where: str, error: BaseException) -> None:
-    """Note an error that was kept from training; call it while that is handled, for not all are kept from it."""
+    """Note an error that is kept from training, while it is handled; one of the program's own goes on."""
     let_through()
     try:
         kind = name_of_type(type(error))

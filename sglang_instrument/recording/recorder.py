@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.config import Config
-from sglang_instrument.recording import context, device, identity, loop, nvtx, spans, tasks
+from sglang_instrument.recording import context, device, identity, loop, losses, nvtx, spans, tasks
 from sglang_instrument.recording.clock import Clock
 from sglang_instrument.recording.device_events import HeldBack
 from sglang_instrument.recording.disk import Disk
@@ -106,7 +106,7 @@ class Recorder:
 
     def _lost(self) -> int:
         """Return how many records did not even come to the buffer."""
-        return spans.lost() - self._lost_before
+        return losses.lost() - self._lost_before
 
     def _open(self) -> None:
         self._writer.open()
@@ -123,7 +123,7 @@ class Recorder:
 
     def _build(self) -> None:
         clock, config = Clock(), self.config
-        self._lost_before = spans.lost()
+        self._lost_before = losses.lost()
         self._files = Files(config.folder, clock, config.run_id, self._describe, self._parents)
         maker = LineMaker(clock)
         selection = selection_for(config, maker.scope_of)

@@ -6,11 +6,9 @@ takes a lock; `docs/cost.md` says what it costs. Where the compiled parts are bu
 `native/spans.pyx` take the place of what is here, which says what they have to do.
 """
 
-import sys
 from _thread import get_ident
 from collections.abc import Callable
 from functools import partial
-from itertools import count
 from time import perf_counter_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -19,8 +17,9 @@ from msgspec import Struct, field
 
 from sglang_instrument import native
 from sglang_instrument.recording import device, tasks
-from sglang_instrument.recording.context import CURRENT, Context, count_dropped
+from sglang_instrument.recording.context import CURRENT, Context
 from sglang_instrument.recording.guard import let_through, name_of_type
+from sglang_instrument.recording.losses import count_lost, note_lost, swallowed_now
 from sglang_instrument.recording.notices import swallowed
 from sglang_instrument.recording.tasks import Task
 from sglang_instrument.recording.values import reduce, reduce_value, text
@@ -237,9 +236,6 @@ def note_closed(left: Any) -> None:
         swallowed("watching a span", error)
 
 
-_lost = count()  # it counts on even where there is no memory for the next number
-
-
 def begin(kind: type[Span], event: str, phase: str | None, waited: int | None) -> Span:
     """Make a span, or stand in for one that cannot be made."""
     try:
@@ -252,37 +248,8 @@ def begin(kind: type[Span], event: str, phase: str | None, waited: int | None) -
 def lose(where: str, event: str = "") -> None:
     """Count a record that could not be made or kept; called while the reason is handled."""
     let_through()
-    if buffer is OFF:
-        return
-    try:
-        next(_lost)
-    except MemoryError:
-        pass
-    count_lost(where, event)
-
-
-def count_lost(where: str, event: str = "") -> None:
-    """Count a lost record in its step, and say why; there may be no memory even for that."""
-    let_through()
-    try:
-        scope = CURRENT.get().scope
-        if scope is not None:
-            count_dropped(scope, 1)
-        swallowed_now(f"{where} {event}" if event else where)
-    except BaseException:
-        let_through()
-
-
-def swallowed_now(where: str) -> None:
-    """Note the error that is being handled, as `swallowed` does."""
-    error = sys.exc_info()[1]
-    if error is not None:
-        swallowed(where, error)
-
-
-def lost() -> int:
-    """Return how many records were lost on the threads that made them, since this process began."""
-    return int(repr(_lost)[len("count(") : -1])
+    if buffer is not OFF:
+        count_lost(where, event)
 
 
 _kinds: dict[str, type[Span]] = {}
@@ -434,9 +401,7 @@ def plain(
 PureSpan = Span
 
 
-native.take_over(
-    globals(), "spans", "LostSpan", "Span", "SyncedSpan", "WatchedSpan", "event", "lost", "span"
-)
+native.take_over(globals(), "spans", "LostSpan", "Span", "SyncedSpan", "WatchedSpan", "event", "span")
 
 if native.ON:
     from sglang_instrument.native import spans as compiled
@@ -453,7 +418,7 @@ if native.ON:
         kind_for=kind_for,
         synchronize_device=device.synchronize,
         name_error=name_error,
-        count_lost=count_lost,
+        noting_lost=note_lost,
         swallowed_now=swallowed_now,
         letting_through=let_through,
         text=text,
