@@ -18,7 +18,9 @@ from sglang_instrument.patching.plan import Plan
 from sglang_instrument.recording import device, spans
 from sglang_instrument.recording.context import Bound
 from sglang_instrument.recording.notices import swallowed
+from sglang_instrument.recording.open_spans import note_closed, note_open
 from sglang_instrument.recording.spans import PureSpan as Span
+from sglang_instrument.recording.tasks import leave_task
 
 Values = tuple[Any, ...]
 
@@ -42,7 +44,7 @@ class RegionSpan(Span, gc=True, eq=False):
             if error is not None:
                 self.error = spans.name_error(error, value)
             if self.waited is not None:
-                spans.leave_task(self)
+                leave_task(self)
             values, reader = self.values, self.plan.exit
             if values is None or reader is None or error is not None or self.extra is not None:
                 read(self, error is not None)
@@ -107,7 +109,7 @@ class FullSpan(RegionSpan, gc=True, eq=False):
                 self.event, self.extra, None, self.phase, None, self.context, self.thread, self.start
             )
             known.task = self.task
-            spans.note_open(self, known)
+            note_open(self, known)
         except BaseException as failure:
             _swallow(self.event, failure)
 
@@ -228,7 +230,7 @@ def finish(run: FullSpan, failed: bool) -> None:
     plan: Plan = run.plan
     try:
         if run.waited is not None:
-            spans.leave_task(run)
+            leave_task(run)
         if run.inside is not None:
             inside.stop(run.inside)
         if plan.exit is not None:
@@ -248,7 +250,7 @@ def finish(run: FullSpan, failed: bool) -> None:
 
 def _let_go(run: FullSpan, plan: Plan) -> None:
     if plan.watched:
-        spans.note_closed(run)
+        note_closed(run)
     run.values = run.value = None
     own, run.inside, bound, run.bound = run.inside, None, run.bound, None
     try:

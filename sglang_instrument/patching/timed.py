@@ -12,7 +12,8 @@ from time import perf_counter_ns
 from typing import Any
 
 from sglang_instrument.recording import spans
-from sglang_instrument.recording.spans import OFF, Span, leave_task
+from sglang_instrument.recording.spans import OFF, Span
+from sglang_instrument.recording.tasks import leave_task
 from sglang_instrument.recording.waiting import waits
 
 Function = Callable[..., Any]

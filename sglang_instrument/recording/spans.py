@@ -11,17 +11,24 @@ from collections.abc import Callable
 from functools import partial
 from time import perf_counter_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final
 
 from msgspec import Struct, field
 
 from sglang_instrument import native
-from sglang_instrument.recording import device, tasks
+from sglang_instrument.recording import device, open_spans, tasks
+from sglang_instrument.recording.buffers import OFF as OFF
+from sglang_instrument.recording.buffers import Buffer as Buffer
+from sglang_instrument.recording.buffers import Off as Off
 from sglang_instrument.recording.context import CURRENT, Context
-from sglang_instrument.recording.guard import let_through, name_of_type
+from sglang_instrument.recording.guard import let_through
 from sglang_instrument.recording.losses import count_lost, note_lost, swallowed_now
+from sglang_instrument.recording.naming import log_error_messages as log_error_messages
+from sglang_instrument.recording.naming import name_error as name_error
 from sglang_instrument.recording.notices import swallowed
-from sglang_instrument.recording.tasks import Task
+from sglang_instrument.recording.open_spans import OPEN as OPEN
+from sglang_instrument.recording.open_spans import note_closed, note_open
+from sglang_instrument.recording.tasks import Task, leave_task, waited_so_far
 from sglang_instrument.recording.values import reduce, reduce_value, text
 from sglang_instrument.schema import WATCHED_PHASES, kind_of
 
@@ -29,29 +36,7 @@ running_tasks: Any = tasks.running  # asyncio's, as soon as a buffer is in use; 
 asyncios_tasks: Any = running_tasks  # the same, also while `running_tasks` says otherwise
 
 
-class Buffer(Protocol):
-    """Where finished spans go: a list, or something that looks like one to the hot path."""
-
-    def append(self, span: "Span", /) -> object:
-        """Take one finished span."""
-
-
-class Off:
-    """The buffer while nothing is installed: what is off is not there."""
-
-    __slots__ = ()
-
-    def append(self, span: "Span", /) -> None:
-        """Let the span go."""
-
-
-OFF: Final = Off()
 buffer: Buffer = OFF
-
-#: Watched spans that have not ended, by id().
-OPEN: Final[dict[int, "Span"]] = {}
-first_opened: Callable[[], object] = int  # the writer's; int() does nothing
-all_closed: Callable[[], object] = int
 
 
 class Span(Struct, gc=False, eq=False):
@@ -88,7 +73,10 @@ class Span(Struct, gc=False, eq=False):
                     task.counted_by, self.waited = id(self), task.waited
             except BaseException:  # not the only task, one that is not known, or nothing that can be asked
                 let_through()
-                _enter_task_guarded(self)
+                try:
+                    enter_task(self)
+                except BaseException as error:
+                    swallowed("asking for the running task", error)
         return self
 
     def __exit__(
@@ -195,47 +183,6 @@ def kind_for(event: str, phase: str | None = None, sync: bool | None = None) -> 
     return WatchedSpan if (phase or known.phase) in WATCHED_PHASES else Span
 
 
-_with_messages = False
-
-
-def log_error_messages(on: bool) -> None:
-    """Log the text of exceptions beside their type, or, as by default, the type alone."""
-    global _with_messages
-    _with_messages = on
-
-
-def name_error(error: type[BaseException], value: BaseException | None) -> str:
-    """Return the exception's type; not itself, whose frames hold the trainer's tensors."""
-    name = "?"
-    try:
-        name = name_of_type(error)
-        return f"{name}: {reduce_value(str(value)) if value is not None else ''}" if _with_messages else name
-    except BaseException:  # the exception's own code failed, or there is no memory
-        let_through()
-        return name
-
-
-def note_open(entered: Any, known: Span) -> None:
-    """Let `known` be among the open spans until the one that was entered is left."""
-    try:
-        if not OPEN:
-            first_opened()
-        entered.place = id(entered)
-        OPEN[entered.place] = known
-    except BaseException as error:
-        swallowed("watching a span", error)
-
-
-def note_closed(left: Any) -> None:
-    """Let what stood for this span be among the open ones no more."""
-    try:
-        OPEN.pop(left.place, None)
-        if not OPEN:
-            all_closed()
-    except BaseException as error:
-        swallowed("watching a span", error)
-
-
 def begin(kind: type[Span], event: str, phase: str | None, waited: int | None) -> Span:
     """Make a span, or stand in for one that cannot be made."""
     try:
@@ -312,31 +259,6 @@ def enter_task(entering: Span) -> None:
         task.counted_by, entering.waited = id(entering), task.waited
 
 
-def waited_so_far(task: Task) -> int:
-    """Return how long a task was suspended, for a span of it, which therefore runs now."""
-    if task.suspended_at < 0:  # thrown into, and running still
-        task.suspended_at = -perf_counter_ns()
-    return task.waited
-
-
-def leave_task(leaving: Span) -> None:
-    """Turn the task's count of suspended time into that of this span."""
-    task, waited = leaving.task, leaving.waited
-    if task is None or waited is None:
-        leaving.waited = None
-        return
-    leaving.waited = (task.waited if task.suspended_at >= 0 else waited_so_far(task)) - waited
-    if task.counted_by == id(leaving):
-        task.counted_by = 0
-
-
-def _enter_task_guarded(entering: Span) -> None:
-    try:
-        enter_task(entering)
-    except BaseException as error:
-        swallowed("asking for the running task", error)
-
-
 def _learn(event: str) -> type[Span]:
     kind = kind_for(event)
     if len(_kinds) < _KINDS_LIMIT:
@@ -354,8 +276,9 @@ def use_buffer(
         on_first_opened: Is called when a watched span begins while none was open.
         on_all_closed: Is called when the last open one has ended.
     """
-    global buffer, first_opened, all_closed
-    buffer, first_opened, all_closed = taking, on_first_opened, on_all_closed
+    global buffer
+    buffer = taking
+    open_spans.watch(on_first_opened, on_all_closed)
     if native.ON:
         compiled.use_buffer(taking, on_first_opened, on_all_closed)
 
@@ -405,9 +328,6 @@ native.take_over(globals(), "spans", "LostSpan", "Span", "SyncedSpan", "WatchedS
 
 if native.ON:
     from sglang_instrument.native import spans as compiled
-
-    if not TYPE_CHECKING:
-        OPEN = compiled.open_spans
 
     compiled.connect(
         off=OFF,

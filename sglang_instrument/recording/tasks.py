@@ -183,6 +183,24 @@ def thread_task(ident: int) -> Task:
     return task
 
 
+def waited_so_far(task: Task) -> int:
+    """Return how long a task was suspended, for a span of it, which therefore runs now."""
+    if task.suspended_at < 0:  # thrown into, and running still
+        task.suspended_at = -perf_counter_ns()
+    return task.waited
+
+
+def leave_task(leaving: Any) -> None:
+    """Turn the task's count of suspended time into that of this span."""
+    task, waited = leaving.task, leaving.waited
+    if task is None or waited is None:
+        leaving.waited = None
+        return
+    leaving.waited = (task.waited if task.suspended_at >= 0 else waited_so_far(task)) - waited
+    if task.counted_by == id(leaving):
+        task.counted_by = 0
+
+
 def owner_of(task: Task) -> Any:
     """Return the asyncio task itself; slow, for reports of what hangs. None if it is gone."""
     loop = None if task.loop is None else task.loop()
