@@ -94,12 +94,9 @@ open_spans = OPEN
 cdef int note_open(Span opened, Py_ssize_t *place) except -1:
     if OPEN.has(opened, place[0]):
         return 0  # it was entered twice
-    try:
-        if OPEN.count == 0:
-            first_opened()
-        place[0] = OPEN.take(opened)
-    except BaseException:
-        swallow("watching a span")
+    if OPEN.count == 0:
+        tell(first_opened)
+    place[0] = OPEN.take(opened)
     return 0
 
 
@@ -107,9 +104,15 @@ cdef int note_closed(Span closed, Py_ssize_t *place) except -1:
     if OPEN.has(closed, place[0]):
         OPEN.let_go(closed, place[0])
     place[0] = NO_PLACE
-    try:
-        if OPEN.count == 0:
-            all_closed()
-    except BaseException:
-        swallow("watching a span")
+    if OPEN.count == 0:
+        tell(all_closed)
+    return 0
+
+
+cdef int tell(object who) except -1:
+    if who is not int:
+        try:
+            who()
+        except BaseException:
+            swallow("watching a span")
     return 0

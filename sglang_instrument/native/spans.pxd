@@ -81,6 +81,8 @@ cdef void leave_task(Span leaving) noexcept  # spans.leave_task; for one whose w
 cdef object name_of_error(object error, object value)  # spans.name_error
 cdef int lose(str where) except -1  # spans.lose
 cdef int swallow(str where) except -1  # notices.swallowed, of the error that is being handled
+cdef int lose_pending(str where) except -1  # ... of one that was raised, and that nobody handles yet
+cdef int swallow_pending(str where) except -1
 cdef bint is_off() noexcept  # nothing is installed
 cdef int give(Span finished) except -1  # append to the buffer in use
 cdef int record_point(Span point) except -1  # spans.record

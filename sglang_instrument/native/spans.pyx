@@ -12,7 +12,14 @@ from cpython.ref cimport Py_XDECREF
 
 cdef extern from "Python.h":
     object PyWeakref_NewRef(object, object)
+    bint PyErr_ExceptionMatches(object) noexcept
     void PyErr_SetNone(PyObject*) noexcept
+
+cdef extern from *:
+    """
+    #define sglang_instrument_pending() (-1)
+    """
+    int raise_pending "sglang_instrument_pending"() except -1
 
 from sglang_instrument.native.extras cimport Fields, dict_of
 from sglang_instrument.native.slabs cimport lie_in_slabs
@@ -247,14 +254,22 @@ cdef class Start:
         return plain, self.asked  # to a process where nothing is compiled, perhaps
 
     def __call__(self):
-        cdef Span made
-        try:
-            made = new_span(self.kind)
-            made.begin(self.event, None, None, self.phase, self.waited_ns)
-            return made
-        except BaseException:
-            lose("beginning a span")
+        cdef PyObject *made = (<Begin><void*>begin_now)(self)
+        if made == NULL:
+            lose_pending("beginning a span")
             return LOST
+        span = <object>made
+        Py_XDECREF(made)
+        return span
+
+
+ctypedef PyObject* (*Begin)(Start) noexcept
+
+
+cdef object begin_now(Start start):
+    cdef Span made = new_span(start.kind)
+    made.begin(start.event, None, None, start.phase, start.waited_ns)
+    return made
 
 
 cdef inline Span new_span(object kind):
@@ -325,6 +340,22 @@ cdef int lose(str where) except -1:
 
 cdef int swallow(str where) except -1:
     said(note_swallowed, where)
+    return 0
+
+
+cdef int lose_pending(str where) except -1:
+    try:
+        raise_pending()
+    except BaseException:
+        lose(where)
+    return 0
+
+
+cdef int swallow_pending(str where) except -1:
+    try:
+        raise_pending()
+    except BaseException:
+        swallow(where)
     return 0
 
 
@@ -414,11 +445,8 @@ cdef extern from *:
     static vectorcallfunc *sglang_instrument_call_of(PyObject *function) {
         return (vectorcallfunc *)((char *)function + Py_TYPE(function)->tp_vectorcall_offset);
     }
-    #define sglang_instrument_pending() (-1)
     """
     vectorcallfunc* call_of "sglang_instrument_call_of"(object) noexcept
-    int raise_pending "sglang_instrument_pending"() except -1
-    bint PyErr_ExceptionMatches(object) noexcept
 
 # What Cython made of the two above; without keywords, too, it makes a dict before their first line.
 cdef vectorcallfunc call_of_span = call_of(span)[0]
@@ -438,10 +466,7 @@ cdef PyObject* event_or_none(PyObject *called, PyObject * const *args, size_t fl
 cdef PyObject* instead_of_call(str where, object instead) noexcept:
     if not PyErr_ExceptionMatches(MemoryError):
         return NULL  # the call was not one
-    try:
-        raise_pending()
-    except BaseException:
-        lose(where)
+    lose_pending(where)  # what it lets through, no call can have raised
     Py_INCREF(<PyObject*>instead)
     return <PyObject*>instead
 

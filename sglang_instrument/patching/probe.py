@@ -14,9 +14,11 @@ from sglang_instrument.patching.counting import new_request_id
 from sglang_instrument.patching.plan import Plan, make_plan, wanted_events
 from sglang_instrument.patching.runs import (
     SKIPPED,
+    AwaitingSpan,
     FullSpan,
     GeneratorSpan,
     RegionSpan,
+    ReportingAwaitingSpan,
     ReportingSpan,
     Values,
     holds,
@@ -128,7 +130,10 @@ def _opener(plan: Plan, waited: int | None = None) -> Probe:
         return Probe(spans.begin, plan.kind, plan.event, plan.phase, waited)
     if not plan.is_simple:
         return Probe(_open, plan, GeneratorSpan if plan.generator else FullSpan, waited)
-    own = ReportingSpan if plan.reports else RegionSpan
+    if waited is None:
+        own = ReportingSpan if plan.reports else RegionSpan
+    else:
+        own = ReportingAwaitingSpan if plan.reports else AwaitingSpan
     return Probe(_open_simply, own, plan, waited)
 
 

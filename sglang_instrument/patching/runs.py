@@ -25,12 +25,12 @@ from sglang_instrument.recording.tasks import leave_task
 Values = tuple[Any, ...]
 
 
-class RegionSpan(Span, gc=True, eq=False):
+class RegionSpan(Span, gc=False, eq=False):
     """One run of a region that reads fields when it ends.
 
-    `plan` says what to read; `values` are the locals at the last statement, `value` what is returned. They
-    may lead back to the coroutine that runs the region: so the collector sees a run, and only its block holds
-    it while it has not ended.
+    `plan` says what to read; `values` are the locals at the last statement, `value` what is returned. Between
+    that and its end a coroutine may wait, and what they lead to may lead back to it: there, and wherever they
+    are held for long, a run is one that the collector sees, and only its block holds it until it ends.
     """
 
     values: Values | None = None
@@ -75,7 +75,7 @@ class RegionSpan(Span, gc=True, eq=False):
         return value
 
 
-class ReportingSpan(RegionSpan, gc=True, eq=False):
+class ReportingSpan(RegionSpan, gc=False, eq=False):
     """One run of a region that another one reads through `inside`."""
 
     def __exit__(
@@ -83,6 +83,14 @@ class ReportingSpan(RegionSpan, gc=True, eq=False):
     ) -> None:
         RegionSpan.__exit__(self, error, value, trace)
         _report(self)
+
+
+class AwaitingSpan(RegionSpan, gc=True, eq=False):
+    """One run of a region of a coroutine."""
+
+
+class ReportingAwaitingSpan(ReportingSpan, gc=True, eq=False):
+    """The same, which another one reads through `inside`."""
 
 
 class FullSpan(RegionSpan, gc=True, eq=False):

@@ -215,10 +215,9 @@ def span(event: str, /, *, phase: str | None = None, **extra: Any) -> Span:
         The span; its `.duration_sec` holds the wall time in seconds once the block has ended.
     """
     try:
-        if type(event) is not str:
-            event = reduce_value(event)
-        kind = _kinds.get(event) if type(event) is str else Span
-        if kind is None:
+        try:
+            kind = _kinds[event] if type(event) is str else _learn(event := reduce_value(event))
+        except KeyError:
             kind = _learn(event)
         if phase is not None:
             phase = text(phase)
@@ -261,7 +260,7 @@ def enter_task(entering: Span) -> None:
 
 def _learn(event: str) -> type[Span]:
     kind = kind_for(event)
-    if len(_kinds) < _KINDS_LIMIT:
+    if type(event) is str and len(_kinds) < _KINDS_LIMIT:
         _kinds[event] = kind
     return kind
 
