@@ -37,12 +37,35 @@ cdef object call_span(PyObject *called, PyObject * const *args, size_t flagged, 
     cdef size_t n = PyVectorcall_NARGS(flagged)
     if names == NULL:
         if n == 0:
-            self.enter()
+            enter_block(self)
             return self
         if n == 3:
-            self.finish(<object>args[0], <object>args[1])
+            leave_block(self, <object>args[0], <object>args[1])
             return None
     raise TypeError(f"{type(self).__name__!r} object is not callable: use it as `with span(...):`")
+
+
+# What may fail is called as what cannot: a `try` of Cython's takes some nanoseconds though nothing fails.
+ctypedef int (*Enter)(Span) noexcept
+ctypedef int (*Leave)(Span, object, object) noexcept
+
+
+cdef int enter_now(Span self) except -1:
+    return self.enter()
+
+
+cdef int leave_now(Span self, object error, object value) except -1:
+    return self.finish(error, value)
+
+
+cdef int enter_block(Span self) except -1:
+    """Enter a span; what fails there costs no more than what it would have known."""
+    return swallow_pending("beginning a span") if (<Enter><void*>enter_now)(self) < 0 else 0
+
+
+cdef int leave_block(Span self, object error, object value) except -1:
+    """Leave a span; what fails there costs its record."""
+    return lose_pending("recording a span") if (<Leave><void*>leave_now)(self, error, value) < 0 else 0
 
 
 cdef object NOT_GIVEN = object()
@@ -79,9 +102,9 @@ cdef class EndOf:
 
     def __call__(self, error=NOT_GIVEN, value=None, trace=None):
         if error is NOT_GIVEN:
-            self.span.enter()
+            enter_block(self.span)
             return self.span
-        self.span.finish(error, value)
+        leave_block(self.span, error, value)
 
 
 cdef int give_ends(object kind) except -1:
@@ -96,3 +119,4 @@ cdef int give_ends(object kind) except -1:
 give_ends(Span)
 give_ends(WatchedSpan)
 give_ends(SyncedSpan)
+give_ends(LostSpan)

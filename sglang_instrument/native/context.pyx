@@ -3,8 +3,9 @@
 """What is bound, as `recording.context` says it: contexts of a request and its turns are made in C."""
 
 cimport cython
-from cpython.contextvars cimport PyContextVar_Get, PyContextVar_Reset, PyContextVar_Set
+from cpython.contextvars cimport PyContextVar_Get, PyContextVar_Set
 from cpython.long cimport PyLong_AsLongLongAndOverflow
+from cpython.mem cimport PyObject_Free, PyObject_Malloc
 from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_XDECREF
@@ -14,6 +15,12 @@ from sglang_instrument.native.slabs cimport lie_in_slabs
 from sglang_instrument.native.spans cimport Task, current_task, thread_task_of
 
 include "stamp.pxi"
+
+cdef extern from *:
+    """
+    #define sglang_instrument_token_bytes() ((size_t)PyContextToken_Type.tp_basicsize + 2 * sizeof(void *))
+    """
+    const size_t TOKEN_BYTES "sglang_instrument_token_bytes()"
 
 # Of `recording.context`, which hands them over.
 cdef object CURRENT = None
@@ -62,26 +69,44 @@ cdef class Context:
         return public, (*known, None, self.extra)
 
 
-@cython.no_gc  # it lives in the span or the `bind` of its block
+@cython.no_gc  # contexts and scopes lead nowhere
 @cython.freelist(64)
 cdef class Bound:
-    """A context that was set, and how to get back."""
+    """A context that was set; see recording/context.py."""
 
     cdef int undo(self) except -1:
-        token, self.token = self.token, None
-        if token is None:
-            return 0
+        cdef Context context = self.context
+        cdef Context around = context.around
+        opened, self.opened = self.opened, None
         try:
-            PyContextVar_Reset(CURRENT, token)
-        except ValueError:  # the block was entered in another task: there is nothing to undo in this one
-            pass
-        if self.opened is not None:
-            close_scope(self.opened)
+            if around is not None and is_around(context, current_context()):
+                put(around)
+            context.around = None  # for what goes on under it, as tasks do: no chain without end
+        finally:
+            if opened is not None:
+                close_scope(opened)
         return 0
 
     def pop(self):
         """Unset the context; the step of a block that bound it ends here."""
         self.undo()
+
+
+cdef bint is_around(Context context, Context current) noexcept:
+    """Whether what is bound now was bound by a block of `context`, or within it."""
+    while current is not None and current is not context:
+        current = current.around
+    return current is not None
+
+
+cdef int put(Context context) except -1:
+    """Set a context, or raise: without memory for a token CPython may crash, so that is asked for first."""
+    cdef void *asked = PyObject_Malloc(TOKEN_BYTES)
+    if asked == NULL:
+        raise MemoryError
+    PyObject_Free(asked)
+    PyContextVar_Set(CURRENT, context)
+    return 0
 
 
 cdef Context current_context():
@@ -126,39 +151,42 @@ cdef Context derived(Context before, dict changes):
     return made
 
 
-cdef Bound bound_to(Context before, Context context, object inside):
-    """Return how to get back from a new context."""
+cdef Bound set_on(Context around, Context before, Context context, object inside):
+    """Set a new context, made of `before`; return how to get back to what is `around`."""
     cdef Bound bound = Bound.__new__(Bound)
     cdef Task task = current_task(before.bound_in)
     context.bound_in = thread_task_of(PyThread_get_thread_ident()) if task is None else task
-    bound.context = context
     if inside is not None:
         context.inside = inside
+    bound.context, context.around = context, around
+    put(context)
     return bound
 
 
-cdef Bound bind_ids(Context before, object request_id, object turn, object inside):
-    cdef Bound bound = bound_to(before, with_ids(before, request_id, turn), inside)
-    bound.token = PyContextVar_Set(CURRENT, bound.context)
-    return bound
+cdef Bound bind_ids(object request_id, object turn, object inside, Context root):
+    cdef Context around = current_context()
+    cdef Context before = around if root is None else root
+    return set_on(around, before, with_ids(before, request_id, turn), inside)
 
 
-cdef Bound bind_inside(Context before, object inside):
+cdef Bound bind_inside(object inside):
     cdef Bound bound = Bound.__new__(Bound)
+    cdef Context before = current_context()
     cdef Context context = with_ids(before, None, None)
     context.bound_in, context.inside = before.bound_in, inside
     context.base = before if before.base is None else before.base
-    bound.context, bound.token = context, PyContextVar_Set(CURRENT, context)
+    bound.context, context.around = context, before
+    put(context)
     return bound
 
 
-cdef Bound bind_on(Context before, dict changes, object inside):
-    cdef Bound bound = bound_to(before, derived(before, changes), inside)
-    if changes.get("step") is not None:
+cdef Bound bind_on(dict changes, object inside, Context root):
+    cdef Context around = current_context()
+    cdef Context before = around if root is None else root
+    cdef Bound bound = set_on(around, before, derived(before, changes), inside)
+    if changes.get("step") is not None and bound.context.scope is not None:
+        open_scope(bound.context.scope)
         bound.opened = bound.context.scope
-        if bound.opened is not None:
-            open_scope(bound.opened)
-    bound.token = PyContextVar_Set(CURRENT, bound.context)
     return bound
 
 
@@ -169,7 +197,7 @@ def derive(Context before not None, changes):
 
 def push(changes):
     """Bind `changes` on top of what is bound; see recording/context.py."""
-    return bind_on(current_context(), changes if type(changes) is dict else dict(changes), None)
+    return bind_on(changes if type(changes) is dict else dict(changes), None, None)
 
 
 def connect(*, current, identifier, integer, place, opening, closing, Py_ssize_t longest_id):

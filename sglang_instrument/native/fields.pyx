@@ -66,16 +66,17 @@ cdef object pure_percent = None
 cdef object pure_pick = None
 cdef object measure_named = None
 cdef object bound_to = None
+cdef object let_through = None
 
 
-def learn(measures, bound):
-    """Take the module `measures`, and `bound(name)`."""
+def learn(measures, bound, letting_through):
+    """Take the module `measures`, `bound(name)`, and what lets through what is the program's own."""
     global UNBOUND, pure_key, pure_elements, pure_truth, pure_size, pure_total, pure_numbers_of, pure_percent
-    global pure_pick, measure_named, bound_to
+    global pure_pick, measure_named, bound_to, let_through
     UNBOUND, pure_key, pure_elements, pure_truth = measures.UNBOUND, measures.key, measures.elements, measures.truth
     pure_size, pure_total, pure_numbers_of = measures.size, measures.total, measures._numbers
     pure_percent, pure_pick, measure_named = measures.percent, measures.pick, measures.measure_named
-    bound_to = bound
+    bound_to, let_through = bound, letting_through
 
 
 cdef enum:
@@ -152,7 +153,8 @@ cdef class Reader:
                 try:
                     go_on(self, found, &reading, &at)
                     return found
-                except Exception:  # a value's own code failed: the next alternative, or the next field
+                except BaseException:  # a value's own code failed: the next alternative, or the next field
+                    let_through()
                     skip(self, found, &at)
         finally:
             for slot in range(self.slots):

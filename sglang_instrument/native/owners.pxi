@@ -77,7 +77,8 @@ cdef inline Task task_known_of(object owner):
 cdef Task task_in_attribute(object owner):
     try:
         known = getattr(owner, "_sglang_instrument", None)
-    except Exception:  # a task of somebody's own, which may raise anything
+    except BaseException:  # a task of somebody's own, which may raise anything
+        let_through()
         return None
     return <Task>known if type(known) is Task else None
 

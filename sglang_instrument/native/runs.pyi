@@ -18,7 +18,6 @@ def connect(
     *,
     unbound: object,
     nothing_bound: Context,
-    swallow: Callable[[str, Exception], None],
     naming_process: Callable[..., None],
     naming_request: Callable[[], str],
 ) -> None: ...

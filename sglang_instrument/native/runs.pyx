@@ -3,6 +3,8 @@
 """Runs of regions, and what begins them, as `patching.runs` and `patching.probe` say it."""
 
 cimport cython
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_XDECREF
 
 import sys
 
@@ -21,6 +23,7 @@ from sglang_instrument.native.extras cimport (
     value_of,
 )
 from sglang_instrument.native.fields cimport Inside, Reader, collect, report
+from sglang_instrument.native.slabs cimport be_seen_in_slabs
 from sglang_instrument.native.spans cimport (
     NOT_COUNTED,
     Span,
@@ -29,20 +32,27 @@ from sglang_instrument.native.spans cimport (
     enter_task,
     give,
     leave_task,
+    lose,
+    lose_pending,
     name_of_error,
     note_closed,
     note_open,
     now_ns,
     record_point,
+    swallow,
     synchronize_gpu,
 )
 
 include "stamp.pxi"
 
+cdef extern from "Python.h":
+    void PyObject_GC_Track(object) noexcept
+    void PyObject_GC_UnTrack(PyObject *) noexcept
+    bint PyObject_GC_IsTracked(object) noexcept
+
 # Of the pure modules, which hand them over.
 cdef object UNBOUND = None  # of measures
 cdef Context NOTHING_BOUND = None  # context.UNBOUND
-cdef object swallowed = None
 cdef object name_process = None
 cdef object new_request_id = None
 cdef object REQUEST_ID = sys.intern("request_id")
@@ -80,10 +90,12 @@ cdef class Does:
     cdef bint binds_ids_alone
     cdef Py_ssize_t request_id, turn  # where the readers' names have them
     cdef Names at_both_ends  # None where a field is read at both
+    cdef str where  # what its notices say
     cdef Names uncounted, counted  # of a generator: the names that were read last, and the same with its counts
 
     def __init__(self, plan):
         self.event, self.phase = sys.intern(plan.event), plan.phase
+        self.where = f"the probe of {plan.event}"
         self.watched, self.synced, self.generator = plan.watched, plan.synced, plan.generator
         self.reports, self.root, self.new_request = plan.reports, plan.root, plan.new_request
         self.when, self.leader, self.bind, self.process = plan.when, plan.leader, plan.bind, plan.process
@@ -104,9 +116,13 @@ cdef class Does:
                 self.at_both_ends = names_of(self.enter.names.names + self.exit.names.names)
 
 
-@cython.no_gc  # as all spans; what it was handed it lets go when it ends
+@cython.no_gc_clear
 cdef class RegionSpan(Span):
-    """One run of a region that reads fields when it ends."""
+    """One run of a region that reads fields when it ends.
+
+    What it is handed may lead back to the coroutine that runs the region: while it has that, the collector sees
+    it, and nothing else holds it.
+    """
 
     cdef Does does
     cdef tuple values  # the locals at the last statement
@@ -117,6 +133,7 @@ cdef class RegionSpan(Span):
     def leave(self, *values):
         """Take the locals that the exit fields read, as they are at the region's last statement."""
         self.values = values
+        be_seen(self)
 
     def fail(self, *values):
         """Take the locals that are read after an exception, as they are when it passes."""
@@ -126,14 +143,15 @@ cdef class RegionSpan(Span):
         """Take the returned value and the locals; return the former."""
         self.value = result
         self.values = values
+        be_seen(self)
         return result
 
     def capture(self, name, value):
         """Take the argument of a call within the region as a field; return it."""
         try:
             self.add(**{name: value})
-        except Exception as failure:
-            swallowed(f"the probe of {self.event}", failure)
+        except BaseException:
+            swallow(self.does.where)
         return value
 
     cdef int finish(self, object error, object value) except -1:
@@ -146,19 +164,25 @@ cdef class RegionSpan(Span):
         return give(self)
 
     cdef int read(self, bint failed) except -1:
-        """Read the fields of a run that has ended, and let go of what they were read from."""
+        """Let go of what was handed over, and read the fields of a run that has ended from it."""
         cdef Does does = self.does
         cdef Reader reader = does.exit
         cdef tuple values
+        cdef object value = self.value
         cdef Fields fields
         if failed:  # the other locals may be those of an earlier turn
             reader = does.exit_after_error
             values = does.no_error_values if self.error_values is None else self.error_values
         else:
             values = handed_over(self)
+        self.let_values_go()
         if reader is not None:
-            fields = reader.read(None, self.value, self.inside, (self.end or now_ns()) - self.start, values)
+            fields = reader.read(None, value, self.inside, (self.end or now_ns()) - self.start, values)
             self.fields = fields if self.fields is None else self.with_those_at_entry(fields, failed)
+        return 0
+
+    cdef int let_values_go(self) except -1:
+        PyObject_GC_UnTrack(<PyObject *>self)
         self.values = self.error_values = self.value = None
         return 0
 
@@ -169,7 +193,12 @@ cdef class RegionSpan(Span):
         return {**self.extra, **dict_of(fields)}
 
 
-@cython.no_gc
+cdef inline void be_seen(RegionSpan run) noexcept:
+    if not PyObject_GC_IsTracked(run):
+        PyObject_GC_Track(run)
+
+
+@cython.no_gc_clear
 cdef class ReportingSpan(RegionSpan):
     """One run of a region that another one reads through `inside`."""
 
@@ -177,32 +206,44 @@ cdef class ReportingSpan(RegionSpan):
         RegionSpan.finish(self, error, value)
         try:
             report(self, None)
-        except Exception as failure:
-            swallowed(f"the probe of {self.event}", failure)
+        except BaseException:
+            swallow(self.does.where)
         return 0
 
 
-@cython.no_gc
+@cython.no_gc_clear
 cdef class FullSpan(RegionSpan):
     """One run of a region that binds, collects, reports, is watched, synchronises the GPU or is a point."""
 
     cdef Bound bound
-    cdef Py_ssize_t place  # among the open spans
+    cdef Span known  # stands for this run among the open spans
+    cdef Py_ssize_t place  # there
 
     cdef int enter(self) except -1:
         if self.does.synced:
             synchronize_gpu()
             self.start = now_ns()
         enter_task(self)
-        return note_open(self, &self.place) if self.does.watched else 0
+        return self.be_watched() if self.does.watched else 0
+
+    cdef int be_watched(self) except -1:
+        """Let what stands for this run be known as open: not the run, which holds what the program gave it."""
+        cdef Span known = Span.__new__(Span)
+        known.begin(self.event, self.fields, None, self.phase, NOT_COUNTED)
+        known.context, known.thread, known.start, known.task = self.context, self.thread, self.start, self.task
+        self.known = known
+        return note_open(known, &self.place)
 
     cdef int finish(self, object error, object value) except -1:
-        if error is None and self.does.synced:
-            synchronize_gpu()
-        self.end = now_ns()
-        if error is not None:
-            self.error = name_of_error(error, value)
-        return self.settle(error is not None)
+        try:
+            if error is None and self.does.synced:
+                synchronize_gpu()
+            self.end = now_ns()
+            if error is not None:
+                self.error = name_of_error(error, value)
+        finally:
+            self.settle(error is not None)
+        return 0
 
     cdef int settle(self, bint failed) except -1:
         """Read the fields, give them to the buffer and to those around, and unbind what was bound."""
@@ -216,12 +257,10 @@ cdef class FullSpan(RegionSpan):
                 (<GeneratorSpan>self).count_items()
             if does.is_span:
                 give(self)
-                if does.reports:
-                    report(self, self.inside)
             elif not failed:  # a point says that something happened
                 self.point()
-        except Exception as failure:
-            swallowed(f"the probe of {self.event}", failure)
+        except BaseException:
+            lose(does.where)
         finally:
             self.let_go()
         return 0
@@ -234,19 +273,33 @@ cdef class FullSpan(RegionSpan):
 
     cdef int let_go(self) except -1:
         cdef Bound bound = self.bound
-        if self.does.watched:
-            note_closed(self, &self.place)
-        self.values = self.error_values = self.value = None
+        if self.known is not None:
+            note_closed(self.known, &self.place)
+            self.known = None
+        self.let_values_go()
+        if self.does.is_span and self.does.reports:
+            self.report()
         if self.inside is not None:
             self.inside.end()
             self.inside = None
         if bound is not None:  # after the record is kept: this may end the step that it belongs to
             self.bound = None
-            bound.undo()
+            try:
+                bound.undo()
+            except BaseException:
+                swallow(self.does.where)
         return 0
 
 
-@cython.no_gc
+    cdef int report(self) except -1:
+        try:
+            report(self, self.inside)
+        except BaseException:
+            swallow(self.does.where)
+        return 0
+
+
+@cython.no_gc_clear
 cdef class GeneratorSpan(FullSpan):
     """One run of a generator: ends at the item that the table calls the last, else with the generator."""
 
@@ -265,8 +318,8 @@ cdef class GeneratorSpan(FullSpan):
         """Count an item on its way out, with the locals that say whether it is the last; return it."""
         try:
             self.count(item, values)
-        except Exception as failure:
-            swallowed(f"the probe of {self.event}", failure)
+        except BaseException:
+            swallow(self.does.where)
         return item
 
     cdef int count(self, object item, tuple values) except -1:
@@ -274,9 +327,12 @@ cdef class GeneratorSpan(FullSpan):
         if not self.items:
             self.first_item = now_ns()
         self.items += 1
+        if self.finished:
+            return 0
         if does.wants_item:
             self.value = item
-        if does.ends is not None and not self.finished:
+            be_seen(self)
+        if does.ends is not None:
             if not values:
                 values = handed_over(self)
             if holds(does.ends.read(None, self.value, self.inside, now_ns() - self.start, values)):
@@ -380,11 +436,16 @@ cdef class Opener:
             self.way = REPORTING if plan.reports else SIMPLY
 
     def __call__(self, *values):
+        cdef PyObject *begun = (<Open><void*>open_now)(self, values)
+        if begun == NULL:
+            lose_pending(self.does.where)
+            return SKIPPED
+        run = <object>begun
+        Py_XDECREF(begun)
+        return run
+
+    cdef RegionSpan simple(self, tuple values):
         cdef RegionSpan run
-        if self.way == PLAINLY:
-            return self.plain()
-        if self.way == FULLY:
-            return self.full(values)
         run = ReportingSpan.__new__(ReportingSpan) if self.way == REPORTING else RegionSpan.__new__(RegionSpan)
         self.begin(run, None if self.does.enter is None else entry(self.does.enter, values))
         return run
@@ -427,7 +488,7 @@ cdef class Opener:
             if does.binds:
                 bound = bind(does, values, inside)
             elif inside is not None:
-                bound = bind_inside(current_context(), inside)
+                bound = bind_inside(inside)
             extra = None if does.enter is None else does.enter.read(None, None, inside, -1, values)
             if does.is_entry:
                 record_entry(does, extra)
@@ -436,11 +497,19 @@ cdef class Opener:
             self.begin(run, extra)
             run.bound, run.inside = bound, inside
             return run
-        except Exception as failure:
+        except BaseException:
             if bound is not None:
                 bound.undo()
-            swallowed(f"the probe of {does.event}", failure)
-            return SKIPPED
+            raise
+
+
+ctypedef PyObject* (*Open)(Opener, tuple) noexcept  # as in blocks.pxi
+
+
+cdef object open_now(Opener self, tuple values):
+    if self.way == PLAINLY:
+        return self.plain()
+    return self.full(values) if self.way == FULLY else self.simple(values)
 
 
 cdef inline Fields entry(Reader reader, tuple values):
@@ -455,18 +524,18 @@ cdef int record_entry(Does does, object extra) except -1:
 
 cdef Bound bind(Does does, tuple values, Inside inside):
     """Bind what the table says; a root begins from nothing."""
-    cdef Context before = NOTHING_BOUND if does.root else current_context()
+    cdef Context root = NOTHING_BOUND if does.root else None
     cdef dict changes
     cdef Fields ids
     if does.binds_ids_alone:
         ids = entry(does.bind, values)
-        return bind_ids(before, value_at(ids, does.request_id), value_at(ids, does.turn), inside)
+        return bind_ids(value_at(ids, does.request_id), value_at(ids, does.turn), inside, root)
     changes = {} if does.bind is None else dict_of(entry(does.bind, values))
     if does.steps is not None:
         changes = does.steps.name_step(changes)
     if does.new_request and changes.get("request_id") is None:
         changes = {**changes, "request_id": new_request_id()}
-    return bind_on(before, changes, inside)
+    return bind_on(changes, inside, root)
 
 
 cdef inline object value_at(Fields fields, Py_ssize_t place):
@@ -478,9 +547,12 @@ cdef inline object value_at(Fields fields, Py_ssize_t place):
 
 skipped = SKIPPED
 
+for kind in (RegionSpan, ReportingSpan, FullSpan, GeneratorSpan):
+    be_seen_in_slabs(kind)
 
-def connect(*, unbound, nothing_bound, swallow, naming_process, naming_request):
+
+def connect(*, unbound, nothing_bound, naming_process, naming_request):
     """Take what belongs to the pure modules."""
-    global UNBOUND, NOTHING_BOUND, swallowed, name_process, new_request_id
-    UNBOUND, NOTHING_BOUND, swallowed = unbound, nothing_bound, swallow
+    global UNBOUND, NOTHING_BOUND, name_process, new_request_id
+    UNBOUND, NOTHING_BOUND = unbound, nothing_bound
     name_process, new_request_id = naming_process, naming_request

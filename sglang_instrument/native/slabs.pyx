@@ -108,9 +108,33 @@ cdef extern from *:
         changing->tp_free = slab_give_back;
         PyType_Modified(changing);
     }
+
+    /* Before an object that the collector may see lie two of its pointers: PyGC_Head. While they are zero it does
+       not see it. Objects here do not count towards its next search. */
+    enum { SLAB_SEEN = 2 * sizeof(void *) };
+
+    static PyObject *slab_alloc_seen(PyTypeObject *type, Py_ssize_t items) {
+        char *made = (char *)slab_take((size_t)type->tp_basicsize + SLAB_SEEN);
+        (void)items;
+        if (made == NULL) return PyErr_NoMemory();
+        memset(made, 0, (size_t)type->tp_basicsize + SLAB_SEEN);
+        return PyObject_Init((PyObject *)(made + SLAB_SEEN), type);
+    }
+
+    static void slab_give_back_seen(void *made) {
+        slab_give_back((char *)made - SLAB_SEEN);
+    }
+
+    static void slab_lie_in_seen(PyObject *kind) {
+        PyTypeObject *changing = (PyTypeObject *)kind;
+        changing->tp_alloc = slab_alloc_seen;
+        changing->tp_free = slab_give_back_seen;
+        PyType_Modified(changing);
+    }
     """
     void slabs_map() noexcept
     void slab_lie_in(object kind) noexcept
+    void slab_lie_in_seen(object kind) noexcept
     void *slab_take(size_t bytes) noexcept
     void slab_give_back(void *block) noexcept
 
@@ -120,6 +144,10 @@ slabs_map()
 
 cdef void lie_in_slabs(object kind) noexcept:
     slab_lie_in(kind)
+
+
+cdef void be_seen_in_slabs(object kind) noexcept:
+    slab_lie_in_seen(kind)
 
 
 cdef void *take_block(size_t bytes) noexcept:

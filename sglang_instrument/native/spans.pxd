@@ -64,6 +64,10 @@ cdef class WatchedSpan(Span):
 cdef class SyncedSpan(WatchedSpan):
     pass
 
+@cython.no_gc
+cdef class LostSpan(Span):
+    pass
+
 cdef class Waits:
     cdef Task task
     cdef object steps
@@ -75,6 +79,10 @@ cdef Task thread_task_of(unsigned long ident)
 cdef int enter_task(Span entering) except -1  # spans.enter_task
 cdef void leave_task(Span leaving) noexcept  # spans.leave_task; for one whose waited_ns is not NOT_COUNTED
 cdef object name_of_error(object error, object value)  # spans.name_error
+cdef int lose(str where) except -1  # spans.lose
+cdef int swallow(str where) except -1  # notices.swallowed, of the error that is being handled
+cdef int lose_pending(str where) except -1  # ... of one that was raised, and that nobody handles yet
+cdef int swallow_pending(str where) except -1
 cdef bint is_off() noexcept  # nothing is installed
 cdef int give(Span finished) except -1  # append to the buffer in use
 cdef int record_point(Span point) except -1  # spans.record

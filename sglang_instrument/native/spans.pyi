@@ -3,7 +3,17 @@
 from collections.abc import Callable
 from typing import Any
 
-from sglang_instrument.recording.spans import Buffer, Span, SyncedSpan, WatchedSpan, event, record, span
+from sglang_instrument.recording.losses import lost
+from sglang_instrument.recording.spans import (
+    Buffer,
+    LostSpan,
+    Span,
+    SyncedSpan,
+    WatchedSpan,
+    event,
+    record,
+    span,
+)
 from sglang_instrument.recording.tasks import (
     Task,
     counted,
@@ -20,6 +30,7 @@ from sglang_instrument.recording.waiting import Waits, counting, waited, waits
 
 __all__ = [
     "STAMP",
+    "LostSpan",
     "Span",
     "Start",
     "SyncedSpan",
@@ -38,8 +49,8 @@ __all__ = [
     "ignore_asyncio",
     "know_asyncio",
     "known",
-    "log_error_messages",
     "look_up",
+    "lost",
     "record",
     "span",
     "thread_task",
@@ -62,5 +73,4 @@ def connect(**what: Any) -> None: ...
 def use_buffer(
     taking: Buffer, on_first_opened: Callable[[], object], on_all_closed: Callable[[], object]
 ) -> None: ...
-def log_error_messages(on: bool) -> None: ...
 def call_at_entry(hook: Callable[[Span], object] | None) -> None: ...

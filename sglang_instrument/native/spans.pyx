@@ -12,7 +12,14 @@ from cpython.ref cimport Py_XDECREF
 
 cdef extern from "Python.h":
     object PyWeakref_NewRef(object, object)
+    bint PyErr_ExceptionMatches(object) noexcept
     void PyErr_SetNone(PyObject*) noexcept
+
+cdef extern from *:
+    """
+    #define sglang_instrument_pending() (-1)
+    """
+    int raise_pending "sglang_instrument_pending"() except -1
 
 from sglang_instrument.native.extras cimport Fields, dict_of
 from sglang_instrument.native.slabs cimport lie_in_slabs
@@ -28,6 +35,12 @@ cdef object learn_kind = None
 cdef object kind_of_phase = None
 cdef object synchronize = None
 cdef object describe_error = None
+cdef object note_lost = None
+cdef object note_swallowed = None
+cdef object let_through = None
+cdef object to_text = None
+cdef object reduce_one = None
+cdef Span LOST = None
 cdef object ask_asyncio = None
 cdef object plain = None
 
@@ -36,7 +49,6 @@ cdef object buffer = None
 cdef object first_opened = int  # does nothing
 cdef object all_closed = int
 cdef object entering_hook = None
-cdef bint with_messages = False
 
 cdef dict kinds = {}
 
@@ -92,17 +104,20 @@ cdef class Span:
         return give(self)
 
     def __aenter__(self):
-        self.enter()
+        enter_block(self)
         return at_once(self)
 
     def __aexit__(self, error, value, trace):
-        self.finish(error, value)
+        leave_block(self, error, value)
         return at_once(None)
 
     def add(self, **extra):
         """Add fields to the record; call it before the block ends."""
-        reduced = reduce_extra(extra)
-        self.extra = reduced if self.extra is None else {**self.extra, **reduced}
+        try:
+            reduced = reduce_extra(extra)
+            self.extra = reduced if self.extra is None else {**self.extra, **reduced}
+        except BaseException:
+            swallow("adding to a span")
 
     @property
     def extra(self):
@@ -154,8 +169,11 @@ cdef class WatchedSpan(Span):
         return note_open(self, &self.place)
 
     cdef int finish(self, object error, object value) except -1:
-        Span.finish(self, error, value)
-        return note_closed(self, &self.place)
+        try:
+            Span.finish(self, error, value)
+        finally:
+            note_closed(self, &self.place)
+        return 0
 
 
 @cython.no_gc
@@ -168,9 +186,31 @@ cdef class SyncedSpan(WatchedSpan):
         return WatchedSpan.enter(self)
 
     cdef int finish(self, object error, object value) except -1:
-        if error is None:  # after an exception the trainer shall meet the GPU's own error first
-            synchronize()
-        return WatchedSpan.finish(self, error, value)
+        try:
+            if error is None:  # after an exception the trainer shall meet the GPU's own error first
+                synchronize()
+        finally:
+            WatchedSpan.finish(self, error, value)
+        return 0
+
+
+@cython.no_gc
+cdef class LostSpan(Span):
+    """Stand for a span that could not be made: it measures and records nothing."""
+
+    cdef int enter(self) except -1:
+        return 0
+
+    cdef int finish(self, object error, object value) except -1:
+        return 0
+
+    def add(self, **extra):
+        """Add nothing."""
+
+    @property
+    def duration_sec(self):
+        """Nothing was measured."""
+        return 0.0
 
 
 cdef class AtOnce:
@@ -214,9 +254,22 @@ cdef class Start:
         return plain, self.asked  # to a process where nothing is compiled, perhaps
 
     def __call__(self):
-        cdef Span made = new_span(self.kind)
-        made.begin(self.event, None, None, self.phase, self.waited_ns)
-        return made
+        cdef PyObject *made = (<Begin><void*>begin_now)(self)
+        if made == NULL:
+            lose_pending("beginning a span")
+            return LOST
+        span = <object>made
+        Py_XDECREF(made)
+        return span
+
+
+ctypedef PyObject* (*Begin)(Start) noexcept
+
+
+cdef object begin_now(Start start):
+    cdef Span made = new_span(start.kind)
+    made.begin(start.event, None, None, start.phase, start.waited_ns)
+    return made
 
 
 cdef inline Span new_span(object kind):
@@ -268,7 +321,54 @@ cdef void leave_task(Span leaving) noexcept:
 
 
 cdef object name_of_error(object error, object value):
-    return describe_error(error, value) if with_messages else error.__name__
+    return describe_error(error, value)
+
+
+cdef long long lost_records = 0
+
+
+cdef int lose(str where) except -1:
+    """Count a record that could not be made or kept; called while the reason is handled."""
+    global lost_records
+    if buffer is not OFF:
+        lost_records += 1
+        said(note_lost, where)
+    else:
+        said(let_through, None)
+    return 0
+
+
+cdef int swallow(str where) except -1:
+    said(note_swallowed, where)
+    return 0
+
+
+cdef int lose_pending(str where) except -1:
+    try:
+        raise_pending()
+    except BaseException:
+        lose(where)
+    return 0
+
+
+cdef int swallow_pending(str where) except -1:
+    try:
+        raise_pending()
+    except BaseException:
+        swallow(where)
+    return 0
+
+
+cdef int said(object function, str where) except -1:
+    """Call what lets through what is the program's own; there may be no memory even for that."""
+    try:
+        if where is None:
+            function()
+        else:
+            function(where)
+    except MemoryError:
+        pass
+    return 0
 
 
 cdef bint is_off() noexcept:
@@ -295,7 +395,7 @@ cdef object synchronize_gpu():
     return synchronize()
 
 
-for kind in (Span, WatchedSpan, SyncedSpan):
+for kind in (Span, WatchedSpan, SyncedSpan, LostSpan):
     lie_in_slabs(kind)
 
 
@@ -308,22 +408,70 @@ def span(event, /, *, phase=None, **extra):
     """Time a block."""
     cdef Span made
     cdef PyObject *known = NULL
-    if type(event) is str:  # a list, say, can be no name
-        known = PyDict_GetItemWithError(kinds, event)
-    kind = learn_kind(event) if known is NULL else <object>known
-    if phase is not None:
-        kind = kind_of_phase(event, phase)
-    made = new_span(kind)
-    made.begin(event, reduce_extra(extra) if extra else None, None, phase, NOT_COUNTED)
-    return made
+    try:
+        if type(event) is not str:
+            event = reduce_one(event)
+        if type(event) is str:  # a list, say, can be no name
+            known = PyDict_GetItemWithError(kinds, event)
+            kind = learn_kind(event) if known is NULL else <object>known
+        else:
+            kind = Span
+        if phase is not None:
+            phase = to_text(phase)
+            kind = kind_of_phase(event, phase)
+        made = new_span(kind)
+        made.begin(event, reduce_extra(extra) if extra else None, None, phase, NOT_COUNTED)
+        return made
+    except BaseException:
+        lose("beginning a span")
+        return LOST
 
 
 @cython.binding(True)
 def event(name, /, **extra):
     """Record that something happened now, without a duration."""
-    cdef Span point = Span.__new__(Span)
-    point.begin(name, reduce_extra(extra) if extra else None, None, None, NOT_COUNTED)
-    record_point(point)
+    cdef Span point
+    try:
+        point = Span.__new__(Span)
+        known = name if type(name) is str else reduce_one(name)
+        point.begin(known, reduce_extra(extra) if extra else None, None, None, NOT_COUNTED)
+        record_point(point)
+    except BaseException:
+        lose("recording an event")
+
+
+cdef extern from *:
+    """
+    static vectorcallfunc *sglang_instrument_call_of(PyObject *function) {
+        return (vectorcallfunc *)((char *)function + Py_TYPE(function)->tp_vectorcall_offset);
+    }
+    """
+    vectorcallfunc* call_of "sglang_instrument_call_of"(object) noexcept
+
+# What Cython made of the two above; without keywords, too, it makes a dict before their first line.
+cdef vectorcallfunc call_of_span = call_of(span)[0]
+cdef vectorcallfunc call_of_event = call_of(event)[0]
+
+
+cdef PyObject* span_or_lost(PyObject *called, PyObject * const *args, size_t flagged, PyObject *names) noexcept:
+    cdef PyObject *made = call_of_span(called, args, flagged, names)
+    return instead_of_call("beginning a span", LOST) if made == NULL else made
+
+
+cdef PyObject* event_or_none(PyObject *called, PyObject * const *args, size_t flagged, PyObject *names) noexcept:
+    cdef PyObject *made = call_of_event(called, args, flagged, names)
+    return instead_of_call("recording an event", None) if made == NULL else made
+
+
+cdef PyObject* instead_of_call(str where, object instead) noexcept:
+    if not PyErr_ExceptionMatches(MemoryError):
+        return NULL  # the call was not one
+    lose_pending(where)  # what it lets through, no call can have raised
+    Py_INCREF(<PyObject*>instead)
+    return <PyObject*>instead
+
+
+call_of(span)[0], call_of(event)[0] = span_or_lost, event_or_none
 
 
 def record(Span point not None):
@@ -343,14 +491,23 @@ def connect(
     name_error,
     ask_for_tasks,
     start_of,
+    noting_lost,
+    swallowed_now,
+    letting_through,
+    text,
+    reduce_value,
 ):
     """Take what belongs to the modules that this one serves; none of it changes later."""
     global OFF, current_context, reduce_extra, kinds, learn_kind, kind_of_phase, synchronize
-    global describe_error, ask_asyncio, plain, buffer
+    global describe_error, ask_asyncio, plain, buffer, note_lost, note_swallowed, let_through, to_text
+    global reduce_one, LOST
     ask_asyncio, plain = ask_for_tasks, start_of
+    note_lost, note_swallowed, let_through = noting_lost, swallowed_now, letting_through
+    to_text, reduce_one = text, reduce_value
     OFF, current_context, reduce_extra, kinds = off, context, reduce, known_kinds
     learn_kind, kind_of_phase, synchronize, describe_error = learn, kind_for, synchronize_device, name_error
     buffer = off
+    LOST = LostSpan("lost")
 
 
 def use_buffer(taking, on_first_opened, on_all_closed):
@@ -359,10 +516,9 @@ def use_buffer(taking, on_first_opened, on_all_closed):
     buffer, first_opened, all_closed = taking, on_first_opened, on_all_closed
 
 
-def log_error_messages(bint on):
-    """Log the text of exceptions beside their type, or the type alone."""
-    global with_messages
-    with_messages = on
+def lost():
+    """Return how many records were lost on the threads that made them, since this process began."""
+    return lost_records
 
 
 def call_at_entry(hook):

@@ -116,7 +116,8 @@ cdef Task meet(object owner, object loop, object inherited):
         made_by = <Task>inherited if type(inherited) is Task else thread_task_of(thread)
         met.made_by, met.thread, met.loop = made_by.number, thread, PyWeakref_NewRef(loop, None)
         know_task(owner, met)
-    except Exception:  # a task or loop of somebody's own, without room for it
+    except BaseException:  # a task or loop of somebody's own, without room for it
+        let_through()
         return None
     return met
 

@@ -122,7 +122,8 @@ cdef object tensor_total(object value):
         return None
     try:
         capsule = to_dlpack(value)  # it holds on to the tensor while it is looked at
-    except Exception:  # one of bool in an old torch, a sparse one, one that a transformation looks through
+    except BaseException:  # one of bool in an old torch, a sparse one, one that a transformation looks through
+        let_through()
         return None
     if not PyCapsule_IsValid(capsule, "dltensor"):
         return None

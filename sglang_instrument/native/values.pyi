@@ -6,6 +6,7 @@ STAMP: str
 def fall_back_on(
     unusual: Callable[[Any], Any],
     entry: Callable[[Any, int, int], Any],
+    letting_through: Callable[[], None],
     longest_text: int,
     longest_repr: int,
     longest_list: int,

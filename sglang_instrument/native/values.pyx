@@ -20,15 +20,18 @@ cdef object Enum = enum.Enum
 # Of `recording.values`, which sets them: what is unusual is reduced there.
 cdef object reduce_unusual = None
 cdef object reduce_entry = None
+cdef object let_through = None
 cdef Py_ssize_t LONGEST_TEXT = 0
 cdef Py_ssize_t LONGEST_REPR = 0
 cdef Py_ssize_t LONGEST_LIST = 0
 
 
-def fall_back_on(unusual, entry, Py_ssize_t longest_text, Py_ssize_t longest_repr, Py_ssize_t longest_list):
+def fall_back_on(
+    unusual, entry, letting_through, Py_ssize_t longest_text, Py_ssize_t longest_repr, Py_ssize_t longest_list
+):
     """Take the functions of the pure module, and its limits: characters of a text, of an entry; entries."""
-    global reduce_unusual, reduce_entry, LONGEST_TEXT, LONGEST_REPR, LONGEST_LIST
-    reduce_unusual, reduce_entry = unusual, entry
+    global reduce_unusual, reduce_entry, let_through, LONGEST_TEXT, LONGEST_REPR, LONGEST_LIST
+    reduce_unusual, reduce_entry, let_through = unusual, entry, letting_through
     LONGEST_TEXT, LONGEST_REPR, LONGEST_LIST = longest_text, longest_repr, longest_list
 
 
@@ -59,7 +62,8 @@ cdef object reduced(object value):
     if PyType_IsSubtype(<PyTypeObject*>kind, <PyTypeObject*>Enum):
         try:
             named = getattr(value, "_value_", None)
-        except Exception:
+        except BaseException:
+            let_through()
             return reduce_unusual(value)
         if type(named) is str and PyUnicode_GET_LENGTH(named) <= LONGEST_REPR:
             return named
@@ -129,6 +133,6 @@ cpdef dict reduce(dict extra):
     cdef PyObject *value
     cdef Py_ssize_t place = 0
     while PyDict_Next(extra, &place, &key, &value):  # as above: nothing in this loop runs Python
-        if not is_plain(<object>value, LONGEST_TEXT):
-            return {name: reduced(one) for name, one in extra.items()}
+        if type(<object>key) is not str or not is_plain(<object>value, LONGEST_TEXT):
+            return {str.__str__(name): reduced(one) for name, one in extra.items()}
     return extra

@@ -183,8 +183,22 @@ cdef PyObject* call_method(
 cdef object MARK = "sglang_instrument counts the awaits of this code"
 
 
-cdef Waits waits_of(Task task, object awaitable):
-    cdef Waits made = Waits.__new__(Waits)
+ctypedef PyObject* (*Made)() noexcept
+ctypedef PyObject* (*Counts)(object) noexcept
+
+
+cdef object new_waits():
+    return Waits.__new__(Waits)
+
+
+cdef object waits_of(Task task, object awaitable):
+    cdef Waits made
+    cdef PyObject *new = (<Made><void*>new_waits)()
+    if new == NULL:
+        swallow_pending("counting an await")
+        return awaitable
+    made = <Waits>new
+    Py_XDECREF(new)
     made.task = task
     made.steps = awaitable if type(awaitable) is CoroutineType else awaitable.__await__()
     return made
@@ -195,18 +209,30 @@ def waits(Task task not None, awaitable):
     return waits_of(task, awaitable)
 
 
-cdef object wait_for(object awaitable):
+cdef object counts_await(object awaitable):
+    """Return the running task if the waiting for this is to be counted."""
     cdef Task task
     if type(awaitable) is CoroutineType:
         constants = awaitable.cr_code.co_consts
         if constants and constants[len(constants) - 1] == MARK or awaitable.cr_await is not None:
-            return awaitable
+            return None
     task = current_task(None)
     if task is None or not task.counted_by:
-        return awaitable  # no span is open in this task that would want to know
+        return None  # no span is open in this task that would want to know
     if not hasattr(type(awaitable), "__await__"):  # an old-style coroutine, or nothing: let `await` say so
+        return None
+    return task
+
+
+cdef object wait_for(object awaitable):
+    cdef Task task
+    cdef PyObject *counting = (<Counts><void*>counts_await)(awaitable)
+    if counting == NULL:  # its metaclass has an opinion, or there is no memory
+        swallow_pending("counting an await")
         return awaitable
-    return waits_of(task, awaitable)
+    task = <Task>counting
+    Py_XDECREF(counting)
+    return awaitable if task is None else waits_of(task, awaitable)
 
 
 def waited(awaitable):

@@ -8,6 +8,7 @@ from types import FunctionType
 from typing import Any, Final, cast
 
 from sglang_instrument.patching.measures import UNBOUND
+from sglang_instrument.recording.guard import let_through
 
 Values = tuple[Any, ...]
 Picker = Callable[[Values, Mapping[str, Any]], Values]
@@ -40,7 +41,8 @@ def picker(function: Callable[..., Any], names: tuple[str, ...]) -> Picker:
     def pick(args: Values, kwargs: Mapping[str, Any]) -> Values:
         try:
             return bound(*args, **kwargs)
-        except TypeError:  # the call itself is about to say so
+        except BaseException:  # the call itself is about to say so
+            let_through()
             return unbound
 
     return pick

@@ -4,6 +4,8 @@ import itertools
 import os
 from typing import Any, Final
 
+from sglang_instrument.recording.values import integer
+
 
 class StepCount:
     """Counts the training runs of a table's regions. A step that the trainer names is taken as it is.
@@ -17,7 +19,7 @@ class StepCount:
 
     def name_step(self, bound: dict[str, Any]) -> dict[str, Any]:
         """Return what a run binds, with its step."""
-        step = bound.get("step")
+        step = integer(bound.get("step"))  # a table may find something else there
         if step is None:
             step = self.last if bound.get("validate") else self.last + 1
         self.last = step

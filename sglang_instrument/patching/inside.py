@@ -3,42 +3,47 @@
 Kept only while a region that reads it is open, and only of the events that it reads; all others pay nothing.
 """
 
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from typing import Any, Final
 
 from sglang_instrument import native
+from sglang_instrument.recording.context import put
 from sglang_instrument.recording.spans import Span
 
 
 class Inside(dict[str, list[dict[str, Any]]]):
-    """The records of the regions that finished within one run of a region, by event."""
+    """The records of the regions that finished within one run of a region, by event.
 
-    __slots__ = ("around", "wanted")
+    `around` is the one it reports to, `before` the one that was collecting before it, until it ends.
+    """
+
+    __slots__ = ("around", "before", "wanted")
     wanted: frozenset[str]
     around: "Inside | None"
+    before: "Inside | None"
 
 
 #: The innermost open region that reads `inside`; what it calls and the tasks it makes inherit it.
 collecting: Final[ContextVar[Inside | None]] = ContextVar("sglang_instrument_inside", default=None)
 
-Collecting = Token[Inside | None]
 
-
-def collect(wanted: frozenset[str], root: bool) -> tuple[Inside | None, Collecting | None]:
+def collect(wanted: frozenset[str], root: bool) -> Inside:
     """Begin to keep the `wanted` events; a `root` reports to nobody around it."""
-    if not wanted and not root:
-        return None, None
     inside = Inside()  # without an __init__ of its own, which costs as much again
-    inside.wanted, inside.around = wanted, None if root else collecting.get()
-    return inside, collecting.set(inside)
+    inside.wanted, inside.before = wanted, collecting.get()
+    inside.around = None if root else inside.before
+    put(collecting, inside)  # a token leads to the program's variables: see context.Bound
+    return inside
 
 
-def stop(token: Collecting) -> None:
-    """End what `collect` began."""
-    try:
-        collecting.reset(token)
-    except ValueError:  # the region was entered in another task: there is nothing to undo in this one
-        pass
+def stop(ending: Inside) -> None:
+    """End what `collect` began, unless the region was entered in another task: here it is not set then."""
+    current = collecting.get()
+    while current is not None and current is not ending:
+        current = current.before
+    if current is not None:
+        put(collecting, ending.before)
+    ending.before = None
 
 
 def end(inside: Inside) -> None:

@@ -16,7 +16,7 @@ _SIZED: Final = frozenset({str, list, dict, tuple})
 _ON_HOST: Final = _NUMBERS | _SIZED | {type(None)}
 
 
-class Unreadable(Exception):  # noqa: N818 - a field that is left out, not an error that anybody sees
+class Unreadable(LookupError):  # noqa: N818 - a field that is left out, not an error that anybody sees
     """The value cannot be measured without reading a device, consuming an iterator or changing a mapping."""
 
 

@@ -20,6 +20,7 @@ from sglang_instrument.patching.swap import SwappedCode, SwappedEntry
 from sglang_instrument.patching.tables import Origin, Patch, Table, Target
 from sglang_instrument.patching.targets import Found, find_target
 from sglang_instrument.patching.versions import installed_version
+from sglang_instrument.recording.guard import let_through
 
 Wrap = Callable[[Callable[..., Any], Probe], Callable[..., Any]]
 
@@ -183,7 +184,8 @@ class Patcher:
         function = job.function
         try:
             sites, code = applier.apply(function.__code__, function.__globals__, job.wanted)
-        except Exception as error:  # whatever the target's source holds, training goes on
+        except BaseException as error:  # whatever the target's source holds, training goes on
+            let_through()
             sites, code = without_function(job.wanted, "refused", f"rewriting failed: {error!r}"), None
         self._note(sites)
         if code is not None:
@@ -201,7 +203,8 @@ class Patcher:
                 ours = self._wrap(ours, self._make_probe(one.region))
             if whole:
                 self._entries.append(SwappedEntry.put(found.owner, found.name, found.raw, ours))
-        except Exception as error:  # a class built into C takes no attribute
+        except BaseException as error:  # a class built into C takes no attribute
+            let_through()
             return without_function(wanted, "no-source", f"built into C, and not to be wrapped: {error}")
         return [
             *without_function(whole, "found", "built into C: wrapped"),

@@ -14,9 +14,11 @@ from sglang_instrument.patching.counting import new_request_id
 from sglang_instrument.patching.plan import Plan, make_plan, wanted_events
 from sglang_instrument.patching.runs import (
     SKIPPED,
+    AwaitingSpan,
     FullSpan,
     GeneratorSpan,
     RegionSpan,
+    ReportingAwaitingSpan,
     ReportingSpan,
     Values,
     holds,
@@ -24,8 +26,7 @@ from sglang_instrument.patching.runs import (
 from sglang_instrument.patching.tables import Origin, Region
 from sglang_instrument.patching.travel import NO_PROBE, travelling
 from sglang_instrument.recording import context, identity, spans
-from sglang_instrument.recording.context import CURRENT, Bound
-from sglang_instrument.recording.notices import swallowed
+from sglang_instrument.recording.context import Bound
 from sglang_instrument.recording.spans import Span
 
 if TYPE_CHECKING or not native.ON:
@@ -126,18 +127,24 @@ def _opener(plan: Plan, waited: int | None = None) -> Probe:
         make: Callable[..., Probe] = Probe
         return make(plan, waited)
     if plan.is_plain:
-        return Probe(plan.kind, plan.event, None, None, plan.phase, waited)
+        return Probe(spans.begin, plan.kind, plan.event, plan.phase, waited)
     if not plan.is_simple:
         return Probe(_open, plan, GeneratorSpan if plan.generator else FullSpan, waited)
-    own = ReportingSpan if plan.reports else RegionSpan
-    if plan.enter is None:
-        return Probe(own, plan.event, None, plan, plan.phase, waited)
+    if waited is None:
+        own = ReportingSpan if plan.reports else RegionSpan
+    else:
+        own = ReportingAwaitingSpan if plan.reports else AwaitingSpan
     return Probe(_open_simply, own, plan, waited)
 
 
-def _open_simply(own: type[RegionSpan], plan: Any, waited: int | None, *values: Any) -> RegionSpan:
-    """Begin a run that reads fields at entry, which never raises."""
-    return own(plan.event, plan.enter(None, *values), plan, plan.phase, waited)
+def _open_simply(own: type[RegionSpan], plan: Any, waited: int | None, *values: Any) -> Any:
+    """Begin a run that reads fields and does no more."""
+    try:
+        extra = None if plan.enter is None else plan.enter(None, *values)
+        return own(plan.event, extra, plan, plan.phase, waited)
+    except BaseException:
+        spans.lose("the probe of", plan.event)
+        return SKIPPED
 
 
 def _open(plan: Plan, own: type[FullSpan], waited: int | None, *values: Any) -> Any:
@@ -159,12 +166,12 @@ def _open(plan: Plan, own: type[FullSpan], waited: int | None, *values: Any) -> 
         run = own(plan.event, extra, plan, plan.phase, waited)
         run.bound = bound
         if plan.wants_inside or plan.root:
-            run.inside, run.collecting = inside.collect(plan.wants_inside, plan.root)
+            run.inside = inside.collect(plan.wants_inside, plan.root)
         return run
-    except Exception as failure:
+    except BaseException:
         if bound is not None:
             bound.pop()
-        swallowed(f"the probe of {plan.event}", failure)
+        spans.lose("the probe of", plan.event)
         return SKIPPED
 
 
@@ -175,15 +182,7 @@ def _bind(plan: Plan, values: Values) -> Bound:
         changes = plan.steps.name_step(changes)
     if plan.new_request and changes.get("request_id") is None:
         changes = {**changes, "request_id": new_request_id()}
-    if not plan.root:
-        return context.push(changes)
-    token = CURRENT.set(context.UNBOUND)
-    try:
-        bound = context.push(changes)
-    except BaseException:
-        CURRENT.reset(token)
-        raise
-    return Bound(bound.context, token, bound.opened)  # goes back to what was bound around the root
+    return context.push(changes, plan.root)
 
 
 if native.ON:
@@ -192,7 +191,6 @@ if native.ON:
     compiled.connect(
         unbound=measures.UNBOUND,
         nothing_bound=context.UNBOUND,
-        swallow=swallowed,
         naming_process=identity.learn,
         naming_request=new_request_id,
     )

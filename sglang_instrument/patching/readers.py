@@ -23,6 +23,7 @@ from sglang_instrument.patching.fields import (
     Step,
 )
 from sglang_instrument.recording.context import CURRENT
+from sglang_instrument.recording.guard import let_through
 from sglang_instrument.recording.values import SCALARS, reduce_value
 
 #: Reads fields: (the run that ends, or None at entry; *locals) -> fields. Of the run it reads `duration_sec`,
@@ -56,7 +57,8 @@ _PLAIN: Final = frozenset({dict, list, tuple})
 _NAMESPACE: Final = {
     "__sglang_plain": _PLAIN,
     "__sglang_type": type,
-    "__sglang_error": Exception,
+    "__sglang_error": BaseException,
+    "__sglang_let_through": let_through,
     "__sglang_unbound": measures.UNBOUND,
     "__sglang_unreadable": measures.Unreadable,
     "__sglang_elements": measures.elements,
@@ -133,12 +135,17 @@ def generate(expressions: Mapping[str, Expression], arguments: ast.arguments) ->
 
 def _field(name: str, expression: Expression, namespace: dict[str, Any]) -> list[ast.stmt]:
     """Return the statements that read one field: an alternative is tried when the one before it raised."""
-    otherwise: list[ast.stmt] = [ast.Pass()]
+    otherwise: list[ast.stmt] = []
     for value in reversed(expression.alternatives):
         attempt = _attempt(name, value, expression, namespace)
-        handler = ast.ExceptHandler(_load("__sglang_error"), None, otherwise)
-        otherwise = [ast.Try(attempt, [handler], [], [])]
+        otherwise = [ast.Try(attempt, [_when_unreadable(otherwise)], [], [])]
     return otherwise
+
+
+def _when_unreadable(otherwise: list[ast.stmt]) -> ast.ExceptHandler:
+    """Return what takes all that a value's own code may raise; what comes from elsewhere goes on."""
+    let_through: ast.stmt = ast.Expr(_call("__sglang_let_through"))
+    return ast.ExceptHandler(_load("__sglang_error"), None, [let_through, *otherwise])
 
 
 def _attempt(
@@ -164,7 +171,7 @@ def _attempt(
 def _whether_missing(name: str, statements: list[ast.stmt], end: ast.expr) -> ast.stmt:
     """Return what stores whether a value is None, or cannot be read at all."""
     is_none = ast.Compare(end, [ast.Is()], [ast.Constant(None)])
-    handler = ast.ExceptHandler(_load("__sglang_error"), None, [_store_as_is(name, ast.Constant(True))])
+    handler = _when_unreadable([_store_as_is(name, ast.Constant(True))])
     return ast.Try([*statements, _store_as_is(name, is_none)], [handler], [], [])
 
 
@@ -328,7 +335,7 @@ def _call(name: str, *arguments: ast.expr) -> ast.expr:
 if native.ON:
     from sglang_instrument.native import fields as compiled
 
-    compiled.learn(measures, _bound)
+    compiled.learn(measures, _bound, let_through)
 
     def build(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader:
         """Build what reads `expressions`, as the generated function does."""

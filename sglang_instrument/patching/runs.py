@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from sglang_instrument import native
 from sglang_instrument.patching import inside
-from sglang_instrument.patching.inside import Collecting, Inside
+from sglang_instrument.patching.inside import Inside
 from sglang_instrument.patching.measures import UNBOUND
 from sglang_instrument.patching.plan import Plan
 from sglang_instrument.recording import device, spans
 from sglang_instrument.recording.context import Bound
 from sglang_instrument.recording.notices import swallowed
-from sglang_instrument.recording.spans import OPEN
+from sglang_instrument.recording.open_spans import note_closed, note_open
 from sglang_instrument.recording.spans import PureSpan as Span
+from sglang_instrument.recording.tasks import leave_task
 
 Values = tuple[Any, ...]
 
@@ -27,7 +28,9 @@ class RegionSpan(Span, gc=False, eq=False):
     """One run of a region that reads fields when it ends.
 
     `plan` says what to read; `values` are the locals at the last statement, `error_values` those when an
-    exception passed, `value` what is returned.
+    exception passed, `value` what is returned. Between that and its end a coroutine may wait, and what they
+    lead to may lead back to it: there, and wherever they are held for long, a run is one that the collector
+    sees, and only its block holds it until it ends.
     """
 
     values: Values | None = None
@@ -37,18 +40,22 @@ class RegionSpan(Span, gc=False, eq=False):
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end = perf_counter_ns()
-        if error is not None:
-            self.error = spans.name_error(error, value)
-        if self.waited is not None:
-            spans.leave_task(self)
-        values, reader = self.values, self.plan.exit
-        if values is None or reader is None or error is not None or self.extra is not None:
-            read(self, error is not None)
-        else:
-            self.extra = reader(self, *values)
+        try:
+            self.end = perf_counter_ns()
+            if error is not None:
+                self.error = spans.name_error(error, value)
+            if self.waited is not None:
+                leave_task(self)
+            values, reader = self.values, self.plan.exit
+            if values is None or reader is None or error is not None or self.extra is not None:
+                read(self, error is not None)
+            else:
+                self.extra = reader(self, *values)
+                self.values = self.value = None
+            spans.buffer.append(self)
+        except BaseException:
             self.values = self.value = None
-        spans.buffer.append(self)
+            spans.lose("the probe of", self.event)
 
     def leave(self, *values: Any) -> None:
         """Take the locals that the exit fields read, as they are at the region's last statement."""
@@ -68,8 +75,8 @@ class RegionSpan(Span, gc=False, eq=False):
         """Take the argument of a call within the region as a field; return it."""
         try:
             self.add(**{name: value})
-        except Exception as failure:
-            swallowed(f"the probe of {self.event}", failure)
+        except BaseException as failure:
+            _swallow(self.event, failure)
         return value
 
 
@@ -80,18 +87,23 @@ class ReportingSpan(RegionSpan, gc=False, eq=False):
         self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         RegionSpan.__exit__(self, error, value, trace)
-        try:
-            inside.report(self)
-        except Exception as failure:
-            swallowed(f"the probe of {self.event}", failure)
+        _report(self)
 
 
-class FullSpan(RegionSpan, gc=False, eq=False):
+class AwaitingSpan(RegionSpan, gc=True, eq=False):
+    """One run of a region of a coroutine."""
+
+
+class ReportingAwaitingSpan(ReportingSpan, gc=True, eq=False):
+    """The same, which another one reads through `inside`."""
+
+
+class FullSpan(RegionSpan, gc=True, eq=False):
     """One run of a region that binds, collects, reports, is watched, synchronises the GPU or is a point."""
 
+    place: int = 0  # as of a WatchedSpan
     bound: Bound | None = None
     inside: Inside | None = None
-    collecting: Collecting | None = None
 
     def __enter__(self) -> "FullSpan":
         plan: Plan = self.plan
@@ -100,23 +112,39 @@ class FullSpan(RegionSpan, gc=False, eq=False):
             self.start = perf_counter_ns()
         Span.__enter__(self)
         if plan.watched:
-            if not OPEN:
-                spans.first_opened()
-            OPEN[id(self)] = self
+            self._be_watched()
         return self
+
+    def _be_watched(self) -> None:
+        """Let what stands for this run be known as open: the run itself holds what the program gave it."""
+        try:
+            known = Span(
+                self.event, self.extra, None, self.phase, None, self.context, self.thread, self.start
+            )
+            known.task = self.task
+            note_open(self, known)
+        except BaseException as failure:
+            _swallow(self.event, failure)
 
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None and self.plan.synced:
-            device.synchronize()
-        self.end = perf_counter_ns()
-        if error is not None:
-            self.error = spans.name_error(error, value)
-        finish(self, error is not None)
+        try:
+            if error is None and self.plan.synced:
+                device.synchronize()
+            self.end = perf_counter_ns()
+            if error is not None:
+                self.error = spans.name_error(error, value)
+        except BaseException:
+            try:
+                spans.lose("the probe of", self.event)
+            finally:
+                _let_go(self, self.plan)
+        else:
+            finish(self, error is not None)
 
 
-class GeneratorSpan(FullSpan, gc=False, eq=False):
+class GeneratorSpan(FullSpan, gc=True, eq=False):
     """One run of a generator: ends at the item that the table calls the last, else with the generator.
 
     A consumer may drop a generator long after the last item it wants, or never run it to its end.
@@ -139,18 +167,20 @@ class GeneratorSpan(FullSpan, gc=False, eq=False):
         """Count an item on its way out, with the locals that say whether it is the last; return it."""
         try:
             self._count(item, values)
-        except Exception as failure:
-            swallowed(f"the probe of {self.event}", failure)
+        except BaseException as failure:
+            _swallow(self.event, failure)
         return item
 
     def _count(self, item: Any, handed: Values) -> None:
         if not self.items:
             self.first_item = perf_counter_ns()
         self.items += 1
+        if self.finished:
+            return
         plan: Plan = self.plan
         if plan.wants_item:
             self.value = item
-        if plan.ends is not None and not self.finished:
+        if plan.ends is not None:
             values = handed or _or_unbound(self.values, plan.exit_locals)
             if holds(plan.ends(self, *values)):
                 self.end = perf_counter_ns()
@@ -215,9 +245,9 @@ def finish(run: FullSpan, failed: bool) -> None:
     plan: Plan = run.plan
     try:
         if run.waited is not None:
-            spans.leave_task(run)
-        if run.collecting is not None:
-            inside.stop(run.collecting)
+            leave_task(run)
+        if run.inside is not None:
+            inside.stop(run.inside)
         if plan.exit is not None:
             read(run, failed)
         if plan.generator:
@@ -227,27 +257,44 @@ def finish(run: FullSpan, failed: bool) -> None:
                 spans.record(Span(run.event, run.extra, None, run.phase, context=run.context))
         else:
             spans.buffer.append(run)
-            if plan.reports:
-                inside.report(run)
-    except Exception as failure:
-        swallowed(f"the probe of {run.event}", failure)
+    except BaseException:
+        spans.lose("the probe of", run.event)
     finally:
         _let_go(run, plan)
 
 
 def _let_go(run: FullSpan, plan: Plan) -> None:
     if plan.watched:
-        OPEN.pop(id(run), None)
-        if not OPEN:
-            spans.all_closed()
+        note_closed(run)
     run.values = run.error_values = run.value = None
-    if run.inside is not None:
-        inside.end(run.inside)
-        run.inside = run.collecting = None
-    bound = run.bound
-    if bound is not None:  # after the record is kept: this may end the step that it belongs to
-        run.bound = None
-        bound.pop()
+    own, run.inside, bound, run.bound = run.inside, None, run.bound, None
+    try:
+        if own is not None:
+            inside.end(own)
+            inside.stop(own)  # if that is not done yet
+    except BaseException as failure:
+        _swallow(run.event, failure)
+    if plan.reports and plan.emit == "span":
+        _report(run)
+    try:
+        if bound is not None:  # after the record is kept: this may end the step that it belongs to
+            bound.pop()
+    except BaseException as failure:
+        _swallow(run.event, failure)
+
+
+def _swallow(event: str, failure: BaseException) -> None:
+    try:
+        swallowed(f"the probe of {event}", failure)
+    except MemoryError:  # for the text
+        pass
+
+
+def _report(run: RegionSpan) -> None:
+    try:
+        inside.report(run)
+    except BaseException as failure:
+        _swallow(run.event, failure)
 
 
 def _count_items(run: GeneratorSpan) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 from sglang_instrument.patching.contract import Probe
 from sglang_instrument.patching.travel import PASSES_ON, travelling
 from sglang_instrument.recording import spans
+from sglang_instrument.recording.guard import let_through
+from sglang_instrument.recording.notices import swallowed
 from sglang_instrument.recording.spans import OFF
 from sglang_instrument.recording.waiting import counting, counts_awaits, waited
 
@@ -50,12 +52,22 @@ class CallProbe(SpotProbe):
 
     def __call__(self, outcome: Any, *values: Any) -> Any:
         """Return what is to be awaited instead of what the call gave."""
-        if spans.current_buffer() is OFF or not isinstance(outcome, Coroutine):
-            return outcome  # a future, a task or a reference of Ray's may be asked for more than this
-        driven: Any = _drive(self, values, _Called(outcome))
-        driven.__name__ = getattr(outcome, "__name__", driven.__name__)
-        driven.__qualname__ = getattr(outcome, "__qualname__", driven.__name__)
-        return driven
+        if spans.current_buffer() is OFF:
+            return outcome
+        called = None
+        try:
+            if not isinstance(outcome, Coroutine):
+                return outcome  # a future, a task or a reference of Ray's may be asked for more than this
+            called = _Called(outcome)
+            driven: Any = _drive(self, values, called)
+            driven.__name__ = getattr(outcome, "__name__", driven.__name__)
+            driven.__qualname__ = getattr(outcome, "__qualname__", driven.__name__)
+            return driven
+        except BaseException as error:
+            if called is not None:
+                called.begun()
+            swallowed("the probe of a call", error)
+            return outcome
 
 
 class _Called:
@@ -78,8 +90,10 @@ class _Called:
         if self._coroutine is not None:
             try:
                 self._coroutine.close()
-            except Exception:  # one of a kind of the trainer's own; it had not begun, so nothing is left open
-                pass
+            except (
+                BaseException
+            ):  # one of a kind of the trainer's own; it had not begun: nothing is left open
+                let_through()
 
 
 @counts_awaits
@@ -98,10 +112,14 @@ class EnterProbe(SpotProbe):
         kind = type(context)
         if spans.current_buffer() is OFF:
             return context
-        is_sync = hasattr(kind, "__enter__")
-        if hasattr(kind, "__aenter__") and hasattr(kind, "__aexit__"):
-            return (BothEntering if is_sync else AsyncEntering)(self, context, values)
-        return Entering(self, context, values) if is_sync else context
+        try:
+            is_sync = hasattr(kind, "__enter__")
+            if hasattr(kind, "__aenter__") and hasattr(kind, "__aexit__"):
+                return (BothEntering if is_sync else AsyncEntering)(self, context, values)
+            return Entering(self, context, values) if is_sync else context
+        except BaseException as error:  # its metaclass has an opinion, or there is no memory
+            swallowed("the probe of a block's entering", error)
+            return context
 
 
 class _Entering:

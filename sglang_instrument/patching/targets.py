@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
 
+from sglang_instrument.recording.guard import let_through
+
 
 @dataclass(frozen=True, eq=False)
 class Found:
@@ -74,7 +76,8 @@ def _wrapped_in(wrapper: Any) -> Iterator[Any]:
     for attribute in ("__wrapped__", "__func__", "func", "fget", "_function"):
         try:
             inner = getattr(wrapper, attribute, None)
-        except Exception:  # the wrapper is somebody else's object and may raise anything
+        except BaseException:  # the wrapper is somebody else's object and may raise anything
+            let_through()
             continue
         if callable(inner):
             yield inner

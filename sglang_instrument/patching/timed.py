@@ -12,7 +12,8 @@ from time import perf_counter_ns
 from typing import Any
 
 from sglang_instrument.recording import spans
-from sglang_instrument.recording.spans import OFF, Span, leave_task
+from sglang_instrument.recording.spans import OFF, Span
+from sglang_instrument.recording.tasks import leave_task
 from sglang_instrument.recording.waiting import waits
 
 Function = Callable[..., Any]
@@ -25,19 +26,29 @@ def timed(function: Function, start: "partial[Span]") -> Function:
     def called(*args: Any, **kwargs: Any) -> Any:
         if spans.buffer is OFF:
             return function(*args, **kwargs)
-        run = start()
-        if spans.running_tasks:
-            spans.enter_task(run)
+        run: Span | None = None
+        try:
+            run = start()
+            if spans.running_tasks:
+                spans.enter_task(run)
+        except BaseException:
+            run = None
+            spans.lose("beginning a span")
+        if run is None:
+            return function(*args, **kwargs)
         try:
             return function(*args, **kwargs)
         except BaseException as error:
             run.error = spans.name_error(type(error), error)
             raise
         finally:
-            run.end = perf_counter_ns()
-            if run.waited is not None:
-                leave_task(run)
-            spans.buffer.append(run)
+            try:
+                run.end = perf_counter_ns()
+                if run.waited is not None:
+                    leave_task(run)
+                spans.buffer.append(run)
+            except BaseException:
+                spans.lose("recording a span")
 
     return called
 
@@ -49,7 +60,13 @@ def timed_coroutine(function: Function, start: "partial[Span]") -> Function:
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         if spans.buffer is OFF:
             return await function(*args, **kwargs)
-        run = start().__enter__()
+        run: Span | None = None
+        try:
+            run = start().__enter__()
+        except BaseException:
+            spans.lose("beginning a span")
+        if run is None:
+            return await function(*args, **kwargs)
         task = run.task
         try:
             if task is None or task.counted_by != id(run):  # whoever counts around it counts this await, too
@@ -59,10 +76,13 @@ def timed_coroutine(function: Function, start: "partial[Span]") -> Function:
             run.error = spans.name_error(type(error), error)
             raise
         finally:
-            run.end = perf_counter_ns()
-            if run.waited is not None:
-                leave_task(run)
-            spans.buffer.append(run)
+            try:
+                run.end = perf_counter_ns()
+                if run.waited is not None:
+                    leave_task(run)
+                spans.buffer.append(run)
+            except BaseException:
+                spans.lose("recording a span")
 
     return awaited
 

@@ -8,10 +8,10 @@ break the last in Ray actors and spawned processes.
 import functools
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from sglang_instrument import native
-from sglang_instrument.errors import TargetError
+from sglang_instrument.errors import InstrumentError, TargetError
 from sglang_instrument.patching.timed import (
     timed,
     timed_by_with,
@@ -19,7 +19,10 @@ from sglang_instrument.patching.timed import (
     timed_coroutine_by_with,
 )
 from sglang_instrument.recording import spans
-from sglang_instrument.recording.spans import OFF, Span, SyncedSpan, WatchedSpan
+from sglang_instrument.recording.losses import swallowed_now
+from sglang_instrument.recording.notices import swallowed
+from sglang_instrument.recording.spans import OFF, Span
+from sglang_instrument.recording.values import text
 from sglang_instrument.recording.waiting import counts_awaits, waited
 from sglang_instrument.schema import Phase
 
@@ -74,9 +77,11 @@ def instrument(
         TargetError: What is decorated is no function or method.
         TableError: An expression is not in the language, or names no argument.
     """
-    if event is not None and not isinstance(event, str):
-        return _decorate(event, None, None, None, None, None)
-    return lambda target: _decorate(target, event, phase, fields, bind, sync)
+    if event is not None and not issubclass(type(event), str):  # not isinstance(), which asks the value
+        return _decorate_guarded(event, None, None, None, None, None)
+    name = None if event is None else str.__str__(event)
+    named = None if phase is None else cast("Phase", text(phase))
+    return lambda target: _decorate_guarded(target, name, named, fields, bind, sync)
 
 
 def wrap_function(function: Function, probe: "Probe") -> Function:
@@ -100,6 +105,17 @@ def wrap_function(function: Function, probe: "Probe") -> Function:
     return _wrap_plain(function, probe.counted() if inspect.iscoroutinefunction(function) else probe)
 
 
+def _decorate_guarded(target: Any, *asked: Any) -> Any:
+    """Decorate a target; one that cannot be asked what it is stays as it is."""
+    try:
+        return _decorate(target, *asked)
+    except InstrumentError:  # what is wrong in the program's text is said to who wrote it
+        raise
+    except BaseException as error:
+        swallowed("decorating a function", error)
+        return target
+
+
 def _decorate(
     target: Any,
     event: str | None,
@@ -110,7 +126,7 @@ def _decorate(
 ) -> Any:
     if isinstance(target, (staticmethod, classmethod)):
         return type(target)(_decorate(target.__func__, event, phase, fields, bind, sync))
-    if not callable(target) or isinstance(target, type):
+    if not callable(target) or issubclass(type(target), type):
         raise TargetError(f"instrument must decorate a function or method, got {target!r}")
     name = event or getattr(target, "__name__", None)
     if name is None:
@@ -150,8 +166,6 @@ def _wrap_plain(function: Function, start: Callable[[], Any]) -> Function:
 
 
 def _makes_compiled(start: Callable[[], Any]) -> bool:
-    if isinstance(start, functools.partial):  # the probe of a table
-        return start.func in (Span, WatchedSpan, SyncedSpan)
     return isinstance(start, compiled.Start)
 
 
@@ -164,9 +178,10 @@ def _wrap_reading(function: Function, probe: "Probe") -> Function:
         async def awaited(*args: Any, **kwargs: Any) -> Any:
             if spans.current_buffer() is OFF:
                 return await function(*args, **kwargs)
-            with counted(*entering(args, kwargs)) as run:
+            with _begin(counted, entering, args, kwargs) as run:
                 result = await waited(function(*args, **kwargs))
-                return run.leave_result(result, *leaving(args, kwargs))
+                _hand_over(run, leaving, args, kwargs, result)
+                return result
 
         return counts_awaits(awaited)
 
@@ -174,9 +189,10 @@ def _wrap_reading(function: Function, probe: "Probe") -> Function:
     def called(*args: Any, **kwargs: Any) -> Any:
         if spans.current_buffer() is OFF:
             return function(*args, **kwargs)
-        with probe(*entering(args, kwargs)) as run:
+        with _begin(probe, entering, args, kwargs) as run:
             result = function(*args, **kwargs)
-            return run.leave_result(result, *leaving(args, kwargs))
+            _hand_over(run, leaving, args, kwargs, result)
+            return result
 
     return called
 
@@ -187,8 +203,8 @@ def _wrap_generator(function: Function, probe: "Probe") -> Function:
 
         @functools.wraps(function)
         async def iterated_async(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-            with probe(*entering(args, kwargs)) as run:
-                run.leave(*leaving(args, kwargs))
+            with _begin(probe, entering, args, kwargs) as run:
+                _hand_over(run, leaving, args, kwargs)
                 items = function(*args, **kwargs)
                 try:
                     item = await items.asend(None)
@@ -209,8 +225,8 @@ def _wrap_generator(function: Function, probe: "Probe") -> Function:
 
     @functools.wraps(function)
     def iterated(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        with probe(*entering(args, kwargs)) as run:
-            run.leave(*leaving(args, kwargs))
+        with _begin(probe, entering, args, kwargs) as run:
+            _hand_over(run, leaving, args, kwargs)
             items = function(*args, **kwargs)
             try:
                 item = items.send(None)
@@ -228,6 +244,21 @@ def _wrap_generator(function: Function, probe: "Probe") -> Function:
                 return stop.value
 
     return iterated
+
+
+def _begin(probe: "Probe", entering: "Picker", args: Any, kwargs: Any) -> Any:
+    try:
+        return probe(*entering(args, kwargs))
+    except BaseException:
+        spans.lose("beginning a span")
+        return spans.LOST
+
+
+def _hand_over(run: Any, leaving: "Picker", args: Any, kwargs: Any, result: Any = None) -> None:
+    try:
+        run.leave_result(result, *leaving(args, kwargs))
+    except BaseException:
+        swallowed_now("reading the fields of a call")
 
 
 def _pickers(function: Function, probe: "Probe") -> "tuple[Picker, Picker]":

@@ -4,6 +4,8 @@ import re
 import sys
 from typing import Any, Final
 
+from sglang_instrument.recording.guard import let_through
+
 # A number between underscores, or at the end: not the digits of the random part of a name.
 _NUMBER: Final = re.compile(r"_(\d+)(?=_|$)")
 
@@ -35,5 +37,6 @@ def actor_name() -> str | None:
             return None
         context = ray.get_runtime_context()
         return context.get_actor_name() if context.get_actor_id() else None
-    except Exception:  # Ray's own state, at a moment that it did not expect
+    except BaseException:  # Ray's own state, at a moment that it did not expect
+        let_through()
         return None

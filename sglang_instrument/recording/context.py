@@ -1,5 +1,6 @@
 """Know, at any moment, for which step, worker, request and turn the program is working."""
 
+import sys
 from _thread import RLock, get_ident
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
@@ -10,6 +11,7 @@ from msgspec import Struct
 from sglang_instrument import native
 from sglang_instrument.recording import tasks
 from sglang_instrument.recording.identity import ENGINE_ROLES, process_role, process_worker, word
+from sglang_instrument.recording.notices import swallowed
 from sglang_instrument.recording.tasks import Task
 from sglang_instrument.recording.values import integer, reduce_value
 
@@ -42,7 +44,8 @@ class Context(Struct, gc=False, eq=False):
     """What is bound, None where nothing was said. All records made under it share it: derive, don't set.
 
     `extra` is {"request_id": ..., "turn": ...}; `part` what the encoder keeps of it (see `lines`). `bound_in`
-    is the task that bound it: other tasks that have it were made by that one.
+    is the task that bound it: other tasks that have it were made by that one. `around` is what was bound
+    before it, until its block ends.
     """
 
     worker: int | None = None
@@ -55,6 +58,7 @@ class Context(Struct, gc=False, eq=False):
     extra: dict[str, Any] | None = None
     bound_in: Task | None = None
     part: Any = None
+    around: "Context | None" = None
 
 
 if not TYPE_CHECKING and native.ON:
@@ -107,32 +111,68 @@ def forget_scope(scope: Scope) -> None:
     _scopes.pop((scope.role, scope.worker, scope.step, scope.validate, scope.bound), None)
 
 
+_TOKEN_BYTES: Final = (
+    Token.__basicsize__ + 2 * tuple.__itemsize__ - sys.getsizeof(b"")
+)  # and the collector's head
+
+
+def put(variable: ContextVar[Any], value: Any) -> None:
+    """Set a context variable, or raise MemoryError: without memory for a token CPython itself may crash."""
+    bytes(_TOKEN_BYTES)  # given back at once, for the token
+    variable.set(value)
+
+
 class Bound(Struct, gc=False, eq=False):
-    """A context that was set, and how to get back."""
+    """A context that was set.
+
+    What was set before it stands in the context itself, and no token of the `ContextVar` anywhere: a token
+    leads to all variables of the program, which may lead back to the coroutine that holds this.
+    """
 
     context: Context
-    token: Token[Context]
     opened: Scope | None
 
     def pop(self) -> None:
         """Unset the context; the step of a block that bound it ends here."""
+        opened, self.opened = self.opened, None
+        around = self.context.around
         try:
-            CURRENT.reset(self.token)
-        except ValueError:  # the block was entered in another task: there is nothing to undo in this one
-            pass
-        if self.opened is not None:
-            close_scope(self.opened)
+            if around is not None and is_around(self.context, CURRENT.get()):
+                put(CURRENT, around)
+            self.context.around = None  # for what goes on under it, as tasks do: no chain without end
+        finally:
+            if opened is not None:
+                close_scope(opened)
 
 
-def push(changes: Mapping[str, Any]) -> Bound:
-    """Bind `changes` (step, worker, request_id, turn, validate, role) on top of what is bound."""
-    before = CURRENT.get()
+def is_around(context: Context, current: Context | None) -> bool:
+    """Whether what is bound now was bound by a block of `context`, or within it.
+
+    If not, that block was entered in another task or context: there is nothing to undo in this one.
+    """
+    while current is not None and current is not context:
+        current = current.around
+    return current is not None
+
+
+def push(changes: Mapping[str, Any], root: bool = False) -> Bound:
+    """Bind `changes` (step, worker, request_id, turn, validate, role) on top of what is bound.
+
+    Args:
+        changes: By name.
+        root: Whether to begin from nothing.
+    """
+    around = CURRENT.get()
+    before = UNBOUND if root else around
     context = derive(before, changes)
+    context.around = around
     context.bound_in = tasks.current(before.bound_in) or tasks.thread_task(get_ident())
-    opened = context.scope if changes.get("step") is not None else None
-    if opened is not None:
-        open_scope(opened)
-    return Bound(context, CURRENT.set(context), opened)
+    bound = Bound(context, None)
+    put(CURRENT, context)
+    if changes.get("step") is not None and context.scope is not None:
+        open_scope(context.scope)
+        bound.opened = context.scope
+    return bound
 
 
 def derive(before: Context, changes: Mapping[str, Any]) -> Context:
@@ -166,7 +206,7 @@ def _new_place(before: Context, changes: Mapping[str, Any]) -> _Place:
     if changes.get("role") is not None:
         role = word(changes["role"])
     if changes.get("validate") is not None:
-        validate = bool(reduce_value(changes["validate"]))
+        validate = _flag(changes["validate"], validate)
     if (step, worker, role, validate) != _place(before, changes)[:4]:
         scope = scope_for(role, worker, step, validate)
     return step, worker, role, validate, scope
@@ -198,8 +238,11 @@ def open_scope(scope: Scope) -> None:
         scope.ended = False
         is_first = scope.open == 1
     began = _step_began  # another thread may uninstall between two looks at it
-    if is_first and began is not None:
-        began(scope)
+    try:
+        if is_first and began is not None:
+            began(scope)
+    except BaseException as error:
+        swallowed("the beginning of a step", error)
 
 
 def close_scope(scope: Scope) -> None:
@@ -207,14 +250,21 @@ def close_scope(scope: Scope) -> None:
     with _counting:
         scope.open -= 1
         scope.ended = scope.open <= 0
-    if scope.ended:
-        left, ended = _step_left, _ended
-        if left is not None:
-            left(scope)
-        if ended is None:
-            forget_scope(scope)  # nothing is installed: nobody will ask for it
-        else:
-            ended()
+    try:
+        if scope.ended:
+            _tell_ended(scope)
+    except BaseException as error:
+        swallowed("the end of a step", error)
+
+
+def _tell_ended(scope: Scope) -> None:
+    left, ended = _step_left, _ended
+    if left is not None:
+        left(scope)
+    if ended is None:
+        forget_scope(scope)  # nothing is installed: nobody will ask for it
+    else:
+        ended()
 
 
 def count_dropped(scope: Scope, records: int) -> None:
@@ -237,6 +287,13 @@ def _identifier(value: Any) -> Identifier:
         return value
     identifier = reduce_value(value)
     return identifier if type(identifier) is int else str(identifier)[:_LONGEST_ID]
+
+
+def _flag(value: Any, otherwise: bool) -> bool:
+    """Return whether a value is true, of which only numbers and texts can be asked; else `otherwise`."""
+    reduced = reduce_value(value)
+    known = type(reduced) in (bool, int, float) or issubclass(type(value), str)
+    return bool(reduced) if known else otherwise
 
 
 def forget_all() -> None:

@@ -41,7 +41,7 @@ def _always() -> None:
         cuda = cuda_at_hand()
         if cuda is not None:
             cuda.synchronize()
-    except Exception as error:
+    except BaseException as error:
         # An asynchronous error of the trainer's kernels, which meets it at its next call; or torch is being
         # imported by another thread at this moment.
         swallowed("torch.cuda.synchronize()", error)

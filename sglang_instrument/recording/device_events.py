@@ -149,7 +149,7 @@ class HeldBack:
                 self._begun[id(span)] = (span, mark)
                 if len(self._begun) > _MOST_BEGUN:
                     self._begun.pop(next(iter(self._begun)), None)
-        except Exception as error:
+        except BaseException as error:
             swallowed("a CUDA event at the start of a span", error)
 
     def _put_end(self, mark: _Mark) -> bool:
@@ -158,7 +158,7 @@ class HeldBack:
             if device.cuda_at_hand() is None:
                 return False
             mark.ended.record(mark.stream)
-        except Exception as error:
+        except BaseException as error:
             swallowed("a CUDA event at the end of a span", error)
             return False
         return True
@@ -182,7 +182,7 @@ class HeldBack:
                 self._look_at(held, *held.popleft())
         except IndexError:  # all gone
             pass
-        except Exception as error:
+        except BaseException as error:
             swallowed("asking for a CUDA event", error)
             return False
         return bool(held)
@@ -192,7 +192,7 @@ class HeldBack:
             has_come = mark.ended.query()
             if has_come:
                 span.device_sec = mark.began.elapsed_time(mark.ended) / 1e3
-        except Exception:
+        except BaseException:
             self._pass_on(span, mark)
             raise
         if has_come:

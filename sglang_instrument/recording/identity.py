@@ -81,7 +81,10 @@ def forget() -> None:
 
 def word(value: Any) -> str | None:
     """Return a role if it can stand in a file's name, else None."""
-    return value if isinstance(value, str) and value.isidentifier() and value.isascii() else None
+    if not issubclass(type(value), str):  # not isinstance(), which asks the value
+        return None
+    role = str.__str__(value)
+    return role if role.isidentifier() and role.isascii() else None
 
 
 def _inherited_rank() -> str:

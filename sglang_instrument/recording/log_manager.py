@@ -14,6 +14,7 @@ from typing import Any, Final, TextIO
 import orjson
 
 from sglang_instrument.recording.clock import Clock
+from sglang_instrument.recording.guard import let_through
 from sglang_instrument.recording.notices import notice, swallowed
 from sglang_instrument.recording.shapes import LONGEST_LINE
 from sglang_instrument.recording.values import reduce, reduce_value, settle
@@ -69,7 +70,7 @@ class SGLangLogManager:
                 if "timestamp" not in extra_keys:
                     record["timestamp"] = self._clock.timestamp(time.time_ns() // 1000)
                 self._append(os.fspath(log_path), _encode(_with_duration_third(record)))
-        except Exception as error:  # the reference would have ended the rollout here
+        except BaseException as error:  # the reference would have ended the rollout here
             swallowed("SGLangLogManager.log()", error)
 
     def get_handle(self, log_path: str | os.PathLike[str]) -> TextIO:
@@ -80,7 +81,7 @@ class SGLangLogManager:
         try:
             with self._guard():
                 return self._open(os.fspath(log_path))
-        except Exception as error:
+        except BaseException as error:
             swallowed("SGLangLogManager.get_handle()", error)
             return open(os.devnull, "a")  # noqa: PTH123 - the caller's to close, as any handle here
 
@@ -147,8 +148,8 @@ def _encode(record: dict[str, Any]) -> bytes:
         line = orjson.dumps(record, default=reduce_value, option=_OPTIONS)
         if len(line) <= LONGEST_LINE:
             return line
-    except Exception:  # a cycle, a lone surrogate, a huge integer
-        pass
+    except BaseException:  # a cycle, a lone surrogate, a huge integer
+        let_through()
     reduced = {
         key: reduce(value) if key == "extra" and type(value) is dict else reduce_value(value)
         for key, value in record.items()

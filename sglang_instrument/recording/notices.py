@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from sglang_instrument.recording.guard import let_through, name_of_type
+
 _counts: dict[str, int] = {}
 _texts: dict[str, str] = {}
 _KINDS_LIMIT: Final = 500  # distinct notices kept; a flood of new ones must not fill the memory
@@ -20,13 +22,26 @@ def notice(key: str, text: str) -> None:
 
     try:
         logging.getLogger("sglang_instrument").warning("sglang_instrument: %s", text)
-    except Exception:  # a user's broken logging handler is no reason to disturb training
-        pass
+    except BaseException:  # a user's broken logging handler is no reason to disturb training
+        let_through()
 
 
 def swallowed(where: str, error: BaseException) -> None:
-    """Note an error of our own that was kept from training."""
-    notice(f"{where}: {type(error).__name__}", f"{where} failed and was skipped: {error!r}")
+    """Note an error that is kept from training, while it is handled; one of the program's own goes on."""
+    let_through()
+    try:
+        kind = name_of_type(type(error))
+        notice(f"{where}: {kind}", f"{where} failed and was skipped: {_said_by(error, kind)}")
+    except BaseException:  # there is no memory
+        let_through()
+
+
+def _said_by(error: BaseException, kind: str) -> str:
+    try:
+        return str.__str__(repr(error))
+    except BaseException:  # the exception's own code failed
+        let_through()
+        return kind
 
 
 def noticed() -> list[dict[str, object]]:

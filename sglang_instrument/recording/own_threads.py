@@ -37,7 +37,7 @@ class OneAtATime:
                 self._is_busy = True
                 try:
                     act()
-                except Exception as error:
+                except BaseException as error:
                     swallowed(doing, error)
                 finally:
                     self._is_busy = False

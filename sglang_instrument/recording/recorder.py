@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.config import Config
-from sglang_instrument.recording import context, device, identity, loop, nvtx, spans, tasks
+from sglang_instrument.recording import context, device, identity, loop, losses, nvtx, spans, tasks
 from sglang_instrument.recording.clock import Clock
 from sglang_instrument.recording.device_events import HeldBack
 from sglang_instrument.recording.disk import Disk
@@ -101,8 +101,12 @@ class Recorder:
             "waiting": writer.waiting + len(self._held_back) + max(0, on_the_way),
             "changed": writer.changed_records,
             "sampled_out": writer.sampled_out_records,
-            "dropped": writer.dropped_records + disk.dropped_records + files.lost_records,
+            "dropped": writer.dropped_records + disk.dropped_records + files.lost_records + self._lost(),
         }
+
+    def _lost(self) -> int:
+        """Return how many records did not even come to the buffer."""
+        return losses.lost() - self._lost_before
 
     def _open(self) -> None:
         self._writer.open()
@@ -114,11 +118,12 @@ class Recorder:
         try:
             loop.task_seen(running, thread)
             self._writer.be_awake()  # it looks at the loop from outside
-        except Exception as error:  # a loop of somebody's own, which cannot do what asyncio's can
+        except BaseException as error:  # a loop of somebody's own, which cannot do what asyncio's can
             swallowed("watching an event loop", error)
 
     def _build(self) -> None:
         clock, config = Clock(), self.config
+        self._lost_before = losses.lost()
         self._files = Files(config.folder, clock, config.run_id, self._describe, self._parents)
         maker = LineMaker(clock)
         selection = selection_for(config, maker.scope_of)

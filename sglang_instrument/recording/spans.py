@@ -11,44 +11,32 @@ from collections.abc import Callable
 from functools import partial
 from time import perf_counter_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final
 
 from msgspec import Struct, field
 
 from sglang_instrument import native
-from sglang_instrument.recording import device, tasks
+from sglang_instrument.recording import device, open_spans, tasks
+from sglang_instrument.recording.buffers import OFF as OFF
+from sglang_instrument.recording.buffers import Buffer as Buffer
+from sglang_instrument.recording.buffers import Off as Off
 from sglang_instrument.recording.context import CURRENT, Context
-from sglang_instrument.recording.tasks import Task
-from sglang_instrument.recording.values import reduce, reduce_value
+from sglang_instrument.recording.guard import let_through
+from sglang_instrument.recording.losses import count_lost, note_lost, swallowed_now
+from sglang_instrument.recording.naming import log_error_messages as log_error_messages
+from sglang_instrument.recording.naming import name_error as name_error
+from sglang_instrument.recording.notices import swallowed
+from sglang_instrument.recording.open_spans import OPEN as OPEN
+from sglang_instrument.recording.open_spans import note_closed, note_open
+from sglang_instrument.recording.tasks import Task, leave_task, waited_so_far
+from sglang_instrument.recording.values import reduce, reduce_value, text
 from sglang_instrument.schema import WATCHED_PHASES, kind_of
 
 running_tasks: Any = tasks.running  # asyncio's, as soon as a buffer is in use; a look-up less than there
 asyncios_tasks: Any = running_tasks  # the same, also while `running_tasks` says otherwise
 
 
-class Buffer(Protocol):
-    """Where finished spans go: a list, or something that looks like one to the hot path."""
-
-    def append(self, span: "Span", /) -> object:
-        """Take one finished span."""
-
-
-class Off:
-    """The buffer while nothing is installed: what is off is not there."""
-
-    __slots__ = ()
-
-    def append(self, span: "Span", /) -> None:
-        """Let the span go."""
-
-
-OFF: Final = Off()
 buffer: Buffer = OFF
-
-#: Watched spans that have not ended, by id().
-OPEN: Final[dict[int, "Span"]] = {}
-first_opened: Callable[[], object] = int  # the writer's; int() does nothing
-all_closed: Callable[[], object] = int
 
 
 class Span(Struct, gc=False, eq=False):
@@ -77,27 +65,32 @@ class Span(Struct, gc=False, eq=False):
                 [owner] = running_tasks.values()  # as in tasks.current(), without its calls
                 task = owner._sglang_instrument
                 if task.thread != self.thread:
+                    raise AttributeError
+                self.task = task
+                if task.counted_by:
+                    self.waited = task.waited if task.suspended_at >= 0 else waited_so_far(task)
+                elif self.waited is not None:
+                    task.counted_by, self.waited = id(self), task.waited
+            except BaseException:  # not the only task, one that is not known, or nothing that can be asked
+                let_through()
+                try:
                     enter_task(self)
-                    return self
-            except (ValueError, AttributeError):
-                enter_task(self)
-                return self
-            self.task = task
-            if task.counted_by:
-                self.waited = task.waited if task.suspended_at >= 0 else waited_so_far(task)
-            elif self.waited is not None:
-                task.counted_by, self.waited = id(self), task.waited
+                except BaseException as error:
+                    swallowed("asking for the running task", error)
         return self
 
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end = perf_counter_ns()
-        if error is not None:
-            self.error = name_error(error, value)
-        if self.waited is not None:
-            leave_task(self)
-        buffer.append(self)
+        try:
+            self.end = perf_counter_ns()
+            if error is not None:
+                self.error = name_error(error, value)
+            if self.waited is not None:
+                leave_task(self)
+            buffer.append(self)
+        except BaseException:
+            lose("recording a span")
 
     async def __aenter__(self) -> "Span":
         return self.__enter__()
@@ -109,8 +102,11 @@ class Span(Struct, gc=False, eq=False):
 
     def add(self, **extra: Any) -> None:
         """Add fields to the record; call it before the block ends."""
-        reduced = reduce(extra)
-        self.extra = reduced if self.extra is None else {**self.extra, **reduced}
+        try:
+            reduced = reduce(extra)
+            self.extra = reduced if self.extra is None else {**self.extra, **reduced}
+        except BaseException as error:
+            swallowed("adding to a span", error)
 
     def awaiting(self, awaitable: Any) -> Any:
         """Return what to await instead of `awaitable`, a coroutine of this block that nobody awaits."""
@@ -130,25 +126,18 @@ class Span(Struct, gc=False, eq=False):
 class WatchedSpan(Span, gc=False, eq=False):
     """A span that is known while it is open, so that one which never ends can be reported."""
 
+    place: int = 0  # among those that are open: its id(), known when there may be no memory for one
+
     def __enter__(self) -> "WatchedSpan":
         Span.__enter__(self)
-        if not OPEN:
-            first_opened()
-        OPEN[id(self)] = self
+        note_open(self, self)
         return self
 
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end = perf_counter_ns()
-        if error is not None:
-            self.error = name_error(error, value)
-        if self.waited is not None:
-            leave_task(self)
-        buffer.append(self)
-        OPEN.pop(id(self), None)
-        if not OPEN:
-            all_closed()
+        Span.__exit__(self, error, value, trace)
+        note_closed(self)
 
 
 class SyncedSpan(WatchedSpan, gc=False, eq=False):
@@ -168,6 +157,24 @@ class SyncedSpan(WatchedSpan, gc=False, eq=False):
         WatchedSpan.__exit__(self, error, value, trace)
 
 
+class LostSpan(Span, gc=False, eq=False):
+    """Stand for a span that could not be made: it measures and records nothing."""
+
+    def __enter__(self) -> "LostSpan":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def add(self, **extra: Any) -> None:
+        """Add nothing."""
+
+    @property
+    def duration_sec(self) -> float:
+        """Nothing was measured."""
+        return 0.0
+
+
 def kind_for(event: str, phase: str | None = None, sync: bool | None = None) -> type[Span]:
     """Return the class of the spans of `event`; `phase` and `sync` override the vocabulary."""
     known = kind_of(event)
@@ -176,22 +183,20 @@ def kind_for(event: str, phase: str | None = None, sync: bool | None = None) -> 
     return WatchedSpan if (phase or known.phase) in WATCHED_PHASES else Span
 
 
-_with_messages = False
+def begin(kind: type[Span], event: str, phase: str | None, waited: int | None) -> Span:
+    """Make a span, or stand in for one that cannot be made."""
+    try:
+        return kind(event, None, None, phase, waited)
+    except BaseException:
+        lose("beginning a span")
+        return LOST
 
 
-def log_error_messages(on: bool) -> None:
-    """Log the text of exceptions beside their type, or, as by default, the type alone."""
-    global _with_messages
-    _with_messages = on
-    if native.ON:
-        compiled.log_error_messages(on)
-
-
-def name_error(error: type[BaseException], value: BaseException | None) -> str:
-    """Return the exception's type; not itself, whose frames hold the trainer's tensors."""
-    if not _with_messages:
-        return error.__name__
-    return f"{error.__name__}: {reduce_value(str(value)) if value is not None else ''}"
+def lose(where: str, event: str = "") -> None:
+    """Count a record that could not be made or kept; called while the reason is handled."""
+    let_through()
+    if buffer is not OFF:
+        count_lost(where, event)
 
 
 _kinds: dict[str, type[Span]] = {}
@@ -210,19 +215,28 @@ def span(event: str, /, *, phase: str | None = None, **extra: Any) -> Span:
         The span; its `.duration_sec` holds the wall time in seconds once the block has ended.
     """
     try:
-        kind = _kinds[event]
-    except (KeyError, TypeError):
-        kind = _learn(event)
-    if phase is not None:
-        return kind_for(event, phase)(event, reduce(extra) if extra else None, phase=phase)
-    if extra:
-        return kind(event, reduce(extra))
-    return kind(event)
+        try:
+            kind = _kinds[event] if type(event) is str else _learn(event := reduce_value(event))
+        except KeyError:
+            kind = _learn(event)
+        if phase is not None:
+            phase = text(phase)
+            return kind_for(event, phase)(event, reduce(extra) if extra else None, phase=phase)
+        if extra:
+            return kind(event, reduce(extra))
+        return kind(event)
+    except BaseException:
+        lose("beginning a span")
+        return LOST
 
 
 def event(name: str, /, **extra: Any) -> None:
     """Record that something happened now, without a duration."""
-    record(Span(name, reduce(extra) if extra else None))
+    try:
+        known = name if type(name) is str else reduce_value(name)
+        record(Span(known, reduce(extra) if extra else None))
+    except BaseException:
+        lose("recording an event")
 
 
 def record(point: Span) -> None:
@@ -244,31 +258,10 @@ def enter_task(entering: Span) -> None:
         task.counted_by, entering.waited = id(entering), task.waited
 
 
-def waited_so_far(task: Task) -> int:
-    """Return how long a task was suspended, for a span of it, which therefore runs now."""
-    if task.suspended_at < 0:  # thrown into, and running still
-        task.suspended_at = -perf_counter_ns()
-    return task.waited
-
-
-def leave_task(leaving: Span) -> None:
-    """Turn the task's count of suspended time into that of this span."""
-    task, waited = leaving.task, leaving.waited
-    if task is None or waited is None:
-        leaving.waited = None
-        return
-    leaving.waited = (task.waited if task.suspended_at >= 0 else waited_so_far(task)) - waited
-    if task.counted_by == id(leaving):
-        task.counted_by = 0
-
-
 def _learn(event: str) -> type[Span]:
     kind = kind_for(event)
-    try:
-        if len(_kinds) < _KINDS_LIMIT:
-            _kinds[event] = kind
-    except TypeError:  # a list, which is no name, is written as what it is
-        pass
+    if type(event) is str and len(_kinds) < _KINDS_LIMIT:
+        _kinds[event] = kind
     return kind
 
 
@@ -282,8 +275,9 @@ def use_buffer(
         on_first_opened: Is called when a watched span begins while none was open.
         on_all_closed: Is called when the last open one has ended.
     """
-    global buffer, first_opened, all_closed
-    buffer, first_opened, all_closed = taking, on_first_opened, on_all_closed
+    global buffer
+    buffer = taking
+    open_spans.watch(on_first_opened, on_all_closed)
     if native.ON:
         compiled.use_buffer(taking, on_first_opened, on_all_closed)
 
@@ -316,22 +310,23 @@ def plain(
         sync: Whether to synchronise the GPU; default is what the vocabulary says.
         waited: 0 where the spans' blocks count their own awaits.
     """
+    event = event if type(event) is str else reduce_value(event)
+    phase = None if phase is None else text(phase)
     kind = kind_for(event, phase, sync)
     if native.ON:
         return compiled.Start(kind, event, phase, sync, waited)
-    return partial(kind, event, None, None, phase, waited)
+    if kind is Span:  # whoever calls it does what `begin` does
+        return partial(kind, event, None, None, phase, waited)
+    return partial(begin, kind, event, phase, waited)
 
 
 PureSpan = Span
 
 
-native.take_over(globals(), "spans", "Span", "SyncedSpan", "WatchedSpan", "event", "span")
+native.take_over(globals(), "spans", "LostSpan", "Span", "SyncedSpan", "WatchedSpan", "event", "span")
 
 if native.ON:
     from sglang_instrument.native import spans as compiled
-
-    if not TYPE_CHECKING:
-        OPEN = compiled.open_spans
 
     compiled.connect(
         off=OFF,
@@ -342,6 +337,13 @@ if native.ON:
         kind_for=kind_for,
         synchronize_device=device.synchronize,
         name_error=name_error,
+        noting_lost=note_lost,
+        swallowed_now=swallowed_now,
+        letting_through=let_through,
+        text=text,
+        reduce_value=reduce_value,
         ask_for_tasks=tasks.AskAsyncio,
         start_of=plain,
     )
+
+LOST: Final = LostSpan("lost")

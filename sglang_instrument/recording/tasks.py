@@ -15,6 +15,7 @@ from weakref import ref
 from msgspec import Struct
 
 from sglang_instrument import native
+from sglang_instrument.recording.guard import let_through
 
 _THREADS_LIMIT: Final = 10_000  # remembered; a program may start a thread for every request
 
@@ -138,8 +139,8 @@ def current(inherited: Task | None) -> Task | None:
         task: Task = owner._sglang_instrument
         if task.thread == get_ident():
             return task
-    except Exception:  # several loops; not known; a task of somebody's own, which may raise anything
-        pass
+    except BaseException:  # several loops; not known; a task of somebody's own, which may raise anything
+        let_through()
     return look_up(inherited)
 
 
@@ -166,7 +167,8 @@ def known(owner: Any) -> Task | None:
     """Return what is known of an asyncio task; None if no span was seen in it."""
     try:
         task: Task | None = getattr(owner, "_sglang_instrument", None)
-    except Exception:  # a task of somebody's own, which may raise anything
+    except BaseException:  # a task of somebody's own, which may raise anything
+        let_through()
         return None
     return task
 
@@ -179,6 +181,24 @@ def thread_task(ident: int) -> Task:
             _threads.clear()
         task = _threads.setdefault(ident, Task(next(_numbers)))
     return task
+
+
+def waited_so_far(task: Task) -> int:
+    """Return how long a task was suspended, for a span of it, which therefore runs now."""
+    if task.suspended_at < 0:  # thrown into, and running still
+        task.suspended_at = -perf_counter_ns()
+    return task.waited
+
+
+def leave_task(leaving: Any) -> None:
+    """Turn the task's count of suspended time into that of this span."""
+    task, waited = leaving.task, leaving.waited
+    if task is None or waited is None:
+        leaving.waited = None
+        return
+    leaving.waited = (task.waited if task.suspended_at >= 0 else waited_so_far(task)) - waited
+    if task.counted_by == id(leaving):
+        task.counted_by = 0
 
 
 def owner_of(task: Task) -> Any:
@@ -210,7 +230,8 @@ def _meet(owner: Any, loop: Any, inherited: Task | None) -> Task | None:
     try:
         met = Task(next(_numbers), (inherited or thread_task(thread)).number, thread, ref(loop))
         owner._sglang_instrument = met
-    except Exception:  # a task or loop of somebody's own, without room for it
+    except BaseException:  # a task or loop of somebody's own, without room for it
+        let_through()
         return None
     return met
 

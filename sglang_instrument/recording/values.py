@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from sglang_instrument import native
+from sglang_instrument.recording.guard import let_through, name_of_type
 
-_PLAIN: Final = frozenset({float, bool, type(None)})
 #: Types whose values need no reducing; an integer over 64 bits is mended when its record does not encode.
-SCALARS: Final = _PLAIN | {int}
+SCALARS: Final = frozenset({float, bool, type(None), int})
 LONGEST_TEXT: Final = 16 * 1024  # characters of a string; a record must stay under 64 KiB
 _LONGEST_REPR: Final = 256
 _LONGEST_KEY: Final = 16  # entries of a tuple that is the key of a dict
@@ -29,24 +29,22 @@ _SIGNS_OF_A_HOLDER: Final = (
     "named_parameters",
     "add_done_callback",
 )
-# Of a type whose metaclass has an opinion about it, too.
-_NAME_OF_TYPE: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
 
 def reduce(extra: dict[str, Any]) -> dict[str, Any]:
     """Return `extra` with each value loggable; the same dict if all of them are already."""
-    for value in extra.values():
-        kind = type(value)
+    for key, value in extra.items():
+        kind = type(value) if type(key) is str else None
         if kind is int:
             if _INT_MIN <= value <= _INT_MAX:
                 continue
         elif kind is str:
             if len(value) <= LONGEST_TEXT:
                 continue
-        elif kind in _PLAIN:
+        elif kind is float or kind is bool or value is None:
             continue
-        return {key: reduce_value(value) for key, value in extra.items()}
+        return {str.__str__(key): reduce_value(value) for key, value in extra.items()}
     return extra
 
 
@@ -56,12 +54,18 @@ def reduce_value(value: Any) -> Any:
     numpy and CPU torch scalars become numbers, enums their value, a tensor on a device
     `tensor(cuda:0, f32, [3, 4])` without being read, and anything else a repr of at most 256 characters.
     """
-    kind = type(value)
-    if kind in _PLAIN or (kind is int and _INT_MIN <= value <= _INT_MAX):
+    kind = type(value)  # compared, not looked up: its metaclass may have no hash
+    if kind is float or kind is bool or value is None or (kind is int and _INT_MIN <= value <= _INT_MAX):
         return value
     if kind is str:
         return value if len(value) <= LONGEST_TEXT else value[:LONGEST_TEXT] + "..."
     return _reduce_guarded(value, 0, _LONGEST_LIST)
+
+
+def text(value: Any) -> str:
+    """Return a name, a phase or a role as a string without a class of somebody's own."""
+    reduced = value if type(value) is str else reduce_value(value)
+    return reduced if type(reduced) is str else str(reduced)
 
 
 def integer(value: Any) -> int | None:
@@ -97,8 +101,9 @@ def settle(value: Any) -> Any:
 def _reduce_guarded(value: Any, depth: int, room: int) -> Any:
     try:
         return _reduce_other(value, depth, room)
-    except Exception as error:  # the value's own code failed: a __repr__, a property, even its __class__
-        return f"<{_NAME_OF_TYPE(type(value))}: {_NAME_OF_TYPE(type(error))}>"
+    except BaseException as error:  # the value's own code failed: a __repr__, a property, even its __class__
+        let_through()
+        return f"<{name_of_type(type(value))}: {name_of_type(type(error))}>"
 
 
 def _reduce_other(value: Any, depth: int, room: int) -> Any:
@@ -110,10 +115,10 @@ def _reduce_other(value: Any, depth: int, room: int) -> Any:
     if isinstance(value, str):  # a subclass, numpy.str_ among them
         return reduce_value(str.__str__(value))
     if isinstance(value, int):
-        number = int(value)
+        number = int.__int__(value)
         return number if _INT_MIN <= number <= _INT_MAX else _digits(number)
     if isinstance(value, float):
-        return float(value)
+        return float.__float__(value)
     if isinstance(value, bytes | bytearray | memoryview):
         return f"<{len(value)} bytes>"
     if kind.__module__.partition(".")[0] in ("numpy", "torch"):
@@ -139,7 +144,7 @@ def _reduce_collection(value: Any, depth: int, room: int) -> Any:
 
 def _entry(value: Any, depth: int, room: int) -> Any:
     kind = type(value)
-    if kind in _PLAIN or (kind is int and _INT_MIN <= value <= _INT_MAX):
+    if kind is float or kind is bool or value is None or (kind is int and _INT_MIN <= value <= _INT_MAX):
         return value
     if kind is str:
         return value if len(value) <= _LONGEST_REPR else value[:_LONGEST_REPR] + "..."
@@ -148,7 +153,7 @@ def _entry(value: Any, depth: int, room: int) -> Any:
 
 def _key(key: Any) -> str:
     if isinstance(key, int):
-        return _digits(key)
+        return _digits(int.__int__(key))
     text = key if type(key) is str else str(_entry(key, _DEEPEST - 2, _LONGEST_KEY))
     return text[:_LONGEST_REPR]
 
@@ -186,7 +191,7 @@ def _describe(value: Any) -> str:
 
 
 def _short_repr(value: Any) -> str:
-    text = _REPRS.get(type(value), object.__repr__ if _holds_others(value) else repr)(value)
+    text = str.__str__(_REPRS.get(type(value), object.__repr__ if _holds_others(value) else repr)(value))
     return text if len(text) <= _LONGEST_REPR else text[: _LONGEST_REPR - 3] + "..."
 
 
@@ -211,5 +216,5 @@ _REPRS: Final[dict[type, Callable[[Any], str]]] = {
 if native.ON:
     from sglang_instrument.native import values as compiled
 
-    compiled.fall_back_on(reduce_value, _entry, LONGEST_TEXT, _LONGEST_REPR, _LONGEST_LIST)
+    compiled.fall_back_on(reduce_value, _entry, let_through, LONGEST_TEXT, _LONGEST_REPR, _LONGEST_LIST)
     reduce, reduce_value = compiled.reduce, compiled.reduce_value

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from sglang_instrument import native
 from sglang_instrument.recording import spans, tasks
+from sglang_instrument.recording.guard import let_through
 from sglang_instrument.recording.tasks import Task
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -55,16 +56,14 @@ class Waits(map):  # type: ignore[type-arg]
 class WaitingIterator:
     """An asynchronous iterator of `async for` whose steps are counted."""
 
-    __slots__ = ("_iterator",)
-
-    def __init__(self, iterator: Any) -> None:
-        self._iterator = iterator
+    __slots__ = ("iterator",)
+    iterator: Any
 
     def __aiter__(self) -> "WaitingIterator":
         return self
 
     def __anext__(self) -> Any:
-        return waited(self._iterator.__anext__())
+        return waited(self.iterator.__anext__())
 
 
 class WaitingContext:
@@ -96,36 +95,52 @@ def counts_awaits(function: Function) -> Function:
 def waited(awaitable: Any) -> Any:
     """Return what to await instead of `awaitable`, so that the running task's waiting is counted."""
     kind = type(awaitable)
-    if kind is CoroutineType:
-        constants = awaitable.cr_code.co_consts
-        if (constants and constants[-1] == _MARK) or awaitable.cr_await is not None:
+    try:
+        if kind is CoroutineType:
+            constants = awaitable.cr_code.co_consts
+            if (constants and constants[-1] == _MARK) or awaitable.cr_await is not None:
+                return awaitable
+        task = tasks.counted()
+        if task is None:
+            return awaitable  # no span is open in this task that would want to know
+        if not hasattr(kind, "__await__"):  # an old-style coroutine, or nothing: let `await` say so
             return awaitable
-    task = tasks.counted()
-    if task is None:
-        return awaitable  # no span is open in this task that would want to know
-    if not hasattr(kind, "__await__"):  # an old-style coroutine, or nothing: let `await` say so
+    except BaseException:  # its metaclass has an opinion, or there is no memory
+        let_through()
         return awaitable
     return waits(task, awaitable)
 
 
-def waits(task: Task, awaitable: Any) -> Waits:
+def waits(task: Task, awaitable: Any) -> Any:
     """Return the steps of `awaitable` as ones that are counted; the first one resumes nothing."""
-    return Waits(task.suspended, chain(_FIRST, iter(task.resumed, None)), awaitable.__await__())
+    try:
+        return Waits(task.suspended, chain(_FIRST, iter(task.resumed, None)), awaitable.__await__())
+    except MemoryError:  # it is awaited without being counted
+        return awaitable
 
 
 def waited_iterator(iterable: Any) -> Any:
     """Return what to iterate over in `async for` instead of `iterable`."""
-    iterate = getattr(type(iterable), "__aiter__", None)
-    if iterate is None:
+    try:
+        if not hasattr(type(iterable), "__aiter__"):
+            return iterable
+        waiting = WaitingIterator()
+    except BaseException:  # as above
+        let_through()
         return iterable
-    iterator = iterable.__aiter__()
-    return WaitingIterator(iterator) if hasattr(type(iterator), "__anext__") else iterable
+    waiting.iterator = iterable.__aiter__()
+    return waiting if hasattr(type(waiting.iterator), "__anext__") else iterable
 
 
 def waited_context(context: Any) -> Any:
     """Return what to enter in `async with` instead of `context`."""
     kind = type(context)
-    return WaitingContext(context) if hasattr(kind, "__aenter__") and hasattr(kind, "__aexit__") else context
+    try:
+        is_one = hasattr(kind, "__aenter__") and hasattr(kind, "__aexit__")
+        return WaitingContext(context) if is_one else context
+    except BaseException:  # as above
+        let_through()
+        return context
 
 
 def counting(span: Any) -> Any:

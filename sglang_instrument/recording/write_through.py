@@ -44,7 +44,7 @@ class CallersDisk(Disk):
         try:
             with self._one_at_a_time:
                 job()
-        except Exception as error:
+        except BaseException as error:
             swallowed("writing the log", error)
 
 

@@ -224,7 +224,7 @@ class Writer:
             woken = self._wait()
             try:
                 self._tick(woken)
-            except Exception as error:
+            except BaseException as error:
                 swallowed("encoding the log", error)
 
     def _wait(self) -> bool:
@@ -300,9 +300,13 @@ class Writer:
                 swallowed("encoding the log", error)
                 done, pieces = len(spans), []
             for scope, encoded, changed, records in pieces:
+                try:
+                    self.disk.write(scope, encoded, records)
+                except Exception as error:  # as above
+                    swallowed("handing over to the disk's thread", error)
+                    continue
                 self.changed_records += changed
                 self.recorded += records
-                self.disk.write(scope, encoded, records)
             if not self.started:
                 self.disk.do_what_waits()
             self.dropped_records += done - begin - (self.recorded - recorded)
