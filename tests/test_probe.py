@@ -385,6 +385,22 @@ def test_a_generator_ends_at_the_item_its_table_calls_the_last(records, program)
     assert (span.extra["items"], span.extra["n"], span.error) == (3, 5, None)
 
 
+def test_what_a_generator_hands_over_after_its_last_item_is_let_go(records, program):
+    source = """
+    class Answer: pass
+
+    def answers(made):
+        yield 1
+        answer = Answer()
+        made(answer)
+    """
+    region = {"event": "answers", "generator": True, "ends": "item", "exit": {"size": "answer.size"}}
+    module, made = program(source, answers=[region]), []
+    assert list(module.answers(lambda answer: made.append(weakref.ref(answer)))) == [1]
+    assert len(records) == 1
+    assert made[0]() is None
+
+
 @pytest.mark.parametrize(("local", "last"), [("n", 5), ("i", 2), ("gone", None)])
 def test_the_last_item_finds_locals_wherever_they_are(records, program, local, last):
     exits = {"local": local, "index": 'item["index"]'}

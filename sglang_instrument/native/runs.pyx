@@ -309,7 +309,7 @@ cdef class GeneratorSpan(FullSpan):
 
     cdef int finish(self, object error, object value) except -1:
         if self.finished:
-            return 0
+            return self.let_values_go()  # what was handed over since
         if error is GeneratorExit:  # the consumer has seen enough; nothing went wrong
             error = value = None
         return FullSpan.finish(self, error, value)

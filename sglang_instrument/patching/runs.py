@@ -158,6 +158,7 @@ class GeneratorSpan(FullSpan, gc=True, eq=False):
         self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.finished:
+            self.values = self.error_values = self.value = None  # what was handed over since
             return
         if error is GeneratorExit:  # the consumer has seen enough; nothing went wrong
             error = value = None
