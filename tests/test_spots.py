@@ -1,6 +1,7 @@
 """Regions that are expressions: calls of what no table can name, and the entering of `with` blocks."""
 
 import asyncio
+import contextlib
 import gc
 import pickle
 import threading
@@ -61,6 +62,23 @@ def test_a_call_in_a_nested_function_reads_the_arguments_around_it(records, prog
     assert asyncio.run(module.Task().make(Job(5))()) == 10
     assert asyncio.run(module.Task().make(Job(-5))()) is None
     assert [(one.context.request_id, one.error) for one in records] == [(5, None), (-5, "ValueError")]
+
+
+def test_an_argument_that_a_nested_function_binds_anew_is_not_read_there(records, program):  # noqa: F811
+    source = """
+    def outer(x, held):
+        def inner():
+            with held:
+                x = 3
+                return x
+        return inner() + x
+    """
+    module = program(
+        source, outer=[{"event": "entered", "entering": "held", "enter": {"x": "x", "held": "held"}}]
+    )
+    assert module.outer(2, contextlib.nullcontext()) == 5
+    [span] = records
+    assert sorted(span.extra) == ["held"]
 
 
 def test_of_two_regions_on_one_call_the_first_is_the_outer(records, program):  # noqa: F811

@@ -16,7 +16,8 @@ cdef class Context:
     cdef public object part
     cdef object inside  # fields.Inside of the innermost open region that reads what ends within it
     cdef Context base  # of which this is a copy that differs in `inside` alone
-    cdef public Context around  # what was bound before it, until its block ends
+    cdef public Context around  # what was bound before it
+    cdef bint ended  # its block
 
 cdef class Bound:
     cdef readonly Context context

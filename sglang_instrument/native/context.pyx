@@ -76,12 +76,12 @@ cdef class Bound:
 
     cdef int undo(self) except -1:
         cdef Context context = self.context
-        cdef Context around = context.around
+        cdef bint is_first = not context.ended
         opened, self.opened = self.opened, None
+        context.ended = True
         try:
-            if around is not None and is_around(context, current_context()):
-                put(around)
-            context.around = None  # for what goes on under it, as tasks do: no chain without end
+            if is_first and context.around is not None and is_around(context, current_context()):
+                put(context.around)
         finally:
             if opened is not None:
                 close_scope(opened)
@@ -97,6 +97,13 @@ cdef bint is_around(Context context, Context current) noexcept:
     while current is not None and current is not context:
         current = current.around
     return current is not None
+
+
+cdef int skip_ended(Context context) except -1:
+    """Let what is around a context be open still: tasks that begin one another make no chain without end."""
+    while context.around is not None and context.around.ended:
+        context.around = context.around.around
+    return 0
 
 
 cdef int put(Context context) except -1:
@@ -158,6 +165,7 @@ cdef Bound set_on(Context around, Context before, Context context, object inside
     context.bound_in = thread_task_of(PyThread_get_thread_ident()) if task is None else task
     if inside is not None:
         context.inside = inside
+    skip_ended(around)
     bound.context, context.around = context, around
     put(context)
     return bound
@@ -175,6 +183,7 @@ cdef Bound bind_inside(object inside):
     cdef Context context = with_ids(before, None, None)
     context.bound_in, context.inside = before.bound_in, inside
     context.base = before if before.base is None else before.base
+    skip_ended(before)
     bound.context, context.around = context, before
     put(context)
     return bound

@@ -241,7 +241,12 @@ cdef class FullSpan(RegionSpan):
             self.end = now_ns()
             if error is not None:
                 self.error = name_of_error(error, value)
-        finally:
+        except BaseException:
+            try:
+                lose(self.does.where)
+            finally:
+                self.let_go()
+        else:
             self.settle(error is not None)
         return 0
 

@@ -207,11 +207,6 @@ cdef class LostSpan(Span):
     def add(self, **extra):
         """Add nothing."""
 
-    @property
-    def duration_sec(self):
-        """Nothing was measured."""
-        return 0.0
-
 
 cdef class AtOnce:
     """Await nothing, and get a value."""
@@ -406,25 +401,34 @@ include "waits.pxi"
 @cython.binding(True)  # it tells its signature, and takes the words of recording/spans.py
 def span(event, /, *, phase=None, **extra):
     """Time a block."""
+    cdef PyObject *made = (<Make><void*>make_span)(event, phase, extra)
+    if made == NULL:
+        lose_pending("beginning a span")
+        return LOST
+    span = <object>made
+    Py_XDECREF(made)
+    return span
+
+
+ctypedef PyObject* (*Make)(object, object, dict) noexcept
+
+
+cdef object make_span(object event, object phase, dict extra):
     cdef Span made
     cdef PyObject *known = NULL
-    try:
-        if type(event) is not str:
-            event = reduce_one(event)
-        if type(event) is str:  # a list, say, can be no name
-            known = PyDict_GetItemWithError(kinds, event)
-            kind = learn_kind(event) if known is NULL else <object>known
-        else:
-            kind = Span
-        if phase is not None:
-            phase = to_text(phase)
-            kind = kind_of_phase(event, phase)
-        made = new_span(kind)
-        made.begin(event, reduce_extra(extra) if extra else None, None, phase, NOT_COUNTED)
-        return made
-    except BaseException:
-        lose("beginning a span")
-        return LOST
+    if type(event) is not str:
+        event = reduce_one(event)
+    if type(event) is str:  # a list, say, can be no name
+        known = PyDict_GetItemWithError(kinds, event)
+        kind = learn_kind(event) if known is NULL else <object>known
+    else:
+        kind = Span
+    if phase is not None:
+        phase = to_text(phase)
+        kind = kind_of_phase(event, phase)
+    made = new_span(kind)
+    made.begin(event, reduce_extra(extra) if extra else None, None, phase, NOT_COUNTED)
+    return made
 
 
 @cython.binding(True)
@@ -507,7 +511,7 @@ def connect(
     OFF, current_context, reduce_extra, kinds = off, context, reduce, known_kinds
     learn_kind, kind_of_phase, synchronize, describe_error = learn, kind_for, synchronize_device, name_error
     buffer = off
-    LOST = LostSpan("lost")
+    LOST = LostSpan("lost", start=1, end=1)
 
 
 def use_buffer(taking, on_first_opened, on_all_closed):

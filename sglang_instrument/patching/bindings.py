@@ -5,6 +5,7 @@ import builtins
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, Final
 
 from sglang_instrument.patching.anchors import DEFINITIONS, Block, FunctionDef, statement_lists, walk_own
@@ -36,6 +37,10 @@ class Bindings:
         stored, self._unbound_again, foreign = _stores(definition.body)
         self._names = (self._parameters | stored | frozenset(free)) - (foreign - frozenset(free))
 
+    def is_of(self, scope: ast.AST) -> bool:
+        """Say whether these are the locals of this scope, not of one around it."""
+        return scope is self._definition
+
     def has(self, name: str) -> bool:
         """Say whether `name` is a local, or a local of a function around."""
         return name in self._names
@@ -43,6 +48,16 @@ class Bindings:
     def is_always(self, name: str) -> bool:
         """Say whether `name` is a parameter that always has a value."""
         return name in self._parameters - self._unbound_again
+
+    def is_always_within(self, name: str) -> bool:
+        """Say whether `name` is such a parameter within nested scopes, too: none of them binds it."""
+        return self.is_always(name) and name not in self._bound_within
+
+    @cached_property
+    def _bound_within(self) -> frozenset[str]:
+        scopes = (node for node in ast.walk(self._definition) if isinstance(node, _OWN_SCOPES))
+        inner = (scope for scope in scopes if scope is not self._definition)
+        return frozenset(name for scope in inner for node in ast.walk(scope) for name in _named_by(node))
 
     def sure_at(self, block: Block, place: int) -> frozenset[str]:
         """Return the locals that have a value whenever the statement `block[place]` is reached."""
@@ -67,6 +82,21 @@ class Bindings:
 def aliases_in(names: Iterable[str], module_globals: Mapping[str, Any]) -> list[str]:
     """Return those of `names` that a module gave to a function that shows locals, as `show = vars`."""
     return [name for name in names if any(module_globals.get(name) is show for show in _SHOW)]
+
+
+def _named_by(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a node of an inner scope may bind, or unbind."""
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        yield node.id
+    for attribute in (
+        "arg",
+        "name",
+        "asname",
+        "rest",
+    ):  # parameters, handlers, imports, patterns, definitions
+        name = getattr(node, attribute, None)
+        if isinstance(name, str):
+            yield name
 
 
 def _own_nodes(definition: FunctionDef) -> Iterator[ast.AST]:

@@ -14,13 +14,14 @@ from sglang_instrument.recording.spans import Span
 class Inside(dict[str, list[dict[str, Any]]]):
     """The records of the regions that finished within one run of a region, by event.
 
-    `around` is the one it reports to, `before` the one that was collecting before it, until it ends.
+    `around` is the one it reports to, `before` the one that was collecting before it.
     """
 
-    __slots__ = ("around", "before", "wanted")
+    __slots__ = ("around", "before", "ended", "wanted")
     wanted: frozenset[str]
     around: "Inside | None"
     before: "Inside | None"
+    ended: bool
 
 
 #: The innermost open region that reads `inside`; what it calls and the tasks it makes inherit it.
@@ -30,20 +31,23 @@ collecting: Final[ContextVar[Inside | None]] = ContextVar("sglang_instrument_ins
 def collect(wanted: frozenset[str], root: bool) -> Inside:
     """Begin to keep the `wanted` events; a `root` reports to nobody around it."""
     inside = Inside()  # without an __init__ of its own, which costs as much again
-    inside.wanted, inside.before = wanted, collecting.get()
-    inside.around = None if root else inside.before
+    inside.wanted, inside.ended, before = wanted, False, collecting.get()
+    inside.around = None if root else before
+    while before is not None and before.ended:  # as with contexts
+        before = before.before
+    inside.before = before
     put(collecting, inside)  # a token leads to the program's variables: see context.Bound
     return inside
 
 
 def stop(ending: Inside) -> None:
     """End what `collect` began, unless the region was entered in another task: here it is not set then."""
-    current = collecting.get()
+    is_first, ending.ended = not ending.ended, True
+    current = collecting.get() if is_first else None
     while current is not None and current is not ending:
         current = current.before
     if current is not None:
         put(collecting, ending.before)
-    ending.before = None
 
 
 def end(inside: Inside) -> None:

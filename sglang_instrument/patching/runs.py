@@ -106,25 +106,23 @@ class FullSpan(RegionSpan, gc=True, eq=False):
     inside: Inside | None = None
 
     def __enter__(self) -> "FullSpan":
-        plan: Plan = self.plan
-        if plan.synced:
-            device.synchronize()
-            self.start = perf_counter_ns()
-        Span.__enter__(self)
-        if plan.watched:
-            self._be_watched()
+        try:
+            plan: Plan = self.plan
+            if plan.synced:
+                device.synchronize()
+                self.start = perf_counter_ns()
+            Span.__enter__(self)
+            if plan.watched:
+                self._be_watched()
+        except BaseException as failure:
+            _swallow(self.event, failure)
         return self
 
     def _be_watched(self) -> None:
         """Let what stands for this run be known as open: the run itself holds what the program gave it."""
-        try:
-            known = Span(
-                self.event, self.extra, None, self.phase, None, self.context, self.thread, self.start
-            )
-            known.task = self.task
-            note_open(self, known)
-        except BaseException as failure:
-            _swallow(self.event, failure)
+        known = Span(self.event, self.extra, None, self.phase, None, self.context, self.thread, self.start)
+        known.task = self.task
+        note_open(self, known)
 
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None

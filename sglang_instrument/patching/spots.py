@@ -55,8 +55,9 @@ def put_probe(spot: Spot, probe: SpotProbe, bindings: Bindings, constants: Const
     Of a call that is the whole call: the function is called where it was, and sees its caller's frame.
     """
     seen = {node.id for node in _own_nodes(spot.scope) if isinstance(node, ast.Name)}
+    is_always = bindings.is_always if bindings.is_of(spot.scope) else bindings.is_always_within
     values = [
-        ast.Name(name, ast.Load()) if name in seen and bindings.is_always(name) else constants.hold(UNBOUND)
+        ast.Name(name, ast.Load()) if name in seen and is_always(name) else constants.hold(UNBOUND)
         for name in probe.locals
     ]
     held, owner = constants.hold(probe), spot.owner

@@ -170,26 +170,27 @@ def _makes_compiled(start: Callable[[], Any]) -> bool:
 
 
 def _wrap_reading(function: Function, probe: "Probe") -> Function:
-    entering, leaving = _pickers(function, probe)
     if inspect.iscoroutinefunction(function):
-        counted = probe.counted()
+        begin, leaving = _ends(function, probe.counted())
 
         @functools.wraps(function)
         async def awaited(*args: Any, **kwargs: Any) -> Any:
             if spans.current_buffer() is OFF:
                 return await function(*args, **kwargs)
-            with _begin(counted, entering, args, kwargs) as run:
+            with begin(args, kwargs) as run:
                 result = await waited(function(*args, **kwargs))
                 _hand_over(run, leaving, args, kwargs, result)
                 return result
 
         return counts_awaits(awaited)
 
+    begin, leaving = _ends(function, probe)
+
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         if spans.current_buffer() is OFF:
             return function(*args, **kwargs)
-        with _begin(probe, entering, args, kwargs) as run:
+        with begin(args, kwargs) as run:
             result = function(*args, **kwargs)
             _hand_over(run, leaving, args, kwargs, result)
             return result
@@ -198,12 +199,12 @@ def _wrap_reading(function: Function, probe: "Probe") -> Function:
 
 
 def _wrap_generator(function: Function, probe: "Probe") -> Function:
-    entering, leaving = _pickers(function, probe)
+    begin, leaving = _ends(function, probe)
     if inspect.isasyncgenfunction(function):
 
         @functools.wraps(function)
         async def iterated_async(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-            with _begin(probe, entering, args, kwargs) as run:
+            with begin(args, kwargs) as run:
                 _hand_over(run, leaving, args, kwargs)
                 items = function(*args, **kwargs)
                 try:
@@ -225,7 +226,7 @@ def _wrap_generator(function: Function, probe: "Probe") -> Function:
 
     @functools.wraps(function)
     def iterated(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        with _begin(probe, entering, args, kwargs) as run:
+        with begin(args, kwargs) as run:
             _hand_over(run, leaving, args, kwargs)
             items = function(*args, **kwargs)
             try:
@@ -246,14 +247,6 @@ def _wrap_generator(function: Function, probe: "Probe") -> Function:
     return iterated
 
 
-def _begin(probe: "Probe", entering: "Picker", args: Any, kwargs: Any) -> Any:
-    try:
-        return probe(*entering(args, kwargs))
-    except BaseException:
-        spans.lose("beginning a span")
-        return spans.LOST
-
-
 def _hand_over(run: Any, leaving: "Picker", args: Any, kwargs: Any, result: Any = None) -> None:
     try:
         run.leave_result(result, *leaving(args, kwargs))
@@ -261,7 +254,18 @@ def _hand_over(run: Any, leaving: "Picker", args: Any, kwargs: Any, result: Any 
         swallowed_now("reading the fields of a call")
 
 
-def _pickers(function: Function, probe: "Probe") -> "tuple[Picker, Picker]":
+def _ends(function: Function, probe: "Probe") -> "tuple[Callable[[Any, Any], Any], Picker]":
+    """Return what begins a run with the arguments of a call, and what picks those read at its end."""
     from sglang_instrument.patching.arguments import picker
+    from sglang_instrument.patching.runs import SKIPPED
 
-    return picker(function, probe.enter_locals), picker(function, probe.exit_locals)
+    entering = picker(function, probe.enter_locals)
+
+    def begin(args: Any, kwargs: Any) -> Any:
+        try:
+            return probe(*entering(args, kwargs))
+        except BaseException:
+            spans.lose("beginning a span")
+            return SKIPPED
+
+    return begin, picker(function, probe.exit_locals)

@@ -45,7 +45,7 @@ class Context(Struct, gc=False, eq=False):
 
     `extra` is {"request_id": ..., "turn": ...}; `part` what the encoder keeps of it (see `lines`). `bound_in`
     is the task that bound it: other tasks that have it were made by that one. `around` is what was bound
-    before it, until its block ends.
+    before it, `ended` says that its block has ended: what was begun under it may still have it.
     """
 
     worker: int | None = None
@@ -59,6 +59,7 @@ class Context(Struct, gc=False, eq=False):
     bound_in: Task | None = None
     part: Any = None
     around: "Context | None" = None
+    ended: bool = False
 
 
 if not TYPE_CHECKING and native.ON:
@@ -135,11 +136,11 @@ class Bound(Struct, gc=False, eq=False):
     def pop(self) -> None:
         """Unset the context; the step of a block that bound it ends here."""
         opened, self.opened = self.opened, None
-        around = self.context.around
+        context = self.context
+        is_first, context.ended = not context.ended, True
         try:
-            if around is not None and is_around(self.context, CURRENT.get()):
-                put(CURRENT, around)
-            self.context.around = None  # for what goes on under it, as tasks do: no chain without end
+            if is_first and context.around is not None and is_around(context, CURRENT.get()):
+                put(CURRENT, context.around)
         finally:
             if opened is not None:
                 close_scope(opened)
@@ -155,6 +156,13 @@ def is_around(context: Context, current: Context | None) -> bool:
     return current is not None
 
 
+def skip_ended(context: Context) -> None:
+    """Let what is around a context be open still: tasks that begin one another make no chain without end."""
+    around = context.around
+    while around is not None and around.ended:
+        context.around = around = around.around
+
+
 def push(changes: Mapping[str, Any], root: bool = False) -> Bound:
     """Bind `changes` (step, worker, request_id, turn, validate, role) on top of what is bound.
 
@@ -165,6 +173,7 @@ def push(changes: Mapping[str, Any], root: bool = False) -> Bound:
     around = CURRENT.get()
     before = UNBOUND if root else around
     context = derive(before, changes)
+    skip_ended(around)
     context.around = around
     context.bound_in = tasks.current(before.bound_in) or tasks.thread_task(get_ident())
     bound = Bound(context, None)

@@ -42,6 +42,7 @@ class _Held(deque[tuple[Span, _Mark]]):
     next_look: int = 0
 
 
+_NOT_BEGUN: Final[tuple[int, None]] = (0, None)
 _ABANDONED: Final[list[object]] = []  # kept, for a CUDA event must not be destroyed in a forked child
 
 
@@ -55,8 +56,8 @@ class HeldBack:
     def __init__(self, holds: bool = True) -> None:
         self._taking: Buffer = OFF
         self._holds = holds
-        # By id() of the span, which is kept in here: no other span gets its id.
-        self._begun: dict[int, tuple[Span, _Mark]] = {}
+        # By id() of the span, with its start, for another one may get the id of a span that never ended.
+        self._begun: dict[int, tuple[int, _Mark]] = {}
         self._held: dict[int, _Held] = {}  # by thread
         self._spare: dict[int, list[Any]] = {}  # CUDA events by device: none is destroyed on a thread of ours
 
@@ -84,14 +85,14 @@ class HeldBack:
 
     def append(self, span: Span, /) -> None:
         """Hold the span back if the GPU has been asked about it, else pass it on."""
-        begun = self._begun.pop(id(span), None) if self._begun else None
-        if begun is None:
+        start, mark = self._begun.pop(id(span), _NOT_BEGUN) if self._begun else _NOT_BEGUN
+        if mark is None or start != span.start:
             self._taking.append(span)
             self._look_now_and_then(span)
-        elif span.error is not None or not self._put_end(begun[1]):
-            self._pass_on(*begun)  # after an exception the trainer shall meet the GPU's own error first
+        elif span.error is not None or not self._put_end(mark):
+            self._pass_on(span, mark)  # after an exception the trainer shall meet the GPU's own error first
         else:
-            self._held.setdefault(get_ident(), _Held()).append(begun)
+            self._held.setdefault(get_ident(), _Held()).append((span, mark))
             if not self._holds:
                 self.settle()
 
@@ -146,7 +147,7 @@ class HeldBack:
                 at = cuda.current_device()
                 mark = _Mark(cuda.current_stream(), at, self._event(cuda, at), self._event(cuda, at))
                 mark.began.record(mark.stream)
-                self._begun[id(span)] = (span, mark)
+                self._begun[id(span)] = (span.start, mark)
                 if len(self._begun) > _MOST_BEGUN:
                     self._begun.pop(next(iter(self._begun)), None)
         except BaseException as error:

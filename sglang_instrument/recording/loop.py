@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.recording import spans, tasks
 from sglang_instrument.recording.context import Context, current_scope
+from sglang_instrument.recording.notices import swallowed
 from sglang_instrument.recording.spans import OPEN, Span
 from sglang_instrument.recording.stacks import of_thread
 
@@ -91,8 +92,14 @@ class Heart:
         self.loop.call_later(BEAT_SEC, self._beat, context=contextvars.Context())
 
     def _beat(self) -> None:
+        try:
+            self._caller = sys._getframe(1).f_code
+            self._look_back()
+        except BaseException as error:  # a loop of somebody's own, or there is no memory
+            swallowed("watching an event loop", error)
+
+    def _look_back(self) -> None:
         now = time.perf_counter_ns()
-        self._caller = sys._getframe(1).f_code
         late_sec = (now - self._due_ns) / 1e9
         # A loop that stood still between two runs is not late. From outside it is seen every 50 ms; what is
         # shorter than that, and was not seen at all, is not claimed.

@@ -221,11 +221,11 @@ class Writer:
 
     def _run(self) -> None:
         while not self._ended:
-            woken = self._wait()
             try:
-                self._tick(woken)
+                self._tick(self._wait())
             except BaseException as error:
                 swallowed("encoding the log", error)
+                time.sleep(TICK_SEC)  # if it was the waiting that failed
 
     def _wait(self) -> bool:
         """Wait for the next tick that has something to do; return whether somebody did not wait for it."""
