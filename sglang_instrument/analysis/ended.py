@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
-
 from sglang_instrument.analysis.files import File
+from sglang_instrument.analysis.processes import read_process
+from sglang_instrument.errors import LogError
 
 _SILENT_SEC: Final = 120.0  # a worker that lives reports after 30 s and 60 s what is still open
 
@@ -30,17 +30,17 @@ def _workers(folder: Path, runs: Collection[str]) -> Iterator[dict[str, Any]]:
     """Yield what the workers of the runs that count said of themselves."""
     for path in sorted((folder / "processes").glob("worker_*.json")):
         try:
-            facts = orjson.loads(path.read_bytes())
-        except (OSError, ValueError):
+            facts = read_process(path)
+        except LogError:  # `status` names it
             continue
-        if isinstance(facts, dict) and facts.get("run_id") in runs:
+        if facts.get("run_id") in runs:
             yield facts
 
 
 def _is_alive(facts: dict[str, Any]) -> bool | None:
     """Return whether a process is there; None if it was on another host."""
     pid = facts.get("pid")
-    if facts.get("host") != os.uname().nodename or not isinstance(pid, int) or pid <= 0:
+    if facts.get("host") != os.uname().nodename or pid is None or pid <= 0:
         return None
     try:
         os.kill(pid, 0)  # asks, and sends nothing
