@@ -86,11 +86,12 @@ def _packages_of_own_tables() -> set[str]:
     Without a reader of TOML, which would cost what the hook must not: names stand behind `module =`, and
     before the colon of a target. One name too many does no harm.
     """
+    from sglang_instrument.regular import read_regular
+
     found = set[str]()
     for path in _own_tables():
         try:
-            with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs 3 ms
-                pieces = file.read().replace("'", '"').split('"')
+            pieces = read_regular(path).decode().replace("'", '"').split('"')
         except (OSError, ValueError):
             continue
         for before, quoted in zip(pieces[::2], pieces[1::2], strict=False):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -33,8 +34,9 @@ def sleep(
 ) -> NoReturn:
     """Wait until somebody ends it, and say every minute, on stderr, how to reach the engines.
 
-    It ends by Ctrl-C, by a signal, by the file that SGLANG_INSTRUMENT_WAKE names, which a person touches
-    where no key can be pressed, or after SGLANG_INSTRUMENT_SLEEP_SEC seconds.
+    It ends by Ctrl-C, by a signal, by a file, which a person touches where no key can be pressed, or after
+    SGLANG_INSTRUMENT_SLEEP_SEC seconds. SGLANG_INSTRUMENT_WAKE names the file; else it is one in a new folder
+    that this user alone can write to.
 
     Args:
         args: The trainer's, with the router's address.
@@ -47,8 +49,16 @@ def sleep(
     Raises:
         SystemExit: It was woken: nothing was rolled out, so that the training has nothing to go on with.
     """
+    named = os.environ.get(f"{PREFIX}WAKE")
+    if named:
+        _wait(args, rollout_id, Path(named), heartbeat_sec)
+    # A folder of its own, where nobody but its user can make the file.
+    with tempfile.TemporaryDirectory(prefix="sglang-instrument-") as own:
+        _wait(args, rollout_id, Path(own) / "wake", heartbeat_sec)
+
+
+def _wait(args: Any, rollout_id: Any, wake: Path, heartbeat_sec: float | None) -> NoReturn:
     begun = time.monotonic()
-    wake = Path(os.environ.get(f"{PREFIX}WAKE") or f"/tmp/sglang-instrument-wake-{os.getpid()}")  # noqa: S108
     longest = _seconds("SLEEP_SEC", float("inf"))
     every = heartbeat_sec or _seconds("HEARTBEAT_SEC", HEARTBEAT_SEC)
     said = -every

@@ -25,6 +25,7 @@ class StandIn:
     configured: bool = True  # vLLM: with --profiler-config
     hangs_on: tuple[str, ...] = ()
     fails_on: tuple[str, ...] = ()
+    fails_with: str = "Internal Server Error"
     writes: bool = True
     requests: int = 0  # running ones, as /v1/loads says
     delay_sec: float = 0.0
@@ -46,7 +47,7 @@ class StandIn:
         if self.delay_sec:
             self.over.wait(self.delay_sec)
         if path in self.fails_on:
-            return 500, "Internal Server Error"
+            return 500, self.fails_with
         return getattr(self, f"_{self.kind}")(method, path, body)
 
     def _sglang(self, method: str, path: str, body: Any) -> tuple[int, Any]:

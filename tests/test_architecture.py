@@ -15,13 +15,14 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 #: What each room may import, beside itself. Design, section 8: words <- recording <- patching <- session
 #: <- switch <- bootstrap; words <- analysis <- report; cli, demo and testing on top.
-WORDS = {"errors", "schema", "config", "uncollected"}
+WORDS = {"errors", "schema", "config", "regular", "uncollected"}
 RECORDING = WORDS | {"recording", "native"}
 SESSION = RECORDING | {"patching", "", "session", "launch", "reach", "profiling.attach"}
 MAY_IMPORT = {
     "errors": set(),
     "schema": set(),
     "config": {"errors"},
+    "regular": set(),
     "uncollected": set(),
     "native": set(),  # what is compiled is handed what it needs
     "recording": RECORDING,

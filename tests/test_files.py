@@ -7,6 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import hanging_open
 import pytest
 from logged import own, read_records
 
@@ -38,24 +39,12 @@ def small_disk(tmp_path):
 
 
 @pytest.fixture
-def hanging_file(log_dir):
-    """A pipe in place of the file of step 1: it takes 64 KiB, then its writer hangs until somebody reads."""
-    path = log_dir / "run" / "step_1" / "worker_0.jsonl"
-    path.parent.mkdir(parents=True)
-    os.mkfifo(path)
-    yield path
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    while _read(descriptor):  # let the disk thread go
-        pass
-    os.close(descriptor)
-
-
-def _read(descriptor):
-    time.sleep(0.01)
-    try:
-        return os.read(descriptor, 1 << 20)
-    except BlockingIOError:
-        return b""
+def hanging_file(monkeypatch):
+    """Whoever opens the file of step 1 waits until the test is over."""
+    monkeypatch.setattr(os, "open", os.open)  # put back afterwards
+    answers = hanging_open.until_it_answers()
+    yield
+    answers.set()
 
 
 def rollout(steps, events=3):
@@ -219,15 +208,20 @@ def test_a_disk_that_hangs_holds_flush_and_uninstall_for_two_seconds_at_most(ins
     assert 4_000 < waiting <= 5_005
 
 
-def test_a_process_whose_disk_hangs_ends(start_script, hanging_file):
-    script = start_script("""
+def test_a_process_whose_disk_hangs_ends(start_script):
+    script = start_script(
+        """
+        import hanging_open
         import sglang_instrument as si
+        hanging_open.until_it_answers()
         si.install()
         with si.step(1):
             for index in range(5_000):
                 si.event("did", index=index)
         print("done")
-    """)
+    """,
+        PYTHONPATH=str(Path(__file__).parent),
+    )
     script.wait(timeout=120)
     assert "records were not written within 2 s" in script.stderr
 

@@ -612,6 +612,29 @@ def test_a_rollout_that_sleeps_says_how_to_reach_the_engines_and_can_be_woken(ru
     assert "Traceback" not in script.stderr
 
 
+def test_nobody_else_can_wake_a_rollout_that_sleeps(start_script, tmp_path):
+    script = start_script(
+        """
+        import os, pathlib, tempfile, threading, time
+        from sglang_instrument.rollout import sleep
+        (pathlib.Path(tempfile.gettempdir()) / f"sglang-instrument-wake-{os.getpid()}").touch()
+        sleep(None, 3)
+        """,
+        SGLANG_INSTRUMENT_HEARTBEAT_SEC="60",
+        TMPDIR=str(tmp_path),
+    )
+    said = script.process.stderr.readline()
+    wake = Path(said.rpartition("touch ")[2].strip())
+    assert wake.parent.stat().st_mode & 0o777 == 0o700
+    assert wake.parent.parent == tmp_path
+    time.sleep(1.5)  # three looks for the file
+    assert script.process.poll() is None
+    wake.touch()
+    script.wait(1)
+    assert f"woken by {wake}" in script.stderr
+    assert not wake.parent.exists()
+
+
 def test_files_of_other_things_are_no_traces(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "profile.json").write_text("{}")

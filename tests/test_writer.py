@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -251,14 +251,14 @@ def test_the_encoder_does_not_rest_while_an_event_loop_runs_that_may_be_held(ins
     asyncio.run(asyncio.wait_for(main(), 120))
 
 
-def test_a_disk_that_hangs_costs_bounded_memory_and_is_told_of_once(run_script, log_dir):
-    # A fifo takes 64 KB, and then nothing until somebody reads it.
-    (log_dir / "run/step_1").mkdir(parents=True)
-    os.mkfifo(log_dir / "run/step_1/worker_0.jsonl")
+def test_a_disk_that_hangs_costs_bounded_memory_and_is_told_of_once(run_script):
     run = run_script(
         """
-        import json, os, resource, threading, time
+        import json, resource, time
+        import hanging_open
         import sglang_instrument
+
+        disk = hanging_open.until_it_answers()
 
         def largest_mb():
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -277,27 +277,22 @@ def test_a_disk_that_hangs_costs_bounded_memory_and_is_told_of_once(run_script, 
             print("grown_mb", largest_mb() - before_mb)
         print("flushed", sglang_instrument.flush(0.2))
 
-        lines = []
-        def read():
-            with open(f"{folder}/step_1/worker_0.jsonl", "rb") as fifo:
-                while not lines or b"log_closed" not in lines[-1]:
-                    lines.append(fifo.readline())
-        reader = threading.Thread(target=read)
-        reader.start()
+        disk.set()
         print("flushed", sglang_instrument.flush(30))
         counts = sglang_instrument.status()["records"]
         notices = [said["times"] for said in sglang_instrument.status()["notices"]
                    if "keep up" in said["notice"]]
         sglang_instrument.uninstall()
-        reader.join()
-        records = [json.loads(line) for line in lines]
+        with open(f"{folder}/step_1/worker_0.jsonl", "rb") as file:
+            records = [json.loads(line) for line in file]
         closed = [record["extra"] for record in records if record["event"] == "step_closed"]
         print("notices", len(notices), "closed", len(closed))
         print("dropped", counts["dropped"] > 100_000, closed[0]["dropped"] == counts["dropped"])
         written = [record for record in records if record["event"] in ("first", "parse")]
         print("written", closed[0]["written"] == len(written))
         print("all", closed[0]["written"] + closed[0]["dropped"])
-        """
+        """,
+        PYTHONPATH=str(Path(__file__).parent),
     )
     said = dict(line.split(" ", 1) for line in run.stdout.splitlines() if not line.startswith("flushed"))
     assert run.stdout.count("flushed False") == run.stdout.count("flushed True") == 1
@@ -306,19 +301,20 @@ def test_a_disk_that_hangs_costs_bounded_memory_and_is_told_of_once(run_script, 
     assert run.stderr.count("does not keep up") == 1
 
 
-def test_a_process_ends_although_its_disk_hangs(run_script, log_dir):
-    (log_dir / "run/step_1").mkdir(parents=True)
-    os.mkfifo(log_dir / "run/step_1/worker_0.jsonl")
+def test_a_process_ends_although_its_disk_hangs(run_script):
     run = run_script(
         """
+        import hanging_open
         import sglang_instrument
 
+        hanging_open.until_it_answers()
         sglang_instrument.install()
         with sglang_instrument.step(1):
             for _ in range(5_000):
                 with sglang_instrument.span("parse"):
                     pass
-        """
+        """,
+        PYTHONPATH=str(Path(__file__).parent),
     )
     assert "may be lost" in run.stderr
 

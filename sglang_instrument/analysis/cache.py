@@ -5,6 +5,7 @@ those of when it was read, and the version of the log and of this layout as well
 read is made anew, one that cannot be written is done without.
 """
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -18,10 +19,12 @@ from sglang_instrument.analysis.batches import Progress, digest_files
 from sglang_instrument.analysis.digest import SCHEMAS, Digest, concat_digests
 from sglang_instrument.analysis.files import File, counting
 from sglang_instrument.analysis.places import log_files
+from sglang_instrument.regular import demand_regular, read_regular
 from sglang_instrument.schema import LOG_VERSION
 
 _LAYOUT: Final = 4  # of the cached tables; to be raised when what they hold changes
 _WORTHWHILE_BYTES: Final = 4 * 1024 * 1024  # smaller runs are read anew, and nothing is left beside them
+_MOST_BYTES: Final = 2**30  # of a manifest: that of a million files has half of it
 _VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
 
 
@@ -63,13 +66,14 @@ def list_files(folder: Path) -> list[File]:
     """Return the log files of a run's folder as they stand there now, unread."""
     files = []
     for path in log_files(folder):
+        # No writer gives a name that is not UTF-8, and no JSON can hold one: the file stays unread.
+        name = path.relative_to(folder).as_posix().encode(errors="backslashreplace").decode()
         try:
             stat = path.stat()
         except OSError as error:
-            name = path.relative_to(folder).as_posix()
             files.append(File(name, 0, 0, unreadable=str(error)))
             continue
-        files.append(File(path.relative_to(folder).as_posix(), stat.st_size, stat.st_mtime_ns))
+        files.append(File(name, stat.st_size, stat.st_mtime_ns))
     return files
 
 
@@ -109,23 +113,28 @@ def _only_counting(files: Sequence[File], digest: Digest) -> Digest:
 def _homes(folder: Path) -> list[Path]:
     """Return where a cache may lie: in the run's folder, or, if that is not ours to write, in the user's."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    name = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:16]
-    return [folder / ".cache", root / "sglang-instrument" / name]
+    name = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
+    homes = [folder / ".cache", root / "sglang-instrument" / name]
+    # polars opens no file whose name is not UTF-8.
+    return [home for home in homes if str(home).encode(errors="ignore") == os.fsencode(home)]
 
 
 def _load(folder: Path) -> tuple[list[File], Digest]:
     for home in _homes(folder):
         try:
-            manifest = msgspec.json.decode((home / "digest.json").read_bytes(), type=_Manifest)
+            manifest = msgspec.json.decode(read_regular(home / "digest.json", _MOST_BYTES), type=_Manifest)
             if manifest.version == _VERSION:
-                tables = {
-                    name: pl.read_parquet(home / f"{name}-{manifest.token}.parquet") for name in SCHEMAS
-                }
+                tables = {name: _read_table(home / f"{name}-{manifest.token}.parquet") for name in SCHEMAS}
                 if all(dict(table.schema) == SCHEMAS[name] for name, table in tables.items()):
                     return manifest.files, Digest(**tables)
         except (OSError, msgspec.MsgspecError, pl.exceptions.PolarsError):
             continue
     return [], concat_digests([])
+
+
+def _read_table(path: Path) -> pl.DataFrame:
+    demand_regular(path)
+    return pl.read_parquet(path, glob=False)
 
 
 def _save(folder: Path, files: list[File], digest: Digest) -> None:
@@ -153,7 +162,8 @@ def _save_in(home: Path, files: list[File], digest: Digest) -> None:
 def _forget_others(home: Path, name: str, token: str) -> None:
     for path in home.glob(f"{name}-*.parquet"):
         if not path.stem.endswith(token):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is gone, or a folder: that costs room, and no answer
+                path.unlink()
 
 
 def kept(folder: Path, name: str, files: Sequence[File], make: Callable[[], pl.DataFrame]) -> pl.DataFrame:
@@ -171,7 +181,7 @@ def kept(folder: Path, name: str, files: Sequence[File], make: Callable[[], pl.D
     token = hashlib.sha256(state.encode()).hexdigest()[:12]
     for home in _homes(folder):
         try:
-            return pl.read_parquet(home / f"{name}-{token}.parquet")
+            return _read_table(home / f"{name}-{token}.parquet")
         except (OSError, pl.exceptions.PolarsError):
             continue
     table = make()

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
-
 from sglang_instrument.analysis.files import File, counting
+from sglang_instrument.analysis.processes import read_process
+from sglang_instrument.errors import LogError
 from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED
 
 _SILENT_SEC: Final = 120.0  # a worker that lives reports after 30 s and 60 s what is still open
@@ -71,10 +71,10 @@ def _described(folder: Path, runs: Collection[str], pattern: str) -> Iterator[tu
     """Yield the names of processes of the runs that count, and what they said of themselves."""
     for path in sorted((folder / "processes").glob(pattern)):
         try:
-            facts = orjson.loads(path.read_bytes())
-        except (OSError, ValueError):
+            facts = read_process(path)
+        except LogError:  # `status` names it
             continue
-        if isinstance(facts, dict) and facts.get("run_id") in runs:
+        if facts.get("run_id") in runs:
             yield path.stem, facts
 
 
@@ -87,7 +87,7 @@ def is_alive(folder: Path, name: str, facts: Mapping[str, Any]) -> bool | None:
         facts: Its `host` and `pid`, and `log_closed` if it said that it writes no more.
     """
     pid = facts.get("pid")
-    if facts.get("host") != os.uname().nodename or not isinstance(pid, int) or pid <= 0:
+    if facts.get("host") != os.uname().nodename or pid is None or pid <= 0:
         return None
     try:
         os.kill(pid, 0)  # asks, and sends nothing

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.chunks import open_log, whole_lines
+from sglang_instrument.analysis.chunks import readable_lines
 from sglang_instrument.analysis.run import Run
 
 _TOLD: Final = b'"e2e_latency"'
@@ -50,18 +50,17 @@ def engine_calls(run: Run, row: dict[str, Any]) -> pl.DataFrame:
 
 def _lines(path: Path, request_id: bytes) -> Iterator[dict[str, Any]]:
     """Yield the records of a request in which the engine told its latency; others are not even decoded."""
-    with open_log(path) as stream:
-        for chunk in whole_lines(stream):
-            if request_id not in chunk:
-                continue
-            for raw in chunk.split(b"\n"):
-                if _TOLD in raw and request_id in raw:
-                    try:
-                        line = msgspec.json.decode(raw)
-                    except msgspec.DecodeError:
-                        continue
-                    if isinstance(line, dict) and isinstance(line.get("extra"), dict):
-                        yield line
+    for chunk in readable_lines(path):
+        if request_id not in chunk:
+            continue
+        for raw in chunk.split(b"\n"):
+            if _TOLD in raw and request_id in raw:
+                try:
+                    line = msgspec.json.decode(raw)
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    continue
+                if isinstance(line, dict) and isinstance(line.get("extra"), dict):
+                    yield line
 
 
 def _call(line: dict[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,16 @@ class Extra(Struct, gc=False):
     in_span: str | None = None
 
 
+class OpenSpan(Struct, gc=False):
+    """What a report of open spans says of one, as far as answers are made of it."""
+
+    event: str
+    age_sec: Annotated[float, Meta(ge=0, lt=2**62)]
+    request_id: str | Integer | None = None
+    turn: Integer | None = None
+    stack: list[str] | None = None
+
+
 class Line(Struct, gc=False):
     """One record as it stands in a file."""
 
@@ -131,6 +141,21 @@ def _fitting(struct: type[Struct], fields: dict[str, Any]) -> dict[str, Any]:
             except msgspec.ValidationError:
                 continue
     return kept
+
+
+def drop_odd_spans(extra: Extra, rejects: Rejects) -> None:
+    """Leave out of a report of open spans what no watchdog writes."""
+    kept = [span for span in extra.spans or () if _fits(span, OpenSpan)]
+    rejects.foreign += len(kept) < len(extra.spans or ())
+    extra.spans = kept
+
+
+def _fits(value: Any, type_: Any) -> bool:
+    try:
+        msgspec.convert(value, type_)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _printable(value: Any) -> Any:

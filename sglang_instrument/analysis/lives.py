@@ -11,7 +11,7 @@ import polars as pl
 from msgspec import Struct
 
 from sglang_instrument.analysis.cache import kept
-from sglang_instrument.analysis.chunks import open_log, whole_lines
+from sglang_instrument.analysis.chunks import readable_lines
 from sglang_instrument.analysis.files import counting
 from sglang_instrument.schema import LOG_OPENED
 
@@ -80,15 +80,14 @@ def read(run: Run, files: Sequence[File], events: Sequence[str] = ()) -> Iterato
     counts = counting(run.files)
     for file in files:
         run_id = None
-        with open_log(run.folder / file.path) as stream:
-            for chunk in whole_lines(stream):
-                for record in _decode(_marked(chunk, marks) if marks else chunk):
-                    if record.extra is None:
-                        continue
-                    if record.event == LOG_OPENED:
-                        run_id = record.extra.run_id
-                    elif record.start_us is not None and counts(file, run_id):
-                        yield file, record
+        for chunk in readable_lines(run.folder / file.path):
+            for record in _decode(_marked(chunk, marks) if marks else chunk):
+                if record.extra is None:
+                    continue
+                if record.event == LOG_OPENED:
+                    run_id = record.extra.run_id
+                elif record.start_us is not None and counts(file, run_id):
+                    yield file, record
 
 
 def _marked(chunk: bytes, marks: Sequence[bytes]) -> bytes:

@@ -11,10 +11,10 @@ from sglang_instrument.analysis.chunks import open_log, whole_lines
 from sglang_instrument.analysis.columns import COLUMNS as COLUMNS
 from sglang_instrument.analysis.columns import Columns, epoch_us
 from sglang_instrument.analysis.files import LOOP_BLOCK, Control, File
-from sglang_instrument.analysis.lines import Extra, Line, Rejects, decode
+from sglang_instrument.analysis.lines import Extra, Line, Rejects, decode, drop_odd_spans
 from sglang_instrument.analysis.places import Place
 from sglang_instrument.errors import LogError
-from sglang_instrument.schema import CONTROL_EVENTS, LOG_OPENED
+from sglang_instrument.schema import CONTROL_EVENTS, LOG_OPENED, OPEN_SPANS
 
 _STRETCH: Final = 100_000  # lines that are turned into columns at once; bounds the memory of Python's objects
 _STAMP_LENGTH: Final = len("2026-01-05T08:00:01.500000+00:00")
@@ -84,6 +84,8 @@ def _read_file(path: Path, place: Place, file: File, rejects: Rejects, stretch: 
                     begun = at + 1
                 if line.event == LOG_OPENED:
                     run_id = line.extra.run_id if line.extra else None
+                if line.event == OPEN_SPANS and line.extra:
+                    drop_odd_spans(line.extra, rejects)
                 file.controls.append(_control(line, run_id))
             stretch.add(lines[begun:], place, file, run_id)
 

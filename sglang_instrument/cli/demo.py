@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sglang_instrument.cli.plain import say
 from sglang_instrument.config import component
 from sglang_instrument.demo.faults import FAULTS
 from sglang_instrument.demo.options import DemoOptions
@@ -130,7 +131,8 @@ def _run_real(args: argparse.Namespace, folder: Path) -> int:
             with contextlib.closing(workers):
                 follow(workers, options, console)
         except DemoError as error:
-            print(f"sglang-instrument: {error}", file=sys.stderr)
+            for line in f"sglang-instrument: {error}".splitlines():
+                say(line, sys.stderr)
             _show_next(folder, failed=True)
             return 1
         if args.results:
@@ -194,7 +196,8 @@ def _show_installed(printed: Path) -> None:
     """Show what `install()` said in a worker, which a trainer's user reads in the trainer's own output."""
     for line in printed.read_text(errors="replace").splitlines():
         if line.startswith("sglang_instrument"):
-            print(f"\n{line}")
+            say()
+            say(line)
 
 
 def _show_tables(folder: Path) -> None:
@@ -202,7 +205,7 @@ def _show_tables(folder: Path) -> None:
         command = importlib.import_module(f"sglang_instrument.cli.{name}")
         parser = argparse.ArgumentParser()
         command.add_arguments(parser)
-        print()
+        say()
         command.run(parser.parse_args([str(folder)]))
 
 
@@ -210,10 +213,11 @@ def _show_next(folder: Path, *, failed: bool = False) -> None:
     """Say how to go on: where the verdict is, or else in the slowest step, or, if it failed, in the last."""
     if any(folder.glob("step_*")):
         step, worker = _worth_a_look(folder, "step" if failed else "duration_sec")
-        print(f"\nlogs: {folder}")
-        print(f"next: sglang-instrument summary {folder}{step}")
-        print(f"      sglang-instrument events {folder}{step}{worker}")
-        print(f"      sglang-instrument report {folder} -o {folder.name}.html")
+        say()
+        say(f"logs: {folder}")
+        say(f"next: sglang-instrument summary {folder}{step}")
+        say(f"      sglang-instrument events {folder}{step}{worker}")
+        say(f"      sglang-instrument report {folder} -o {folder.name}.html")
 
 
 def _worth_a_look(folder: Path, most: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from typing import Final
 
 from sglang_instrument import __version__, launch, native
 from sglang_instrument import config as settings
+from sglang_instrument.cli.plain import say
 from sglang_instrument.config import Config
 from sglang_instrument.errors import InstrumentError
 
@@ -96,7 +97,7 @@ def examine(log_dir: str | None, ray: str | None = None) -> Iterator[Finding]:
 def _print(finding: Finding) -> None:
     mark = {True: "ok", False: "problem", None: ""}[finding.ok]
     todo = f"; {finding.todo}" if finding.ok is False and finding.todo else ""
-    print(f"{mark:<8} {finding.about:<9} {finding.found}{todo}")
+    say(f"{mark:<8} {finding.about:<9} {finding.found}{todo}")
 
 
 def _package() -> Finding:

@@ -7,6 +7,7 @@ from typing import Final
 
 from sglang_instrument.cli import select
 from sglang_instrument.cli.numbers import NOTHING, count, seconds
+from sglang_instrument.cli.plain import say
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 
 HELP: Final = """\
@@ -100,4 +101,4 @@ def _print_curve(rows: list[dict[str, float]]) -> None:
     print_line(f"requests in flight, from 0 to {last:.0f} s; {_LEVELS[-1]} is {most:,.0f}")
     for (step, worker), line in sorted(levels.items()):
         marks = "".join(_LEVELS[-(-int(value) * (len(_LEVELS) - 1) // int(most))] for value in line)
-        print(f"step {step:.0f} worker {worker:<4.0f} |{marks}|")
+        say(f"step {step:.0f} worker {worker:<4.0f} |{marks}|")

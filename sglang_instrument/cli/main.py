@@ -6,9 +6,10 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from sglang_instrument import __version__
+from sglang_instrument.cli.plain import plain, say
 from sglang_instrument.errors import InstrumentError
 
 #: Each command: its module, which has HELP, add_arguments(parser) and run(args) -> int, and a line of help.
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except InstrumentError as error:
-        print(f"sglang-instrument: {error}", file=sys.stderr)
+        say(f"sglang-instrument: {error}", sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -101,7 +102,7 @@ def _run(arguments: list[str]) -> int:
 def parser_of(name: str) -> argparse.ArgumentParser:
     """Return the parser of a command's arguments."""
     command = importlib.import_module(COMMANDS[name][0])
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"sglang-instrument {name}",
         description=command.HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -121,10 +122,18 @@ def _run_command(name: str, arguments: list[str]) -> int:
     return code
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors, which repeat names of files that a shell's `*` found, are safe to print."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say how the command is used, and what is wrong."""
+        super().error(plain(message))
+
+
 def _top_parser() -> argparse.ArgumentParser:
     width = max(map(len, COMMANDS))
     commands = "\n".join(f"    {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items())
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="sglang-instrument",
         usage="sglang-instrument COMMAND ...",
         description=f"See where every second of an RL rollout on SGLang goes.\n\ncommands:\n{commands}",

@@ -9,9 +9,8 @@ from typing import Any, Final
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as Grid
-from rich.text import Text
 
-from sglang_instrument.cli.tables import print_json, print_line
+from sglang_instrument.cli.tables import print_json, print_line, text
 from sglang_instrument.errors import InstrumentError, TargetError
 from sglang_instrument.patching.check import Checked, check
 from sglang_instrument.patching.plan import make_plan
@@ -106,7 +105,7 @@ def _list(tables: Sequence[Table], as_json: bool) -> None:
     grid = _grid("table", "trainer", "functions", "regions", "events")
     for row in rows:
         counts = (str(row["functions"]), str(row["regions"]))
-        grid.add_row(str(row["table"]), str(row["trainer"]), *counts, ", ".join(row["events"]))
+        grid.add_row(*map(text, (row["table"], row["trainer"], *counts, ", ".join(row["events"]))))
     Console().print(grid)
 
 
@@ -132,8 +131,8 @@ def _sites(sites: Iterable[Site]) -> Grid:
     for site in sites:
         lines = "" if site.lines is None else "{}-{}".format(*site.lines)
         as_told = site.expected or site.state == "found"
-        state = Text(site.state, _STYLES.get(site.state, "")) if as_told else Text("not here", "dim")
-        grid.add_row(Text(site.region.event), Text(site.target.name), state, lines, Text(site.note))
+        state = text(site.state, _STYLES.get(site.state, "")) if as_told else text("not here", "dim")
+        grid.add_row(text(site.region.event), text(site.target.name), state, lines, text(site.note))
     return grid
 
 

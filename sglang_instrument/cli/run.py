@@ -10,8 +10,10 @@ from typing import Final
 
 from sglang_instrument import config as settings
 from sglang_instrument import launch
+from sglang_instrument.cli.plain import say
 from sglang_instrument.config import PREFIX, Config
 from sglang_instrument.errors import ConfigError, InstrumentError
+from sglang_instrument.regular import open_regular
 
 HELP: Final = """\
 Run a command with instrumentation on: in it, in the processes that it starts, and in Ray's workers.
@@ -48,9 +50,8 @@ def run(args: argparse.Namespace) -> int:
     config = _config(args)
     environment = environment_of(config)
     _look(program, environment)
-    print(f"sglang-instrument: {command[0]} records to {config.folder}", file=sys.stderr)
+    say(f"sglang-instrument: {command[0]} records to {config.folder}", sys.stderr)
     sys.stdout.flush()
-    sys.stderr.flush()
     os.execve(program, command, environment)  # noqa: S606 - the user's own command, with no shell around it
 
 
@@ -76,7 +77,7 @@ def _config(args: argparse.Namespace) -> Config:
             str(error).replace("install(): ", "--set: ").replace("install(", "--set (")
         ) from None
     for complaint in complaints:
-        print(f"sglang-instrument: {complaint}", file=sys.stderr)
+        say(f"sglang-instrument: {complaint}", sys.stderr)
     return config
 
 
@@ -109,7 +110,7 @@ def interpreter_of(program: str) -> str | None:
     if path.name.startswith("python"):
         return program
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             first = file.readline(1024)
     except OSError:
         return None

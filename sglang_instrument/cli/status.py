@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
-
+from sglang_instrument.analysis.processes import read_process
 from sglang_instrument.cli.numbers import NOTHING, count
 from sglang_instrument.cli.tables import print_json, print_line, print_table
 from sglang_instrument.errors import LogError
@@ -82,12 +81,12 @@ def read_processes(folder: Path) -> Described:
     newest = (0.0, "")
     for path in _files(folder / "processes"):
         try:
-            facts = orjson.loads(path.read_bytes())
+            facts = read_process(path)
             if path.parent.name == REACHED and _identity(facts) in map(_identity, read.values()):
                 continue  # it recorded since, and so described itself again
             read[path.stem] = {**facts, "state": _state(folder, path.stem, facts)}
             newest = max(newest, (path.stat().st_mtime, str(facts.get("run_id"))))
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+        except (OSError, LogError) as error:
             unreadable[path.name] = str(error)
     if not read:
         raise LogError(f"{folder}: no process described itself in processes/; its logs can still be read")
@@ -109,7 +108,7 @@ def _identity(facts: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 def _in_order(path: Path) -> tuple[str, int, str]:
     role, _, rank = path.stem.partition("_")
     digits = rank.partition(".")[0]
-    return role, int(digits) if digits.isdigit() else 0, rank
+    return role, int(digits) if digits.isdecimal() else 0, rank
 
 
 def _state(folder: Path, name: str, facts: Mapping[str, Any]) -> str | None:

@@ -7,16 +7,29 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
+
+from sglang_instrument.analysis.as_json import as_json
+from sglang_instrument.cli.plain import plain, plain_json
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 _PATIENCE_SEC: Final = 2.0
 
 
 def print_json(answer: Any) -> None:
     """Print `answer` as indented JSON on stdout."""
-    sys.stdout.write(orjson.dumps(answer, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
+    sys.stdout.write(plain_json(as_json(answer, orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()))
+
+
+def text(words: str, style: str = "") -> "Text":
+    """Return words for rich as they are: no markup, for a user's event may be called [red], no controls."""
+    from rich.text import Text
+
+    return Text(plain(words), style)
 
 
 def print_table(
@@ -34,9 +47,9 @@ def print_table(
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     console = Console()
+    rows = [[plain(cell) for cell in row] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
     shown = list(range(len(columns)))
     for column in optional:
@@ -53,9 +66,10 @@ def print_table(
             min_width=widths[index] if index else None,
         )
     for row in rows:
-        # Text, not markup: a user's event may be called [red].
-        table.add_row(*(Text(row[index]) for index in shown))
-    console.print(Text(title, style="bold"), table, sep="\n")
+        table.add_row(*(text(row[index]) for index in shown))
+    if title.startswith("\n"):  # an empty line between two tables
+        console.print()
+    console.print(text(title.removeprefix("\n"), "bold"), table, sep="\n")
 
 
 def _width(widths: list[int], shown: list[int]) -> int:
@@ -65,9 +79,8 @@ def _width(widths: list[int], shown: list[int]) -> int:
 def print_line(line: str) -> None:
     """Print a line of words, wrapped at the width of the terminal."""
     from rich.console import Console
-    from rich.text import Text
 
-    Console(highlight=False).print(Text(line))
+    Console(highlight=False).print(text(line))
 
 
 @contextmanager
@@ -86,7 +99,7 @@ def saying() -> Iterator[Callable[[str], None]]:
         nonlocal shown
         if sys.stderr.isatty() and time.monotonic() - begun > _PATIENCE_SEC:
             shown = True
-            print(f"\r\033[K{doing}", end="", file=sys.stderr, flush=True)
+            print(f"\r\033[K{plain(doing)}", end="", file=sys.stderr, flush=True)
 
     try:
         yield say

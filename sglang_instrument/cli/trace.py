@@ -107,7 +107,8 @@ def _print_trace(one: TraceAnalysis) -> None:
     who = f"{one.rank}{f' {one.stage}' if one.stage else ''}, {seconds(one.window_sec)} s"
     if one.devices:
         who += f", {one.devices[0]}"
-    print_line(f"\n{one.file}\n{who}: {_sentence(one)}")
+    for line in ("", one.file, f"{who}: {_sentence(one)}"):
+        print_line(line)
     if one.truncated:
         print_line("the file ends early: what it holds was counted; wait until the profiler has written it")
     if one.broken:

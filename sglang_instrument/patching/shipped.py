@@ -4,6 +4,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sglang_instrument.regular import read_regular
+
 if TYPE_CHECKING:
     from importlib.abc import Traversable
 
@@ -23,7 +25,7 @@ def shipped_tables() -> list[str]:
 def read_table(name: str) -> str:
     """Return the text of a table: of a shipped one by its name, of any other by its path."""
     if name.endswith(".toml"):
-        return Path(name).read_text(encoding="utf-8")
+        return read_regular(name).decode()
     return _shipped_root().joinpath(f"{name}.toml").read_text(encoding="utf-8")
 
 

@@ -14,6 +14,7 @@ from typing import Final
 from sglang_instrument.errors import TargetError
 from sglang_instrument.patching.source_versions import Read, normal, told_version
 from sglang_instrument.patching.versions import installed_version
+from sglang_instrument.regular import demand_regular, read_regular
 
 #: Where a project may keep its packages.
 _LAYOUTS: Final = ("", "python/", "src/")
@@ -67,6 +68,7 @@ def open_tree(path: Path) -> SourceTree:
     if path.is_dir():
         return _folder(path)
     try:
+        demand_regular(path)
         if path.suffix in (".whl", ".zip"):
             return _zip(path)
         if path.name.endswith((".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")):
@@ -160,7 +162,7 @@ def _find_top(name: str) -> ModuleSpec | None:
 
 def _read_file(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except OSError:
         return None
 

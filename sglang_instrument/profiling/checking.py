@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from sglang_instrument.errors import InstrumentError
 from sglang_instrument.profiling.engine import RPC_ADVICE, START, STOP, VLLM_ADVICE, Engine, identify
 from sglang_instrument.profiling.options import ProfileOptions
 from sglang_instrument.profiling.wire import all_at_once
 from sglang_instrument.profiling.workers import Worker
+from sglang_instrument.regular import open_regular
 
 #: What a trainer's log shows of a profiler that is configured: parsed, handed to the server, and mounted.
 _PARSED: Final = re.compile(
@@ -55,9 +57,15 @@ def check_log(path: Path) -> list[Finding]:
     """Say of a trainer's log whether vLLM's profiler was asked for, handed on, and mounted.
 
     These are the three things of which each alone keeps `/start_profile` at 404.
+
+    Raises:
+        InstrumentError: The log cannot be read.
     """
-    with path.open("rb") as file:
-        text = file.read(_LOG_BYTES).decode(errors="replace")
+    try:
+        with open_regular(path) as file:
+            text = file.read(_LOG_BYTES).decode(errors="replace")
+    except OSError as error:
+        raise InstrumentError(f"{path}: {error.strerror}") from error
     looked = (
         ("arguments", _PARSED, "the trainer did not parse a profiler_config"),
         ("forwarding", _FORWARDED, "no command line of a server has --profiler-config"),

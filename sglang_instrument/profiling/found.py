@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from sglang_instrument.regular import open_regular
+
 #: What the engines' profilers leave: torch's traces, CUDA's memory, ROCm's.
 SUFFIXES: Final = (".json.gz", ".json", ".pickle", ".rpd", ".nsys-rep")
 POLL_SEC: Final = 0.2
@@ -54,7 +56,7 @@ def _is_whole(path: Path, size: int) -> bool | None:
     if path.name.endswith(".gz"):
         return _gzip_is_whole(path, size)
     if path.name.endswith(".json"):
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, size - 64))
             return file.read().rstrip().endswith((b"}", b"]"))
     return None
@@ -71,7 +73,7 @@ def _gzip_is_whole(path: Path, size: int) -> bool:
     import zlib
 
     try:
-        with gzip.open(path) as file:
+        with open_regular(path) as packed, gzip.open(packed) as file:
             while file.read(2**20):
                 pass
     except (OSError, EOFError, zlib.error):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -12,14 +13,28 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.profiling.found import NOTE, TraceFile, files_in
 from sglang_instrument.profiling.options import ProfileOptions
 from sglang_instrument.profiling.switching import Outcome
+from sglang_instrument.regular import read_regular, write_anew
 
 _LEAST_FREE_BYTES = 1 * 2**30  # a second of an engine on a GPU is up to a hundred megabytes a rank
 
 Note = dict[str, Any]
+
+
+class _Worker(msgspec.Struct):
+    url: str = ""
+    folder: str = ""
+
+
+class _Note(msgspec.Struct):
+    workers: list[_Worker]
+    started_unix: float = 0.0
+    options: dict[str, Any] = {}
 
 
 class FolderError(InstrumentError):
@@ -39,9 +54,9 @@ def check_folder(output_dir: str, urls: Sequence[str], least_free_bytes: int | N
     folder = Path(output_dir).expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".writable-{os.getpid()}"
-        probe.write_bytes(b"\0" * 4096)
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"\0" * 4096)
+            probe.flush()
         state = os.statvfs(folder)
     except OSError as error:
         raise FolderError(
@@ -83,7 +98,7 @@ def write_note(options: ProfileOptions, profile_id: str, outcomes: Sequence[Outc
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / NOTE).write_text(json.dumps(note, indent=1))
+        _write(folder, note)
     except OSError:
         return None
     return folder
@@ -92,9 +107,7 @@ def write_note(options: ProfileOptions, profile_id: str, outcomes: Sequence[Outc
 def mark_stopped(folder: Path) -> None:
     """Add to a capture's note that it was stopped."""
     try:
-        note = json.loads((folder / NOTE).read_bytes())
-        note["stopped_unix"] = time.time()
-        (folder / NOTE).write_text(json.dumps(note, indent=1))
+        _write(folder, {**_read(folder / NOTE), "stopped_unix": time.time()})
     except (OSError, ValueError):
         pass  # a note helps the next command; the traces are what counts
 
@@ -104,12 +117,29 @@ def captures(output_dir: str | Path) -> list[tuple[Path, Note]]:
     found = []
     for path in Path(output_dir).expanduser().glob(f"*/{NOTE}"):
         try:
-            note = json.loads(path.read_bytes())
+            found.append((path.parent, _read(path)))
         except (OSError, ValueError):
             continue
-        if isinstance(note, dict) and isinstance(note.get("workers"), list):
-            found.append((path.parent, note))
     return sorted(found, key=lambda pair: -float(pair[1].get("started_unix", 0)))
+
+
+def _write(folder: Path, note: Note) -> None:
+    write_anew(folder / NOTE, json.dumps(note, indent=1).encode())
+
+
+def _read(path: Path) -> Note:
+    """Return a note; folders of traces are often everybody's to write, so it is one of ours only if it fits.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is no note.
+    """
+    try:
+        note = json.loads(read_regular(path))
+        msgspec.convert(note, _Note)
+    except (RecursionError, msgspec.ValidationError) as error:
+        raise ValueError(str(error)) from None
+    return dict(note)
 
 
 def running(output_dir: str | Path, urls: Iterable[str]) -> dict[str, tuple[Path, Note]]:

@@ -16,6 +16,7 @@ from sglang_instrument.profiling.options import DEFAULT_STEPS_IN_A_RUN as DEFAUL
 from sglang_instrument.profiling.switching import Outcome, start_all, stop_all
 from sglang_instrument.profiling.wire import all_at_once, ask
 from sglang_instrument.profiling.workers import Worker, workers_at, workers_behind
+from sglang_instrument.regular import write_anew
 
 if TYPE_CHECKING:
     from sglang_instrument.profiling.reached import Reached
@@ -149,7 +150,7 @@ class Captures:
         path = self._folder / "profiles" / f"{outcome.profile_id}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         note = {"step": step, "worker": worker, "run_id": self._run_id, "started_unix": time.time(), **fields}
-        path.write_text(json.dumps(note))
+        write_anew(path, json.dumps(note).encode())
 
     def _complain(self, step: int, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from sglang_instrument.errors import LogError
+from sglang_instrument.regular import open_regular
 
 PIECE_BYTES: Final = 2**18  # decoded at once: its events fit into a cache of the processor
 _HEAD_BYTES: Final = 2**20  # the events begin in the first of them, or this is no trace
@@ -91,7 +92,7 @@ def read_events(
     Raises:
         LogError: The file holds no trace.
     """
-    with path.open("rb") as raw:
+    with open_regular(path) as raw:
         events = _Events(path, header)
         size = path.stat().st_size
         for piece in _pieces(raw, header):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 _LONGEST_REPLY_BYTES: Final = 8 * 2**20
 _CONNECT_SEC: Final = 5.0
@@ -46,7 +48,7 @@ class Reply:
         """Return the reply as JSON; None if it is none."""
         try:
             return json.loads(self.text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
     @property
@@ -68,6 +70,9 @@ def ask(
 ) -> Reply:
     """Send one request and wait for the whole reply; never raise for what a server or a network does.
 
+    `timeout_sec` is the time of all of it together, from the name's resolution to the last byte of the reply:
+    a server that sends a byte now and then has no more of it than one that is silent.
+
     No proxy is used, whatever the environment says: workers have addresses inside of a cluster.
     """
     begun = time.monotonic()
@@ -78,24 +83,49 @@ def ask(
     data = None if body is None else json.dumps(body).encode()
     if data is not None:
         headers["Content-Type"] = "application/json"
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     sent = False
-    connection: http.client.HTTPConnection | None = None
     try:
-        connection = _connection(parts.scheme, parts.hostname or "", parts.port, timeout_sec)
-        connection.connect()
-        if connection.sock is not None:
-            connection.sock.settimeout(timeout_sec)
-        sent = True
-        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        connection.request(method, target, data, headers)
-        response = connection.getresponse()
-        text = response.read(_LONGEST_REPLY_BYTES).decode(errors="replace")
-        return Reply(response.status, text, sent=True, sec=time.monotonic() - begun)
+        with _connected(parts, begun + min(timeout_sec, _CONNECT_SEC)) as sock:
+            connection = http.client.HTTPConnection(parts.hostname or "", parts.port)
+            connection.sock = _Timed(sock, begun + timeout_sec)
+            sent = True
+            connection.request(method, target, data, headers)
+            response = connection.getresponse()
+            text = response.read(_LONGEST_REPLY_BYTES + 1)
+        if len(text) > _LONGEST_REPLY_BYTES:
+            raise http.client.HTTPException(f"a reply longer than {_LONGEST_REPLY_BYTES >> 20} MiB")
+        reply = text.decode(errors="replace")
+        return Reply(response.status, reply, sent=True, sec=time.monotonic() - begun)
     except Exception as error:
         return Reply(error=_reason(error, sent, timeout_sec), sent=sent, sec=time.monotonic() - begun)
-    finally:
-        if connection is not None:
-            connection.close()
+
+
+class _Timed(io.RawIOBase):
+    """A socket as http.client uses one, of which everything must be over at one moment, `until`.
+
+    A timeout of the socket itself counts anew with each byte that comes.
+    """
+
+    def __init__(self, sock: socket.socket, until: float) -> None:
+        self._sock, self._until = sock, until
+
+    def sendall(self, data: bytes) -> None:
+        self._sock.settimeout(_left_sec(self._until))
+        self._sock.sendall(data)
+
+    def makefile(self, _: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._sock.settimeout(_left_sec(self._until))
+        return self._sock.recv_into(buffer)
+
+    def close(self) -> None:
+        """Leave the socket open: http.client closes it before the reply is read."""
 
 
 def all_at_once(act: Callable[[One], Result], ones: Sequence[One]) -> list[Result]:
@@ -104,8 +134,10 @@ def all_at_once(act: Callable[[One], Result], ones: Sequence[One]) -> list[Resul
     return [answer() for answer in answers]
 
 
-def beside(act: Callable[[One], Result], one: One) -> Callable[[], Result]:
+def beside(act: Callable[[One], Result], one: One) -> Callable[..., Result]:
     """Run `act(one)` in a thread, and return what waits for its result, or raises what it raised.
+
+    What is returned may be told how many seconds to wait; then it raises TimeoutError.
 
     The thread is a daemon, no pool's: those are waited for when a program ends, and a server that hangs would
     keep a training from ending.
@@ -122,10 +154,12 @@ def beside(act: Callable[[One], Result], one: One) -> Callable[[], Result]:
     thread = threading.Thread(target=run, name="sglang-instrument-profile", daemon=True)
     thread.start()
 
-    def wait() -> Result:
-        thread.join()
+    def wait(patience_sec: float | None = None) -> Result:
+        thread.join(patience_sec)
         if errors:
             raise errors[0]
+        if thread.is_alive():
+            raise TimeoutError
         return results[0]
 
     return wait
@@ -138,18 +172,50 @@ def base_url(text: str) -> str:
         ValueError: It has no host, or a port that is none.
     """
     parts = urlsplit(text.strip() if "://" in text else f"http://{text.strip()}")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or not text.strip().isprintable():
         raise ValueError(f"{text!r} is no address; write http://host:port")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     port = f":{parts.port}" if parts.port is not None else ""  # .port raises ValueError for a bad one
     return f"{parts.scheme}://{host}{port}{parts.path.rstrip('/')}"
 
 
-def _connection(scheme: str, host: str, port: int | None, timeout_sec: float) -> http.client.HTTPConnection:
-    patience = min(timeout_sec, _CONNECT_SEC)
-    if scheme == "https":
-        return http.client.HTTPSConnection(host, port, timeout=patience, context=ssl.create_default_context())
-    return http.client.HTTPConnection(host, port, timeout=patience)
+def _connected(parts: SplitResult, until: float) -> socket.socket:
+    """Return a connection to the first address of a host that takes one."""
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    # In a thread: a resolver that does not answer has no timeout that could be set here.
+    resolved = beside(lambda name: socket.getaddrinfo(name, port, type=socket.SOCK_STREAM), host)
+    failed: OSError = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in resolved(_left_sec(until)):
+        try:
+            sock = _connect(socket.socket(family, kind, protocol), address, until)
+            return _encrypted(sock, host, until) if parts.scheme == "https" else sock
+        except OSError as error:
+            failed = error
+    raise failed
+
+
+def _connect(sock: socket.socket, address: Any, until: float) -> socket.socket:
+    try:
+        sock.settimeout(_left_sec(until))
+        sock.connect(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _encrypted(sock: socket.socket, host: str, until: float) -> socket.socket:
+    with sock:  # it is empty once the new one has what was in it
+        context = ssl.create_default_context()
+        sock.settimeout(_left_sec(until))
+        return context.wrap_socket(sock, server_hostname=host)
+
+
+def _left_sec(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
 
 
 def _reason(error: Exception, sent: bool, timeout_sec: float) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.profiling.wire import Reply, ask, base_url
+from sglang_instrument.regular import open_regular, read_regular
 
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _ADDRESS: Final = r"(?:https?://)?(?:\[[0-9a-fA-F:.]+\]|[\w.-]+):\d+"
@@ -75,7 +76,7 @@ def addresses_in_log(path: str | Path) -> tuple[list[str], list[str]]:
         WorkersError: The log cannot be read, or names neither.
     """
     try:
-        with Path(path).open("rb") as log:
+        with open_regular(path) as log:
             text = _ANSI.sub("", log.read(_LOG_BYTES).decode(errors="replace"))
     except OSError as error:
         raise WorkersError(f"{path}: {error.strerror}") from error
@@ -106,8 +107,8 @@ def addresses_in_run(folder: str | Path) -> tuple[list[str], list[str]]:
     engines: list[str] = []
     for path in files:
         try:
-            facts = json.loads(path.read_bytes())
-        except (OSError, ValueError):
+            facts = json.loads(read_regular(path))
+        except (OSError, ValueError, RecursionError):
             continue
         if isinstance(facts, dict):
             engines += [facts["worker_url"]] if isinstance(facts.get("worker_url"), str) else []
@@ -122,7 +123,8 @@ def addresses_in_run(folder: str | Path) -> tuple[list[str], list[str]]:
 
 
 def _of_command(facts: dict[str, Any]) -> tuple[list[str], list[str]]:
-    words = [str(word) for word in facts.get("command") or ()]
+    command = facts.get("command")
+    words = [str(word) for word in command] if isinstance(command, list) else []
     if not any("launch_server" in word or word == "serve" for word in words):
         return [], []
     given = {word: value for word, value in pairwise(words) if word.startswith("--")}

@@ -18,6 +18,7 @@ from sglang_instrument.recording.lines import LineMaker, Lines
 from sglang_instrument.recording.notices import notice
 from sglang_instrument.recording.open_file import OpenFile
 from sglang_instrument.recording.values import settle
+from sglang_instrument.regular import demand_regular, write_anew
 
 if TYPE_CHECKING:
     from sglang_instrument.native.lines import Jobs
@@ -148,7 +149,7 @@ class Files:
             try:
                 facts = {"role": role, "rank": rank, **self._describe(), "log_closed": log_closed}
                 path.parent.mkdir(parents=True, exist_ok=True)
-                new.write_bytes(orjson.dumps(settle(facts), option=orjson.OPT_INDENT_2))
+                write_anew(new, orjson.dumps(settle(facts), option=orjson.OPT_INDENT_2))
                 new.replace(path)
             except Exception as error:  # records do not wait for what only describes them
                 notice("process file", f"{path} cannot be written: {error}")
@@ -186,6 +187,9 @@ class Files:
         claimed_before = len(self._claims.held())
         path = self._folder / folder_of(scope) / f"{self._claims.name(scope.role, scope.worker)}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
+        # A FIFO would take what fits into it, and then hold up this thread; a device takes it for nobody.
+        with contextlib.suppress(FileNotFoundError):
+            demand_regular(path)
         # Read access, too: whether the last line is whole is seen at the file's end.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:

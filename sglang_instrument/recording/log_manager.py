@@ -114,7 +114,7 @@ class SGLangLogManager:
             _close(self.file_handles.popitem(last=False)[1])
         if folder := os.path.dirname(path):  # noqa: PTH120 - the caller's text as it is, as the reference takes it
             os.makedirs(folder, exist_ok=True)  # noqa: PTH103
-        handle = open(path, "a", buffering=1, encoding="utf-8")  # noqa: PTH123, SIM115
+        handle = open(path, "a", buffering=1, encoding="utf-8", opener=_at_once)  # noqa: SIM115
         if _is_torn(path):
             handle.write("\n")
         self.file_handles[path] = handle
@@ -166,6 +166,13 @@ def _encode(record: dict[str, Any]) -> bytes:
 def _short_fields(fields: dict[str, Any]) -> dict[str, Any]:
     short = [entry for entry in fields.items() if len(str(entry)) <= _SHORT]
     return dict(short[:64])
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open a file; for a FIFO that nobody reads this raises an OSError instead of waiting for a reader."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def _is_torn(path: str) -> bool:

@@ -15,6 +15,7 @@ import orjson
 from sglang_instrument.recording.clock import HOST
 from sglang_instrument.recording.notices import swallowed
 from sglang_instrument.recording.values import settle
+from sglang_instrument.regular import write_anew
 
 QUIET_SEC: Final = 2.0  # one import patches after another; the last one of them is worth a file
 _EXIT_SEC: Final = 0.5  # at exit, for a process that ends at once
@@ -80,5 +81,5 @@ class Presence:
         facts = settle({"role": None, "rank": None, **self._describe()})
         self._path.parent.mkdir(parents=True, exist_ok=True)
         new = self._path.with_suffix(".new")
-        new.write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2))
+        write_anew(new, orjson.dumps(facts, option=orjson.OPT_INDENT_2))
         new.replace(self._path)

@@ -88,7 +88,7 @@ def write_report(
     words = story(run, table, findings, other)
     words["kernels"] = None if traces is None else kernel_section(traces)
     text = render(words, told, packed, version)
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files need not be UTF-8
     return Written(path, path.stat().st_size, list(packed))
 
 

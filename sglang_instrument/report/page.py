@@ -10,9 +10,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from sglang_instrument.analysis.as_json import as_json
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.report.numbers import count, percent, seconds, short_bytes, short_count
 from sglang_instrument.report.palette import PHASE_COLOURS, word_for
@@ -75,7 +75,7 @@ def render(
         version=version,
         style=_read("style.css"),
         scripts=[_read(name) for name in _SCRIPTS],
-        facts=_packed(orjson.dumps(facts)),
+        facts=_packed(as_json(facts)),
         spans={key: _packed(raw) for key, raw in packed.items()},
         plotly=_packed(_plotly()),
     )

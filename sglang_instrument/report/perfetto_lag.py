@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec import Struct
 
-from sglang_instrument.analysis.chunks import open_log, whole_lines
+from sglang_instrument.analysis.chunks import readable_lines
+from sglang_instrument.analysis.columns import epoch_us
 from sglang_instrument.analysis.files import File, counting
 from sglang_instrument.analysis.run import Run
 from sglang_instrument.schema import LOG_OPENED
@@ -55,13 +56,12 @@ def lags(run: Run, files: Sequence[File]) -> Iterator[tuple[int, int, float]]:
 
 def _lines(run: Run, file: File) -> Iterator[_Line]:
     """Yield the few lines that are asked for; only they are decoded."""
-    with open_log(run.folder / file.path) as stream:
-        for chunk in whole_lines(stream):
-            for raw in sorted(_with_signs(chunk)):
-                try:
-                    yield _DECODE(chunk[slice(*raw)])
-                except (msgspec.MsgspecError, UnicodeDecodeError):
-                    continue  # a torn line; the reader counts it
+    for chunk in readable_lines(run.folder / file.path):
+        for raw in sorted(_with_signs(chunk)):
+            try:
+                yield _DECODE(chunk[slice(*raw)])
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                continue  # a torn line; the reader counts it
 
 
 def _with_signs(chunk: bytes) -> set[tuple[int, int]]:
@@ -80,6 +80,4 @@ def _with_signs(chunk: bytes) -> set[tuple[int, int]]:
 def _moment_us(line: _Line) -> int:
     if line.start_us is not None:
         return line.start_us + round((line.duration_sec or 0.0) * 1e6)
-    from datetime import datetime
-
-    return round(datetime.fromisoformat(line.timestamp.replace("Z", "+00:00")).timestamp() * 1e6)
+    return epoch_us(line.timestamp) or 0

@@ -6,9 +6,9 @@ import sys
 from array import array
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
 import polars as pl
 
+from sglang_instrument.analysis.as_json import as_json
 from sglang_instrument.analysis.round_trips import of_worker
 from sglang_instrument.report.still_open import open_spans
 from sglang_instrument.schema import PHASES
@@ -184,7 +184,7 @@ def _joined(header: dict[str, Any], columns: dict[str, tuple[str, list[int]]]) -
         raw += b"\0" * (-len(raw) % _ALIGNED)
         parts.append(raw)
         at += len(raw)
-    told = orjson.dumps({**header, "columns": places})
+    told = as_json({**header, "columns": places})
     told += b" " * (-len(told) % _ALIGNED)
     return len(told).to_bytes(4, "little") + told + b"".join(parts)
 

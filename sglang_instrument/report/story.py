@@ -7,11 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
 import polars as pl
 
+from sglang_instrument.analysis.processes import read_process
 from sglang_instrument.analysis.verdict import verdict
 from sglang_instrument.analysis.workers import chain_of
+from sglang_instrument.errors import LogError
 from sglang_instrument.report.chosen import Chosen
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _processes(folder: Path) -> list[dict[str, Any]]:
     found = []
     for path in sorted((folder / "processes").glob("[!.]*.json")):
         try:
-            facts = orjson.loads(path.read_bytes())
+            facts = read_process(path)
             patches = facts.get("patches") or []
             found.append(
                 {
@@ -114,7 +115,7 @@ def _processes(folder: Path) -> list[dict[str, Any]]:
                     "dropped": (facts.get("records") or {}).get("dropped"),
                 }
             )
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+        except LogError as error:
             found.append({"name": path.stem, "unreadable": str(error)})
     return found
 

@@ -1,0 +1,33 @@
+"""Write an answer as JSON, whatever the files that it was read from hold."""
+
+from typing import Any, Final
+
+import orjson
+
+_DEEPEST: Final = 100
+
+
+def as_json(answer: Any, option: int = 0) -> bytes:
+    """Return `answer` as JSON, as orjson writes it; what JSON cannot hold, in a form that it can.
+
+    Bytes of a file's name that are no UTF-8 are written as in Python's source, integers over 64 bits as text,
+    and what lies deeper than 100 levels as "...".
+    """
+    try:
+        return orjson.dumps(answer, option=option)
+    except TypeError:
+        return orjson.dumps(_writable(answer, 0), option=option)
+
+
+def _writable(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return str(value)
+    if isinstance(value, (dict, list, tuple)) and depth > _DEEPEST:
+        return "..."
+    if isinstance(value, dict):
+        return {_writable(key, 0): _writable(one, depth + 1) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_writable(one, depth + 1) for one in value]
+    return value

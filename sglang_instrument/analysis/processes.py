@@ -1,0 +1,56 @@
+"""Read what a process says of itself in `processes/`, and refuse what no process writes."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from sglang_instrument.errors import LogError
+from sglang_instrument.regular import read_regular
+
+_MOST_BYTES: Final = 16 * 2**20  # a process with thousands of patches writes less than one
+
+
+class _Patch(msgspec.Struct):
+    event: str
+    state: str
+    target: str
+    note: str | None = None
+    expected: bool | None = None
+
+
+class _Notice(msgspec.Struct):
+    notice: str
+    times: int
+
+
+class _Process(msgspec.Struct):
+    """The keys that answers are made of; others are shown as they are."""
+
+    run_id: str | None = None
+    role: str | None = None
+    rank: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    actor: str | None = None
+    versions: dict[str, str] = {}
+    records: dict[str, int] = {}
+    patches: list[_Patch] = []
+    notices: list[_Notice] = []
+    log_closed: bool | None = None
+
+
+def read_process(path: Path) -> dict[str, Any]:
+    """Return what a process says of itself; its keys have the types that processes write.
+
+    Raises:
+        LogError: The file cannot be read, or says something else.
+    """
+    try:
+        facts = orjson.loads(read_regular(path, _MOST_BYTES))
+        msgspec.convert(facts, _Process)
+    except (OSError, ValueError, msgspec.ValidationError) as error:
+        raise LogError(str(error)) from None
+    assert isinstance(facts, dict)  # noqa: S101 - convert() takes nothing else
+    return facts
