@@ -11,7 +11,8 @@ DEMO_ARGS ?=
 
 # What records or patches: tested as pure Python, too.
 PURE := spans known_tasks waiting instrument lines writer disk files selection threads unwinding loop watchdog device \
-	device_events values fields probe rewrite spots install native
+	device_events values fields probe rewrite spots install native always own_locals fuzz scarce collected \
+	hostile_values out_of_memory odd_targets
 
 .PHONY: demo native test test-ray test-trainers test-gpu lint bench
 
