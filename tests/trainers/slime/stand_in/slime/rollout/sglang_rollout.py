@@ -145,7 +145,8 @@ async def generate_rollout_async(args, rollout_id: int, data_source):
         while state.remaining_batch_size < args.rollout_batch_size:
             state.submit_generate_tasks(data_source(args.over_sampling_batch_size))
         done, state.pendings = await asyncio.wait(state.pendings, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
+        # slime takes the set as it comes, by addresses in memory: two runs could not be compared.
+        for task in sorted(done, key=lambda task: str(task.result())):
             group = task.result()
             all_data.append(group)
             if dynamic_filter is not None:
