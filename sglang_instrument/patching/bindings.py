@@ -88,12 +88,8 @@ def _named_by(node: ast.AST) -> Iterator[str]:
     """Yield the names that a node of an inner scope may bind, or unbind."""
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
         yield node.id
-    for attribute in (
-        "arg",
-        "name",
-        "asname",
-        "rest",
-    ):  # parameters, handlers, imports, patterns, definitions
+    # Of parameters, handlers and definitions, imports, patterns.
+    for attribute in ("arg", "name", "asname", "rest"):
         name = getattr(node, attribute, None)
         if isinstance(name, str):
             yield name

@@ -12,9 +12,8 @@ class Binding(Struct, eq=False):
     """Binds `changes` while one of its blocks is open. None of it raises: what fails is not bound."""
 
     changes: dict[str, Any]
-    bounds: dict[int, Bound] = field(
-        default_factory=dict
-    )  # by id() of the context set: each block has its own
+    # By id() of the context that was set: each block has its own.
+    bounds: dict[int, Bound] = field(default_factory=dict)
 
     def __enter__(self) -> "Binding":
         bound = None

@@ -112,9 +112,8 @@ def forget_scope(scope: Scope) -> None:
     _scopes.pop((scope.role, scope.worker, scope.step, scope.validate, scope.bound), None)
 
 
-_TOKEN_BYTES: Final = (
-    Token.__basicsize__ + 2 * tuple.__itemsize__ - sys.getsizeof(b"")
-)  # and the collector's head
+# Of a token of a context variable, with what the collector puts before it.
+_TOKEN_BYTES: Final = Token.__basicsize__ + 2 * tuple.__itemsize__ - sys.getsizeof(b"")
 
 
 def put(variable: ContextVar[Any], value: Any) -> None:
