@@ -90,7 +90,7 @@ class _Called:
         if self._coroutine is not None:
             try:
                 self._coroutine.close()
-            except BaseException:  # a coroutine of the trainer's own kind; it had not begun, none is left open
+            except BaseException:  # of a kind of the trainer's own; it had not begun
                 let_through()
 
 
