@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from sglang_instrument.reach import RayInit
 
-# The packages of the shipped tables, written out: reading them here would cost what the hook must not.
-PACKAGES = frozenset({"sglang", "verl", "slime", "areal"})
+_DEMO = "demo"  # its table patches this package itself
 
 
 class Trigger:
@@ -76,8 +75,29 @@ def _install_before(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
 _ray: RayInit | None = None
 
 
+_shipped: frozenset[str] = frozenset()
+
+
+def shipped_packages() -> frozenset[str]:
+    """Return the packages of the shipped tables: a folder of `patches/` is called what it patches.
+
+    The tables themselves are not read: that would cost what the hook must not.
+    """
+    global _shipped
+    if not _shipped:
+        package = os.path.dirname(__file__)  # noqa: PTH120 - pathlib takes long to import
+        for root in (package, os.path.dirname(package)):  # noqa: PTH120 - in a wheel, in a checkout
+            try:
+                names = os.listdir(os.path.join(root, "patches"))  # noqa: PTH118, PTH208 - as above
+            except OSError:
+                continue
+            _shipped = frozenset(name for name in names if "." not in name and name != _DEMO)
+            break
+    return _shipped
+
+
 def _packages() -> frozenset[str]:
-    return PACKAGES.union(os.environ.get(launch.PACKAGES, "").split(",")) - {""}
+    return shipped_packages().union(os.environ.get(launch.PACKAGES, "").split(",")) - {""}
 
 
 def _packages_of_own_tables() -> set[str]:

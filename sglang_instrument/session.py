@@ -1,6 +1,5 @@
 """One session of instrumentation: settings, recorder and patches, from start to stop."""
 
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -18,6 +17,7 @@ from sglang_instrument.patching.patcher import Patcher
 from sglang_instrument.patching.probe import probes_for
 from sglang_instrument.patching.sites import Site
 from sglang_instrument.patching.tables import Table, load_tables
+from sglang_instrument.patching.versions import installed_version
 from sglang_instrument.patching.wrap import wrap_function
 from sglang_instrument.reach import RayInit
 from sglang_instrument.recording import actors, identity, notices, spans
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _ADDRESS: Final = ("--host", "--port")
 _DEMO: Final = "sglang_instrument.demo"  # always installed, and nobody's trainer unless it runs
-_PACKAGES: Final = ("sglang", "verl", "slime", "areal", "torch", "ray", "vllm")
+_FRAMEWORKS: Final = ("sglang", "torch", "ray", "vllm")  # below every trainer
 
 
 class Session:
@@ -41,11 +41,11 @@ class Session:
     """
 
     def __init__(self, config: Config) -> None:
-        versions()
         self.config = config
         tables = load_tables(config.trainers or None, [Path(folder) for folder in config.patches])
         tables = [table for table in tables if table.is_wanted(config.engine_detail)]
         self._tables = [table.for_all_ranks() for table in tables] if config.all_ranks else tables
+        self._versions = versions_of(frozenset(table.package for table in tables))
         regions = [region for table in self._tables for patch in table.patches for region in patch.regions]
         self.recorder = Recorder(config, self.describe)
         self.presence = Presence(config.folder, self.describe)
@@ -144,7 +144,7 @@ class Session:
             "actor": actors.actor_name(),
             "command": program(sys.orig_argv),
             "python": platform.python_version(),
-            "versions": versions(),
+            "versions": self._versions,
             "native": native.ON,
             "native_reason": native.REASON,
             "settings": self.config.environment(),
@@ -240,20 +240,18 @@ def _address(words: list[str]) -> list[str]:
 
 
 @cache
-def versions() -> dict[str, str]:
-    """Return the versions of this package and of those it knows, as far as they are installed.
+def versions_of(packages: frozenset[str]) -> dict[str, str]:
+    """Return the versions of this package, of `packages` and of what is below them, as far as installed.
 
     Asked for once, before anything is recorded: reading metadata holds the GIL for a tenth of a second.
     """
-    found = {package: version for package in _PACKAGES if (version := _version(package)) is not None}
+    wanted = [*sorted(packages.difference(_FRAMEWORKS, {"sglang-instrument"})), *_FRAMEWORKS]
+    found = {package: version for package in wanted if (version := installed_version(package)) is not None}
     return {"sglang_instrument": __version__, **found}
 
 
 def _version(package: str) -> str | None:
-    try:
-        return __version__ if package == "sglang-instrument" else importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return __version__ if package == "sglang-instrument" else installed_version(package)
 
 
 def _is_answer(site: Site) -> bool:

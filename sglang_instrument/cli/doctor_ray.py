@@ -62,13 +62,19 @@ def _answer(ray: Any, node_id: str, mark: str) -> tuple[bool, str, str]:
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
     look = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=strategy)(ray_node.look)
     try:
-        return judge(ray.get(look.remote(mark), timeout=_ANSWER_SEC))
+        return judge(ray.get(look.remote(mark, _patched_packages()), timeout=_ANSWER_SEC))
     except Exception as error:  # whatever a node says instead
         return (
             False,
             f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
             "see Ray's own logs",
         )
+
+
+def _patched_packages() -> list[str]:
+    from sglang_instrument.patching.tables import load_tables
+
+    return sorted({table.package for table in load_tables()} - {"sglang-instrument"})
 
 
 def judge(seen: dict[str, Any]) -> tuple[bool, str, str]:

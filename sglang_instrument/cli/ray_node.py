@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 
-def look(mark: str) -> dict[str, Any]:
+def look(mark: str, trainers: list[str]) -> dict[str, Any]:
     """Return what recording needs, as it is on this node.
 
     Args:
         mark: A file that the driver made and keeps open, beside which the logs will be.
+        trainers: The distributions that the shipped tables patch.
     """
     import importlib.metadata
     import platform
@@ -23,7 +24,7 @@ def look(mark: str) -> dict[str, Any]:
             return None
 
     error, locks = write(Path(mark).parent)
-    packages = {name: version(name) for name in ("verl", "slime", "areal", "sglang")}
+    packages = {name: version(name) for name in trainers}
     return {
         "host": platform.node(),
         "python": platform.python_version(),

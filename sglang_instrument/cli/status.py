@@ -30,7 +30,7 @@ Below the table stand the events that are missing, with the reason, and what pro
 REACHED: Final = "reached"
 #: State of a process that is gone and did not close its log.
 WORDLESS: Final = "ended without a word"
-_SHOWN_VERSIONS: Final = ("verl", "slime", "areal", "sglang")
+_HIDDEN_VERSIONS: Final = ("sglang_instrument", "torch", "ray", "vllm")  # --json has them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -158,7 +158,7 @@ def _row(name: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
         str(facts.get("pid", NOTHING)),
         facts["state"] or NOTHING,
         str(facts.get("actor") or NOTHING),
-        " ".join(f"{package} {versions[package]}" for package in _SHOWN_VERSIONS if package in versions),
+        " ".join(f"{name} {version}" for name, version in versions.items() if name not in _HIDDEN_VERSIONS),
         f"{found} of {wanted}" if wanted else NOTHING,
         _at_least(records.get("recorded"), facts),
         _at_least(records.get("dropped"), facts),
