@@ -87,6 +87,27 @@ def kept_by_callee(n):
 
 def caller_locals():
     return sys._getframe(1).f_locals
+
+
+class Mortal:
+    def __init__(self, name, died):
+        self.name, self.died = name, died
+
+    def __del__(self):
+        self.died.append(self.name)
+
+
+def dying(died):
+    "Holds two objects to its end."
+    first = Mortal("first", died)
+    second = Mortal("second", died)
+    marker(first)
+
+
+def named(n):
+    first = marker(n)
+    second = marker(n)
+    return list(vars())
 """
 REGION = {"event": "part", "from": "marker", "exit": {"y": "y", "saved": "size(saved)"}}
 NAMES = [
@@ -122,3 +143,21 @@ def test_a_function_that_reads_its_own_locals_returns_the_same(module, name, reg
         patcher.uninstall()
     assert len(recorded.of("part")) in (1, 2)
     assert snapshot(module) == before
+
+
+@pytest.mark.parametrize("name", ["dying", "named"])
+def test_locals_keep_their_order_when_a_probe_is_handed_a_later_one_first(module, name):
+    def seen():
+        died = []
+        return getattr(module, name)(died), died
+
+    expected = seen()
+    region = {"event": "part", "enter": {"later": "second"}}
+    patcher = Patcher([table({"target": name, "region": [region]})], make_probe=make_probe)
+    patcher.install()
+    try:
+        with records() as recorded:
+            assert seen() == expected
+    finally:
+        patcher.uninstall()
+    assert len(recorded.of("part")) == 1

@@ -1,5 +1,6 @@
 """Make new code for running functions: from their source, once that is known to be what runs."""
 
+import ast
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from sglang_instrument.patching.bindings import Bindings, aliases_in
 from sglang_instrument.patching.constants import Constants
 from sglang_instrument.patching.contract import Probe
 from sglang_instrument.patching.dead import with_dead_fields
-from sglang_instrument.patching.rewrite import Placement, is_coroutine, rewrite
+from sglang_instrument.patching.rewrite import Placement, is_coroutine, naming, rewrite
 from sglang_instrument.patching.sites import Placed, Site, Wanted, place, without_function
 from sglang_instrument.patching.source import Chain, Source, definition_of, read_source
 from sglang_instrument.patching.tables import Region
@@ -120,7 +121,13 @@ def _compiled(
     constants = Constants()
     definition = definition_of(chain)
     rewrite(definition, placements, constants, bindings)
-    code = constants.fill(source.compile(chain))
+    code = source.compile(chain)
+    order = [name for name in running.co_varnames if bindings.has(name)]
+    if [name for name in code.co_varnames if name in order] != order:
+        place = 0 if ast.get_docstring(definition, clean=False) is None else 1
+        definition.body.insert(place, naming(order, definition.body[place]))
+        code = source.compile(chain)
+    code = constants.fill(code)
     for name in _SHAPE:
         if getattr(code, name) != getattr(running, name):
             raise ValueError(f"{name} would change")

@@ -63,6 +63,19 @@ def rewrite(
         count_awaits(definition, constants)
 
 
+def naming(names: Sequence[str], first: ast.stmt) -> ast.stmt:
+    """Return a statement, to stand before the `first`, that names locals in an order and is never run.
+
+    A frame lets go of its locals in the order in which its function names them, so what they hold dies in
+    that order, too. A probe that is handed locals may name one before the function does.
+    """
+    loads: list[ast.expr] = [ast.Name(name, ast.Load()) for name in names]
+    never = ast.If(ast.Constant(False), [ast.Expr(ast.Tuple(loads, ast.Load()))], [])
+    for node in ast.walk(never):
+        ast.copy_location(node, first)
+    return never
+
+
 def is_coroutine(definition: FunctionDef) -> bool:
     """Say whether the function is a coroutine: async, and no generator."""
     return isinstance(definition, ast.AsyncFunctionDef) and not any(
