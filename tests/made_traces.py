@@ -10,6 +10,7 @@ from typing import Any
 
 BASE_NS = 1_790_857_026_000_000_000
 START_US = 4_411_415_000_000.0  # of the first event, after BASE_NS
+BEGIN_US = BASE_NS // 1000 + round(START_US)
 SCHEDULER, GPU = 4711, 0
 
 
@@ -108,3 +109,38 @@ def engine_trace(nccl_us: float = 40.0, gemm_us: float = 100.0) -> MadeTrace:
         "gpu_user_annotation", "step[DECODE bs=2]", 1000, 60, pid=GPU, tid=7, args={"stream": 7, "device": 0}
     )
     return trace
+
+
+def trace_of_work(path: Path, busy: list[tuple[float, float]]) -> Path:
+    """A trace whose GPU works in these seconds."""
+    trace = MadeTrace()
+    for start, end in busy:
+        work = [("kernel", "gemm", start * 1e6, (end - start) * 1e6, 7)]
+        trace.launch(start * 1e6 - 10, "cudaLaunchKernel", work)
+    return trace.write(path)
+
+
+def run_beside(folder: Path) -> Path:
+    """A run of one worker: a step of 10 s, two requests wait for tools from 4 s to 8 s, a third ends."""
+
+    def line(event: str, start: float, end: float, task: int, request: str | None = None) -> str:
+        record: dict[str, Any] = {"timestamp": "2026-11-21T08:00:00+00:00", "event": event}
+        record |= {"duration_sec": end - start}
+        if request is not None:
+            record["extra"] = {"request_id": request, "turn": 0}
+        record |= {"workid": 0, "step": 6, "start_us": BEGIN_US + round(start * 1e6), "task": task}
+        return json.dumps(record) + "\n"
+
+    lines = [line("total_step_duration", 0, 10, 0)]
+    lines.append(line("tool_execution", 5, 7, 9, "a"))  # beside the other: it waits once
+    for task, request in ((1, "a"), (2, "b")):
+        lines.append(line("async_rollout_request_complete", 0, 10, task, request))
+        lines.append(line("turn_engine_call", 0, 4, task, request))
+        lines.append(line("tool_execution", 4, 8, task, request))
+        lines.append(line("turn_engine_call", 8, 10, task, request))
+    lines.append(line("async_rollout_request_complete", 0, 4, 3, "c"))
+    lines.append(line("turn_engine_call", 0, 4, 3, "c"))
+    log = folder / "step_6" / "worker_0.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(lines))
+    return folder

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from browser import browser
-from made_traces import MadeTrace, engine_trace
-from test_traces_run import run_beside, trace_of_work
+from made_traces import MadeTrace, engine_trace, run_beside, trace_of_work
 
 from sglang_instrument.cli.main import main
 from sglang_instrument.profiling.traces import analyse

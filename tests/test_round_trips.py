@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_traces import START_US, MadeTrace
-from test_perfetto import group_of, parsed
+from perfetto_tracks import group_of, parsed
 
 from sglang_instrument.analysis import open_run, process_clocks, round_trip_table
 from sglang_instrument.analysis.join import placed_lives

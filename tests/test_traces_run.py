@@ -11,13 +11,12 @@ import sys
 import textwrap
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
-from made_traces import BASE_NS, START_US, MadeTrace, engine_trace
+from made_traces import BASE_NS, engine_trace, run_beside, trace_of_work
 from own_group import run_in_group
-from test_perfetto import group_of, parsed
+from perfetto_tracks import group_of, parsed
 
 from sglang_instrument.cli.main import main
 from sglang_instrument.profiling.traces import analyse, analyse_trace
@@ -28,42 +27,6 @@ needs_sglang = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("torch", "sglang", "transformers")),
     reason="the demo's requirements are not installed",
 )
-BEGIN_US = BASE_NS // 1000 + round(START_US)
-
-
-def trace_of_work(path: Path, busy: list[tuple[float, float]]) -> Path:
-    """A trace whose GPU works in these seconds."""
-    trace = MadeTrace()
-    for start, end in busy:
-        work = [("kernel", "gemm", start * 1e6, (end - start) * 1e6, 7)]
-        trace.launch(start * 1e6 - 10, "cudaLaunchKernel", work)
-    return trace.write(path)
-
-
-def run_beside(folder: Path) -> Path:
-    """A run of one worker: a step of 10 s, two requests wait for tools from 4 s to 8 s, a third ends."""
-
-    def line(event: str, start: float, end: float, task: int, request: str | None = None) -> str:
-        record: dict[str, Any] = {"timestamp": "2026-11-21T08:00:00+00:00", "event": event}
-        record |= {"duration_sec": end - start}
-        if request is not None:
-            record["extra"] = {"request_id": request, "turn": 0}
-        record |= {"workid": 0, "step": 6, "start_us": BEGIN_US + round(start * 1e6), "task": task}
-        return json.dumps(record) + "\n"
-
-    lines = [line("total_step_duration", 0, 10, 0)]
-    lines.append(line("tool_execution", 5, 7, 9, "a"))  # beside the other: it waits once
-    for task, request in ((1, "a"), (2, "b")):
-        lines.append(line("async_rollout_request_complete", 0, 10, task, request))
-        lines.append(line("turn_engine_call", 0, 4, task, request))
-        lines.append(line("tool_execution", 4, 8, task, request))
-        lines.append(line("turn_engine_call", 8, 10, task, request))
-    lines.append(line("async_rollout_request_complete", 0, 4, 3, "c"))
-    lines.append(line("turn_engine_call", 0, 4, 3, "c"))
-    log = folder / "step_6" / "worker_0.jsonl"
-    log.parent.mkdir(parents=True)
-    log.write_text("".join(lines))
-    return folder
 
 
 def test_idle_time_of_an_engine_is_laid_beside_what_requests_did(
