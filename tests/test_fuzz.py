@@ -183,13 +183,15 @@ def described(error, depth=0):
         return None
     # A `with` whose entering is measured is entered by a function of ours, which stands in tracebacks.
     ours = __file__, spot_probes.__file__
-    # CPython 3.11 reads two locals at once in code that is warm, and then gives the column of the first.
-    in_full = not isinstance(error, UnboundLocalError)
     rows = [
-        (Path(row.filename).name, row.name, row.lineno, in_full and getattr(row, "colno", None))
+        (Path(row.filename).name, row.name, row.lineno, getattr(row, "colno", None))
         for row in traceback.extract_tb(error.__traceback__)
         if row.filename not in ours
     ]
+    if isinstance(error, UnboundLocalError) and sys.version_info[:2] == (3, 11):
+        # Code that is warm stores or reads two locals in one instruction, which has the place of the first:
+        # where the second has no value, the line before may be named.
+        rows[-1:] = [(*row[:2], None, None) for row in rows[-1:]]
     return (
         *(type(error).__name__, re.sub(" at 0x[0-9a-f]+", "", str(error)), rows),
         described(error.__cause__, depth + 1),
