@@ -1,6 +1,6 @@
-"""Open regular files alone: nothing comes from a FIFO until somebody writes, and a device never ends.
+"""Open regular files only: a read of a FIFO waits for a writer, and a device may never end.
 
-Whoever may write to a folder of logs may put such a file, or a link to one, under a name that is read there.
+Anyone who may write to a folder of logs may put such a file, or a link to one, under a name that we read.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def demand_regular(path: str | os.PathLike[str]) -> None:
-    """Refuse what is no regular file, nor a link to one.
+    """Raise unless a path is a regular file, or a link to one.
 
     Raises:
-        OSError: There is none, or it is a FIFO, a device, a socket or a folder.
+        OSError: The file is missing, or is a FIFO, a device, a socket or a folder.
     """
     _demand(os.stat(path).st_mode, path)  # noqa: PTH116 - recording opens its files without pathlib
 
@@ -27,10 +27,10 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file, or a link to one, for reading.
 
     Raises:
-        OSError: As `demand_regular`, or it cannot be read.
+        OSError: As `demand_regular`, or the file cannot be read.
     """
-    demand_regular(path)  # before it is opened: to open a device may already do something
-    # It may be replaced before it is opened, so this must not wait, and looks again.
+    demand_regular(path)  # before open(): opening a device may already have an effect
+    # Someone may replace the file between check and open(): open without waiting, and check again.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         _demand(os.fstat(descriptor).st_mode, path)
@@ -41,10 +41,10 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def read_regular(path: str | os.PathLike[str], most_bytes: int = 64 * 2**20) -> bytes:
-    """Return what a regular file holds.
+    """Return the bytes of a regular file.
 
     Raises:
-        OSError: As `open_regular`, or it holds more than `most_bytes`.
+        OSError: As `open_regular`, or the file is larger than `most_bytes`.
     """
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > most_bytes:
@@ -53,10 +53,10 @@ def read_regular(path: str | os.PathLike[str], most_bytes: int = 64 * 2**20) -> 
 
 
 def write_anew(path: Path, content: bytes) -> None:
-    """Write a new file; what has its name is deleted, and neither opened nor followed.
+    """Write a new file; delete an existing one of this name first, without opening or following it.
 
     Raises:
-        OSError: It cannot be written, or a folder has its name.
+        OSError: The file cannot be written, or a folder has this name.
     """
     path.unlink(missing_ok=True)
     with path.open("xb") as file:

@@ -1,10 +1,10 @@
-"""Name every key, control record, phase and event of the log: the one place both halves agree on."""
+"""Name the keys, control records, phases and events of the log: the vocabulary of recording and analysis."""
 
 from typing import Final, Literal, NamedTuple, get_args
 
 LOG_VERSION: Final = 1
 
-#: Keys of a record, in the order in which they stand in a line.
+#: Keys of a record, in the order in which the encoder writes them.
 KEYS: Final = (
     "timestamp",
     "event",
@@ -48,25 +48,26 @@ Phase = Literal[
 ]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 
-#: Open spans of these phases are watched: one that does not end is logged while it hangs.
+#: The watchdog reports spans of these phases that stay open for too long.
 WATCHED_PHASES: Final = frozenset({"step", "request", "turn", "tool", "reward", "barrier", "weights"})
 
 
 class EventKind(NamedTuple):
-    """What is known of an event before it happens.
+    """What the vocabulary knows of an event.
 
-    `synced`: a step-level span of synchronous code, around which the GPU may be synchronised.
-    `point`: an event without a duration.
+    `synced`: a step-level span of synchronous code; the GPU may be synchronised before and after it.
+    `instant`: an instant event, which has no duration.
     `reference`: one of the 36 events of the hand-edited verl whose names this log keeps.
     """
 
     phase: Phase
     synced: bool = False
-    point: bool = False
+    instant: bool = False
     reference: bool = True
 
 
-#: The vocabulary. Units are in the key `duration_sec`; the reference's own names keep theirs.
+#: The vocabulary. New names carry no unit (the key `duration_sec` does); the reference's names stay as they
+#: are.
 EVENTS: Final[dict[str, EventKind]] = {
     # a step of one worker
     "total_step_duration": EventKind("step", synced=True),
@@ -83,10 +84,10 @@ EVENTS: Final[dict[str, EventKind]] = {
     "batch_construction_duration": EventKind("postprocess", synced=True),
     "cache_flush_duration": EventKind("cache", synced=True),
     "final_construction_duration": EventKind("postprocess", synced=True),
-    "step_response_length_stats": EventKind("step", point=True),
+    "step_response_length_stats": EventKind("step", instant=True),
     # a request
     "async_rollout_request_complete": EventKind("request"),
-    "request_start": EventKind("request", point=True),
+    "request_start": EventKind("request", instant=True),
     "pending_state_handling": EventKind("preprocess"),
     "tool_creation_pending_state": EventKind("preprocess"),
     "interaction_start_pending_state": EventKind("preprocess"),
@@ -94,7 +95,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     "reward_calculation": EventKind("reward"),
     "finalization": EventKind("postprocess"),
     # a turn
-    "turn_start": EventKind("turn", point=True),
+    "turn_start": EventKind("turn", instant=True),
     "turn_end": EventKind("turn"),
     "turn_pre_process": EventKind("preprocess"),
     "turn_engine_call": EventKind("generate"),
@@ -111,7 +112,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     "engine_generate": EventKind("engine", reference=False),
     "engine_stream": EventKind("engine", reference=False),
     "engine_cache_flush": EventKind("cache", reference=False),
-    # inside it: the tokenizer manager, the controller, the scheduler, the detokenizer
+    # inside the engine: the tokenizer manager, the controller, the scheduler, the detokenizer
     "engine_request": EventKind("engine", reference=False),
     "engine_tokenize": EventKind("engine", reference=False),
     "engine_send": EventKind("engine", reference=False),
@@ -129,9 +130,9 @@ EVENTS: Final[dict[str, EventKind]] = {
     "weights_update": EventKind("weights", reference=False),
     "memory_release": EventKind("weights", reference=False),
     "memory_resume": EventKind("weights", reference=False),
-    # verl's server mode: agent loops, servers, rewards, the trainer around them
-    "request_group": EventKind("loop", reference=False),  # requests are its parts
-    "request_wait": EventKind("other", reference=False),  # for a place among the requests in flight
+    # verl's server mode: agent loops, servers, rewards, and the trainer that calls them
+    "request_group": EventKind("loop", reference=False),  # contains requests
+    "request_wait": EventKind("other", reference=False),  # until fewer requests are in flight
     "requests_abort": EventKind("postprocess", reference=False),
     "group_filter": EventKind("postprocess", reference=False),
     "requests_submit": EventKind("preprocess", reference=False),
@@ -158,7 +159,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     "trainer_update_critic": EventKind("other", reference=False),
     "trainer_save_checkpoint": EventKind("other", reference=False),
     # the event loop
-    "event_loop_lag": EventKind("loop", point=True, reference=False),
+    "event_loop_lag": EventKind("loop", instant=True, reference=False),
     "event_loop_block": EventKind("loop", reference=False),
 }
 
@@ -167,8 +168,8 @@ _OTHER: Final = EventKind("other", reference=False)
 
 
 def kind_of(event: str) -> EventKind:
-    """Return what the vocabulary says of `event`; a user's own event is of phase "other"."""
+    """Return what the vocabulary knows of `event`; an unknown event has the phase "other"."""
     try:
         return EVENTS.get(event, _OTHER)
-    except TypeError:  # a list, say: whatever a program takes for a name
+    except TypeError:  # not hashable: a program may pass anything as a name
         return _OTHER

@@ -106,7 +106,7 @@ def test_several_processes_and_batches_see_what_one_sees(
 ) -> None:
     one = open_run(folder, cached=False)
     monkeypatch.setattr(batches, "_BATCH_BYTES", 20_000)
-    monkeypatch.setattr(batches, "_CHILD_BYTES", 20_000)
+    monkeypatch.setattr(batches, "_BYTES_PER_PROCESS", 20_000)
     monkeypatch.setattr(batches, "_cores", lambda: 3)
     several = open_run(folder, cached=False)
     assert one.health == several.health
@@ -130,7 +130,7 @@ def test_what_children_cannot_do_is_done_without_them(
 ) -> None:
     whole = open_run(folder, cached=False)
     monkeypatch.setattr(batches, "_BATCH_BYTES", 20_000)
-    monkeypatch.setattr(batches, "_CHILD_BYTES", 20_000)
+    monkeypatch.setattr(batches, "_BYTES_PER_PROCESS", 20_000)
     monkeypatch.setattr(batches, "_cores", lambda: 2)
     monkeypatch.setattr(children, "_PROGRAM", program)
     alone = open_run(folder, cached=False)

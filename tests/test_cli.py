@@ -326,7 +326,7 @@ def test_summary_of_a_step_shows_parts_that_add_up_to_it(
 ) -> None:
     shown = printed(capsys, "summary", logs, "--step", 2)
     assert "the parts of worker 1, which was busy longest" in shown
-    assert "(remainder)" in shown
+    assert "(unaccounted)" in shown
     summary = answer(capsys, "summary", logs, "--step", 2)
     (step,) = summary["steps"]
     parts = summary["accounting"]["1"]

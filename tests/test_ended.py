@@ -51,7 +51,7 @@ def test_the_worker_that_fell_silent_first_is_named(folder: Path) -> None:
     kill(folder, {0: 200, 1: 60, 2: 200})
     (finding,) = (one for one in find(open_run(folder).digest, open_run(folder).files, over=True))
     assert (finding.cause, finding.step, finding.worker) == ("death", LAST, 1)
-    assert "worker 1 was the first to fall silent" in finding.sentence
+    assert "worker 1 was the first to stop logging" in finding.sentence
     assert [one["worker"] for one in finding.evidence["workers"]] == [0, 1, 2]
 
 
@@ -78,7 +78,7 @@ def test_the_one_that_is_dead_is_told_from_those_that_wait_for_it(tmp_path: Path
 def test_where_all_others_were_done_the_one_at_work_is_named(tmp_path: Path) -> None:
     (finding,) = found_after(tmp_path, 0.95, 0.0)
     assert (finding.cause, finding.step, finding.worker) == ("death", 3, 2)
-    assert finding.sentence.endswith("had 15 requests done, the others 16")
+    assert finding.sentence.endswith("had completed 15 requests, the others 16")
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
@@ -96,7 +96,7 @@ def test_a_worker_that_was_killed_before_its_first_record_is_missed(folder: Path
     (folder / f"step_{LAST}" / "worker_1.jsonl").unlink()
     assert deaths(folder, over=True) == []
     run = open_run(folder)
-    assert verdict(run.digest, run.files, over=True).endswith("long before; worker 1 wrote nothing in it")
+    assert verdict(run.digest, run.files, over=True).endswith("the others; worker 1 wrote nothing in it")
 
 
 def test_a_step_that_goes_on_for_long_is_no_hang(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_step_that_goes_on_for_long_is_no_hang(tmp_path: Path) -> None:
 def test_in_a_run_that_goes_on_the_one_that_others_wait_for_is_named(tmp_path: Path) -> None:
     (finding,) = found_after(tmp_path, 0.8, 40.0, over=False)
     assert (finding.cause, finding.step, finding.worker) == ("hang", 3, 2)
-    assert "worker 2 did not come where 3 others waited" in finding.sentence
+    assert "worker 2 kept 3 other workers waiting" in finding.sentence
 
 
 def test_a_run_that_ended_as_it_should_has_no_deaths(folder: Path) -> None:
@@ -155,7 +155,7 @@ def test_check_says_who_fell_silent(folder: Path, capsys: pytest.CaptureFixture[
     kill(folder, {0: 200, 1: 60, 2: 200})
     describe(folder, 0, dead_pid())
     assert main(["check", str(folder)]) == 1
-    assert "worker 1 was the first to fall silent" in " ".join(capsys.readouterr().out.split())
+    assert "worker 1 was the first to stop logging" in " ".join(capsys.readouterr().out.split())
     assert main(["check", str(folder), "--json"]) == 1
     (death,) = json.loads(capsys.readouterr().out)["deaths"]
     assert (death["step"], death["worker"]) == (LAST, 1)

@@ -164,7 +164,7 @@ def test_a_run_is_kept_beside_it_and_read_by_many_whatever_it_is_called(run, mon
     copied = tmp_path / f"[a-z]{IN_NAMES}"
     shutil.copytree(run, copied)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(batches, "_CHILD_BYTES", 1)
+    monkeypatch.setattr(batches, "_BYTES_PER_PROCESS", 1)
     expected = open_run(copied, cached=False)
     monkeypatch.setattr(cache, "_WORTHWHILE_BYTES", 0)
     first, second = open_run(copied), open_run(copied)

@@ -6,15 +6,15 @@ import pytest
 
 from sglang_instrument.analysis import cache, lives
 from sglang_instrument.analysis.join import (
+    engine_requests_by_step,
     explain,
-    has_engine_room,
+    has_engine_logs,
     joined_calls,
-    placed_lives,
     shares,
     usual_token_sec,
     why,
 )
-from sglang_instrument.analysis.lives import engine_lives, kept_lives
+from sglang_instrument.analysis.lives import cached_engine_requests, engine_requests
 from sglang_instrument.analysis.run import open_run
 from sglang_instrument.cli.main import main
 
@@ -105,7 +105,7 @@ def test_a_retracted_request_waits_and_is_prefilled_again(log):
 
 def test_the_pieces_of_a_long_prompt_are_its_prefill(log):
     log.life("a", 0, ("admit", 1), ("first", 2), ("admit", 2.5), ("first", 4), end=5)
-    row = only(placed_lives(opened(log)).filter(rid="a"))
+    row = only(engine_requests_by_step(opened(log)).filter(rid="a"))
     queue, prefill, decode = (row[f"{part}_sec"] for part in ("queue", "prefill", "decode"))
     assert queue == pytest.approx(1)
     assert queue + prefill + decode == pytest.approx(5)
@@ -141,27 +141,27 @@ def test_requests_that_nobody_named_are_placed_by_time(log):
     log.call(2, "b", "r1", 0, 20, 3)
     for rid, arrived in (("early", 2), ("first", 11), ("second", 21)):
         log.life(rid, arrived, ("admit", arrived + 1), end=arrived + 2)
-    lives = {row["rid"]: row["step"] for row in placed_lives(opened(log)).to_dicts()}
+    lives = {row["rid"]: row["step"] for row in engine_requests_by_step(opened(log)).to_dicts()}
     assert lives == {"early": None, "first": 1, "second": 2}
 
 
 def test_a_request_that_never_left_the_queue_has_no_prefill(log):
     log.write("engine/scheduler_0_tp0.jsonl", ("scheduler_receive", 3, 0.001, {"rid": "a"}))
-    row = only(placed_lives(opened(log)))
+    row = only(engine_requests_by_step(opened(log)))
     assert [row[f"{part}_sec"] for part in ("queue", "prefill", "decode")] == [None, None, None]
 
 
 def test_health_checks_of_sglang_are_nobodys_requests(log):
     log.write("engine/scheduler_0_tp0.jsonl", ("scheduler_receive", 3, 0.001, {"rid": "HEALTH_CHECK_7"}))
-    assert placed_lives(opened(log)).is_empty()
-    assert shares(placed_lives(opened(log))) == {}
+    assert engine_requests_by_step(opened(log)).is_empty()
+    assert shares(engine_requests_by_step(opened(log))) == {}
 
 
 def test_torn_lines_cost_no_other_line(log):
     log.life("a", 0, ("admit", 1), ("first", 2), end=5)
     with (log.folder / "engine/scheduler_0_tp0.jsonl").open("a") as stream:
         stream.write('{"timestamp":"2026-11-20T19:36')
-    row = only(placed_lives(opened(log)).filter(rid="a"))
+    row = only(engine_requests_by_step(opened(log)).filter(rid="a"))
     assert row["prefill_sec"] == pytest.approx(1)
 
 
@@ -175,21 +175,21 @@ def test_records_of_an_earlier_run_are_left_out(log):
                 '{"log_version":1,"run_id":"now"}}\n'
             )
     log.life("new", 10, ("admit", 11), ("first", 12), end=13)
-    assert "old" not in placed_lives(opened(log))["rid"].to_list()
-    assert "new" in placed_lives(opened(log))["rid"].to_list()
+    assert "old" not in engine_requests_by_step(opened(log))["rid"].to_list()
+    assert "new" in engine_requests_by_step(opened(log))["rid"].to_list()
 
 
 def test_a_steps_worker_is_explained_by_its_slowest_call(log):
     log.call(1, "a", "r0", 1, 10, 151)
     log.life("a", 10.5, ("admit", 158.5), ("first", 159), end=160)
     assert explain(opened(log), 1, 0, False) == (
-        "its longest call of the engine (request r0, turn 2): 148 s of 151 s in the scheduler's queue"
+        "its longest engine call (request r0, turn 2): 148 s of 151 s in the scheduler's queue"
     )
 
 
 def test_without_the_engines_files_nothing_is_claimed(log):
     log.call(1, "a", "r0", 0, 10, 151)
-    assert not has_engine_room(opened(log))
+    assert not has_engine_logs(opened(log))
     assert explain(opened(log), 1, 0, False) == ""
 
 
@@ -197,14 +197,14 @@ def test_what_the_engine_did_is_kept_beside_the_run_until_its_files_change(log, 
     monkeypatch.setattr(cache, "_WORTHWHILE_BYTES", 1)
     log.call(1, "a", "r0", 1, 10, 151)
     log.life("a", 10.5, ("admit", 158.5), ("first", 159), end=160)
-    first = kept_lives(open_run(log.folder))
-    assert first.equals(engine_lives(opened(log)))
+    first = cached_engine_requests(open_run(log.folder))
+    assert first.equals(engine_requests(opened(log)))
     with monkeypatch.context() as patch:
-        patch.setattr(lives, "engine_lives", None)  # nobody asks for it
-        assert kept_lives(open_run(log.folder)).equals(first)
+        patch.setattr(lives, "engine_requests", None)  # nobody asks for it
+        assert cached_engine_requests(open_run(log.folder)).equals(first)
     log.life("b", 200, ("admit", 201), ("first", 202), end=203)
-    assert "b" in kept_lives(open_run(log.folder))["rid"].to_list()
-    assert len(list((log.folder / ".cache").glob("lives-*.parquet"))) == 1
+    assert "b" in cached_engine_requests(open_run(log.folder))["rid"].to_list()
+    assert len(list((log.folder / ".cache").glob("engine_requests-*.parquet"))) == 1
 
 
 def without_detokenizer(log, *ends):
@@ -223,7 +223,7 @@ def without_detokenizer(log, *ends):
 def test_without_a_detokenizer_the_end_in_the_workers_own_log_counts(log, capsys):
     without_detokenizer(log, ("a", 14.5), ("b", 15))
     parts = [f"{kind}_sec" for kind in ("queue", "prefill", "decode")]
-    assert placed_lives(opened(log)).select(parts).rows() == [pytest.approx((1, 1, 2))] * 2
+    assert engine_requests_by_step(opened(log)).select(parts).rows() == [pytest.approx((1, 1, 2))] * 2
     assert joined_calls(opened(log)).select(parts).rows() == [pytest.approx((1, 1, 2))] * 2
     assert main(["summary", str(log.folder)]) == 0
     assert (
@@ -233,7 +233,9 @@ def test_without_a_detokenizer_the_end_in_the_workers_own_log_counts(log, capsys
 
 def test_requests_whose_end_nobody_logged_do_not_count_for_the_shares(log):
     without_detokenizer(log, ("a", 14.5))
-    assert shares(placed_lives(opened(log))) == pytest.approx({"queue": 0.25, "prefill": 0.25, "decode": 0.5})
+    assert shares(engine_requests_by_step(opened(log))) == pytest.approx(
+        {"queue": 0.25, "prefill": 0.25, "decode": 0.5}
+    )
     rows = {row["rid"]: row for row in joined_calls(opened(log)).to_dicts()}
     assert rows["a"]["outside_sec"] == pytest.approx(1)
     assert (rows["b"]["queue_sec"], rows["b"]["prefill_sec"]) == pytest.approx((1, 1))
@@ -257,7 +259,9 @@ def test_a_request_whose_first_token_a_killed_scheduler_did_not_log_has_no_prefi
     without_detokenizer(log, ("a", 14.5), ("b", 15))
     path = log.folder / "engine/scheduler_0_tp0.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    assert shares(placed_lives(opened(log))) == pytest.approx({"queue": 0.25, "prefill": 0.25, "decode": 0.5})
+    assert shares(engine_requests_by_step(opened(log))) == pytest.approx(
+        {"queue": 0.25, "prefill": 0.25, "decode": 0.5}
+    )
     row = only(joined_calls(opened(log)).filter(rid="b"))
     assert [row[f"{part}_sec"] for part in ("queue", "prefill", "decode", "outside")] == [1, None, None, None]
 

@@ -37,7 +37,7 @@ def test_a_workers_file_that_is_missing_between_others_is_named(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "step_2/worker_1.jsonl").unlink()
-    assert "no file: step 2 worker 1, between others" in check(folder, capsys, 1)
+    assert "no file, though earlier and later steps have one: step 2 worker 1" in check(folder, capsys, 1)
     for number in (3, 4):
         (folder / f"step_{number}/worker_1.jsonl").unlink()
     assert opened(folder).health.missing == [(2, 1), (3, 1), (4, 1)]

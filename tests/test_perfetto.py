@@ -13,7 +13,7 @@ from perfetto_tracks import Track, group_of, parsed
 
 from sglang_instrument.analysis import open_run
 from sglang_instrument.cli.main import main
-from sglang_instrument.report.perfetto_lanes import Slice, lay
+from sglang_instrument.report.perfetto_lanes import Slice, assign_lanes
 from sglang_instrument.report.perfetto_packets import Packets
 from sglang_instrument.testing import BlockedLoop, Hang, Straggler, synthetic_run
 
@@ -144,7 +144,7 @@ def test_counters_say_how_many_run_and_how_late_the_loop_was(tracks: dict[int, T
         assert track.counts[-1][1] == 0
     (late,) = (track for track in tracks.values() if track.name == "event loop lag")
     assert [value for _, value in late.counts] == [pytest.approx(2000.0), 0.0]
-    (held,) = (track for track in tracks.values() if track.name == "event loop held")
+    (held,) = (track for track in tracks.values() if track.name == "event loop blocked")
     assert [name for name, *_ in held.slices] == ["event_loop_block"]
 
 
@@ -203,14 +203,14 @@ def one(number: int, start: int, end: int, parent: int | None = None) -> Slice:
 
 
 def test_what_runs_beside_its_siblings_goes_to_another_lane() -> None:
-    lanes = lay([one(0, 0, 100), one(1, 10, 90, 0), one(2, 10, 60, 0), one(3, 20, 30, 2)])
+    lanes = assign_lanes([one(0, 0, 100), one(1, 10, 90, 0), one(2, 10, 60, 0), one(3, 20, 30, 2)])
     assert [[piece.number for piece in lane] for lane in lanes] == [[0, 1], [2, 3]]
 
 
 def test_what_rounding_took_is_cut_and_moments_stay_inside() -> None:
     sticks_out = one(1, 50, 102, 0)
     sticks_out.slack_ns = 3
-    lanes = lay([one(0, 0, 100), sticks_out, one(2, 100, 100, 0)])
+    lanes = assign_lanes([one(0, 0, 100), sticks_out, one(2, 100, 100, 0)])
     assert [(piece.start_ns, piece.end_ns, piece.depth) for piece in lanes[0]] == [
         (0, 100, 0),
         (50, 100, 1),
@@ -219,7 +219,7 @@ def test_what_rounding_took_is_cut_and_moments_stay_inside() -> None:
 
 
 def test_what_outlasts_what_began_it_keeps_its_length() -> None:
-    lanes = lay([one(0, 0, 100), one(1, 50, 160, 0)])
+    lanes = assign_lanes([one(0, 0, 100), one(1, 50, 160, 0)])
     assert [[(piece.start_ns, piece.end_ns) for piece in lane] for lane in lanes] == [[(0, 100)], [(50, 160)]]
 
 

@@ -20,7 +20,7 @@ from sglang_instrument.errors import ConfigError
 from sglang_instrument.profiling import engines, notes
 from sglang_instrument.profiling.found import files_in, wait_for_files
 from sglang_instrument.profiling.options import ProfileOptions, read_options
-from sglang_instrument.profiling.reached import reached_from, stored
+from sglang_instrument.profiling.reached import reached_from, stored_attribute
 from sglang_instrument.profiling.switching import Outcome
 from sglang_instrument.profiling.wire import ask
 from sglang_instrument.profiling.workers import WorkersError, addresses_in_log, workers_behind
@@ -95,7 +95,7 @@ def test_what_a_server_is_too_old_for_is_known(version, unknown):
     [
         ("num_step=3", "no field 'num_step'"),
         ("num_steps", "must be field=value"),
-        ("num_steps=x", "num_steps='x' is not a value"),
+        ("num_steps=x", "num_steps='x' is not a valid value"),
         ("activities=CPU+TPU", "no activity 'TPU'"),
         ("num_steps=-1", "at least 1"),
         ("num_steps=0,profile_by_stage=1", "profile_by_stage needs num_steps"),
@@ -371,7 +371,7 @@ def test_one_api_and_the_trainers_names_for_it(tmp_path):
     assert engines.router_of(Arguments()) == "http://127.0.0.1:1"
     with pytest.raises(engines.ProfileError, match="connection refused"):
         engines.start(nobody(), output_dir=str(tmp_path))
-    with pytest.raises(engines.ProfileError, match="nothing whose profiler is known"):
+    with pytest.raises(engines.ProfileError, match="has no profiler that we know"):
         engines.start(3)
 
 
@@ -434,8 +434,8 @@ def test_looking_for_an_engine_computes_no_attribute_of_the_trainers():
         return reached_from(1)
 
     assert begins(Computed()).urls == ("http://[::1]:7",)
-    assert stored(Computed(), "start_profile") is not None
-    assert stored(Slotted.__new__(Slotted), "server_host") is None
+    assert stored_attribute(Computed(), "start_profile") is not None
+    assert stored_attribute(Slotted.__new__(Slotted), "server_host") is None
     assert asked == []
 
 

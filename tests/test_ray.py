@@ -123,5 +123,6 @@ def test_of_two_actors_the_one_that_is_killed_in_the_middle_of_a_step_is_named(s
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert verdict(run.digest, run.files, run.is_over) == (
-        "step 3: worker 1 was the only one at work when the run ended: it had 3 requests done, the others 8"
+        "step 3: worker 1 was the only one with requests left when the run ended: "
+        "it had completed 3 requests, the others 8"
     )

@@ -167,7 +167,7 @@ def test_the_parts_of_a_step_and_the_remainder_add_up_to_it(made: Made) -> None:
     assert table["sec"].sum() == pytest.approx(length, abs=1e-5)
     assert table["share"].sum() == pytest.approx(1.0, abs=1e-5)
     uncovered = sum(len(made.spans) - 1 in working for working in at_work(made))
-    assert table["event"][-1] == "(remainder)"
+    assert table["event"][-1] == "(unaccounted)"
     assert table["sec"][-1] == pytest.approx(uncovered * TICK_US / 1e6, abs=1e-5)
 
 
@@ -276,7 +276,7 @@ def test_a_step_without_a_step_span_goes_from_its_first_span_to_its_last_end(tmp
     run = open_run(tmp_path)
     (row,) = step_table(run.digest).iter_rows(named=True)
     assert row["duration_sec"] == pytest.approx(4.0)
-    assert row["remainder_sec"] == pytest.approx(1.0)
+    assert row["unaccounted_sec"] == pytest.approx(1.0)
     assert row["requests"] == 0
     assert row["share_engine"] == pytest.approx(0.75)
     assert accounting(run.spans, 1, 0)["sec"].to_list() == pytest.approx([3.0, 1.0])

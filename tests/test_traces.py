@@ -401,14 +401,14 @@ def test_nobody_is_named_where_ranks_are_alike_or_alone(tmp_path: Path) -> None:
         engine_trace().write(tmp_path / f"9-TP-{rank}.trace.json.gz")
     found = analyse(tmp_path)
     assert (found.slow, "no rank stands out" in found.sentence) == (None, True)
-    assert analyse(tmp_path, rank="TP-1").sentence == "one rank an engine: nothing to compare"
+    assert analyse(tmp_path, rank="TP-1").sentence == "one rank per engine: nothing to compare"
 
 
 def test_ranks_of_different_engines_are_not_compared(tmp_path: Path) -> None:
     for worker, gemm in ((0, 100), (1, 900)):
         engine_trace(gemm_us=gemm).write(tmp_path / f"e-worker_{worker}-TP-0.trace.json.gz")
     found = analyse(tmp_path)
-    assert (found.slow, found.sentence) == (None, "one rank an engine: nothing to compare")
+    assert (found.slow, found.sentence) == (None, "one rank per engine: nothing to compare")
     assert [one.profile_id for one in found.traces] == ["e-worker_0", "e-worker_1"]
 
 
@@ -425,7 +425,7 @@ def test_folders_are_searched_and_merged_files_left_out(tmp_path: Path) -> None:
     for name in ("deep/a-TP-0.trace.json.gz", "merged-a.trace.json.gz", "settings.json"):
         trace.write(tmp_path / name)
     assert [path.name for path in find_traces(tmp_path)] == ["a-TP-0.trace.json.gz"]
-    with pytest.raises(LogError, match="does the profiler still run"):
+    with pytest.raises(LogError, match="is the profiler still running"):
         find_traces(_empty(tmp_path))
     with pytest.raises(LogError, match="no such file or folder"):
         find_traces(tmp_path / "nothing")

@@ -51,8 +51,8 @@ def test_the_verdict_on_step_67_is_the_story_of_the_readme(tmp_path: Path) -> No
     write(tmp_path)
     run = open_run(tmp_path, cached=False)
     assert verdict(run.digest, run.files) == (
-        "step 67: worker 0 arrived 160 s late; 109 of its 512 requests stood still from 19 s to 166 s; "
-        "in turn 2, turn_engine_call"
+        "step 67: worker 0 arrived 160 s late; 109 of its 512 requests stood still from 19 s to 166 s, "
+        "in turn 2 (turn_engine_call)"
     )
 
 

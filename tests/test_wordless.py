@@ -48,13 +48,13 @@ def states(printed, folder):
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_process_that_ended_without_a_word_is_named(run_script, printed, end):
+def test_a_process_that_ended_abruptly_is_named(run_script, printed, end):
     folder = run_script(f"{RECORDED}\n    {end}", code=ENDS[end]).folder
-    said = "1 process ended without a word (worker_0): what each recorded in its last 0.1 s may be missing"
+    said = "1 process ended abruptly (worker_0): records of the last 0.1 s may be missing"
     assert said in printed("summary", folder)
-    assert json.loads(printed("summary", folder, "--json"))["health"]["wordless"] == ["worker_0"]
-    assert states(printed, folder) == {"worker_0": "ended without a word"}
-    assert "ended without a word: worker_0" in printed("status", folder)
+    assert json.loads(printed("summary", folder, "--json"))["health"]["ended_abruptly"] == ["worker_0"]
+    assert states(printed, folder) == {"worker_0": "ended abruptly"}
+    assert "ended abruptly: worker_0" in printed("status", folder)
 
 
 HELPS = {
@@ -83,32 +83,32 @@ def test_a_process_that_became_another_program_is_gone_though_its_number_lives_o
     )
     script.says("another")
     assert script.process.poll() is None
-    assert states(printed, script.folder) == {"worker_0": "ended without a word"}
-    assert open_run(script.folder).health.wordless == ["worker_0"]
+    assert states(printed, script.folder) == {"worker_0": "ended abruptly"}
+    assert open_run(script.folder).health.ended_abruptly == ["worker_0"]
 
 
 def test_a_process_that_runs_is_said_to_run(start_script, printed):
     script = start_script(f"{RECORDED}\n    print('recorded', flush=True)\n    input()")
     script.says("recorded")
     assert states(printed, script.folder) == {"worker_0": "running"}
-    assert open_run(script.folder).health.wordless == []
+    assert open_run(script.folder).health.ended_abruptly == []
     script.tell("end")
     script.wait()
     assert states(printed, script.folder) == {"worker_0": "ended"}
-    assert open_run(script.folder).health.wordless == []
+    assert open_run(script.folder).health.ended_abruptly == []
 
 
 def test_a_process_that_uninstalled_and_lives_on_is_no_loss(start_script, printed):
     script = start_script(f"{RECORDED}\n    si.uninstall()\n    print('off', flush=True)\n    input()")
     script.says("off")
     assert states(printed, script.folder) == {"worker_0": "running"}
-    assert open_run(script.folder).health.wordless == []
+    assert open_run(script.folder).health.ended_abruptly == []
 
 
 def test_one_that_began_to_record_again_and_was_killed_is_named(run_script):
     again = "si.uninstall(); si.install(); si.step(3).__enter__(); si.event('did'); si.flush(); os._exit(0)"
     folder = run_script(f"{RECORDED}\n    {again}").folder
-    assert open_run(folder).health.wordless == ["worker_0"]
+    assert open_run(folder).health.ended_abruptly == ["worker_0"]
 
 
 def test_a_kill_after_the_last_step_was_closed_is_no_fault(run_script, printed):
@@ -126,7 +126,7 @@ def test_a_kill_after_the_last_step_was_closed_is_no_fault(run_script, printed):
     folder = run_script(whole).folder
     shown = printed("check", folder)
     assert "nothing is wrong" in shown
-    assert "1 process ended without a word (worker_0)" in shown
+    assert "1 process ended abruptly (worker_0)" in shown
 
 
 def test_a_process_whose_files_are_not_there_is_named_by_what_it_said_of_itself(run_script, printed):
@@ -139,7 +139,7 @@ def test_a_process_whose_files_are_not_there_is_named_by_what_it_said_of_itself(
         ("worker_3", {"run_id": "else"}),
     ):
         (processes / f"{name}.json").write_text(json.dumps({**facts, **more}))
-    assert open_run(folder).health.wordless == ["worker_0", "worker_1"]
+    assert open_run(folder).health.ended_abruptly == ["worker_0", "worker_1"]
 
 
 def test_of_another_host_nobody_is_said_to_be_gone_before_the_run_is_over(run_script, monkeypatch):
@@ -152,6 +152,6 @@ def test_of_another_host_nobody_is_said_to_be_gone_before_the_run_is_over(run_sc
     (folder / "processes/worker_0.json").unlink()
     run = open_run(folder)
     assert not run.is_over  # it was written to a moment ago
-    assert run.health.wordless == []
+    assert run.health.ended_abruptly == []
     monkeypatch.setattr("sglang_instrument.analysis.ended._SILENT_SEC", 0.0)
-    assert open_run(folder).health.wordless == ["worker_0"]
+    assert open_run(folder).health.ended_abruptly == ["worker_0"]

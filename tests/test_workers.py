@@ -97,14 +97,14 @@ def test_missing_workers_are_a_doubt_and_nobody_is_blamed(tmp_path: Path) -> Non
     write_barrier(tmp_path, [0, 10], 2)
     digest = open_run(tmp_path).digest
     doubts = set(barrier_table(digest).select("step", "doubt").iter_rows())
-    assert doubts == {(1, None), (2, "workers are missing")}
+    assert doubts == {(1, None), (2, "some workers are missing")}
     assert blame_table(digest)["barriers"].to_list() == [1, 1, 1]
 
 
 def test_one_worker_alone_is_no_evidence(tmp_path: Path) -> None:
     write_barrier(tmp_path, [5])
     run = open_run(tmp_path)
-    assert barrier_table(run.digest)["doubt"].to_list() == ["one worker alone"]
+    assert barrier_table(run.digest)["doubt"].to_list() == ["only one worker"]
     assert blame_table(run.digest).is_empty()
     assert chain_of(run, 1) is None
 

@@ -1,7 +1,7 @@
 """Turn the folder of a run into answers; needs the extra `analysis`, and nothing that training needs.
 
-`open_run(folder)` reads a run; the other functions are pure and turn its tables into tables. `Run.digest` has
-the tables that most of them need; `Run.spans` has every span, in memory.
+`open_run(folder)` reads a run. The other functions are pure: they turn tables of a run into tables. Most of
+them need `Run.digest`; some need `Run.spans`, which holds every span in memory.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.turns import turn_table as turn_table
     from sglang_instrument.analysis.verdict import Finding as Finding
     from sglang_instrument.analysis.verdict import find as find
-    from sglang_instrument.analysis.walls import split_wall as split_wall
+    from sglang_instrument.analysis.walls import split_wall_time as split_wall_time
     from sglang_instrument.analysis.whatif import Rules as Rules
     from sglang_instrument.analysis.whatif import what_if as what_if
     from sglang_instrument.analysis.workers import Chain as Chain
@@ -66,7 +66,7 @@ _HOMES = {
     "request_table": "requests",
     "reward_by_length": "lengths",
     "round_trip_table": "round_trips",
-    "split_wall": "walls",
+    "split_wall_time": "walls",
     "standstill": "gaps",
     "step_table": "steps",
     "tool_table": "turns",
@@ -102,7 +102,7 @@ __all__ = [
     "request_table",
     "reward_by_length",
     "round_trip_table",
-    "split_wall",
+    "split_wall_time",
     "standstill",
     "step_table",
     "tool_table",
@@ -115,7 +115,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Imported at the first use: polars alone takes longer to import than `--help` may take.
+    # Import at first use: importing polars alone would make `--help` too slow.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

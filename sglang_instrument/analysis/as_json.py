@@ -1,4 +1,4 @@
-"""Write an answer as JSON, whatever the files that it was read from hold."""
+"""Encode an answer as JSON, even where its strings and numbers are not valid JSON."""
 
 from typing import Any, Final
 
@@ -8,10 +8,10 @@ _DEEPEST: Final = 100
 
 
 def as_json(answer: Any, option: int = 0) -> bytes:
-    """Return `answer` as JSON, as orjson writes it; what JSON cannot hold, in a form that it can.
+    """Return `answer` as JSON bytes, encoded by orjson.
 
-    Bytes of a file's name that are no UTF-8 are written as in Python's source, integers over 64 bits as text,
-    and what lies deeper than 100 levels as "...".
+    What JSON cannot hold is replaced: bytes of a file name that are not UTF-8 by escapes as in Python's
+    source, integers over 64 bits by strings, anything below 100 levels by "...".
     """
     try:
         return orjson.dumps(answer, option=option)

@@ -1,4 +1,4 @@
-"""Read the files of a run batch by batch, in as many processes as the machine has cores, into tables."""
+"""Read the files of a run in batches, in up to one process per core, into tables."""
 
 import math
 import os
@@ -8,15 +8,15 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.children import read_in_children
+from sglang_instrument.analysis.children import read_in_processes
 from sglang_instrument.analysis.digest import Digest, concat_digests
 from sglang_instrument.analysis.files import File
-from sglang_instrument.analysis.work import Part, Tables, Work
+from sglang_instrument.analysis.work import BatchJob, BatchResult, Tables
 
 _BATCH_BYTES: Final = 24 * 1024 * 1024  # of text; some 100,000 records
-_CHILD_BYTES: Final = 48 * 1024 * 1024  # what is worth a process of its own
+_BYTES_PER_PROCESS: Final = 48 * 1024 * 1024  # less text is not worth starting another process
 _MOST_PROCESSES: Final = 16
-_PACKED: Final = 10  # by about so much .zst files are smaller
+_ZSTD_RATIO: Final = 10  # about how many times smaller .zst files are
 
 Progress = Callable[[int, int], object]
 
@@ -24,39 +24,39 @@ Progress = Callable[[int, int], object]
 def digest_files(
     folder: Path, files: Sequence[File], progress: Progress | None = None
 ) -> tuple[list[File], Digest]:
-    """Return the files as they were read and their digest; `source` numbers their runs in order."""
-    read, parts = read_tables(folder, files, Work("digest"), progress)
+    """Return the files as read, and their digest; `source` numbers each pair of file and run, in order."""
+    read, parts = read_tables(folder, files, BatchJob("digest"), progress)
     return read, concat_digests([Digest(**tables) for tables in parts])
 
 
 def read_tables(
-    folder: Path, files: Sequence[File], work: Work, progress: Progress | None = None
+    folder: Path, files: Sequence[File], job: BatchJob, progress: Progress | None = None
 ) -> tuple[list[File], list[Tables]]:
-    """Return the files as they were read and their tables by batches; `source` numbers their runs in order.
+    """Return the files as read, and the tables of each batch; `source` numbers each file and run, in order.
 
     Args:
         folder: The run's folder.
         files: Files in it.
-        work: Which tables are wanted.
-        progress: Called with the number of files read and that of all files.
+        job: Which tables to make.
+        progress: Called with the number of files read so far and the number of all files.
     """
-    worthwhile = 1 + sum(map(_weight, files)) // _CHILD_BYTES
+    worthwhile = 1 + sum(map(_weight, files)) // _BYTES_PER_PROCESS
     processes = max(1, min(_cores(), _MOST_PROCESSES, len(files), worthwhile))
     batches = _batches(files, processes)
     if processes > 1:
-        coming = read_in_children(folder, batches, work, processes)
+        coming = read_in_processes(folder, batches, job, processes)
     else:
-        coming = ((number, work.of(folder, batch)) for number, batch in enumerate(batches))
+        coming = ((number, job.run(folder, batch)) for number, batch in enumerate(batches))
     tell = progress or (lambda done, total: None)
     tell(0, len(files))
-    parts: dict[int, Part] = {}
+    parts: dict[int, BatchResult] = {}
     for number, part in coming:
         parts[number] = part
         tell(sum(len(batches[done]) for done in parts), len(files))
     return _joined([parts[number] for number in range(len(batches))])
 
 
-def _joined(parts: list[Part]) -> tuple[list[File], list[Tables]]:
+def _joined(parts: list[BatchResult]) -> tuple[list[File], list[Tables]]:
     files: list[File] = []
     shifted = []
     sources = 0
@@ -70,11 +70,11 @@ def _joined(parts: list[Part]) -> tuple[list[File], list[Tables]]:
 
 
 def _weight(file: File) -> int:
-    return max(1, file.size * (_PACKED if file.path.endswith(".zst") else 1))
+    return max(1, file.size * (_ZSTD_RATIO if file.path.endswith(".zst") else 1))
 
 
 def _batches(files: Sequence[File], processes: int) -> list[list[File]]:
-    """Cut files into batches of about the same weight, as many for each process."""
+    """Split files into batches of about equal weight, with equally many batches for each process."""
     weight = sum(map(_weight, files))
     rounds = max(1, math.ceil(weight / (_BATCH_BYTES * processes)))
     share = weight / (rounds * processes)

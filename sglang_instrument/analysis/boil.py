@@ -1,4 +1,4 @@
-"""Make rows of nested spans: steps, requests, turns and barriers."""
+"""Aggregate nested spans into one row per step, request, turn and barrier."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -7,9 +7,9 @@ import polars as pl
 
 from sglang_instrument.schema import PHASES
 
-#: What every row says of itself. `source` numbers what one run wrote to one file.
+#: Where a row belongs. `source` numbers each pair of file and run.
 PLACE: Final = ("source", "role", "worker", "step", "validate")
-#: Kinds of work within a request; a span of a kind that lies in another one of its kind is part of it.
+#: Kinds of work within a request, with their phases. A span inside another of its kind is not counted again.
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "engine": ("generate", "engine"),
     "tool": ("tool",),
@@ -23,13 +23,13 @@ _KIND_OF_PHASE: Final = [
 _REQUEST: Final = ["place", "request_id"]
 
 
-def boil(spans: pl.DataFrame, records: pl.DataFrame, places: pl.DataFrame) -> dict[str, pl.DataFrame]:
+def roll_up(spans: pl.DataFrame, records: pl.DataFrame, places: pl.DataFrame) -> dict[str, pl.DataFrame]:
     """Return the tables of a digest by name.
 
     Args:
-        spans: Nested, with `wall_sec`; `span` numbers them from 0, `row` is that of `records`, `place` that
-            of `places`.
-        records: What else is known of them, and records that may hold a reward by request.
+        spans: Nested spans with `wall_sec`. `span` numbers them from 0, `row` is the row in `records`,
+            `place` the row in `places`.
+        records: Further columns of the spans, and records that may hold the reward of a request.
         places: Columns of `PLACE`.
     """
     parts = _outermost_parts(spans, records)
@@ -45,24 +45,24 @@ def boil(spans: pl.DataFrame, records: pl.DataFrame, places: pl.DataFrame) -> di
 
 
 def _steps(spans: pl.DataFrame, places: int) -> pl.DataFrame:
-    """Return the steps of workers.
+    """Return one row per step and worker.
 
-    A step is its spans of phase "step"; a program without any is measured from its first span to its last
+    The spans of phase "step" make up the step. Without any, the step lasts from its first start to its last
     end.
     """
     whole = spans.filter(pl.col("span") == pl.col("step_span"))
     steps = whole.group_by("place").agg(
         start_us=pl.col("start_us").min(),
         duration_sec=pl.col("duration_sec").sum(),
-        remainder_sec=pl.col("self_sec").sum(),
+        unaccounted_sec=pl.col("self_sec").sum(),
     )
     if len(steps) < places:
         steps = pl.concat([steps, _extents(spans.join(steps, on="place", how="anti"))])
     barriers = spans.filter(_is_of("barrier")).group_by("place").agg(barrier_sec=pl.col("wall_sec").sum())
     cell = pl.col("place") * len(PHASES) + pl.col("counts_for").to_physical()
-    walls = spans.group_by(cell=cell).agg(pl.col("wall_sec").sum())
+    wall_secs = spans.group_by(cell=cell).agg(pl.col("wall_sec").sum())
     phase = pl.col("cell") % len(PHASES)
-    shares = walls.group_by(place=pl.col("cell") // len(PHASES)).agg(
+    shares = wall_secs.group_by(place=pl.col("cell") // len(PHASES)).agg(
         pl.col("wall_sec").filter(phase == number).sum().alias(f"wall_{name}")
         for number, name in enumerate(PHASES)
     )
@@ -71,16 +71,16 @@ def _steps(spans: pl.DataFrame, places: int) -> pl.DataFrame:
 
 
 def _extents(spans: pl.DataFrame) -> pl.DataFrame:
-    extents = without_parents(spans, ["place"]).group_by("place")
+    extents = outermost_spans(spans, ["place"]).group_by("place")
     return extents.agg(
         start_us=pl.col("start_us").min(),
         duration_sec=(pl.col("end_us").max() - pl.col("start_us").min()) / 1e6,
-        remainder_sec=(pl.col("end_us").max() - pl.col("start_us").min()) / 1e6 - pl.col("fresh_sec").sum(),
+        unaccounted_sec=(pl.col("end_us").max() - pl.col("start_us").min()) / 1e6 - pl.col("fresh_sec").sum(),
     )
 
 
-def without_parents(spans: pl.DataFrame, key: list[str]) -> pl.DataFrame:
-    """Return the outermost spans with `fresh_sec`: their time that no earlier one of the step covers."""
+def outermost_spans(spans: pl.DataFrame, key: list[str]) -> pl.DataFrame:
+    """Return the spans without a parent; `fresh_sec` is the time that no earlier one of the step covers."""
     outermost = spans.filter(pl.col("parent").is_null()).sort(*key, "start_us", "end_us")
     reach = pl.col("end_us").cum_max().shift(1).over(key).fill_null(pl.col("start_us"))
     fresh = pl.col("end_us") - pl.max_horizontal(pl.col("start_us"), reach)
@@ -92,7 +92,7 @@ def _is_of(phase: str) -> pl.Expr:
 
 
 def _outermost_parts(spans: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
-    """Return the spans of `KINDS` that are in no other of their kind, with `kind`, a column of its time."""
+    """Return the spans of `KINDS` outside any span of the same kind; `kind` is the index in `KINDS`."""
     kind = pl.Series("kind", _KIND_OF_PHASE, dtype=pl.Int8).gather(spans["counts_for"].to_physical())
     outer = kind.is_not_null() & kind.ne_missing(kind.gather(spans["parent"]))
     parts = spans.select("place", "row", "event", "start_us", "end_us", "duration_sec").filter(outer)
@@ -128,7 +128,7 @@ def _requests(
 
 
 def _outermost_requests(spans: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
-    """Return the spans of phase "request" that are not directly inside another one of the same request."""
+    """Return the spans of phase "request" whose parent is not a span of the same request."""
     requests = spans.select("place", "row", "span", "parent", "start_us", "end_us", "duration_sec", "phase")
     requests = requests.filter(_is_of("request")).drop("phase")
     names = ("request_id", "turns", "response_tokens", "finish_reason", "reward", "error")
@@ -139,7 +139,7 @@ def _outermost_requests(spans: pl.DataFrame, records: pl.DataFrame) -> pl.DataFr
 
 
 def _logged_turns(parts: pl.DataFrame) -> pl.DataFrame:
-    """Return what was logged under each number of a turn, and under none, of each request, in order."""
+    """Return one row per request and logged turn number (null for none), in order."""
     engine = pl.col("kind") == 0
     return (
         parts.filter(pl.col("request_id").is_not_null())
@@ -158,8 +158,8 @@ def _logged_turns(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _turns(logged: pl.DataFrame) -> pl.DataFrame:
-    """Return the turns: each has an engine call, and what follows under other numbers until the next one."""
-    # An interaction may be logged under the number of the reply that never came.
+    """Return one row per turn: an engine call, with the rows of other numbers up to the next engine call."""
+    # verl may log an interaction under the number of a turn that never called the engine.
     first = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in _REQUEST)
     calls = pl.col("called").cast(pl.Int64).cum_sum()
     earlier = pl.when(first).then(calls - pl.col("called")).forward_fill()

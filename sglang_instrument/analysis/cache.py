@@ -1,8 +1,8 @@
-"""Keep the digest of a run beside it, and read again only the files that changed since.
+"""Cache the digest of a run, and read again only the files that changed.
 
-The cache is never trusted over the log: a file counts as unchanged if its path, size and time of change are
-those of when it was read, and the version of the log and of this layout as well. A cache that cannot be
-read is made anew, one that cannot be written is done without.
+The log always wins over the cache. A file counts as unchanged if its path, size and modification time are the
+cached ones, and the cache has today's log version and layout. An unreadable cache is made again; where no
+cache can be written, there is none.
 """
 
 import contextlib
@@ -17,19 +17,19 @@ import polars as pl
 
 from sglang_instrument.analysis.batches import Progress, digest_files
 from sglang_instrument.analysis.digest import SCHEMAS, Digest, concat_digests
-from sglang_instrument.analysis.files import File, counting
+from sglang_instrument.analysis.files import File, newest_run_filter
 from sglang_instrument.analysis.places import log_files
 from sglang_instrument.regular import demand_regular, read_regular
 from sglang_instrument.schema import LOG_VERSION
 
-_LAYOUT: Final = 4  # of the cached tables; to be raised when what they hold changes
-_WORTHWHILE_BYTES: Final = 4 * 1024 * 1024  # smaller runs are read anew, and nothing is left beside them
-_MOST_BYTES: Final = 2**30  # of a manifest: that of a million files has half of it
+_LAYOUT: Final = 5  # of the cached tables; raise it when their columns or their meaning change
+_WORTHWHILE_BYTES: Final = 4 * 1024 * 1024  # smaller runs are read each time and get no cache
+_MOST_BYTES: Final = 2**30  # largest manifest that we read; a million files make half of it
 _VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
 
 
 class _Manifest(msgspec.Struct):
-    """What a cache was made of; `token` is in the names of its tables."""
+    """The index of a cache: the files that it was made from; `token` is part of the names of its tables."""
 
     version: str
     token: str
@@ -39,12 +39,12 @@ class _Manifest(msgspec.Struct):
 def read_digest(
     folder: Path, progress: Progress | None = None, cached: bool = True
 ) -> tuple[list[File], Digest]:
-    """Return the log files of a run's folder and the digest of what counts in them.
+    """Return the log files of a run's folder, and the digest of their newest runs.
 
     Args:
         folder: The run's folder.
-        progress: Called with the number of files read and that of all files to be read.
-        cached: Whether to use and to keep a cache.
+        progress: Called with the number of files read so far and the number of files to read.
+        cached: Whether to use and write a cache.
     """
     files = list_files(folder)
     worthwhile = cached and sum(file.size for file in files) >= _WORTHWHILE_BYTES
@@ -52,21 +52,21 @@ def read_digest(
     unchanged = {_key(file): file for file in known}
     changed = [file for file in files if _key(file) not in unchanged]
     if known and not changed and len(files) == len(known):
-        return known, _only_counting(known, old)
+        return known, _only_newest_runs(known, old)
     fresh, new = digest_files(folder, changed, progress)
     by_path = {file.path: file for file in fresh}
     merged = [by_path.get(file.path) or unchanged[_key(file)] for file in files]
     whole = concat_digests([_renumbered(old, known, merged), _renumbered(new, fresh, merged)])
     if worthwhile:
         _save(folder, merged, whole)
-    return merged, _only_counting(merged, whole)
+    return merged, _only_newest_runs(merged, whole)
 
 
 def list_files(folder: Path) -> list[File]:
-    """Return the log files of a run's folder as they stand there now, unread."""
+    """Return the log files of a run's folder without reading them."""
     files = []
     for path in log_files(folder):
-        # No writer gives a name that is not UTF-8, and no JSON can hold one: the file stays unread.
+        # Our writers use UTF-8 names only, and JSON cannot hold others: such a file is not read.
         name = path.relative_to(folder).as_posix().encode(errors="backslashreplace").decode()
         try:
             stat = path.stat()
@@ -82,13 +82,13 @@ def _key(file: File) -> tuple[str, int, int]:
 
 
 def _sources(files: Sequence[File]) -> dict[tuple[str, int, int, str | None], int]:
-    """Return the number of each file and run, as they stand in order."""
+    """Return the number of each pair of file and run, in order."""
     runs = [(*_key(file), run_id) for file in files for run_id in file.runs]
     return {run: number for number, run in enumerate(runs)}
 
 
 def _renumbered(digest: Digest, files: Sequence[File], merged: Sequence[File]) -> Digest:
-    """Return the rows of those files that are still there, by their new numbers."""
+    """Return the rows of files that still exist, with the new numbers in `source`."""
     new = _sources(merged)
     numbers = pl.Series([new.get(run) for run in _sources(files)], dtype=pl.Int64)
     return Digest(
@@ -99,9 +99,9 @@ def _renumbered(digest: Digest, files: Sequence[File], merged: Sequence[File]) -
     )
 
 
-def _only_counting(files: Sequence[File], digest: Digest) -> Digest:
-    """Leave out what older runs wrote."""
-    counts = counting(files)
+def _only_newest_runs(files: Sequence[File], digest: Digest) -> Digest:
+    """Drop the rows that older runs wrote."""
+    counts = newest_run_filter(files)
     left_out = [
         number
         for number, (file, run_id) in enumerate((file, run) for file in files for run in file.runs)
@@ -111,11 +111,11 @@ def _only_counting(files: Sequence[File], digest: Digest) -> Digest:
 
 
 def _homes(folder: Path) -> list[Path]:
-    """Return where a cache may lie: in the run's folder, or, if that is not ours to write, in the user's."""
+    """Return the folders in which a cache may lie: the run's own, then the user's cache folder."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
     homes = [folder / ".cache", root / "sglang-instrument" / name]
-    # polars opens no file whose name is not UTF-8.
+    # polars cannot open a file whose name is not UTF-8.
     return [home for home in homes if str(home).encode(errors="ignore") == os.fsencode(home)]
 
 
@@ -147,7 +147,7 @@ def _save(folder: Path, files: list[File], digest: Digest) -> None:
 
 
 def _save_in(home: Path, files: list[File], digest: Digest) -> None:
-    """Write the tables under new names, then the manifest that names them, then delete the old ones."""
+    """Write the tables under new names, then the manifest that names them, then delete the old tables."""
     home.mkdir(parents=True, exist_ok=True)
     token = os.urandom(6).hex()
     for name, table in digest.tables().items():
@@ -162,18 +162,20 @@ def _save_in(home: Path, files: list[File], digest: Digest) -> None:
 def _forget_others(home: Path, name: str, token: str) -> None:
     for path in home.glob(f"{name}-*.parquet"):
         if not path.stem.endswith(token):
-            with contextlib.suppress(OSError):  # it is gone, or a folder: that costs room, and no answer
+            with contextlib.suppress(OSError):  # a table left behind wastes space, but changes no answer
                 path.unlink()
 
 
-def kept(folder: Path, name: str, files: Sequence[File], make: Callable[[], pl.DataFrame]) -> pl.DataFrame:
-    """Return a table that is made of some files of a run: as it was kept beside it, or made now and kept.
+def cached_table(
+    folder: Path, name: str, files: Sequence[File], make: Callable[[], pl.DataFrame]
+) -> pl.DataFrame:
+    """Return a table made from some files of a run: the cached one, or a new one, which is then cached.
 
     Args:
         folder: The run's folder.
-        name: Of the table.
-        files: What it is made of; where one of them changed, it is made anew.
-        make: Makes it.
+        name: The table's name in the cache.
+        files: The files it is made from; if one of them changed, it is made again.
+        make: Makes the table.
     """
     if sum(file.size for file in files) < _WORTHWHILE_BYTES:
         return make()

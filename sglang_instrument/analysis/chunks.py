@@ -1,4 +1,4 @@
-"""Read a log file, packed or not, in chunks that end where lines end."""
+"""Read a log file, compressed or not, in chunks that end at the end of a line."""
 
 import io
 from collections.abc import Iterator
@@ -8,16 +8,16 @@ from typing import Any, BinaryIO, Final
 from sglang_instrument.errors import LogError
 from sglang_instrument.regular import open_regular
 
-CHUNK_BYTES: Final = 512 * 1024  # lines of so many bytes, decoded, fit into a processor's cache
-_LONGEST_LINE_BYTES: Final = 64 * 2**20  # a thousand times what a writer writes
+CHUNK_BYTES: Final = 512 * 1024  # the decoded lines of a chunk fit into the processor's cache
+_LONGEST_LINE_BYTES: Final = 64 * 2**20  # a thousand times the longest line that our encoder writes
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Open a log file for reading, unpacked where its name ends in .zst.
+    """Open a log file for reading; decompress it if its name ends in .zst.
 
     Raises:
-        OSError: It cannot be read, or is no regular file.
-        LogError: What unpacks it is not installed.
+        OSError: The file cannot be read, or is not a regular file.
+        LogError: The package zstandard is not installed.
     """
     if path.suffix != ".zst":
         return open_regular(path)
@@ -29,7 +29,7 @@ def open_log(path: Path) -> BinaryIO:
 
 
 def readable_lines(path: Path) -> Iterator[bytes]:
-    """Yield the chunks of a log file as far as it can be read; opening the run has named what cannot."""
+    """Yield chunks of a log file until an error; `open_run` has already reported the error."""
     try:
         with open_log(path) as stream:
             yield from whole_lines(stream)
@@ -38,8 +38,8 @@ def readable_lines(path: Path) -> Iterator[bytes]:
 
 
 def whole_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield chunks that end with a line; the last one may end without a newline."""
-    rest: list[bytes] = []  # of a line longer than what is read at once
+    """Yield chunks that end with a newline; only the last one may end without."""
+    rest: list[bytes] = []  # pieces of a line that has not ended yet
     while piece := stream.read(CHUNK_BYTES):
         cut = piece.rfind(b"\n") + 1
         if cut:
@@ -48,14 +48,14 @@ def whole_lines(stream: BinaryIO) -> Iterator[bytes]:
         if len(rest) * CHUNK_BYTES < _LONGEST_LINE_BYTES:
             rest.append(piece[cut:])
         else:
-            rest[-1] = b"\0"  # the rest of it is not kept, and this makes sure that it counts as no record
+            rest[-1] = b"\0"  # drop the rest of this line, and make sure that it counts as no record
     if last := b"".join(rest):
-        # Apart from its neighbours: what a kill tore must not send a whole chunk the slow way.
+        # Its own chunk: a line torn by a kill would make the reader decode a whole chunk line by line.
         yield last
 
 
 class _ZstdStream(io.RawIOBase):
-    """A zstd file, frames one after the other; one cut short gives what it holds."""
+    """Decompress a zstd file with one or more frames; a truncated file yields what can be read."""
 
     def __init__(self, zstandard: Any, raw: BinaryIO) -> None:
         self._raw = raw
@@ -69,7 +69,7 @@ class _ZstdStream(io.RawIOBase):
         try:
             return int(self._stream.readinto(buffer))
         except self._broken as error:
-            raise OSError(f"not whole zstd: {error}") from None
+            raise OSError(f"not a complete zstd file: {error}") from None
 
     def close(self) -> None:
         self._raw.close()

@@ -1,4 +1,4 @@
-"""Tell by how much the clocks of the workers' hosts differ, from the barriers that all leave together."""
+"""Estimate how far the clocks of the workers' hosts differ, from the barriers that they leave together."""
 
 import polars as pl
 
@@ -8,26 +8,27 @@ BARRIER = ["step", "validate", "barrier"]
 
 
 def numbered_barriers(digest: Digest) -> pl.DataFrame:
-    """Return the barriers of the workers; `barrier` counts those of a worker in a step from 0."""
+    """Return the barriers of the workers; `barrier` numbers those of a worker and step from 0."""
     number = pl.col("start_us").rank("ordinal").over("step", "validate", "worker") - 1
     barriers = digest.of_workers().barriers.with_columns(barrier=number.cast(pl.Int64))
     return barriers.sort(*BARRIER, "worker")
 
 
 def clock_table(digest: Digest) -> pl.DataFrame:
-    """Return a row a worker.
+    """Return one row per worker.
 
     Returns:
-        worker; barriers: How many it left together with others; offset_sec: The median of by how much later
-            its clock says that they were left than the median worker's; residual_sec: The largest difference
-            of a barrier from that: what the clocks drift, and what workers do not leave together.
+        worker; barriers: how many it left together with others; offset_sec: how far its clock is ahead of the
+            median worker's, as the median over these barriers; residual_sec: the largest deviation of a
+            barrier from that: clock drift, and workers that do not leave at the same time.
     """
     exits = (
         numbered_barriers(digest).with_columns(workers=pl.len().over(BARRIER)).filter(pl.col("workers") > 1)
     )
     later = (pl.col("end_us") - pl.col("end_us").median().over(BARRIER)) / 1e6
     exits = exits.with_columns(later=later).with_columns(offset=pl.col("later").median().over("worker"))
-    # What all have in common on one barrier, because the middle worker is one that drifts, is no drift.
+    # If the median worker's clock drifts, all deviations of a barrier share a part: that part is no drift of
+    # theirs.
     left = pl.col("later") - pl.col("offset")
     exits = exits.with_columns(left=left - left.median().over(BARRIER))
     return (

@@ -1,4 +1,4 @@
-"""Compare two runs, step by step, and say which differences are more than noise."""
+"""Compare two runs step by step, and say which differences exceed the noise."""
 
 from random import Random
 from typing import Final
@@ -9,7 +9,7 @@ from sglang_instrument.analysis.digest import Digest
 from sglang_instrument.analysis.steps import step_table
 from sglang_instrument.schema import PHASES
 
-#: What is compared, and how it is called in `--fail-if`.
+#: The compared metrics: name in `--fail-if`, and column.
 METRICS: Final[dict[str, str]] = {
     "duration": "duration_sec",
     "busy": "busy_sec",
@@ -22,21 +22,21 @@ METRICS: Final[dict[str, str]] = {
 }
 _ROUNDS: Final = 2000
 _CONFIDENCE: Final = 0.95
-_FEWEST: Final = 5  # steps in common, below which nothing is known of the noise
+_FEWEST: Final = 5  # with fewer common steps, the noise cannot be estimated
 
 
 def compare(one: Digest, other: Digest, seed: int = 0) -> pl.DataFrame:
-    """Return a row a metric that both runs have, over the steps that both have.
+    """Return one row per metric that both runs have, over the steps that both runs have.
 
     Args:
-        one: Of the run to compare with.
-        other: Of the run that is compared.
-        seed: Of the resampling.
+        one: Digest of the baseline run.
+        other: Digest of the run to compare with it.
+        seed: Seed of the bootstrap.
 
     Returns:
-        metric; steps in common; one, other: means over them; ratio: other / one; low, high: its 95 %
-        interval, by drawing steps with replacement, both runs' together; noise: whether 1 lies in it, or
-        there are too few steps to say.
+        metric; steps: number of common steps; one, other: means over them; ratio: other / one; low, high: the
+        ratio's 95 % bootstrap interval (steps drawn with replacement, the same for both runs); noise: whether
+        the interval contains 1, or there are too few steps.
     """
     both = _measured(one).join(_measured(other), on="step", suffix="_other").sort("step")
     rows = []
@@ -46,7 +46,7 @@ def compare(one: Digest, other: Digest, seed: int = 0) -> pl.DataFrame:
         if not pairs or not first:
             continue
         second = sum(pair[1] for pair in pairs)
-        low, high = _interval(pairs, Random(seed))  # noqa: S311 - to be repeated
+        low, high = _interval(pairs, Random(seed))  # noqa: S311 - repeatable, not secret
         rows.append(
             {
                 "metric": metric,
@@ -74,7 +74,7 @@ def _measured(digest: Digest) -> pl.DataFrame:
 
 
 def _interval(pairs: list[tuple[float, float]], random: Random) -> tuple[float, float]:
-    """Return the interval of the ratio of sums, from resampled pairs."""
+    """Return the bootstrap interval of the ratio of sums."""
     ratios = []
     for _ in range(_ROUNDS):
         drawn = random.choices(pairs, k=len(pairs))
@@ -89,8 +89,8 @@ def _interval(pairs: list[tuple[float, float]], random: Random) -> tuple[float, 
 
 
 def mean_interval(values: list[float], seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of some steps, from resampled steps."""
-    random = Random(seed)  # noqa: S311 - to be repeated
+    """Return the 95 % bootstrap interval of the mean over steps."""
+    random = Random(seed)  # noqa: S311 - repeatable, not secret
     means = sorted(sum(random.choices(values, k=len(values))) / len(values) for _ in range(_ROUNDS))
     outside = (1 - _CONFIDENCE) / 2
     return means[int(outside * len(means))], means[int((1 - outside) * (len(means) - 1))]

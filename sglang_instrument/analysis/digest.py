@@ -1,4 +1,4 @@
-"""Boil nested spans down to what most answers need: steps, requests, turns and barriers."""
+"""Aggregate nested spans into the tables that most answers need: steps, requests, turns and barriers."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -7,10 +7,10 @@ import polars as pl
 
 from sglang_instrument.analysis.boil import KINDS as KINDS
 from sglang_instrument.analysis.boil import PLACE as PLACE
-from sglang_instrument.analysis.boil import boil
-from sglang_instrument.analysis.nesting import nest_with_children
-from sglang_instrument.analysis.numbering import numbered
-from sglang_instrument.analysis.walls import split_wall
+from sglang_instrument.analysis.boil import roll_up
+from sglang_instrument.analysis.nesting import nest_and_clip
+from sglang_instrument.analysis.numbering import assign_group_ids
+from sglang_instrument.analysis.walls import split_wall_time
 from sglang_instrument.schema import PHASES
 
 _PLACE_SCHEMA: Final = {
@@ -20,14 +20,14 @@ _PLACE_SCHEMA: Final = {
     "step": pl.Int64,
     "validate": pl.Boolean,
 }
-#: The tables and their columns. Times are microseconds on the clock of the worker's host. The event of a turn
-#: is the part of it that took longest.
+#: The tables and their columns. Times are microseconds on the clock of the worker's host. `event` of a turn
+#: is its longest part.
 SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "steps": {
         **_PLACE_SCHEMA,
         "start_us": pl.Int64,
         "duration_sec": pl.Float64,
-        "remainder_sec": pl.Float64,
+        "unaccounted_sec": pl.Float64,
         "barrier_sec": pl.Float64,
         **{f"wall_{phase}": pl.Float64 for phase in PHASES},
     },
@@ -61,8 +61,8 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         "end_us": pl.Int64,
     },
 }
-# What nesting needs to know of a record; the rest is looked up for those that are requests or their parts.
-_NARROW: Final = (
+# Columns that nesting needs; the others are looked up later, for requests and their parts only.
+_NESTING_COLUMNS: Final = (
     *("source", "step", "validate", "event", "phase", "start_us", "end_us", "duration_sec"),
     *("task", "spawned_by", "exact"),
 )
@@ -70,7 +70,7 @@ _NARROW: Final = (
 
 @dataclass(frozen=True, eq=False)
 class Digest:
-    """The tables of `SCHEMAS`; only the records that count are in them."""
+    """The tables of `SCHEMAS`, for the records of the newest runs."""
 
     steps: pl.DataFrame
     requests: pl.DataFrame
@@ -79,10 +79,10 @@ class Digest:
 
     @classmethod
     def of(cls, spans: pl.DataFrame) -> "Digest":
-        """Boil down nested spans with `wall_sec`, of which some may be left out."""
-        place, places = numbered(spans, PLACE)
+        """Aggregate nested spans with `wall_sec`; some rows of the run may be missing."""
+        place, places = assign_group_ids(spans, PLACE)
         rows = _renumbered(spans).with_columns(place=place).with_row_index("row")
-        return cls._fitted(boil(rows, spans, places))
+        return cls._fitted(roll_up(rows, spans, places))
 
     @classmethod
     def _fitted(cls, tables: dict[str, pl.DataFrame]) -> "Digest":
@@ -98,26 +98,26 @@ class Digest:
         return {name: getattr(self, name) for name in SCHEMAS}
 
     def filter(self, condition: pl.Expr) -> "Digest":
-        """Return the rows of all tables for which a condition on `PLACE` holds."""
+        """Return the rows of all tables that meet a condition on the columns of `PLACE`."""
         return Digest(**{name: table.filter(condition) for name, table in self.tables().items()})
 
     def of_workers(self) -> "Digest":
-        """Return what rollout workers wrote; all of it, where nobody is a worker."""
+        """Return the rows of rollout workers; all rows if there is no worker."""
         is_worker = self.steps["role"] == "worker"
         return self.filter(pl.col("role") == "worker") if is_worker.any() and not is_worker.all() else self
 
 
 def digest_records(records: pl.DataFrame) -> Digest:
-    """Nest records and boil them down."""
-    place, places = numbered(records, PLACE)
+    """Nest records and aggregate them."""
+    place, places = assign_group_ids(records, PLACE)
     ids = ["request_id"] if records["task"].null_count() else []
-    narrow = records.select(*_NARROW, *ids, place=place).with_row_index("row")
-    spans = split_wall(*nest_with_children(narrow))
-    return Digest._fitted(boil(spans, records, places))
+    spans_in = records.select(*_NESTING_COLUMNS, *ids, place=place).with_row_index("row")
+    spans = split_wall_time(*nest_and_clip(spans_in))
+    return Digest._fitted(roll_up(spans, records, places))
 
 
 def concat_digests(digests: list[Digest]) -> Digest:
-    """Put digests one below the other."""
+    """Concatenate digests."""
     return Digest(
         **{
             name: pl.concat([pl.DataFrame(schema=schema), *(one.tables()[name] for one in digests)])
@@ -127,7 +127,7 @@ def concat_digests(digests: list[Digest]) -> Digest:
 
 
 def _renumbered(spans: pl.DataFrame) -> pl.DataFrame:
-    """Number spans from 0 again, where some were left out."""
+    """Number spans from 0 again if some are missing."""
     if spans.is_empty() or spans["span"].max() == len(spans) - 1:
         return spans
     new = spans.select(old="span").with_row_index("new").cast(pl.Int64)

@@ -1,4 +1,4 @@
-"""Tell whether a run is over, whether anybody still writes to it, and who ended without a word."""
+"""Tell whether a run is over, which processes still write to it, and which ended abruptly."""
 
 import os
 import time
@@ -6,19 +6,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from sglang_instrument.analysis.files import File, counting
+from sglang_instrument.analysis.files import File, newest_run_filter
 from sglang_instrument.analysis.processes import read_process
 from sglang_instrument.errors import LogError
 from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED
 
-_SILENT_SEC: Final = 120.0  # a worker that lives reports after 30 s and 60 s what is still open
+_SILENT_SEC: Final = 120.0  # a live worker writes at least a report of open spans, after 30 s and 60 s
 
 
 def is_over(folder: Path, files: Sequence[File], runs: Collection[str]) -> bool:
-    """Return whether nobody writes to the runs of a folder any more, as far as can be told from here.
+    """Return whether no process writes to the runs of a folder any more, as far as this host can tell.
 
-    A worker of this host is asked whether it lives; where none is known, or one was elsewhere, a run is over
-    that nobody wrote to for two minutes.
+    Workers of this host are checked by process id. If none is known, or one ran on another host, a run is
+    over once its files have not changed for two minutes.
     """
     alive = [is_alive(folder, name, facts) for name, facts in _described(folder, runs, "worker_*.json")]
     if True in alive:
@@ -27,20 +27,20 @@ def is_over(folder: Path, files: Sequence[File], runs: Collection[str]) -> bool:
     return (bool(alive) and None not in alive) or time.time() - newest_sec > _SILENT_SEC
 
 
-def wordless(folder: Path, files: Sequence[File], runs: Collection[str], over: bool) -> list[str]:
+def ended_abruptly(folder: Path, files: Sequence[File], runs: Collection[str], over: bool) -> list[str]:
     """Return the names of processes that are gone and did not close their logs.
 
-    A process that exits does close them. One that is killed, or ends by `os._exit`, `abort` or `exec`, does
-    not. Ray and launchers kill as a matter of course, so this alone is no fault.
+    A process that exits normally closes its logs; one that is killed, or ends by `os._exit`, `abort` or
+    `exec`, does not. Ray and launchers routinely kill processes, so this alone is no fault.
 
     Args:
         folder: The run's folder.
         files: Its files.
-        runs: Ids of the runs that count.
-        over: Whether the run is over; before, nobody of another host is said to be gone.
+        runs: Ids of its newest runs.
+        over: Whether the run is over; until then, processes of other hosts count as running.
     """
     closed = _logs_closed(files)
-    for name, facts in _described(folder, runs, "*.json"):  # of some nothing else is there: the disk was full
+    for name, facts in _described(folder, runs, "*.json"):  # may be all that there is: the disk was full
         host, pid = facts.get("host"), facts.get("pid")
         if facts.get("log_closed") is False and isinstance(host, str) and isinstance(pid, int):
             closed.setdefault((name, host, pid), False)
@@ -52,8 +52,8 @@ def wordless(folder: Path, files: Sequence[File], runs: Collection[str], over: b
 
 
 def _logs_closed(files: Sequence[File]) -> dict[tuple[str, str | None, int], bool]:
-    """Return whether each process, by name, host and pid, closed its log after it opened a file last."""
-    counts = counting(files)
+    """Return for each process (name, host, pid) whether it closed its log after it last opened a file."""
+    counts = newest_run_filter(files)
     last: dict[tuple[str, str | None, int], tuple[int, bool]] = {}
     for file in files:
         process = None
@@ -68,29 +68,29 @@ def _logs_closed(files: Sequence[File]) -> dict[tuple[str, str | None, int], boo
 
 
 def _described(folder: Path, runs: Collection[str], pattern: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the names of processes of the runs that count, and what they said of themselves."""
+    """Yield the name and the self-description of each process of these runs."""
     for path in sorted((folder / "processes").glob(pattern)):
         try:
             facts = read_process(path)
-        except LogError:  # `status` names it
+        except LogError:  # `status` reports it
             continue
         if facts.get("run_id") in runs:
             yield path.stem, facts
 
 
 def is_alive(folder: Path, name: str, facts: Mapping[str, Any]) -> bool | None:
-    """Return whether a process is there that writes the files of a name; None if it was on another host.
+    """Return whether the process that writes files of this name is alive; None if it ran on another host.
 
     Args:
         folder: The run's folder.
-        name: Of its files, such as "worker_3".
-        facts: Its `host` and `pid`, and `log_closed` if it said that it writes no more.
+        name: The stem of its files, such as "worker_3".
+        facts: Its `host` and `pid`, and `log_closed` if it announced that it writes no more.
     """
     pid = facts.get("pid")
     if facts.get("host") != os.uname().nodename or pid is None or pid <= 0:
         return None
     try:
-        os.kill(pid, 0)  # asks, and sends nothing
+        os.kill(pid, 0)  # signal 0 only checks
     except ProcessLookupError:
         return False
     except (OSError, OverflowError):
@@ -99,31 +99,31 @@ def is_alive(folder: Path, name: str, facts: Mapping[str, Any]) -> bool | None:
 
 
 def _may_write(folder: Path, name: str, pid: int) -> bool:
-    """Return False if a process does not have the lock file of a name open, as whoever writes has.
+    """Return False if a process does not have this name's lock file open, as every writer has.
 
-    Its number may be another process's by now, or it became another program (`exec`). The lock itself is not
-    asked for: that could keep a process of the run from getting it.
+    Its pid may belong to another process by now, or the process may run another program (`exec`). We do not
+    try to take the lock: that could keep a process of the run from getting it.
     """
     lock = f".locks/{name}.lock"
-    if not (folder / lock).exists():  # its files are called by its host and number, or there are no locks
+    if not (folder / lock).exists():  # its files have host and pid in their names, or locks are not supported
         return True
     try:
         descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:  # another user's process
+    except OSError:  # the process of another user
         return True
     return any(f"/{lock}" in _link(descriptor) for descriptor in descriptors)
 
 
 def _link(descriptor: Path) -> str:
-    """Return what a descriptor of a process is; the file itself may be on a disk that hangs."""
+    """Return the path of an open file of a process, without touching the file: its disk may hang."""
     try:
         return str(descriptor.readlink())
-    except OSError:  # closed meanwhile
+    except OSError:  # closed in the meantime
         return ""
 
 
 def _is_zombie(pid: int) -> bool:
-    """Return whether a process has ended and nobody waited for it, as happens in containers."""
+    """Return whether a process has ended but its parent has not collected it, as happens in containers."""
     try:
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except (OSError, IndexError):

@@ -1,4 +1,4 @@
-"""Say what the engine told of each call of a request: its time in the queue, in prefill and in decode."""
+"""Show what the engine reported of each call of a request: time in the queue, in prefill and in decode."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +10,8 @@ import polars as pl
 from sglang_instrument.analysis.chunks import readable_lines
 from sglang_instrument.analysis.run import Run
 
-_TOLD: Final = b'"e2e_latency"'
-_AT_ONCE: Final = 0.99
+_HAS_META_INFO: Final = b'"e2e_latency"'
+_NOT_STREAMED: Final = 0.99  # first token this late in the reply: it came with the last one
 _SCHEMA: Final[dict[str, Any]] = {
     "event": pl.String,
     "turn": pl.Int64,
@@ -29,17 +29,17 @@ _SCHEMA: Final[dict[str, Any]] = {
 
 
 def engine_calls(run: Run, row: dict[str, Any]) -> pl.DataFrame:
-    """Return a row a call of the engine that told its times (`meta_info`), in the order of their ends.
+    """Return one row per engine call whose times the engine reported (`meta_info`), by their ends.
 
     Args:
         run: The run.
-        row: The request, as `request_table` has it.
+        row: The request, a row of `request_table`.
 
     Returns:
-        event, turn, duration_sec as the caller measured it; queue_sec: before the scheduler took it;
-        running_sec: from there to the last token; prefill_sec, decode_sec: the part up to the first token,
-        and the rest, where replies are streamed; outside_sec: what the caller waited beyond the engine's own
-        latency; prompt_tokens, cached_tokens, completion_tokens; retractions. Null is what was not told.
+        event, turn; duration_sec: as the caller measured it; queue_sec: until the scheduler admitted the
+        request; running_sec: from there to the last token; prefill_sec, decode_sec: up to the first token,
+        and after it, for streamed replies; outside_sec: the caller's duration minus the engine's latency;
+        prompt_tokens, cached_tokens, completion_tokens; retractions. Null where the engine did not report it.
     """
     place = {"step": row["step"], "worker": row["worker"], "validate": row["validate"]}
     calls = []
@@ -49,12 +49,12 @@ def engine_calls(run: Run, row: dict[str, Any]) -> pl.DataFrame:
 
 
 def _lines(path: Path, request_id: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the records of a request in which the engine told its latency; others are not even decoded."""
+    """Yield the records of a request that hold the engine's latency; other lines are not decoded."""
     for chunk in readable_lines(path):
         if request_id not in chunk:
             continue
         for raw in chunk.split(b"\n"):
-            if _TOLD in raw and request_id in raw:
+            if _HAS_META_INFO in raw and request_id in raw:
                 try:
                     line = msgspec.json.decode(raw)
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -64,24 +64,24 @@ def _lines(path: Path, request_id: bytes) -> Iterator[dict[str, Any]]:
 
 
 def _call(line: dict[str, Any]) -> dict[str, Any]:
-    told = line["extra"]
-    queue, first, whole = (
-        _number(told.get(key)) for key in ("queue_time", "first_token_latency", "e2e_latency")
+    reported = line["extra"]
+    queue, first, latency = (
+        _number(reported.get(key)) for key in ("queue_time", "first_token_latency", "e2e_latency")
     )
     duration = _number(line.get("duration_sec"))
-    if first is not None and whole is not None and first > _AT_ONCE * whole:
-        first = None  # a reply that is not streamed has its first token when it has its last
+    if first is not None and latency is not None and first > _NOT_STREAMED * latency:
+        first = None  # the first token of a reply that is not streamed arrives with the last
     return {
         "event": line.get("event"),
-        "turn": told.get("turn"),
+        "turn": reported.get("turn"),
         "duration_sec": duration,
         "queue_sec": queue,
-        "running_sec": _less(whole, queue),
+        "running_sec": _less(latency, queue),
         "prefill_sec": _less(first, queue),
-        "decode_sec": _less(whole, first),
-        "outside_sec": _less(duration, whole),
+        "decode_sec": _less(latency, first),
+        "outside_sec": _less(duration, latency),
         **{
-            key: told.get(key)
+            key: reported.get(key)
             for key in ("prompt_tokens", "cached_tokens", "completion_tokens", "retractions")
         },
     }

@@ -1,20 +1,20 @@
-"""Say how often each event happened, how long it took, and what share of the steps' time it has."""
+"""Show how often each event happened, how long it took, and its share of the steps' time."""
 
 import polars as pl
 
 
-def event_table(spans: pl.DataFrame, points: pl.DataFrame | None = None) -> pl.DataFrame:
-    """Return a row an event, those with the largest share first.
+def event_table(spans: pl.DataFrame, instants: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Return one row per event, the largest share first.
 
     Args:
-        spans: Nested spans, as `Run.spans` has them, of the steps and workers to look at.
-        points: Records without a duration, to be counted as well.
+        spans: Nested spans, as in `Run.spans`, of the steps and workers to count.
+        instants: Records without a duration, to be counted as well.
 
     Returns:
-        `event`, `phase`, `count`; `total_sec`: sum of the durations, so that spans inside others, and spans
-        at the same time, count again; `self_sec`: the same less the time of what ran inside; `share`: sum
-        of `wall_sec` over its sum for all events, so that shares add up to 1; `p50_sec`, `p99_sec` and
-        `max_sec` of the durations, interpolated linearly. Events without a duration have null there.
+        `event`, `phase`, `count`; `total_sec`: sum of the durations, in which nested and concurrent spans
+        count several times; `self_sec`: the same without the time of child spans; `share`: sum of `wall_sec`
+        over that of all events, so that shares add up to 1; `p50_sec`, `p99_sec` and `max_sec` of the
+        durations, interpolated linearly. Instant events have null there.
     """
     duration = pl.col("duration_sec")
     whole = spans["wall_sec"].sum()
@@ -27,8 +27,8 @@ def event_table(spans: pl.DataFrame, points: pl.DataFrame | None = None) -> pl.D
         p99_sec=duration.quantile(0.99, "linear"),
         max_sec=duration.max(),
     )
-    if points is not None:
-        counted = points.filter(pl.col("duration_sec").is_null()).group_by(
+    if instants is not None:
+        counted = instants.filter(pl.col("duration_sec").is_null()).group_by(
             pl.col("event").cast(pl.String), pl.col("phase").cast(pl.String)
         )
         table = pl.concat([table, counted.agg(count=pl.len().cast(pl.Int64))], how="diagonal")

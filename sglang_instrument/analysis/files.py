@@ -1,4 +1,4 @@
-"""Keep what one log file says of itself: its control records, and what in it could not be read."""
+"""Keep what the reader found out about one log file: its control records, and what it could not read."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -9,12 +9,12 @@ from sglang_instrument.analysis.lines import Extra
 from sglang_instrument.analysis.places import Place, place_at
 from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED, OPEN_SPANS, STEP_CLOSED
 
-#: The event of a held loop is no control record, but is kept like one: its stack is no column.
+#: Not a control record, but kept with them, because its stack has no column.
 LOOP_BLOCK: Final = "event_loop_block"
 
 
 class Control(msgspec.Struct):
-    """A control record, or a held event loop, with where it stood."""
+    """A control record, or the record of a blocked event loop with its stack."""
 
     event: str
     run_id: str | None
@@ -28,14 +28,14 @@ class File(msgspec.Struct):
 
     Attributes:
         path: The path below the run's folder, with slashes.
-        size: Its bytes, packed or not, when it was read.
-        mtime_ns: When it had been changed.
+        size: Its bytes on disk when it was read.
+        mtime_ns: Its modification time.
         runs: Ids of the runs that wrote records to it, in order; None stands for records before any header.
-        records: How many records each of them wrote.
+        records: The number of records of each of these runs.
         controls: Its control records.
         headerless: Whether it has no `log_opened`.
         torn, foreign, local_times: As in `Health`.
-        unreadable: Why it, or its rest, could not be read.
+        unreadable: Why the file, or the rest of it, could not be read.
     """
 
     path: str
@@ -52,17 +52,17 @@ class File(msgspec.Struct):
 
     @property
     def place(self) -> Place | None:
-        """What its name says that it belongs to."""
+        """Where its records belong, by its name; None if the name does not tell."""
         return place_at(self.path)
 
     @property
     def folder(self) -> str:
-        """The step's folder."""
+        """The name of the folder that it is in, such as "step_12"."""
         return self.path.partition("/")[0]
 
 
 def newest_runs(files: Sequence[File]) -> dict[str, str | None]:
-    """Return the run id that counts for each folder: the one whose header is the newest there."""
+    """Return for each folder the id of its newest run: the one with the latest header there."""
     newest: dict[str, tuple[int, str | None]] = {}
     for file in files:
         for control in file.controls:
@@ -73,15 +73,15 @@ def newest_runs(files: Sequence[File]) -> dict[str, str | None]:
     return {folder: run_id for folder, (_, run_id) in newest.items()}
 
 
-def counting(files: Sequence[File]) -> Callable[[File, str | None], bool]:
-    """Return what says whether records of a file and run id count: those of the newest run, or of none."""
+def newest_run_filter(files: Sequence[File]) -> Callable[[File, str | None], bool]:
+    """Return a function (file, run id) that is true for records of the newest run, or of no run."""
     newest = newest_runs(files)
     return lambda file, run_id: run_id is None or run_id == newest.get(file.folder)
 
 
 def controls_of(files: Sequence[File], event: str) -> list[tuple[File, Control]]:
-    """Return the control records of one kind that count, in the order of their files."""
-    counts = counting(files)
+    """Return the control records of one kind that newest runs wrote, in the order of their files."""
+    counts = newest_run_filter(files)
     return [
         (file, control)
         for file in files
@@ -90,19 +90,19 @@ def controls_of(files: Sequence[File], event: str) -> list[tuple[File, Control]]
     ]
 
 
-def ended(files: Sequence[File]) -> set[str]:
-    """Return the paths of files whose step was closed, or whose log was after it was opened last."""
-    counts, over = counting(files), set()
+def ended_paths(files: Sequence[File]) -> set[str]:
+    """Return the paths of files whose step was closed, or whose log was closed after its last opening."""
+    counts, ended = newest_run_filter(files), set()
     for file in files:
-        said = [control.event for control in file.controls if counts(file, control.run_id)]
-        last = [event for event in said if event in (LOG_OPENED, LOG_CLOSED)][-1:]
-        if STEP_CLOSED in said or last == [LOG_CLOSED]:
-            over.add(file.path)
-    return over
+        events = [control.event for control in file.controls if counts(file, control.run_id)]
+        last = [event for event in events if event in (LOG_OPENED, LOG_CLOSED)][-1:]
+        if STEP_CLOSED in events or last == [LOG_CLOSED]:
+            ended.add(file.path)
+    return ended
 
 
-def never_ended(files: Sequence[File]) -> list[tuple[File, Control]]:
-    """Return the last report of open spans of each file whose step, or whose log, did not end."""
-    over = ended(files)
+def last_open_reports(files: Sequence[File]) -> list[tuple[File, Control]]:
+    """Return the last `open_spans` record of each file whose step, or whose log, was not closed."""
+    ended = ended_paths(files)
     reports = {file.path: (file, control) for file, control in controls_of(files, OPEN_SPANS)}
-    return [report for path, report in reports.items() if path not in over]
+    return [report for path, report in reports.items() if path not in ended]

@@ -1,4 +1,4 @@
-"""Find when nothing came to an end: requests that stand still, and who held the event loop."""
+"""Find plateaus, during which no request of a worker completes, and blocked event loops."""
 
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ _TIMES_THE_USUAL: Final = 10.0
 _USUAL: Final = 0.99  # quantile of the gaps
 _LEAST_IN_FLIGHT: Final = 5
 _OF_WORKER: Final = ["step", "validate", "worker"]
-_MOMENT: Final = [*_OF_WORKER, "moment"]
+_CHANGE: Final = [*_OF_WORKER, "at_us"]
 _BLOCK: Final = {
     "role": pl.String,
     "step": pl.Int64,
@@ -26,15 +26,15 @@ _BLOCK: Final = {
 
 
 def plateaus(digest: Digest) -> pl.DataFrame:
-    """Return when requests stood still, the longest first.
+    """Return the plateaus, during which no request of a worker completed, the longest first.
 
-    A plateau is a gap between two completions of a worker in a step of more than max(2 s, 10 times the
+    A plateau is a gap between two completions of a worker in a step that is longer than max(2 s, 10 times the
     99th percentile of such gaps in the run), with at least 5 requests in flight throughout. Gaps with fewer
-    in flight are not counted either way: the last requests of a heavy tail are always far apart.
+    requests in flight are ignored: the last requests of a heavy tail are always far apart.
 
     Returns:
-        step, validate, worker; from_sec, to_sec: seconds since the worker's first request began; still:
-        the requests in flight throughout; requests: those of the worker in the step; from_us, to_us.
+        step, validate, worker; from_sec, to_sec: seconds since the worker's first request began; still: the
+        number of requests in flight throughout; requests: all of the worker in the step; from_us, to_us.
     """
     requests = digest.of_workers().requests
     ends = _completions(digest).filter(pl.col("in_flight") >= _LEAST_IN_FLIGHT)
@@ -59,16 +59,16 @@ def plateaus(digest: Digest) -> pl.DataFrame:
 
 
 def standstill(digest: Digest, plateau: dict[str, Any]) -> dict[str, Any]:
-    """Say what the requests that stood still were doing.
+    """Return what the requests in flight throughout a plateau were doing.
 
     Args:
         digest: Of the run.
         plateau: A row of `plateaus`.
 
     Returns:
-        turn: the turn (0-based) in which most of them were, or None; in_turn: how many; event: the part that
-        took longest in most of these, or None; since_sec: when the last of them was in its turn; times: the
-        median of their engine's seconds a token over that of all turns of the run, or None.
+        turn: the turn (0-based) in which most of them were, or None; in_turn: how many; event: the longest
+        part of most of these turns, or None; since_sec: when the last of the requests had entered its turn;
+        times: the median of their engine seconds per token over that of all turns of the run, or None.
     """
     here = pl.all_horizontal(pl.col(name) == plateau[name] for name in _OF_WORKER)
     middle = (plateau["from_us"] + plateau["to_us"]) // 2
@@ -87,62 +87,62 @@ def standstill(digest: Digest, plateau: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pace(turns: pl.DataFrame) -> float | None:
-    """Return the median of the engine's seconds a token."""
+    """Return the median of the engine seconds per token."""
     known = turns.filter((pl.col("response_tokens") > 0) & (pl.col("engine_sec") > 0))
     pace: Any = (known["engine_sec"] / known["response_tokens"]).median()
     return None if pace is None else float(pace)
 
 
 def concurrency(digest: Digest) -> pl.DataFrame:
-    """Return how many requests were in flight: a row a change.
+    """Return how many requests were in flight: one row per change.
 
     Returns:
         step, validate, worker; at_sec: since the worker's first request began; in_flight: from then on.
     """
     return _changes(digest).select(
         *_OF_WORKER,
-        at_sec=(pl.col("moment") - pl.col("moment").min().over(_OF_WORKER)) / 1e6,
+        at_sec=(pl.col("at_us") - pl.col("at_us").min().over(_OF_WORKER)) / 1e6,
         in_flight="in_flight",
     )
 
 
 def _changes(digest: Digest) -> pl.DataFrame:
-    """Return the moments at which requests of a worker began or ended, and how many run after each."""
+    """Return when requests of a worker began or ended, and how many are in flight after each change."""
     requests = digest.of_workers().requests
     changes = pl.concat(
         [
-            requests.select(*_OF_WORKER, moment="start_us", change=pl.lit(1)),
-            requests.select(*_OF_WORKER, moment="end_us", change=pl.lit(-1)),
+            requests.select(*_OF_WORKER, at_us="start_us", change=pl.lit(1)),
+            requests.select(*_OF_WORKER, at_us="end_us", change=pl.lit(-1)),
         ]
     )
-    # Ends come last: the last change of a moment says whether any request ended then.
-    changes = changes.sort(*_OF_WORKER, "moment", "change", descending=[False] * 4 + [True])
-    # What a worker began it ended: one running sum serves all workers.
-    at = changes.with_columns(in_flight=pl.col("change").cum_sum().cast(pl.Int64))
-    is_last = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(-1)) for name in _MOMENT)
-    return at.filter(is_last).select(*_MOMENT, "in_flight", ended=pl.col("change") < 0)
+    # Ends sort last, so the last change at a time tells whether any request ended then.
+    changes = changes.sort(*_OF_WORKER, "at_us", "change", descending=[False] * 4 + [True])
+    # The changes of a worker sum to 0, so one running sum serves all workers.
+    running = changes.with_columns(in_flight=pl.col("change").cum_sum().cast(pl.Int64))
+    is_last = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(-1)) for name in _CHANGE)
+    return running.filter(is_last).select(*_CHANGE, "in_flight", ended=pl.col("change") < 0)
 
 
 def _completions(digest: Digest) -> pl.DataFrame:
-    """Return the gaps between completions, with how many were in flight when each began."""
+    """Return the gaps between completions, and how many requests were in flight at the beginning of each."""
     ends = _changes(digest).filter("ended")
     is_last = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(-1)) for name in _OF_WORKER)
-    gaps = ends.with_columns(to_us=pl.col("moment").shift(-1)).filter(~is_last)
+    gaps = ends.with_columns(to_us=pl.col("at_us").shift(-1)).filter(~is_last)
     return gaps.select(
         *_OF_WORKER,
         "in_flight",
         "to_us",
-        from_us="moment",
-        gap_sec=(pl.col("to_us") - pl.col("moment")) / 1e6,
+        from_us="at_us",
+        gap_sec=(pl.col("to_us") - pl.col("at_us")) / 1e6,
     )
 
 
 def loop_blocks(files: list[File]) -> pl.DataFrame:
-    """Return when an event loop was held, the longest first; of all roles: a trainer has loops, too.
+    """Return the blocks of event loops, the longest first, in all roles: trainers have event loops, too.
 
     Returns:
-        role, step, validate, worker; at_us: when it ended; held_sec; in_span: the open span, if known;
-        culprit: the innermost frame that was seen, its path cut to the file and its folder.
+        role, step, validate, worker; at_us: when the block ended; held_sec; in_span: the open span, if known;
+        culprit: the innermost sampled frame, its path shortened to folder and file.
     """
     rows = []
     for file, block in controls_of(files, LOOP_BLOCK):
@@ -165,6 +165,6 @@ def loop_blocks(files: list[File]) -> pl.DataFrame:
 
 
 def _frame(text: str) -> str:
-    """Cut the path at the front of a frame, FILE:LINE FUNCTION, to the file and its folder."""
+    """Shorten the path in a frame, FILE:LINE FUNCTION, to folder and file."""
     where, space, function = text.partition(" ")
     return "/".join(where.split("/")[-2:]) + space + function

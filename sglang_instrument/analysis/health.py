@@ -1,39 +1,39 @@
-"""Count what a run's files do not say, or say in vain: nothing is left out silently."""
+"""Count what a run's logs lack and what the reader left out: nothing is left out silently."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-_NAMED: Final = 3  # in a sentence; --json names all
+_NAMED: Final = 3  # names in a sentence; --json lists all
 
 
 @dataclass
 class Health:
-    """What was read and what was left out.
+    """What the reader read and what it left out.
 
     Attributes:
         files: Log files read.
-        records: Records read, control records and left out ones not counted.
-        torn: Lines that begin like a record and end early, as a kill leaves them.
-        foreign: Lines that are no records.
+        records: Records read, without control records and those left out.
+        torn: Lines that begin like a record and end early, as after a kill.
+        foreign: Other lines that are not records.
         unreadable: Files that could not be read (to their end), with the reason.
-        empty: Files that hold nothing, not even a header.
+        empty: Files without any line, not even a header.
         newer: Files that a newer version wrote, with their `log_version`.
-        ignored: What lies in the run's folder and was not read: it is no log, or its name names no role and
-            rank.
+        ignored: Entries of the run's folder that were not read: they are no logs, or their names have no role
+            and rank.
         headerless: Files without a `log_opened`, as the reference's own fork writes them.
-        local_times: Records whose timestamp has no UTC offset; it is taken as UTC.
+        local_times: Records whose timestamp has no UTC offset; it counts as UTC.
         runs: Run ids whose records are used, oldest first.
         older: Records left out because a newer run wrote the same step, by run id.
-        dropped: Records that the writers say they dropped.
-        sampled_out: Records that the writers say they sampled out, as they were told to.
-        unclosed: (step, validate, worker) of files of the run that is used that have neither a `step_closed`
-            nor, at their end, a `log_closed`.
-        missing: (step, worker) where a worker has no file, though it has one in steps before and after.
-        outside: Records that belong to no step; they are among `records`.
-        wordless: Processes that are gone and did not close their logs, as Ray and launchers end them: what
-            they recorded last may be missing.
-        open_spans: `open_spans` records: something hung for a while, or for ever.
+        dropped: Records that the writers report as dropped.
+        sampled_out: Records that the writers left out by sampling, as configured.
+        unclosed: (step, validate, worker) of files that have neither a `step_closed` nor, at their end, a
+            `log_closed`.
+        missing: (step, worker) without a file, though this worker has files in earlier and later steps.
+        outside: Records that belong to no step; `records` includes them.
+        ended_abruptly: Processes that are gone and did not close their logs, as after a kill by Ray or a
+            launcher; their last records may be missing.
+        open_spans: `open_spans` records: something hung, for a while or for good.
     """
 
     files: int = 0
@@ -53,11 +53,11 @@ class Health:
     unclosed: list[tuple[int, bool, int]] = field(default_factory=list)
     missing: list[tuple[int, int]] = field(default_factory=list)
     outside: int = 0
-    wordless: list[str] = field(default_factory=list)
+    ended_abruptly: list[str] = field(default_factory=list)
     open_spans: int = 0
 
     def sentence(self) -> str:
-        """Say in one line whether the numbers can be trusted, and if not wholly, why."""
+        """Say in one line whether the numbers can be trusted, and if not fully, why."""
         faults = [text for count, text in self._faults() if count]
         read = f"{self.records:,} records in {self.files} {_plural(self.files, 'file')}"
         notes = [text for count, text in self._notes() if count]
@@ -68,26 +68,29 @@ class Health:
         return [
             (self.dropped, f"{self.dropped:,} dropped by the writer"),
             (self.torn, f"{self.torn} torn {_plural(self.torn, 'line')}"),
-            (self.foreign, f"{self.foreign} foreign {_plural(self.foreign, 'line')}"),
+            (self.foreign, f"{self.foreign} foreign {_plural(self.foreign, 'line')} (not a record)"),
             (len(self.unclosed), f"not closed: {_listed(map(_name_step, self.unclosed))}"),
-            (len(self.missing), f"no file: {_listed(map(_name_gap, self.missing))}, between others"),
+            (
+                len(self.missing),
+                f"no file, though earlier and later steps have one: {_listed(map(_name_gap, self.missing))}",
+            ),
             (len(self.empty), f"empty: {_listed(self.empty)}"),
             (len(self.newer), f"written by a newer version, fields may be misread: {self._name_newer()}"),
             (self.open_spans, f"{self.open_spans} {_plural(self.open_spans, 'report')} of open spans"),
             (len(self.unreadable), f"unreadable: {', '.join(self.unreadable)}"),
             (older, f"{older:,} records of older runs left out ({', '.join(self.older)})"),
-            (self.sampled_out, f"{self.sampled_out:,} sampled out as asked"),
+            (self.sampled_out, f"{self.sampled_out:,} left out by sampling, as configured"),
             (self.headerless, f"{self.headerless} {_plural(self.headerless, 'file')} without log_opened"),
         ]
 
     def _notes(self) -> list[tuple[int, str]]:
-        """Return what is no fault: it is said beside the faults, or beside there being none."""
-        gone = f"{len(self.wordless)} {_plural(len(self.wordless), 'process')} ended without a word"
-        usual = ", as SGLang ends its own" if all(map(_ended_by_sglang, self.wordless)) else ""
-        lost = f"({_listed(self.wordless)}){usual}: what each recorded in its last 0.1 s may be missing"
+        """Return what is worth saying but no fault."""
+        gone = f"{len(self.ended_abruptly)} {_plural(len(self.ended_abruptly), 'process')} ended abruptly"
+        usual = ", as SGLang ends its own" if all(map(_ended_by_sglang, self.ended_abruptly)) else ""
+        lost = f"({_listed(self.ended_abruptly)}){usual}: records of the last 0.1 s may be missing"
         return [
             (self.outside, f"{self.outside:,} {_plural(self.outside, 'record')} outside of any step"),
-            (len(self.wordless), f"{gone} {lost}"),
+            (len(self.ended_abruptly), f"{gone} {lost}"),
             (len(self.ignored), f"not read: {_listed(self.ignored)}"),
         ]
 
@@ -96,7 +99,7 @@ class Health:
 
 
 def _ended_by_sglang(process: str) -> bool:
-    """Return whether a process is one that SGLang starts, and kills when it ends itself."""
+    """Return whether SGLang starts a process like this one, and kills it at its own end."""
     return process.startswith(("scheduler_", "detokenizer_", "controller_"))
 
 
@@ -110,7 +113,7 @@ def _name_gap(gap: tuple[int, int]) -> str:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names, and how many others there are."""
     every = list(names)
     rest = len(every) - _NAMED
     return ", ".join(every[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")

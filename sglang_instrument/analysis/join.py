@@ -1,4 +1,4 @@
-"""Join a request's calls of the engine with what the engine did for them: why a turn took so long."""
+"""Join engine calls of a request with what the engine did for them: why did a turn take so long?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.lives import engine_lives, read
+from sglang_instrument.analysis.lives import engine_requests, iter_records
 from sglang_instrument.analysis.round_trips import ahead_us, of_worker
 
 if TYPE_CHECKING:
@@ -25,41 +25,41 @@ _CALLS: Final[dict[str, Any]] = {
 _LACKS_FIRST: Final = (pl.col("completion_tokens") > 0).fill_null(False) & pl.col("decode_sec").is_null()
 _IS_WHOLE: Final = pl.col("scheduler").is_not_null() & pl.col("end_us").is_not_null() & ~_LACKS_FIRST
 _PARTS: Final = ("queue_sec", "prefill_sec", "decode_sec")
-_MOST: Final = 0.5  # of a call's time: then this is what it waited for
-_SLOW: Final = 2.0  # times the usual time a token
+_MOST: Final = 0.5  # a part with this share of a call's time is named as its reason
+_SLOW: Final = 2.0  # times the usual seconds per token
 
 
-def has_engine_room(run: Run) -> bool:
-    """Return whether any process of the engine logged anything."""
+def has_engine_logs(run: Run) -> bool:
+    """Return whether any process of the engine wrote a log."""
     return any(file.place is not None and file.place.folder == "engine" for file in run.files)
 
 
 def joined_calls(
     run: Run, step: int | None = None, worker: int | None = None, validate: bool | None = None
 ) -> pl.DataFrame:
-    """Return a row a call of the engine that its caller named, in the order of time.
+    """Return one row per engine call whose caller is known, in the order of time.
 
     Args:
         run: The run.
-        step: Calls of this step alone.
-        worker: Calls of this worker alone.
-        validate: Calls of validation, or of training, alone.
+        step: Only calls of this step.
+        worker: Only calls of this worker.
+        validate: Only calls of validation, or only of training.
 
     Returns:
-        request_id, turn, event, called_us, call_sec as the caller logged them; the columns of `engine_lives`;
-        outside_sec: what the caller waited beyond queue, prefill and decode; null where these are not known.
+        request_id, turn, event, called_us, call_sec: as the caller logged them; the columns of
+        `engine_requests`; outside_sec: the call's time outside queue, prefill and decode; null if not known.
     """
     files = run.files_of(step, worker, validate)
     calls = _calls(run, files)
-    lives = engine_lives(run, files)
-    joined = calls.join(lives, on="rid", how="inner", maintain_order="left").sort("called_us")
+    requests = engine_requests(run, files)
+    joined = calls.join(requests, on="rid", how="inner", maintain_order="left").sort("called_us")
     inside = sum((pl.col(name).fill_null(0.0) for name in _PARTS), start=pl.lit(0.0))
     outside = (pl.col("call_sec") - inside).clip(lower_bound=0.0)
     return joined.with_columns(outside_sec=pl.when(_IS_WHOLE).then(outside))
 
 
 def _calls(run: Run, files: Any) -> pl.DataFrame:
-    """Return who called for which `rid`; of spans inside each other the outermost, which lasted longest."""
+    """Return the caller of each `rid`; of nested spans, the outermost one, which lasted longest."""
     rows = [
         {
             "rid": record.extra.rid,
@@ -69,7 +69,7 @@ def _calls(run: Run, files: Any) -> pl.DataFrame:
             "called_us": record.start_us,
             "call_sec": record.duration_sec,
         }
-        for _, record in read(run, [file for file in files if file.place.folder != "engine"])
+        for _, record in iter_records(run, [file for file in files if file.place.folder != "engine"])
         if record.extra is not None
         and isinstance(record.extra.rid, str)
         and record.extra.request_id is not None
@@ -79,18 +79,18 @@ def _calls(run: Run, files: Any) -> pl.DataFrame:
     return table.sort("call_sec", descending=True).unique("rid", keep="first", maintain_order=True)
 
 
-def placed_lives(run: Run) -> pl.DataFrame:
-    """Return `engine_lives` with the `step`, and `validate`, in which each request arrived, by time.
+def engine_requests_by_step(run: Run) -> pl.DataFrame:
+    """Return `engine_requests` with the `step`, and `validate`, in which each request arrived, by time.
 
-    No process of the engine knows the step: it is the last one that had begun on any worker. Null is what
-    came before the first. Clocks that round trips show to differ are set to the workers' (`round_trips`).
+    Processes of the engine do not know the step: it is the last step that any worker had begun. Requests
+    before the first step have null. Clocks that round trips show to differ are aligned first (`round_trips`).
     """
     ahead = ahead_us(run)
-    return placed(engine_lives(run, ahead_us=ahead), run.digest, ahead)
+    return with_step(engine_requests(run, ahead_us=ahead), run.digest, ahead)
 
 
-def placed(lives: pl.DataFrame, digest: Digest, ahead: Mapping[str, int]) -> pl.DataFrame:
-    """Add `step` and `validate` to rows with `start_us`, workers' clocks `ahead` by so many microseconds."""
+def with_step(requests: pl.DataFrame, digest: Digest, ahead: Mapping[str, int]) -> pl.DataFrame:
+    """Add `step` and `validate` to rows with `start_us`; `ahead` holds microseconds by worker's file."""
     begun = (
         digest.of_workers()
         .steps.filter(pl.col("step").is_not_null())
@@ -99,22 +99,22 @@ def placed(lives: pl.DataFrame, digest: Digest, ahead: Mapping[str, int]) -> pl.
         .agg(start_us=pl.col("start_us").min())
         .sort("start_us")
     )
-    rows = lives.sort("start_us")
+    rows = requests.sort("start_us")
     return rows.join_asof(begun.select("start_us", "step", "validate"), on="start_us", strategy="backward")
 
 
-def shares(lives: pl.DataFrame) -> dict[str, float | None]:
-    """Return how much of the time in the engine is queue, prefill and decode, from 0 to 1; {} of nothing.
+def shares(requests: pl.DataFrame) -> dict[str, float | None]:
+    """Return the shares of queue, prefill and decode in the time in the engine, from 0 to 1.
 
-    Requests do not count of which nobody logged the end, or the first token: what they did last is not known.
-    The shares are None where there are no others.
+    Requests without a logged end or first token do not count: their last phase is not known. The shares are
+    None if no request counts; {} if no scheduler logged anything.
     """
-    known = lives.filter(_IS_WHOLE)
+    known = requests.filter(_IS_WHOLE)
     sums = {name: float(known[f"{name}_sec"].sum() or 0.0) for name in ("queue", "prefill", "decode")}
-    whole = sum(sums.values())
-    if not whole:
-        return dict.fromkeys(sums) if lives["scheduler"].count() else {}
-    return {name: one / whole for name, one in sums.items()}
+    total = sum(sums.values())
+    if not total:
+        return dict.fromkeys(sums) if requests["scheduler"].count() else {}
+    return {name: one / total for name, one in sums.items()}
 
 
 def why(call: dict[str, Any], usual_token_sec: float | None = None) -> str:
@@ -122,21 +122,21 @@ def why(call: dict[str, Any], usual_token_sec: float | None = None) -> str:
 
     Args:
         call: A row.
-        usual_token_sec: The median of `token_sec`, for what is slow.
+        usual_token_sec: The median of `token_sec`, to recognise slow decoding.
     """
     whole = max(call["call_sec"], 1e-9)
-    said = []
+    reasons = []
     for column, words in _WORDS.items():
         part = call[column]
         if part is not None and part >= _MOST * whole:
-            said.append(f"{_sec(part)} s of {_sec(whole)} s {words}")
+            reasons.append(f"{_sec(part)} s of {_sec(whole)} s {words}")
     pace = token_sec(call)
     if pace is not None and usual_token_sec and pace > _SLOW * usual_token_sec:
-        said.append(f"a token took {pace / usual_token_sec:.1f} times as long as usual")
+        reasons.append(f"a token took {pace / usual_token_sec:.1f} times as long as usual")
     if call["retractions"]:
         number = call["retractions"]
-        said.append(f"retracted {'once' if number == 1 else f'{number} times'}")
-    return ", ".join(said)
+        reasons.append(f"retracted {'once' if number == 1 else f'{number} times'}")
+    return ", ".join(reasons)
 
 
 _WORDS: Final = {
@@ -148,13 +148,13 @@ _WORDS: Final = {
 
 
 def token_sec(call: dict[str, Any]) -> float | None:
-    """Return the seconds that a token took in decode; None if they are not known."""
+    """Return the seconds per token in decode; None if they are not known."""
     tokens, spent = call["completion_tokens"], call["decode_sec"]
     return None if spent is None or not tokens or tokens < 2 else spent / (tokens - 1)
 
 
 def usual_token_sec(calls: pl.DataFrame) -> float | None:
-    """Return the median of the seconds a token, over all calls that tell them."""
+    """Return the median of the seconds per token, over all calls that have them."""
     pace = calls.filter(pl.col("completion_tokens") > 1).select(
         pl.col("decode_sec") / (pl.col("completion_tokens") - 1)
     )
@@ -162,8 +162,8 @@ def usual_token_sec(calls: pl.DataFrame) -> float | None:
 
 
 def explain(run: Run, step: int, worker: int, validate: bool, turn: int | None = None) -> str:
-    """Return why the slowest call of a step's worker took so long; "" where the engine's room is dark."""
-    if not has_engine_room(run):
+    """Return why the slowest call of a worker's step took so long; "" if the engine wrote no logs."""
+    if not has_engine_logs(run):
         return ""
     calls = joined_calls(run, step, worker, validate)
     asked = calls if turn is None else calls.filter(turn=turn)
@@ -174,7 +174,7 @@ def explain(run: Run, step: int, worker: int, validate: bool, turn: int | None =
     if not reason:
         return ""
     which = "" if slowest["turn"] is None else f", turn {slowest['turn'] + 1}"
-    return f"its longest call of the engine (request {slowest['request_id']}{which}): {reason}"
+    return f"its longest engine call (request {slowest['request_id']}{which}): {reason}"
 
 
 def _sec(value: float) -> str:

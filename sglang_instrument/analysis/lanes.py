@@ -1,34 +1,34 @@
-"""Sort spans into lanes: asyncio tasks and threads; where a log knows no tasks, requests."""
+"""Sort spans into lanes: one per asyncio task or thread, or per request where a log has no tasks."""
 
 from typing import Final, NamedTuple
 
 import polars as pl
 
-# What rounding may take from an end: one microsecond of the start, one of the duration, one of its float.
+# The most that rounding takes off an end: 1 us each for the start, the duration and its float.
 ROUNDING_US: Final = 3
-# In logs without `start_us` a start is a timestamp, taken when the line was written, minus a duration.
+# In logs without `start_us` a start is the timestamp, taken when the line was written, minus the duration.
 WRITING_US: Final = 1_000
-#: In columns of row numbers: none. A mask of nulls would be another pass at each step.
+#: Stands for "no row" in columns of row numbers; nulls would cost another pass in each operation.
 NONE: Final = -1
 
-#: Lanes and times are packed into one number of 63 bits: so long as they fit, as they are.
+#: A lane and a time are packed into one number of 63 bits.
 TIME_BITS: Final = 40
 _LANE_BITS: Final = 22
 _WIDEST: Final = 2**31
-_NO_REQUEST: Final = -1  # the task of what has neither a task nor a request
+_NO_REQUEST: Final = -1  # the task of records that have neither a task nor a request
 
 
 class Lanes(NamedTuple):
     """The spans of a batch, lane by lane, so that every span comes after those that contain it.
 
-    `near` is the end of a span that is exactly known: the start, or, mirrored in time, the end.
+    `near` is the end of a span that is known exactly: its start, or, mirrored in time, its end.
 
     Attributes:
-        row: Which span, by its number among the records.
+        row: The span's row among the records.
         lane: The number of its lane, from 0.
-        near, far: The ends.
-        slack_us: By how much `far` may be wrong.
-        spawner: Of each lane, not span: the lane that its outermost spans lie in, or NONE.
+        near, far: Its two ends.
+        slack_us: How far `far` may be off.
+        spawner: For each lane (not span), the lane that contains its outermost spans, or NONE.
     """
 
     row: pl.Series
@@ -49,7 +49,7 @@ class _Tasks(NamedTuple):
 
 
 def in_lanes(spans: pl.DataFrame) -> Lanes:
-    """Return the spans in lanes."""
+    """Return spans sorted into lanes."""
     near, far, slack_us = _ends(spans)
     tasks = _tasks(spans)
     mirrored = (~spans["exact"]).cast(pl.Int64)
@@ -64,7 +64,7 @@ def in_lanes(spans: pl.DataFrame) -> Lanes:
 
 
 def compact(values: pl.Series, bits: int) -> pl.Series:
-    """Return numbers from 0 of so many bits, in the same order: two of them make one that sorts fast."""
+    """Return values as numbers from 0 in the same order, of `bits` bits if their range allows."""
     lowest, highest = values.min(), values.max()
     if not isinstance(lowest, int) or not isinstance(highest, int):
         return values
@@ -74,7 +74,7 @@ def compact(values: pl.Series, bits: int) -> pl.Series:
 
 
 def packed(lane: pl.Series, moment: pl.Series) -> pl.Series:
-    """Return one number that sorts by lane, and in it by time."""
+    """Return one number that sorts by lane, and within a lane by time."""
     key: pl.Series = lane * 2**TIME_BITS + moment
     return key
 
@@ -106,41 +106,41 @@ def _tasks(spans: pl.DataFrame) -> _Tasks:
 
 
 def _order(lane: pl.Series, near: pl.Series, far: pl.Series) -> pl.Series:
-    """Return the rows by lane, by `near`, and by `far` from the last; what was written last goes first."""
+    """Return the rows sorted by lane, `near`, and descending `far`; of equal rows, the last written first."""
     key = packed(lane, compact(near, TIME_BITS))
-    # A span that ends in the same microsecond as its child was written after it: hence the reversal.
+    # A span that ends in the same microsecond as its child is written after it; reverse() puts it first.
     rows = pl.DataFrame({"key": key, "far": far}).with_row_index("row").reverse()
     quick = rows.sort("key", maintain_order=True)
     same = (quick["key"] == quick["key"].shift(1)) & (quick["far"] > quick["far"].shift(1))
-    if same.any():  # a log that was not written in the order of ends
+    if same.any():  # the log was not written in the order of ends
         quick = rows.sort("key", "far", descending=[False, True], maintain_order=True)
     return quick["row"]
 
 
 def _spawners(spans: pl.DataFrame, name: pl.Series, names: pl.Series, tasks: _Tasks) -> pl.Series:
-    """Return for each lane the lane that its outermost spans lie in.
+    """Return for each lane the lane that contains its outermost spans.
 
-    A task of which nobody knows the spawner, and a request of a log without tasks, belong to their source's
-    home: the lane of its spans of phase "step", or of the records that belong to no request.
+    Tasks without a known spawner, and requests of logs without tasks, belong to the home of their source: the
+    lane of its spans of phase "step", or of its records without a request.
     """
     own = pl.DataFrame({"name": names}).with_row_index("lane").cast(pl.Int64)
     source_width = 2 * tasks.width
     source = names // source_width
-    said = spans.select(name=name, by=tasks.spawned_by, task=tasks.task).drop_nulls("by")
-    said = said.unique("name", keep="first", maintain_order=True).select(
+    logged = spans.select(name=name, by=tasks.spawned_by, task=tasks.task).drop_nulls("by")
+    logged = logged.unique("name", keep="first", maintain_order=True).select(
         "name", wanted=pl.col("name") + 2 * (pl.col("by") - pl.col("task"))
     )
     stepping = name.filter(spans["phase"].cast(pl.Categorical) == "step").unique()
-    nobodys = names.filter((names % source_width) // 2 == tasks.of_no_request)
+    without_request = names.filter((names % source_width) // 2 == tasks.of_no_request)
     homes: dict[int, int] = {}
-    for lane in [*sorted(stepping), *sorted(nobodys)]:
+    for lane in [*sorted(stepping), *sorted(without_request)]:
         homes.setdefault(lane // source_width, lane)
     at_home = pl.DataFrame(
         {"source": list(homes), "home": list(homes.values())}, schema={"source": pl.Int64, "home": pl.Int64}
     )
     lanes = (
         own.with_columns(source=source)
-        .join(said, on="name", how="left", maintain_order="left")
+        .join(logged, on="name", how="left", maintain_order="left")
         .join(own.select(wanted="name", spawner="lane"), on="wanted", how="left", maintain_order="left")
         .join(at_home, on="source", how="left", maintain_order="left")
         .join(own.select(home="name", at_home="lane"), on="home", how="left", maintain_order="left")

@@ -1,4 +1,4 @@
-"""Say how long responses are, what they cost, and whether the long ones are worth it."""
+"""Show how long responses are, what they cost, and whether long ones earn more reward."""
 
 from typing import Final
 
@@ -13,11 +13,12 @@ _Z95: Final = 1.959964
 
 
 def length_table(digest: Digest) -> pl.DataFrame:
-    """Return a row a step.
+    """Return one row per step.
 
     Returns:
         step, validate; requests; min, mean, p95 and max of the response tokens of its requests; cut: the
-        share that hit a cap; tokens_per_sec: all tokens over the step's duration; reward: the mean.
+        share of requests that hit a cap; tokens_per_sec: all tokens over the step's duration; reward: the
+        mean.
     """
     tokens = pl.col("response_tokens")
     known = digest.of_workers().requests.drop_nulls("response_tokens")
@@ -39,7 +40,7 @@ def length_table(digest: Digest) -> pl.DataFrame:
 
 
 def reward_by_length(digest: Digest) -> pl.DataFrame:
-    """Return a row a tenth of the requests, the shortest first; none where no reward was logged.
+    """Return one row per decile of the requests by length, the shortest first; none without rewards.
 
     Returns:
         decile (1 to 10), requests, from_tokens, to_tokens, mean_sec of a request, reward: the mean; low,

@@ -1,4 +1,4 @@
-"""Decode lines of a log, ours or the reference's, whole or torn, into typed Structs."""
+"""Decode the lines of a log, ours or the reference's, complete or torn, into typed Structs."""
 
 import json
 from collections.abc import Iterator
@@ -8,20 +8,20 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct
 
-# Columns hold 64 bits; a line with a larger number takes the lenient way and loses only that field.
+# Columns hold 64 bits; a line with a larger number is decoded leniently and loses only that field.
 Integer = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 Seconds = Annotated[float, Meta(ge=0)]
 
 
 class Extra(Struct, gc=False):
-    """The fields of `extra` that become columns, and those of control records; all others are skipped."""
+    """The fields of `extra` that columns and control records use; the decoder skips all others."""
 
     request_id: str | Integer | None = None
     turn: Integer | None = None
     turns: Integer | None = None
     finish_reason: str | None = None
     response_length: Integer | None = None
-    # A number of a request, a list in `step_response_length_stats`.
+    # An integer in a request, a list in `step_response_length_stats`.
     actual_response_tokens: Integer | list[Any] | None = None
     generated_tokens: Integer | None = None
     completion_tokens: Integer | None = None
@@ -39,13 +39,13 @@ class Extra(Struct, gc=False):
     host: str | None = None
     wall_ns: Integer | None = None
     perf_ns: Integer | None = None
-    # of a held event loop
+    # of a blocked event loop
     stack: list[Any] | None = None
     in_span: str | None = None
 
 
 class OpenSpan(Struct, gc=False):
-    """What a report of open spans says of one, as far as answers are made of it."""
+    """The fields of an open span in an `open_spans` record that the analysis uses."""
 
     event: str
     age_sec: Annotated[float, Meta(ge=0, lt=2**62)]
@@ -55,7 +55,7 @@ class OpenSpan(Struct, gc=False):
 
 
 class Line(Struct, gc=False):
-    """One record as it stands in a file."""
+    """One record of a file."""
 
     timestamp: str
     event: str
@@ -75,7 +75,7 @@ class Line(Struct, gc=False):
 
 @dataclass
 class Rejects:
-    """How many lines were left out: torn ones begin like a record and end early, foreign ones are none."""
+    """Counts of lines that are no records: torn ones begin like one and end early, foreign ones do not."""
 
     torn: int = 0
     foreign: int = 0
@@ -85,7 +85,7 @@ _ONE: Final = msgspec.json.Decoder(Line)
 
 
 def decode(chunk: bytes, rejects: Rejects) -> list[Line]:
-    """Decode whole lines; what is not a record is left out and counted in `rejects`."""
+    """Decode complete lines; count those that are not records in `rejects`."""
     try:
         return _ONE.decode_lines(chunk)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -105,9 +105,9 @@ def _decode_singly(chunk: bytes, rejects: Rejects) -> Iterator[Line]:
 
 
 def _decode_leniently(raw: bytes, rejects: Rejects) -> Line | None:
-    """Keep a record of which one field is not what it should be, as a user's own field may be."""
+    """Decode a record of which a field has an unexpected type, as a user's own field may have."""
     try:
-        # json.loads, not msgspec: the reference writes NaN and lone surrogates, which are no JSON.
+        # json.loads, not msgspec: the reference writes NaN and lone surrogates, which are not valid JSON.
         fields = json.loads(raw.decode("utf-8", "replace"), parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         if raw.lstrip().startswith(b'{"'):
@@ -132,7 +132,7 @@ def _is_record(fields: Any) -> bool:
 
 
 def _fitting(struct: type[Struct], fields: dict[str, Any]) -> dict[str, Any]:
-    """Return those of `fields` that `struct` has and whose values are of its types."""
+    """Return those `fields` that `struct` has and whose values have the right type."""
     kept = {}
     for field in msgspec.structs.fields(struct):
         if field.name in fields:
@@ -143,10 +143,12 @@ def _fitting(struct: type[Struct], fields: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def drop_odd_spans(extra: Extra, rejects: Rejects) -> None:
-    """Leave out of a report of open spans what no watchdog writes."""
-    kept = [span for span in extra.spans or () if _fits(span, OpenSpan)]
-    rejects.foreign += len(kept) < len(extra.spans or ())
+def drop_invalid_spans(extra: Extra, rejects: Rejects) -> None:
+    """Remove from a report of open spans the entries that no watchdog wrote."""
+    spans = extra.spans or []
+    kept = [span for span in spans if _fits(span, OpenSpan)]
+    if len(kept) < len(spans):
+        rejects.foreign += 1
     extra.spans = kept
 
 
@@ -159,5 +161,5 @@ def _fits(value: Any, type_: Any) -> bool:
 
 
 def _printable(value: Any) -> Any:
-    """Replace lone surrogates, which no column of text can hold."""
+    """Replace lone surrogates, which a text column cannot hold."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Put together what the engine's processes logged of each request: queue, prefill, decode, retractions."""
+"""Collect what the engine's processes logged of each request: queue, prefill, decode, retractions."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import msgspec
 import polars as pl
 from msgspec import Struct
 
-from sglang_instrument.analysis.cache import kept
+from sglang_instrument.analysis.cache import cached_table
 from sglang_instrument.analysis.chunks import readable_lines
-from sglang_instrument.analysis.files import counting
+from sglang_instrument.analysis.files import newest_run_filter
 from sglang_instrument.schema import LOG_OPENED
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.files import File
     from sglang_instrument.analysis.run import Run
 
-#: SGLang asks itself whether it is well; nobody waits for these.
+#: Prefix of SGLang's own health checks; no caller waits for these.
 HEALTH_CHECK: Final = "HEALTH_CHECK"
 _SCHEMA: Final[dict[str, Any]] = {
     "rid": pl.String,
@@ -39,7 +39,7 @@ _SCHEMA: Final[dict[str, Any]] = {
 
 
 class Fields(Struct, gc=False):
-    """The fields of `extra` that say which requests a record is about, and how large they are."""
+    """The fields of `extra` that name the requests of a record and their sizes."""
 
     rid: Any = None
     rids: Any = None
@@ -51,7 +51,7 @@ class Fields(Struct, gc=False):
 
 
 class Record(Struct, gc=False):
-    """A record, as far as a join looks at it."""
+    """The keys of a record that the join needs."""
 
     event: str
     start_us: int | None = None
@@ -68,16 +68,18 @@ class Record(Struct, gc=False):
 _LINES: Final = msgspec.json.Decoder(Record)
 
 
-def read(run: Run, files: Sequence[File], events: Sequence[str] = ()) -> Iterator[tuple[File, Record]]:
-    """Yield the records of files of a run that have a start and fields, those of older runs left out.
+def iter_records(
+    run: Run, files: Sequence[File], events: Sequence[str] = ()
+) -> Iterator[tuple[File, Record]]:
+    """Yield the records of some files that have a start and fields, of newest runs only.
 
     Args:
         run: The run.
         files: Files of it.
-        events: Records of these events alone; lines that name none of them are not even decoded.
+        events: Only records of these events; lines without any of these names are not decoded.
     """
     marks = [f'"{event}"'.encode() for event in (LOG_OPENED, *events)] if events else []
-    counts = counting(run.files)
+    counts = newest_run_filter(run.files)
     for file in files:
         run_id = None
         for chunk in readable_lines(run.folder / file.path):
@@ -91,7 +93,7 @@ def read(run: Run, files: Sequence[File], events: Sequence[str] = ()) -> Iterato
 
 
 def _marked(chunk: bytes, marks: Sequence[bytes]) -> bytes:
-    """Return the lines of a chunk that hold one of the marks."""
+    """Return the lines of a chunk that contain one of the marks."""
     return b"\n".join(line for line in chunk.split(b"\n") if any(mark in line for mark in marks))
 
 
@@ -112,8 +114,8 @@ def _decode_singly(chunk: bytes) -> Iterator[Record]:
 
 
 @dataclass
-class _Life:
-    """What one scheduler, and those around it, did for one request; times are microseconds."""
+class _EngineRequest:
+    """What the engine's processes did for one request; times are microseconds."""
 
     server: str | None = None
     scheduler: str | None = None
@@ -124,10 +126,10 @@ class _Life:
     tokenize_sec: float | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    moments: list[tuple[int, str]] = field(default_factory=list)
+    transitions: list[tuple[int, str]] = field(default_factory=list)
 
     def row(self, rid: str) -> dict[str, Any]:
-        """Return a row of `engine_lives`."""
+        """Return a row of `engine_requests`."""
         end = self.answered if self.answered is not None else self.detokenized
         spent = self._spent(self.detokenized if self.detokenized is not None else end)
         starts = [one for one in (self.called, self.arrived) if one is not None]
@@ -148,31 +150,31 @@ class _Life:
 
     @property
     def _retractions(self) -> int:
-        return sum(what == "retract" for _, what in self.moments)
+        return sum(what == "retract" for _, what in self.transitions)
 
     @property
     def is_ended(self) -> bool:
-        """Whether anybody told when it ended."""
+        """Whether any process logged its end."""
         return self.answered is not None or self.detokenized is not None
 
     def _spent(self, end: int | None) -> dict[str, float | None]:
-        """Share the time from arrival to end among queue, prefill and decode.
+        """Split the time from arrival to end into queue, prefill and decode.
 
-        A prompt that is cut into pieces is admitted several times before its first token, and one that is
-        retracted waits, is admitted and prefilled again. What lies between pieces is part of the prefill.
+        A chunked prompt is admitted several times before its first token; the time between chunks is part of
+        the prefill. A retracted request queues, is admitted and is prefilled again.
         """
         if self.arrived is None:
             return {}
         spent: dict[str, int] = {}
         doing, since = "queue", self.arrived
-        ordered = sorted(self.moments)
+        ordered = sorted(self.transitions)
         for (at, what), (_, then) in zip(ordered, [*ordered[1:], (0, "")], strict=False):
             if (what, then) == ("first", "admit"):
-                continue  # a piece of a prompt ended, and gave no token
+                continue  # a chunk of a prompt ended, without a token
             spent[doing] = spent.get(doing, 0) + max(0, at - since)
             doing, since = _NEXT[what], max(at, since)
         if doing == "prefill" and self.completion_tokens:
-            spent.pop(doing, None)  # its first token was lost: a killed scheduler's last records are
+            spent.pop(doing, None)  # a killed scheduler did not write the record of its first token
         elif end is not None:
             spent[doing] = spent.get(doing, 0) + max(0, end - since)
         return {
@@ -181,73 +183,72 @@ class _Life:
         }
 
 
-#: What a request does from such a moment on.
+#: What a request does after each transition.
 _NEXT: Final = {"admit": "prefill", "first": "decode", "retract": "queue"}
-_MOMENTS: Final = {
+_TRANSITIONS: Final = {
     "scheduler_admit": "admit",
     "scheduler_first_tokens": "first",
     "scheduler_retract": "retract",
 }
 
 
-def engine_lives(
+def engine_requests(
     run: Run, files: Sequence[File] | None = None, ahead_us: Mapping[str, int] | None = None
 ) -> pl.DataFrame:
-    """Return a row a request of the engine, by its `rid`, in the order of arrival.
+    """Return one row per request of the engine, by its `rid`, in the order of arrival.
 
     Args:
         run: The run.
-        files: Files of workers to be read as well: an engine that lives in its worker's process has its
-            tokenizer manager there. None: all of them, if the engine's own processes do not tell the ends of
-            requests; without a detokenizer (`skip_tokenizer_init`) only the tokenizer manager knows them.
-        ahead_us: By how much the clocks of processes are ahead, which is taken off: `round_trips.ahead_us`.
+        files: Files of workers to read as well: an engine inside a worker's process has its tokenizer manager
+            there. None: all files, if the engine's own processes log no ends of requests; without a
+            detokenizer (`skip_tokenizer_init`) only the tokenizer manager knows them.
+        ahead_us: How far the clocks of processes are ahead; it is subtracted (`round_trips.ahead_us`).
 
     Returns:
-        rid; server, scheduler: the names of the files that tell of it; start_us, end_us, duration_sec: from
-        its arrival at the server, or the scheduler, to its answer; tokenize_sec; queue_sec, prefill_sec,
-        decode_sec: from its arrival at the scheduler to its last token, on the scheduler's clock;
-        retractions; prompt_tokens, completion_tokens. Null is what nobody logged. SGLang's own health checks
-        are left out.
+        rid; server, scheduler: the stems of their files; start_us, end_us, duration_sec: from its arrival at
+        the server, or the scheduler, to its answer; tokenize_sec; queue_sec, prefill_sec, decode_sec: from
+        its arrival at the scheduler to its last token, on the scheduler's clock; retractions; prompt_tokens,
+        completion_tokens. Null where nothing was logged. SGLang's own health checks are left out.
     """
-    lives: dict[str, _Life] = {}
+    requests: dict[str, _EngineRequest] = {}
     own = engine_files(run)
-    _live(lives, read(run, own), ahead_us or {})
+    _collect(requests, iter_records(run, own), ahead_us or {})
     if files is None:
-        files = run.files if _lacks_ends(lives) else ()
+        files = run.files if _lacks_ends(requests) else ()
     others = [file for file in files if file.place is not None and file not in own]
-    _live(lives, read(run, others, tuple(_TAKES)), ahead_us or {})
-    rows = [row for rid, life in lives.items() if (row := life.row(rid))["start_us"] is not None]
+    _collect(requests, iter_records(run, others, tuple(_HANDLERS)), ahead_us or {})
+    rows = [row for rid, request in requests.items() if (row := request.row(rid))["start_us"] is not None]
     return pl.DataFrame(rows, schema=_SCHEMA, strict=False).sort("start_us", "rid")
 
 
-def _live(
-    lives: dict[str, _Life], records: Iterator[tuple[File, Record]], ahead_us: Mapping[str, int]
+def _collect(
+    requests: dict[str, _EngineRequest], records: Iterator[tuple[File, Record]], ahead_us: Mapping[str, int]
 ) -> None:
-    """Add what records tell of requests."""
+    """Add what records say of requests."""
     for file, record in records:
-        take = _TAKES.get(record.event)
-        if take is None:
+        handler = _HANDLERS.get(record.event)
+        if handler is None:
             continue
         name = file.place.stem if file.place else ""
         record.start_us = (record.start_us or 0) - ahead_us.get(name, 0)
         for rid in rids_of(record):
-            life = lives.get(rid)
-            if life is None:
-                life = lives[rid] = _Life()
-            take(life, record, name)
+            request = requests.get(rid)
+            if request is None:
+                request = requests[rid] = _EngineRequest()
+            handler(request, record, name)
 
 
-def _lacks_ends(lives: Mapping[str, _Life]) -> bool:
-    """Return whether of some scheduler the end of no request is known."""
-    schedulers = {life.scheduler for life in lives.values() if life.scheduler is not None}
-    return bool(schedulers - {life.scheduler for life in lives.values() if life.is_ended})
+def _lacks_ends(requests: Mapping[str, _EngineRequest]) -> bool:
+    """Return whether some scheduler has no request with a known end."""
+    schedulers = {request.scheduler for request in requests.values() if request.scheduler is not None}
+    return bool(schedulers - {request.scheduler for request in requests.values() if request.is_ended})
 
 
-def kept_lives(run: Run) -> pl.DataFrame:
-    """Return `engine_lives`, read again only when the run's files changed."""
+def cached_engine_requests(run: Run) -> pl.DataFrame:
+    """Return `engine_requests`, from the cache unless the run's files changed."""
     if not run.cached:
-        return engine_lives(run)
-    return kept(run.folder, "lives", run.files, lambda: engine_lives(run))
+        return engine_requests(run)
+    return cached_table(run.folder, "engine_requests", run.files, lambda: engine_requests(run))
 
 
 def engine_files(run: Run) -> list[File]:
@@ -256,7 +257,7 @@ def engine_files(run: Run) -> list[File]:
 
 
 def rids_of(record: Record) -> list[str]:
-    """Return which requests of the engine a record is about, SGLang's own health checks left out."""
+    """Return the engine requests that a record is about, without SGLang's own health checks."""
     fields = record.extra or Fields()
     named = next((one for one in (fields.rids, fields.rid) if isinstance(one, list)), [fields.rid])
     return [rid for rid in named if isinstance(rid, str) and not rid.startswith(HEALTH_CHECK)]
@@ -266,39 +267,39 @@ def _number(value: Any) -> int | None:
     return value if type(value) is int else None
 
 
-def _take_request(life: _Life, record: Record, name: str) -> None:
-    life.server, life.called, life.answered = name, record.start_us, record.end_us
-    if record.extra is not None and isinstance(record.extra.rid, str):  # of a list it is the last one's
-        life.completion_tokens = _number(record.extra.completion_tokens)
+def _on_request(request: _EngineRequest, record: Record, name: str) -> None:
+    request.server, request.called, request.answered = name, record.start_us, record.end_us
+    if record.extra is not None and isinstance(record.extra.rid, str):  # a list has only the last one's count
+        request.completion_tokens = _number(record.extra.completion_tokens)
 
 
-def _take_tokenize(life: _Life, record: Record, name: str) -> None:
-    life.server, life.tokenize_sec = name, record.duration_sec
+def _on_tokenize(request: _EngineRequest, record: Record, name: str) -> None:
+    request.server, request.tokenize_sec = name, record.duration_sec
 
 
-def _take_receive(life: _Life, record: Record, name: str) -> None:
-    if life.arrived is None:  # a stage of a pipeline behind the first one tells it again
-        life.scheduler, life.arrived = name, record.start_us
-        life.prompt_tokens = _number(record.extra.prompt_tokens) if record.extra else None
+def _on_receive(request: _EngineRequest, record: Record, name: str) -> None:
+    if request.arrived is None:  # later pipeline stages log it again
+        request.scheduler, request.arrived = name, record.start_us
+        request.prompt_tokens = _number(record.extra.prompt_tokens) if record.extra else None
 
 
-def _take_moment(life: _Life, record: Record, name: str) -> None:
-    what = _MOMENTS[record.event]
+def _on_transition(request: _EngineRequest, record: Record, name: str) -> None:
+    what = _TRANSITIONS[record.event]
     at = record.end_us if what == "first" else record.start_us or 0
-    if life.scheduler in (None, name):
-        life.moments.append((at, what))
+    if request.scheduler in (None, name):
+        request.transitions.append((at, what))
 
 
-def _take_detokenize(life: _Life, record: Record, name: str) -> None:
-    # A batch of answers is logged where one of them ends: the last that holds this request is its own end.
-    life.detokenized = max(record.end_us, life.detokenized or 0)
+def _on_detokenize(request: _EngineRequest, record: Record, name: str) -> None:
+    # A batch of answers is logged when one of them ends: the last batch with this request has its own end.
+    request.detokenized = max(record.end_us, request.detokenized or 0)
 
 
-_TAKES: Final = {
-    "engine_request": _take_request,
-    "engine_stream": _take_request,
-    "engine_tokenize": _take_tokenize,
-    "scheduler_receive": _take_receive,
-    "engine_detokenize": _take_detokenize,
-    **dict.fromkeys(_MOMENTS, _take_moment),
+_HANDLERS: Final = {
+    "engine_request": _on_request,
+    "engine_stream": _on_request,
+    "engine_tokenize": _on_tokenize,
+    "scheduler_receive": _on_receive,
+    "engine_detokenize": _on_detokenize,
+    **dict.fromkeys(_TRANSITIONS, _on_transition),
 }

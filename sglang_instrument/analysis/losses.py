@@ -1,17 +1,17 @@
-"""Sum up what the files of a run say of themselves, and what they lack: records, ends, whole files."""
+"""Sum up what the files of a run report as lost, and what is missing: records, ends, whole files."""
 
 from collections.abc import Iterator, Sequence
 
-from sglang_instrument.analysis.files import File, controls_of, counting, ended, newest_runs
+from sglang_instrument.analysis.files import File, controls_of, ended_paths, newest_run_filter, newest_runs
 from sglang_instrument.analysis.health import Health
-from sglang_instrument.analysis.outside import outside, unbound
+from sglang_instrument.analysis.outside import paths_outside_steps, unbound_paths
 from sglang_instrument.schema import LOG_OPENED, LOG_VERSION, OPEN_SPANS, STEP_CLOSED
 
 
 def health_of(files: Sequence[File]) -> Health:
-    """Return what was read of the files of a run, and what was not."""
+    """Return what was read of a run's files, and what was not."""
     health = Health(ignored=[file.path for file in files if file.place is None])
-    counts, beside = counting(files), outside(files)
+    counts, outside = newest_run_filter(files), paths_outside_steps(files)
     for file in files:
         if file.place is None:
             continue
@@ -28,7 +28,7 @@ def health_of(files: Sequence[File]) -> Health:
         for run_id, records in zip(file.runs, file.records, strict=True):
             if counts(file, run_id):
                 health.records += records
-                health.outside += records if file.path in beside else 0
+                health.outside += records if file.path in outside else 0
             elif records:
                 health.older[str(run_id)] = health.older.get(str(run_id), 0) + records
     health.runs = used_runs(files)
@@ -36,12 +36,12 @@ def health_of(files: Sequence[File]) -> Health:
     health.open_spans = len(controls_of(files, OPEN_SPANS))
     health.dropped, health.sampled_out = _left_out(files)
     health.unclosed = _unclosed(files)
-    health.missing = sorted(_missing(files, beside))
+    health.missing = sorted(_missing(files, outside))
     return health
 
 
 def _is_empty(file: File) -> bool:
-    """Return whether a file holds nothing: not even the header that is written when it is made."""
+    """Return whether a file has no lines: not even the header that the writer puts into a new file."""
     lines = file.controls or any(file.records) or file.torn or file.foreign
     return not lines and file.unreadable is None
 
@@ -52,32 +52,32 @@ def _newer(files: Sequence[File]) -> dict[str, int]:
     return {path: version for path, version in versions if version > LOG_VERSION}
 
 
-def _missing(files: Sequence[File], beside: set[str]) -> Iterator[tuple[int, int]]:
-    """Yield the training steps without a file of a worker that has one in a step before and after it.
+def _missing(files: Sequence[File], outside: set[str]) -> Iterator[tuple[int, int]]:
+    """Yield (step, worker) of training steps without a file of a worker that has one before and after.
 
-    A worker that joined late, or died, has none at one end only. Each launch is judged by itself.
+    A worker that joined late, or died, lacks files at one end only. Each launch is checked by itself.
     """
-    newest, counts = newest_runs(files), counting(files)
-    there: dict[str | None, dict[int, set[int]]] = {}
+    newest, counts = newest_runs(files), newest_run_filter(files)
+    steps_of: dict[str | None, dict[int, set[int]]] = {}
     for file in files:
         place = file.place
         if place is None or place.role != "worker" or place.step is None or place.validate:
             continue
         writers = {control.run_id for control in file.controls} | set(file.runs)
-        if file.path not in beside and (not writers or any(counts(file, one) for one in writers)):
-            workers = there.setdefault(newest.get(file.folder), {})
+        if file.path not in outside and (not writers or any(counts(file, one) for one in writers)):
+            workers = steps_of.setdefault(newest.get(file.folder), {})
             workers.setdefault(place.worker, set()).add(place.step)
-    for workers in there.values():
+    for workers in steps_of.values():
         steps = sorted(set().union(*workers.values()))
         for worker, own in workers.items():
             yield from ((step, worker) for step in steps if min(own) < step < max(own) and step not in own)
 
 
 def _left_out(files: Sequence[File]) -> tuple[int, int]:
-    """Return the records that the writers say they dropped, and sampled out.
+    """Return how many records the writers report as dropped, and as left out by sampling.
 
-    A step of an asynchronous trainer ends, goes on and ends again. Each time its file says the counts so far,
-    so the last ones hold; where they fall, the writer had forgotten the step, and began to count anew.
+    A step of an asynchronous trainer may end, go on and end again. Each `step_closed` has the counts so far,
+    so the last one holds. Where the counts fall, the writer had forgotten the step and counts from 0 again.
     """
     dropped = sampled_out = 0
     last: dict[tuple[str, str | None], tuple[int, int]] = {}
@@ -93,7 +93,7 @@ def _left_out(files: Sequence[File]) -> tuple[int, int]:
 
 
 def used_runs(files: Sequence[File]) -> list[str]:
-    """Return the run ids that count for some folder, oldest first."""
+    """Return the ids of runs that are the newest of some folder, oldest first."""
     begun: dict[str, int] = {}
     for file in files:
         for control in file.controls:
@@ -104,7 +104,7 @@ def used_runs(files: Sequence[File]) -> list[str]:
 
 
 def _unclosed(files: Sequence[File]) -> list[tuple[int, bool, int]]:
-    whole = ended(files) | unbound(files)
+    whole = ended_paths(files) | unbound_paths(files)
     opened = {file.path: file.place for file, _ in controls_of(files, LOG_OPENED)}
     return [
         (place.step, place.validate, place.worker)

@@ -1,36 +1,36 @@
-"""Reduce the records of a batch to what is asked of single events, so that a whole run fits into memory."""
+"""Reduce records to what questions about single events need, so that a whole run fits into memory."""
 
 from collections.abc import Sequence
 
 import polars as pl
 
-from sglang_instrument.analysis.nesting import nest_with_children
-from sglang_instrument.analysis.walls import split_wall
+from sglang_instrument.analysis.nesting import nest_and_clip
+from sglang_instrument.analysis.walls import split_wall_time
 
 _OF_WORKER = ("source", "role", "step", "validate", "worker")
 
 
-def narrow_events(records: pl.DataFrame) -> pl.DataFrame:
-    """Return what `events.event_table` needs of spans, and of records without a duration."""
+def event_rows(records: pl.DataFrame) -> pl.DataFrame:
+    """Return the columns of spans and instant events that `events.event_table` needs."""
     columns = (*_OF_WORKER, "event", "phase", "duration_sec")
-    spans = split_wall(*nest_with_children(records)).select(*columns, "self_sec", "wall_sec")
-    points = records.filter(pl.col("duration_sec").is_null()).select(columns)
-    return pl.concat([spans, points], how="diagonal").cast({pl.Categorical: pl.String})
+    spans = split_wall_time(*nest_and_clip(records)).select(*columns, "self_sec", "wall_sec")
+    instants = records.filter(pl.col("duration_sec").is_null()).select(columns)
+    return pl.concat([spans, instants], how="diagonal").cast({pl.Categorical: pl.String})
 
 
 def event_times(records: pl.DataFrame, events: Sequence[str]) -> pl.DataFrame:
-    """Return how long events lasted: a row an event and request, and one for what is in no request.
+    """Return how long events lasted: one row per event and request, and one for the time outside requests.
 
     Args:
         records: Of whole steps of workers.
         events: Their names.
 
     Returns:
-        source, role, step, validate, worker; request_id, null for what belongs to none; event; sec: in a
-        request the union of its spans, so that those inside others or side by side count once; outside, what
-        none of their children takes, for requests may be among these.
+        source, role, step, validate, worker; request_id: null outside requests; event; sec: within a request,
+        the union of its spans, so that nested and concurrent ones count once; outside requests, the self
+        time, for requests may run inside.
     """
-    spans, _ = nest_with_children(records)
+    spans, _ = nest_and_clip(records)
     chosen = spans.with_columns(pl.col("event", "role").cast(pl.String))
     chosen = chosen.filter(pl.col("event").is_in(list(events))).sort(
         "start_us", "end_us", maintain_order=True

@@ -1,9 +1,8 @@
-"""Find which span ran inside which, and so what each span did itself.
+"""Find which span ran inside which, and each span's own time.
 
-Within one lane (an asyncio task or a thread; for logs without `task`: the records of one request) a span lies
-inside the innermost span that contains it. The outermost spans of a lane lie inside the span that was open,
-where their task was spawned, when they began: its concurrent children. No moment of a parent is counted
-twice, whatever runs at the same time below it.
+Within one lane (an asyncio task or a thread; in logs without `task`, a request) a span's parent is the
+innermost span that contains it. The outermost spans of a lane are concurrent children of the span that was
+open in the lane that spawned theirs. Time that several children cover counts once against their parent.
 """
 
 from typing import Final
@@ -14,7 +13,7 @@ from sglang_instrument.analysis.lanes import NONE, in_lanes
 from sglang_instrument.analysis.parents import find_parents
 from sglang_instrument.schema import PHASES
 
-_STRUCTURE: Final = ("step", "request", "turn", "loop")  # phases that are made of parts of other phases
+_STRUCTURE: Final = ("step", "request", "turn", "loop")  # phases of spans that contain other phases
 PHASE: Final = pl.Enum(PHASES)
 
 
@@ -22,23 +21,24 @@ def nest(records: pl.DataFrame) -> pl.DataFrame:
     """Return the spans of `records`, nested.
 
     Args:
-        records: A table with the columns of `reader.COLUMNS`, or those of them that are asked for.
+        records: A table with the columns of `reader.COLUMNS`, or some of them.
 
     Returns:
         The rows that have a duration, with these columns added.
         span: The row's number.
         parent: The number of the span that it ran inside, or null.
-        concurrent: Whether the parent belongs to another lane.
-        step_span: The number of the outermost span of phase "step" above or at this one, or null.
-        counts_for: The phase; for a span of phase "other" that of what it ran inside.
-        fresh_sec: The part of the parent's time that this child covers and no earlier one.
+        concurrent: Whether the parent is in another lane.
+        step_span: The number of the outermost span of phase "step" among this span and its ancestors, or
+            null.
+        counts_for: The phase; for a span of phase "other", that of the work around it.
+        fresh_sec: The part of the parent's time that this child covers and no earlier child does.
         self_sec: The duration minus the union of the children's times.
     """
-    return nest_with_children(records)[0]
+    return nest_and_clip(records)[0]
 
 
-def nest_with_children(records: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the same, and beside it what `covered` says of it."""
+def nest_and_clip(records: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return what `nest` returns, and `clipped_children` of it."""
     timed = records["duration_sec"].is_not_null()
     spans = records if timed.all() else records.filter(timed)
     lanes = in_lanes(spans)
@@ -49,21 +49,21 @@ def nest_with_children(records: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFram
         parent=parent.set(parent == NONE, None),
         concurrent=concurrent,
     )
-    children = covered(spans)
+    children = clipped_children(spans)
     fresh, covered_us = _covered_times(spans, children)
-    itself = (pl.col("duration_sec") - covered_us / 1e6).clip(lower_bound=0.0)
+    self_sec = (pl.col("duration_sec") - covered_us / 1e6).clip(lower_bound=0.0)
     spans = spans.with_columns(
-        step_span=_step_spans(spans), counts_for=_counted_phases(spans), fresh_sec=fresh, self_sec=itself
+        step_span=_step_spans(spans), counts_for=_counted_phases(spans), fresh_sec=fresh, self_sec=self_sec
     )
     return spans, children
 
 
 def _step_spans(spans: pl.DataFrame) -> pl.Series:
-    """Return the outermost span of phase "step" on each span's way up, itself included."""
+    """Return for each span the outermost span of phase "step" among itself and its ancestors."""
     stepping = pl.col("phase").cast(pl.Categorical) == "step"
     found = spans.select(pl.when(stepping).then("span")).to_series()
     up = spans["parent"]
-    for _ in range(20):  # each round looks twice as far up as the one before
+    for _ in range(20):  # each round doubles the number of ancestors seen
         if up.null_count() == len(up):
             break
         higher = found.gather(up)
@@ -73,10 +73,10 @@ def _step_spans(spans: pl.DataFrame) -> pl.Series:
 
 
 def _counted_phases(spans: pl.DataFrame) -> pl.Series:
-    """Return the phase that each span counts for: its own, or, for "other", that of what it ran inside.
+    """Return the phase that each span counts for: its own, or, for "other", that of the work around it.
 
-    A user's own span in a tool is part of the tool; in a turn, among the turn's parts, it is something else.
-    So is a span of a phase that is a user's own.
+    A user's own span inside a tool counts as tool; directly inside a turn, as "other". So does a span whose
+    phase is not in the vocabulary.
     """
     named = spans["phase"].cast(pl.Categorical)
     own = named.unique().cast(pl.String).to_list()
@@ -90,7 +90,7 @@ def _counted_phases(spans: pl.DataFrame) -> pl.Series:
     ).to_series()
     found = pl.select(pl.when(~other).then(known)).to_series()
     up = spans["parent"]
-    for _ in range(20):  # each round looks twice as far up as the one before
+    for _ in range(20):  # each round doubles the number of ancestors seen
         if up.null_count() == len(up):
             break
         found = pl.select(pl.coalesce(found, found.gather(up))).to_series()
@@ -100,10 +100,10 @@ def _counted_phases(spans: pl.DataFrame) -> pl.Series:
     return pl.select(pl.when(other).then(inside).otherwise(known)).to_series()
 
 
-def covered(spans: pl.DataFrame) -> pl.DataFrame:
-    """Return the children, clipped to their parents, those of a parent one after another and in time.
+def clipped_children(spans: pl.DataFrame) -> pl.DataFrame:
+    """Return all children, clipped to their parents, grouped by parent and in the order of time.
 
-    Columns: `span`, `parent`, `from_us`, `to_us`, and `reach`: up to there earlier ones cover the parent.
+    Columns: `span`, `parent`, `from_us`, `to_us`, and `reach`: up to where earlier children cover the parent.
     """
     children = spans.select("span", "parent", "start_us", "end_us").filter(pl.col("parent").is_not_null())
     children = children.with_columns(
@@ -118,7 +118,7 @@ def covered(spans: pl.DataFrame) -> pl.DataFrame:
         from_us=pl.col("start_us").clip("parent_start", "parent_end"),
         to_us=pl.col("end_us").clip("parent_start", "parent_end"),
     )
-    # On one scale on which parents follow one another, one running maximum serves them all.
+    # Shift the parents so that they follow one another: then one running maximum serves all.
     long = (clipped["parent_end"] - clipped["parent_start"]).max() or 0
     base = pl.col("parent") * (int(long) + 1) - pl.col("parent_start")
     clipped = clipped.with_columns(begun=base + pl.col("from_us")).sort("begun", maintain_order=True)
@@ -133,7 +133,8 @@ def _covered_times(spans: pl.DataFrame, children: pl.DataFrame) -> tuple[pl.Seri
     children = children.select("span", "parent", fresh=fresh)
     own = pl.repeat(None, len(spans), dtype=pl.Float64, eager=True)
     own = own.scatter(children["span"], children["fresh"] / 1e6)
-    # The children of a parent follow one another: what is up to its last one, less what was before its first.
+    # Children are grouped by parent: a parent's sum is the running sum at its last child minus that before
+    # its first.
     last = children["parent"] != children["parent"].shift(-1, fill_value=-1)
     up_to = children["fresh"].cum_sum().filter(last)
     all_children = pl.zeros(len(spans), dtype=pl.Int64, eager=True)

@@ -1,14 +1,14 @@
-"""Number what hardly ever changes from one row to the next, and put rows in order: both quickly."""
+"""Number groups of rows and sort rows, faster than polars' own group_by and sort on our data."""
 
 from collections.abc import Sequence
 
 import polars as pl
 
 
-def numbered(table: pl.DataFrame, key: Sequence[str]) -> tuple[pl.Series, pl.DataFrame]:
-    """Return for each row the number of its combination of columns, and the combinations in order.
+def assign_group_ids(table: pl.DataFrame, key: Sequence[str]) -> tuple[pl.Series, pl.DataFrame]:
+    """Return for each row the number of its combination of values, and the combinations in order.
 
-    Rows are compared with the one before: many times as fast as to group them, where runs are long.
+    Each row is compared with the one before, which is much faster than group_by when equal rows are adjacent.
     """
     differs = [pl.col(name).ne_missing(pl.col(name).shift(1)) for name in key]
     first = pl.int_range(pl.len()) == 0
@@ -23,10 +23,10 @@ def numbered(table: pl.DataFrame, key: Sequence[str]) -> tuple[pl.Series, pl.Dat
     return number, combinations
 
 
-def ranked(values: pl.Series) -> pl.Series:
-    """Return the rows in the order of their values, which are not negative; equal ones as they stand.
+def sort_order(values: pl.Series) -> pl.Series:
+    """Return the rows sorted by their non-negative values; equal values keep their order.
 
-    Value and row in one number sort twice as fast as rows by their values, where 63 bits hold both.
+    Value and row packed into one number sort twice as fast as arg_sort(), if 63 bits hold both.
     """
     highest = values.max()
     width = len(values)

@@ -1,7 +1,7 @@
 """Find work that took far longer than usual: of all requests of a worker in a step, or of a single one.
 
-What is usual is learnt from the run itself, and chance is given its due: a median of few requests strays
-far, and where waits have a heavy tail some wait is always the longest.
+The run itself shows what is usual. Chance is ruled out first: a median of few requests varies widely, and
+where waits have a heavy tail, some wait is always far longer than the others.
 """
 
 import math
@@ -11,28 +11,29 @@ import polars as pl
 
 from sglang_instrument.analysis.digest import Digest
 
-FEWEST: Final = 8  # steps of workers, below which nobody knows how they usually differ
+FEWEST: Final = 8  # with fewer steps of workers, their usual spread cannot be estimated
 _FEWEST_AT_ALL: Final = 4
 SPREADS: Final = 8.0  # robust standard deviations from the median
-TIMES: Final = 1.25  # and so many times the median, and the other workers in the same step
-_TIMES_OF_FEW: Final = 2.0  # times the next, where there are too few to know more
-LEAST_SPREAD: Final = 0.02  # of a logarithm: what nobody would call a difference
+TIMES: Final = 1.25  # times the median, and times the other workers in the same step
+_TIMES_OF_FEW: Final = 2.0  # times the next slowest, where there are too few to estimate a spread
+LEAST_SPREAD: Final = 0.02  # lower bound of the estimated spread of the logarithm
 _MAD: Final = 1.4826  # a normal distribution's standard deviation, in median absolute deviations
-_CHANCE: Final = 1e-3  # how probable it may be that requests drawn by lot make anybody look so slow
+_CHANCE: Final = 1e-3  # largest allowed probability that random requests make any worker look this slow
 _OF_WORKER: Final = ["step", "validate", "worker"]
 
-_FEWEST_OF_A_TAIL: Final = 40  # pieces of work, below which nobody knows their tail
-_TAIL: Final = 0.1  # of them are their tail
+_FEWEST_OF_A_TAIL: Final = 40  # with fewer pieces of work, their tail cannot be estimated
+_TAIL: Final = 0.1  # share of them that forms the tail
 _CHANCE_OF_A_SINGLE: Final = (
     (4.0, 1e-4),
     (50.0, 3e-3),
-)  # from so many times the next: how probable it may be
+)  # (times the next longest, largest allowed probability)
 
 
 def rates(digest: Digest, kind: str) -> pl.DataFrame:
-    """Return a row a request that had this kind of work: its `rate` and the seconds `spent` on it.
+    """Return one row per request with this kind of work: its `rate` and the seconds `spent` on it.
 
-    The rate is seconds a token for the engine, a turn for tools, a request for rewards and interactions.
+    The rate is in seconds per token for the engine, per turn for tools, per request for rewards and
+    interactions.
     """
     spent = pl.col(f"{kind}_sec")
     per = {"engine": pl.col("response_tokens"), "tool": pl.col("turns")}.get(kind, pl.lit(1))
@@ -41,10 +42,10 @@ def rates(digest: Digest, kind: str) -> pl.DataFrame:
 
 
 def slow_groups(rates: pl.DataFrame) -> pl.DataFrame:
-    """Return the workers and steps whose requests were far slower than those of all others.
+    """Return the steps of workers whose requests were far slower than those of all others.
 
     Args:
-        rates: A row a request, of one kind of work, as `rates` has it.
+        rates: One row per request, for one kind of work, as `rates` returns them.
 
     Returns:
         step, validate, worker; rate: the median of its requests; requests; spent_sec, longest_sec: median and
@@ -79,7 +80,7 @@ def _far_above(groups: pl.DataFrame) -> pl.DataFrame:
 
 
 def _above_peers(found: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
-    """Leave out those whose step was slow for all its workers alike: that is no one's fault."""
+    """Drop steps that were slow for all workers alike: then no single worker is at fault."""
     peers = groups.select("step", "validate", peer="worker", of_peer="rate")
     others = found.join(peers, on=["step", "validate"]).filter(pl.col("worker") != pl.col("peer"))
     usual = others.group_by(_OF_WORKER).agg(of_peers=pl.col("of_peer").median())
@@ -89,7 +90,7 @@ def _above_peers(found: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
 
 
 def _chance(rates: pl.DataFrame, row: dict[str, Any]) -> float:
-    """Return how probable it is that most of a worker's requests, drawn from all others, reach its rate."""
+    """Return the probability that most of a worker's requests, drawn from all others, reach its rate."""
     own = pl.all_horizontal(pl.col(name) == row[name] for name in _OF_WORKER)
     others = rates.filter(~own)["rate"]
     requests, share = row["requests"], chance_to_reach(others, row["reached"])
@@ -101,34 +102,34 @@ def _chance(rates: pl.DataFrame, row: dict[str, Any]) -> float:
 
 
 def chance_to_reach(others: pl.Series, reached: float, fewest: int = _FEWEST_OF_A_TAIL) -> float:
-    """Return how probable it is that one drawn from where all others come from is at least so large.
+    """Return the probability that one more value from the distribution of the others is at least as large.
 
     Args:
-        others: All but the one that is in doubt.
-        reached: By that one.
-        fewest: Of the others, to say how far beyond the largest of them one may lie.
+        others: All values but the one in question.
+        reached: The value in question.
+        fewest: The number of others needed to extrapolate beyond the largest of them.
     """
     above = int((others >= reached).sum())
     share = (above + 1) / (len(others) + 1)
     if above == 0 and len(others) >= fewest:
         longest = others.top_k(_tail(len(others)) + 1).sort(descending=True).to_list()
-        share *= _further(longest, reached)
+        share *= _chance_beyond(longest, reached)
     return share
 
 
 def _tail(pieces: int) -> int:
-    """Return how many of so many pieces of work are their tail."""
+    """Return how many of these pieces of work form the tail."""
     return max(5, int(pieces * _TAIL))
 
 
-def _further(longest: list[float], reached: float) -> float:
-    """Return how probable it is that what exceeds the longest reaches so far beyond it.
+def _chance_beyond(longest: list[float], reached: float) -> float:
+    """Return the probability that a value beyond the longest one reaches this far.
 
-    As in a Pareto distribution with the exponent of the tail (Hill's estimate).
+    Computed from a Pareto distribution with the tail's exponent (Hill's estimate).
 
     Args:
-        longest: The tail, the longest first, and the one after it.
-        reached: What is beyond the longest.
+        longest: The tail, the longest first, and the value after it.
+        reached: The value beyond the longest.
     """
     falls = sum(math.log(one / longest[-1]) for one in longest[:-1]) / (len(longest) - 1)
     return 0.0 if falls == 0 else math.exp(-math.log(reached / longest[0]) / falls)
@@ -138,19 +139,18 @@ def slow_single(pieces: pl.DataFrame) -> dict[str, Any] | None:
     """Return the one piece of work that took far longer than any other, or None.
 
     Args:
-        pieces: A row a piece of work of one kind, with the seconds `spent` on it.
+        pieces: One row per piece of work of one kind, with the seconds `spent` on it.
 
     Returns:
-        Its row; next_sec: the longest of all others; times: how many times that it took. Its chance is that
-        of a Pareto distribution, fitted to the tenth of the others that took longest (Hill's estimate), to
-        reach so far above the next.
+        Its row; next_sec: the longest of all others; times: spent over next_sec. The probability of such a
+        ratio comes from a Pareto distribution fitted to the longest tenth of the others (Hill's estimate).
     """
     if len(pieces) < _FEWEST_OF_A_TAIL:
         return None
     longest = pieces.top_k(_tail(len(pieces)) + 2, by="spent").sort("spent", descending=True)
     spent = longest["spent"].to_list()
     times = spent[0] / spent[1]
-    chance = _further(spent[1:], spent[0])
+    chance = _chance_beyond(spent[1:], spent[0])
     if not any(times >= least and chance < allowed for least, allowed in _CHANCE_OF_A_SINGLE):
         return None
     return {**longest.row(0, named=True), "next_sec": spent[1], "times": times}

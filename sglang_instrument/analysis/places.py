@@ -1,4 +1,4 @@
-"""Read from a file's path what its records belong to: role, worker, step, and whether it is validation."""
+"""Read from a file's path where its records belong: role, worker, step, and whether it is validation."""
 
 import re
 from collections.abc import Iterator
@@ -7,19 +7,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-# A negative number is that of a trainer which has none yet: verl's fully asynchronous recipe says step -1.
+# Negative before a trainer has a number: verl's fully asynchronous recipe reports step -1.
 _FOLDER: Final = re.compile(r"(step|validate)_(-?\d{1,9})$")
 # worker_3.jsonl, scheduler_0_tp0.jsonl, worker_3.host-4711.jsonl (a second live process), each with .zst
 _FILE: Final = re.compile(r"([A-Za-z][A-Za-z-]*)_(\d{1,9})(?:[_.].+)?$")
 ENDINGS: Final = (".jsonl", ".jsonl.zst")
-FOLDERS: Final = ("engine", "processes")  # beside step_N and validate_N
-# Ours, read by others or by nobody; `output` has what the demo's workers print.
+FOLDERS: Final = ("engine", "processes")  # besides step_N and validate_N
+# Ours, but not logs; `output` holds what the demo's workers print.
 _NO_LOGS: Final = ("processes", "profiles", "output", ".locks", ".cache")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a file stands. `stem` tells processes apart; `step` is None where the process cannot know it."""
+    """Where the records of a file belong. `stem` names the process; `step` is None outside step folders."""
 
     path: Path
     folder: str
@@ -30,21 +30,21 @@ class Place:
     validate: bool
 
 
-def holds_run(folder: Path) -> bool:
+def is_run_folder(folder: Path) -> bool:
     """Return whether a folder looks like that of one experiment."""
     return any(child.is_dir() and _is_part(child.name) for child in folder.iterdir())
 
 
 def log_files(folder: Path) -> Iterator[Path]:
-    """Yield the log files of an experiment: steps in order, then those of processes without one."""
+    """Yield the log files of an experiment: steps in order, then the files outside step folders."""
     parts = [child for child in folder.iterdir() if child.is_dir() and _is_part(child.name)]
     for part in sorted(parts, key=lambda part: _order(part.name)):
         if part.name != "processes":
             yield from sorted(path for path in part.iterdir() if path.name.endswith(ENDINGS))
 
 
-def strays(folder: Path) -> Iterator[str]:
-    """Yield what lies in an experiment's folder and is no part of a log, in order; folders with a slash."""
+def other_files(folder: Path) -> Iterator[str]:
+    """Yield what lies in an experiment's folder but is not a log, in order; folders end with a slash."""
     for child in sorted(folder.iterdir()):
         if child.is_dir() and child.name not in _NO_LOGS and _is_part(child.name):
             others = sorted(path for path in child.iterdir() if not path.name.endswith(ENDINGS))
@@ -58,7 +58,7 @@ def _named(path: Path) -> str:
 
 
 def place_of(path: Path) -> Place | None:
-    """Return what a log file belongs to, or None if its name does not say."""
+    """Return where the records of a log file belong, or None if its name does not tell."""
     stem = path.name
     for ending in reversed(ENDINGS):
         stem = stem.removesuffix(ending)
@@ -71,9 +71,9 @@ def place_of(path: Path) -> Place | None:
     return Place(path, path.parent.name, stem, named[1], int(named[2]), step, validate)
 
 
-@lru_cache(maxsize=100_000)  # asked again and again for the same files of a run
+@lru_cache(maxsize=100_000)  # called again and again for the same files of a run
 def place_at(path: str) -> Place | None:
-    """Return what a log file belongs to, by its path below the run's folder."""
+    """Return the same as `place_of`, by the path below the run's folder."""
     return place_of(Path(path))
 
 

@@ -1,4 +1,4 @@
-"""Read what a process says of itself in `processes/`, and refuse what no process writes."""
+"""Read the self-description of a process in `processes/`, and check its types."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -9,7 +9,7 @@ import orjson
 from sglang_instrument.errors import LogError
 from sglang_instrument.regular import read_regular
 
-_MOST_BYTES: Final = 16 * 2**20  # a process with thousands of patches writes less than one
+_MOST_BYTES: Final = 16 * 2**20  # a process with thousands of patches writes less than 1 MiB
 
 
 class _Patch(msgspec.Struct):
@@ -26,7 +26,7 @@ class _Notice(msgspec.Struct):
 
 
 class _Process(msgspec.Struct):
-    """The keys that answers are made of; others are shown as they are."""
+    """The keys that answers use; others are shown as they are."""
 
     run_id: str | None = None
     role: str | None = None
@@ -42,15 +42,15 @@ class _Process(msgspec.Struct):
 
 
 def read_process(path: Path) -> dict[str, Any]:
-    """Return what a process says of itself; its keys have the types that processes write.
+    """Return the self-description of a process, with checked types.
 
     Raises:
-        LogError: The file cannot be read, or says something else.
+        LogError: The file cannot be read, or a value has another type.
     """
     try:
         facts = orjson.loads(read_regular(path, _MOST_BYTES))
         msgspec.convert(facts, _Process)
     except (OSError, ValueError, msgspec.ValidationError) as error:
         raise LogError(str(error)) from None
-    assert isinstance(facts, dict)  # noqa: S101 - convert() takes nothing else
+    assert isinstance(facts, dict)  # noqa: S101 - convert() accepts nothing else
     return facts

@@ -11,12 +11,12 @@ from sglang_instrument.analysis.chunks import open_log, whole_lines
 from sglang_instrument.analysis.columns import COLUMNS as COLUMNS
 from sglang_instrument.analysis.columns import Columns, epoch_us
 from sglang_instrument.analysis.files import LOOP_BLOCK, Control, File
-from sglang_instrument.analysis.lines import Extra, Line, Rejects, decode, drop_odd_spans
+from sglang_instrument.analysis.lines import Extra, Line, Rejects, decode, drop_invalid_spans
 from sglang_instrument.analysis.places import Place
 from sglang_instrument.errors import LogError
 from sglang_instrument.schema import CONTROL_EVENTS, LOG_OPENED, OPEN_SPANS
 
-_STRETCH: Final = 100_000  # lines that are turned into columns at once; bounds the memory of Python's objects
+_BUFFERED_LINES: Final = 100_000  # turned into columns at once; bounds the memory of Python's objects
 _STAMP_LENGTH: Final = len("2026-01-05T08:00:01.500000+00:00")
 
 
@@ -31,7 +31,7 @@ class Source:
 
 @dataclass
 class Reading:
-    """Some files as they were read: `records` with `COLUMNS`, whose `source` is an index of `sources`."""
+    """The result of reading files: `records` with `COLUMNS`, whose `source` is an index of `sources`."""
 
     files: list[File] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
@@ -43,17 +43,17 @@ class Reading:
         return pl.concat(self.tables) if self.tables else pl.DataFrame(schema=COLUMNS)
 
 
-def read_files(folder: Path, files: Sequence[File], thin: bool = False) -> Reading:
-    """Read files of a run's folder; what cannot be read is noted in them, and costs no other file.
+def read_files(folder: Path, files: Sequence[File], for_digest: bool = False) -> Reading:
+    """Read files of a run's folder; note in each what cannot be read, and go on with the others.
 
     Args:
         folder: The run's folder.
         files: Files in it.
-        thin: Whether only what a digest looks at is wanted. Most records without a duration are then counted
-            and left out, as are columns and fields.
+        for_digest: Whether to read only what a digest needs: then most records without a duration are only
+            counted, and some columns and fields are left out.
     """
     reading = Reading()
-    stretch = _Stretch(reading, thin)
+    buffer = _LineBuffer(reading, for_digest)
     for listed in files:
         file = File(listed.path, listed.size, listed.mtime_ns)
         reading.files.append(file)
@@ -62,32 +62,32 @@ def read_files(folder: Path, files: Sequence[File], thin: bool = False) -> Readi
             continue
         rejects = Rejects()
         try:
-            _read_file(folder / file.path, place, file, rejects, stretch)
+            _read_file(folder / file.path, place, file, rejects, buffer)
         except (OSError, EOFError, LogError) as error:
             file.unreadable = str(error)
         file.headerless = not any(control.event == LOG_OPENED for control in file.controls)
         file.torn, file.foreign = rejects.torn, file.foreign + rejects.foreign
-    stretch.close()
+    buffer.close()
     return reading
 
 
-def _read_file(path: Path, place: Place, file: File, rejects: Rejects, stretch: "_Stretch") -> None:
+def _read_file(path: Path, place: Place, file: File, rejects: Rejects, buffer: "_LineBuffer") -> None:
     run_id = None
     with open_log(path) as stream:
         for chunk in whole_lines(stream):
             lines = decode(chunk, rejects)
             begun = 0
-            for at in [at for at, line in enumerate(lines) if line.event in _APART]:
+            for at in [at for at, line in enumerate(lines) if line.event in _KEPT_WITH_FILE]:
                 line = lines[at]
                 if line.event in CONTROL_EVENTS:
-                    stretch.add(lines[begun:at], place, file, run_id)
+                    buffer.add(lines[begun:at], place, file, run_id)
                     begun = at + 1
                 if line.event == LOG_OPENED:
                     run_id = line.extra.run_id if line.extra else None
                 if line.event == OPEN_SPANS and line.extra:
-                    drop_odd_spans(line.extra, rejects)
+                    drop_invalid_spans(line.extra, rejects)
                 file.controls.append(_control(line, run_id))
-            stretch.add(lines[begun:], place, file, run_id)
+            buffer.add(lines[begun:], place, file, run_id)
 
 
 def _control(line: Line, run_id: str | None) -> Control:
@@ -95,21 +95,21 @@ def _control(line: Line, run_id: str | None) -> Control:
     return Control(line.event, run_id, time_us, line.extra or Extra(), line.duration_sec)
 
 
-_APART: Final = CONTROL_EVENTS | {LOOP_BLOCK}
+_KEPT_WITH_FILE: Final = CONTROL_EVENTS | {LOOP_BLOCK}
 
 
-class _Stretch:
-    """Lines that wait to be turned into a table, and whose they are."""
+class _LineBuffer:
+    """Lines that wait to be turned into a table, with their sources."""
 
-    def __init__(self, reading: Reading, thin: bool) -> None:
+    def __init__(self, reading: Reading, for_digest: bool) -> None:
         self._reading = reading
-        self._thin = thin
-        self._columns = Columns(thin)
+        self._for_digest = for_digest
+        self._columns = Columns(for_digest)
         self._numbers: dict[tuple[int, str | None], int] = {}
         self._position = 0
 
     def add(self, lines: list[Line], place: Place, file: File, run_id: str | None) -> None:
-        """Take lines of one run in a file, control records left out."""
+        """Add lines of one run in a file, without control records."""
         if not lines:
             return
         index = len(self._reading.files) - 1
@@ -119,26 +119,26 @@ class _Stretch:
             self._reading.sources.append(Source(place, index, run_id))
             file.runs.append(run_id)
             file.records.append(0)
-        if self._thin:
-            wanted = [line for line in lines if line.duration_sec is not None or not _is_plain_point(line)]
+        if self._for_digest:
+            wanted = [line for line in lines if line.duration_sec is not None or not _is_plain_instant(line)]
             file.records[file.runs.index(run_id)] += len(lines) - len(wanted)
             lines = wanted
         if lines:
             self._columns.add(lines, source)
-        if len(self._columns) >= _STRETCH:
+        if len(self._columns) >= _BUFFERED_LINES:
             self.close()
 
     def close(self) -> None:
-        """Turn what waits into a table."""
+        """Turn the buffered lines into a table."""
         if len(self._columns):
             places = [source.place for source in self._reading.sources]
             table = self._columns.table(places, self._position)
             self._position += len(self._columns)
-            self._columns = Columns(self._thin)
+            self._columns = Columns(self._for_digest)
             self._reading.tables.append(self._count(table))
 
     def _count(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Count the rows of each file, and leave out those without a time."""
+        """Count the rows of each file, and drop those without a time."""
         timeless = pl.col("start_us").is_null()
         counts = table.group_by("source").agg(pl.len(), timeless=timeless.sum(), local=pl.col("local").sum())
         for number, records, without, local in counts.iter_rows():
@@ -151,7 +151,7 @@ class _Stretch:
         return table.filter(~timeless) if counts["timeless"].sum() else table
 
 
-def _is_plain_point(line: Line) -> bool:
-    """Return whether a record without a duration tells only that it was: no reward, no odd time."""
+def _is_plain_instant(line: Line) -> bool:
+    """Return whether a record without a duration has no more to tell: no reward, and a usual timestamp."""
     plain = line.extra is None or line.extra.reward is None
     return plain and len(line.timestamp) == _STAMP_LENGTH and line.timestamp[-6:-5] in "+-"

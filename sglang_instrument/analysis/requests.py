@@ -1,4 +1,4 @@
-"""List requests, the slowest first, and take one apart into its turns and events."""
+"""List requests, the slowest first, and split one into its turns and events."""
 
 import polars as pl
 
@@ -8,13 +8,13 @@ _QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 
 def request_table(digest: Digest) -> pl.DataFrame:
-    """Return a row a request, the slowest first.
+    """Return one row per request, the slowest first.
 
     Returns:
         step, validate, worker, request_id, start_us, end_us, duration_sec, turns, response_tokens,
         finish_reason, reward, error: as logged; engine_sec, tool_sec, interaction_sec, reward_sec: the time
-        in each kind of work, spans in others of their kind left out, so that tools side by side count each;
-        rest_sec: the duration less all of these, at least 0.
+        in each kind of work, without spans inside another of their kind; concurrent tools count one by one;
+        rest_sec: the duration minus all of these, at least 0.
     """
     rest = pl.col("duration_sec") - sum((pl.col(f"{kind}_sec") for kind in KINDS), start=pl.lit(0.0))
     table = (
@@ -27,8 +27,8 @@ def cdf_table(requests: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     """Return percentiles of the durations of requests.
 
     Args:
-        requests: As `request_table` has them.
-        by: The columns whose groups are kept apart, such as `["step", "worker"]`.
+        requests: As `request_table` returns them.
+        by: The columns to group by, such as `["step", "worker"]`.
 
     Returns:
         `by`, requests, mean_sec, p50_sec, p90_sec, p95_sec, p99_sec, p99_9_sec, max_sec.

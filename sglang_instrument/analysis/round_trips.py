@@ -1,4 +1,4 @@
-"""Tell by how much clocks of engines' processes differ: what they do for a call lies inside that call."""
+"""Estimate how far the clocks of engines' processes differ: a call contains the engine's work for it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import polars as pl
 
 from sglang_instrument.analysis.clocks import clock_table
 from sglang_instrument.analysis.files import controls_of
-from sglang_instrument.analysis.lives import Record, read, rids_of
+from sglang_instrument.analysis.lives import Record, iter_records, rids_of
 from sglang_instrument.schema import EVENTS, LOG_OPENED
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.files import File
     from sglang_instrument.analysis.run import Run
 
-_TOGETHER_SEC: Final = 0.05  # within which workers leave a barrier, on one clock
-_SAME_ANCHOR_US: Final = 10_000  # processes of one host read the same two clocks, a little apart
-#: It ends when somebody asks for an item after the last, and that may be after its caller has gone.
+_TOGETHER_SEC: Final = 0.05  # workers on one clock leave a barrier within this time
+_SAME_ANCHOR_US: Final = 10_000  # processes of one host read the same two clocks, at slightly different times
+#: This span ends when the generator is asked for one more item, which may be after its caller's span ended.
 _OPEN_ENDED: Final = "engine_stream"
 _PAIRS: Final[dict[str, Any]] = {
     "client": pl.String,
@@ -42,18 +42,18 @@ _CLOCKS: Final[dict[str, Any]] = {
 
 @dataclass
 class _Call:
-    """The outermost span of a process that names a request of the engine; times are microseconds."""
+    """The outermost span of a process that names an engine request; times are microseconds."""
 
     process: str
     start: int
     end: int
-    #: Whether its caller gave up, or another span of the same name lies elsewhere: then it bounds nothing.
+    #: Whether its caller gave up, or another span with this rid lies outside it: then it gives no bounds.
     doubtful: bool
 
 
 @dataclass
 class _Bounds:
-    """Between what a server's clock must be ahead of a client's, in microseconds."""
+    """The lowest and highest possible lead of a server's clock over a client's, in microseconds."""
 
     low: int
     high: int
@@ -61,13 +61,13 @@ class _Bounds:
 
 
 def round_trip_table(run: Run) -> pl.DataFrame:
-    """Return a row for each pair of a process that called and one of the engine that worked for it.
+    """Return one row for each pair of a calling process and an engine process that worked for it.
 
     Returns:
-        client, server: Names of their files; calls: How many told of it; low_sec, high_sec: The server's
-            clock is ahead by no less and by no more, or no constant offset fits, where low is above high;
-            offset_sec: Their middle; residual_sec: Half of what lies between; same_clock: Both are processes
-            of one host, and began with the same anchor: then offset and residual are 0.
+        client, server: the stems of their files; calls: how many calls both logged; low_sec, high_sec: bounds
+        of the lead of the server's clock; low above high means that no constant offset fits; offset_sec: the
+        middle of the bounds; residual_sec: half their distance; same_clock: both run on one host and read the
+        same clock: then offset and residual are 0.
     """
     whole = [(file.place, file) for file in run.files if file.place is not None and file.unreadable is None]
     own = [file for place, file in whole if place.folder == "engine"]
@@ -75,7 +75,7 @@ def round_trip_table(run: Run) -> pl.DataFrame:
         return pl.DataFrame(schema=_PAIRS)
     calls = _calls(run, [file for place, file in whole if place.folder != "engine"])
     pairs: dict[tuple[str, str], _Bounds] = {}
-    for file, record in read(run, own):
+    for file, record in iter_records(run, own):
         start, end = record.start_us or 0, _sure_end(record)
         for rid in rids_of(record) if record.event in EVENTS else ():
             call = calls.get(rid)
@@ -91,9 +91,9 @@ def round_trip_table(run: Run) -> pl.DataFrame:
 
 
 def _calls(run: Run, files: list[File]) -> dict[str, _Call]:
-    """Return who called for which `rid`."""
+    """Return the call of each `rid`."""
     calls: dict[str, _Call] = {}
-    for file, record in read(run, files):
+    for file, record in iter_records(run, files):
         if record.extra is None or not isinstance(record.extra.rid, str) or record.duration_sec is None:
             continue
         here = _Call(_name(file), record.start_us or 0, record.end_us, record.error is not None)
@@ -103,17 +103,17 @@ def _calls(run: Run, files: list[File]) -> dict[str, _Call]:
 
 
 def _outer(one: _Call, other: _Call) -> _Call:
-    """Return the span around the other; of two apart, as of a request that was resumed, nothing is known."""
+    """Return the span that contains the other; two disjoint ones, as of a resumed request, are doubtful."""
     outer, inner = sorted((one, other), key=lambda call: call.start - call.end)
     around = outer.process == inner.process and outer.start <= inner.start and inner.end <= outer.end + 1
     return _Call(outer.process, outer.start, outer.end, one.doubtful or other.doubtful or not around)
 
 
 def _sure_end(record: Record) -> int:
-    """Return up to when a record is known to lie in the call.
+    """Return up to when a record certainly lies within the call.
 
-    Of a batch only the beginning is: it may go on with others when this request's answer is on its way. So
-    may what was aborted.
+    Of a record about a batch, only the start does: the batch may go on after this request's answer was sent.
+    The same holds for an aborted request.
     """
     whole = record.extra is not None and isinstance(record.extra.rid, str) and record.error is None
     return record.end_us if whole and record.event != _OPEN_ENDED else record.start_us or 0
@@ -140,9 +140,9 @@ def _name(file: File) -> str:
 
 
 def _clock_numbers(run: Run) -> dict[str, int]:
-    """Return which processes read one clock: those of one host whose wall clocks had the same anchor.
+    """Return processes with the number of their clock: those of one host with equal anchors read one clock.
 
-    Two hosts may have the same name, but hardly began to count at the same moment.
+    Two hosts may have the same name, but hardly the same anchor.
     """
     numbers: dict[str, int] = {}
     number, before = 0, ("", 0)
@@ -154,39 +154,39 @@ def _clock_numbers(run: Run) -> dict[str, int]:
 
 
 def _anchors(run: Run) -> dict[str, tuple[str, int]]:
-    """Return the host of each process, and its wall clock less its monotonic one, in microseconds."""
+    """Return the host of each process, and its wall clock minus its monotonic clock, in microseconds."""
     anchors: dict[str, tuple[str, int]] = {}
     for file, control in controls_of(run.files, LOG_OPENED):
-        said = control.extra
-        if said.host is not None and said.wall_ns is not None and said.perf_ns is not None:
-            anchors.setdefault(_name(file), (said.host, (said.wall_ns - said.perf_ns) // 1000))
+        header = control.extra
+        if header.host is not None and header.wall_ns is not None and header.perf_ns is not None:
+            anchors.setdefault(_name(file), (header.host, (header.wall_ns - header.perf_ns) // 1000))
     return anchors
 
 
 def process_clocks(run: Run, pairs: pl.DataFrame | None = None) -> pl.DataFrame:
-    """Return by how much the clock of each process is ahead of the median worker's, as far as that is known.
+    """Return how far the clock of each process is ahead of the median worker's, as far as known.
 
-    Where no barrier tells of workers, it is ahead of the process that called most often.
+    Without barriers, the reference is the process that called most often.
 
     Args:
         run: The run.
-        pairs: What `round_trip_table` said, if it was asked before.
+        pairs: The result of `round_trip_table`, if already computed.
 
     Returns:
-        process; offset_sec; residual_sec: What the offset may be wrong by, summed up along the way; by: What
-        told of it: "barriers", "reference", "same clock as NAME" or "round trips of NAME".
+        process; offset_sec; residual_sec: the possible error of the offset, summed along the links; by: the
+        evidence: "barriers", "reference", "same clock as NAME" or "round trips of NAME".
     """
     pairs = round_trip_table(run) if pairs is None else pairs
-    roads = _roads(run, pairs)
+    links = _clock_links(run, pairs)
     waiting = [(residual, name, offset, by) for name, offset, residual, by in _known(run, pairs)]
     heapq.heapify(waiting)
     found: dict[str, dict[str, Any]] = {}
-    while waiting:  # Dijkstra's: along the way that leaves the least unexplained
+    while waiting:  # Dijkstra's algorithm: along the links with the smallest sum of residuals
         residual, name, offset, by = heapq.heappop(waiting)
         if name in found:
             continue
         found[name] = {"process": name, "offset_sec": offset, "residual_sec": residual, "by": by}
-        for other, more, left in roads.get(name, ()):
+        for other, more, left in links.get(name, ()):
             kind = "round trips" if left is not None else "same clock"
             words = f"{kind} {'of' if left is not None else 'as'} {name}"
             heapq.heappush(waiting, (residual + (left or 0.0), other, offset + more, words))
@@ -194,7 +194,7 @@ def process_clocks(run: Run, pairs: pl.DataFrame | None = None) -> pl.DataFrame:
 
 
 def _known(run: Run, pairs: pl.DataFrame) -> Iterator[tuple[str, float, float, str]]:
-    """Yield the processes whose clocks are known without any round trip."""
+    """Yield the processes whose clocks are known without round trips."""
     ranks: dict[int, list[str]] = {}
     for file in run.files:
         if file.place is not None and file.place.role == "worker":
@@ -203,7 +203,8 @@ def _known(run: Run, pairs: pl.DataFrame) -> Iterator[tuple[str, float, float, s
     for worker, offset, residual in at_barriers.select("worker", "offset_sec", "residual_sec").iter_rows():
         apart = abs(offset) > max(_TOGETHER_SEC, residual)
         for name in ranks.get(worker, ()):
-            # Those of one clock do not leave in the same millisecond either: no more than that is no offset.
+            # Workers on one clock do not leave in the same millisecond either: such a difference is no
+            # offset.
             yield name, offset if apart else 0.0, residual, "barriers"
     if at_barriers.is_empty() and not pairs.is_empty():
         most = (
@@ -214,26 +215,29 @@ def _known(run: Run, pairs: pl.DataFrame) -> Iterator[tuple[str, float, float, s
         yield most["client"][0], 0.0, 0.0, "reference"
 
 
-def _roads(run: Run, pairs: pl.DataFrame) -> dict[str, list[tuple[str, float, float | None]]]:
-    """Return from each process those whose clocks it tells of: name, offset, residual or None."""
-    roads: dict[str, list[tuple[str, float, float | None]]] = {}
+def _clock_links(run: Run, pairs: pl.DataFrame) -> dict[str, list[tuple[str, float, float | None]]]:
+    """Return from each process the others whose clocks are known relative to its own: name, offset, residual.
+
+    The residual is None between processes that read the same clock.
+    """
+    links: dict[str, list[tuple[str, float, float | None]]] = {}
     for row in pairs.filter(~pl.col("same_clock")).iter_rows(named=True):
         client, server, offset = row["client"], row["server"], row["offset_sec"]
-        roads.setdefault(client, []).append((server, offset, row["residual_sec"]))
-        roads.setdefault(server, []).append((client, -offset, row["residual_sec"]))
-    together: dict[int, str] = {}
+        links.setdefault(client, []).append((server, offset, row["residual_sec"]))
+        links.setdefault(server, []).append((client, -offset, row["residual_sec"]))
+    by_clock: dict[int, str] = {}
     for name, number in sorted(_clock_numbers(run).items()):
-        if number in together:
-            roads.setdefault(name, []).append((together[number], 0.0, None))
-            roads.setdefault(together[number], []).append((name, 0.0, None))
-        together.setdefault(number, name)
-    return roads
+        if number in by_clock:
+            links.setdefault(name, []).append((by_clock[number], 0.0, None))
+            links.setdefault(by_clock[number], []).append((name, 0.0, None))
+        by_clock.setdefault(number, name)
+    return links
 
 
 def ahead_us(run: Run) -> dict[str, int]:
-    """Return by how many microseconds the clock of each process is ahead, of those shown to be.
+    """Return how many microseconds the clock of each process is ahead, where the evidence is sufficient.
 
-    What may as well be 0, by its residual, is left out: moving by it would part what belongs together.
+    An offset within its residual of 0 is left out: applying it could separate events that belong together.
     """
     sure = process_clocks(run).filter(pl.col("offset_sec").abs() > pl.col("residual_sec"))
     moved = sure.filter(pl.col("offset_sec") != 0.0).select("process", "offset_sec")
@@ -241,11 +245,11 @@ def ahead_us(run: Run) -> dict[str, int]:
 
 
 def hosts_ahead_us(run: Run, ahead: Mapping[str, int]) -> dict[str, int]:
-    """Return the same of hosts whose processes agree, for what else was written there, as traces are.
+    """Return the same per host whose processes agree, to align other files written there, such as traces.
 
     Args:
         run: The run.
-        ahead: As `ahead_us` has it.
+        ahead: As `ahead_us` returns it.
     """
     hosts: dict[str, set[int]] = {}
     for name, (host, _) in _anchors(run).items():

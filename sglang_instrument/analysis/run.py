@@ -11,28 +11,28 @@ import polars as pl
 from sglang_instrument.analysis.batches import Progress, read_tables
 from sglang_instrument.analysis.cache import read_digest
 from sglang_instrument.analysis.digest import Digest
-from sglang_instrument.analysis.ended import is_over, wordless
-from sglang_instrument.analysis.files import File, counting
+from sglang_instrument.analysis.ended import ended_abruptly, is_over
+from sglang_instrument.analysis.files import File, newest_run_filter
 from sglang_instrument.analysis.health import Health
 from sglang_instrument.analysis.losses import health_of, used_runs
 from sglang_instrument.analysis.nesting import nest
-from sglang_instrument.analysis.outside import of_steps
-from sglang_instrument.analysis.places import Place, holds_run, strays
+from sglang_instrument.analysis.outside import only_in_steps
+from sglang_instrument.analysis.places import Place, is_run_folder, other_files
 from sglang_instrument.analysis.reader import read_files
-from sglang_instrument.analysis.walls import split_wall
-from sglang_instrument.analysis.work import Work
+from sglang_instrument.analysis.walls import split_wall_time
+from sglang_instrument.analysis.work import BatchJob
 from sglang_instrument.errors import LogError
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run as its files tell it.
+    """A run, as its log files describe it.
 
     Attributes:
         folder: The experiment's folder.
         files: Its log files and their control records.
-        everything: Steps, requests, turns and barriers, of the records that count.
-        cached: Whether tables may be kept beside it.
+        everything: Steps, requests, turns and barriers of the newest runs.
+        cached: Whether tables may be cached in the folder.
     """
 
     folder: Path
@@ -42,42 +42,42 @@ class Run:
 
     @cached_property
     def digest(self) -> Digest:
-        """`everything`, without what lies outside of any step; with it, where the workers have no other."""
-        return of_steps(self.files, self.everything)
+        """`everything` without records outside of steps; if the workers have no others, with them."""
+        return only_in_steps(self.files, self.everything)
 
     @cached_property
     def health(self) -> Health:
         """What was left out, and why."""
         health = health_of(self.files)
-        health.ignored += strays(self.folder)
-        health.wordless = wordless(self.folder, self.files, health.runs, self.is_over)
+        health.ignored += other_files(self.folder)
+        health.ended_abruptly = ended_abruptly(self.folder, self.files, health.runs, self.is_over)
         return health
 
     @cached_property
     def is_over(self) -> bool:
-        """Whether nobody writes to it any more, as far as can be told from here."""
+        """Whether no process writes to it any more, as far as this host can tell."""
         return is_over(self.folder, self.files, used_runs(self.files))
 
     @cached_property
     def records(self) -> pl.DataFrame:
-        """Events with the columns of `reader.COLUMNS`, control records apart; all of them, in memory."""
+        """All events in memory, with the columns of `reader.COLUMNS`; without control records."""
         return self.read_records()
 
     @cached_property
     def spans(self) -> pl.DataFrame:
-        """The records that have a duration, nested; see `nesting.nest` and `walls.split_wall`."""
-        return split_wall(nest(self.records))
+        """All records that have a duration, nested; see `nesting.nest` and `walls.split_wall_time`."""
+        return split_wall_time(nest(self.records))
 
     def read_records(
         self, step: int | None = None, worker: int | None = None, validate: bool | None = None
     ) -> pl.DataFrame:
-        """Read again the records of the files of one step and worker, or of all where it is None."""
+        """Read again the records of the files of one step and worker; None stands for all."""
         files = self.files_of(step, worker, validate)
         reading = read_files(self.folder, files)
         for before, now in zip(files, reading.files, strict=True):
             if before.unreadable is None and now.unreadable is not None:
                 raise LogError(f"{self.folder / now.path}: {now.unreadable}")
-        counts = counting(self.files)
+        counts = newest_run_filter(self.files)
         left_out = [
             number
             for number, source in enumerate(reading.sources)
@@ -88,10 +88,10 @@ class Run:
     def read_spans(
         self, step: int | None = None, worker: int | None = None, validate: bool | None = None
     ) -> pl.DataFrame:
-        """Return the nested spans of the files of one step and worker, or of all where it is None."""
+        """Return the nested spans of the files of one step and worker; None stands for all."""
         if step is worker is validate is None:
             return self.spans
-        return split_wall(nest(self.read_records(step, worker, validate)))
+        return split_wall_time(nest(self.read_records(step, worker, validate)))
 
     def read_events(
         self,
@@ -100,10 +100,11 @@ class Run:
         validate: bool | None = None,
         progress: Progress | None = None,
     ) -> pl.DataFrame:
-        """Return all events of one step and worker, or of all where it is None, in a few columns.
+        """Return all events of one step and worker, in a few columns; None stands for all.
 
         Returns:
-            role, step, validate, worker, event, phase, duration_sec, self_sec, wall_sec; null for points.
+            role, step, validate, worker, event, phase, duration_sec, self_sec, wall_sec; instant events have
+            null.
         """
         return self._read_tables("events", (), step, worker, validate, progress)
 
@@ -121,8 +122,8 @@ class Run:
         progress: Progress | None,
     ) -> pl.DataFrame:
         files = self.files_of(step, worker, validate)
-        read, parts = read_tables(self.folder, files, Work(name, events), progress)
-        counts = counting(self.files)
+        read, parts = read_tables(self.folder, files, BatchJob(name, events), progress)
+        counts = newest_run_filter(self.files)
         runs = ((file, run_id) for file in read for run_id in file.runs)
         left_out = [number for number, (file, run_id) in enumerate(runs) if not counts(file, run_id)]
         tables = [
@@ -133,7 +134,7 @@ class Run:
     def files_of(
         self, step: int | None = None, worker: int | None = None, validate: bool | None = None
     ) -> list[File]:
-        """Return the files of one step and worker, or all where it is None."""
+        """Return the files of one step and worker; None stands for all."""
         wanted = {"step": step, "worker": worker, "validate": validate}
         return [file for file in self.files if _lies_in(file.place, wanted)]
 
@@ -163,11 +164,11 @@ def open_run(path: str | Path, progress: Progress | None = None, cached: bool = 
 
     Args:
         path: The experiment's folder, or a folder that holds just one experiment.
-        progress: Called with the number of files read and that of all files to be read.
-        cached: Whether to use, and to leave, a cache in the folder (or in the user's cache folder).
+        progress: Called with the number of files read so far and the number of files to read.
+        cached: Whether to use and write a cache in the folder (or in the user's cache folder).
 
     Raises:
-        LogError: There is no such folder, it holds several experiments, or no run, or nothing yet.
+        LogError: There is no such folder, or it holds several experiments, no run, or no records yet.
     """
     folder = find_run(Path(path))
     files, digest = read_digest(folder, progress, cached)
@@ -184,7 +185,7 @@ def find_run(path: Path) -> Path:
         raise LogError(f"{path}: no such folder{_nearest(path)}")
     if not path.is_dir():
         raise LogError(f"{path} is a file; give the experiment's folder, which holds step_N folders")
-    if holds_run(path):
+    if is_run_folder(path):
         return path
     experiments = experiments_in(path)
     if len(experiments) == 1:
@@ -192,18 +193,18 @@ def find_run(path: Path) -> Path:
     if experiments:
         raise LogError(f"{path} holds {len(experiments)} experiments; name one: {_joined(path, experiments)}")
     if not any(path.iterdir()):
-        raise LogError(f"{path}: the folder is empty; is EXPERIMENT_NAME of the run another one?")
-    inside = f"; it may be {path.parent}" if holds_run(path.parent) else ""
-    raise LogError(f"{path}: not a run{inside}; the folder of one holds step_N/worker_R.jsonl")
+        raise LogError(f"{path}: the folder is empty; did the run use another EXPERIMENT_NAME?")
+    inside = f"; it may be {path.parent}" if is_run_folder(path.parent) else ""
+    raise LogError(f"{path}: not a run{inside}; the folder of a run holds step_N/worker_R.jsonl")
 
 
 def experiments_in(folder: Path) -> list[str]:
     """Return the names of the experiments that a folder holds."""
-    return sorted(child.name for child in folder.iterdir() if child.is_dir() and holds_run(child))
+    return sorted(child.name for child in folder.iterdir() if child.is_dir() and is_run_folder(child))
 
 
 def _nearest(path: Path) -> str:
-    """Offer experiments of a similar name, beside the path or under logs/."""
+    """Suggest experiments with a similar name, next to the path or under logs/."""
     offers = {}
     for root in (path.parent, Path("logs")):
         if root.is_dir():

@@ -1,10 +1,10 @@
-"""Tell who fell silent first in a step that never ended, and whether its silence is more than chance.
+"""Find the worker that died in a step that never ended, and tell its death from chance.
 
-A worker that has done all its requests waits for the others, and is silent with good reason. One that has not
-is silent between two replies, too, the longer the fewer of its requests are left. So its silence, which lasts
-until the others' last sign, is compared with what the run itself knows of such pauses. A step that has been
-open for long is reported by each worker that lives, at the same age: one that did not is dead. And where all
-others had done their requests, they waited for the one that had not, whatever became of it.
+A worker that has finished its requests waits for the others and has a good reason to log nothing. A worker
+that has not may be silent between two replies, longer so with few requests left. So its silence, which lasts
+until the others' last record, is compared with such pauses in the rest of the run. Two other signs need no
+statistics: every live worker reports a step that has been open for long, at the same ages, so a worker that
+did not report is dead; and if all others had finished their requests, they waited for the one that had not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,14 +15,14 @@ import polars as pl
 
 from sglang_instrument.analysis.clocks import clock_table
 from sglang_instrument.analysis.digest import Digest
-from sglang_instrument.analysis.files import File, controls_of, ended
+from sglang_instrument.analysis.files import File, controls_of, ended_paths
 from sglang_instrument.analysis.outliers import chance_to_reach
-from sglang_instrument.analysis.stuck import age_of_step, waits_at_a_barrier
+from sglang_instrument.analysis.stuck import open_step_age_sec, waits_at_barrier
 from sglang_instrument.schema import LOG_OPENED, OPEN_SPANS
 
-_CHANCE: Final = 0.01  # how probable it may be that a worker that lives is silent for so long
-_SLACK_SEC: Final = 10.0  # a watchdog looks once a second, and steps do not begin at the same moment
-_FEWEST: Final = 8  # pauses, below which nobody knows how long they may be
+_CHANCE: Final = 0.01  # largest allowed probability that a live worker is silent for this long
+_SLACK_SEC: Final = 10.0  # watchdogs check once a second, and workers begin a step at different times
+_FEWEST: Final = 8  # with fewer pauses, their lengths cannot be estimated
 _DOUBLED: Final = 1.5  # reports come at each doubling of the age
 _OF_WORKER: Final = ["step", "validate", "worker"]
 
@@ -30,17 +30,18 @@ _Step = tuple[int, bool]
 
 
 @dataclass(frozen=True)
-class Silence:
-    """A step that never ended, and the worker that died there, as far as its silence tells.
+class UnfinishedStep:
+    """A step that never ended, and the worker that died in it, if its silence shows that.
 
     Attributes:
         step, validate: The step.
-        worker: Who fell silent first, and for longer than one that lives; the only one, where there is one.
-            None if none did: then all ended together, or those that are silent were done.
-        ahead_sec: How long others went on after it; None if there were none.
-        is_alone: Whether all others had done their requests, and waited for it.
+        worker: The first worker to stop logging, silent for longer than a live worker would be; in a
+            step of one worker, that one. None if there is none: all ended together, or the silent ones had
+            finished.
+        ahead_sec: How long other workers logged after it; None if there are no others.
+        is_alone: Whether all others had finished their requests and waited for it.
         done: How many requests each worker of the step had completed.
-        last_us: When each gave its last sign of life, on the clocks as barriers align them.
+        last_us: The time of each worker's last record, on the clocks as barriers align them.
     """
 
     step: int
@@ -52,23 +53,22 @@ class Silence:
     last_us: dict[int, int]
 
 
-def silences(digest: Digest, files: Sequence[File]) -> list[Silence]:
-    """Return the steps in which workers gave their last sign of life, and that these never closed."""
+def unfinished_steps(digest: Digest, files: Sequence[File]) -> list[UnfinishedStep]:
+    """Return the steps that workers never closed and in which they wrote their last records."""
     digest = digest.of_workers()
-    return [_silence(digest, end) for end in _ends(digest, files)]
+    return [_judge(digest, end) for end in _ends(digest, files)]
 
 
 @dataclass(frozen=True)
 class _End:
-    """A step that workers ended with.
+    """A step that was the last of some workers.
 
     Attributes:
         step: The step.
-        last_us: When each of its workers gave its last sign of life there.
-        progress: How far each of them got.
-        at_work: The workers that ended there and had something left to do; where some of them missed a
-            report, those alone.
-        missed: Who did not report the step as open when others did.
+        last_us: The time of each worker's last record in it.
+        progress: How far each worker got.
+        at_work: The workers that ended here with requests left; if some of them missed a report, only those.
+        missed: The workers that did not report the step as open when others did.
     """
 
     step: _Step
@@ -95,8 +95,8 @@ def _ends(digest: Digest, files: Sequence[File]) -> Iterator[_End]:
             yield _End(step, last, progress, at_work, missed)
 
 
-def _silence(digest: Digest, end: _End) -> Silence:
-    """Judge the silence of whoever was at work and gave the earliest last sign."""
+def _judge(digest: Digest, end: _End) -> UnfinishedStep:
+    """Judge the silence of the worker at work whose last record is the earliest."""
     last, progress = end.last_us, end.progress
     first = min(end.at_work, key=lambda worker: (last[worker], worker), default=None)
     others = [at for worker, at in last.items() if worker != first]
@@ -105,31 +105,31 @@ def _silence(digest: Digest, end: _End) -> Silence:
     is_told = first in end.missed or is_alone
     if first is not None and ahead is not None and not (is_told or _is_too_long(digest, end, first, ahead)):
         first = None
-    return Silence(*end.step, first, ahead, is_alone, progress.done, last)
+    return UnfinishedStep(*end.step, first, ahead, is_alone, progress.done, last)
 
 
 def _is_too_long(digest: Digest, end: _End, worker: int, silent_sec: float) -> bool:
-    """Return whether a worker that lives is hardly ever silent for so long."""
+    """Return whether a live worker is hardly ever silent for this long."""
     left = end.progress.begun[worker] - end.progress.done[worker]
     return _chance(_pauses(digest, left), silent_sec) * len(end.at_work) <= _CHANCE
 
 
 def _chance(pauses: pl.Series, silent_sec: float) -> float:
-    """Return how probable it is that a pause goes on for so long, at a moment drawn by lot."""
+    """Return the probability that, at a random time, a pause goes on for this long."""
     if silent_sec <= 0 or len(pauses) < _FEWEST:
         return 1.0
     mean_sec = float(pauses.sum()) / len(pauses)
-    # Such a moment falls into a long pause rather than into a short one, in proportion to its length.
+    # A random time falls into a pause with a probability proportional to the pause's length.
     return chance_to_reach(pauses, silent_sec, _FEWEST) * max(1.0, silent_sec / mean_sec)
 
 
 def _missed_report(digest: Digest, files: Sequence[File], step: _Step, last: dict[int, int]) -> set[int]:
-    """Return the workers that did not report the step as open at an age at which another one did."""
+    """Return the workers that did not report the step as open at an age at which another worker did."""
     ages: dict[int, set[float]] = {worker: {0.0} for worker in last}
     for file, control in controls_of(files, OPEN_SPANS):
         key = _key(file)
         if key is not None and key[0] == step and key[1] in ages:
-            ages[key[1]].add(age_of_step(control))
+            ages[key[1]].add(open_step_age_sec(control))
     here = digest.steps.filter(step=step[0], validate=step[1])
     begun = dict(here.group_by("worker").agg(pl.col("start_us").min()).iter_rows())
     ahead_us, end = _clocks(digest), max(last.values())
@@ -143,7 +143,7 @@ def _missed_report(digest: Digest, files: Sequence[File], step: _Step, last: dic
 
 
 def _pauses(digest: Digest, left: int) -> pl.Series:
-    """Return the seconds between two signs of a worker, while it had about so many requests left."""
+    """Return the seconds between two records of a worker while it had about `left` requests left."""
     turns = digest.turns.select(*_OF_WORKER, "end_us", done=pl.lit(0))
     requests = digest.requests.select(*_OF_WORKER, "end_us", done=pl.lit(1))
     signs = pl.concat([turns, requests]).sort(*_OF_WORKER, "end_us")
@@ -152,8 +152,8 @@ def _pauses(digest: Digest, left: int) -> pl.Series:
         left=total - pl.col("done").cum_sum().over(_OF_WORKER),
         pause_sec=(pl.col("end_us").shift(-1).over(_OF_WORKER) - pl.col("end_us")) / 1e6,
     ).filter(pl.col("pause_sec") > 0)
-    alike = pauses.filter(pl.col("left").is_between((left + 1) // 2, max(left, 1)))["pause_sec"]
-    return alike if len(alike) >= _FEWEST else pauses["pause_sec"]
+    similar = pauses.filter(pl.col("left").is_between((left + 1) // 2, max(left, 1)))["pause_sec"]
+    return similar if len(similar) >= _FEWEST else pauses["pause_sec"]
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,8 @@ class _Progress:
     """How far the workers of a step got.
 
     Attributes:
-        begun, done: Their requests, as far as known.
-        is_even: Whether each of them had as many requests in all its other steps.
+        begun, done: Their numbers of requests, as far as known.
+        is_even: Whether all workers had the same number of requests in all other steps.
     """
 
     begun: dict[int, int]
@@ -174,7 +174,7 @@ class _Progress:
 
 
 def _progress(digest: Digest, step: _Step, workers: dict[int, int]) -> _Progress:
-    """Count requests; those whose first reply has not come are not in the log: other steps tell of them."""
+    """Count requests; the log lacks those without a first reply, so other steps tell how many there are."""
     here = (pl.col("step") == step[0]) & (pl.col("validate") == step[1])
     ids = pl.concat([table.select(*_OF_WORKER, "request_id") for table in (digest.turns, digest.requests)])
     known = _count(ids.filter(here).unique())
@@ -194,8 +194,8 @@ def _count(rows: pl.DataFrame) -> dict[int, int]:
 
 
 def _unclosed(files: Sequence[File]) -> set[tuple[_Step, int]]:
-    """Return the steps that workers opened, and neither closed nor left cleanly."""
-    whole = ended(files)
+    """Return the steps that workers opened but did not close, and whose logs they did not close."""
+    whole = ended_paths(files)
     opened = (file for file, _ in controls_of(files, LOG_OPENED) if file.path not in whole)
     return {key for file in opened if (key := _key(file)) is not None}
 
@@ -208,15 +208,15 @@ def _key(file: File) -> tuple[_Step, int] | None:
 
 
 def _at_barriers(files: Sequence[File]) -> Iterator[tuple[_Step, int]]:
-    """Yield who was seen to wait for the others."""
+    """Yield the workers that were reported as waiting at a barrier, with their step."""
     for file, control in controls_of(files, OPEN_SPANS):
         key = _key(file)
-        if key is not None and waits_at_a_barrier(control):
+        if key is not None and waits_at_barrier(control):
             yield key
 
 
 def _last_signs(digest: Digest, files: Sequence[File]) -> dict[tuple[_Step, int], int]:
-    """Return when each worker last ended a span of each step, or said what was open there."""
+    """Return when each worker last ended a span, or reported open spans, in each step."""
     ahead_us = _clocks(digest)
     signs: dict[tuple[_Step, int], int] = {}
     for row in digest.steps.drop_nulls("worker").iter_rows(named=True):
@@ -231,6 +231,6 @@ def _last_signs(digest: Digest, files: Sequence[File]) -> dict[tuple[_Step, int]
 
 
 def _clocks(digest: Digest) -> dict[int, int]:
-    """Return by how much the clock of each worker is ahead, where barriers tell."""
+    """Return by how many microseconds the clock of each worker is ahead, where barriers tell."""
     offsets = clock_table(digest).select("worker", "offset_sec").drop_nulls()
     return {worker: round(offset * 1e6) for worker, offset in offsets.iter_rows()}

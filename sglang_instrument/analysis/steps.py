@@ -1,10 +1,10 @@
-"""Say how long each step took, on each worker and over all of them, and of which parts it is made."""
+"""Show how long each step took, per worker and over all workers, and what its parts are."""
 
 from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.boil import PLACE, without_parents
+from sglang_instrument.analysis.boil import PLACE, outermost_spans
 from sglang_instrument.analysis.digest import Digest
 from sglang_instrument.schema import PHASES
 
@@ -14,25 +14,24 @@ _FRONT: Final = ("step", "validate", "worker", "workers", "slowest_worker", "dur
 
 
 def step_table(digest: Digest) -> pl.DataFrame:
-    """Return a row a step, in order, training before validation.
+    """Return one row per step, in order, training before validation.
 
     Args:
-        digest: Of the steps to look at, as `Run.digest` has it.
+        digest: Of the steps to show, such as `Run.digest`.
 
     Returns:
         step, validate: Which step.
-        workers: How many took part.
+        workers: The number of workers.
         slowest_worker: The one with the largest `busy_sec`; a barrier makes all durations equal.
         duration_sec: The longest of the workers' durations.
         busy_sec: The longest of the workers' durations without their time at barriers.
         interval_sec: From this start to that of the next step; null for the last.
-        remainder_sec: Time of the slowest worker in no part of the step.
+        unaccounted_sec: Time of the slowest worker's step that no part of the step covers.
         requests, response_tokens: Their number, and the tokens that the model wrote; null if not logged.
         p50_sec, p99_sec, max_sec: Of the requests' durations, interpolated linearly.
         tail: 1 - t80 / t100, the share of time in which the last 20 % of the requests run; t80 and t100 are
-            the seconds since their worker's start of the step by which 80 % and all of them are done.
-        share_<phase>: The part, from 0 to 1, of all workers' time that belongs to the phase, by `wall_sec`
-            and `counts_for`.
+            the seconds from their worker's start of the step until 80 % and all of them are done.
+        share_<phase>: The phase's share, from 0 to 1, of all workers' time, by `wall_sec` and `counts_for`.
         start_us: Earliest start, on the clock of that worker's host.
     """
     digest = digest.of_workers()
@@ -41,7 +40,7 @@ def step_table(digest: Digest) -> pl.DataFrame:
         *_phase_shares(),
         workers=pl.col("worker").n_unique(),
         slowest_worker=_of_slowest("worker"),
-        remainder_sec=_of_slowest("remainder_sec"),
+        unaccounted_sec=_of_slowest("unaccounted_sec"),
         busy_sec=pl.col("busy_sec").max(),
         duration_sec=pl.col("duration_sec").max(),
         start_us=pl.col("start_us").min(),
@@ -50,18 +49,18 @@ def step_table(digest: Digest) -> pl.DataFrame:
 
 
 def worker_table(digest: Digest) -> pl.DataFrame:
-    """Return a row a step and worker: the columns of `step_table`, of this worker alone."""
+    """Return one row per step and worker, with the columns of `step_table` for this worker alone."""
     digest = digest.of_workers()
     workers = worker_steps(digest)
     alone = workers.group_by(STEP_OF_WORKER).agg(
         *_phase_shares(),
-        *(pl.col(name).first() for name in ("start_us", "duration_sec", "remainder_sec", "busy_sec")),
+        *(pl.col(name).first() for name in ("start_us", "duration_sec", "unaccounted_sec", "busy_sec")),
     )
     return _finished(alone, digest, workers, STEP_OF_WORKER)
 
 
 def worker_steps(digest: Digest) -> pl.DataFrame:
-    """Return start, duration, remainder and time without barriers of each step of each worker."""
+    """Return start, duration, unaccounted time and time without barriers of each worker's step."""
     sums = [name for name in digest.steps.columns if name.endswith("_sec") or name.startswith("wall_")]
     steps = digest.steps.group_by(STEP_OF_WORKER).agg(pl.col("start_us").min(), pl.col(sums).sum())
     busy = (pl.col("duration_sec") - pl.col("barrier_sec")).clip(lower_bound=0.0)
@@ -69,23 +68,23 @@ def worker_steps(digest: Digest) -> pl.DataFrame:
 
 
 def accounting(spans: pl.DataFrame, step: int, worker: int, validate: bool = False) -> pl.DataFrame:
-    """Return of which parts a step of a worker is made; they add up to the step.
+    """Return the parts of a worker's step; they add up to the step.
 
     Args:
-        spans: Nested spans, as `Run.spans` has them.
+        spans: Nested spans, such as `Run.spans`.
         step: Number of the step.
         worker: Rank of the worker.
-        validate: Whether the validation at this step is meant.
+        validate: Whether to take the validation at this step.
 
     Returns:
-        `event`, `count`, `sec` and `share` of the step, in the order of time; moments that two parts share
-        count for the first. The last row, `(remainder)`, is the time in no part: the step's own self time.
+        `event`, `count`, `sec` and `share` of the step, in the order of time; time that two parts share
+        counts for the first. The last row, `(unaccounted)`, is the time in no part: the step's own self time.
     """
     of_step = _of_workers(spans).filter(step=step, worker=worker, validate=validate)
     digest = Digest.of(of_step)
     step_spans = of_step.filter(pl.col("span") == pl.col("step_span"))
     if step_spans.is_empty():
-        parts = without_parents(of_step, list(PLACE))
+        parts = outermost_spans(of_step, list(PLACE))
     else:
         parts = of_step.join(step_spans.select(parent="span"), on="parent", how="semi")
     totals = worker_steps(digest)
@@ -96,26 +95,26 @@ def accounting(spans: pl.DataFrame, step: int, worker: int, validate: bool = Fal
         .with_columns(pl.col("event").cast(pl.String))
     )
     rest = totals.select(
-        event=pl.lit("(remainder)"), count=pl.lit(None, pl.Int64), sec=pl.col("remainder_sec")
+        event=pl.lit("(unaccounted)"), count=pl.lit(None, pl.Int64), sec=pl.col("unaccounted_sec")
     )
     whole = totals["duration_sec"].sum()
     return pl.concat([rows, rest]).with_columns(share=pl.col("sec") / whole if whole else pl.lit(0.0))
 
 
 def _of_slowest(column: str) -> pl.Expr:
-    """Return the value of the worker that was busy longest: the others leave the step no earlier than it."""
+    """Return the value of the worker that was busy longest: it is the last to reach the end of the step."""
     return pl.col(column).sort_by("busy_sec", "worker", descending=[True, False]).first()
 
 
 def _of_workers(spans: pl.DataFrame) -> pl.DataFrame:
-    """Return the spans of rollout workers that belong to a step; of all roles, where nobody is a worker."""
+    """Return the spans of rollout workers that belong to a step; of all roles if there is no worker."""
     spans = spans.filter(pl.col("step").is_not_null())
     workers = spans.filter(pl.col("role").cast(pl.String) == "worker")
     return spans if workers.is_empty() else workers
 
 
 def _finished(steps: pl.DataFrame, digest: Digest, workers: pl.DataFrame, key: list[str]) -> pl.DataFrame:
-    """Add interval and requests to steps or to steps of workers."""
+    """Add interval and requests to steps, or to steps of workers."""
     by_time = [*key[2:], "validate", "start_us"]
     next_start = pl.col("start_us").shift(-1).over([*key[2:], "validate"], order_by="start_us")
     steps = steps.sort(by_time).with_columns(interval_sec=(next_start - pl.col("start_us")) / 1e6)

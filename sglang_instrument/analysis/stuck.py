@@ -1,4 +1,4 @@
-"""Tell which spans that were open when a log ended are stuck: open for longer than any of their kind took."""
+"""Find hangs: spans still open when a log ended, for longer than any span of their phase took."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,20 +7,20 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.digest import Digest
-from sglang_instrument.analysis.files import Control, File, controls_of, never_ended
+from sglang_instrument.analysis.files import Control, File, controls_of, last_open_reports
 from sglang_instrument.schema import STEP_CLOSED, kind_of
 
-_TIMES: Final = 2.0  # as long as the longest of its kind in the run
+_TIMES: Final = 2.0  # times the longest span of its phase in the run
 
 
 @dataclass(frozen=True)
-class Stuck:
-    """What a worker was last seen to be stuck in.
+class Hang:
+    """The spans in which a worker hung, by its last report.
 
     Attributes:
         file: Its log, which did not end.
         spans: As reported, the innermost first.
-        waits: Whether it may just wait for others: the report names a step, or a barrier, and no work.
+        waits: Whether the worker may just wait for others: the report names steps or barriers, but no work.
     """
 
     file: File
@@ -28,9 +28,9 @@ class Stuck:
     waits: bool
 
 
-def stuck_spans(digest: Digest, files: Sequence[File]) -> list[Stuck]:
-    """Return what is stuck in each step that never ended; a step that is merely long is not."""
-    reports = never_ended(files)
+def find_hangs(digest: Digest, files: Sequence[File]) -> list[Hang]:
+    """Return the hangs in steps that never ended; a step that is merely long is no hang."""
+    reports = last_open_reports(files)
     if not reports:
         return []
     longest, last = _longest(digest, files), _last_ends(digest)
@@ -39,21 +39,21 @@ def stuck_spans(digest: Digest, files: Sequence[File]) -> list[Stuck]:
         place = file.place
         if place is None or place.step is None:
             continue
-        went_on = last.get((place.step, place.validate, place.worker), 0) > control.time_us
-        spans = [span for span in _spans(control) if _is_stuck(span, longest, went_on)]
+        logged_later = last.get((place.step, place.validate, place.worker), 0) > control.time_us
+        spans = [span for span in _spans(control) if _hangs(span, longest, logged_later)]
         if spans:
             waits = _phases(control) <= {"step", "barrier"}
-            found.append(Stuck(file, sorted(spans, key=_age), waits))
+            found.append(Hang(file, sorted(spans, key=_age), waits))
     return found
 
 
-def waits_at_a_barrier(control: Control) -> bool:
-    """Return whether a report of open spans names a barrier, and nothing else but steps."""
+def waits_at_barrier(control: Control) -> bool:
+    """Return whether a report of open spans names a barrier, and otherwise only steps."""
     return "barrier" in _phases(control) <= {"step", "barrier"}
 
 
-def age_of_step(control: Control) -> float:
-    """Return how long a report says that a step has been open; 0 if it names none."""
+def open_step_age_sec(control: Control) -> float:
+    """Return for how long a report says that a step has been open; 0 if it names no step."""
     return max((_age(span) for span in _spans(control) if _phase(span) == "step"), default=0.0)
 
 
@@ -73,14 +73,14 @@ def _age(span: dict[str, Any]) -> float:
     return float(span.get("age_sec") or 0.0)
 
 
-def _is_stuck(span: dict[str, Any], longest: dict[str, float], went_on: bool) -> bool:
-    """Return whether a span is older than any got; where none is known, the log must not have gone on."""
+def _hangs(span: dict[str, Any], longest: dict[str, float], logged_later: bool) -> bool:
+    """Return whether a span is far older than any ended one; without any, whether the log ends with it."""
     usual = longest.get(_phase(span), longest["step"])
-    return _age(span) > _TIMES * usual if usual else not went_on
+    return _age(span) > _TIMES * usual if usual else not logged_later
 
 
 def _longest(digest: Digest, files: Sequence[File]) -> dict[str, float]:
-    """Return the longest that took part in a step that ended, of each phase of which it is known."""
+    """Return the longest duration of each phase in steps that ended, as far as known."""
     places = [file.place for file, _ in controls_of(files, STEP_CLOSED)]
     closed = {(one.step, one.validate, one.worker) for one in places if one is not None}
     keys = digest.steps.select("step", "validate", "worker").iter_rows()
@@ -99,7 +99,7 @@ def _longest(digest: Digest, files: Sequence[File]) -> dict[str, float]:
 
 
 def _last_ends(digest: Digest) -> dict[tuple[int, bool, int], int]:
-    """Return when each worker ended the last span of each step."""
+    """Return when each worker ended its last span of each step."""
     ends = (pl.col("start_us") + pl.col("duration_sec").fill_null(0.0) * 1e6).max().cast(pl.Int64)
     rows = digest.steps.group_by("step", "validate", "worker").agg(ends=ends).iter_rows()
     return {(step, validate, worker): end for step, validate, worker, end in rows}

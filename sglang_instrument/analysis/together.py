@@ -1,4 +1,4 @@
-"""Number and sum rows within groups that lie together, in one pass; windows over many groups are slow."""
+"""Number and sum rows within groups of adjacent rows, in one pass; polars' windows are slow here."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,14 @@ import polars as pl
 
 
 def is_first(key: Sequence[str]) -> pl.Expr:
-    """Return whether a row is the first of its group; the rows of a group must lie together."""
+    """Return whether a row is the first of its group; the rows of a group must be adjacent."""
     return pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in key)
 
 
 def sum_before(value: pl.Expr, first: str) -> pl.Expr:
-    """Return the sum of what stands before a row in its group; `first` is the column of `is_first`.
+    """Return the sum over the earlier rows of a row's group; `first` is the column made by `is_first`.
 
-    Exact for whole numbers and booleans alone: it is a difference of sums over all groups.
+    Exact only for integers and booleans: it is a difference of running sums over all groups.
     """
     total = value.cum_sum() - value
     return total - pl.when(pl.col(first)).then(total).forward_fill()

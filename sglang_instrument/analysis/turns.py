@@ -1,4 +1,4 @@
-"""Say how many turns requests take, and where their time goes turn by turn."""
+"""Show how many turns requests take, and where the time goes turn by turn."""
 
 import polars as pl
 
@@ -6,10 +6,10 @@ from sglang_instrument.analysis.digest import KINDS, Digest
 
 
 def turn_table(digest: Digest, by_step: bool = False) -> pl.DataFrame:
-    """Return a row a turn (0-based), over the run or by step.
+    """Return one row per turn number (0-based), over the run or by step.
 
     Returns:
-        step, validate (by step only), turn; requests: those that came so far; engine_sec, tool_sec,
+        step, validate (by step only), turn; requests: how many got this far; engine_sec, tool_sec,
         interaction_sec: sums; engine_p50_sec, engine_p99_sec: of one request's engine time in this turn;
         response_tokens: sum.
     """

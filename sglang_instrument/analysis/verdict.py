@@ -1,8 +1,8 @@
 """Say in one sentence what was wrong with a run, if anything was, and on what evidence.
 
-Nobody is accused of what chance brings: long replies are drawn, and some worker always draws the longest.
-What is compared is what does not depend on the draw: seconds a token, seconds a reward, requests that stand
-still, a held loop. It is compared with all other steps of all workers, by the median and the spread around
+Chance is no finding: reply lengths are random, and some worker always draws the longest. So findings rest on
+measures that do not depend on lengths: seconds per token, seconds per reward, requests that stand still, a
+blocked event loop. Each is compared with all other steps of all workers, by the median and the spread around
 it.
 """
 
@@ -15,15 +15,15 @@ from sglang_instrument.analysis.digest import Digest
 from sglang_instrument.analysis.files import File
 from sglang_instrument.analysis.gaps import loop_blocks, plateaus, standstill
 from sglang_instrument.analysis.outliers import rates, slow_groups, slow_single
-from sglang_instrument.analysis.silent import Silence, silences
+from sglang_instrument.analysis.silent import UnfinishedStep, unfinished_steps
 from sglang_instrument.analysis.steps import step_table, worker_steps
-from sglang_instrument.analysis.stuck import stuck_spans
+from sglang_instrument.analysis.stuck import find_hangs
 from sglang_instrument.analysis.workers import barrier_table
 
-_OF_STEP: Final = 0.05  # what takes less of the step is not worth a sentence
-_LEAST_SEC: Final = 0.5  # nor is this
-_STILL: Final = 2.0  # times the usual seconds a token
-_STARVED: Final = 1.5  # times the next longest: no more without the time in which the loop was held
+_OF_STEP: Final = 0.05  # a smaller share of the step is not worth a finding
+_LEAST_SEC: Final = 0.5  # nor is a shorter time
+_STILL: Final = 2.0  # times the usual seconds per token
+_STARVED: Final = 1.5  # times the next longest, after subtracting the time in which the loop was blocked
 _CAUSES: Final = {
     "engine": "straggler",
     "reward": "slow_reward",
@@ -39,9 +39,9 @@ class Finding:
 
     Attributes:
         cause: plateau, straggler, slow_tool, slow_reward, slow_interaction, blocked_loop, hang, or death.
-        step, validate, worker: Where.
-        lost_sec: About what it cost the step.
-        sentence: What a person is told.
+        step, validate, worker: Where it happened.
+        lost_sec: About how much time the step lost by it.
+        sentence: The finding in words.
         evidence: The numbers behind it.
     """
 
@@ -55,13 +55,12 @@ class Finding:
 
 
 def find(digest: Digest, files: list[File], over: bool = False) -> list[Finding]:
-    """Return all that is out of the ordinary in a run, hangs and deaths first, then by the time lost.
+    """Return everything out of the ordinary in a run: hangs and deaths first, then by the time lost.
 
     Args:
         digest: Of the run.
         files: Its files.
-        over: Whether nobody writes to it any more (`Run.is_over`); of a run that goes on, nobody is said to
-            have died.
+        over: Whether the run is over (`Run.is_over`); in a run that goes on, no worker counts as dead.
     """
     digest = digest.of_workers()
     found = [
@@ -71,26 +70,26 @@ def find(digest: Digest, files: list[File], over: bool = False) -> list[Finding]
         *_blocks(digest, files),
     ]
     hangs = _hangs(digest, files)
-    # Those that wait at a barrier wait for the one that hangs or died; they are named only if nobody is.
+    # Workers at a barrier wait for the one that hangs or died; name them only if there is no such worker.
     ended = [one for one in hangs if not one.evidence["waits"]]
     ended = ended or (_deaths(digest, files) if over else []) or _waited_for(digest, hangs)
     return [*ended, *sorted(found, key=lambda one: -one.lost_sec)]
 
 
 def verdict(digest: Digest, files: list[File], over: bool = False) -> str:
-    """Return one sentence: what cost most, or that nothing is out of the ordinary; arguments as of `find`."""
+    """Return one sentence: what cost most time, or that nothing is out of the ordinary; see `find`."""
     found = find(digest, files, over)
     if found:
         more = f" ({len(found) - 1} more findings)" if len(found) > 1 else ""
         return found[0].sentence + more
-    ended = [one for one in silences(digest, files) if one.worker is None] if over else []
+    ended = [one for one in unfinished_steps(digest, files) if one.worker is None] if over else []
     if ended:
         step = f"{'validation' if ended[0].validate else 'step'} {ended[0].step}"
-        words = f"the run ended in {step}, and the log does not tell by whom"
-        return f"{words}: nobody was silent for long before{_absent(digest.of_workers(), ended[0])}"
+        words = f"the run ended in {step}, and the log does not show which worker was the cause"
+        return f"{words}: none stopped logging long before the others{_absent(digest.of_workers(), ended[0])}"
     steps = step_table(digest.filter(~pl.col("validate")))
     if steps.is_empty():
-        return "no training step is whole yet"
+        return "no training step is complete yet"
     slowest = steps.sort("duration_sec").row(-1, named=True)
     longest = slowest["max_sec"]
     words = f"nothing out of the ordinary; the slowest step is {slowest['step']}, "
@@ -98,10 +97,10 @@ def verdict(digest: Digest, files: list[File], over: bool = False) -> str:
     return words if longest is None else f"{words}, of which the longest request took {_seconds(longest)}"
 
 
-def _absent(digest: Digest, silence: Silence) -> str:
-    """Return what is said of workers of other steps that have no record of the one that never ended."""
-    known = set(digest.steps.filter(validate=silence.validate)["worker"].drop_nulls())
-    absent = sorted(known - silence.done.keys())
+def _absent(digest: Digest, unfinished: UnfinishedStep) -> str:
+    """Return a clause that names workers without any record in the step that never ended."""
+    known = set(digest.steps.filter(validate=unfinished.validate)["worker"].drop_nulls())
+    absent = sorted(known - unfinished.done.keys())
     if not absent:
         return ""
     kind = "worker" if len(absent) == 1 else "workers"
@@ -119,7 +118,7 @@ def _standstills(digest: Digest) -> list[Finding]:
     for row in rows.iter_rows(named=True):
         doing = standstill(digest, row)
         if doing["times"] is not None and doing["times"] < _STILL:
-            continue  # long replies, and by chance none of them ended for long
+            continue  # long replies, none of which happened to end for a while
         lost = row["to_sec"] - doing["since_sec"]
         came = late.get((row["step"], row["validate"], row["worker"]), 0.0)
         where = _name(row) + (f" arrived {came:.0f} s late" if came > 1 else "")
@@ -128,20 +127,20 @@ def _standstills(digest: Digest) -> list[Finding]:
             f"from {doing['since_sec']:.0f} s to {row['to_sec']:.0f} s"
         )
         if doing["turn"] is not None:
-            sentence += f"; in turn {doing['turn'] + 1}, {doing['event']}"
+            sentence += f", in turn {doing['turn'] + 1} ({doing['event']})"
         found.append(Finding("plateau", *_place(row), lost, sentence, {**row, **doing, "late_sec": came}))
     return found
 
 
 def _lateness(digest: Digest) -> dict[tuple[int, bool, int], float]:
-    """Return by how much each last worker came later than the one before it."""
+    """Return by how much the last worker at each barrier was later than the one before, summed by step."""
     table = barrier_table(digest).filter(pl.col("gain_alone_sec") > 0)
     sums = table.group_by(_OF_WORKER).agg(pl.col("gain_alone_sec").sum())
     return {(step, validate, worker): late for step, validate, worker, late in sums.iter_rows()}
 
 
 def _slow_work(digest: Digest) -> list[Finding]:
-    """Find workers whose engine, tools, rewards or interactions took far longer than is usual."""
+    """Find steps of workers whose engine, tools, rewards or interactions were far slower than usual."""
     steps = worker_steps(digest).select(*_OF_WORKER, step_sec="duration_sec")
     found = []
     for kind, cause in _CAUSES.items():
@@ -149,16 +148,17 @@ def _slow_work(digest: Digest) -> list[Finding]:
         for row in slow.iter_rows(named=True):
             lost = row["longest_sec"] * (1 - 1 / row["times"])
             if _is_worth_it(lost, row["step_sec"]):
-                what = "seconds a token" if kind == "engine" else f"seconds of {kind} a request"
+                unit = {"engine": "token", "tool": "turn"}.get(kind, "request")  # as in rates()
                 sentence = (
-                    f"{_name(row)} took {row['times']:.1f} times the usual {what}; about {lost:.0f} s lost"
+                    f"{_name(row)} took {row['times']:.1f} times the usual {kind} time per {unit}; "
+                    f"about {lost:.0f} s lost"
                 )
                 found.append(Finding(cause, *_place(row), lost, sentence, row))
     return found
 
 
 def _slow_singles(digest: Digest, files: list[File]) -> list[Finding]:
-    """Find the tool call, reward or interaction that alone took far longer than all others."""
+    """Find the one tool, reward or interaction that took far longer than all others."""
     steps = worker_steps(digest).select(*_OF_WORKER, step_sec="duration_sec")
     blocks = _loop_blocks(digest, files)
     found = []
@@ -171,10 +171,10 @@ def _slow_singles(digest: Digest, files: list[File]) -> list[Finding]:
         same = [pl.col(name) == row[name] for name in _OF_WORKER]
         held_sec: Any = blocks.filter(*same)["held_sec"].max() or 0.0
         if row["spent"] - held_sec < _STARVED * row["next_sec"]:
-            continue  # it merely awaited something while another one held the loop
+            continue  # it only waited while other code blocked the event loop
         if _is_worth_it(row["spent"] - row["next_sec"], float(steps.filter(*same)["step_sec"].sum())):
             lost = _lost_by(digest, row)
-            cost = f"about {lost:.1f} s lost" if lost > 0.05 else "others took longer still"
+            cost = f"about {lost:.1f} s lost" if lost > 0.05 else "other requests took even longer"
             sentence = (
                 f"{_name(row)}: one {kind} took {row['spent']:.1f} s, {row['times']:.0f} times the next "
                 f"longest (request {row['request_id']}); {cost}"
@@ -185,7 +185,7 @@ def _slow_singles(digest: Digest, files: list[File]) -> list[Finding]:
 
 
 def _lost_by(digest: Digest, row: dict[str, Any]) -> float:
-    """Return by how much the last request of a worker would have ended earlier without a piece of work."""
+    """Return how much earlier a worker's last request would have ended without a piece of work."""
     same = [pl.col(name) == row[name] for name in _OF_WORKER]
     ends = digest.requests.filter(*same).select("request_id", "end_us")
     mine = pl.col("request_id") == row["request_id"]
@@ -199,7 +199,7 @@ def _is_worth_it(lost_sec: float, step_sec: float) -> bool:
 
 
 def _blocks(digest: Digest, files: list[File]) -> list[Finding]:
-    """Find steps in which the event loop was held for a good part of the time."""
+    """Find steps in which the event loop was blocked for a large part of the time."""
     steps = worker_steps(digest).select(*_OF_WORKER, step_sec="duration_sec")
     blocks = (
         _loop_blocks(digest, files)
@@ -215,38 +215,38 @@ def _blocks(digest: Digest, files: list[File]) -> list[Finding]:
     for row in blocks.join(steps, on=_OF_WORKER).iter_rows(named=True):
         if _is_worth_it(row["held_sec"], row["step_sec"]):
             by = row["culprit"] or row["in_span"]
-            sentence = f"{_name(row)} had its event loop held for {row['held_sec']:.1f} s"
+            sentence = f"{_name(row)} had its event loop blocked for {row['held_sec']:.1f} s"
             sentence += f" by {by}" if by else ""
             found.append(Finding("blocked_loop", *_place(row), row["held_sec"], sentence, row))
     return found
 
 
 def _loop_blocks(digest: Digest, files: list[File]) -> pl.DataFrame:
-    """Return when loops of those that the digest is of were held: not of a trainer of the same number."""
+    """Return the blocks of the digest's own workers: a trainer may have the same number."""
     return loop_blocks(files).join(digest.steps, on=["role", *_OF_WORKER], how="semi", maintain_order="left")
 
 
 def _hangs(digest: Digest, files: list[File]) -> list[Finding]:
-    """Find steps that never ended, with spans that were open for longer than any before.
+    """Find steps that never ended, with spans open for longer than any before.
 
-    Those that wait at a barrier, for one that is stuck elsewhere or died, come last.
+    Workers that wait at a barrier, for one that hangs elsewhere or died, come last.
     """
     found = []
-    for stuck in sorted(stuck_spans(digest, files), key=lambda one: one.waits):
-        place = stuck.file.place
+    for hang in sorted(find_hangs(digest, files), key=lambda one: one.waits):
+        place = hang.file.place
         if place is None or place.step is None:
             continue
-        inner, oldest = stuck.spans[0], float(stuck.spans[-1].get("age_sec") or 0.0)
+        inner, oldest = hang.spans[0], float(hang.spans[-1].get("age_sec") or 0.0)
         row = {"step": place.step, "validate": place.validate, "worker": place.worker}
         asked = f" of request {inner['request_id']}" if inner.get("request_id") else ""
         sentence = f"{_name(row)} never ended; {inner.get('event')}{asked} was open for {oldest:.0f} s"
-        evidence = {"spans": stuck.spans, "waits": stuck.waits, **row}
+        evidence = {"spans": hang.spans, "waits": hang.waits, **row}
         found.append(Finding("hang", *_place(row), oldest, sentence, evidence))
     return found
 
 
 def _waited_for(digest: Digest, waits: list[Finding]) -> list[Finding]:
-    """Return who did not come where others wait; those that wait themselves, if nobody is missing."""
+    """Return the workers for which others wait; if no worker is missing, those that wait."""
     waiting: dict[tuple[int, bool], list[Finding]] = {}
     for one in waits:
         waiting.setdefault((one.step, one.validate), []).append(one)
@@ -256,19 +256,19 @@ def _waited_for(digest: Digest, waits: list[Finding]) -> list[Finding]:
         row: dict[str, Any] = {"step": step, "validate": validate}
         for worker in sorted(everyone - {one.worker for one in there}):
             lost = max(one.lost_sec for one in there)
-            others = "another waited" if len(there) == 1 else f"{len(there)} others waited"
-            sentence = f"{_name({**row, 'worker': worker})} did not come where {others}; after {lost:.0f} s"
-            sentence += " the step had not ended"
+            others = "another worker" if len(there) == 1 else f"{len(there)} other workers"
+            row["worker"] = worker
+            sentence = f"{_name(row)} kept {others} waiting; after {lost:.0f} s the step had not ended"
             spans = [span for one in there for span in one.evidence["spans"]]
-            evidence = {"spans": spans, "waits": False, **row, "worker": worker}
+            evidence = {"spans": spans, "waits": False, **row}
             found.append(Finding("hang", step, validate, worker, lost, sentence, evidence))
     return found or waits
 
 
 def _deaths(digest: Digest, files: list[File]) -> list[Finding]:
-    """Find the worker that fell silent first in the step in which a run ended."""
+    """Find the worker that stopped logging first in the step in which a run ended."""
     found = []
-    for one in silences(digest, files):
+    for one in unfinished_steps(digest, files):
         if one.worker is None:
             continue
         row: dict[str, Any] = {"step": one.step, "validate": one.validate, "worker": one.worker}
@@ -282,19 +282,21 @@ def _deaths(digest: Digest, files: list[File]) -> list[Finding]:
     return found
 
 
-def _end_of(silence: Silence, done: int) -> str:
-    """Return what is said of the worker that a step ended with."""
-    others = max((count for worker, count in silence.done.items() if worker != silence.worker), default=0)
-    if silence.is_alone:
+def _end_of(unfinished: UnfinishedStep, done: int) -> str:
+    """Return the words about the worker that died in a step."""
+    counts = unfinished.done.items()
+    others = max((count for worker, count in counts if worker != unfinished.worker), default=0)
+    if unfinished.is_alone:
         return (
-            f"was the only one at work when the run ended: it had {done} requests done, the others {others}"
+            "was the only one with requests left when the run ended: "
+            f"it had completed {done} requests, the others {others}"
         )
-    words = "was the first to fall silent in this step, which never ended"
-    if silence.ahead_sec is None:
+    words = "was the first to stop logging in this step, which never ended"
+    if unfinished.ahead_sec is None:
         return words
     return (
-        f"{words}: others went on for {silence.ahead_sec:.1f} s; it had {done} requests done "
-        f"(others up to {others})"
+        f"{words}: others logged for {unfinished.ahead_sec:.1f} s more; "
+        f"it had completed {done} requests (others up to {others})"
     )
 
 

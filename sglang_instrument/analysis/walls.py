@@ -1,24 +1,24 @@
-"""Split the wall time of a step over all that went on in it, so that the shares add up to the whole."""
+"""Split the wall time of a step over the spans at work in it, so that the shares add up to the step."""
 
 from typing import Any
 
 import polars as pl
 
-from sglang_instrument.analysis.nesting import covered
-from sglang_instrument.analysis.numbering import numbered, ranked
+from sglang_instrument.analysis.nesting import clipped_children
+from sglang_instrument.analysis.numbering import assign_group_ids, sort_order
 
 
-def split_wall(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> pl.DataFrame:
-    """Return nested spans with `wall_sec`: each moment of a step split equally over the spans at work in it.
+def split_wall_time(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Return nested spans with `wall_sec`: the time of a step, split equally over the spans at work.
 
-    At work is a span of which no child covers the moment. With k(t) of them in a step of a worker,
-    wall_sec(s) is the integral of 1 / k(t) over the moments when s is at work, so that the sum over a step
-    of a worker is the duration of that step. Spans outside of every step get 0. `children` are those of
-    `nesting.covered`, if they are there already.
+    A running span is at work while none of its children runs. With k(t) spans of a worker's step at work at
+    time t, wall_sec(s) is the integral of 1 / k(t) over the times when s is at work. So the sum over a
+    worker's step is the duration of that step. Spans outside of every step get 0. `children` is the result of
+    `nesting.clipped_children`, if already computed.
     """
-    between, rest = _stretches(spans, children)
+    between, rest = _intervals(spans, children)
     share_us = _shares(pl.concat([between, rest]))
-    # Those between the children of a span follow one another; of the rest a span has one.
+    # The intervals between the children of a span are adjacent rows; of the rest, a span has one.
     last = between["span"] != between["span"].shift(-1, fill_value=-1)
     up_to = share_us.head(len(between)).cum_sum().filter(last)
     wall_us = pl.zeros(len(spans), dtype=pl.Float64, eager=True)
@@ -28,76 +28,76 @@ def split_wall(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> pl.
     return spans.with_columns(wall_sec=wall_us / 1e6)
 
 
-def self_stretches(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> pl.DataFrame:
-    """Return when each span of a step was itself at work: a row a stretch, clipped to the step.
+def self_intervals(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Return when each span of a step was at work itself: one row per interval, clipped to the step.
 
-    Columns: `span`, `page` (the step of a worker), `from_us`, `to_us`.
+    Columns: `span`, `worker_step` (the number of the worker's step), `from_us`, `to_us`.
     """
-    return pl.concat(_stretches(spans, children))
+    return pl.concat(_intervals(spans, children))
 
 
-def _stretches(spans: pl.DataFrame, children: pl.DataFrame | None) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the stretches before each child of a span, in order, and those after the last or without any."""
-    children = covered(spans) if children is None else children
+def _intervals(spans: pl.DataFrame, children: pl.DataFrame | None) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the intervals before each child of a span, in order, and those after the last one."""
+    children = clipped_children(spans) if children is None else children
     before = children.select(span="parent", from_us="reach", to_us="from_us")
     last = children.filter(pl.col("parent") != pl.col("parent").shift(-1, fill_value=-1))
     after = last.select(span="parent", from_us=pl.max_horizontal("reach", "to_us"), to_us="parent_end")
     has_children = pl.repeat(False, len(spans), eager=True).scatter(last["parent"], True)
     alone = spans.filter(~has_children).select("span", from_us="start_us", to_us="end_us")
-    pages = _pages(spans)
-    return _in_pages(before, pages), _in_pages(pl.concat([after, alone]), pages)
+    windows = _step_windows(spans)
+    return _clip_to_steps(before, windows), _clip_to_steps(pl.concat([after, alone]), windows)
 
 
-def _in_pages(stretches: pl.DataFrame, pages: pl.DataFrame) -> pl.DataFrame:
-    """Clip stretches to the steps of their spans, and leave out what is empty or in no step."""
-    stretches = stretches.filter(pl.col("to_us") > pl.col("from_us"))
-    clipped = pl.concat([stretches, pages[stretches["span"]]], how="horizontal").with_columns(
-        from_us=pl.max_horizontal("from_us", "page_from"), to_us=pl.min_horizontal("to_us", "page_to")
+def _clip_to_steps(intervals: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
+    """Clip intervals to the steps of their spans, and drop those that are empty or in no step."""
+    intervals = intervals.filter(pl.col("to_us") > pl.col("from_us"))
+    clipped = pl.concat([intervals, windows[intervals["span"]]], how="horizontal").with_columns(
+        from_us=pl.max_horizontal("from_us", "step_from_us"), to_us=pl.min_horizontal("to_us", "step_to_us")
     )
-    kept = clipped.filter((pl.col("to_us") > pl.col("from_us")) & pl.col("page").is_not_null())
-    return kept.select("span", "page", "from_us", "to_us")
+    kept = clipped.filter((pl.col("to_us") > pl.col("from_us")) & pl.col("worker_step").is_not_null())
+    return kept.select("span", "worker_step", "from_us", "to_us")
 
 
-def _shares(stretches: pl.DataFrame) -> pl.Series:
-    """Return the integral of 1 / k(t) over each stretch, in microseconds."""
-    # Pages follow one another on one scale, and at the end of each nobody is at work: one sum serves all.
-    pages = stretches.group_by("page").agg(first=pl.col("from_us").min(), last=pl.col("to_us").max())
-    after = (pages["last"] - pages["first"] + 1).cum_sum()
-    highest: Any = pages["page"].max()
-    by_page = pl.zeros((highest or 0) + 1, dtype=pl.Int64, eager=True)
-    by_page = by_page.scatter(pages["page"], after.shift(1, fill_value=0) - pages["first"])
-    shift = by_page.gather(stretches["page"])
-    elapsed = _shared_time(stretches["from_us"] + shift, stretches["to_us"] + shift)
-    half = len(stretches)
+def _shares(intervals: pl.DataFrame) -> pl.Series:
+    """Return the integral of 1 / k(t) over each interval, in microseconds."""
+    # Shift the steps so that they follow one another; no span is at work between them, so one sum serves all.
+    steps = intervals.group_by("worker_step").agg(first=pl.col("from_us").min(), last=pl.col("to_us").max())
+    after = (steps["last"] - steps["first"] + 1).cum_sum()
+    highest: Any = steps["worker_step"].max()
+    offset_of = pl.zeros((highest or 0) + 1, dtype=pl.Int64, eager=True)
+    offset_of = offset_of.scatter(steps["worker_step"], after.shift(1, fill_value=0) - steps["first"])
+    shift = offset_of.gather(intervals["worker_step"])
+    elapsed = _shared_time(intervals["from_us"] + shift, intervals["to_us"] + shift)
+    half = len(intervals)
     shares: pl.Series = elapsed.tail(half) - elapsed.head(half)
     return shares
 
 
 def _shared_time(begun: pl.Series, ended: pl.Series) -> pl.Series:
-    """Return, for all begins and then all ends, the integral of 1 / k(t) up to that moment."""
-    moment = pl.concat([begun, ended])
-    order = ranked(moment)
+    """Return, for all starts and then all ends, the integral of 1 / k(t) up to that time."""
+    time = pl.concat([begun, ended])
+    order = sort_order(time)
     half = len(begun)
-    ordered = pl.DataFrame({"moment": moment.gather(order), "order": order})
+    ordered = pl.DataFrame({"time": time.gather(order), "order": order})
     change = pl.when(pl.col("order") < half).then(1).otherwise(-1)
-    # Up to each moment those are at work who began before it, and did not end.
+    # Until each time, the spans at work are those that began before it and have not ended.
     at_work = change.cum_sum().shift(1, fill_value=0)
-    passed = pl.col("moment").diff().fill_null(0)
+    passed = pl.col("time").diff().fill_null(0)
     until = ordered.select(pl.when(at_work > 0).then(passed / at_work).otherwise(0.0).cum_sum()).to_series()
-    return pl.zeros(len(moment), dtype=pl.Float64, eager=True).scatter(order, until)
+    return pl.zeros(len(time), dtype=pl.Float64, eager=True).scatter(order, until)
 
 
-def _pages(spans: pl.DataFrame) -> pl.DataFrame:
-    """Number the steps of workers, and give each span the times to which it counts there.
+def _step_windows(spans: pl.DataFrame) -> pl.DataFrame:
+    """Number the steps of workers, and return for each span its step and the times between which it counts.
 
-    A step of a worker is made of its spans of phase "step"; where it has none, of all its spans.
+    The spans of phase "step" make up a worker's step; without any, all its spans do.
     """
-    page, pages = numbered(spans, ("source", "step", "validate"))
+    worker_step, steps = assign_group_ids(spans, ("source", "step", "validate"))
     in_step = spans["step_span"].is_not_null()
-    stepless = pl.repeat(True, len(pages), eager=True).scatter(page.filter(in_step).unique(), False)
-    counts = pages["step"].is_not_null().gather(page) & (in_step | stepless.gather(page))
+    stepless = pl.repeat(True, len(steps), eager=True).scatter(worker_step.filter(in_step).unique(), False)
+    counts = steps["step"].is_not_null().gather(worker_step) & (in_step | stepless.gather(worker_step))
     return spans.select(
-        page=page.set(~counts, None),
-        page_from=pl.coalesce(spans["start_us"].gather(spans["step_span"]), "start_us"),
-        page_to=pl.coalesce(spans["end_us"].gather(spans["step_span"]), "end_us"),
+        worker_step=worker_step.set(~counts, None),
+        step_from_us=pl.coalesce(spans["start_us"].gather(spans["step_span"]), "start_us"),
+        step_to_us=pl.coalesce(spans["end_us"].gather(spans["step_span"]), "end_us"),
     )

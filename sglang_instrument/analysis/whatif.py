@@ -1,4 +1,4 @@
-"""Estimate, from recorded tokens and times, what a step would take under other rules. It is a model."""
+"""Estimate, from recorded tokens and times, how long steps would take under other rules. It is a model."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -10,9 +10,9 @@ from sglang_instrument.analysis.steps import worker_steps
 from sglang_instrument.analysis.together import is_first, sum_before
 
 ASSUMPTIONS: Final = (
-    "the engine is as fast with fewer requests in it: in truth the others then become faster",
-    "a capped turn costs the same seconds a token as it did; what came before and after is as long as it was",
-    "a request that is cut ends at once, and its reward is not counted",
+    "the engine is as fast with fewer requests in it; in truth the remaining ones become faster",
+    "a capped turn takes the recorded seconds per token; work before and after it is as long as recorded",
+    "a request that is cut ends at once; the effect on its reward is not estimated",
 )
 _OF_WORKER: Final = ["step", "validate", "worker"]
 _ASKED: Final = ["step", "validate", "worker", "request_id"]
@@ -21,18 +21,18 @@ _REQUEST: Final = ["source", *_ASKED]
 
 @dataclass(frozen=True)
 class Rules:
-    """What is to be different; None changes nothing.
+    """The changed rules; None changes nothing.
 
     Attributes:
-        max_tokens: Most tokens of a response, all its turns together.
-        max_turn_tokens: Most tokens of one turn, `max_new_tokens` of a call of the engine.
+        max_tokens: Most tokens of a response, over all its turns.
+        max_turn_tokens: Most tokens of one turn (`max_new_tokens` of an engine call).
         max_turns: Most turns of a request.
         max_seconds: Most seconds of a request.
-        oversample: So many more requests than needed were begun: a step ends when 1 / (1 + oversample) of
-            those of each worker are done.
-        scale: By how much the time of a kind of work (a key of `KINDS`), or of an event, is multiplied; 0 if
-            it were gone.
-        rebalance: Requests are dealt anew, so that all workers end together, but none before the longest.
+        oversample: The recorded requests include this share more than needed: a step ends when
+            1 / (1 + oversample) of each worker's requests are done.
+        scale: Factors for the time of kinds of work (keys of `KINDS`) or of events; 0 removes it.
+        rebalance: Requests are distributed anew, so that all workers end together, but not before the longest
+            request.
     """
 
     max_tokens: int | None = None
@@ -45,17 +45,17 @@ class Rules:
 
 
 def what_if(digest: Digest, rules: Rules, event_times: pl.DataFrame | None = None) -> pl.DataFrame:
-    """Return a row a step.
+    """Return one row per step.
 
     Args:
         digest: Of the run.
-        rules: What is to be different.
-        event_times: Where `rules.scale` names events, what `Run.event_times` says of them.
+        rules: The changed rules.
+        event_times: The result of `Run.event_times`, where `rules.scale` names events.
 
     Returns:
         step, validate; recorded_sec: the longest of the workers' durations without barriers; predicted_sec:
-        the same under the rules; requests; cut: requests that end early; reward_all, reward_cut: mean rewards
-        of all requests and of those that are cut.
+        the same under the rules; requests; cut: how many of them end early; reward_all, reward_cut: mean
+        recorded rewards of all requests and of those that are cut.
     """
     digest = digest.of_workers()
     requests = _shortened(digest, rules, event_times).join(
@@ -83,7 +83,7 @@ def what_if(digest: Digest, rules: Rules, event_times: pl.DataFrame | None = Non
 
 
 def _around_requests(workers: pl.DataFrame, rules: Rules, event_times: pl.DataFrame | None) -> pl.DataFrame:
-    """Add `around`: what workers save of their own time, outside of requests."""
+    """Add `around`: the time that workers save outside of requests."""
     if event_times is None:
         return workers.with_columns(around=pl.lit(0.0))
     own = event_times.filter(pl.col("request_id").is_null() & pl.col("event").is_in(list(rules.scale)))
@@ -99,14 +99,14 @@ def _by_step(requests: pl.DataFrame, workers: pl.DataFrame, rules: Rules) -> pl.
         predicted_sec=pl.col("predicted").max(),
         evened_sec=pl.col("predicted").mean(),
     )
-    told = requests.group_by(key).agg(
+    counts = requests.group_by(key).agg(
         requests=pl.len().cast(pl.Int64),
         cut=pl.col("cut").sum().cast(pl.Int64),
         reward_all=pl.col("reward").mean(),
         reward_cut=pl.col("reward").filter(pl.col("cut")).mean(),
         longest_sec=pl.col("done").filter(~pl.col("late")).max(),
     )
-    table = times.join(told, on=key).sort("validate", "step")
+    table = times.join(counts, on=key).sort("validate", "step")
     if rules.rebalance:
         dealt = pl.min_horizontal("predicted_sec", pl.max_horizontal("evened_sec", "longest_sec"))
         table = table.with_columns(predicted_sec=dealt)
@@ -114,12 +114,12 @@ def _by_step(requests: pl.DataFrame, workers: pl.DataFrame, rules: Rules) -> pl.
 
 
 def _shortened(digest: Digest, rules: Rules, event_times: pl.DataFrame | None) -> pl.DataFrame:
-    """Return the requests with `new_sec`, what they would take, and `cut`, whether they end early."""
+    """Return the requests with `new_sec`, their duration under the rules, and `cut`: they end early."""
     turns = _kept(digest, rules)
     cut_here = pl.col("kept") < 1.0
     last = (pl.col("number") + 1 == rules.max_turns) if rules.max_turns is not None else pl.lit(False)
     last = last & ~pl.col("first").shift(-1, fill_value=True)
-    # Tools of a turn that is cut do not run, and neither does what comes after the last turn that may.
+    # The tools and interactions after a cut turn, and after the last allowed turn, do not run.
     after = pl.when(cut_here | last).then(pl.col("tool_sec") + pl.col("interaction_sec")).otherwise(0.0)
     saved = pl.col("engine_sec") * (1 - pl.col("kept")) + after
     turns = turns.with_columns(saved=saved, cut=cut_here)
@@ -139,7 +139,7 @@ def _shortened(digest: Digest, rules: Rules, event_times: pl.DataFrame | None) -
 
 
 def _kept(digest: Digest, rules: Rules) -> pl.DataFrame:
-    """Return the turns with `number`, and `kept`, the share of their tokens that the caps leave."""
+    """Return the turns with their `number`, and `kept`: the share of their tokens that the caps leave."""
     turns = digest.turns.sort(*_REQUEST, "turn").with_columns(
         tokens=pl.col("response_tokens").fill_null(0), first=is_first(_REQUEST), one=pl.lit(1, pl.Int64)
     )
@@ -157,7 +157,7 @@ def _kept(digest: Digest, rules: Rules) -> pl.DataFrame:
     if rules.max_turns is not None:
         kept = pl.when(pl.col("number") >= rules.max_turns).then(0.0).otherwise(kept)
     turns = turns.with_columns(kept=kept)
-    # A reply that is cut is the last one of its request.
+    # A cut reply is the last one of its request.
     over = sum_before((pl.col("kept") < 1.0).cast(pl.Int64), "first") > 0
     return turns.with_columns(kept=pl.when(over).then(0.0).otherwise("kept"))
 
@@ -165,13 +165,13 @@ def _kept(digest: Digest, rules: Rules) -> pl.DataFrame:
 def _scaled(
     requests: pl.DataFrame, rules: Rules, event_times: pl.DataFrame | None
 ) -> tuple[pl.DataFrame, pl.Expr]:
-    """Return the requests, and what they save because some of their work takes another time."""
+    """Return the requests, and an expression of the time that scaled work saves."""
     saved = pl.lit(0.0)
     for name, factor in rules.scale.items():
         column = f"{name}_sec"
         if name not in KINDS:
             if event_times is None:
-                raise ValueError(f"{name!r} is no kind of work; its times must be given")
+                raise ValueError(f"{name!r} is no kind of work; pass its times as event_times")
             of_event = event_times.filter(pl.col("event") == name).select(
                 *_ASKED, pl.col("sec").alias(column)
             )

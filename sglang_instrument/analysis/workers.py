@@ -1,4 +1,4 @@
-"""Say who waited for whom at the barriers, and how much of the waiting each worker is to blame for."""
+"""Show who waited for whom at barriers, and how much of the waiting each worker caused."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,22 +10,23 @@ from sglang_instrument.analysis.digest import Digest
 from sglang_instrument.analysis.run import Run
 
 _LEFT_TOGETHER_SEC: Final = 0.05
-_OF_THE_WAIT: Final = 0.1  # exits may differ by so much of the longest wait
-_UNEVEN: Final = 1.1  # times as many requests as another worker: not the same work
+_OF_THE_WAIT: Final = 0.1  # exits may differ by this share of the longest wait
+_UNEVEN: Final = 1.1  # with this many times the requests of another worker, the work is not equal
 
 
 def barrier_table(digest: Digest) -> pl.DataFrame:
-    """Return a row a barrier and worker, barriers in order, the first to arrive first.
+    """Return one row per barrier and worker: barriers in order, the first worker to arrive first.
 
-    All leave a barrier together, so a worker that waited longer by t arrived earlier by t: no clock is asked.
+    All workers leave a barrier together, so one that waited longer by t arrived earlier by t: no clocks are
+    compared.
 
     Returns:
         step, validate, barrier, worker: Which.
         arrival_sec: Seconds after the first worker arrived.
         wait_sec: Its wait.
-        blame_sec: Its share of the time between the first arrival and the last: each moment is split equally
-            over the workers that are still missing (the Shapley value of the airport game).
-        gain_alone_sec: What would be gained if it alone had been as fast as the next slowest.
+        blame_sec: Its share of the time between the first and the last arrival: the waiting at each time is
+            split equally over the workers still missing (the Shapley value of the airport game).
+        gain_alone_sec: The time saved if it alone had been as fast as the next slowest.
         doubt: Why this is not enough evidence; null if it is.
     """
     waits = numbered_barriers(digest).with_columns(wait_sec=(pl.col("end_us") - pl.col("start_us")) / 1e6)
@@ -36,7 +37,7 @@ def barrier_table(digest: Digest) -> pl.DataFrame:
     share = (pl.col("arrival_sec") - before) / missing
     last = pl.int_range(pl.len()).over(BARRIER) == pl.len().over(BARRIER) - 1
     alone = pl.len().over(BARRIER) == 1
-    table = table.with_columns(share=share)  # on its own: older polars nests no windows
+    table = table.with_columns(share=share)  # a column of its own: older polars cannot nest windows
     table = table.with_columns(
         blame_sec=pl.col("share").cum_sum().over(BARRIER),
         gain_alone_sec=pl.when(last & ~alone).then(pl.col("arrival_sec") - before).otherwise(0.0),
@@ -46,15 +47,15 @@ def barrier_table(digest: Digest) -> pl.DataFrame:
 
 
 def blame_table(digest: Digest) -> pl.DataFrame:
-    """Return a row a worker, the most to blame first, over all barriers without doubt.
+    """Return one row per worker, the most to blame first, over all barriers without doubt.
 
     Returns:
-        worker, barriers; last: how often it came last; wait_sec, blame_sec, gain_alone_sec: sums.
+        worker, barriers; last: how often it arrived last; wait_sec, blame_sec, gain_alone_sec: sums.
     """
-    sure = barrier_table(digest).filter(pl.col("doubt").is_null())
+    certain = barrier_table(digest).filter(pl.col("doubt").is_null())
     latest = pl.col("arrival_sec") == pl.col("arrival_sec").max().over(BARRIER)
     return (
-        sure.with_columns(latest=latest)
+        certain.with_columns(latest=latest)
         .group_by("worker")
         .agg(
             barriers=pl.len().cast(pl.Int64),
@@ -88,9 +89,9 @@ def _doubts(digest: Digest, waits: pl.DataFrame) -> pl.DataFrame:
     allowed = pl.max_horizontal(_LEFT_TOGETHER_SEC, pl.col("longest_sec") * _OF_THE_WAIT)
     doubt = (
         pl.when(pl.col("there") < 2)
-        .then(pl.lit("one worker alone"))
+        .then(pl.lit("only one worker"))
         .when(pl.col("there") < pl.col("everyone"))
-        .then(pl.lit("workers are missing"))
+        .then(pl.lit("some workers are missing"))
         .when(pl.col("apart_sec") > allowed)
         .then(pl.lit("the workers did not leave together"))
         .when(pl.col("most") > _UNEVEN * pl.col("least"))
@@ -101,7 +102,7 @@ def _doubts(digest: Digest, waits: pl.DataFrame) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class Chain:
-    """Why a barrier was left when it was: its last worker, that one's last request, its turn, the event."""
+    """Why a barrier took so long: the last worker, its last request, the longest turn, the longest event."""
 
     step: int
     worker: int
@@ -115,9 +116,9 @@ class Chain:
 
 
 def chain_of(run: Run, step: int, validate: bool = False) -> Chain | None:
-    """Follow the barrier with the latest arrival of a step down to an event; None if there is no evidence.
+    """Follow the barrier of a step with the latest arrival down to an event; None without evidence.
 
-    `late_sec` is by how much the worker came later than the last but one.
+    `late_sec` is the time between the arrivals of this worker and the one before.
     """
     of_step = run.digest.filter((pl.col("step") == step) & (pl.col("validate") == validate))
     table = barrier_table(of_step).filter(pl.col("doubt").is_null())
@@ -149,7 +150,7 @@ def _longest_turn(digest: Digest, request: dict[str, Any]) -> dict[str, Any] | N
 def _longest_event(
     spans: pl.DataFrame, request: dict[str, Any], turn: dict[str, Any] | None
 ) -> tuple[str | None, float | None]:
-    """Return the outermost piece of work, with a name of its own, that took longest within the turn."""
+    """Return the longest span of work within the turn, or the request; the outermost one of equals."""
     inside = spans.filter(
         (pl.col("request_id") == request["request_id"])
         & ~pl.col("phase").cast(pl.String).is_in(["step", "request", "turn", "loop"])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 HELP: Final = """\
 Check a run's log: what was dropped, torn, left open or sampled out, which files are missing, empty or of a
 newer version, whose clock differs, who never wrote, and what was running when it died or hung. Exit code 1 if
-something is wrong. Processes that ended without a word are named, and are no fault: Ray kills its actors.
+something is wrong. Processes that ended abruptly are named, and are no fault: Ray kills its actors.
 
     sglang-instrument check logs/gsm8k_600
 
@@ -93,12 +93,12 @@ def _without_loss(finding: Finding) -> dict[str, Any]:
 
 def _open_spans(opened: Run) -> list[dict[str, Any]]:
     """Return the last report of open spans of each file whose step did not end."""
-    from sglang_instrument.analysis.files import never_ended
+    from sglang_instrument.analysis.files import last_open_reports
 
     keys = ("event", "request_id", "turn", "age_sec", "stack")
     return [
         {"file": file.path, **{key: span.get(key) for key in keys}}
-        for file, control in never_ended(opened.files)
+        for file, control in last_open_reports(opened.files)
         for span in control.extra.spans or []
         if isinstance(span, dict)
     ]

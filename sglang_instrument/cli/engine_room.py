@@ -17,7 +17,7 @@ _KINDS: Final = ("queue", "prefill", "decode")
 _UNKNOWN: Final = ", ".join(f"{NOTHING} {kind}" for kind in _KINDS)
 
 
-def show_lives(opened: Run, args: argparse.Namespace) -> int:
+def show_engine_requests(opened: Run, args: argparse.Namespace) -> int:
     """Print the requests of the engine, the slowest first, whoever called for them.
 
     Raises:
@@ -25,21 +25,21 @@ def show_lives(opened: Run, args: argparse.Namespace) -> int:
     """
     import polars as pl
 
-    from sglang_instrument.analysis.join import has_engine_room, placed_lives
+    from sglang_instrument.analysis.join import engine_requests_by_step, has_engine_logs
 
-    if not has_engine_room(opened):
+    if not has_engine_logs(opened):
         raise LogError(
             f"{opened.folder}: no engine/ folder; SGLang's processes log where SGLANG_INSTRUMENT=1 reaches "
             "them and engine_detail is not off; `sglang-instrument status` lists who was reached"
         )
-    lives = placed_lives(opened).sort("duration_sec", descending=True, nulls_last=True)
+    requests = engine_requests_by_step(opened).sort("duration_sec", descending=True, nulls_last=True)
     if args.step is not None:
-        lives = lives.filter(pl.col("step") == args.step, pl.col("validate") == args.validate)
-    rows = lives.head(args.limit).to_dicts()
+        requests = requests.filter(pl.col("step") == args.step, pl.col("validate") == args.validate)
+    rows = requests.head(args.limit).to_dicts()
     if args.json:
         print_json({"folder": str(opened.folder), "engine_requests": rows})
         return 0
-    title = f"{opened.folder}: the slowest of {len(lives):,} requests of the engine"
+    title = f"{opened.folder}: the slowest of {len(requests):,} requests of the engine"
     shown = [
         (
             row["rid"],
@@ -57,15 +57,15 @@ def show_lives(opened: Run, args: argparse.Namespace) -> int:
     print_table(
         (*columns, "retracted", "prompt", "written"), shown, title=title, optional=("scheduler", "prompt")
     )
-    print_line(told(_engine(lives)))
+    print_line(told(_engine(requests)))
     return 0
 
 
 def calls_of(opened: Run, row: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the calls of a request of `request_table`, joined, each with `why`; [] without logs."""
-    from sglang_instrument.analysis.join import has_engine_room, joined_calls, usual_token_sec, why
+    from sglang_instrument.analysis.join import has_engine_logs, joined_calls, usual_token_sec, why
 
-    if not has_engine_room(opened):
+    if not has_engine_logs(opened):
         return []
     calls = joined_calls(opened, row["step"], row["worker"], row["validate"])
     usual = usual_token_sec(calls)
@@ -102,19 +102,19 @@ def explanation(opened: Run, finding: Finding) -> str:
 
 def run_shares(opened: Run) -> dict[str, Any] | None:
     """Return how the time in the engine is shared out over the run; None without the engine's logs."""
-    from sglang_instrument.analysis.join import has_engine_room
-    from sglang_instrument.analysis.lives import kept_lives
+    from sglang_instrument.analysis.join import has_engine_logs
+    from sglang_instrument.analysis.lives import cached_engine_requests
 
-    if not has_engine_room(opened):
+    if not has_engine_logs(opened):
         return None
-    return _engine(kept_lives(opened))
+    return _engine(cached_engine_requests(opened))
 
 
-def _engine(lives: Any) -> dict[str, Any]:
+def _engine(requests: Any) -> dict[str, Any]:
     from sglang_instrument.analysis.join import shares
 
-    retractions = int(lives["retractions"].sum()) if lives["retractions"].count() else None
-    return {"requests": len(lives), "retractions": retractions, "shares": shares(lives)}
+    retractions = int(requests["retractions"].sum()) if requests["retractions"].count() else None
+    return {"requests": len(requests), "retractions": retractions, "shares": shares(requests)}
 
 
 def told(engine: dict[str, Any]) -> str:

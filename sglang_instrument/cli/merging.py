@@ -72,7 +72,8 @@ def _write_run(
 
     written = write_run(packets, run, step, validate, progress)
     said.append(
-        f"{written.slices:,} spans and {written.moments:,} moments; {written.requests:,} tracks of requests"
+        f"{written.slices:,} spans and {written.instants:,} instant events; "
+        f"{written.requests:,} tracks of requests"
     )
     if written.open:
         said.append(

@@ -14,7 +14,7 @@ from sglang_instrument.cli.numbers import NOTHING, seconds
 from sglang_instrument.cli.profile_tables import print_captures, print_files, print_findings, print_outcomes
 from sglang_instrument.cli.tables import print_json, print_line, saying
 from sglang_instrument.errors import InstrumentError, LogError
-from sglang_instrument.profiling.capture import Capture, Progress, start_noted
+from sglang_instrument.profiling.capture import Capture, Progress, start_and_note
 from sglang_instrument.profiling.capture import capture as capture_all
 from sglang_instrument.profiling.checking import Finding, check_log, check_workers
 from sglang_instrument.profiling.engine import Engine, identify
@@ -39,7 +39,7 @@ _FILES_SEC: Final = 60.0  # for files to be whole, once the profilers have stopp
 def start(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileOptions) -> int:
     """Start the profilers; exit code 1 if one did not."""
     elsewhere = _prepare(args, workers, options)
-    started, folder = start_noted(
+    started, folder = start_and_note(
         workers,
         options,
         timeout_sec=args.timeout or START_SEC,

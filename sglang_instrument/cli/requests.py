@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     with reading() as progress:
         opened = open_run(args.logs, progress)
         if args.engine:
-            return engine_room.show_lives(opened, args)
+            return engine_room.show_engine_requests(opened, args)
         every = request_table(opened.everything)
         table = _filtered(opened, select.of_steps(opened, every, args, opened.everything), args)
     if args.request is not None:

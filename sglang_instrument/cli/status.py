@@ -18,7 +18,7 @@ its first record, every 10 s while it records, a second after the last record, a
     sglang-instrument status logs/gsm8k_600
 
 process   what it writes: its role and rank; "reached" if it recorded nothing so far
-state     running, ended, or ended without a word (killed, os._exit, exec), of processes of this host
+state     running, ended, or ended abruptly (killed, os._exit, exec), of processes of this host
 patches   events that are recorded, of those whose code was imported
 records   how many it recorded; "at least 40" without a final report: killed, or on another host
 dropped   records that could not be written
@@ -28,8 +28,8 @@ Below the table stand the events that are missing, with the reason, and what pro
 
 #: Folder below `processes` of those that were reached; they are called by host and process id.
 REACHED: Final = "reached"
-#: State of a process that is gone and did not close its log.
-WORDLESS: Final = "ended without a word"
+#: State of a process that is gone and did not close its log: killed, os._exit, abort or exec.
+ABRUPT: Final = "ended abruptly"
 _HIDDEN_VERSIONS: Final = ("sglang_instrument", "torch", "ray", "vllm")  # --json has them
 
 
@@ -119,7 +119,7 @@ def _state(folder: Path, name: str, facts: Mapping[str, Any]) -> str | None:
     if alive is None:
         return None
     # Versions before `log_closed` do not say it, nor does a process that recorded nothing.
-    return "running" if alive else WORDLESS if facts.get("log_closed") is False else "ended"
+    return "running" if alive else ABRUPT if facts.get("log_closed") is False else "ended"
 
 
 def _print_json(described: Described) -> None:
@@ -143,7 +143,7 @@ def _print(described: Described) -> None:
     title = f"{described.folder}, run {described.run_id}"
     print_table(columns, rows, title=title, optional=("pid", "host", "actor", "versions", "records"))
     said = (*_missing(described.processes), *_complaints(described.processes))
-    for line in (*said, *_wordless(described.processes), *_left_out(described)):
+    for line in (*said, *_ended_abruptly(described.processes), *_left_out(described)):
         print_line(line)
 
 
@@ -207,10 +207,10 @@ def _complaints(processes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         yield f"notice: {text} ({often}{_named(names, processes)})"
 
 
-def _wordless(processes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    names = [name for name, facts in processes.items() if facts["state"] == WORDLESS]
+def _ended_abruptly(processes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    names = [name for name, facts in processes.items() if facts["state"] == ABRUPT]
     if names:
-        yield f"{WORDLESS}: {_named(names, processes)}; what each recorded in its last 0.1 s may be missing"
+        yield f"{ABRUPT}: {_named(names, processes)}; records of the last 0.1 s may be missing"
 
 
 def _left_out(described: Described) -> Iterator[str]:

@@ -28,7 +28,7 @@ gen%, tool%, rew%, wait%, rest%   of all workers' time: engine, tools, rewards, 
 
 --json prints {"folder", "findings": [{"cause", "step", "validate", "worker", "lost_sec", "sentence",
 "evidence": {...}}], "steps": [{"step", "validate", "workers", "slowest_worker", "duration_sec",
-"busy_sec", "interval_sec", "remainder_sec", "requests", "response_tokens", "p50_sec", "p99_sec",
+"busy_sec", "interval_sec", "unaccounted_sec", "requests", "response_tokens", "p50_sec", "p99_sec",
 "max_sec", "tail", "start_us", "phases": {PHASE: share}}], "workers": [the same of each worker],
 "engine": {"requests", "retractions", "shares": {"queue", "prefill", "decode"}, "explains"} or null (null in
 it: not known),
@@ -146,7 +146,7 @@ def _print_steps(opened: Run, args: argparse.Namespace, steps: list[_Row]) -> No
     timed = [row for row in steps if row["duration_sec"]]
     if timed:
         print_line(_slowest(timed))
-        print_line(_remainder(timed))
+        print_line(_unaccounted(timed))
     validations = opened.digest.steps.filter(validate=True)["step"].n_unique()
     if validations and not args.validate:
         kept = "step is" if validations == 1 else "steps are"
@@ -203,9 +203,9 @@ def _slowest(steps: list[_Row]) -> str:
     )
 
 
-def _remainder(steps: list[_Row]) -> str:
-    """Say how much of the slowest workers' time lies in no named part of a step."""
-    worst = max(steps, key=lambda row: float(row["remainder_sec"] / row["duration_sec"]))
-    whole = percent(sum(row["remainder_sec"] for row in steps) / sum(row["duration_sec"] for row in steps))
-    most = percent(worst["remainder_sec"] / worst["duration_sec"])
-    return f"in no named part of a step: {whole} % of the time, at most {most} % (step {worst['step']})"
+def _unaccounted(steps: list[_Row]) -> str:
+    """Say how much of the slowest workers' time no part of a step accounts for."""
+    worst = max(steps, key=lambda row: float(row["unaccounted_sec"] / row["duration_sec"]))
+    whole = percent(sum(row["unaccounted_sec"] for row in steps) / sum(row["duration_sec"] for row in steps))
+    most = percent(worst["unaccounted_sec"] / worst["duration_sec"])
+    return f"unaccounted time of steps: {whole} %, at most {most} % (step {worst['step']})"

@@ -18,7 +18,7 @@ def beside_run(found: Analysis, opened: Run) -> list[IdleInStep]:
 
     from sglang_instrument.analysis.round_trips import ahead_us, hosts_ahead_us, of_worker
     from sglang_instrument.analysis.steps import worker_steps
-    from sglang_instrument.analysis.walls import self_stretches
+    from sglang_instrument.analysis.walls import self_intervals
     from sglang_instrument.profiling.traces_run import idle_in_steps, worker_of
 
     ahead = ahead_us(opened)
@@ -38,7 +38,7 @@ def beside_run(found: Analysis, opened: Run) -> list[IdleInStep]:
                 *("span", "request_id", "step", "validate", "worker"),
                 phase=pl.col("counts_for").cast(pl.String),
             ).drop_nulls("request_id")
-            moments = self_stretches(spans).join(asked, on="span")
+            moments = self_intervals(spans).join(asked, on="span")
             moments = moments.with_columns(pl.col("from_us", "to_us") - of_worker(ahead))
             this = during.filter(step=step, validate=validate)
             rows += idle_in_steps(trace, this, moments, worker_of(trace, opened.workers))

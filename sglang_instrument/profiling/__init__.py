@@ -1,1 +1,1 @@
-"""Switch the profilers of the engines, and say what their traces show; needs the extra `profiling`."""
+"""Switch the engines' profilers, and analyse their traces; needs the extra `profiling`."""

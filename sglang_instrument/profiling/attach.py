@@ -1,4 +1,4 @@
-"""Join the schedule of a run's profiles to the recording: steps that begin, spans that stay open."""
+"""Connect the profiling schedule of a run to the recording: steps that begin, spans that stay open."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sglang_instrument.config import Config
-from sglang_instrument.profiling import recorded  # noqa: F401 - now, not when the first step waits for it
+from sglang_instrument.profiling import recorded  # noqa: F401 - import now, so that the first step does not wait for it
 from sglang_instrument.profiling.schedule import Plan, Schedule, read_plan
 from sglang_instrument.recording import context, notices, spans
 from sglang_instrument.recording.context import Scope
@@ -16,10 +16,10 @@ from sglang_instrument.schema import kind_of
 
 
 def plan_of(config: Config) -> Plan | None:
-    """Return what a run wants profiled.
+    """Return what a run's settings ask to profile, or None.
 
     Raises:
-        ConfigError: A setting cannot be read.
+        ConfigError: A setting is invalid.
     """
     return read_plan(
         config.profile_steps,
@@ -31,10 +31,10 @@ def plan_of(config: Config) -> Plan | None:
 
 
 class Scheduled:
-    """The schedule of one session.
+    """The profiling schedule of one session.
 
     Raises:
-        ConfigError: A setting cannot be read.
+        ConfigError: A setting is invalid.
     """
 
     def __init__(self, config: Config) -> None:
@@ -53,18 +53,18 @@ class Scheduled:
             )
 
     def start(self) -> None:
-        """Be told of steps from now on."""
+        """Subscribe to the beginnings and ends of steps."""
         if self._schedule is not None:
             context.on_steps(self._began, self._left)
 
     def stop(self, wait_sec: float = 0.0) -> None:
-        """Be told no more, and stop what records; wait so long for it, no longer."""
+        """Unsubscribe, and stop profilers that run; wait at most this long."""
         context.on_steps(None, None)
         if self._schedule is not None:
             self._schedule.stop(wait_sec)
 
     def restart_in_child(self) -> None:
-        """Go on in a forked child without the parent's thread."""
+        """Continue in a forked child, which has not inherited the parent's thread."""
         if self._schedule is not None:
             self._schedule.restart_in_child()
 
@@ -78,7 +78,7 @@ class Scheduled:
 
 
 def _note(step: int, worker: int, fields: Mapping[str, Any]) -> None:
-    """Log `profile_start` in the step's file, without opening the step: it may just be ending."""
+    """Log `profile_start` in the step's file without opening the step, which may be ending."""
     bound = context.derive(context.UNBOUND, {"step": step, "worker": worker})
     token = context.CURRENT.set(bound)
     try:

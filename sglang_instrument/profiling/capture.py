@@ -1,4 +1,4 @@
-"""The whole of it: start the profilers, send probe requests or wait for traffic, stop, gather the traces."""
+"""Record one capture: start the profilers, send probe requests or wait, stop, collect the traces."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from sglang_instrument.profiling.switching import Outcome, new_profile_id, start
 from sglang_instrument.profiling.wire import all_at_once
 from sglang_instrument.profiling.workers import Worker
 
-_BY_ITSELF_SEC: Final = 3.0  # for a profiler that has seen its steps to write its file
+_BY_ITSELF_SEC: Final = 3.0  # time for a profiler that has recorded its steps to write its file
 _SPARE_TOKENS: Final = 16
 
-#: Told what is being done, how much of it is done, and of how many.
+#: Called with the current action, how many of its parts are done, and how many there are.
 Progress = Callable[[str, int, int], object]
 
 
 @dataclass(frozen=True)
 class Capture:
-    """What came of a capture.
+    """The result of a capture.
 
     Attributes:
-        folder: Where the traces are; None where this machine does not see them.
-        started: Of each worker; stopped: of those that had to be.
-        answered: Probe requests that were answered; asked: that were sent.
-        files: Of each worker that was started, in the order of `started`.
+        folder: The folder of the traces; None if this machine cannot see it.
+        started: An outcome per worker; stopped: per worker that had to be stopped.
+        asked: Probe requests sent; answered: probe requests answered.
+        files: The files of each started worker, in the order of `started`.
     """
 
     folder: Path | None
@@ -44,14 +44,14 @@ class Capture:
 
     @property
     def ok(self) -> bool:
-        """Whether each worker recorded, and its files are whole."""
+        """Whether every worker recorded, and its files are complete."""
         recorded = all(outcome.ok for outcome in (*self.started, *self.stopped))
         return recorded and all(
             files and all(file.whole is not False for file in files) for files in self.files
         )
 
 
-def start_noted(
+def start_and_note(
     workers: Sequence[Worker],
     options: ProfileOptions,
     *,
@@ -59,7 +59,7 @@ def start_noted(
     retries: int = 1,
     api_key: str | None = None,
 ) -> tuple[list[Outcome], Path | None]:
-    """Start all, and write down what was started; see `start_all`."""
+    """Start all profilers, and write a note of what was started; see `start_all`."""
     named = options if options.profile_id else options.with_(profile_id=new_profile_id())
     started = start_all(workers, named, timeout_sec=timeout_sec, retries=retries, api_key=api_key)
     noted = any(one.ok and one.folder for one in started)
@@ -79,40 +79,44 @@ def capture(
 ) -> Capture:
     """Record all workers once, and return when the traces are written.
 
-    Args:
-        workers: To record.
-        options: What to record.
-        requests: Probe requests a worker; 0 waits for the traffic of others.
-        new_tokens: Of each probe; enough for `num_steps` by default.
-        wait_sec: The longest that is waited for steps to be recorded, and for files to be written.
-        timeout_sec: Of starting, each worker's own.
-        api_key: The servers' admin key, if they have one.
-        progress: Is told what is going on.
+    However it ends, also by Ctrl-C, no profiler that it started keeps running.
 
-    However it ends, also by Ctrl-C, no profiler is left running that was started here.
+    Args:
+        workers: The workers to record.
+        options: What to record.
+        requests: Probe requests per worker; 0 waits for other traffic.
+        new_tokens: Tokens per probe; by default enough for `num_steps`.
+        wait_sec: The longest wait for steps to be recorded, and for files to be written.
+        timeout_sec: For starting each worker.
+        api_key: The servers' admin key, if they have one.
+        progress: Called with the current action.
     """
     progress("starting", 0, len(workers))
     try:
-        started, folder = start_noted(workers, options, timeout_sec=timeout_sec, api_key=api_key)
+        started, folder = start_and_note(workers, options, timeout_sec=timeout_sec, api_key=api_key)
     except BaseException:  # Ctrl-C, while some may record already
         stop_all(workers, timeout_sec=timeout_sec, retries=0, api_key=api_key)
         raise
-    going = [worker for worker, outcome in zip(workers, started, strict=True) if outcome.ok]
+    recording = [worker for worker, outcome in zip(workers, started, strict=True) if outcome.ok]
     done = Capture(folder, started)
-    if not going:
+    if not recording:
         return done
     folders = [Path(outcome.folder) for outcome in started if outcome.ok and outcome.folder]
     asked = answered = 0
     stopped: list[Outcome] = []
     try:
         if requests:
-            progress("sending requests", 0, requests * len(going))
+            progress("sending requests", 0, requests * len(recording))
             tokens = new_tokens or (options.num_steps or 0) + (options.start_step or 0) + _SPARE_TOKENS
-            asked = requests * len(going)
-            answered = _probe(going, requests, tokens, wait_sec, api_key)
+            asked = requests * len(recording)
+            answered = _probe(recording, requests, tokens, wait_sec, api_key)
         _wait_for_end(options, folders, wait_sec if not requests else _BY_ITSELF_SEC, progress)
     finally:
-        late = [worker for worker, there in zip(going, _ended(going, started), strict=True) if not there]
+        late = [
+            worker
+            for worker, there in zip(recording, _stopped_by_itself(recording, started), strict=True)
+            if not there
+        ]
         progress("stopping", 0, len(late))
         stopped = stop_all(late, timeout_sec=wait_sec, api_key=api_key)
         if folder is not None:
@@ -143,7 +147,7 @@ def _probe(
 def _wait_for_end(
     options: ProfileOptions, folders: Sequence[Path], wait_sec: float, progress: Progress
 ) -> None:
-    """Wait until each profiler stopped by itself, or the time is over; without a bound, the time it is."""
+    """Wait until every profiler has stopped by itself, at most `wait_sec`; all of it without `num_steps`."""
     begun = time.monotonic()
     while (spent := time.monotonic() - begun) < wait_sec:
         there = sum(bool(files_in(folder)) for folder in folders)
@@ -153,8 +157,8 @@ def _wait_for_end(
         time.sleep(POLL_SEC)
 
 
-def _ended(going: Sequence[Worker], started: Sequence[Outcome]) -> list[bool]:
-    """Say of each whether its profiler has ended by itself: then its file is whole."""
+def _stopped_by_itself(going: Sequence[Worker], started: Sequence[Outcome]) -> list[bool]:
+    """Return for each worker whether its profiler has stopped by itself: then its file is complete."""
     folders = {outcome.url: outcome.folder for outcome in started if outcome.ok}
     return [_has_whole_file(folders.get(worker.url, "")) for worker in going]
 

@@ -1,4 +1,4 @@
-"""Say before a capture what would go wrong in it: of each worker, and of the trainer that started it."""
+"""Predict what would fail in a capture, for each worker and for the trainer that started it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from sglang_instrument.profiling.wire import all_at_once
 from sglang_instrument.profiling.workers import Worker
 from sglang_instrument.regular import open_regular
 
-#: What a trainer's log shows of a profiler that is configured: parsed, handed to the server, and mounted.
+#: What a trainer's log shows of a configured profiler: arguments parsed, passed on to the server, route
+#: mounted.
 _PARSED: Final = re.compile(
     r"profiler_config\W.*?(?:profiler['\"]?\s*[=:]\s*['\"](?:torch|cuda))", re.IGNORECASE
 )
@@ -29,7 +30,7 @@ _LOG_BYTES: Final = 64 * 2**20
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: `ok` is None where it cannot be told."""
+    """The result of one check; `ok` is None if it cannot be told."""
 
     number: int | None
     url: str
@@ -41,7 +42,7 @@ class Finding:
 def check_workers(
     workers: Sequence[Worker], options: ProfileOptions, *, timeout_sec: float, api_key: str | None = None
 ) -> list[Finding]:
-    """Look at all workers at the same time; nothing is started."""
+    """Check all workers at the same time; start nothing."""
 
     def look(worker: Worker) -> list[Finding]:
         engine = identify(worker.url, timeout_sec=timeout_sec, api_key=api_key, with_routes=True)
@@ -54,9 +55,9 @@ def check_workers(
 
 
 def check_log(path: Path) -> list[Finding]:
-    """Say of a trainer's log whether vLLM's profiler was asked for, handed on, and mounted.
+    """Check in a trainer's log whether vLLM's profiler was configured, passed on to the server, and mounted.
 
-    These are the three things of which each alone keeps `/start_profile` at 404.
+    If one of these three is missing, `/start_profile` answers 404.
 
     Raises:
         InstrumentError: The log cannot be read.
@@ -66,16 +67,16 @@ def check_log(path: Path) -> list[Finding]:
             text = file.read(_LOG_BYTES).decode(errors="replace")
     except OSError as error:
         raise InstrumentError(f"{path}: {error.strerror}") from error
-    looked = (
+    checks = (
         ("arguments", _PARSED, "the trainer did not parse a profiler_config"),
         ("forwarding", _FORWARDED, "no command line of a server has --profiler-config"),
         ("routes", _MOUNTED, "no server printed the route /start_profile"),
     )
     findings = []
-    for what, pattern, missing in looked:
-        seen = pattern.search(text)
-        words = " ".join(seen.group().split())[:80] if seen else f"{missing}: {VLLM_ADVICE}"
-        findings.append(Finding(None, str(path), what, seen is not None, words))
+    for what, pattern, missing in checks:
+        match = pattern.search(text)
+        words = " ".join(match.group().split())[:80] if match else f"{missing}: {VLLM_ADVICE}"
+        findings.append(Finding(None, str(path), what, match is not None, words))
     return findings
 
 
@@ -91,9 +92,7 @@ def _of_worker(worker: Worker, engine: Engine, options: ProfileOptions) -> list[
     else:
         findings.append(("routes", True, f"{START}, {STOP}"))
     if engine.kind == "vllm":
-        findings.append(
-            ("arguments", None, "vLLM takes none: what is recorded stands in its --profiler-config")
-        )
+        findings.append(("arguments", None, "vLLM takes none: its --profiler-config says what to record"))
         findings.append(("timeout", None, RPC_ADVICE))
     else:
         unknown = options.unknown_to(engine.version)

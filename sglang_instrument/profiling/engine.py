@@ -1,4 +1,4 @@
-"""Ask a worker which engine it is, which version, and whether its profiler can be switched."""
+"""Ask a worker which engine and version it runs, and whether its profiler can be switched."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any, Final
 
 from sglang_instrument.profiling.wire import Reply, all_at_once, ask
 
-#: Ask for how an engine describes itself: SGLang, SGLang before 0.5.x, vLLM.
+#: Routes on which an engine describes itself: SGLang, SGLang before 0.5.x, vLLM.
 _SELF: Final = ("/server_info", "/get_server_info", "/version")
 START, STOP = "/start_profile", "/stop_profile"
-#: A method that no engine has on its profiler's routes: the answer, 405 or 404, says whether they are there.
+#: No engine accepts this method on its profiler's routes: 405 means that a route exists, 404 that it does
+#: not.
 _HARMLESS: Final = "PUT"
 
 VLLM_ADVICE: Final = (
@@ -26,17 +27,17 @@ RPC_ADVICE: Final = (
 
 @dataclass(frozen=True)
 class Engine:
-    """What a worker says of itself.
+    """What a worker says about itself.
 
     Attributes:
-        kind: sglang, vllm, or empty if it said neither.
-        version: As it writes it; None if it did not say.
+        kind: sglang, vllm, or empty if unknown.
+        version: As the worker writes it; None if it does not say.
         reached: Whether it answered at all.
-        words: Why it did not.
-        routes: Of the profiler's two, those that are there; None if nobody asked.
-        model: Which it serves.
-        ranks: Traces that one capture makes: a tensor-, pipeline- and data-parallel rank each.
-        facts: All that it said of its settings.
+        words: Why it did not answer.
+        routes: The profiler's routes (two) that exist; None if not asked.
+        model: The model that it serves.
+        ranks: The number of traces that one capture makes: one per tensor-, pipeline- and data-parallel rank.
+        facts: All settings that it reported.
     """
 
     kind: str
@@ -50,24 +51,24 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """Engine and version, as a person reads them."""
+        """Engine and version for people."""
         return " ".join(filter(None, (self.kind, self.version))) or ("?" if self.reached else "-")
 
 
 def identify(
     url: str, *, timeout_sec: float, api_key: str | None = None, with_routes: bool = False
 ) -> Engine:
-    """Return what the worker at `url` is; its questions are asked at the same time."""
+    """Return what the worker at `url` is; all questions are sent at the same time."""
     questions = [("GET", path) for path in _SELF]
     if with_routes:
         questions += [(_HARMLESS, START), (_HARMLESS, STOP)]
     replies = all_at_once(
         lambda one: ask(one[0], url + one[1], timeout_sec=timeout_sec, api_key=api_key), questions
     )
-    return _understood(replies, with_routes)
+    return _engine_from(replies, with_routes)
 
 
-def _understood(replies: list[Reply], with_routes: bool) -> Engine:
+def _engine_from(replies: list[Reply], with_routes: bool) -> Engine:
     new, old, vllm = replies[:3]
     answers = [reply.json() for reply in (new, old) if reply.ok]
     facts = next((one for one in answers if isinstance(one, dict)), {})
@@ -99,5 +100,5 @@ def _ranks(facts: dict[str, Any]) -> int | None:
     if not isinstance(sizes[0], int):
         return None
     tensor, pipeline, data = (size if isinstance(size, int) and size > 0 else 1 for size in sizes)
-    # With attention split over data, the data-parallel ranks are among the tensor-parallel ones.
+    # With data-parallel attention, the data-parallel ranks are among the tensor-parallel ones.
     return tensor * pipeline * (1 if facts.get("enable_dp_attention") else data)

@@ -1,4 +1,4 @@
-"""Start and stop a profiler from Python: of servers, engines in this process, trainers' adapters."""
+"""Start and stop profilers from Python: of servers, of engines in this process, of trainers' adapters."""
 
 from __future__ import annotations
 
@@ -19,57 +19,57 @@ from sglang_instrument.profiling.switching import stop_all as stop_workers
 from sglang_instrument.profiling.wire import base_url
 from sglang_instrument.profiling.workers import Worker
 
-_LOOP_SEC: Final = 30.0  # in which an engine that was asked nothing yet gets its event loop
+_LOOP_SEC: Final = 30.0  # wait this long for an engine's event loop, which its first request creates
 _POLL_SEC: Final = 0.02
 
 Reader = Callable[[Any, str], Any]
 
 
 class ProfileError(InstrumentError):
-    """A profiler could not be switched."""
+    """A profiler could not be started or stopped."""
 
 
 def start(target: Any, options: ProfileOptions | None = None, /, **fields: Any) -> list[Outcome]:
-    """Start the profiler of `target`, or those of several in a list.
+    """Start the profiler of `target`, or of several targets in a list.
 
     Args:
         target: An address; a `sglang.Engine`, or verl's subclasses; an adapter of verl's or an engine of
             slime's that speaks to a server; slime's `args`, with its router; or a list of these.
-        options: What to record; bounded to 3 forward steps by default.
-        **fields: Of the options, which win: `num_steps=20, activities=["CPU", "GPU"]`.
+        options: What to record; limited to 3 forward steps by default.
+        **fields: Fields of the options, which win over `options`: `num_steps=20, activities=["CPU", "GPU"]`.
 
     Raises:
-        ProfileError: One did not start; it says which, and why.
+        ProfileError: A profiler did not start; the message says which one, and why.
     """
     chosen = read_options(fields, options)
     named = chosen if chosen.profile_id else chosen.with_(profile_id=new_profile_id())
-    engines, urls = _sorted(target)
+    engines, urls = _engines_and_urls(target)
     outcomes = [
         start_engine(engine, named, number, timeout_sec=START_SEC) for number, engine in enumerate(engines)
     ]
     outcomes += start_workers(_workers(urls, len(engines)), named)
-    return _demanded(outcomes)
+    return _raise_if_failed(outcomes)
 
 
 def stop(target: Any, /, *, timeout_sec: float = STOP_SEC) -> list[Outcome]:
-    """Stop the profiler of `target`, or those of several; return when their traces are written.
+    """Stop the profiler of `target`, or of several; return when their traces are written.
 
     Raises:
-        ProfileError: One did not stop. One that does not run is no error.
+        ProfileError: A profiler did not stop. A profiler that is not running is no error.
     """
-    engines, urls = _sorted(target)
+    engines, urls = _engines_and_urls(target)
     outcomes = [stop_engine(engine, number, timeout_sec=timeout_sec) for number, engine in enumerate(engines)]
-    return _demanded(outcomes + stop_workers(_workers(urls, len(engines)), timeout_sec=timeout_sec))
+    return _raise_if_failed(outcomes + stop_workers(_workers(urls, len(engines)), timeout_sec=timeout_sec))
 
 
 def start_capture_profile(
     target: Any, options: ProfileOptions | None = None, /, **fields: Any
 ) -> list[Outcome]:
-    """Start to record until `stop_capture_profile`: without a bound, unless one is given."""
+    """Start to record until `stop_capture_profile`, without a limit unless one is given."""
     return start(target, options, **{"num_steps": 0, **fields})
 
 
-# The names that trainers have for them.
+# The names that trainers use for them.
 start_profile = start_profile_auto_stop = start
 stop_profile = stop_capture_profile = stop
 
@@ -77,7 +77,7 @@ stop_profile = stop_capture_profile = stop
 def start_engine(
     engine: Any, options: ProfileOptions, number: int, *, timeout_sec: float, name: str | None = None
 ) -> Outcome:
-    """Start the profiler of an engine that lives in this process; `name` is its worker's."""
+    """Start the profiler of an engine in this process; `name` is its worker's."""
     profile_id = f"{options.profile_id}-{name or f'worker_{number}'}"
     folder = f"{options.output_dir.rstrip('/')}/{options.profile_id}/{name or f'worker_{number}'}"
     body = options.body(folder, profile_id)
@@ -94,29 +94,29 @@ def start_engine(
 
 
 def stop_engine(engine: Any, number: int, *, timeout_sec: float) -> Outcome:
-    """Stop the profiler of an engine that lives in this process."""
+    """Stop the profiler of an engine in this process."""
     return _switched(
         engine, "stop_profile", lambda manager: manager.stop_profile(), {}, timeout_sec, number, "", ""
     )
 
 
-def _asked(thing: Any, name: str) -> Any:
+def _attribute(thing: Any, name: str) -> Any:
     return getattr(thing, name, None)
 
 
-def is_engine(thing: Any, read: Reader = _asked) -> bool:
-    """Return whether it is an engine in this process: sglang's own or verl's, whose manager is at hand.
+def is_engine(thing: Any, read: Reader = _attribute) -> bool:
+    """Return whether an object is an engine in this process, sglang's own or verl's, with its manager.
 
     Args:
         thing: Any object.
-        read: Returns its attribute of a name, or None.
+        read: Returns an attribute of an object by name, or None.
     """
     manager = read(thing, "tokenizer_manager")
     return manager is not None and read(manager, "start_profile") is not None
 
 
-def addresses_of(thing: Any, read: Reader = _asked) -> list[str]:
-    """Return the addresses of the servers that an object of a trainer's speaks to, read as by `is_engine`."""
+def addresses_of(thing: Any, read: Reader = _attribute) -> list[str]:
+    """Return the addresses of the servers that a trainer's object speaks to; `read` as in `is_engine`."""
     if isinstance(thing, str):
         return [base_url(thing)]
     for name in ("server_addresses", "worker_urls"):  # verl's managers
@@ -131,8 +131,8 @@ def addresses_of(thing: Any, read: Reader = _asked) -> list[str]:
     return []
 
 
-def router_of(thing: Any, read: Reader = _asked) -> str | None:
-    """Return the address of the router that slime's arguments name, read as by `is_engine`."""
+def router_of(thing: Any, read: Reader = _attribute) -> str | None:
+    """Return the address of the router in slime's arguments; `read` as in `is_engine`."""
     host, port = read(thing, "sglang_router_ip"), read(thing, "sglang_router_port")
     return base_url(f"{host}:{port}") if isinstance(host, str) and isinstance(port, int) else None
 
@@ -141,7 +141,7 @@ def _v6(host: str | None, port: int | None) -> str:
     return f"[{(host or '').strip('[]')}]:{port}"
 
 
-def _sorted(target: Any) -> tuple[list[Any], list[str]]:
+def _engines_and_urls(target: Any) -> tuple[list[Any], list[str]]:
     from sglang_instrument.profiling.workers import workers_behind
 
     engines: list[Any] = []
@@ -158,7 +158,7 @@ def _sorted(target: Any) -> tuple[list[Any], list[str]]:
             engines.append(one)
         else:
             raise ProfileError(
-                f"{type(one).__name__} is nothing whose profiler is known; give an address, a sglang.Engine, "
+                f"{type(one).__name__} has no profiler that we know; give an address, a sglang.Engine, "
                 "an adapter with server_args, or slime's args"
             )
     return engines, list(dict.fromkeys(urls))
@@ -168,7 +168,7 @@ def _workers(urls: list[str], begin: int) -> list[Worker]:
     return [Worker(begin + number, url) for number, url in enumerate(urls)]
 
 
-def _demanded(outcomes: list[Outcome]) -> list[Outcome]:
+def _raise_if_failed(outcomes: list[Outcome]) -> list[Outcome]:
     failed = [outcome for outcome in outcomes if not outcome.ok]
     if failed:
         raise ProfileError("; ".join(f"worker {one.number} ({one.url}): {one.words}" for one in failed))
@@ -176,17 +176,18 @@ def _demanded(outcomes: list[Outcome]) -> list[Outcome]:
 
 
 def _start_call(manager: Any, body: dict[str, Any]) -> Any:
-    """Call a tokenizer manager's start_profile as its version has it: fields, or from 0.5.15 on a request."""
+    """Call a tokenizer manager's start_profile as its version needs it: fields; from 0.5.15 on, a request."""
     parameters = inspect.signature(manager.start_profile).parameters
     if "req" not in parameters:
         return manager.start_profile(**{key: value for key, value in body.items() if key in parameters})
-    words = sys.modules["sglang.srt.managers.io_struct"]
-    kind = words.ProfileReqType.START_PROFILE
+    io_struct = sys.modules["sglang.srt.managers.io_struct"]
+    kind = io_struct.ProfileReqType.START_PROFILE
     known = (
-        getattr(words.ProfileReq, "__struct_fields__", None) or inspect.signature(words.ProfileReq).parameters
+        getattr(io_struct.ProfileReq, "__struct_fields__", None)
+        or inspect.signature(io_struct.ProfileReq).parameters
     )
     fields = {key: value for key, value in body.items() if key in known}
-    return manager.start_profile(words.ProfileReq(req_type=kind, **fields))
+    return manager.start_profile(io_struct.ProfileReq(req_type=kind, **fields))
 
 
 def _switched(
@@ -219,7 +220,7 @@ def _switched(
 
 
 def _in_its_loop(engine: Any, call: Callable[[Any], Any], timeout_sec: float) -> None:
-    """Run a coroutine of the engine's manager where its replies are received: in the manager's own loop."""
+    """Run a call to the engine's manager in the manager's event loop, which receives the replies."""
     manager = engine.tokenizer_manager
     loop = _loop_of(engine, manager)
     try:
@@ -228,13 +229,12 @@ def _in_its_loop(engine: Any, call: Callable[[Any], Any], timeout_sec: float) ->
         here = None
     if here is not None and here is loop:
         raise ProfileError(
-            "this is the engine's own event loop, which must not stand still: "
-            "await asyncio.to_thread(start, engine)"
+            "this would block the engine's own event loop; use await asyncio.to_thread(start, engine)"
         )
     if not loop.is_running() and threading.current_thread() is threading.main_thread():
         loop.run_until_complete(call(manager))
         return
-    # In another thread, a loop that stands still is one that its own thread is about to run again.
+    # In another thread, the loop's own thread is about to run a loop that is not running now.
 
     async def switch() -> None:
         await call(manager)
@@ -248,12 +248,12 @@ def _in_its_loop(engine: Any, call: Callable[[Any], Any], timeout_sec: float) ->
 
 
 def _loop_of(engine: Any, manager: Any) -> asyncio.AbstractEventLoop:
-    """Return the loop in which the manager receives replies; it has one from its first request on."""
+    """Return the event loop in which the manager receives replies; its first request creates it."""
     in_main = threading.current_thread() is threading.main_thread()
     deadline = time.monotonic() + (0 if in_main else _LOOP_SEC)
     while getattr(manager, "event_loop", None) is None and time.monotonic() < deadline:
         time.sleep(_POLL_SEC)
     loop = getattr(manager, "event_loop", None) or getattr(engine, "loop", None)
     if not isinstance(loop, asyncio.AbstractEventLoop):
-        raise ProfileError("the engine has no event loop yet: it has one from its first request on")
+        raise ProfileError("the engine has no event loop yet: its first request creates it")
     return loop

@@ -1,4 +1,4 @@
-"""Find the files that profilers wrote, and say whether they are whole and grow no more."""
+"""Find the files that profilers wrote, and tell whether they are complete and no longer grow."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import Final
 
 from sglang_instrument.regular import open_regular
 
-#: What the engines' profilers leave: torch's traces, CUDA's memory, ROCm's.
+#: Files of the engines' profilers: torch's traces, CUDA memory snapshots, ROCm's and nsys' reports.
 SUFFIXES: Final = (".json.gz", ".json", ".pickle", ".rpd", ".nsys-rep")
 POLL_SEC: Final = 0.2
-_GZIP_START, _GZIP_END = b"\x1f\x8b", 8  # its magic; and how long what follows the data is
-_QUIET_SEC: Final = 1.0  # of no growth, for files whose end cannot be told
+_QUIET_SEC: Final = 1.0  # without growth for this long, a file whose end cannot be checked is complete
 
 
 @dataclass(frozen=True)
 class TraceFile:
-    """A file of a profiler: `whole` if its end is there, None where nobody can tell."""
+    """A profiler's file; `whole` tells whether its end is there, None if that cannot be checked."""
 
     path: Path
     size: int
@@ -33,7 +32,7 @@ def files_in(folder: str | Path) -> list[TraceFile]:
         try:
             if path.name.endswith(SUFFIXES) and path.is_file() and path.name != NOTE:
                 found.append((path.stat().st_mtime, path))
-        except OSError:  # it was there a moment ago
+        except OSError:  # deleted in the meantime
             continue
     return [file for _, path in sorted(found) if (file := _file(path)) is not None]
 
@@ -50,7 +49,7 @@ def _file(path: Path) -> TraceFile | None:
 
 
 def _is_whole(path: Path, size: int) -> bool | None:
-    """Say whether the end of a file is there, from its last bytes alone: it may be gigabytes."""
+    """Return whether the end of a file is there, by its last bytes only: it may be gigabytes large."""
     if size == 0:
         return False
     if path.name.endswith(".gz"):
@@ -63,9 +62,9 @@ def _is_whole(path: Path, size: int) -> bool | None:
 
 
 def _gzip_is_whole(path: Path, size: int) -> bool:
-    """Decompress a small file; of a large one, believe that a gzip that grows no more has its end.
+    """Return whether a gzip file is complete: decompress a small one; a large one must have stopped growing.
 
-    The end of a gzip is a checksum, which only reading all of it can prove.
+    A gzip file ends with a checksum, which can be checked only by reading all of the file.
     """
     if size > 4 * 2**20:
         return time.time() - path.stat().st_mtime > _QUIET_SEC
@@ -88,13 +87,13 @@ def wait_for_files(
     progress: Callable[[int, int, int], object] = lambda done, wanted, size: None,
     wanted: int = 1,
 ) -> list[list[TraceFile]]:
-    """Wait until each folder has `wanted` files that are whole and grow no more; return what is there.
+    """Wait until each folder has `wanted` files that are complete and no longer grow; return what is there.
 
     Args:
-        folders: One a worker.
-        timeout_sec: Afterwards, what is there is returned, whole or not.
-        progress: Is told how many folders are done, of how many, and the bytes that are there.
-        wanted: Files a folder; an engine writes one a rank.
+        folders: One per worker.
+        timeout_sec: After this time, return what is there, complete or not.
+        progress: Called with the number of folders done, of all folders, and the bytes so far.
+        wanted: Files per folder; an engine writes one per rank.
     """
     asked = [Path(folder) for folder in folders]
     deadline = time.monotonic() + timeout_sec
@@ -108,9 +107,9 @@ def wait_for_files(
             sizes = [file.size for file in files]
             if sizes != before[index]:
                 before[index], since[index] = sizes, now
-            there = len(files) >= wanted and all(file.whole is not False for file in files)
-            sure = all(file.whole for file in files) or now - since[index] >= _QUIET_SEC
-            done += there and sure
+            present = len(files) >= wanted and all(file.whole is not False for file in files)
+            certain = all(file.whole for file in files) or now - since[index] >= _QUIET_SEC
+            done += present and certain
         progress(done, len(asked), sum(map(sum, before)))
         if done == len(asked) or now >= deadline:
             return found

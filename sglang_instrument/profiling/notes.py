@@ -1,4 +1,4 @@
-"""Remember which captures were started, beside their traces, for no engine tells whether it records."""
+"""Remember which captures were started, beside their traces: engines do not tell whether they record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sglang_instrument.profiling.options import ProfileOptions
 from sglang_instrument.profiling.switching import Outcome
 from sglang_instrument.regular import read_regular, write_anew
 
-_LEAST_FREE_BYTES = 1 * 2**30  # a second of an engine on a GPU is up to a hundred megabytes a rank
+_LEAST_FREE_BYTES = 1 * 2**30  # one second of an engine on a GPU makes up to 100 MB per rank
 
 Note = dict[str, Any]
 
@@ -38,18 +38,18 @@ class _Note(msgspec.Struct):
 
 
 class FolderError(InstrumentError):
-    """The traces cannot be written where they shall go; an engine would die of it."""
+    """The traces cannot be written to their folder; SGLang's server would end when it tries."""
 
 
 def check_folder(output_dir: str, urls: Sequence[str], least_free_bytes: int | None = None) -> str:
     """Check that traces can be written, as far as this machine can tell; return what it cannot tell.
 
-    SGLang's scheduler does not survive a trace that it cannot write, and with it the whole server ends.
+    SGLang's scheduler dies if it cannot write a trace, and the whole server with it.
 
     Raises:
-        FolderError: A worker is on this machine, and the folder cannot be written, or its disk is full.
+        FolderError: A worker is on this machine, and the folder is not writable or its disk is full.
     """
-    if not any(map(is_here, urls)):
+    if not any(map(is_this_machine, urls)):
         return f"{output_dir} is on the workers' machines; here it is found only if they share it"
     folder = Path(output_dir).expanduser()
     try:
@@ -74,21 +74,21 @@ def check_folder(output_dir: str, urls: Sequence[str], least_free_bytes: int | N
     return ""
 
 
-def is_here(url: str) -> bool:
-    """Return whether an address is this machine's."""
+def is_this_machine(url: str) -> bool:
+    """Return whether an address belongs to this machine."""
     host = (urlsplit(url).hostname or "").lower()
     if host in ("localhost", "127.0.0.1", "::1", socket.gethostname().lower()):
         return True
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
-            trial.bind((host, 0))  # only an address of our own can be bound
+            trial.bind((host, 0))  # only addresses of this machine can be bound
     except OSError:
         return False
     return True
 
 
 def write_note(options: ProfileOptions, profile_id: str, outcomes: Sequence[Outcome]) -> Path | None:
-    """Write what was started; return the capture's folder, or None where it cannot be written here."""
+    """Write a note of what was started; return the capture's folder, or None if it cannot be written here."""
     folder = Path(options.output_dir).expanduser() / profile_id
     note = {
         "profile_id": profile_id,
@@ -109,11 +109,11 @@ def mark_stopped(folder: Path) -> None:
     try:
         _write(folder, {**_read(folder / NOTE), "stopped_unix": time.time()})
     except (OSError, ValueError):
-        pass  # a note helps the next command; the traces are what counts
+        pass  # the traces matter; the note only helps the next command
 
 
 def captures(output_dir: str | Path) -> list[tuple[Path, Note]]:
-    """Return the captures below a folder that were started from here, the newest first."""
+    """Return the captures below a folder that were started from this machine, the newest first."""
     found = []
     for path in Path(output_dir).expanduser().glob(f"*/{NOTE}"):
         try:
@@ -128,11 +128,11 @@ def _write(folder: Path, note: Note) -> None:
 
 
 def _read(path: Path) -> Note:
-    """Return a note; folders of traces are often everybody's to write, so it is one of ours only if it fits.
+    """Return a note; everybody may write to a folder of traces, so check that it looks like one of ours.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is no note.
+        OSError: The file cannot be read.
+        ValueError: It is not a note.
     """
     try:
         note = json.loads(read_regular(path))
@@ -143,7 +143,7 @@ def _read(path: Path) -> Note:
 
 
 def running(output_dir: str | Path, urls: Iterable[str]) -> dict[str, tuple[Path, Note]]:
-    """Return, by address, the captures that began and of which neither a stop nor a whole file is known."""
+    """Return, by address, the captures that were started and have neither a stop nor a complete file."""
     wanted = set(urls)
     found: dict[str, tuple[Path, Note]] = {}
     for folder, note in captures(output_dir):
@@ -151,15 +151,15 @@ def running(output_dir: str | Path, urls: Iterable[str]) -> dict[str, tuple[Path
             continue
         for worker in note["workers"]:
             url = worker.get("url")
-            # What stops by itself on another machine may have done so: its files need not be seen here.
-            unknown = note.get("options", {}).get("num_steps") is not None and not is_here(str(url))
+            # A bounded capture on another machine may have ended: its files may not be visible here.
+            unknown = note.get("options", {}).get("num_steps") is not None and not is_this_machine(str(url))
             if url in wanted and url not in found and not unknown and not _has_whole(files_of(worker)):
                 found[url] = (folder, note)
     return found
 
 
 def files_of(worker: Note) -> list[TraceFile]:
-    """Return the files that a worker of a note has written, as far as they are to be seen here."""
+    """Return the files that a worker of a note has written, as far as this machine can see them."""
     return files_in(worker["folder"]) if worker.get("folder") else []
 
 

@@ -1,4 +1,4 @@
-"""Say what the engines' profilers shall record: the fields of their request, bounded by default."""
+"""Define what the engines' profilers record: the fields of their request, limited by default."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Final
 
 from sglang_instrument.errors import ConfigError
 
-#: What SGLang's profilers can record; RPD is ROCm's, CUDA_PROFILER switches nsys.
+#: What SGLang's profilers can record; RPD is for ROCm, CUDA_PROFILER starts and stops nsys.
 ACTIVITIES: Final = ("CPU", "GPU", "MEM", "CUDA_PROFILER", "RPD", "XPU")
-DEFAULT_OUTPUT_DIR: Final = "/tmp/sglang_profile"  # noqa: S108 - of the scripts that people have
+DEFAULT_OUTPUT_DIR: Final = "/tmp/sglang_profile"  # noqa: S108 - the folder that SGLang's own scripts use
 DEFAULT_STEPS: Final = 3
-#: Of a run's own captures, so that no step leaves gigabytes unasked.
+#: For captures that a run starts itself, so that no step writes gigabytes by default.
 DEFAULT_STEPS_IN_A_RUN: Final = 20
 _LONGEST_RANGE: Final = 1_000_000
 
-#: From which version of SGLang on its server knows a field of the request (wheels 0.4.6.post5 to 0.5.23).
+#: The first version of SGLang whose server knows a field of the request (wheels 0.4.6.post5 to 0.5.23).
 KNOWN_SINCE: Final[dict[str, tuple[int, ...]]] = {
     "output_dir": (0,),
     "num_steps": (0,),
@@ -38,18 +38,18 @@ class ProfileOptions:
     """What to record. Each field but `output_dir` is as in the engines' request.
 
     Attributes:
-        output_dir: Folder on the engines' machines; each worker gets a folder of its own in it.
-        num_steps: Forward steps of the engine after which it stops by itself; None runs until it is
-            stopped, and then a trace grows by megabytes a second.
+        output_dir: Folder on the engines' machines; each worker writes to its own folder in it.
+        num_steps: Forward steps of the engine after which it stops by itself; None records until it is
+            stopped, and the trace grows by megabytes a second.
         start_step: Forward step at which it begins; None is now.
         activities: Of `ACTIVITIES`.
         profile_by_stage: Whether prefill and decode get `num_steps` each, and files of their own.
         profile_stages: Only these stages: prefill, decode.
-        with_stack: Whether Python's stacks are recorded.
-        record_shapes: Whether shapes of tensors are recorded.
-        merge_profiles: Whether the ranks of a worker are merged into one file as well.
-        profile_prefix: Begins the files' names.
-        profile_id: Names the capture; a worker's own is made of it.
+        with_stack: Whether to record Python stacks.
+        record_shapes: Whether to record shapes of tensors.
+        merge_profiles: Whether to merge the ranks of a worker into one more file.
+        profile_prefix: Prefix of the files' names.
+        profile_id: Name of the capture; each worker's name is derived from it.
         detailed_annotations: Whether SGLang annotates each step with its load.
     """
 
@@ -67,7 +67,7 @@ class ProfileOptions:
     detailed_annotations: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what an engine would take and then choke on."""
+        """Refuse values that an engine would accept and then fail on."""
         for name in ("num_steps", "start_step"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -81,7 +81,7 @@ class ProfileOptions:
             raise ConfigError("profile: profile_by_stage needs num_steps: the engine counts them a stage")
 
     def body(self, folder: str, profile_id: str) -> dict[str, Any]:
-        """Return the request for a worker whose files shall go to `folder`; what was not said is left out."""
+        """Return the request for a worker whose files go to `folder`, without fields that were not set."""
         given = {one.name: getattr(self, one.name) for one in fields(self)}
         given |= {"output_dir": folder, "profile_id": profile_id}
         lists = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
@@ -90,11 +90,11 @@ class ProfileOptions:
         )
 
     def unknown_to(self, version: str | None) -> list[str]:
-        """Return the fields that were asked for, and that SGLang of `version` does not know."""
+        """Return the fields that were set and that this version of SGLang does not know."""
         numbers = version_numbers(version)
         if numbers is None:
             return []
-        asked = self.body("", "").keys() - {"profile_id"}  # ours; the folder names the capture as well
+        asked = self.body("", "").keys() - {"profile_id"}  # always set; the folder names the capture, too
         return sorted(name for name in asked if numbers < KNOWN_SINCE[name])
 
     def with_(self, **changes: Any) -> ProfileOptions:
@@ -103,7 +103,7 @@ class ProfileOptions:
 
 
 def version_numbers(version: str | None) -> tuple[int, ...] | None:
-    """Return 0.5.6.post2 as (0, 5, 6, 2); None for what is no version."""
+    """Return 0.5.6.post2 as (0, 5, 6, 2); None if it is no version."""
     if not version or not version[0].isdigit():
         return None
     numbers = []
@@ -116,10 +116,10 @@ def version_numbers(version: str | None) -> tuple[int, ...] | None:
 
 
 def numbers(text: str) -> frozenset[int]:
-    """Return the numbers of `5-7,20`.
+    """Return the numbers in text such as `5-7,20`.
 
     Raises:
-        ValueError: It is not written like that.
+        ValueError: The text has another form.
     """
     found: set[int] = set()
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -137,7 +137,7 @@ def read_options(text: str | Mapping[str, Any], base: ProfileOptions | None = No
     """Return options from `num_steps=20,activities=CPU+GPU,with_stack=0`, or from a mapping.
 
     Raises:
-        ConfigError: A field is unknown, or has a value that it cannot have.
+        ConfigError: A field is unknown, or its value is invalid.
     """
     given = _pairs(text) if isinstance(text, str) else dict(text)
     known = {one.name for one in fields(ProfileOptions)}
@@ -165,7 +165,7 @@ _TEXTS: Final = ("output_dir", "profile_prefix", "profile_id")
 def _value(name: str, value: Any) -> Any:
     try:
         if name in _NUMBERS:
-            return int(value) or None  # 0: until it is stopped
+            return int(value) or None  # 0: record until stopped
         if name in _LISTS:
             return tuple(value.split("+") if isinstance(value, str) else value)
         if name in _TEXTS:
@@ -174,4 +174,4 @@ def _value(name: str, value: Any) -> Any:
             str(value).lower()
         ]
     except (ValueError, TypeError, KeyError):
-        raise ConfigError(f"profile_options: {name}={value!r} is not a value that {name} can have") from None
+        raise ConfigError(f"profile_options: {name}={value!r} is not a valid value") from None

@@ -1,4 +1,4 @@
-"""Send an engine a few requests, so that there is something to record while nobody else asks it."""
+"""Send an engine a few requests, so that it has something to record when nobody else uses it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def send_probes(
     timeout_sec: float,
     api_key: str | None = None,
 ) -> list[Reply]:
-    """Send `requests` at the same time, of `new_tokens` each; return what was answered."""
+    """Send `requests` requests of `new_tokens` tokens each at the same time; return the replies."""
     path, bodies = _bodies(worker, engine, requests, new_tokens, timeout_sec, api_key)
     return all_at_once(
         lambda body: ask("POST", worker.url + path, body=body, timeout_sec=timeout_sec, api_key=api_key),
@@ -31,7 +31,7 @@ def send_probes(
 def _bodies(
     worker: Worker, engine: Engine, requests: int, new_tokens: int, timeout_sec: float, api_key: str | None
 ) -> tuple[str, list[dict[str, Any]]]:
-    # Numbered, so that none is answered from the cache of another.
+    # Numbered, so that no prompt hits the prefix cache of another.
     prompts = [f"{number}. {_PROMPT}" for number in range(requests)]
     if engine.kind != "vllm":
         parameters = {"max_new_tokens": new_tokens, "temperature": 0, "ignore_eos": True}

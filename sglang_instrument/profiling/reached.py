@@ -1,4 +1,4 @@
-"""Find the engines of the rollout that begins, from the objects of the trainer that begin it."""
+"""Find the engines of the rollout that begins, from the trainer's objects on the call stack."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Final
 from sglang_instrument.profiling.engines import addresses_of, is_engine, router_of
 
 _MOST_FRAMES: Final = 30
-#: Of functions that may hold the very dictionary that a frame is read into: theirs is left alone.
+#: A function that calls these may hold the dict of its frame's locals: such frames are not read.
 _READERS: Final = frozenset({"locals", "vars"})
-#: Names under which trainers keep what reaches an engine, in their frames and in the objects that they hold.
+#: Names under which trainers keep objects that lead to an engine: local variables, and their attributes.
 _LOCALS: Final = ("self", "args", "engine", "rollout")
 _HELD: Final = (
     *("_engine", "engine", "llm", "args", "rollout"),
@@ -23,11 +23,11 @@ _HELD: Final = (
 
 @dataclass(frozen=True)
 class Reached:
-    """What this process can switch.
+    """The engines that this process can profile.
 
     Attributes:
-        engines: That live in it.
-        urls: Of servers; router: of a router that knows them.
+        engines: Engines in this process.
+        urls: Addresses of servers; router: address of a router that knows them.
     """
 
     engines: tuple[Any, ...] = ()
@@ -35,16 +35,16 @@ class Reached:
     router: str | None = None
 
     def __bool__(self) -> bool:
-        """Whether there is anything."""
+        """Whether there is any."""
         return bool(self.engines or self.urls or self.router)
 
 
 def reached_from(depth: int, router: str = "") -> Reached:
-    """Return what the callers reach, the nearest first; nothing of theirs is called or changed.
+    """Return the engines that callers reach, the nearest caller first; call and change nothing of theirs.
 
     Args:
-        depth: Frames of our own to leave out.
-        router: Given by the user: then nothing is looked for.
+        depth: Our own frames to skip.
+        router: Address from the user; if given, frames are not searched.
     """
     if router:
         return Reached(router=router)
@@ -60,7 +60,7 @@ def reached_from(depth: int, router: str = "") -> Reached:
 
 
 def _things_in(frame: FrameType) -> list[Any]:
-    """Return what the frame has under the names that we look for; it keeps nothing alive for that."""
+    """Return the frame's locals with the names that we look for, without keeping anything alive."""
     code = frame.f_code
     is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
     if is_function:
@@ -70,7 +70,7 @@ def _things_in(frame: FrameType) -> list[Any]:
     held = frame.f_locals
     things = [thing for name in _LOCALS if (thing := held.get(name)) is not None]
     if is_function and sys.version_info < (3, 13):
-        held.clear()  # the frame keeps this copy, which would keep a batch alive until the function returns
+        held.clear()  # the frame keeps this copy; it would keep a batch alive until the function returns
     return things
 
 
@@ -80,7 +80,7 @@ def _in_frame(frame: FrameType) -> Reached:
         if found:
             return found
         for held in _HELD:
-            inner = stored(thing, held)
+            inner = stored_attribute(thing, held)
             found = _of(inner) if inner is not None else Reached()
             if found:
                 return found
@@ -89,25 +89,25 @@ def _in_frame(frame: FrameType) -> Reached:
 
 def _of(thing: Any) -> Reached:
     try:
-        if is_engine(thing, stored):
+        if is_engine(thing, stored_attribute):
             return Reached(engines=(thing,))
-        router = router_of(thing, stored)
+        router = router_of(thing, stored_attribute)
         if router is not None:
             return Reached(router=router)
         is_text = issubclass(type(thing), str)
-        return Reached() if is_text else Reached(urls=tuple(addresses_of(thing, stored)))
-    except Exception:  # an object of the trainer's that cannot even be read is none that we look for
+        return Reached() if is_text else Reached(urls=tuple(addresses_of(thing, stored_attribute)))
+    except Exception:  # an object that cannot be read is not one that we look for
         return Reached()
 
 
-def stored(thing: Any, name: str) -> Any:
-    """Return an attribute that is stored, in the object or its class, or None: none that would be computed.
+def stored_attribute(thing: Any, name: str) -> Any:
+    """Return an attribute stored in the object or its class, or None; run no code to compute one.
 
-    A property of the trainer's could do anything: wait for another process, raise, begin what it gives.
+    A property of the trainer's could do anything: wait for another process, raise, start something.
     """
     try:
         held = vars(thing)
-    except Exception:  # it has slots, or nothing at all
+    except Exception:  # no __dict__: it has slots, or no attributes
         held = {}
     if name in held:
         return held[name]

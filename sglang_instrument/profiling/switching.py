@@ -1,4 +1,4 @@
-"""Start and stop the profilers of many workers at once, and say of each what came of it."""
+"""Start and stop the profilers of many workers at the same time, and report the outcome for each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from sglang_instrument.profiling.engine import RPC_ADVICE, START, STOP, VLLM_ADVICE, Engine, identify
 from sglang_instrument.profiling.options import ProfileOptions
-from sglang_instrument.profiling.wire import Reply, all_at_once, ask, beside
+from sglang_instrument.profiling.wire import Reply, all_at_once, ask, in_thread
 from sglang_instrument.profiling.workers import Worker
 
 START_SEC: Final = 60.0
@@ -21,16 +21,16 @@ _IDENTIFY_SEC: Final = 30.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of switching one worker's profiler.
+    """The outcome of starting or stopping one worker's profiler.
 
     Attributes:
         number: Of the worker; url: its address.
-        ok: Whether it did it.
+        ok: Whether it succeeded.
         state: started, stopped, idle (stop: nothing ran, or it had stopped by itself) or failed.
-        engine: And its version.
-        words: What a person shall know, such as why it failed and what to do.
-        profile_id: Of its capture; folder: where its files go, on its own machine. Empty for `stop`.
-        notices: What it was asked for and cannot do.
+        engine: Engine and version.
+        words: What a person should know, such as why it failed and what to do.
+        profile_id: Of its capture; folder: of its files, on its own machine. Empty for `stop`.
+        notices: Requested options that it does not support.
         sec: How long it took.
     """
 
@@ -47,12 +47,12 @@ class Outcome:
     ranks: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return what programs read."""
+        """Return the outcome for `--json`."""
         return asdict(self)
 
 
 def new_profile_id() -> str:
-    """Return a name for a capture that nobody asked a name for: when it began, and four random letters."""
+    """Return a default name for a capture: its start time and four random characters."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
@@ -66,26 +66,30 @@ def start_all(
 ) -> list[Outcome]:
     """Start the profilers of all workers at the same time.
 
-    SGLang answers when its schedulers have said that they record: the answer is the verification. What the
-    server is, it is asked at the same moment; fields that it is too old for, it ignores, and they are named.
+    SGLang answers once its schedulers have confirmed that they record, so the answer is the verification. At
+    the same time, each server is asked for its version; fields that it is too old for are named, since it
+    ignores them.
 
     Args:
-        workers: To start.
+        workers: The workers to start.
         options: What to record.
-        timeout_sec: Each worker's own.
-        retries: How often one is asked again that was not reached; one that may have heard it, never.
+        timeout_sec: For each worker.
+        retries: How often to ask a worker again that was not reached; one that may have received it is not
+            asked.
         api_key: The servers' admin key, if they have one.
     """
     named = options if options.profile_id else options.with_(profile_id=new_profile_id())
 
     def start(worker: Worker) -> Outcome:
         profile_id = f"{named.profile_id}-worker_{worker.number}"
-        # A folder each: ranks of two workers have the same names, and old servers know no profile_id.
+        # A folder per worker: their ranks have equal names, and old servers ignore profile_id.
         folder = f"{named.output_dir.rstrip('/')}/{named.profile_id}/worker_{worker.number}"
-        said = beside(lambda url: identify(url, timeout_sec=timeout_sec, api_key=api_key), worker.url)
+        identified = in_thread(
+            lambda url: identify(url, timeout_sec=timeout_sec, api_key=api_key), worker.url
+        )
         body = named.body(folder, profile_id)
-        reply = _patiently(worker.url + START, body, timeout_sec, retries, api_key)
-        return _started(worker, named, said(), reply, profile_id, folder)
+        reply = _ask_with_retries(worker.url + START, body, timeout_sec, retries, api_key)
+        return _started(worker, named, identified(), reply, profile_id, folder)
 
     return all_at_once(start, workers)
 
@@ -99,11 +103,11 @@ def stop_all(
 ) -> list[Outcome]:
     """Stop the profilers of all workers at the same time; SGLang answers when its traces are written.
 
-    A worker whose profiler does not run, because it stopped by itself or never ran, is well too: `idle`.
+    A worker whose profiler does not run, because it stopped by itself or never ran, succeeds as well: `idle`.
     """
 
     def stop(worker: Worker) -> Outcome:
-        reply = _patiently(worker.url + STOP, None, timeout_sec, retries, api_key)
+        reply = _ask_with_retries(worker.url + STOP, None, timeout_sec, retries, api_key)
         kind = ""
         if reply.status == 500:
             kind = identify(worker.url, timeout_sec=min(timeout_sec, _IDENTIFY_SEC), api_key=api_key).kind
@@ -112,8 +116,8 @@ def stop_all(
     return all_at_once(stop, workers)
 
 
-def _patiently(url: str, body: Any, timeout_sec: float, retries: int, api_key: str | None) -> Reply:
-    """Ask again as long as the server was not reached; what it may have heard is not said twice."""
+def _ask_with_retries(url: str, body: Any, timeout_sec: float, retries: int, api_key: str | None) -> Reply:
+    """Ask again while the server cannot be reached; a request that it may have received is not repeated."""
     while True:
         reply = ask("POST", url, body=body, timeout_sec=timeout_sec, api_key=api_key)
         if not reply.error or reply.sent or retries <= 0:
@@ -127,7 +131,7 @@ def _started(
 ) -> Outcome:
     notices = []
     if engine.kind == "vllm":
-        folder, profile_id = "", ""  # it writes where its own settings say
+        folder, profile_id = "", ""  # it writes to the folder of its own settings
         notices.append("vLLM takes no options: it records what --profiler-config says, until it is stopped")
     else:
         unknown = options.unknown_to(engine.version)
@@ -155,20 +159,18 @@ def _why_not_started(reply: Reply, engine: Engine) -> str:
     if reply.status in (401, 403):
         return f"{reply.words}: give its admin key, --api-key"
     if reply.status == 500 and engine.kind == "sglang":
-        return "HTTP 500: mostly because its profiler runs already; `profile stop` ends it, its log says more"
+        return "HTTP 500: usually its profiler runs already; `profile stop` ends it, its log says more"
     if reply.error and reply.sent and not engine.reached:
-        return (
-            f"{reply.error}: the process is there but does nothing; py-spy dump --pid shows where it stands"
-        )
+        return f"{reply.error}: the process exists but does not answer; py-spy dump --pid shows what it does"
     return reply.words
 
 
 def _stopped(worker: Worker, reply: Reply, kind: str) -> Outcome:
     state, words = ("stopped", "") if reply.ok else ("failed", reply.words)
     if reply.status == 500 and kind == "vllm":
-        words = f"{reply.words}; mostly because its trace took too long to write: {RPC_ADVICE}"
+        words = f"{reply.words}; usually because its trace took too long to write: {RPC_ADVICE}"
     elif reply.status == 500:
-        # SGLang answers so when nothing runs, and in no other case in which it survives.
+        # SGLang answers 500 when no profiler runs; in all other cases of 500 it does not survive.
         state, words = "idle", "nothing was being recorded: it had stopped by itself, or was never started"
     elif reply.status == 404:
         words = f"it has no {STOP}: {VLLM_ADVICE}"
@@ -181,5 +183,7 @@ def _stopped(worker: Worker, reply: Reply, kind: str) -> Outcome:
 
 def _why_not_stopped(reply: Reply) -> str:
     if "no answer" in reply.error:
-        return f"{reply.error}: it may still write its traces, give more --timeout; vLLM: {RPC_ADVICE}"
+        return (
+            f"{reply.error}: it may still be writing its traces; give a longer --timeout; vLLM: {RPC_ADVICE}"
+        )
     return f"{reply.error}; a full or missing disk below output_dir ends SGLang's scheduler: see its log"

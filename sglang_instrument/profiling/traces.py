@@ -1,4 +1,4 @@
-"""Say what the traces of an engine's profilers show: of each rank, and which rank the others wait for."""
+"""Analyse the traces of engines' profilers: per rank, and which rank the others wait for."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SUFFIXES: Final = (".json", ".json.gz")
 _RANK: Final = re.compile(
     r"(?:^|[-_.])((?:TP|DP|PP|EP|rank)[-_]?\d+(?:[-_](?:TP|DP|PP|EP)[-_]?\d+)*)", re.IGNORECASE
 )
-_ALONE: Final = "one rank an engine: nothing to compare"
+_ALONE: Final = "one rank per engine: nothing to compare"
 _STANDS_OUT: Final = 1.05  # times the median of the ranks
 
 
@@ -43,17 +43,17 @@ class TraceAnalysis:
 
     Attributes:
         file: Its path.
-        rank: As the file's name has it, such as TP-0; else the rank that the trace names.
-        stage: prefill or decode, where a file holds one of them.
-        profile_id: What the files of one capture have in common.
+        rank: As in the file's name, such as TP-0; else the rank that the trace names.
+        stage: prefill or decode, if the file holds only one of them.
+        profile_id: The part of the name that the files of one capture share.
         start_us: Of the first event that counts, since the Unix epoch; None without a clock.
         window_sec: From the first work on the GPU to the end of the last; without a GPU, of all events.
-        events: Read, and counted here.
+        events: The number of events read.
         truncated: Whether the file ends early; broken: events that could not be decoded.
-        host: Its name, where the trace tells it.
+        host: Its name, if the trace tells it.
         devices: Names of the GPUs.
         use: busy_sec, idle_sec, busy, compute_sec, communication_sec, exposed_sec, copy_sec; without a GPU,
-            busy is the time in forward steps of the engine, or, where it marked none, in operators.
+            busy is the time in forward steps of the engine, or, if it marked none, in operators.
         tables: kernels, categories, stages, gaps, gap_sizes, streams, copies, graphs, cpu_ops.
     """
 
@@ -74,7 +74,7 @@ class TraceAnalysis:
     idle: pl.DataFrame = field(repr=False)
 
     def as_json(self) -> Row:
-        """Return what programs read."""
+        """Return the analysis for `--json`."""
         hidden = ("tables", "idle")
         return {key: value for key, value in vars(self).items() if key not in hidden} | self.tables
 
@@ -85,11 +85,11 @@ class Analysis:
 
     Attributes:
         folder: The folder, or the file.
-        traces: One after another, by rank.
-        ranks: A row a trace: engine (its profile id), rank, stage, window_sec, and what `use` has.
-        slow: The rank that the others wait for, or None; `sentence` says so in words, or why nobody is named.
-        sentence: See `slow`.
-        unreadable: Files that hold no trace, or end before its first event, and why.
+        traces: In the order of ranks.
+        ranks: One row per trace: engine (its profile id), rank, stage, window_sec, and the columns of `use`.
+        slow: The rank that the others wait for, or None.
+        sentence: Why this rank is slow, or why no rank is named.
+        unreadable: Files that are no traces, or end before the first event, with the reason.
     """
 
     folder: str
@@ -103,7 +103,7 @@ class Analysis:
 def find_traces(path: str | Path) -> list[Path]:
     """Return the trace files in a folder, at any depth, or the file itself.
 
-    Files that a tool merged of others are left out, as they would count twice.
+    Files that a tool merged from others are left out, as they would count twice.
 
     Raises:
         LogError: There is none.
@@ -121,8 +121,8 @@ def find_traces(path: str | Path) -> list[Path]:
     traces = [one for one in found if "trace" in one.name] or found
     if not traces:
         raise LogError(
-            f"{path}: no *.trace.json or *.trace.json.gz in it; does the profiler still run? "
-            "`sglang-instrument profile status` says so, and `profile stop` makes it write"
+            f"{path}: no *.trace.json or *.trace.json.gz in it; is the profiler still running? "
+            "`sglang-instrument profile status` tells, and `profile stop` makes it write its trace"
         )
     return traces
 
@@ -133,13 +133,13 @@ def analyse(
     rank: str | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Analysis:
-    """Analyse the traces of a folder, one in memory at a time.
+    """Analyse the traces of a folder, with one in memory at a time.
 
     Args:
         path: A folder, or a file.
         top: Rows of the tables of kernels, gaps and operators.
         rank: Only the traces of this rank, such as TP-0 or 0.
-        progress: Called with the bytes read, and the size of all files.
+        progress: Called with the bytes read so far, and the size of all files.
 
     Raises:
         LogError: There is no trace, none of that rank, or none that can be read.
@@ -173,8 +173,8 @@ def analyse_trace(trace: Trace, top: int = 20) -> TraceAnalysis:
     work = gpu_work(trace)
     on_gpu = not work.is_empty()
     steps = engine_steps(trace)
-    counted = work if on_gpu else trace.events.filter(pl.col("kind") != "python")
-    start, end = _extent(counted)
+    relevant = work if on_gpu else trace.events.filter(pl.col("kind") != "python")
+    start, end = _extent(relevant)
     busy = work if on_gpu else steps if len(steps) else trace.events.filter(pl.col("kind") == "cpu_op")
     idle = gaps(busy, start, end)
     tables = {
@@ -208,10 +208,10 @@ def analyse_trace(trace: Trace, top: int = 20) -> TraceAnalysis:
 
 
 def compare_ranks(analyses: Sequence[TraceAnalysis]) -> tuple[str | None, str]:
-    """Name the rank that the others of its engine wait for, and say why, or why nobody is named.
+    """Name the rank that the other ranks of its engine wait for, and say why, or why none is named.
 
-    Ranks leave a collective together: the slow one computes longest, and waits least in communication. Those
-    of different engines wait for nobody here.
+    Ranks leave a collective together: the slow one computes longest and waits least in communication. Ranks
+    of different engines do not wait for each other here.
     """
     engines: dict[tuple[str, str], list[TraceAnalysis]] = {}
     for one in analyses:
@@ -235,24 +235,24 @@ def _slow_rank(analyses: Sequence[TraceAnalysis]) -> tuple[str | None, str]:
             total[0] += one.use["compute_sec"]
             total[1] += one.use["communication_sec"]
     if len(totals) < 2:
-        return None, "no work on GPUs: ranks are compared by what their GPUs compute and wait"
+        return None, "no work on GPUs: ranks are compared by the compute and communication time of their GPUs"
     if not any(waited for _, waited in totals.values()):
-        return None, "the ranks do not communicate: none waits for another"
+        return None, "the ranks do not communicate, so none waits for another"
     longest = max(totals, key=lambda rank: totals[rank][0])
     least = min(totals, key=lambda rank: totals[rank][1])
     usual = median(work for rank, (work, _) in totals.items() if rank != longest)
     if longest != least or totals[longest][0] <= _STANDS_OUT * usual:
-        return None, "no rank stands out: the one that computes longest does not wait least, or by little"
+        return None, "no rank stands out: none clearly computes longest and also waits least"
     more = totals[longest][0] / usual - 1 if usual else float("inf")
     waits = max(waited for _, waited in totals.values()) - totals[longest][1]
     return longest, (
-        f"{longest} is slow: it computes {more:.0%} longer than the others, which wait for it up to "
-        f"{waits:.3g} s in communication"
+        f"{longest} is slow: it computes {more:.0%} longer than the others, which wait for it in "
+        f"communication for up to {waits:.3g} s"
     )
 
 
 def rank_of(trace: Trace) -> str:
-    """Return the rank by the file's name, else by the process group, else the file's name."""
+    """Return the rank in the file's name, else that of the process group, else the file's name."""
     found = _RANK.search(_stem(trace.path))
     if found:
         return found[1]
@@ -260,10 +260,10 @@ def rank_of(trace: Trace) -> str:
 
 
 def of_rank(files: list[Path], rank: str | None) -> list[Path]:
-    """Return the files of a rank, such as TP-0 or 0; all where it is None.
+    """Return the files of a rank, such as TP-0 or 0; all files if it is None.
 
     Raises:
-        LogError: There is none; it names the ranks that there are.
+        LogError: There is none; the message names the ranks that exist.
     """
     if rank is None:
         return files
@@ -275,7 +275,7 @@ def of_rank(files: list[Path], rank: str | None) -> list[Path]:
         if name.lower() == rank.lower() or (rank.isdigit() and _numbers(name)[:1] == (int(rank),))
     ]
     if not chosen:
-        there = ", ".join(sorted(set(filter(None, names.values())))) or "none that a file name tells"
+        there = ", ".join(sorted(set(filter(None, names.values())))) or "none in the names of files"
         raise LogError(f"no trace of rank {rank}; there are: {there}")
     return chosen
 
@@ -289,7 +289,7 @@ def _stem(path: Path) -> str:
 
 
 def _profile_id(path: Path) -> str:
-    """Return what stands before the rank in a file's name."""
+    """Return the part of a file's name before the rank."""
     stem = _stem(path)
     found = _RANK.search(stem)
     return stem[: found.start()] if found else stem

@@ -1,4 +1,4 @@
-"""Say what the CPU did: operators by their own time, and what ran while the GPU, or the engine, was idle."""
+"""Show what the CPU did: operators by self time, and what ran while the GPU, or the engine, was idle."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from sglang_instrument.profiling.traces_table import Trace
 
 _WORK: Final = ("cpu_op", "annotation", "runtime")
 _LOOKED_AT: Final = ("name", "kind", "lane", "start_ns", "end_ns")
-_COVERS: Final = 0.5  # of a gap that something has to cover to be its reason
+_COVERS: Final = 0.5  # share of a gap that an event must cover to be its reason
 
 
 def cpu_ops(trace: Trace) -> pl.DataFrame:
-    """Return a row an operator, mark or call of the runtime, the one with most time of its own first.
+    """Return one row per operator, annotation or runtime call, the longest self time first.
 
     Returns:
-        name, kind, count, total_sec; self_sec: the same less the time of what ran inside, in the same thread.
+        name, kind, count, total_sec; self_sec: the same without the time of what ran inside, in the same
+        thread.
     """
     mine = trace.events.filter(pl.col("kind").is_in(list(_WORK))).select(*_LOOKED_AT)
-    lasting = pl.col("end_ns") > pl.col("start_ns")  # what lasts no time neither holds nor takes any
+    lasting = pl.col("end_ns") > pl.col("start_ns")  # events of zero length have no children and no self time
     ordered = mine.filter(lasting).sort(
         "lane", "start_ns", "end_ns", descending=[False, False, True], maintain_order=True
     )
@@ -43,14 +44,14 @@ def cpu_ops(trace: Trace) -> pl.DataFrame:
 
 
 def _own_times(ordered: pl.DataFrame) -> pl.Series:
-    """Return the durations less those of the children; events of a lane nest, the outer ones first."""
+    """Return the durations minus those of the children; events of a lane nest, the outer ones come first."""
     depths = _depths(ordered)
     rows = pl.int_range(len(ordered), dtype=pl.UInt32, eager=True)
     whole = ordered["end_ns"] - ordered["start_ns"]
     taken = pl.zeros(len(ordered), dtype=pl.Int64, eager=True)
     deepest: Any = depths.max()
     for depth in range(1, (deepest or 0) + 1):
-        # The parent is the last event of the level above that began before: forward_fill finds it for all.
+        # The parent is the last event before it in the level above: forward_fill finds it for all.
         above = pl.select(pl.when(depths == depth - 1).then(rows)).to_series().forward_fill()
         children = depths == depth
         parents = above.filter(children)
@@ -63,13 +64,13 @@ def _own_times(ordered: pl.DataFrame) -> pl.Series:
         sums = (
             pl.DataFrame({"parent": parents, "length": length}).group_by("parent").agg(pl.col("length").sum())
         )
-        taken = taken.scatter(sums["parent"], sums["length"])  # a parent has children of one level alone
+        taken = taken.scatter(sums["parent"], sums["length"])  # all children of a parent are in one level
     own: pl.Series = whole - taken
     return own.clip(lower_bound=0)
 
 
 def _depths(ordered: pl.DataFrame) -> pl.Series:
-    """Return how many events of its lane are open when each begins."""
+    """Return for each event how many events of its lane are open when it begins."""
     found = []
     for lane in ordered["lane"].unique(maintain_order=True):
         mine = ordered.filter(pl.col("lane") == lane)
@@ -84,8 +85,8 @@ def top_gaps(trace: Trace, idle: pl.DataFrame, start_ns: int, top: int) -> pl.Da
     Args:
         trace: The trace.
         idle: Intervals in which the GPU, or the engine, was idle.
-        start_ns: From which the rows count.
-        top: How many.
+        start_ns: The time at which the rows' times begin.
+        top: How many rows.
 
     Returns:
         at_sec, duration_sec; cpu: the innermost work that covers at least half of the gap, else what covers
@@ -108,7 +109,7 @@ def top_gaps(trace: Trace, idle: pl.DataFrame, start_ns: int, top: int) -> pl.Da
 
 
 def _reason(events: pl.DataFrame, begun: int, ended: int) -> tuple[str | None, float]:
-    """Return what ran on the CPU in a gap, and its share of it; a Python frame where that is all there is."""
+    """Return what ran on the CPU in a gap, and its share; a Python frame only if there is nothing else."""
     over = events.filter((pl.col("start_ns") < ended) & (pl.col("end_ns") > begun))
     for kinds in (_WORK, ("python",)):
         mine = over.filter(pl.col("kind").is_in(list(kinds)))

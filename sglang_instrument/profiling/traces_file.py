@@ -1,4 +1,4 @@
-"""Read the file of a torch profiler in pieces: gigabytes, gzip, cut short; a piece in memory at a time."""
+"""Read a torch profiler's file, which may be huge, gzipped or truncated, one piece in memory at a time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from msgspec import Struct
 from sglang_instrument.errors import LogError
 from sglang_instrument.regular import open_regular
 
-PIECE_BYTES: Final = 2**18  # decoded at once: its events fit into a cache of the processor
-_HEAD_BYTES: Final = 2**20  # the events begin in the first of them, or this is no trace
+PIECE_BYTES: Final = 2**18  # decoded at once: its events fit into the processor's cache
+_HEAD_BYTES: Final = 2**20  # a trace's events begin within these bytes
 _LONGEST_EVENT_BYTES: Final = 64 * 2**20
-_SMALLEST_BYTES: Final = 2**16  # beyond which a broken event is no event that merely goes on
-_ENDING_BYTES: Final = 1024  # in which what stands between two events fits
+_SMALLEST_BYTES: Final = 2**16  # in more bytes, an event that does not decode is broken, not unfinished
+_ENDING_BYTES: Final = 1024  # more than the separator between two events needs
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _GZIP_BITS: Final = 31  # of zlib: a gzip header, and the largest window
 _PACKED_BYTES: Final = 2**18
@@ -30,7 +30,7 @@ _FIRST_KEY: Final = re.compile(rb'\s*\{\s*("\w+")\s*:')
 
 
 class Args(Struct, gc=False, frozen=True):
-    """The arguments of an event that are asked for; all others are skipped."""
+    """The arguments of an event that the analysis needs; the decoder skips all others."""
 
     stream: int | str | None = None
     device: int | str | None = None
@@ -42,7 +42,7 @@ NO_ARGS: Final = Args()
 
 
 class Event(Struct, gc=False):
-    """An event of a Chrome trace as it stands in the file; times are microseconds."""
+    """An event of a Chrome trace as in the file; times are microseconds."""
 
     ph: str = ""
     name: str | int = ""
@@ -56,15 +56,15 @@ class Event(Struct, gc=False):
 
 @dataclass
 class Header:
-    """What a trace says of itself, and what was wrong with its file.
+    """What a trace says about itself, and what was wrong with its file.
 
     Attributes:
-        base_ns: What is to be added to its times to make them nanoseconds since the Unix epoch.
+        base_ns: To be added to its times to get nanoseconds since the Unix epoch.
         devices: Names of its GPUs.
-        rank: Of the process group, where one was there.
+        rank: Of the process group, if there was one.
         world_size: Of the process group.
         host: Name of the host.
-        read_bytes: Length of the file, unpacked.
+        read_bytes: Length of the file, decompressed.
         truncated: Whether the file ends early.
         broken: Events that could not be decoded.
     """
@@ -86,8 +86,8 @@ def read_events(
 
     Args:
         path: A Chrome trace of a torch profiler, JSON or gzip.
-        header: Complete after the last of the events.
-        progress: Called with the bytes read of the file, and the size of the file.
+        header: Complete after the last events.
+        progress: Called with the bytes read so far, and the size of the file.
 
     Raises:
         LogError: The file holds no trace.
@@ -104,14 +104,14 @@ def read_events(
 
 
 def _pieces(raw: BinaryIO, header: Header) -> Iterator[bytes]:
-    """Yield what a file holds, unpacked; of one that ends early, or is broken, what is there."""
+    """Yield the decompressed content of a file, as far as it can be read."""
     magic = raw.read(2)
     raw.seek(0)
     if magic != _GZIP_MAGIC:
         while piece := raw.read(PIECE_BYTES):
             yield piece
         return
-    # Not gzip.open(): at the end of a file cut short, it keeps what it had unpacked to itself.
+    # Not gzip.open(): at the end of a truncated file, it drops what it has decompressed.
     unpack = zlib.decompressobj(wbits=_GZIP_BITS)
     begun = False
     while packed := raw.read(_PACKED_BYTES):
@@ -125,14 +125,14 @@ def _pieces(raw: BinaryIO, header: Header) -> Iterator[bytes]:
             if piece:
                 yield piece
             packed = unpack.unconsumed_tail
-            if unpack.eof:  # another member may follow
+            if unpack.eof:  # another gzip member may follow
                 packed = unpack.unused_data.lstrip(b"\x00")
                 unpack, begun = zlib.decompressobj(wbits=_GZIP_BITS), False
     header.truncated = begun
 
 
 class _Events:
-    """Cuts what was read where events begin; an event is known by the key that the first one begins with."""
+    """Split the text where events begin; the first key of the first event marks the beginning of each."""
 
     def __init__(self, path: Path, header: Header) -> None:
         self._path = path
@@ -143,7 +143,7 @@ class _Events:
         self._decode = msgspec.json.Decoder(list[Event]).decode
 
     def feed(self, piece: bytes) -> Iterator[list[Event]]:
-        """Yield the whole events so far."""
+        """Yield the complete events so far."""
         data = self._rest + piece
         if not self._key:
             found = self._begin(data)
@@ -161,7 +161,7 @@ class _Events:
             return
         events = self._decoded(data[:cut])
         if events is None:
-            # The cut may lie in an event whose arguments look like one; with what follows, it will not.
+            # The cut may be inside an event whose arguments look like an event: wait for more text.
             if len(data) <= max(2 * PIECE_BYTES, _SMALLEST_BYTES):
                 self._rest = data
                 return
@@ -170,7 +170,7 @@ class _Events:
         yield events
 
     def close(self) -> Iterator[list[Event]]:
-        """Yield the last events; what follows them is more of the header."""
+        """Yield the last events, and read the header's fields after them."""
         if not self._key:
             if self._header.truncated:
                 raise LogError(
@@ -183,7 +183,7 @@ class _Events:
             return
         body, tail = self._ending(self._rest)
         if not tail and (cut := self._last_cut(self._rest)) is not None:
-            # Cut short, or broken: what lies before the last event is saved one by one.
+            # Truncated or broken: decode the events before the last one singly.
             before = self._rest[:cut]
             yield self._decoded(before) or self._one_by_one(before)
             body, tail = self._ending(self._rest[cut:])
@@ -193,7 +193,7 @@ class _Events:
             yield self._decoded(body) or self._one_by_one(body)
 
     def _begin(self, data: bytes) -> int | None:
-        """Return where the first event begins, having read what stands before the events."""
+        """Return where the first event begins, and read the header's fields before it."""
         listed = _EVENTS.search(data)
         start = listed.end() if listed else None
         if start is None and data.lstrip().startswith(b"["):
@@ -207,7 +207,7 @@ class _Events:
         return start
 
     def _last_cut(self, data: bytes) -> int | None:
-        """Return where the last event begins: an unescaped key after a brace stands in no string."""
+        """Return where the last event begins: an unescaped key after a brace is never inside a string."""
         before = len(data)
         while (at := data.rfind(self._key, 0, before)) > 0:
             head = data[max(0, at - 200) : at].rstrip()
@@ -217,8 +217,8 @@ class _Events:
         return None
 
     def _decoded(self, body: bytes) -> list[Event] | None:
-        """Return the events of a stretch, or None if it does not hold whole and sound ones."""
-        end = body[-_ENDING_BYTES:].rstrip().rstrip(b",")  # not of all: that copies it once more
+        """Return the events of some text, or None if it does not consist of complete, valid events."""
+        end = body[-_ENDING_BYTES:].rstrip().rstrip(b",")  # only the end: stripping the body would copy it
         body = body[: len(body) - min(len(body), _ENDING_BYTES) + len(end)]
         try:
             return self._decode(b"".join((b"[", body, b"]")))
@@ -226,8 +226,8 @@ class _Events:
             return None
 
     def _one_by_one(self, body: bytes) -> list[Event]:
-        """Decode events alone, so that a broken one costs no other."""
-        assert self._begins is not None  # noqa: S101 - set together with the key
+        """Decode events singly, so that a broken one costs no other."""
+        assert self._begins is not None  # noqa: S101 - set together with _key
         found = []
         starts = [0, *(match.end() for match in self._begins.finditer(body)), len(body)]
         for start, end in pairwise(starts):
@@ -238,7 +238,7 @@ class _Events:
         return found
 
     def _ending(self, data: bytes) -> tuple[bytes, bytes]:
-        """Split the end into whole events, and what follows their list: nothing, if the file ends early."""
+        """Split the end into complete events and the text after their list (empty if the file ends early)."""
         before = len(data)
         while not self._header.truncated and (at := data.rfind(b"]", 0, before)) >= 0:
             if data[:at].rstrip().endswith((b"}", b"[")) or not data[:at].strip():
@@ -252,7 +252,7 @@ class _Events:
         return (data, b"") if self._decoded(data) is not None else (b"", b"")
 
     def _foreign(self) -> LogError:
-        return LogError(f"{self._path}: no torch profiler trace; one holds a list of traceEvents")
+        return LogError(f"{self._path}: no torch profiler trace; a trace holds a list of traceEvents")
 
 
 def _is_whole(data: bytes) -> bool:
@@ -264,7 +264,7 @@ def _is_whole(data: bytes) -> bool:
 
 
 def _describe(header: Header, text: bytes) -> None:
-    """Take from what stands before or after the events what it says; none of it is needed."""
+    """Read the header's fields from the text before or after the events; all of them are optional."""
     base = re.search(rb'"baseTimeNanoseconds"\s*:\s*(\d+)', text)
     if base:
         header.base_ns = int(base[1])

@@ -1,4 +1,4 @@
-"""Add up what the GPU did: busy and idle, kernels, communication and how much is exposed, graphs, copies."""
+"""Sum up the GPU's work: busy and idle time, kernels, exposed communication, graphs, copies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang_instrument.profiling.traces_table import Trace
 from sglang_instrument.profiling.traces_time import covered_ns
 
 _LENGTH: Final = (pl.col("end_ns") - pl.col("start_ns")) / 1e9
-#: Idle times by length: shorter ones are launches that follow one another, longer ones are waiting.
+#: Idle times by length: short ones are gaps between launches, long ones are waits.
 _SIZES: Final = {"under 10 us": 1e-5, "10 to 100 us": 1e-4, "0.1 to 1 ms": 1e-3, "1 to 10 ms": 1e-2}
 _LONGEST: Final = "10 ms and more"
 
@@ -20,8 +20,8 @@ def use_of_gpu(work: pl.DataFrame, start_ns: int, end_ns: int) -> dict[str, floa
     """Return how the time from the first work to the end of the last was used, in seconds.
 
     Returns:
-        busy_sec, idle_sec, and busy, the share: anything runs on the GPU, or nothing; compute_sec,
-        communication_sec, copy_sec: time covered by each; exposed_sec: communication beside which no kernel
+        busy_sec, idle_sec: something, or nothing, runs on the GPU; busy: the share; compute_sec,
+        communication_sec, copy_sec: time covered by each; exposed_sec: communication during which no kernel
         computes; communication, exposed: their shares of busy_sec.
     """
     communicates = pl.col("category") == COMMUNICATION
@@ -45,7 +45,7 @@ def use_of_gpu(work: pl.DataFrame, start_ns: int, end_ns: int) -> dict[str, floa
 
 
 def kernels(work: pl.DataFrame) -> pl.DataFrame:
-    """Return a row a kernel: name, category, count, total_sec, share of all GPU time, mean_us, max_us."""
+    """Return one row per kernel: name, category, count, total_sec, share of all GPU time, mean_us, max_us."""
     mine = work.filter(pl.col("kind") == "kernel")
     return (
         mine.group_by(pl.col("name").cast(pl.String), pl.col("category").cast(pl.String))
@@ -55,7 +55,7 @@ def kernels(work: pl.DataFrame) -> pl.DataFrame:
 
 
 def categories(work: pl.DataFrame) -> pl.DataFrame:
-    """Return a row a category: category, count, total_sec, share of all GPU time, mean_us, max_us."""
+    """Return one row per category: category, count, total_sec, share of all GPU time, mean_us, max_us."""
     return (
         work.group_by(pl.col("category").cast(pl.String))
         .agg(*_sums(work))
@@ -75,7 +75,7 @@ def _sums(work: pl.DataFrame) -> list[pl.Expr]:
 
 
 def by_stage(work: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return a row a stage of the engine: prefill, decode ...
+    """Return one row per stage of the engine: prefill, decode ...
 
     Args:
         work: As `gpu_work` returns it.
@@ -83,7 +83,7 @@ def by_stage(work: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         stage; steps: marked by the engine; step_sec: their time on the CPU, p50_ms and p99_ms of one;
-        gpu_sec: covered by the work that they launched; gpu_share: of all that is covered.
+        gpu_sec: time covered by the work that they launched; gpu_share: of the time covered by all work.
     """
     length = _LENGTH * 1e3
     marked = steps.group_by("stage").agg(
@@ -104,7 +104,7 @@ def by_stage(work: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def streams(work: pl.DataFrame) -> pl.DataFrame:
-    """Return a row a stream: device, stream, count, busy_sec."""
+    """Return one row per stream: device, stream, count, busy_sec."""
     rows = [
         {"device": device, "stream": stream, "count": len(mine), "busy_sec": covered_ns(mine) / 1e9}
         for (device, stream), mine in work.group_by("device", "stream")
@@ -114,7 +114,7 @@ def streams(work: pl.DataFrame) -> pl.DataFrame:
 
 
 def copies(work: pl.DataFrame) -> pl.DataFrame:
-    """Return a row a kind of copy or memset: name, count, total_sec, bytes, and gb_per_sec where told."""
+    """Return one row per kind of copy or memset: name, count, total_sec, bytes; gb_per_sec if known."""
     mine = work.filter(pl.col("kind") != "kernel")
     rows = mine.group_by(pl.col("name").cast(pl.String)).agg(
         count=pl.len().cast(pl.Int64), total_sec=_LENGTH.sum(), bytes=pl.col("bytes").sum()
@@ -126,12 +126,12 @@ def copies(work: pl.DataFrame) -> pl.DataFrame:
 
 
 def graph_launches(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
-    """Return a row a stage in which CUDA graphs were launched.
+    """Return one row per stage in which CUDA graphs were launched.
 
     Returns:
-        stage (null where it is not told), launches; launch_p50_us: of the call on the CPU; gpu_p50_ms,
-        gpu_p99_ms: from the first kernel of a graph to the end of its last; every_p50_ms, every_p99_ms: from
-        one graph's first kernel to the next one's, the time of a decode step where a step is one graph.
+        stage (null if unknown), launches; launch_p50_us: of the call on the CPU; gpu_p50_ms, gpu_p99_ms: from
+        the first kernel of a graph to the end of its last; every_p50_ms, every_p99_ms: from one graph's first
+        kernel to the next one's, which is the time of a decode step if a step is one graph.
     """
     is_launch = pl.col("name").cast(pl.String).str.contains("|".join(GRAPH_LAUNCH))
     calls = trace.events.filter((pl.col("kind") == "runtime") & is_launch)

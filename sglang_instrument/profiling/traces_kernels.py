@@ -1,4 +1,4 @@
-"""Say what a kernel does by its name, and which step of the engine launched it."""
+"""Tell what a kernel does by its name, and which step of the engine launched it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import polars as pl
 from sglang_instrument.profiling.traces_table import ON_GPU, Trace
 from sglang_instrument.profiling.traces_time import inside
 
-#: Categories of kernels, the first that fits; names are those of CUDA, ROCm, Triton and of SGLang's kernels.
+#: Categories of kernels; the first match counts. Names of CUDA, ROCm, Triton and SGLang's own kernels.
 _CATEGORIES: Final = (
     (
         "communication",
@@ -31,7 +31,7 @@ _CATEGORIES: Final = (
 _COMPILED: Final = [(name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _CATEGORIES]
 COMMUNICATION: Final = "communication"
 GRAPH_LAUNCH: Final = ("cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch")
-#: What the steps of the engine are called where people read.
+#: Names of the engine's steps for people.
 STAGES: Final = {"EXTEND": "prefill", "DECODE": "decode"}
 _STEP: Final = r"^step\[(\w+)"
 _STAGE_OF_FILE: Final = re.compile(r"-(EXTEND|DECODE|MIXED|VERIFY|DRAFT)\b")
@@ -47,8 +47,8 @@ def category_of(name: str, kind: str = "kernel") -> str:
 def gpu_work(trace: Trace) -> pl.DataFrame:
     """Return the kernels, copies and memsets of a trace, with `category`, `stage` and `graph`.
 
-    `stage` is that of the step of the engine that launched it: prefill, decode, or as the engine calls it;
-    null where the trace does not say. `graph` is whether a CUDA graph launched it.
+    `stage` is that of the engine step that launched the work: prefill, decode, or the engine's own name; null
+    if the trace does not tell. `graph` is whether a CUDA graph launched it.
     """
     work = trace.events.filter(pl.col("kind").is_in(list(ON_GPU)))
     names = work.select("name", "kind").unique()
@@ -73,7 +73,7 @@ def engine_steps(trace: Trace) -> pl.DataFrame:
         mark=pl.col("name").cast(pl.String).str.extract(_STEP)
     )
     found = marks.drop_nulls("mark").sort("start_ns", "end_ns", descending=[False, True])
-    # A step of a draft model lies in one of the target's: the outer one is the engine's step.
+    # The draft model's step runs inside one of the target model: the outer one is the engine's step.
     reach = pl.col("end_ns").cum_max().shift(1).over("lane")
     outer = found.filter((pl.col("start_ns") >= reach).fill_null(True))
     stage = pl.col("mark").replace(STAGES).str.to_lowercase()
@@ -81,7 +81,7 @@ def engine_steps(trace: Trace) -> pl.DataFrame:
 
 
 def stage_of_file(trace: Trace) -> str | None:
-    """Return the stage that a file's name carries, as `profile_by_stage` writes them, or None."""
+    """Return the stage in a file's name, as `profile_by_stage` writes it, or None."""
     found = _STAGE_OF_FILE.search(trace.path.name)
     return STAGES.get(found[1], found[1].lower()) if found else None
 

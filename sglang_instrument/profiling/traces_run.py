@@ -1,4 +1,4 @@
-"""Lay traces beside the run that they belong to: what did the requests wait for while the engine was idle."""
+"""Compare traces with the run that they belong to: what did requests wait for while the engine was idle?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import polars as pl
 from sglang_instrument.profiling.traces import TraceAnalysis
 from sglang_instrument.profiling.traces_time import time_within
 
-#: What a request is said to do while spans of these phases are at work in it.
+#: Words for what a request does while a span of these phases is at work in it.
 DOING: Final = {
     "tool": "waited for a tool",
     "interaction": "waited for an interaction",
@@ -27,14 +27,14 @@ _OF_WORKER: Final = re.compile(r"worker[-_]?(\d+)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class IdleInStep:
-    """How idle an engine was while a step ran, and what the requests did in that time.
+    """How idle an engine was during a step, and what the requests did in that time.
 
     Attributes:
         rank: Of the trace; step, validate, worker: Of the run.
-        overlap_sec: For how long trace and step ran at the same time.
-        idle: Share of it in which the GPU, or the engine, was idle.
-        requests: What requests did in the idle time, by words, and how many did on average, the most first.
-        sentence: The same for people.
+        overlap_sec: For how long trace and step overlap.
+        idle: Share of this time in which the GPU, or the engine, was idle.
+        requests: The average number of requests in each activity during the idle time, the largest first.
+        sentence: The same in words.
     """
 
     rank: str
@@ -48,21 +48,21 @@ class IdleInStep:
 
 
 def worker_of(trace: TraceAnalysis, workers: Sequence[int]) -> list[int]:
-    """Return the workers whose engine a trace may be of: the one that its file or folder names, else all."""
+    """Return the workers whose engine a trace may show: the one named by its file or folder, else all."""
     named = _OF_WORKER.search(trace.profile_id) or _OF_WORKER.search(Path(trace.file).parent.name)
     return [int(named[1])] if named and int(named[1]) in workers else list(workers)
 
 
 def idle_in_steps(
-    trace: TraceAnalysis, steps: pl.DataFrame, moments: pl.DataFrame, workers: Iterable[int]
+    trace: TraceAnalysis, steps: pl.DataFrame, activity: pl.DataFrame, workers: Iterable[int]
 ) -> list[IdleInStep]:
-    """Say for each step that ran during a trace how idle the engine was, and what the requests did then.
+    """Return, for each step that ran during a trace, how idle the engine was and what the requests did then.
 
     Args:
         trace: With a clock.
         steps: step, validate, worker, start_us, end_us, on the clock of the trace's host.
-        moments: step, validate, worker, request_id, phase, from_us, to_us: what was at work in each request.
-        workers: Those to look at.
+        activity: step, validate, worker, request_id, phase, from_us, to_us: what was at work in each request.
+        workers: The workers to look at.
     """
     if trace.start_us is None or not trace.window_sec:
         return []
@@ -74,24 +74,24 @@ def idle_in_steps(
         )
         for row in during.sort("start_us").iter_rows(named=True):
             window = max(start, row["start_us"]), min(end, row["end_us"])
-            mine = moments.filter(worker=worker, step=row["step"], validate=row["validate"])
+            mine = activity.filter(worker=worker, step=row["step"], validate=row["validate"])
             found.append(_idle_in(trace, row, window, mine))
     return found
 
 
 def _idle_in(
-    trace: TraceAnalysis, row: dict[str, int], window: tuple[int, int], moments: pl.DataFrame
+    trace: TraceAnalysis, row: dict[str, int], window: tuple[int, int], activity: pl.DataFrame
 ) -> IdleInStep:
     whole = pl.DataFrame({"start_ns": [window[0] * 1000], "end_ns": [window[1] * 1000]})
     idle_ns = int(time_within(whole, trace.idle)[0])
     doing = pl.col("phase").replace_strict(DOING, default=_ELSE)
-    clipped = moments.select(
+    clipped = activity.select(
         "request_id",
         doing=doing,
         start_ns=pl.col("from_us").clip(*window) * 1000,
         end_ns=pl.col("to_us").clip(*window) * 1000,
     ).sort("start_ns", "end_ns")
-    # A request whose tools run side by side waits for them once.
+    # A request with concurrent tools waits for them once.
     reach = pl.col("end_ns").cum_max().shift(1).over("request_id", "doing")
     once = clipped.with_columns(start_ns=pl.max_horizontal("start_ns", reach))
     once = once.filter(pl.col("end_ns") > pl.col("start_ns"))
@@ -115,6 +115,6 @@ def _idle_in(
 
 def _sentence(rank: str, row: dict[str, int], idle: float, requests: dict[str, float]) -> str:
     step = f"{'validation at step' if row['validate'] else 'step'} {row['step']}"
-    said = [f"{count:.2g} {words}" for words, count in list(requests.items())[:2] if count >= 0.1]
-    while_ = f" while, on average, {' and '.join(said)}" if said else ""
+    counts = [f"{count:.2g} {words}" for words, count in list(requests.items())[:2] if count >= 0.1]
+    while_ = f" while, on average, {' and '.join(counts)}" if counts else ""
     return f"in {step} the engine of worker {row['worker']} ({rank}) was idle {idle:.0%}{while_}"

@@ -1,4 +1,4 @@
-"""Put the events of a torch profiler's trace into one table of typed columns."""
+"""Turn the events of a torch profiler's trace into one table of typed columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_instrument.errors import LogError
 from sglang_instrument.profiling.traces_file import Event, Header, read_events
 from sglang_instrument.uncollected import uncollected
 
-#: What a category of the profiler is, by the names of old and new versions, CUDA's and ROCm's.
+#: Kinds by the profiler's categories, as old and new versions for CUDA and ROCm name them.
 KINDS: Final = {
     "kernel": "kernel",
     "gpu_memcpy": "memcpy",
@@ -31,9 +31,9 @@ KINDS: Final = {
     "python_function": "python",
 }
 ON_GPU: Final = ("kernel", "memcpy", "memset")
-#: Columns. Times are nanoseconds: since the Unix epoch where the trace says when it began (`Header.base_ns`),
-#: else since anything. `lane` is an index of `Trace.lanes`. `stream` and `device` are those of work on a GPU;
-#: `correlation` leads from it to the call that launched it.
+#: Columns. Times are nanoseconds since the Unix epoch if the trace has a `Header.base_ns`, else since any
+#: time. `lane` is an index of `Trace.lanes`. Only work on a GPU has `stream` and `device`; `correlation`
+#: joins it with the call that launched it.
 COLUMNS: Final[dict[str, Any]] = {
     "kind": pl.Enum(sorted(set(KINDS.values()))),
     "name": pl.Categorical,
@@ -45,19 +45,19 @@ COLUMNS: Final[dict[str, Any]] = {
     "correlation": pl.Int64,
     "bytes": pl.Int64,
 }
-_STRETCH: Final = 200_000  # events that become columns at once; bounds the memory of Python's objects
+_BUFFERED_EVENTS: Final = 200_000  # turned into columns at once; bounds the memory of Python's objects
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """A trace as its file tells it.
+    """A trace, as read from its file.
 
     Attributes:
         path: The file.
-        header: What it says of itself, and what is wrong with it.
-        events: A row an event that has a duration, with `COLUMNS`, in the order of the file.
-        lanes: Process and thread of each lane, as the trace calls them.
-        left_out: Events of other kinds, or without a duration.
+        header: What it says about itself, and what is wrong with it.
+        events: One row per event that has a duration, with `COLUMNS`, in the order of the file.
+        lanes: Process and thread of each lane, as the trace names them.
+        left_out: The number of events of other kinds, or without a duration.
     """
 
     path: Path
@@ -68,7 +68,7 @@ class Trace:
 
     @property
     def has_clock(self) -> bool:
-        """Whether the times are those of a clock, so that they can be laid beside a run's."""
+        """Whether the times are wall-clock times, so that they can be compared with a run's."""
         first = self.events["start_ns"].min()
         return isinstance(first, int) and first > 10**18  # 2001 in nanoseconds; up-times stay below
 
@@ -76,15 +76,15 @@ class Trace:
 def read_trace(
     path: str | Path, progress: Callable[[int, int], object] | None = None, python: bool = True
 ) -> Trace:
-    """Read a trace file, JSON or gzip, whole or cut short.
+    """Read a trace file, JSON or gzip, complete or truncated.
 
     Args:
         path: The file.
-        progress: Called with the bytes read and the size of the file.
-        python: Whether the frames of Python are wanted, which profilers with stacks write by the million.
+        progress: Called with the bytes read so far, and the size of the file.
+        python: Whether to keep Python frames, which profilers with stacks write by the million.
 
     Raises:
-        LogError: It cannot be read, or holds no trace.
+        LogError: The file cannot be read, or holds no trace.
     """
     path = Path(path)
     header = Header()
@@ -98,7 +98,7 @@ def read_trace(
     except OSError as error:
         raise LogError(f"{path}: {error.strerror or error}") from error
     table, lanes = rows.table()
-    if header.base_ns:  # may be said at the end of the file
+    if header.base_ns:  # may be at the end of the file
         table = table.with_columns(pl.col("start_ns", "end_ns") + header.base_ns)
     return Trace(path, header, table, lanes, seen - len(table))
 
@@ -106,23 +106,25 @@ def read_trace(
 class _Rows:
     """Events on their way into columns.
 
-    What many events have in common is looked up once: an event is the number of its `_Like`, and four more.
+    Values that many events share are stored once: an event is the number of its `_SharedKey`, and four more
+    values.
     """
 
     def __init__(self, python: bool) -> None:
         self._kinds = {name: kind for name, kind in KINDS.items() if python or kind != "python"}
         self._kinds |= {name.capitalize(): kind for name, kind in self._kinds.items()}  # of old versions
-        self._likes: dict[_Like, int] = {}
+        self._shared_keys: dict[_SharedKey, int] = {}
         self._columns: tuple[list[Any], ...] = ([], [], [], [], [])
         self._tables: list[pl.DataFrame] = []
 
     def add(self, events: Sequence[Event]) -> None:
-        """Take events; they are let go of at once, while they are in the processor's cache."""
-        likes = self._likes
+        """Add events; they are converted at once, while they are in the processor's cache."""
+        shared_keys = self._shared_keys
         codes, starts, lengths, correlations, sizes = self._columns
         codes += [
-            likes.setdefault(
-                (one.cat, one.name, one.pid, one.tid, (args := one.args).device, args.stream), len(likes)
+            shared_keys.setdefault(
+                (one.cat, one.name, one.pid, one.tid, (args := one.args).device, args.stream),
+                len(shared_keys),
             )
             for one in events
         ]
@@ -130,12 +132,12 @@ class _Rows:
         lengths += [one.dur for one in events]
         correlations += [one.args.correlation for one in events]
         sizes += [one.args.size_bytes for one in events]
-        if len(codes) >= _STRETCH:
-            self._turn()
+        if len(codes) >= _BUFFERED_EVENTS:
+            self._flush()
 
     def table(self) -> tuple[pl.DataFrame, list[tuple[str, str]]]:
-        """Return all that is of a kind that is asked for and has a duration, and the lanes."""
-        self._turn()
+        """Return the events of the wanted kinds that have a duration, and the lanes."""
+        self._flush()
         lanes: dict[tuple[int | str, int | str], int] = {}
         rows = [
             (
@@ -144,19 +146,19 @@ class _Rows:
                 lanes.setdefault((process, thread), len(lanes)) if cat in self._kinds else None,
                 *(value if type(value) is int else None for value in (device, stream)),
             )
-            for cat, name, process, thread, device, stream in self._likes
+            for cat, name, process, thread, device, stream in self._shared_keys
         ]
-        alike = pl.DataFrame(rows, schema=_OF_LIKES, orient="row")
+        shared = pl.DataFrame(rows, schema=_OF_SHARED_KEYS, orient="row")
         tables = []
-        while self._tables:  # one by one, so that all is never there twice
+        while self._tables:  # one by one, so that memory never holds everything twice
             own = self._tables.pop(0)
-            known = pl.concat([own.drop("like"), alike[own["like"]]], how="horizontal")
+            known = pl.concat([own.drop("shared_key"), shared[own["shared_key"]]], how="horizontal")
             tables.append(known.filter(pl.col("kind").is_not_null()).select(list(COLUMNS)))
         named = [(str(process), str(thread)) for process, thread in lanes]
         return pl.concat(tables), named
 
-    def _turn(self) -> None:
-        """Turn what waits into columns."""
+    def _flush(self) -> None:
+        """Turn the buffered events into columns."""
         own = pl.DataFrame(dict(zip(_OWN, self._columns, strict=True)), schema=_OWN, strict=False)
         self._columns = ([], [], [], [], [])
         start, took = ((pl.col(name) * 1e3).round().cast(pl.Int64) for name in ("start_ns", "end_ns"))
@@ -164,11 +166,11 @@ class _Rows:
         self._tables.append(own)
 
 
-#: Category, name, process, thread, device and stream: what many events have in common.
-_Like = tuple[str, str | int, int | str, int | str, int | str | None, int | str | None]
-_OF_LIKES: Final = {name: COLUMNS[name] for name in ("kind", "name", "lane", "device", "stream")}
+#: Category, name, process, thread, device and stream: the values that many events share.
+_SharedKey = tuple[str, str | int, int | str, int | str, int | str | None, int | str | None]
+_OF_SHARED_KEYS: Final = {name: COLUMNS[name] for name in ("kind", "name", "lane", "device", "stream")}
 _OWN: Final[dict[str, Any]] = {
-    "like": pl.UInt32,
+    "shared_key": pl.UInt32,
     "start_ns": pl.Float64,
     "end_ns": pl.Float64,
     "correlation": pl.Int64,

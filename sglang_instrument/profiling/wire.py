@@ -1,4 +1,4 @@
-"""Ask servers over HTTP, many at once; the standard library alone, for training processes do it too."""
+"""Ask many servers over HTTP at once; with the standard library only, since training processes use it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server said, or why it said nothing.
+    """A server's reply, or why there was none.
 
     Attributes:
-        status: Of HTTP; 0 if there was no reply.
-        text: Of the reply, decoded.
-        error: Why there was no reply, in words; else empty.
-        sent: Whether the server may have taken the request.
+        status: HTTP status; 0 if there was no reply.
+        text: The decoded reply.
+        error: Why there was no reply; else empty.
+        sent: Whether the server may have received the request.
         sec: How long it took.
     """
 
@@ -41,11 +41,11 @@ class Reply:
 
     @property
     def ok(self) -> bool:
-        """Whether the server did what it was asked."""
+        """Whether the server did what was asked."""
         return 200 <= self.status < 300
 
     def json(self) -> Any:
-        """Return the reply as JSON; None if it is none."""
+        """Return the reply as JSON; None if it is not JSON."""
         try:
             return json.loads(self.text)
         except (ValueError, RecursionError):
@@ -53,7 +53,7 @@ class Reply:
 
     @property
     def words(self) -> str:
-        """What to tell a person of a reply that is not ok."""
+        """What to tell a person about a failed request."""
         if self.error:
             return self.error
         line = " ".join(self.text.split())[:160]
@@ -70,10 +70,10 @@ def ask(
 ) -> Reply:
     """Send one request and wait for the whole reply; never raise for what a server or a network does.
 
-    `timeout_sec` is the time of all of it together, from the name's resolution to the last byte of the reply:
-    a server that sends a byte now and then has no more of it than one that is silent.
+    `timeout_sec` covers everything from name resolution to the last byte of the reply, so that a server that
+    sends a byte now and then gets no more time than a silent one.
 
-    No proxy is used, whatever the environment says: workers have addresses inside of a cluster.
+    No proxy is used, whatever the environment says: workers have addresses inside a cluster.
     """
     begun = time.monotonic()
     parts = urlsplit(url)
@@ -88,7 +88,7 @@ def ask(
     try:
         with _connected(parts, begun + min(timeout_sec, _CONNECT_SEC)) as sock:
             connection = http.client.HTTPConnection(parts.hostname or "", parts.port)
-            connection.sock = _Timed(sock, begun + timeout_sec)
+            connection.sock = _DeadlineSocket(sock, begun + timeout_sec)
             sent = True
             connection.request(method, target, data, headers)
             response = connection.getresponse()
@@ -101,10 +101,10 @@ def ask(
         return Reply(error=_reason(error, sent, timeout_sec), sent=sent, sec=time.monotonic() - begun)
 
 
-class _Timed(io.RawIOBase):
-    """A socket as http.client uses one, of which everything must be over at one moment, `until`.
+class _DeadlineSocket(io.RawIOBase):
+    """A socket for http.client whose operations must all end by one deadline, `until`.
 
-    A timeout of the socket itself counts anew with each byte that comes.
+    A socket's own timeout would start again with each byte received.
     """
 
     def __init__(self, sock: socket.socket, until: float) -> None:
@@ -129,18 +129,18 @@ class _Timed(io.RawIOBase):
 
 
 def all_at_once(act: Callable[[One], Result], ones: Sequence[One]) -> list[Result]:
-    """Return `act` of each, in their order; all run at the same time."""
-    answers = [beside(act, one) for one in ones]
+    """Return `act` of each item, in their order; all calls run at the same time."""
+    answers = [in_thread(act, one) for one in ones]
     return [answer() for answer in answers]
 
 
-def beside(act: Callable[[One], Result], one: One) -> Callable[..., Result]:
-    """Run `act(one)` in a thread, and return what waits for its result, or raises what it raised.
+def in_thread(act: Callable[[One], Result], one: One) -> Callable[..., Result]:
+    """Run `act(one)` in a thread; return a function that waits for the result, or raises what `act` raised.
 
-    What is returned may be told how many seconds to wait; then it raises TimeoutError.
+    That function takes the seconds to wait, after which it raises TimeoutError.
 
-    The thread is a daemon, no pool's: those are waited for when a program ends, and a server that hangs would
-    keep a training from ending.
+    The thread is a daemon and not part of a pool: a program waits for a pool's threads when it ends, so a
+    hanging server would keep a training from ending.
     """
     results: list[Result] = []
     errors: list[BaseException] = []
@@ -166,24 +166,24 @@ def beside(act: Callable[[One], Result], one: One) -> Callable[..., Result]:
 
 
 def base_url(text: str) -> str:
-    """Return an address as `http://host:port`, whatever of it was written.
+    """Return an address as `http://host:port`, whatever part of it was written.
 
     Raises:
-        ValueError: It has no host, or a port that is none.
+        ValueError: It has no host, or an invalid port.
     """
     parts = urlsplit(text.strip() if "://" in text else f"http://{text.strip()}")
     if parts.scheme not in ("http", "https") or not parts.hostname or not text.strip().isprintable():
         raise ValueError(f"{text!r} is no address; write http://host:port")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    port = f":{parts.port}" if parts.port is not None else ""  # .port raises ValueError for a bad one
+    port = f":{parts.port}" if parts.port is not None else ""  # .port raises ValueError if invalid
     return f"{parts.scheme}://{host}{port}{parts.path.rstrip('/')}"
 
 
 def _connected(parts: SplitResult, until: float) -> socket.socket:
-    """Return a connection to the first address of a host that takes one."""
+    """Return a connection to the first address of a host that accepts one."""
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    # In a thread: a resolver that does not answer has no timeout that could be set here.
-    resolved = beside(lambda name: socket.getaddrinfo(name, port, type=socket.SOCK_STREAM), host)
+    # In a thread: a resolver that does not answer has no timeout of its own.
+    resolved = in_thread(lambda name: socket.getaddrinfo(name, port, type=socket.SOCK_STREAM), host)
     failed: OSError = OSError(f"{host} has no address")
     for family, kind, protocol, _, address in resolved(_left_sec(until)):
         try:
@@ -205,7 +205,7 @@ def _connect(sock: socket.socket, address: Any, until: float) -> socket.socket:
 
 
 def _encrypted(sock: socket.socket, host: str, until: float) -> socket.socket:
-    with sock:  # it is empty once the new one has what was in it
+    with sock:  # wrap_socket() detaches it
         context = ssl.create_default_context()
         sock.settimeout(_left_sec(until))
         return context.wrap_socket(sock, server_hostname=host)
@@ -224,5 +224,5 @@ def _reason(error: Exception, sent: bool, timeout_sec: float) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "connection refused: nothing listens there"
     if isinstance(error, (ConnectionError, http.client.RemoteDisconnected, http.client.IncompleteRead)):
-        return "the server hung up before it answered: it died, or was killed"
+        return "the server closed the connection before it answered: it crashed or was killed"
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Find the workers to profile: behind a router, by their addresses, in a trainer's log, in a run's logs."""
+"""Find the workers to profile: behind a router, by address, in a trainer's log, in a run's logs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from sglang_instrument.regular import open_regular, read_regular
 
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _ADDRESS: Final = r"(?:https?://)?(?:\[[0-9a-fA-F:.]+\]|[\w.-]+):\d+"
-#: Of slime and its kin: "Router launched at 10.0.0.1:3521, Prometheus port: 4153".
+#: slime and trainers like it: "Router launched at 10.0.0.1:3521, Prometheus port: 4153".
 _ROUTER: Final = re.compile(rf"[Rr]outer launched at\s+({_ADDRESS})")
-#: Of slime's kin, an engine each; of verl, all in one list.
+#: Trainers like slime print a line per engine; verl prints one list.
 _ENGINE: Final = re.compile(
     r"Ports for engine\s+\d+:\s*\{[^}\n]*'host':\s*'([^']+)'[^}\n]*'port':\s*(\d+)", re.IGNORECASE
 )
 _SERVER: Final = re.compile(rf"(?:Launch|Start)\w*\s+\w+\s+server (?:on|at):?\s+({_ADDRESS})", re.IGNORECASE)
 _LIST: Final = re.compile(r"(?:LLMServerManager|AgentLoopManager|server_addresses)\W{1,4}\[([^\]\n]+)\]")
-_LOG_BYTES: Final = 64 * 2**20  # of its beginning, where the addresses stand
+_LOG_BYTES: Final = 64 * 2**20  # from its beginning, where the addresses are
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Worker:
     Attributes:
         number: Its place in the list, from 0.
         url: http://host:port
-        healthy: What the router thinks of it; None if nobody said.
+        healthy: What the router reports; None if unknown.
     """
 
     number: int
@@ -52,7 +52,7 @@ def workers_behind(
     """Return the workers of one or more routers, in their order.
 
     Raises:
-        WorkersError: A router does not answer, is none, or has no workers.
+        WorkersError: A router does not answer, is not a router, or has no workers.
     """
     found: list[tuple[str, bool | None]] = []
     for router in routers:
@@ -61,16 +61,16 @@ def workers_behind(
 
 
 def workers_at(addresses: Iterable[str]) -> list[Worker]:
-    """Return the workers with these addresses.
+    """Return the workers at these addresses.
 
     Raises:
-        WorkersError: One is no address.
+        WorkersError: One is not an address.
     """
     return _numbered((_address(one, "worker"), None) for one in addresses)
 
 
 def addresses_in_log(path: str | Path) -> tuple[list[str], list[str]]:
-    """Return (routers, workers) that a trainer's log names; of several routers the last one alone.
+    """Return (routers, workers) that a trainer's log names; only the last one of several routers.
 
     Raises:
         WorkersError: The log cannot be read, or names neither.
@@ -80,7 +80,7 @@ def addresses_in_log(path: str | Path) -> tuple[list[str], list[str]]:
             text = _ANSI.sub("", log.read(_LOG_BYTES).decode(errors="replace"))
     except OSError as error:
         raise WorkersError(f"{path}: {error.strerror}") from error
-    routers = _ROUTER.findall(text)[-1:]  # a restarted trainer starts a router anew
+    routers = _ROUTER.findall(text)[-1:]  # a restarted trainer starts a new router
     engines = [f"{host}:{port}" for host, port in _ENGINE.findall(text)] or _SERVER.findall(text)
     lists = _LIST.findall(text)
     if lists:
@@ -94,15 +94,15 @@ def addresses_in_log(path: str | Path) -> tuple[list[str], list[str]]:
 
 
 def addresses_in_run(folder: str | Path) -> tuple[list[str], list[str]]:
-    """Return (routers, workers) that the processes of a run had on their command lines, or profiled.
+    """Return (routers, workers) from the command lines and profiles of a run's processes.
 
     Raises:
-        WorkersError: The folder is no run, or its processes name none.
+        WorkersError: The folder is not a run, or its processes name none.
     """
     folder = Path(folder)
     files = sorted(folder.glob("profiles/*.json")) + sorted(folder.glob("processes/*.json"))
     if not files:
-        raise WorkersError(f"{folder}: no run: there is no processes/ in it")
+        raise WorkersError(f"{folder}: not a run: it has no processes/ folder")
     routers: list[str] = []
     engines: list[str] = []
     for path in files:
@@ -178,7 +178,7 @@ def _address(text: str, what: str) -> str:
 
 
 def _numbered(found: Iterable[tuple[str, bool | None]]) -> list[Worker]:
-    # A data-parallel worker is listed as url@rank, once a rank: one server, one request for all of it.
+    # A data-parallel server is listed once per rank, as url@rank; one request serves all its ranks.
     urls: dict[str, bool | None] = {}
     for url, healthy in found:
         urls.setdefault(_address(url.partition("@")[0], "worker"), healthy)

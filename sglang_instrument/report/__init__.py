@@ -1,1 +1,1 @@
-"""Turn the answers of `analysis` into something to look at or to hand on; needs the extra `report`."""
+"""Turn the answers of `analysis` into a report, figures and traces; needs the extra `report`."""

@@ -1,7 +1,8 @@
-"""Collect what each section of the report shows, as plain lists that become JSON."""
+"""Collect the data of each section of the report, as plain lists that become JSON."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,28 +24,28 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.run import Run
     from sglang_instrument.analysis.verdict import Finding
 
-_POINTS: Final = 320  # of a curve: as many as pixels show
-_MOST_CURVES: Final = 64  # workers drawn one by one
+_POINTS: Final = 320  # per curve: a screen shows no more
+_MOST_CURVES: Final = 64  # workers with a curve of their own
 _MOST_HEAT_STEPS: Final = 400
 _MOST_ROWS: Final = 40
 _TRAINING: Final = ~pl.col("validate")
 
 
 def step_rows(steps: pl.DataFrame, findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Return the steps with the shares of the phases, and whether a finding names them."""
-    accused = {(one.step, one.validate) for one in findings}
+    """Return the steps with the phases' shares, and whether a finding names them."""
+    named = {(one.step, one.validate) for one in findings}
     rows = []
     for row in steps.iter_rows(named=True):
         shares = [round(row.pop(f"share_{phase}"), 6) for phase in PHASES]
         where = (row["step"], row["validate"])
         rows.append(
-            {**row, "key": Chosen(where[1], where[0]).key, "shares": shares, "accused": where in accused}
+            {**row, "key": Chosen(where[1], where[0]).key, "shares": shares, "accused": where in named}
         )
     return rows
 
 
 def curves(digest: Digest, chosen: Sequence[Chosen]) -> dict[str, list[dict[str, Any]]]:
-    """Return, by step, the requests in flight on each worker, when 80 % and all were done, and the tail."""
+    """Return, per step and worker, the requests in flight, when 80 % and all were done, and the tail."""
     tails = {
         row[:3]: row[3]
         for row in worker_table(digest).select("step", "validate", "worker", "tail").iter_rows()
@@ -79,11 +80,11 @@ def _done(requests: pl.DataFrame) -> dict[str, float | None]:
     done = (requests["end_us"] - requests["start_us"].min()).sort() / 1e6
     if done.is_empty():
         return {"t80_sec": None, "t100_sec": None}
-    return {"t80_sec": float(done[-(-len(done) * 4 // 5) - 1]), "t100_sec": float(done[-1])}
+    return {"t80_sec": float(done[math.ceil(len(done) * 4 / 5) - 1]), "t100_sec": float(done[-1])}
 
 
 def heat(digest: Digest) -> dict[str, Any]:
-    """Return when each worker came to the barriers of each step, its blame, and where evidence is missing."""
+    """Return when each worker arrived at the barriers of each step, its blame, and doubts about it."""
     table = barrier_table(digest.filter(_TRAINING))
     sums = table.group_by("step", "worker").agg(
         pl.col("arrival_sec", "blame_sec", "wait_sec").sum(), doubt=pl.col("doubt").drop_nulls().first()
@@ -113,7 +114,7 @@ def heat(digest: Digest) -> dict[str, Any]:
 
 
 def cdfs(digest: Digest, chosen: Sequence[Chosen]) -> dict[str, Any]:
-    """Return how durations are distributed: over all requests, by worker and by step."""
+    """Return the distribution of durations: over all requests, by worker and by step."""
     requests = request_table(digest).filter(_TRAINING)
     workers = requests["worker"].unique().sort().head(_MOST_CURVES).to_list()
     return {
@@ -129,7 +130,7 @@ def cdfs(digest: Digest, chosen: Sequence[Chosen]) -> dict[str, Any]:
 
 
 def _cdf(requests: pl.DataFrame) -> dict[str, Any]:
-    """Return the sorted durations, thinned out, with the share of requests that took at most so long."""
+    """Return some of the sorted durations, with the share of requests that took no longer."""
     durations = requests["duration_sec"].sort()
     count = len(durations)
     places = sorted({round(number * (count - 1) / _POINTS) for number in range(_POINTS + 1)}) if count else []
@@ -141,7 +142,7 @@ def _cdf(requests: pl.DataFrame) -> dict[str, Any]:
 
 
 def turns(digest: Digest) -> dict[str, Any]:
-    """Return how many turns requests take, and what each turn takes."""
+    """Return how many turns requests take, and how long each turn takes."""
     training = digest.filter(_TRAINING)
     return {
         "turns": turn_table(training).head(_MOST_ROWS).to_dicts(),
@@ -150,13 +151,13 @@ def turns(digest: Digest) -> dict[str, Any]:
 
 
 def lengths(digest: Digest) -> dict[str, Any]:
-    """Return lengths of responses by step, and rewards by length."""
+    """Return response lengths by step, and rewards by length."""
     training = digest.filter(_TRAINING)
     return {"steps": length_table(training).to_dicts(), "deciles": reward_by_length(training).to_dicts()}
 
 
 def gaps(run: Run) -> dict[str, Any]:
-    """Return plateaus with what stood still in them, and held loops."""
+    """Return plateaus with what the requests did in them, and blocks of event loops."""
     still = plateaus(run.digest)
     blocks = loop_blocks(run.files)
     return {
@@ -179,7 +180,7 @@ def comparison(run: Run, other: Run) -> dict[str, Any]:
 
 
 def clocks(digest: Digest) -> list[dict[str, Any]]:
-    """Return by how much the clocks of the workers differ."""
+    """Return how far the clocks of the workers differ."""
     return clock_table(digest).to_dicts()
 
 

@@ -1,4 +1,4 @@
-"""Make the report of a run: one HTML file that needs no network and no server."""
+"""Write the report of a run: one HTML file that needs no network and no server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TRAINING: Final = ~pl.col("validate")
 
 @dataclass(frozen=True)
 class Written:
-    """What was written: the file, its bytes, and the steps that are in it span by span."""
+    """What was written: the file, its size in bytes, and the keys of the steps shown span by span."""
 
     path: Path
     bytes: int
@@ -49,22 +49,22 @@ def write_report(
     steps: Sequence[int] = (),
     most_spans: int = MOST_SPANS,
     version: str = "",
-    stage: Stage = str,
+    stage: Stage = lambda action: None,
 ) -> Written:
     """Write the report of a run.
 
     Args:
         run: The run.
         path: The file to write.
-        other: A second run to lay beside it.
-        traces: What profilers saw meanwhile, in the rows of `trace analyze --run --json`.
-        steps: Training steps to show span by span; without any, those with a finding and the slowest.
-        most_spans: Of all steps shown span by span; those asked for are taken whatever it costs.
+        other: A second run to compare with.
+        traces: What engines' profilers recorded meanwhile, as `trace analyze --run --json` prints it.
+        steps: Training steps to show span by span; by default those with a finding, and the slowest.
+        most_spans: Of all steps shown span by span; steps in `steps` are shown in any case.
         version: Of this package, for the foot of the page.
-        stage: Called with what is being done.
+        stage: Called with the current action.
 
     Raises:
-        LogError: A step that was asked for is not there.
+        LogError: One of `steps` does not exist.
     """
     findings = find(run.digest, run.files, run.is_over)
     table = step_table(run.digest)
@@ -81,21 +81,21 @@ def write_report(
         parts[one.key] = _parts(run, table, one)
     stage("asking what if")
     grid = whatif_grid(run.digest, lambda done, total: stage(f"asking what if: {done} of {total}"))
-    stage("taking requests apart")
-    told = _told(run, other, table, findings, chosen)
-    told |= {"whatif": grid, "parts": parts, "events": events}
+    stage("splitting requests into events")
+    facts = _chart_facts(run, other, table, findings, chosen)
+    facts |= {"whatif": grid, "parts": parts, "events": events}
     stage("writing the file")
     words = story(run, table, findings, other)
     words["kernels"] = None if traces is None else kernel_section(traces)
-    text = render(words, told, packed, version)
-    path.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files need not be UTF-8
+    text = render(words, facts, packed, version)
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")  # file names may not be UTF-8
     return Written(path, path.stat().st_size, list(packed))
 
 
-def _told(
+def _chart_facts(
     run: Run, other: Run | None, table: pl.DataFrame, findings: Sequence[Finding], chosen: Sequence[Chosen]
 ) -> dict[str, Any]:
-    """Return what the charts draw, by section."""
+    """Return the data of the charts, by section."""
     return {
         "steps": answers.step_rows(table, findings),
         "curves": answers.curves(run.digest, chosen),
@@ -112,7 +112,7 @@ def _told(
 
 
 def _parts(run: Run, table: pl.DataFrame, one: Chosen) -> dict[str, Any]:
-    """Return of what the step of its slowest worker is made."""
+    """Return the parts of a step of its slowest worker."""
     slowest = table.filter(step=one.step, validate=one.validate)["slowest_worker"]
     if slowest.is_empty() or slowest[0] is None:
         return {"worker": None, "rows": []}

@@ -14,49 +14,49 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.run import Run
     from sglang_instrument.analysis.verdict import Finding
 
-#: So many spans make a file that can be mailed; the first step is in it however large it is.
+#: With this many spans the file is small enough for mail; the first step is included at any size.
 MOST_SPANS: Final = 250_000
 _MOST_STEPS: Final = 12
 
 
 @dataclass(frozen=True, order=True)
 class Chosen:
-    """A step, or the validation at it."""
+    """A training step, or the validation at a step."""
 
     validate: bool
     step: int
 
     @property
     def key(self) -> str:
-        """Return what it is called in links: `67`, or `v67` for a validation."""
+        """Return its name in links: `67`, or `v67` for a validation."""
         return f"{'v' if self.validate else ''}{self.step}"
 
 
 def choose(
     run: Run, steps: pl.DataFrame, findings: Sequence[Finding], asked: Sequence[int], most: int = MOST_SPANS
 ) -> list[Chosen]:
-    """Return the steps to show in full, in order.
+    """Return the steps to show span by span, in order.
 
     Args:
         run: The run.
-        steps: As `step_table` has them, training and validation.
-        findings: As `verdict.find` has them.
-        asked: Numbers of training steps; they are taken whatever it costs.
-        most: Records of all of them together; the first one is taken however many it has.
+        steps: As `step_table` returns them, training and validation.
+        findings: As `verdict.find` returns them.
+        asked: Numbers of training steps that are taken in any case.
+        most: The most records of all steps together; the first step is taken in any case.
 
     Raises:
-        LogError: A step that was asked for is not there.
+        LogError: A step in `asked` does not exist.
     """
     weights = _records_of(run)
     wanted = [Chosen(False, step) for step in asked]
-    there = {Chosen(row["validate"], row["step"]) for row in steps.iter_rows(named=True)}
+    known = {Chosen(row["validate"], row["step"]) for row in steps.iter_rows(named=True)}
     for one in wanted:
-        if one not in there:
-            raise LogError(f"{run.folder}: no step {one.step}; there are {_ranges(there)}")
+        if one not in known:
+            raise LogError(f"{run.folder}: no step {one.step}; there are {_ranges(known)}")
     chosen = list(dict.fromkeys(wanted))
     room = most - sum(weights.get(one, 0) for one in chosen)
-    for one in dict.fromkeys([*_accused(findings), *_slowest(steps)]):
-        if one in there and one not in chosen and len(chosen) < max(_MOST_STEPS, len(wanted)):
+    for one in dict.fromkeys([*_named(findings), *_slowest(steps)]):
+        if one in known and one not in chosen and len(chosen) < max(_MOST_STEPS, len(wanted)):
             weight = weights.get(one, 0)
             if weight <= room or not chosen:
                 chosen.append(one)
@@ -64,12 +64,12 @@ def choose(
     return sorted(chosen)
 
 
-def _accused(findings: Sequence[Finding]) -> list[Chosen]:
+def _named(findings: Sequence[Finding]) -> list[Chosen]:
     return [Chosen(one.validate, one.step) for one in findings]
 
 
 def _slowest(steps: pl.DataFrame) -> list[Chosen]:
-    """Return the steps, training first, each kind with the slowest first."""
+    """Return training steps, then validations, each with the slowest first."""
     ordered = steps.sort("validate", "duration_sec", descending=[False, True], nulls_last=True)
     return [Chosen(validate, step) for validate, step in ordered.select("validate", "step").iter_rows()]
 
@@ -84,8 +84,8 @@ def _records_of(run: Run) -> dict[Chosen, int]:
     return found
 
 
-def _ranges(there: set[Chosen]) -> str:
-    numbers = sorted(one.step for one in there if not one.validate)
+def _ranges(known: set[Chosen]) -> str:
+    numbers = sorted(one.step for one in known if not one.validate)
     if not numbers:
         return "no training steps"
     return f"{len(numbers)}, from {numbers[0]} to {numbers[-1]}"

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from sglang_instrument.analysis.digest import Digest
 from sglang_instrument.analysis.requests import cdf_table, request_table
-from sglang_instrument.analysis.walls import self_stretches
+from sglang_instrument.analysis.walls import self_intervals
 from sglang_instrument.report.figures import (
     FAINT,
     INK,
@@ -137,7 +137,7 @@ def moments_of_worker(choice: Choice, worker: int) -> pl.DataFrame:
     """
     spans = choice.run.read_spans(choice.step, worker, choice.validate)
     asked = spans.select("span", "request_id", phase=pl.col("counts_for").cast(pl.String))
-    return self_stretches(spans).join(asked.drop_nulls("request_id"), on="span").sort("from_us", "to_us")
+    return self_intervals(spans).join(asked.drop_nulls("request_id"), on="span").sort("from_us", "to_us")
 
 
 def moments_of(moments: pl.DataFrame, request: dict[str, Any]) -> pl.DataFrame:

@@ -1,4 +1,4 @@
-"""Lay out what the engines' own profilers saw, from the rows that `trace analyze --json` prints."""
+"""Lay out what the engines' profilers recorded, from the rows of `trace analyze --json`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _LONGEST_NAME: Final = 120  # of a kernel: templates make names of a thousand ch
 
 
 def kernel_section(rows: Mapping[str, Any]) -> Row:
-    """Return what the section says.
+    """Return the data of the report's section on kernels.
 
     Args:
-        rows: folder, slow, sentence, ranks, traces, steps, unreadable, as `trace analyze --json` has them.
+        rows: folder, slow, sentence, ranks, traces, steps, unreadable, as in `trace analyze --json`.
 
     Returns:
-        folder, slow, sentence; steps: Sentences that join idle time with steps, where the most was idle
-        first, and of_steps; on_gpu: Whether any trace has work of a GPU; ranks: A row a trace, with what its
-        bar is made of; traces: Those with tables, the slow rank's first; of_traces: How many there are;
-        unreadable: Reasons.
+        folder, slow, sentence; steps: sentences that relate idle time to steps, the most idle time first;
+        of_steps: how many there are; on_gpu: whether any trace has GPU work; ranks: one row per trace, with
+        the parts of its bar; traces: those with tables, the slow rank's first; of_traces: how many there are;
+        unreadable: reasons.
     """
     traces: Sequence[Row] = rows["traces"]
     idle = sorted(rows["steps"], key=lambda one: -one["idle"] * one["overlap_sec"])
@@ -46,7 +46,7 @@ def kernel_section(rows: Mapping[str, Any]) -> Row:
 
 
 def _rank(one: Row, several: bool) -> Row:
-    """Return the use of a rank's time, and the parts of its bar, which fill the whole window."""
+    """Return how a rank's time was used, and the parts of its bar, which fill the whole window."""
     use, window = one["use"], one["window_sec"]
     if one["on_gpu"]:
         parts = {"compute": use["compute_sec"], "exposed": use["exposed_sec"]}
@@ -76,17 +76,17 @@ def _detail(one: Row, several: bool) -> Row:
         "kernels": kernels,
         "operators": [] if one["on_gpu"] else operators,
         "stages": one["stages"],
-        "gaps": [{**row, "cpu": _cut(row["cpu"] or "nothing that was recorded")} for row in one["gaps"][:5]],
+        "gaps": [{**row, "cpu": _cut(row["cpu"] or "nothing recorded")} for row in one["gaps"][:5]],
     }
 
 
 def _name(one: Row, several: bool) -> str:
-    """Return the rank; of several engines, which have the same ranks, the engine as well."""
+    """Return the rank, with the engine if there are several, whose ranks have equal names."""
     engine = one["profile_id"].strip("-_.") if several else ""
     return " ".join(filter(None, (engine, one["rank"], one["stage"])))
 
 
 def _cut(name: str) -> str:
-    """Return a name, cut in its middle."""
+    """Return a name, shortened in its middle."""
     front, back = _LONGEST_NAME * 2 // 3, _LONGEST_NAME // 3
     return name if len(name) <= _LONGEST_NAME else f"{name[:front]}…{name[-back:]}"

@@ -1,10 +1,10 @@
-"""Write numbers as people read them, with their units: the report shows seconds beside shares and counts."""
+"""Format numbers with their units for people: the report mixes seconds, shares and counts."""
 
 from __future__ import annotations
 
 from typing import Final
 
-NOTHING: Final = "–"  # noqa: RUF001 - a dash, as it is set
+NOTHING: Final = "–"  # noqa: RUF001 - an en dash, as in print
 _BYTES: Final = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
@@ -31,12 +31,12 @@ def percent(share: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """Return a number with thousands marked."""
+    """Return a number with thousands separators."""
     return NOTHING if value is None else f"{value:,.0f}"
 
 
 def short_count(value: float | None) -> str:
-    """Return a number of three digits or more with its magnitude: 812, 14.5k, 1.14M."""
+    """Return a number with three digits and its magnitude: 812, 14.5k, 1.14M."""
     if value is None or value < 10_000:
         return count(value)
     scaled, unit = (value / 1e6, "M") if value >= 999_500 else (value / 1e3, "k")

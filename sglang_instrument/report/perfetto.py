@@ -1,4 +1,4 @@
-"""Write a run as a Perfetto trace: a track a request, below its worker; a step in memory at a time."""
+"""Write a run as a Perfetto trace: one track per request below its worker; one step in memory at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sglang_instrument.analysis.nesting import nest
 from sglang_instrument.analysis.round_trips import ahead_us
 from sglang_instrument.analysis.run import Run
 from sglang_instrument.report.perfetto_lag import lags
-from sglang_instrument.report.perfetto_lanes import Slice, lay, write_lanes
+from sglang_instrument.report.perfetto_lanes import Slice, assign_lanes, write_lanes
 from sglang_instrument.report.perfetto_packets import Packets, Value
 from sglang_instrument.report.still_open import open_spans
 
@@ -40,14 +40,14 @@ class Written:
     """What was written.
 
     Attributes:
-        slices: Records with a duration; moments: those without.
-        requests: Tracks of requests; open: what never ended.
-        offsets_sec: By how much clocks were ahead, which was taken off, by the process's file.
-        window_ns: From when to when; None if nothing was written.
+        slices: Records with a duration; instants: instant events.
+        requests: Tracks of requests; open: spans that never ended.
+        offsets_sec: By the stem of a process's files, how far its clock was ahead, which was subtracted.
+        window_ns: The first and the last time; None if nothing was written.
     """
 
     slices: int = 0
-    moments: int = 0
+    instants: int = 0
     requests: int = 0
     open: int = 0
     offsets_sec: dict[str, float] | None = None
@@ -64,11 +64,11 @@ def write_run(
     """Write the events of a run.
 
     Args:
-        packets: Where to.
+        packets: Where to write.
         run: The run.
-        step: This step alone.
-        validate: Training alone, or validation alone.
-        progress: Called with the number of steps written and of all.
+        step: Only this step.
+        validate: Only training, or only validation.
+        progress: Called with the number of steps written so far and the number of all.
     """
     groups = _groups(run.files, step, validate)
     ahead = ahead_us(run)
@@ -87,13 +87,13 @@ def write_run(
 
 
 def _by_track(run: Run, ahead: Mapping[str, int]) -> dict[tuple[str, int], int]:
-    """Return by how many nanoseconds clocks are ahead, by role and number, as tracks are named."""
+    """Return by role and number, as tracks are named, how many nanoseconds a clock is ahead."""
     places = {file.place.stem: file.place for file in run.files if file.place is not None}
     return {(places[name].role, places[name].worker): one * 1000 for name, one in ahead.items()}
 
 
 def _groups(files: Iterable[File], step: int | None, validate: bool | None) -> list[list[File]]:
-    """Return the files of each step, in order; those that know no step by themselves."""
+    """Return the files of each step, in order; files outside step folders form groups of their own."""
     groups: dict[tuple[bool, int, bool], list[File]] = {}
     for file in files:
         place = file.place
@@ -119,14 +119,14 @@ class _RunWriter:
         slices: dict[_Key, list[Slice]] = {}
         for key, one in _slices(nest(records)):
             slices.setdefault(key, []).append(one)
-        moments: dict[_Key, list[_Moment]] = {}
-        for key, moment in _moments(records.filter(pl.col("duration_sec").is_null())):
-            moments.setdefault(key, []).append(moment)
-        for key in sorted(dict.fromkeys([*slices, *moments]), key=_order):  # requests as they began
-            self._write_track(key, slices.get(key, []), moments.get(key, []))
+        instants: dict[_Key, list[_Instant]] = {}
+        for key, moment in _instants(records.filter(pl.col("duration_sec").is_null())):
+            instants.setdefault(key, []).append(moment)
+        for key in sorted(dict.fromkeys([*slices, *instants]), key=_order):  # requests as they began
+            self._write_track(key, slices.get(key, []), instants.get(key, []))
 
-    def _write_track(self, key: _Key, slices: list[Slice], moments: list[_Moment]) -> None:
-        """Write what belongs to a request, or to none, on a track of its own."""
+    def _write_track(self, key: _Key, slices: list[Slice], instants: list[_Instant]) -> None:
+        """Write the events of a request, or of none, on a track of its own."""
         track = self._track_of(key)
         offset = self._offset(key.role, key.worker)
         for one in slices:
@@ -134,18 +134,18 @@ class _RunWriter:
             one.end_ns -= offset
         if key.request_id is not None:
             self._join_turns(slices)
-        write_lanes(self._packets, track, lay(slices))
-        for name, category, at_ns, values in moments:
+        write_lanes(self._packets, track, assign_lanes(slices))
+        for name, category, at_ns, values in instants:
             self._packets.instant(track, at_ns - offset, name, category, values)
-        self._widen([moment for one in slices for moment in (one.start_ns, one.end_ns)])
+        self._widen([at_ns for one in slices for at_ns in (one.start_ns, one.end_ns)])
         self.written.slices += len(slices)
-        self.written.moments += len(moments)
+        self.written.instants += len(instants)
 
-    def _widen(self, moments: list[int]) -> None:
-        """Let the window reach over some moments."""
-        if moments:
-            window = self.written.window_ns or (moments[0], moments[0])
-            self.written.window_ns = (min(window[0], *moments), max(window[1], *moments))
+    def _widen(self, instants: list[int]) -> None:
+        """Extend the window to include some times."""
+        if instants:
+            window = self.written.window_ns or (instants[0], instants[0])
+            self.written.window_ns = (min(window[0], *instants), max(window[1], *instants))
 
     def _track_of(self, key: _Key) -> int:
         process = self._process(key.role, key.worker)
@@ -188,15 +188,15 @@ class _RunWriter:
     def _count(self, worker: Any, changes: pl.DataFrame) -> None:
         track = self._counter(self._process("worker", worker), ("flight", worker), "in flight", "requests")
         offset = self._offset("worker", worker)
-        for at_us, in_flight in changes.select("moment", "in_flight").iter_rows():
+        for at_us, in_flight in changes.select("at_us", "in_flight").iter_rows():
             self._packets.count(track, at_us * 1000 - offset, in_flight)
 
     def write_open(self, run: Run, step: int | None, validate: bool | None) -> None:
-        """Write what never ended, up to when it was last seen, on a track of its own."""
+        """Write spans that never ended, up to when they were last reported, on a track of their own."""
         by_worker: dict[int, list[Slice]] = {}
         for number, one in enumerate(open_spans(run, step, validate)):
             offset = self._offset("worker", one.worker)
-            facts = {"open": "seen last at the end", "request_id": one.request_id, "at": one.at}
+            facts = {"open": "last reported at the end", "request_id": one.request_id, "at": one.at}
             values: dict[str, Value] = {key: value for key, value in facts.items() if value is not None}
             begun, seen = one.begun_us * 1000 - offset, one.seen_us * 1000 - offset
             piece = Slice(begun, seen, one.event, one.phase, values, number, parent=None)
@@ -204,17 +204,17 @@ class _RunWriter:
         for worker, slices in by_worker.items():
             process = self._process("worker", worker)
             track = self._track(process, ("open", worker), "never ended", 1)
-            write_lanes(self._packets, track, lay(slices))
-            self._widen([moment for one in slices for moment in (one.start_ns, one.end_ns)])
+            write_lanes(self._packets, track, assign_lanes(slices))
+            self._widen([at_ns for one in slices for at_ns in (one.start_ns, one.end_ns)])
             self.written.open += len(slices)
 
     def _write_blocks(self, run: Run, files: list[File]) -> None:
-        """Write when an event loop was held, and who held it."""
+        """Write when an event loop was blocked, and by what."""
         workers = [file for file in files if file.place is not None and file.place.role == "worker"]
         for row in loop_blocks(workers).iter_rows(named=True):
             worker = row["worker"]
             process = self._process("worker", worker)
-            track = self._track(process, ("held", worker), "event loop held", 1)
+            track = self._track(process, ("held", worker), "event loop blocked", 1)
             end = row["at_us"] * 1000 - self._offset("worker", worker)
             values = {key: row[key] for key in ("culprit", "in_span") if row[key]}
             begin = end - round(row["held_sec"] * 1e9)
@@ -244,14 +244,14 @@ class _RunWriter:
 
 
 def _in_flight(run: Run) -> pl.DataFrame:
-    """Return how many requests of a worker were in flight from each moment on, in microseconds."""
+    """Return the changes of the number of requests in flight per worker, with their times in microseconds."""
     first = run.digest.of_workers().requests.group_by(_OF_WORKER).agg(begun=pl.col("start_us").min())
     changes = concurrency(run.digest).join(first, on=_OF_WORKER, how="left", maintain_order="left")
-    return changes.with_columns(moment=pl.col("begun") + (pl.col("at_sec") * 1e6).round().cast(pl.Int64))
+    return changes.with_columns(at_us=pl.col("begun") + (pl.col("at_sec") * 1e6).round().cast(pl.Int64))
 
 
 class _Key(NamedTuple):
-    """What has a track of its own: a request, or, where that is None, all else of a process."""
+    """The owner of a track: a request, or, if that is None, everything else of a process."""
 
     role: str
     worker: int
@@ -261,7 +261,7 @@ class _Key(NamedTuple):
     source: int
 
 
-_Moment = tuple[str, str, int, dict[str, Value]]
+_Instant = tuple[str, str, int, dict[str, Value]]
 _WORDS: Final = ("event", "phase", "role", "tool", "finish_reason", "error")
 
 
@@ -273,13 +273,13 @@ def _slices(spans: pl.DataFrame) -> Iterator[tuple[_Key, Slice]]:
     for row in _rows(spans, "start_us", "span", "parent", "exact"):
         key, event, phase, end_us, values, (start_us, number, parent, exact) = row
         if event == LOOP_BLOCK and key.role == "worker":
-            continue  # they have a track of their own, with the culprit
+            continue  # blocks have a track of their own, with the culprit
         slack_us = ROUNDING_US if exact else WRITING_US
         own = (start_us * 1000, end_us * 1000, event, phase, values, number, parent)
         yield key, Slice(*own, slack_ns=slack_us * 1000)
 
 
-def _moments(points: pl.DataFrame) -> Iterator[tuple[_Key, _Moment]]:
+def _instants(points: pl.DataFrame) -> Iterator[tuple[_Key, _Instant]]:
     for key, event, phase, end_us, values, _ in _rows(points):
         yield key, (event, phase, end_us * 1000, values)
 
@@ -299,7 +299,7 @@ def _rows(table: pl.DataFrame, *more: str) -> Iterator[tuple[Any, ...]]:
 
 
 def write_file(path: Path, write: Callable[[Packets], Any]) -> Any:
-    """Write a trace to a file that is there only when it is whole; return what `write` returns."""
+    """Write a trace to a file that appears only when it is complete; return the result of `write`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.unfinished")
     try:

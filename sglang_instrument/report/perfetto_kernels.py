@@ -1,4 +1,4 @@
-"""Write what a profiler saw of an engine, kernels by stream and calls by thread, beside the run."""
+"""Write what a profiler recorded of an engine beside the run: kernels by stream, calls by thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import polars as pl
 
 from sglang_instrument.report.perfetto_packets import Packets
 
-#: First of the engines' groups, so that they stand below the workers'.
+#: Number of the engines' first group, so that engines are shown below the workers.
 _PID: Final = 200_000
 _ON_GPU: Final = ("kernel", "memcpy", "memset", "gpu_annotation")
 
@@ -25,12 +25,12 @@ def write_events(
     """Write the events of one trace; return how many.
 
     Args:
-        packets: Where to.
-        name: What the group is called, such as "engine TP-0".
+        packets: Where to write.
+        name: The group's name, such as "engine TP-0".
         number: Of the trace, from 0: its place.
         events: kind, name, lane, start_ns, end_ns, device, stream; on the wall clock.
         lanes: Process and thread of each lane.
-        window_ns: Only what runs in it.
+        window_ns: Only events that run between these times.
     """
     if window_ns is not None:
         events = events.filter((pl.col("start_ns") < window_ns[1]) & (pl.col("end_ns") > window_ns[0]))
@@ -44,12 +44,10 @@ def write_events(
 
 
 def _tracks(events: pl.DataFrame, lanes: Sequence[tuple[str, str]]) -> Iterator[tuple[str, pl.DataFrame]]:
-    """Yield what belongs to a stream of a GPU, or to a thread, in the order of time."""
+    """Yield the events of each stream of a GPU and of each thread, in the order of time."""
     ordered = events.sort("start_ns", "end_ns", descending=[False, True], maintain_order=True)
     on_gpu = pl.col("kind").cast(pl.String).is_in(_ON_GPU)
-    marks = (
-        pl.col("kind") == "gpu_annotation"
-    )  # of the steps that the kernels belong to: they lie across streams
+    marks = pl.col("kind") == "gpu_annotation"  # marks of engine steps, which span several streams
     for (device, stream), mine in ordered.filter(on_gpu & ~marks).group_by(
         "device", "stream", maintain_order=True
     ):
@@ -62,7 +60,7 @@ def _tracks(events: pl.DataFrame, lanes: Sequence[tuple[str, str]]) -> Iterator[
 
 
 def _write_track(packets: Packets, track: int, events: pl.DataFrame) -> None:
-    """Write events that nest, in order; one that overlaps another without nesting goes below."""
+    """Write events that nest, in order; an event that overlaps without nesting goes to a track below."""
     stacks: list[list[int]] = [[]]
     tracks = [track]
     rows = events.select(pl.col("name", "kind").cast(pl.String), "start_ns", "end_ns").iter_rows()

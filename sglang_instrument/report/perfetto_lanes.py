@@ -1,4 +1,4 @@
-"""Lay slices on tracks so that a slice lies in another only where it ran inside it."""
+"""Distribute slices over tracks, so that a slice is drawn inside another only if it ran inside it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sglang_instrument.report.perfetto_packets import Packets, Value
 
 @dataclass(slots=True)
 class Slice:
-    """What ran from one moment to another. `parent` is the `number` of the slice that it ran inside."""
+    """A drawn span. `parent` is the `number` of the slice that it ran inside."""
 
     start_ns: int
     end_ns: int
@@ -21,15 +21,15 @@ class Slice:
     parent: int | None
     flow: int | None = None
     last: bool = False
-    slack_ns: int = 0  # by how much its times may be wrong
+    slack_ns: int = 0  # how far its times may be off
     depth: int = 0  # in its lane
 
 
-def lay(slices: Iterable[Slice]) -> list[list[Slice]]:
-    """Return lanes; in each, slices are disjoint or one inside its parent, in the order in which they begin.
+def assign_lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
+    """Return lanes; within each, slices are disjoint or inside their parent, and sorted by start.
 
-    What runs at the same time as its siblings goes to the next lane: drawn in one, it would look as if it ran
-    inside of them. What sticks out of its parent by what rounding took is cut to it.
+    A slice concurrent with its siblings goes to the next lane: drawn in theirs, it would look as if it ran
+    inside them. A slice that ends after its parent by a rounding error is clipped to it.
     """
     ordered = sorted(slices, key=lambda one: (one.start_ns, -one.end_ns, one.number))
     lanes: list[list[Slice]] = []
@@ -38,7 +38,7 @@ def lay(slices: Iterable[Slice]) -> list[list[Slice]]:
         for lane, stack in zip(lanes, stacks, strict=True):
             while stack and stack[-1].end_ns <= one.start_ns:
                 if stack[-1].number == one.parent and one.start_ns == stack[-1].end_ns == one.end_ns:
-                    break  # an instant at the end of its parent
+                    break  # of zero length, at the end of its parent
                 stack.pop()
             if not stack or _fits(one, stack[-1]):
                 if stack:
@@ -54,7 +54,7 @@ def lay(slices: Iterable[Slice]) -> list[list[Slice]]:
 
 
 def _fits(one: Slice, above: Slice) -> bool:
-    """Return whether a slice ran inside another; what a task did may outlast what began it."""
+    """Return whether a slice ran inside another; a task may outlast the span that spawned it."""
     return above.number == one.parent and one.end_ns <= above.end_ns + one.slack_ns
 
 

@@ -1,7 +1,7 @@
-"""Write packets of a Perfetto trace, in protobuf, one after another: nothing is kept.
+"""Write packets of a Perfetto trace, in protobuf, as a stream.
 
 Fields and their numbers: perfetto.dev, protos/perfetto/trace/track_event/*.proto. Names, categories and keys
-are written once, and referred to by number.
+are written once, and later referred to by number.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ SLICE_BEGIN: Final = 1
 SLICE_END: Final = 2
 INSTANT: Final = 3
 COUNTER: Final = 4
-CHRONOLOGICAL: Final = 2  # how the children of a track are ordered
+CHRONOLOGICAL: Final = 2  # order of the children of a track
 
 _SEQUENCE: Final = 1
-_CLEARED: Final = 1  # what was interned before is forgotten: the first packet
-_NEEDED: Final = 2
+_CLEARED: Final = 1  # flag of the first packet: forget what was interned before
+_NEEDED: Final = 2  # flag of the others: they need what was interned
 _REALTIME: Final = 1
 _BOOTTIME: Final = 6
 _FLUSH_BYTES: Final = 2**20
-_REMEMBERED: Final = 100_000  # annotations
+_REMEMBERED: Final = 100_000  # cached annotations
 
 Value = str | int | float | bool
 
 
 class Packets:
-    """A Perfetto trace that is being written to a stream; times are nanoseconds since the Unix epoch."""
+    """A Perfetto trace that is written to a stream; times are nanoseconds since the Unix epoch."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -46,14 +46,14 @@ class Packets:
         self._packet(_number(13, _CLEARED) + _number(87, 1))
 
     def clock(self, now_ns: int) -> None:
-        """Say that the times are those of the wall clock, so that it is shown."""
+        """Declare that the times are wall-clock times, so that the viewer shows them as such."""
         clocks = b"".join(
             _message(1, _number(1, clock) + _number(2, now_ns)) for clock in (_BOOTTIME, _REALTIME)
         )
         self._packet(_message(6, clocks) + _number(8, now_ns))
 
     def process(self, pid: int, name: str) -> int:
-        """Begin a group of tracks; return its number. `pid` only orders them."""
+        """Begin a group of tracks; return its number. `pid` only sets its place among the groups."""
         return self._track(_message(3, _number(1, pid) + _text(6, name)))
 
     def track(self, parent: int, name: str, rank: int | None = None) -> int:
@@ -61,14 +61,14 @@ class Packets:
 
         Args:
             parent: The number of the group or track.
-            name: What it is called.
-            rank: Its place among its siblings; without, they stand in the order of time.
+            name: The track's name.
+            rank: Its place among its siblings; without, they are in the order of time.
         """
         placed = b"" if rank is None else _number(12, rank)
         return self._track(_text(2, name) + _number(5, parent) + _number(11, CHRONOLOGICAL) + placed)
 
     def counter(self, parent: int, name: str, unit: str) -> int:
-        """Begin a track of a number that changes; return the track's number."""
+        """Begin a counter track; return the track's number."""
         return self._track(_text(2, name) + _number(5, parent) + _message(8, _text(6, unit)))
 
     def begin(
@@ -81,7 +81,7 @@ class Packets:
         flow: int | None = None,
         last: bool = False,
     ) -> None:
-        """Begin a slice; slices of one flow are joined by arrows, up to its `last` one."""
+        """Begin a slice; arrows join the slices of one flow, up to its `last` one."""
         more = self._annotated(values) if values else b""
         if flow is not None:
             more += _tag(48 if last else 47, 1) + flow.to_bytes(8, "little")
@@ -94,20 +94,20 @@ class Packets:
     def instant(
         self, track: int, at_ns: int, name: str, category: str, values: Mapping[str, Value] | None = None
     ) -> None:
-        """Mark a moment."""
+        """Write an instant event."""
         more = self._annotated(values) if values else b""
         self._event(_MARKS + self._named(name, category) + more, track, at_ns)
 
     def count(self, track: int, at_ns: int, value: int) -> None:
-        """Say what a counter is from now on."""
+        """Set an integer counter from this time on."""
         self._event(_COUNTS + _number(30, value), track, at_ns)
 
     def amount(self, track: int, at_ns: int, value: float) -> None:
-        """Say what a counter of broken numbers is from now on."""
+        """Set a floating-point counter from this time on."""
         self._event(_COUNTS + _double(44, value), track, at_ns)
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write the buffered packets."""
         self._stream.write(b"".join(self._parts))
         self.written += self._length
         self._parts, self._length = [], 0
@@ -123,8 +123,8 @@ class Packets:
         interned = b""
         if self._interned:
             interned, self._interned = _message(12, self._interned), b""
-        moment = _time(at_ns) if at_ns >= _LONG else _number(8, at_ns)
-        self._packet(moment + _IS_NEEDED + interned + _message(11, body + self._on_track[1]))
+        timestamp = _time(at_ns) if at_ns >= _LONG else _number(8, at_ns)
+        self._packet(timestamp + _IS_NEEDED + interned + _message(11, body + self._on_track[1]))
 
     def _named(self, name: str, category: str) -> bytes:
         words = self._words.get((name, category))
@@ -138,7 +138,7 @@ class Packets:
         return b"".join([self._annotation(key, value) for key, value in values.items()])
 
     def _annotation(self, key: str, value: Value) -> bytes:
-        if isinstance(value, float):  # seldom the same twice
+        if isinstance(value, float):  # rarely repeats: not cached
             return _message(4, self._key(key) + _double(5, value))
         known = self._annotations.get((key, value))
         if known is None:
@@ -152,7 +152,7 @@ class Packets:
         return _number(1, self._number_of(self._keys, 3, key))
 
     def _number_of(self, known: dict[str, int], field: int, word: str) -> int:
-        """Return the number that stands for a word, which is said once, with the next event."""
+        """Return the number that stands for a word; a new word is written with the next event."""
         number = known.get(word)
         if number is None:
             number = known[word] = len(known) + 1
@@ -180,7 +180,7 @@ def _varint(value: int) -> bytes:
 
 
 def _time(at_ns: int) -> bytes:
-    """Return the field of a timestamp of today: 14 bits at once, for half of the time goes here."""
+    """Return the field of a present-day timestamp, 14 bits at a time; half of the time is spent here."""
     return b"".join(
         (
             b"\x40",
@@ -219,7 +219,7 @@ def _text(field: int, value: str) -> bytes:
 
 _SHORT: Final = [_short(value) for value in range(0x4000)]
 _PAIRS: Final = [bytes((value & 0x7F | 0x80, value >> 7 | 0x80)) for value in range(0x4000)]
-_LONG: Final = 2**56  # from there on a timestamp has nine bytes: since 1972
+_LONG: Final = 2**56  # from this time (1972) on, a timestamp has nine bytes
 _IS_NEEDED: Final = _number(13, _NEEDED)
 _IN_SEQUENCE: Final = _number(10, _SEQUENCE)
 _BEGINS, _ENDS, _MARKS, _COUNTS = (_number(9, kind) for kind in (SLICE_BEGIN, SLICE_END, INSTANT, COUNTER))

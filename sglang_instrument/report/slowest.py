@@ -1,4 +1,4 @@
-"""Take the slowest requests of a run apart, event by event."""
+"""Split the slowest requests of a run into their events."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.run import Run
 
 _SHOWN: Final = 12
-_MOST_EVENTS: Final = 400  # of one request: who has more finds them in the timeline
+_MOST_EVENTS: Final = 400  # per request; the timeline shows the others
 
 
 def slowest_requests(run: Run) -> list[dict[str, Any]]:
-    """Return the slowest requests of the training steps, each with its events and what the engine told."""
+    """Return the slowest requests of training steps, with their events and the engine's own times."""
     found = []
     spans: dict[tuple[int, int], Any] = {}
     for row in request_table(run.digest).filter(validate=False).head(_SHOWN).to_dicts():

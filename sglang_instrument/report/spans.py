@@ -1,4 +1,4 @@
-"""Lay the spans of a step out as the columns that the timeline in the browser reads."""
+"""Pack the spans of a step into the binary columns that the timeline in the browser reads."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
 _OPEN: Final = 1  # flags of a span
 _FAILED: Final = 2
-_COUNTED: Final = 4  # work, as opposed to what is made of it, and in no other work: what a request is "in"
+_COUNTED: Final = 4  # work that is not inside other work: what a request is "in" at that time
 _STRUCTURE: Final = ("step", "request", "turn", "loop")
 _MOST_TICKS: Final = 2**32 - 1
 _TYPES: Final = {"u1": "B", "u2": "H", "u4": "I"}
-_ALIGNED: Final = 4  # bytes; typed arrays of the browser begin at multiples of their size
+_ALIGNED: Final = 4  # bytes; typed arrays in a browser must begin at multiples of their item size
 _ROW: Final = ["worker", "request_id"]
 _FACTS: Final = ("turns", "response_tokens", "reward", "finish_reason", "error", "duration_sec")
 
 
 def pack_step(run: Run, chosen: Chosen, ahead: Mapping[str, int]) -> tuple[bytes, dict[str, str]]:
-    """Return the spans of a step, as `timeline_model.js` reads them, and the phase of each of its events.
+    """Return the spans of a step as `timeline_model.js` reads them, and the phase of each of its events.
 
-    Four bytes with the length of a JSON header come first, then the header, then the columns that it names:
-    for each span its start and duration in ticks, event, phase, depth below its row, turn (255: none), flags,
-    the time in none of its parts, and the time in which it held its loop. A row is what a worker did outside
-    of requests, or a request; the header says where its spans begin. Times are put on one clock: `ahead` is
-    what `round_trips.ahead_us` says.
+    The format: four bytes with the length of a JSON header, the header, and the columns that it names. For
+    each span they hold: start and duration in ticks, event, phase, depth below its row, turn (255: none),
+    flags, self time, active time. A row is a request, or everything that a worker did outside of requests;
+    the header tells where its spans begin. `ahead`, the result of `round_trips.ahead_us`, puts all times on
+    one clock.
     """
     spans = _laid_out(run, chosen, ahead)
     origin = _number(spans["start_us"].min())
     extent = max(1, _number(spans["end_us"].max()) - origin)
-    tick_us = -(-extent // _MOST_TICKS)
+    tick_us = -(-extent // _MOST_TICKS)  # rounded up
     rows = _rows(run, chosen, spans, origin)
     events = spans["event"].unique(maintain_order=True).to_list()
     numbers = {event: number for number, event in enumerate(events)}
@@ -71,15 +71,15 @@ def pack_step(run: Run, chosen: Chosen, ahead: Mapping[str, int]) -> tuple[bytes
 
 
 def _active_ticks(spans: pl.DataFrame, tick_us: int) -> list[int]:
-    """Return the time in which a span held its loop, plus one; 0 where nobody measured."""
+    """Return the running time of spans in ticks, plus one; 0 where it was not measured."""
     ticks = (spans["active_sec"] * 1e6 / tick_us).cast(pl.Int64) + 1
     found: list[int] = ticks.fill_null(0).to_list()
     return found
 
 
 def _laid_out(run: Run, chosen: Chosen, ahead: Mapping[str, int]) -> pl.DataFrame:
-    """Return spans in the order of rows, depths and starts, on the median worker's clock."""
-    spans = _above(run.read_spans(step=chosen.step, validate=chosen.validate))
+    """Return the spans sorted by row, depth and start, on the median worker's clock."""
+    spans = _with_depth(run.read_spans(step=chosen.step, validate=chosen.validate))
     spans = spans.filter(pl.col("step").is_not_null())
     of_workers = spans.filter(pl.col("role").cast(pl.String) == "worker")
     spans = spans if of_workers.is_empty() else of_workers
@@ -110,8 +110,8 @@ def _laid_out(run: Run, chosen: Chosen, ahead: Mapping[str, int]) -> pl.DataFram
     )
 
 
-def _above(spans: pl.DataFrame) -> pl.DataFrame:
-    """Add `depth`, the number of spans above, and `counted`: work of a request that lies in no other work."""
+def _with_depth(spans: pl.DataFrame) -> pl.DataFrame:
+    """Add `depth`, the number of ancestors, and `counted`: work of a request outside any other work."""
     works = ~spans["counts_for"].cast(pl.String).is_in(_STRUCTURE) & spans["request_id"].is_not_null()
     depths = pl.zeros(len(spans), dtype=pl.Int64, eager=True)
     inside = pl.repeat(False, len(spans), dtype=pl.Boolean, eager=True)
@@ -124,7 +124,7 @@ def _above(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _still_open(run: Run, chosen: Chosen, spans: pl.DataFrame) -> pl.DataFrame:
-    """Return what had not ended when the log did, cut off there."""
+    """Return the spans that had not ended when the log did, cut off there."""
     rows = open_spans(run, chosen.step, chosen.validate)
     last: dict[int, int] = dict(spans.group_by("worker").agg(pl.col("end_us").max()).iter_rows())
     schema: dict[str, Any] = {**spans.schema, "age_sec": pl.Float64}
@@ -158,8 +158,8 @@ def _rows(run: Run, chosen: Chosen, spans: pl.DataFrame, origin: int) -> dict[st
         is_open=(pl.col("flags") & _OPEN > 0).any(),
     )
     of_step = (pl.col("step") == chosen.step) & (pl.col("validate") == chosen.validate)
-    told = run.digest.of_workers().requests.filter(of_step).unique(_ROW, keep="last").select(*_ROW, *_FACTS)
-    found = found.join(told, on=_ROW, how="left", maintain_order="left", nulls_equal=True)
+    facts = run.digest.of_workers().requests.filter(of_step).unique(_ROW, keep="last").select(*_ROW, *_FACTS)
+    found = found.join(facts, on=_ROW, how="left", maintain_order="left", nulls_equal=True)
     return {
         "worker": found["worker"].to_list(),
         "request": found["request_id"].to_list(),
@@ -184,9 +184,9 @@ def _joined(header: dict[str, Any], columns: dict[str, tuple[str, list[int]]]) -
         raw += b"\0" * (-len(raw) % _ALIGNED)
         parts.append(raw)
         at += len(raw)
-    told = as_json({**header, "columns": places})
-    told += b" " * (-len(told) % _ALIGNED)
-    return len(told).to_bytes(4, "little") + told + b"".join(parts)
+    encoded = as_json({**header, "columns": places})
+    encoded += b" " * (-len(encoded) % _ALIGNED)
+    return len(encoded).to_bytes(4, "little") + encoded + b"".join(parts)
 
 
 def _number(value: Any) -> int:

@@ -1,11 +1,11 @@
-"""List what had not ended when a log ended: the last `open_spans` of files without a closing record."""
+"""List the spans that were open when a log ended: the last `open_spans` of files without a closing record."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sglang_instrument.analysis.files import never_ended
+from sglang_instrument.analysis.files import last_open_reports
 from sglang_instrument.schema import kind_of
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenSpan:
-    """A span without an end. Times are microseconds on its worker's clock; it was last seen at `seen_us`."""
+    """A span without an end. Times are microseconds on its worker's clock; `seen_us` is its last report."""
 
     step: int
     validate: bool
@@ -32,7 +32,7 @@ class OpenSpan:
 def open_spans(run: Run, step: int | None = None, validate: bool | None = None) -> list[OpenSpan]:
     """Return the spans that never ended, of one step or of all, the oldest of a worker first."""
     found = []
-    for file, control in never_ended(run.files):
+    for file, control in last_open_reports(run.files):
         place: Any = file.place
         if place is None or place.step is None or (step is not None and place.step != step):
             continue

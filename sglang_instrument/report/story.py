@@ -1,4 +1,4 @@
-"""Tell what a reader is told first: the verdict, why, what the run was, and what measuring it cost."""
+"""Collect what the head of the report says: the verdict, its reason, the run, the cost of measuring."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.verdict import Finding
 
 _MOST_FINDINGS: Final = 8
-_SPAN_US: Final = 0.44  # of the thread on which a span ends, in pure Python; docs/cost.md measures it
+_SPAN_US: Final = 0.44  # time of the thread that ends a span, in pure Python; docs/cost.md measures it
 
 
 def story(run: Run, steps: pl.DataFrame, findings: Sequence[Finding], other: Run | None) -> dict[str, Any]:
@@ -28,9 +28,9 @@ def story(run: Run, steps: pl.DataFrame, findings: Sequence[Finding], other: Run
 
     Args:
         run: The run.
-        steps: As `step_table` has them.
-        findings: As `find` has them.
-        other: The run beside it.
+        steps: As `step_table` returns them.
+        findings: As `find` returns them.
+        other: The run to compare with.
     """
     training = steps.filter(~pl.col("validate"))
     return {
@@ -56,7 +56,7 @@ def _where(finding: Finding) -> str:
 
 
 def _chain(run: Run, training: pl.DataFrame, findings: Sequence[Finding]) -> dict[str, Any] | None:
-    """Return why the barrier of the accused step, or else of the slowest one, was left when it was."""
+    """Return why the barrier of the first finding's step, or else of the slowest step, took so long."""
     if findings:
         step, validate = findings[0].step, findings[0].validate
     elif not training.is_empty():
@@ -84,7 +84,7 @@ def _figures(run: Run, training: pl.DataFrame, steps: pl.DataFrame) -> dict[str,
 
 
 def _cost(run: Run, training: pl.DataFrame) -> dict[str, Any]:
-    """Return what was written: all that a log can say of what measuring cost."""
+    """Return how much was written, and an estimate of the time that it took."""
     seconds = float((training["duration_sec"] * training["workers"]).sum())
     written = sum(file.size for file in run.files)
     return {
@@ -98,7 +98,7 @@ def _cost(run: Run, training: pl.DataFrame) -> dict[str, Any]:
 
 
 def _processes(folder: Path) -> list[dict[str, Any]]:
-    """Return what each process said of itself; what cannot be read is said so."""
+    """Return the self-description of each process; one that cannot be read is listed as such."""
     found = []
     for path in sorted((folder / "processes").glob("[!.]*.json")):
         try:
@@ -121,5 +121,5 @@ def _processes(folder: Path) -> list[dict[str, Any]]:
 
 
 def _lacks(patch: dict[str, Any]) -> bool:
-    """Return whether an event that the table expects in this version is not there."""
+    """Return whether an event is missing that the table expects in this version."""
     return patch.get("state") not in ("found", "pending") and bool(patch.get("expected", True))

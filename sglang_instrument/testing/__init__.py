@@ -1,4 +1,4 @@
-"""Capture records in tests, `records()`; make runs with planted causes, `synthetic_run(folder, ...)`."""
+"""Help with tests: `records()` captures records, `synthetic_run(folder)` writes runs with known causes."""
 
 from sglang_instrument.testing.capture import Records as Records
 from sglang_instrument.testing.capture import records as records

@@ -13,7 +13,7 @@ from sglang_instrument.recording.spans import Span
 
 
 class Records(Sequence[dict[str, Any]]):
-    """What was recorded so far, in the order in which it ended."""
+    """The records so far, in the order in which they ended."""
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
@@ -21,7 +21,7 @@ class Records(Sequence[dict[str, Any]]):
         self._maker = LineMaker(Clock())
 
     def append(self, span: Span, /) -> None:
-        """Take a finished span."""
+        """Add a finished span."""
         self._spans.append(span)
 
     def of(self, event: str) -> list[dict[str, Any]]:
@@ -49,10 +49,10 @@ class Records(Sequence[dict[str, Any]]):
 
 @contextmanager
 def records(*, watch_loops: bool = False) -> Iterator[Records]:
-    """Capture what is recorded within the block: `with records() as seen: ...; assert seen.of("score")`.
+    """Capture what the block records: `with records() as seen: ...; assert seen.of("score")`.
 
-    While the block runs nothing is written to files. Patches are not applied: what is captured are spans,
-    events, and functions under `@instrument`.
+    During the block nothing is written to files. Patches are not applied: only spans, events, and functions
+    under `@instrument` are captured.
 
     Args:
         watch_loops: Whether event loops get a heartbeat; a busy machine may then add `event_loop_lag`.

@@ -1,4 +1,4 @@
-"""Write what an engine's own processes would have logged of the calls of a synthetic run."""
+"""Write what an engine's own processes would log about the calls of a synthetic run."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,16 +11,16 @@ from sglang_instrument.testing.timeline import NEVER, Happened
 from sglang_instrument.testing.written import LogFile
 
 _ROLES: Final = ("server", "scheduler", "detokenizer")
-_ON_THE_WAY: Final = 0.02  # of a call's time, from its caller to the server, and back again
-_QUEUE: Final = 0.1  # of the time in the scheduler
+_ON_THE_WAY: Final = 0.02  # share of a call's time from its caller to the server, and again back
+_QUEUE: Final = 0.1  # share of the time in the scheduler
 _PREFILL: Final = 0.1
 
 
-class EngineRoom:
-    """The engine of one worker: a server, a scheduler and a detokenizer, which know no step."""
+class EngineLogs:
+    """The logs of one worker's engine: a server, a scheduler and a detokenizer, which know no step."""
 
     def __init__(self, folder: Path, rank: int, skew: float, run_id: str) -> None:
-        """Begin the files; the clock of all three is `skew` seconds ahead."""
+        """Begin the files; the clock of all three processes is `skew` seconds ahead."""
         self.rank = rank
         self._file = LogFile(None, rank, skew, run_id)
         home = folder / "engine"
@@ -31,7 +31,7 @@ class EngineRoom:
             path.write_bytes(msgspec.json.Encoder().encode_lines([opened]))
 
     def write(self, happened: Iterable[Happened]) -> None:
-        """Give each call of the engine its `rid`, and add what its processes did for it."""
+        """Give each engine call a `rid`, and write what the engine's processes did for it."""
         records: dict[str, list[Happened]] = {role: [] for role in _ROLES}
         for one in happened:
             if one.event == "turn_engine_call" and one.extra is not None and one.end < NEVER:
@@ -45,7 +45,7 @@ class EngineRoom:
 
 
 def _served(call: Happened, fields: dict[str, Any]) -> Iterator[tuple[str, Happened]]:
-    """Yield what each process did for a call, on true times."""
+    """Yield what each process did for a call, on the true clock."""
     way = (call.end - call.start) * _ON_THE_WAY
     arrived, done = call.start + 2 * way, call.end - 2 * way
     admitted = arrived + (done - arrived) * _QUEUE

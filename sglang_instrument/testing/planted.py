@@ -1,4 +1,4 @@
-"""Name the causes that a synthetic run can be given, so that an analysis can be asked to find them."""
+"""Define the causes that can be planted in a synthetic run, for an analysis to find."""
 
 from dataclasses import dataclass
 
@@ -16,8 +16,9 @@ class Straggler:
 class Plateau:
     """In `step` exactly `requests` requests of `worker` stand still, in the engine call of `turn` (0-based).
 
-    From `start_sec` to `end_sec` after the start of generation they neither advance nor end; all others of
-    the worker are done before. What is left of their engine calls then takes `slowdown` times as long.
+    From `start_sec` to `end_sec` after the start of generation they neither advance nor end; all other
+    requests of the worker have ended before. The rest of their engine calls then takes `slowdown` times as
+    long.
     """
 
     step: int
@@ -40,7 +41,7 @@ class SlowReward:
 
 @dataclass(frozen=True)
 class BlockedLoop:
-    """Code in the event loop of `worker` holds it for `seconds`, `at_sec` after the start of generation."""
+    """Code blocks the event loop of `worker` for `seconds`, `at_sec` after the start of generation."""
 
     step: int
     worker: int
@@ -50,7 +51,7 @@ class BlockedLoop:
 
 @dataclass(frozen=True)
 class Hang:
-    """In `step` one tool of `worker` never returns; it is the last step, and nobody gets past the barrier."""
+    """In `step` one tool of `worker` never returns; it is the last step, and no worker passes the barrier."""
 
     step: int
     worker: int
@@ -58,7 +59,7 @@ class Hang:
 
 @dataclass(frozen=True)
 class TornFile:
-    """The last line of the file of `worker` in `step` is cut in its middle, as a kill leaves it."""
+    """The last line of the file of `worker` in `step` is cut off in its middle, as after a kill."""
 
     step: int
     worker: int
@@ -66,7 +67,7 @@ class TornFile:
 
 @dataclass(frozen=True)
 class Planted:
-    """All that one run is given; None is nothing."""
+    """All causes of one run; None plants nothing."""
 
     straggler: Straggler | None = None
     plateau: Plateau | None = None
@@ -76,7 +77,7 @@ class Planted:
     torn_file: TornFile | None = None
 
 
-def here(cause: object, step: int, worker: int) -> bool:
+def is_planted(cause: object, step: int, worker: int) -> bool:
     """Return whether a cause (or None) is planted in this step of this worker."""
     return cause is not None and (getattr(cause, "step", None), getattr(cause, "worker", None)) == (
         step,

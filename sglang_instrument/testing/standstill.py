@@ -1,4 +1,4 @@
-"""Plant a plateau: make requests stand still in one engine call while nothing else of the worker is left."""
+"""Plant a plateau: some requests stand still in one engine call, after all others have ended."""
 
 from random import Random
 

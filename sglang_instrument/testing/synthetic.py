@@ -1,4 +1,4 @@
-"""Write a run with planted causes, in the format of a real one, without torch or sglang."""
+"""Write a run with planted causes, in the format of a real run, without torch or sglang."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, Final
 
 from sglang_instrument.testing import standstill
-from sglang_instrument.testing.engine_room import EngineRoom
+from sglang_instrument.testing.engine_room import EngineLogs
 from sglang_instrument.testing.planted import (
     BlockedLoop,
     Hang,
@@ -17,7 +17,7 @@ from sglang_instrument.testing.planted import (
     SlowReward,
     Straggler,
     TornFile,
-    here,
+    is_planted,
 )
 from sglang_instrument.testing.timeline import NEVER, Happened, RequestTimeline
 from sglang_instrument.testing.workload import draw_requests
@@ -40,7 +40,7 @@ __all__ = ["BlockedLoop", "Hang", "Plateau", "SlowReward", "Straggler", "TornFil
 
 @dataclass
 class _Worker:
-    """What one worker's process carries from step to step."""
+    """The state that one worker's process carries from step to step."""
 
     rank: int
     random: Random
@@ -64,68 +64,70 @@ def synthetic_run(
     clock_skew: Mapping[int, float] | None = None,
     torn_file: TornFile | None = None,
     engine_clocks: Mapping[int, float] | None = None,
-    progress: Callable[[int], object] = int,
+    progress: Callable[[int], object] = lambda step: None,
 ) -> Path:
     """Write a run of heavy-tailed multi-turn requests with tools; the same arguments give the same bytes.
 
     Args:
-        folder: The experiment's folder; it is made if missing.
+        folder: The experiment's folder; it is created if missing.
         steps: Number of steps; numbered from `first_step`.
         workers: Number of workers.
         requests: Requests of each worker in each step.
-        seed: Of all random draws.
+        seed: Seed of all random draws.
         first_step: Number of the first step.
-        validate_every: Add a validation of single turns at every so many steps; 0 is never.
+        validate_every: Add a validation every so many steps; 0 is never.
         straggler: See `Straggler`.
         plateau: See `Plateau`.
         slow_reward: See `SlowReward`.
         blocked_loop: See `BlockedLoop`.
         hang: See `Hang`; the run ends in its step.
-        clock_skew: Seconds by which the clocks of workers are ahead, by worker.
+        clock_skew: How many seconds the clock of each worker is ahead.
         torn_file: See `TornFile`.
-        engine_clocks: Workers whose engine logs as well, in `engine/`, and by how many seconds its clock is
-            ahead. Its server, scheduler and detokenizer say when they had each call, by its `rid`.
-        progress: Called with each step's number once it is written.
+        engine_clocks: Workers whose engine writes logs, too, in `engine/`, and how many seconds its clock is
+            ahead. Its server, scheduler and detokenizer log when they had each call, by its `rid`.
+        progress: Called with the number of each step after it is written.
 
     Returns:
         The folder.
     """
     planted = Planted(straggler, plateau, slow_reward, blocked_loop, hang, torn_file)
-    crew = [_Worker(rank, Random(seed * 1_000_003 + rank)) for rank in range(workers)]  # noqa: S311 - to be repeated
+    all_workers = [_Worker(rank, Random(seed * 1_000_003 + rank)) for rank in range(workers)]  # noqa: S311 - repeatable, not secret
     now = 0.0
     rooms = [
-        EngineRoom(Path(folder), rank, ahead, f"synthetic-{seed}")
+        EngineLogs(Path(folder), rank, ahead, f"synthetic-{seed}")
         for rank, ahead in sorted((engine_clocks or {}).items())
     ]
     for step in range(first_step, first_step + steps):
-        now = _write_step(Path(folder), crew, step, now, requests, planted, clock_skew or {}, seed, rooms)
+        now = _write_step(
+            Path(folder), all_workers, step, now, requests, planted, clock_skew or {}, seed, rooms
+        )
         progress(step)
         if now == NEVER:
             break
         if validate_every and step % validate_every == 0:
-            now = _write_validation(Path(folder), crew, step, now, clock_skew or {}, seed)
+            now = _write_validation(Path(folder), all_workers, step, now, clock_skew or {}, seed)
         now += TRAINING_SEC
     return Path(folder)
 
 
 def _write_step(
     folder: Path,
-    crew: list[_Worker],
+    all_workers: list[_Worker],
     step: int,
     begin: float,
     requests: int,
     planted: Planted,
     skew: Mapping[int, float],
     seed: int,
-    rooms: Sequence[EngineRoom],
+    rooms: Sequence[EngineLogs],
 ) -> float:
     """Write one step of all workers; return when the slowest was done."""
-    rollouts = [_rollout(worker, step, begin, requests, planted) for worker in crew]
+    rollouts = [_rollout(worker, step, begin, requests, planted) for worker in all_workers]
     for room in rooms:
         room.write(rollouts[room.rank][0])
     leave = max(arrival for _, arrival in rollouts) + 1e-3
     done = begin
-    for worker, (happened, arrival) in zip(crew, rollouts, strict=True):
+    for worker, (happened, arrival) in zip(all_workers, rollouts, strict=True):
         end = NEVER
         if leave < NEVER:
             end = _finish(worker, happened, begin, arrival, leave, requests)
@@ -134,17 +136,17 @@ def _write_step(
         lines = file.lines(happened, begin, end, waits=arrival < NEVER)
         path = folder / f"step_{step}" / f"worker_{worker.rank}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(lines[:-40] if here(planted.torn_file, step, worker.rank) else lines)
+        path.write_bytes(lines[:-40] if is_planted(planted.torn_file, step, worker.rank) else lines)
     return done
 
 
 def _write_validation(
-    folder: Path, crew: list[_Worker], step: int, begin: float, skew: Mapping[int, float], seed: int
+    folder: Path, all_workers: list[_Worker], step: int, begin: float, skew: Mapping[int, float], seed: int
 ) -> float:
-    """Write a validation, one engine call for the whole batch of each worker; return when it was done."""
-    arrivals = [begin + worker.random.uniform(2.0, 6.0) for worker in crew]
+    """Write a validation with one engine call for each worker's whole batch; return when it was done."""
+    arrivals = [begin + worker.random.uniform(2.0, 6.0) for worker in all_workers]
     leave = max(arrivals) + 1e-3
-    for worker, arrival in zip(crew, arrivals, strict=True):
+    for worker, arrival in zip(all_workers, arrivals, strict=True):
         happened = [
             _main("engine_async_generate", begin, arrival),
             _main("barrier", arrival + 1e-5, leave),
@@ -162,7 +164,7 @@ def _rollout(
     """Return what happened up to the barrier, and when the worker arrived there."""
     random = worker.random
     requests = draw_requests(random, count_of_requests, step, worker.rank, planted)
-    if planted.plateau and here(planted.plateau, step, worker.rank):
+    if planted.plateau and is_planted(planted.plateau, step, worker.rank):
         standstill.plant(random, requests, planted.plateau)
     now = begin + 1e-4
     preprocessed = now + random.uniform(0.03, 0.08)
@@ -175,7 +177,7 @@ def _rollout(
     for timeline in timelines:
         happened += timeline
     arrival = max((timeline.end for timeline in timelines), default=generate) + 2e-4
-    if planted.blocked_loop and here(planted.blocked_loop, step, worker.rank):
+    if planted.blocked_loop and is_planted(planted.blocked_loop, step, worker.rank):
         happened, arrival = _block(happened, arrival, generate, planted.blocked_loop)
     if arrival < NEVER:
         happened.append(_main("async_generate_duration", generate, arrival))
@@ -191,11 +193,11 @@ def _main(event: str, start: float, end: float, **extra: Any) -> Happened:
 def _block(
     happened: list[Happened], arrival: float, generate: float, block: BlockedLoop
 ) -> tuple[list[Happened], float]:
-    """Hold everything in the loop still; what the loop would have done then, it does later."""
+    """Delay everything in the event loop by the length of the block."""
     at = generate + block.at_sec
 
-    def later(moment: float) -> float:
-        return moment if moment <= at else moment + block.seconds
+    def later(time_sec: float) -> float:
+        return time_sec if time_sec <= at else time_sec + block.seconds
 
     moved = [one._replace(start=later(one.start), end=later(one.end)) for one in happened]
     stack = ["rollout.py:212 run", "scoring.py:41 score"]
@@ -207,7 +209,7 @@ def _block(
 def _finish(
     worker: _Worker, happened: list[Happened], begin: float, arrival: float, leave: float, requests: int
 ) -> float:
-    """Add what follows the barrier, and the step itself; return its end."""
+    """Add the events after the barrier, and the step itself; return its end."""
     happened.append(_main("barrier_wait_duration", arrival, leave))
     now = leave + 1e-5
     for event, typical in _AFTER_BARRIER:
@@ -220,7 +222,7 @@ def _finish(
         if one.extra and one.event == "async_rollout_request_complete"
     ]
     stats = {"actual_response_tokens": lengths, "batch_size": requests}
-    happened.append(_main("step_response_length_stats", now, now, **stats)._replace(point=True))
+    happened.append(_main("step_response_length_stats", now, now, **stats)._replace(instant=True))
     end = now + 1e-4
     happened.append(_main("total_step_duration", begin, end))
     return end

@@ -1,4 +1,4 @@
-"""Lay a request out in time: the reference's events, nested as the code that they measure is nested."""
+"""Turn a request into a timeline: the reference's events, nested as the measured code is nested."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -6,11 +6,11 @@ from typing import Any, Final, NamedTuple
 
 from sglang_instrument.testing.workload import Request, Turn
 
-NEVER: Final = float("inf")  # the end of what hangs
+NEVER: Final = float("inf")  # the end of a span that hangs
 
 
 class Happened(NamedTuple):
-    """One record in the making; times are seconds. A point event happens at its `end`."""
+    """One record in the making; times are seconds. An instant event happens at its `end`."""
 
     event: str
     start: float
@@ -18,14 +18,14 @@ class Happened(NamedTuple):
     extra: dict[str, Any] | None
     task: int
     spawned_by: int | None = None
-    point: bool = False
+    instant: bool = False
     phase: str | None = None
 
 
 class RequestTimeline:
     """The records of one request that begins at `start`, in the order of their ends.
 
-    After iteration, `end` is when the request was complete; it is NEVER for one that hangs.
+    After iteration, `end` is when the request was complete; NEVER if it hangs.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class RequestTimeline:
 
     def __iter__(self) -> Iterator[Happened]:
         request, small = self._request, self._request.small_sec
-        yield self._point("request_start", initial_prompt_length=request.prompt_tokens)
+        yield self._instant("request_start", initial_prompt_length=request.prompt_tokens)
         loop = self._now
         yield from self._pending(small)
         parts: list[tuple[float, float, float]] = []
@@ -66,7 +66,7 @@ class RequestTimeline:
     def _turn(self, number: int, turn: Turn, parts: list[tuple[float, float, float]]) -> Iterator[Happened]:
         begun, small = self._now, turn.small_sec
         length = self._request.prompt_tokens + sum(one.tokens for one in self._request.turns[:number])
-        yield self._point("turn_start", turn=number, current_sequence_length=length)
+        yield self._instant("turn_start", turn=number, current_sequence_length=length)
         yield self._took("turn_pre_process", small / 10, turn=number, generation_prompt_length=length + 3)
         called = self._now
         self._now += 5e-6
@@ -106,7 +106,7 @@ class RequestTimeline:
             yield self._ended("interacting_state", start, **turns)
 
     def _tools(self, number: int, tools: list[tuple[str, float]]) -> Iterator[Happened]:
-        """Run the tools side by side, each in a task of its own."""
+        """Run the tools concurrently, each in a task of its own."""
         if self._request.hangs and number == 0:
             return
         start = self._now
@@ -123,16 +123,16 @@ class RequestTimeline:
         return self._ended(event, start, **extra)
 
     def _ended(self, event: str, start: float, **extra: Any) -> Happened:
-        return self._record(event, start, extra, point=False)
+        return self._record(event, start, extra, instant=False)
 
-    def _point(self, event: str, **extra: Any) -> Happened:
-        return self._record(event, self._now, extra, point=True)
+    def _instant(self, event: str, **extra: Any) -> Happened:
+        return self._record(event, self._now, extra, instant=True)
 
-    def _record(self, event: str, start: float, extra: dict[str, Any], point: bool) -> Happened:
+    def _record(self, event: str, start: float, extra: dict[str, Any], instant: bool) -> Happened:
         spawned_by = None if self._announced else self._spawned_by
         self._announced = True
         ids = {"request_id": self._request.request_id, **extra}
-        return Happened(event, start, self._now, ids, self._task, spawned_by, point)
+        return Happened(event, start, self._now, ids, self._task, spawned_by, instant)
 
 
 def _summary(request: Request, parts: list[tuple[float, float, float]]) -> dict[str, Any]:

@@ -1,30 +1,30 @@
-"""Draw the requests of a synthetic step: turns, tokens and seconds, with the heavy tail of real ones."""
+"""Draw the requests of a synthetic step: turns, tokens and seconds, with a heavy tail as in real runs."""
 
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from sglang_instrument.testing.planted import Planted, here
+from sglang_instrument.testing.planted import Planted, is_planted
 
 TOKEN_SEC: Final = 0.02
-MOST_TOKENS: Final = 2048  # of a turn
+MOST_TOKENS: Final = 2048  # per turn
 MOST_TURNS: Final = 6
 TOOLS: Final = ("calculator", "search")
 
 
 @dataclass
 class Turn:
-    """One turn of a request; all times in seconds. `tools` are (name, seconds) that run side by side."""
+    """One turn of a request; all times in seconds. `tools` are (name, seconds) that run concurrently."""
 
     tokens: int
     engine_sec: float
-    small_sec: float  # what each small part around the engine call takes
+    small_sec: float  # time of each small part around the engine call
     tools: list[tuple[str, float]] = field(default_factory=list)
     reply_sec: float | None = None  # of the interaction, where there is one
 
     @property
     def generation_sec(self) -> float:
-        """Return the time in engine, tools and interaction."""
+        """The time in engine, tools and interaction."""
         return self.engine_sec + max((sec for _, sec in self.tools), default=0.0) + (self.reply_sec or 0.0)
 
 
@@ -42,20 +42,20 @@ class Request:
 
     @property
     def generation_sec(self) -> float:
-        """Return the time in engine, tools and interactions: all but the small parts."""
+        """The time in engine, tools and interactions: all but the small parts."""
         return sum(turn.generation_sec for turn in self.turns)
 
 
 def draw_requests(random: Random, count: int, step: int, worker: int, planted: Planted) -> list[Request]:
-    """Return the requests of one step of one worker, with what is planted there."""
+    """Return the requests of one step of one worker, with the causes planted there."""
     drawn = [_draw_request(random, step, worker, number) for number in range(count)]
-    if planted.straggler and here(planted.straggler, step, worker):
+    if planted.straggler and is_planted(planted.straggler, step, worker):
         for turn in (turn for request in drawn for turn in request.turns):
             turn.engine_sec *= planted.straggler.factor
-    if planted.slow_reward and here(planted.slow_reward, step, worker):
+    if planted.slow_reward and is_planted(planted.slow_reward, step, worker):
         for request in drawn:
             request.reward_sec += planted.slow_reward.seconds
-    if here(planted.hang, step, worker):
+    if is_planted(planted.hang, step, worker):
         request = max(drawn, key=lambda request: len(request.turns))
         request.turns[0].tools = [(TOOLS[0], 0.0)]
         request.hangs = True

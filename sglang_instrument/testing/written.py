@@ -1,4 +1,4 @@
-"""Turn what happened into the lines of a log, by the clock of the process that wrote them."""
+"""Turn synthetic records into the lines of a log, on the clock of the process that writes them."""
 
 from datetime import datetime, timezone
 from typing import Any, Final
@@ -21,7 +21,7 @@ class LogFile:
         self._second, self._prefix = -1, ""
 
     def lines(self, happened: list[Happened], begin: float, end: float, waits: bool = True) -> bytes:
-        """Return the whole file; in a step without end a barrier is open if it `waits`, or else a tool."""
+        """Return the whole file; in a step without an end, a tool stays open, or a barrier if it `waits`."""
         records = sorted((one for one in happened if one.end < NEVER), key=lambda one: (one.end, -one.start))
         lines = [self.control(LOG_OPENED, begin, self.opening(begin))]
         lines += [self.line(one) for one in records]
@@ -46,15 +46,15 @@ class LogFile:
         clocks = {"wall_ns": (self._epoch_us + int(begin * 1e6)) * 1000, "perf_ns": int(begin * 1e9)}
         return {"log_version": LOG_VERSION, "run_id": self._run_id, "pid": 4000 + self._rank, **clocks}
 
-    def control(self, event: str, moment: float, extra: dict[str, Any]) -> Line:
+    def control(self, event: str, time_sec: float, extra: dict[str, Any]) -> Line:
         """Return a record without a duration."""
-        line = Line(self._timestamp(moment), event, None, extra, self._rank, self._step)
+        line = Line(self._timestamp(time_sec), event, None, extra, self._rank, self._step)
         line.validate = self._validate
         return line
 
     def line(self, one: Happened) -> Line:
-        """Return the record of what happened."""
-        if one.point:
+        """Return the line of a record."""
+        if one.instant:
             duration_sec, start_us = None, None
         else:
             duration_sec = round(one.end - one.start, 9)
@@ -73,8 +73,8 @@ class LogFile:
         line.phase, line.validate = one.phase, self._validate
         return line
 
-    def _timestamp(self, moment: float) -> str:
-        second, microsecond = divmod(self._epoch_us + int(moment * 1e6), 1_000_000)
+    def _timestamp(self, time_sec: float) -> str:
+        second, microsecond = divmod(self._epoch_us + int(time_sec * 1e6), 1_000_000)
         if second != self._second:
             self._second = second
             self._prefix = datetime.fromtimestamp(second, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.")

@@ -46,10 +46,10 @@ R.partsOfStep = ({ step }) => {
   card.hidden = !parts || !parts.rows.length;
   if (card.hidden) return;
   card.querySelector("h3").textContent = `What ${R.stepName(step)} of worker ${parts.worker}, which was busy longest, is made of`;
-  const shade = (row, index) => (row.event === "(remainder)" ? R.ink("faint") : R.colour(R.phaseOf(row.event)));
+  const shade = (row, index) => (row.event === "(unaccounted)" ? R.ink("faint") : R.colour(R.phaseOf(row.event)));
   const shown = parts.rows.filter((row) => row.sec > 0);
   card.querySelector(".strip").replaceChildren(...shown.map((row) => R.el("span", { style: { flex: `${row.share} 0 0`, background: shade(row) }, title: `${row.event}: ${R.seconds(row.sec)}` })));
-  const named = (row) => R.el("span", {}, R.swatch(shade(row)), " ", row.event === "(remainder)" ? "in no named part" : R.el("code", {}, row.event));
+  const named = (row) => R.el("span", {}, R.swatch(shade(row)), " ", row.event === "(unaccounted)" ? "unaccounted" : R.el("code", {}, row.event));
   R.table(card.querySelector("table"), ["part, in the order of time", "share", "count", "time"], shown.map((row) => [named(row), R.percent(row.share), R.count(row.count), R.seconds(row.sec)]));
 };
 // Filled when it is opened: a run may have thousands of steps.

@@ -56,7 +56,7 @@ def test_events_have_the_fields_of_the_reference_and_the_listed_others(outcome):
 
 def test_points_have_no_duration_and_everything_else_has_one(outcome):
     for record in of_step(outcome, TOOLS):
-        assert ("duration_sec" in record) is not schema.kind_of(record["event"]).point, record
+        assert ("duration_sec" in record) is not schema.kind_of(record["event"]).instant, record
 
 
 def test_turn_timings_are_the_reference_s(outcome):
@@ -173,7 +173,7 @@ def test_the_parts_of_a_step_add_up_to_it(outcome):
         kind = "validate" if validate else "step"
         [whole] = named(of_step(outcome, step, kind), "total_step_duration")
         rows = accounting(run.spans, step, 0, validate)
-        assert rows["event"][-1] == "(remainder)"
+        assert rows["event"][-1] == "(unaccounted)"
         assert rows["sec"].sum() == pytest.approx(whole["duration_sec"], rel=0.02)
         assert rows["share"][-1] < 0.1
 
