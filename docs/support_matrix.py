@@ -1,4 +1,4 @@
-"""Write docs/support-matrix.md: `python docs/support_matrix.py`; wheels come from the registry, once.
+"""Write docs/reference/support-matrix.md: `python docs/support_matrix.py`; wheels come from the registry, once.
 
 Every version that the package index has, from the oldest that is promised on, is read and not imported.
 """
@@ -20,7 +20,7 @@ from sglang_instrument.patching.trees import open_tree
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 WHEELS: Final = ROOT / ".envs" / "wheels"
-PAGE: Final = ROOT / "docs" / "support-matrix.md"
+PAGE: Final = ROOT / "docs" / "reference" / "support-matrix.md"
 
 #: The oldest version of each package that is promised. slime is in no registry.
 OLDEST: Final = {"sglang": "0.4.6.post5", "verl": "0.4.0", "areal": "1.0.4"}
