@@ -75,7 +75,7 @@ $(VENV)/.demo: $(DEMO)/requirements.txt $(DEMO)/requirements-nodeps.txt | $(VENV
 # docs: the documentation as a site in site/, built strictly: a link that leads nowhere is an error
 .PHONY: docs
 docs: $(VENV)/.docs
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 $(VENV)/.docs: pyproject.toml | $(VENV)/.package
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'

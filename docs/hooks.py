@@ -27,9 +27,7 @@ def commands() -> str:
 
 def events() -> str:
     """Return the vocabulary as a table, one row an event."""
-    rows = [
-        f"| `{name}` | {kind.phase} | {_marks(kind)} |" for name, kind in sorted(schema.EVENTS.items())
-    ]
+    rows = [f"| `{name}` | {kind.phase} | {_marks(kind)} |" for name, kind in sorted(schema.EVENTS.items())]
     return "\n".join(["| event | phase | |", "|---|---|---|", *rows])
 
 
