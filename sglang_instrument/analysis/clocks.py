@@ -15,12 +15,12 @@ def numbered_barriers(digest: Digest) -> pl.DataFrame:
 
 
 def clock_table(digest: Digest) -> pl.DataFrame:
-    """Return a row a worker.
+    """Return the clock offset of each worker, a row a worker.
 
     Returns:
-        worker; barriers: How many it left together with others; offset_sec: The median of by how much later
-            its clock says that they were left than the median worker's; residual_sec: The largest difference
-            of a barrier from that: what the clocks drift, and what workers do not leave together.
+        worker; barriers: how many it left together with others; offset_sec: median, over the barriers, of its
+            exit less the median worker's exit; residual_sec: the largest difference of a barrier from that,
+            from clocks that drift and from workers that do not leave together.
     """
     exits = (
         numbered_barriers(digest).with_columns(workers=pl.len().over(BARRIER)).filter(pl.col("workers") > 1)

@@ -70,7 +70,7 @@ _NARROW: Final = (
 
 @dataclass(frozen=True, eq=False)
 class Digest:
-    """The tables of `SCHEMAS`; only the records that count are in them."""
+    """Steps, requests, turns and barriers of a run, a table each: what most answers need."""
 
     steps: pl.DataFrame
     requests: pl.DataFrame
@@ -102,7 +102,7 @@ class Digest:
         return Digest(**{name: table.filter(condition) for name, table in self.tables().items()})
 
     def of_workers(self) -> "Digest":
-        """Return what rollout workers wrote; all of it, where nobody is a worker."""
+        """Return the rows of rollout workers; all rows, where no process is a worker."""
         is_worker = self.steps["role"] == "worker"
         return self.filter(pl.col("role") == "worker") if is_worker.any() and not is_worker.all() else self
 

@@ -26,7 +26,7 @@ _BLOCK: Final = {
 
 
 def plateaus(digest: Digest) -> pl.DataFrame:
-    """Return when requests stood still, the longest first.
+    """Return the plateaus of a run, the longest first.
 
     A plateau is a gap between two completions of a worker in a step of more than max(2 s, 10 times the
     99th percentile of such gaps in the run), with at least 5 requests in flight throughout. Gaps with fewer
@@ -59,7 +59,7 @@ def plateaus(digest: Digest) -> pl.DataFrame:
 
 
 def standstill(digest: Digest, plateau: dict[str, Any]) -> dict[str, Any]:
-    """Say what the requests that stood still were doing.
+    """Return what the requests of a plateau were doing.
 
     Args:
         digest: Of the run.
@@ -138,7 +138,7 @@ def _completions(digest: Digest) -> pl.DataFrame:
 
 
 def loop_blocks(files: list[File]) -> pl.DataFrame:
-    """Return when an event loop was held, the longest first; of all roles: a trainer has loops, too.
+    """Return when code held an event loop, the longest first, in processes of all roles.
 
     Returns:
         role, step, validate, worker; at_us: when it ended; held_sec; in_span: the open span, if known;

@@ -9,11 +9,11 @@ _NAMED: Final = 3  # in a sentence; --json names all
 
 @dataclass
 class Health:
-    """What was read and what was left out.
+    """What a reader read, and what it left out.
 
     Attributes:
-        files: Log files read.
-        records: Records read, control records and left out ones not counted.
+        files: Log files that were read.
+        records: Records that count, without control records.
         torn: Lines that begin like a record and end early, as a kill leaves them.
         foreign: Lines that are no records.
         unreadable: Files that could not be read (to their end), with the reason.
@@ -21,19 +21,19 @@ class Health:
         newer: Files that a newer version wrote, with their `log_version`.
         ignored: What lies in the run's folder and was not read: it is no log, or its name names no role and
             rank.
-        headerless: Files without a `log_opened`, as the reference's own fork writes them.
+        headerless: Files without a `log_opened`, as the reference writes them.
         local_times: Records whose timestamp has no UTC offset; it is taken as UTC.
         runs: Run ids whose records are used, oldest first.
         older: Records left out because a newer run wrote the same step, by run id.
-        dropped: Records that the writers say they dropped.
-        sampled_out: Records that the writers say they sampled out, as they were told to.
+        dropped: Records that the writers dropped, by their own count.
+        sampled_out: Records that `sample_requests` left out, by the writers' count.
         unclosed: (step, validate, worker) of files of the run that is used that have neither a `step_closed`
             nor, at their end, a `log_closed`.
         missing: (step, worker) where a worker has no file, though it has one in steps before and after.
         outside: Records that belong to no step; they are among `records`.
         wordless: Processes that are gone and did not close their logs, as Ray and launchers end them: what
             they recorded last may be missing.
-        open_spans: `open_spans` records: something hung for a while, or for ever.
+        open_spans: `open_spans` records: a span was open for long, or never ended.
     """
 
     files: int = 0

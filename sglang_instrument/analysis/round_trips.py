@@ -61,13 +61,14 @@ class _Bounds:
 
 
 def round_trip_table(run: Run) -> pl.DataFrame:
-    """Return a row for each pair of a process that called and one of the engine that worked for it.
+    """Return a row for each pair of a calling process and an engine's process that served it.
 
     Returns:
-        client, server: Names of their files; calls: How many told of it; low_sec, high_sec: The server's
-            clock is ahead by no less and by no more, or no constant offset fits, where low is above high;
-            offset_sec: Their middle; residual_sec: Half of what lies between; same_clock: Both are processes
-            of one host, and began with the same anchor: then offset and residual are 0.
+        client, server: Names of their files; calls: how many calls bound the offset; low_sec, high_sec: the
+            server's clock is ahead by at least low and at most high, and no constant offset fits where low is
+            above high; offset_sec: their middle; residual_sec: half of the distance between them;
+            same_clock: whether both are processes of one host with the same anchor, and thus offset and
+            residual are 0.
     """
     whole = [(file.place, file) for file in run.files if file.place is not None and file.unreadable is None]
     own = [file for place, file in whole if place.folder == "engine"]
@@ -166,15 +167,15 @@ def _anchors(run: Run) -> dict[str, tuple[str, int]]:
 def process_clocks(run: Run, pairs: pl.DataFrame | None = None) -> pl.DataFrame:
     """Return by how much the clock of each process is ahead of the median worker's, as far as that is known.
 
-    Where no barrier tells of workers, it is ahead of the process that called most often.
+    Without barriers, the reference is the clock of the process that called most often.
 
     Args:
         run: The run.
-        pairs: What `round_trip_table` said, if it was asked before.
+        pairs: What `round_trip_table` returned, if it was called before.
 
     Returns:
-        process; offset_sec; residual_sec: What the offset may be wrong by, summed up along the way; by: What
-        told of it: "barriers", "reference", "same clock as NAME" or "round trips of NAME".
+        process; offset_sec; residual_sec: error bound of the offset, summed up along the path; by: the
+        evidence: "barriers", "reference", "same clock as NAME" or "round trips of NAME".
     """
     pairs = round_trip_table(run) if pairs is None else pairs
     roads = _roads(run, pairs)

@@ -26,13 +26,13 @@ from sglang_instrument.errors import LogError
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run as its files tell it.
+    """A run, read from its files.
 
     Attributes:
         folder: The experiment's folder.
         files: Its log files and their control records.
-        everything: Steps, requests, turns and barriers, of the records that count.
-        cached: Whether tables may be kept beside it.
+        everything: Steps, requests, turns and barriers, with the records outside of any step.
+        cached: Whether a cache may be used and written.
     """
 
     folder: Path
@@ -55,7 +55,7 @@ class Run:
 
     @cached_property
     def is_over(self) -> bool:
-        """Whether nobody writes to it any more, as far as can be told from here."""
+        """Whether all workers have ended, as far as this host can tell."""
         return is_over(self.folder, self.files, used_runs(self.files))
 
     @cached_property

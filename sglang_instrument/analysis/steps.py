@@ -69,17 +69,17 @@ def worker_steps(digest: Digest) -> pl.DataFrame:
 
 
 def accounting(spans: pl.DataFrame, step: int, worker: int, validate: bool = False) -> pl.DataFrame:
-    """Return of which parts a step of a worker is made; they add up to the step.
+    """Return the parts of a step of a worker; they add up to the step.
 
     Args:
         spans: Nested spans, as `Run.spans` has them.
         step: Number of the step.
         worker: Rank of the worker.
-        validate: Whether the validation at this step is meant.
+        validate: Whether to take the validation at this step.
 
     Returns:
-        `event`, `count`, `sec` and `share` of the step, in the order of time; moments that two parts share
-        count for the first. The last row, `(remainder)`, is the time in no part: the step's own self time.
+        `event`, `count`, `sec` and `share` of the step, in the order of time. Where two parts overlap, the
+        time counts for the first. The last row, `(remainder)`, is unaccounted: the step's own self time.
     """
     of_step = _of_workers(spans).filter(step=step, worker=worker, validate=validate)
     digest = Digest.of(of_step)

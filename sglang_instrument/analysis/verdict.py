@@ -35,13 +35,13 @@ _OF_WORKER: Final = ["step", "validate", "worker"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Something out of the ordinary.
+    """A cause that the verdict names.
 
     Attributes:
         cause: plateau, straggler, slow_tool, slow_reward, slow_interaction, blocked_loop, hang, or death.
         step, validate, worker: Where.
-        lost_sec: About what it cost the step.
-        sentence: What a person is told.
+        lost_sec: Estimate of the time that it cost the step.
+        sentence: The finding in words.
         evidence: The numbers behind it.
     """
 
@@ -55,13 +55,12 @@ class Finding:
 
 
 def find(digest: Digest, files: list[File], over: bool = False) -> list[Finding]:
-    """Return all that is out of the ordinary in a run, hangs and deaths first, then by the time lost.
+    """Return what is out of the ordinary in a run: hangs and deaths first, then by the time lost.
 
     Args:
         digest: Of the run.
         files: Its files.
-        over: Whether nobody writes to it any more (`Run.is_over`); of a run that goes on, nobody is said to
-            have died.
+        over: Whether the run is over (`Run.is_over`). In a run that goes on, no worker is reported as dead.
     """
     digest = digest.of_workers()
     found = [

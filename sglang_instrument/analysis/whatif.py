@@ -21,18 +21,19 @@ _REQUEST: Final = ["source", *_ASKED]
 
 @dataclass(frozen=True)
 class Rules:
-    """What is to be different; None changes nothing.
+    """The rules of a what-if; None changes nothing.
 
     Attributes:
         max_tokens: Most tokens of a response, all its turns together.
         max_turn_tokens: Most tokens of one turn, `max_new_tokens` of a call of the engine.
         max_turns: Most turns of a request.
         max_seconds: Most seconds of a request.
-        oversample: So many more requests than needed were begun: a step ends when 1 / (1 + oversample) of
+        oversample: Share of requests begun beyond those needed: a step ends when 1 / (1 + oversample) of
             those of each worker are done.
-        scale: By how much the time of a kind of work (a key of `KINDS`), or of an event, is multiplied; 0 if
-            it were gone.
-        rebalance: Requests are dealt anew, so that all workers end together, but none before the longest.
+        scale: Factor by which the time of a kind of work (a key of `KINDS`), or of an event, is multiplied;
+            0 removes it.
+        rebalance: Requests are distributed anew, so that all workers end together, but not before the longest
+            request.
     """
 
     max_tokens: int | None = None
@@ -49,7 +50,7 @@ def what_if(digest: Digest, rules: Rules, event_times: pl.DataFrame | None = Non
 
     Args:
         digest: Of the run.
-        rules: What is to be different.
+        rules: The rules to apply.
         event_times: Where `rules.scale` names events, what `Run.event_times` says of them.
 
     Returns:

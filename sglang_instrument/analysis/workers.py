@@ -17,7 +17,8 @@ _UNEVEN: Final = 1.1  # times as many requests as another worker: not the same w
 def barrier_table(digest: Digest) -> pl.DataFrame:
     """Return a row a barrier and worker, barriers in order, the first to arrive first.
 
-    All leave a barrier together, so a worker that waited longer by t arrived earlier by t: no clock is asked.
+    All workers leave a barrier together, so a worker that waited longer by t arrived earlier by t. No clocks
+    of hosts are compared.
 
     Returns:
         step, validate, barrier, worker: Which.
@@ -25,7 +26,7 @@ def barrier_table(digest: Digest) -> pl.DataFrame:
         wait_sec: Its wait.
         blame_sec: Its share of the time between the first arrival and the last: each moment is split equally
             over the workers that are still missing (the Shapley value of the airport game).
-        gain_alone_sec: What would be gained if it alone had been as fast as the next slowest.
+        gain_alone_sec: What the step would gain if only this worker were as fast as the next slowest.
         doubt: Why this is not enough evidence; null if it is.
     """
     waits = numbered_barriers(digest).with_columns(wait_sec=(pl.col("end_us") - pl.col("start_us")) / 1e6)
@@ -101,7 +102,7 @@ def _doubts(digest: Digest, waits: pl.DataFrame) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class Chain:
-    """Why a barrier was left when it was: its last worker, that one's last request, its turn, the event."""
+    """What a barrier waited for: its last worker, that worker's last request, its longest turn, the event."""
 
     step: int
     worker: int
@@ -117,7 +118,7 @@ class Chain:
 def chain_of(run: Run, step: int, validate: bool = False) -> Chain | None:
     """Follow the barrier with the latest arrival of a step down to an event; None if there is no evidence.
 
-    `late_sec` is by how much the worker came later than the last but one.
+    `late_sec` is the time between the last worker's arrival and the one before it.
     """
     of_step = run.digest.filter((pl.col("step") == step) & (pl.col("validate") == validate))
     table = barrier_table(of_step).filter(pl.col("doubt").is_null())
