@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 from sglang_instrument import schema
 from sglang_instrument.cli.main import COMMANDS, parser_of
@@ -21,8 +22,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def commands() -> str:
     """Return a section for each command: what `--help` prints, 100 columns wide."""
-    os.environ["COLUMNS"] = "100"
-    return "\n\n".join(f"## {name}\n\n```text\n{parser_of(name).format_help()}```" for name in COMMANDS)
+    with patch.dict(os.environ, COLUMNS="100"):  # argparse's own way to be told a width
+        helps = {name: parser_of(name).format_help() for name in COMMANDS}
+    return "\n\n".join(f"## {name}\n\n```text\n{text}```" for name, text in helps.items())
 
 
 def events() -> str:
