@@ -78,5 +78,5 @@ docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 $(VENV)/.docs: pyproject.toml | $(VENV)/.package
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	SGLANG_INSTRUMENT_NATIVE=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	touch $@
