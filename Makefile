@@ -71,3 +71,12 @@ $(VENV)/.demo: $(DEMO)/requirements.txt $(DEMO)/requirements-nodeps.txt | $(VENV
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $(DEMO)/requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $(DEMO)/requirements-nodeps.txt
 	touch $@
+
+# docs: the documentation as a site in site/, built strictly: a link that leads nowhere is an error
+.PHONY: docs
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+$(VENV)/.docs: pyproject.toml | $(VENV)/.package
+	SGLANG_INSTRUMENT_NATIVE=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@

@@ -1,4 +1,4 @@
-"""Write docs/support-matrix.md: `python docs/support_matrix.py`; wheels come from the registry, once.
+"""Write reference/support-matrix.md: `python docs/support_matrix.py`; wheels come from the registry, once.
 
 Every version that the package index has, from the oldest that is promised on, is read and not imported.
 """
@@ -20,7 +20,7 @@ from sglang_instrument.patching.trees import open_tree
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 WHEELS: Final = ROOT / ".envs" / "wheels"
-PAGE: Final = ROOT / "docs" / "support-matrix.md"
+PAGE: Final = ROOT / "docs" / "reference" / "support-matrix.md"
 
 #: The oldest version of each package that is promised. slime is in no registry.
 OLDEST: Final = {"sglang": "0.4.6.post5", "verl": "0.4.0", "areal": "1.0.4"}
@@ -36,7 +36,7 @@ TESTED: Final = {
     "verl/trainer": "real trainings 0.9.1 on a CPU: V1, `sync` and `separate_async` (by hand: before V1)",
     "areal/rollout": "real workflows 1.0.4 against a real server",
     "areal/engine": "real workflows 1.0.4 against a real server",
-    "areal/trainer": "static alone",
+    "areal/trainer": "read only",
     "slime/rollout": "a stand-in with its names and signatures, under Ray",
     "slime/engine": "a stand-in with its names and signatures, under Ray",
 }
@@ -44,13 +44,18 @@ TESTED: Final = {
 TOP: Final = """\
 # Support matrix
 
-Written by `python docs/support_matrix.py`, from every version in the package index: the source of each is
-read, and not imported, as `sglang-instrument patches check --source WHEEL` does. *found* is where a version
-has the statements that an event is made of; *has none* where it lacks what the event measures, and the table
-says so; *lost* where the table expects them and they are not there.
+`python docs/support_matrix.py` writes this page from every version in the package index. It reads the source
+of each version without importing it, as `sglang-instrument patches check --source WHEEL` does.
 
-A version that nobody read yet still gets what resolves; `status()` and `sglang-instrument status` name the
-rest. What was run, and not only read, says the column *tested*.
+| word | meaning |
+|---|---|
+| found | the version has the statements that the event is made of |
+| has none | the version lacks what the event measures, and the table says so |
+| lost | the table expects the statements, and they are not there |
+| tested | what was run, beyond reading the source |
+
+In a version that is not listed, whatever resolves is recorded; `status()` and `sglang-instrument status` name
+the rest.
 """
 
 
@@ -146,8 +151,9 @@ def page(tables: Sequence[Table], versions: dict[str, list[str]], rows: Sequence
         read = versions.get(table.package, [])
         where = f"{len(read)} versions of {table.package}, {read[0]} to {read[-1]}" if len(read) > 1 else ""
         where = where or (f"{table.package} {read[0]}" if read else "in no registry")
-        tested = TESTED.get(table.name, "static alone")
-        yield f"| [{table.name}](../patches/{table.name}.toml) | {where} | {tested} |"
+        tested = TESTED.get(table.name, "read only")
+        anchor = table.name.replace("/", "")
+        yield f"| [{table.name}](patch-tables.md#{anchor}) | {where} | {tested} |"
     for table in tables:
         mine = [row for row in rows if row.table == table.name]
         if mine:

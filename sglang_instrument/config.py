@@ -50,7 +50,7 @@ class Config(Struct, frozen=True, kw_only=True):
         all_ranks: Whether ranks that only follow, of a tensor-parallel group, write files of their own.
         profile_steps: Steps in whose rollout the engines' profilers record, as "5-7,20".
         profile_workers: Of the workers with engines of their own, or of the servers: "0", "0-3", "all".
-        profile_options: What they record: "num_steps=20,activities=CPU+GPU" (see docs/profiling.md).
+        profile_options: What they record: "num_steps=20,activities=CPU+GPU" (see docs/how-to/profiling.md).
         profile_when: What is also recorded: "request>60s", at most once in 10 minutes.
         profile_router: Address of the servers' router, where the trainer's own objects do not tell.
     """

@@ -1,7 +1,8 @@
-"""The examples of README.md, docs/ and patches/README.md: their fenced blocks, and the commands in them."""
+"""The pages: README.md, docs/, patches/README.md and benchmarks/: their fenced blocks, commands and links."""
 
 import re
 import shlex
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,13 +11,14 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
     ROOT / "patches/README.md",
+    ROOT / "benchmarks/README.md",
     *(
         page
-        for page in sorted((ROOT / "docs").glob("*.md"))
+        for page in sorted((ROOT / "docs").rglob("*.md"))
         if page.name not in ("changelog.md", "support-matrix.md")
     ),
 ]
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _PROMPT = re.compile(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*")
 _OURS = ("sglang-instrument", ".venv/bin/sglang-instrument")
 
@@ -45,8 +47,8 @@ def blocks(language=None):
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for match in _FENCE.finditer(text):
-            place = text.count("\n", 0, match.start(2)) + 1
-            found.append(Block(str(page.relative_to(ROOT)), place, match[1], match[2]))
+            place = text.count("\n", 0, match.start(3)) + 1
+            found.append(Block(str(page.relative_to(ROOT)), place, match[2], textwrap.dedent(match[3])))
     return [block for block in found if language in (None, block.language)]
 
 

@@ -129,21 +129,52 @@ def at_hand(tmp_path):
         yield server.url
 
 
-@pytest.mark.parametrize("block", blocks("python"), ids=ids)
-def test_python_runs(block, at_hand, tmp_path):
+@pytest.fixture
+def run_python(tmp_path):
+    """Run a program in the folder of the test, without settings; it must end well and complain of nothing."""
+
+    def run(source, *arguments):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", source, *arguments],
+            cwd=tmp_path,
+            env={name: value for name, value in os.environ.items() if not name.startswith(PREFIX)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+
+    return run
+
+
+NOTEBOOK = "docs/how-to/notebook.md"
+#: Runs cells as a notebook does: in one module, in a loop that runs, each with `await` wherever it likes.
+KERNEL = """
+import ast, asyncio, inspect, sys
+async def run(cells):
+    names = {"__name__": "__main__"}
+    for cell in cells:
+        code = compile(cell, "cell", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        done = eval(code, names)
+        if inspect.isawaitable(done):
+            await done
+    assert names["steps"]["requests"].to_list() == [4]
+asyncio.run(run(sys.argv[1:]))
+"""
+
+
+def test_the_cells_of_the_notebook_run_one_after_the_other(run_python):
+    cells = [block.text for block in blocks("python") if block.page == NOTEBOOK]
+    assert len(cells) >= 4
+    run_python(KERNEL, *cells)
+
+
+@pytest.mark.parametrize("block", [block for block in blocks("python") if block.page != NOTEBOOK], ids=ids)
+def test_python_runs(block, at_hand, run_python, tmp_path):
     source = block.text.replace("/tmp/sglang_profile", str(tmp_path / "sglang_profile"))
     if "engine_or_url_or_list" in source:
         source = f"engine_or_url_or_list = {at_hand!r}\n{source}"
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", source],
-        cwd=tmp_path,
-        env=clean,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
+    run_python(source)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +182,7 @@ def test_python_runs(block, at_hand, tmp_path):
 )
 def test_a_command_is_one_that_there_is(words):
     assert words[0] in COMMANDS
-    if len(words) > 1:  # else it is only named
+    if words[1:] not in ([], ["--help"]):  # else it is only named, or helps
         parser_of(words[0]).parse_args(words[1:])
 
 

@@ -18,7 +18,7 @@ barriers. Or as a Perfetto trace: open it at https://ui.perfetto.dev, which runs
     duckdb -c "select event, sum(self_sec) from 'gsm8k_600_parquet/spans/*.parquet' group by 1"
     sglang-instrument export logs/gsm8k_600 --perfetto step67.pftrace --step 67 --traces /tmp/sglang_profile
 
-spans/step_N.parquet, spans/validate_N.parquet   the columns are described in docs/analysis.md
+spans/step_N.parquet, spans/validate_N.parquet   the columns are described in docs/reference/numbers.md
 steps.parquet, requests.parquet, turns.parquet, barriers.parquet; records outside of any step are in no row
 of steps and barriers
 --perfetto   a track a request below its worker, turns joined by arrows, requests in flight, loop lag; clocks

@@ -12,7 +12,7 @@ from sglang_instrument.cli.tables import print_json, print_line, reading
 from sglang_instrument.errors import InstrumentError
 
 HELP: Final = """\
-Draw a run as figures, a file each. docs/figures.md shows them and says how to read them.
+Draw a run as figures, a file each. docs/how-to/figures.md shows them and says how to read them.
 
     sglang-instrument plot logs/gsm8k_600 -o figures
     sglang-instrument plot logs/gsm8k_600 -o figures --step 67 --figure slowest --format svg

@@ -28,8 +28,8 @@ stop      waits until the traces are written, up to --timeout (30 min)
 status    which engines they are, what was started from here, which traces are written
 check     what would go wrong, without starting anything
 
-Exit code 1 if a worker failed; its row says why. docs/profiling.md has vLLM, nsys, and profiling chosen
-steps of a run (SGLANG_INSTRUMENT_PROFILE_STEPS=5-7)."""
+Exit code 1 if a worker failed; its row says why. docs/how-to/profiling.md has vLLM, nsys, and profiling
+chosen steps of a run (SGLANG_INSTRUMENT_PROFILE_STEPS=5-7)."""
 
 ACTIONS: Final = ("start", "stop", "status", "check", "capture")
 

@@ -169,7 +169,7 @@ def _what_next(options: ProfileOptions, folder: Path | None, elsewhere: str) -> 
     )
     activities = options.activities or ()
     if "CUDA_PROFILER" in activities and set(activities) <= {"CUDA_PROFILER"}:
-        return f"{bound}; nsys writes the report where it was started (docs/profiling.md)"
+        return f"{bound}; nsys writes the report where it was started (docs/how-to/profiling.md)"
     where = elsewhere or f"traces: {folder or options.output_dir}"
     return f"{bound}; {where}"
 

@@ -25,8 +25,8 @@ analyze   GPU busy and idle, kernels, communication and how much is exposed, pre
           for; with --run, what the requests waited for while the engine was idle
 merge     all traces, and with --run the events of the rollout over them, as one Perfetto file
 
-Files may be gigabytes, packed with gzip, or cut short. docs/traces.md says how each number is computed, and
-names the keys that --json prints."""
+Files may be gigabytes, packed with gzip, or cut short. docs/reference/kernel-traces.md says how each number
+is computed, and names the keys that --json prints."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

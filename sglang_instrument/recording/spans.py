@@ -2,7 +2,7 @@
 
 A span is one small Struct that is its own record. Its context and its start are read by C code while it is
 constructed; its end appends it to a list that the encoder empties. Nothing here does I/O, logs, or
-takes a lock; `docs/cost.md` says what it costs. Where the compiled parts are built, those of
+takes a lock; `docs/explanation/cost.md` says what it costs. Where the compiled parts are built, those of
 `native/spans.pyx` take the place of what is here, which says what they have to do.
 """
 

@@ -1,7 +1,7 @@
 """A stand-in for slime with its names, signatures and order: every event, in the right step, nothing changed.
 
-slime is in no registry. Its real rollouts were run while the tables were made (docs/slime.md); here they are
-held to code that stands in for it, which says so by name.
+slime is in no registry. Its real rollouts were run while the tables were made (docs/how-to/slime.md); here
+they are held to code that stands in for it, which says so by name.
 """
 
 import json

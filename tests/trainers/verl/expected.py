@@ -1,6 +1,6 @@
 """What the reference logs, event by event, and what we log beside it: the one place that says so.
 
-`docs/verl.md` explains the differences in words; `test_verl.py` holds the logs against this.
+`docs/reference/events.md` explains the differences in words; `test_verl.py` holds the logs against this.
 """
 
 ORDINARY_TURN = {"request_id", "turn"}

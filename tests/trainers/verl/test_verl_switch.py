@@ -1,4 +1,4 @@
-"""The ways in which docs/verl.md switches it on: what verl itself imports, in the process of the worker."""
+"""How docs/how-to/verl.md switches it on: what verl itself imports, in the process of the worker."""
 
 import pytest
 from conftest import VERSIONS

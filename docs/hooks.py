@@ -1,0 +1,54 @@
+"""Fill the pages that repeat what the code says: `{{ commands }}`, `{{ events }}` and `{{ tables }}`.
+
+mkdocs calls `on_page_markdown` for each page; tests call the functions below it.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+from sglang_instrument import schema
+from sglang_instrument.cli.main import COMMANDS, parser_of
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Return a page's text with its placeholders filled."""
+    return re.sub(r"^\{\{ (\w+) \}\}$", lambda found: _PARTS[found[1]](), markdown, flags=re.MULTILINE)
+
+
+def commands() -> str:
+    """Return a section for each command: what `--help` prints, 100 columns wide."""
+    with patch.dict(os.environ, COLUMNS="100"):  # argparse's own way to be told a width
+        helps = {name: parser_of(name).format_help() for name in COMMANDS}
+    return "\n\n".join(f"## {name}\n\n```text\n{text}```" for name, text in helps.items())
+
+
+def events() -> str:
+    """Return the vocabulary as a table, one row an event."""
+    rows = [f"| `{name}` | {kind.phase} | {_marks(kind)} |" for name, kind in sorted(schema.EVENTS.items())]
+    return "\n".join(["| event | phase | |", "|---|---|---|", *rows])
+
+
+def _marks(kind: schema.EventKind) -> str:
+    marks = {"instant": kind.point, "may wait for the GPU": kind.synced, "of the reference": kind.reference}
+    return ", ".join(word for word, holds in marks.items() if holds)
+
+
+def tables() -> str:
+    """Return the text of each shipped patch table, folded."""
+    found = sorted((ROOT / "patches").rglob("*.toml"))
+    return "\n\n".join(_table(path) for path in found)
+
+
+def _table(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    body = "\n".join(f"    {line}" if line else "" for line in ["```toml", *lines, "```"])
+    name = path.relative_to(ROOT / "patches").with_suffix("")
+    return f'### {name}\n\n??? abstract "patches/{name}.toml, {len(lines)} lines"\n\n{body}'
+
+
+_PARTS: Final = {"commands": commands, "events": events, "tables": tables}

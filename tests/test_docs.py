@@ -1,0 +1,153 @@
+"""The pages say what the code says: settings, commands, events, public names; links lead somewhere."""
+
+import importlib.util
+import re
+
+import pytest
+from documented import PAGES, ROOT, blocks
+from msgspec import structs
+
+import sglang_instrument
+from sglang_instrument import analysis, config, schema
+from sglang_instrument.cli.main import COMMANDS, main
+from sglang_instrument.config import PREFIX, Config
+
+SETTINGS = (ROOT / "docs/reference/settings.md").read_text()
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+#: Pages that the site does not build where they lie, so that its strict build does not see their links.
+OUTSIDE = [
+    "README.md",
+    "patches/README.md",
+    "benchmarks/README.md",
+    "benchmarks/results.md",
+    "tests/logs/README.md",
+]
+
+
+@pytest.fixture(scope="module")
+def hooks():
+    """What fills the pages when the site is built."""
+    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs/hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def rows(heading):
+    """Return the cells of the table below a heading of the page of settings."""
+    table = SETTINGS.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def shown(default):
+    """Return a default as the page shows it."""
+    return "none" if default in ("", ()) else f"`{int(default) if isinstance(default, bool) else default}`"
+
+
+#: Defaults that the page tells in words.
+IN_WORDS = {
+    "run_id": "made by the driver",
+    "trainers": "all",
+    "profile_options": "`num_steps=20` where nothing is set",
+    "profile_router": "found from the trainer's objects",
+}
+
+
+def test_every_setting_stands_in_the_table_in_order_with_its_default():
+    fields = structs.fields(Config)
+    expected = [(field.name, IN_WORDS.get(field.name, shown(field.default))) for field in fields]
+    assert [(cells[0].strip("`"), cells[2]) for cells in rows("All settings")] == expected
+
+
+@pytest.mark.parametrize("name", ["sync", "durability", "detail", "engine_detail"])
+def test_the_values_of_a_setting_are_those_that_it_takes(name):
+    [values] = [cells[1] for cells in rows("All settings") if cells[0] == f"`{name}`"]
+    allowed, _ = config._RULES[name]
+    named = re.findall(r"`(\w+)`", values)
+    assert all(map(allowed, named))
+    assert f"one of {', '.join(map(repr, named))}" == config._RULES[name][1]
+
+
+def test_every_variable_of_the_code_is_on_the_page():
+    sources = [*(ROOT / "sglang_instrument").rglob("*.py"), ROOT / "hatch_build.py"]
+    named = {name for path in sources for name in re.findall(rf"{PREFIX}[A-Z_]*[A-Z]", path.read_text())}
+    settings = {PREFIX + field.name.upper() for field in structs.fields(Config)}
+    inside_the_build = {f"{PREFIX}STAMP"}
+    assert {name for name in named - settings - inside_the_build if f"`{name}`" not in SETTINGS} == set()
+
+
+def test_the_site_fills_in_every_command_event_and_table(hooks):
+    filled = hooks.on_page_markdown("{{ commands }}\n\n{{ events }}\n\n{{ tables }}")
+    assert all(f"\n## {name}\n" in f"\n{filled}" for name in COMMANDS)
+    assert all(f"| `{name}` | {kind.phase} |" in filled for name, kind in schema.EVENTS.items())
+    for path in (ROOT / "patches").rglob("*.toml"):
+        assert path.read_text().splitlines()[0] in filled
+    pages = "\n".join(page.read_text() for page in PAGES)
+    assert set(re.findall(r"^\{\{ (\w+) \}\}$", pages, re.MULTILINE)) == set(hooks._PARTS)
+
+
+def test_every_public_name_is_on_the_page_of_the_api():
+    page = (ROOT / "docs/reference/api.md").read_text()
+    public = [f"sglang_instrument.{name}" for name in sglang_instrument.__all__]
+    public += [f"sglang_instrument.analysis.{name}" for name in analysis.__all__]
+    assert [name for name in public if f"::: {name}\n" not in page] == []
+
+
+def anchors(page):
+    """Return the ids of a page's headings."""
+    words = (
+        re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in HEADING.findall(page.read_text())
+    )
+    return {re.sub(r"[-\s]+", "-", heading) for heading in words}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_link_outside_of_the_site_leads_somewhere(name):
+    page = ROOT / name
+    for link in LINK.findall(page.read_text()):
+        path, _, anchor = link.partition("#")
+        if not path.startswith("http"):
+            target = (page.parent / path) if path else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("name", OUTSIDE[1:4])
+def test_a_page_that_the_site_includes_has_no_link_that_means_something_else_there(name):
+    assert [link for link in LINK.findall((ROOT / name).read_text()) if not link.startswith("http")] == []
+
+
+def test_pages_that_code_and_tables_name_are_there():
+    folders = ["sglang_instrument", "patches", "tests", "benchmarks"]
+    kinds = {".py", ".pyx", ".pxi", ".toml", ".html", ".js"}
+    texts = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
+    named = {
+        name for path in texts for name in re.findall(r"\b(?:docs|benchmarks)/[\w/-]+\.md", path.read_text())
+    }
+    assert named
+    assert {name for name in named if not (ROOT / name).is_file()} == set()
+
+
+def test_the_output_that_is_shown_has_the_columns_that_are_printed(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    printed = set()
+    for command in (["summary"], ["workers", "--step", "1"], ["requests", "--limit", "3"]):
+        assert main([command[0], str(ROOT / "tests/logs/demo"), *command[1:]]) == 0
+        printed |= {" ".join(line.split()) for line in capsys.readouterr().out.splitlines()}
+    shown = [block for block in blocks("text") if "──" in block.text]
+    assert {block.page for block in shown} == {"README.md", "docs/tutorial/first-run.md"}
+    for block in shown:
+        header = block.text.splitlines()[[line[:2] for line in block.text.splitlines()].index("──") - 1]
+        assert " ".join(header.split()) in printed, str(block)
+
+
+def test_the_pages_name_no_place_of_the_machine_that_made_them():
+    for page in [*PAGES, *(ROOT / name for name in OUTSIDE)]:
+        assert not re.search(r"/work/|/root/|/tmp/docs", page.read_text()), page
+
+
+def test_licence_and_package_agree():
+    assert (ROOT / "LICENSE").read_text().split()[:4] == ["Apache", "License", "Version", "2.0,"]
+    assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text()
