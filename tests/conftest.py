@@ -78,7 +78,7 @@ class Script:
     process: subprocess.Popen
     folder: Path
 
-    def wait(self, code=0, timeout=180):
+    def wait(self, code=0, timeout=600):
         """Wait for its end, with exit code `code`; a negative one is a signal."""
         self.stdout, self.stderr = self.process.communicate(timeout=timeout)
         assert self.process.returncode == code, self.stderr

@@ -28,7 +28,9 @@ from sglang_instrument.schema import LOG_OPENED, OPEN_SPANS, REFERENCE_EVENTS, S
 
 WORKERS = (0, 1)
 STEPS = (1, 2, 3)
-RUN_LIMIT_SEC = 600
+RUN_LIMIT_SEC = 1200
+#: Of a busy machine: a step in which nothing hangs may say nothing for ten seconds.
+SILENT_SEC = 45
 
 #: What a step is made of, one after the other.
 PARTS = frozenset(
@@ -117,7 +119,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
 @pytest.fixture(scope="module")
 def hanging(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
     """A straggler in step 2, and a tool that never returns in step 3."""
-    planted = ("--inject", "straggler", "--inject", "hang", "--give-up-after", "8")
+    planted = ("--inject", "straggler", "--inject", "hang", "--give-up-after", str(SILENT_SEC))
     return run_demo(tmp_path_factory.mktemp("hanging"), *planted, SGLANG_INSTRUMENT_HANG_AFTER_SEC="2")
 
 
@@ -305,7 +307,7 @@ def test_the_other_worker_is_seen_waiting_for_a_straggler(hanging: DemoRun) -> N
 @pytest.mark.engine
 def test_a_tool_that_never_returns_ends_the_demo_and_is_seen_open(hanging: DemoRun) -> None:
     assert hanging.code == 1
-    assert "nothing happened for 8 s" in hanging.errors
+    assert f"nothing happened for {SILENT_SEC} s" in hanging.errors
     records = hanging.records(3, 0)
     events = [record["event"] for record in records]
     assert STEP_CLOSED not in events

@@ -77,7 +77,7 @@ def run(tmp_path_factory):
         cwd=folder,
         stderr=PIPE,
         text=True,
-        timeout=500,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     by_event = {}

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parent.parent
 ROUTERS = {version: ROOT / ".envs" / f"router-{version}" for version in ("0.3.2", "0.1.9")}
-START_SEC = 400
+START_SEC = 1200
 ARGUMENTS = (
     *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
     *("--sampling-backend", "pytorch", "--grammar-backend", "none", "--disable-cuda-graph"),
