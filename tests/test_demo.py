@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from own_group import run_in_group
 from sglang_instrument.analysis.join import joined_calls
 from sglang_instrument.analysis.run import open_run
 from sglang_instrument.analysis.verdict import Finding, find
+from sglang_instrument.cli.demo import _this_command
 from sglang_instrument.demo.faults import BLOCK_SEC, FAULTS, SLOW_SEC, STARVED_SEC, STRAGGLE_SEC, pause
 from sglang_instrument.demo.launch import DemoError, Worker, check_workers
 from sglang_instrument.demo.options import DemoOptions
@@ -229,6 +231,17 @@ def test_the_demo_ends_with_what_it_found_and_what_to_try_next(plain: DemoRun) -
 
 
 @pytest.mark.engine
+def test_each_command_that_the_demo_prints_works_as_printed(plain: DemoRun) -> None:
+    commands = plain.printed.partition("next: ")[2].splitlines()
+    assert [shlex.split(command)[1] for command in commands] == ["summary", "events", "report"]
+    folder = plain.folder.parents[1]
+    for command in commands:
+        done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert (folder / "tried.html").stat().st_size > 10_000
+
+
+@pytest.mark.engine
 def test_results_are_the_same_token_for_token_without_install(plain: DemoRun, tmp_path: Path) -> None:
     bare = run_demo(tmp_path, "--validate", "--no-install")
     assert bare.code == 0, bare.errors
@@ -383,6 +396,27 @@ def test_a_planted_pause_is_never_too_short() -> None:
         assert min(loop.run_until_complete(pauses())) >= 0.005
     finally:
         loop.close()
+
+
+@pytest.mark.parametrize("where", ["on PATH", "below this folder", "elsewhere"])
+def test_the_demo_names_its_program_as_a_shell_finds_it(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "a venv/bin/sglang-instrument"
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path if where == "below this folder" else tmp_path / "other")
+    monkeypatch.setenv("PATH", str(program.parent) if where == "on PATH" else os.defpath)
+    assert (
+        _this_command()
+        == {
+            "on PATH": "sglang-instrument",
+            "below this folder": "'a venv/bin/sglang-instrument'",
+            "elsewhere": f"'{program}'",
+        }[where]
+    )
 
 
 def test_a_batch_is_the_same_for_the_same_seed_and_begins_with_a_tool_call() -> None:
