@@ -25,7 +25,7 @@ from sglang_instrument.errors import InstrumentError
 
 VOCABULARY: Final = 900
 EPOCHS: Final = 150
-LEARNING_RATE: Final = 1e-2
+LEARNING_RATE: Final = 7e-3
 #: It is asked what it knows only when its loss is below this; it knows a token by so much in logits.
 LEARNED_LOSS: Final = 0.02
 LEARNED_MARGIN: Final = 3.0
