@@ -52,7 +52,7 @@ bench: $(VENV)/.develop $(VENV)/.native
 environments: $(VENV)/.demo
 	@$(MAKE) --no-print-directory --jobs $(words $(ENVIRONMENTS)) $(ENVIRONMENTS:%=environment-%)
 
-environment-%: | $(VENV)/.package
+$(ENVIRONMENTS:%=environment-%): environment-%: | $(VENV)/.package
 	tests/environments/$*.sh
 
 $(BIN)/python:
