@@ -1,38 +1,40 @@
 # demo: a real rollout on the real SGLang engine, on the CPU where there is no GPU
 # native: compile what changed of sglang_instrument/native, where there is a compiler
 # test, lint, bench: what a change has to pass; all of them make the virtual environment that they need
-# test-ray, test-trainers: the real Ray, the real trainers, in environments of their own below .envs
+# test-ray, test-trainers: the real Ray, the real trainers, in environments of their own below .envs (environments)
 # test-gpu: on a machine with one, by a PYTHON that has torch with CUDA, msgspec, orjson, pytest (polars for one of them)
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := sglang_instrument/demo
 DEMO_ARGS ?=
+INSTALL := tests/environments/install.sh $(BIN)/python
+ENVIRONMENTS := ray router verl verl_server areal
+# One process a core. Tests that share an engine run in one of them: tests/conftest.py makes the groups.
+PARALLEL := --numprocesses logical --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest $(PARALLEL)
 
 # What records or patches: tested as pure Python, too.
 PURE := spans known_tasks waiting instrument lines writer disk files selection threads unwinding loop watchdog device \
 	device_events values fields probe rewrite spots install native always own_locals fuzz scarce collected \
 	hostile_values out_of_memory odd_targets
 
-.PHONY: demo native test test-ray test-trainers test-gpu lint bench
+.PHONY: demo native test test-ray test-trainers test-gpu lint bench environments $(ENVIRONMENTS:%=environment-%)
 
-demo: $(VENV)/.demo $(VENV)/.native
+# The compiler works while the rest is downloaded.
+demo: $(BIN)/python
+	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.demo $(VENV)/.native
 	EXPERIMENT_NAME=$${EXPERIMENT_NAME:-demo} $(BIN)/sglang-instrument demo $(DEMO_ARGS)
 
-test: $(VENV)/.demo $(VENV)/.develop $(VENV)/.native
-	-PYTHON=$(BIN)/python tests/environments/router.sh
-	$(BIN)/python -m pytest
-	SGLANG_INSTRUMENT_NATIVE=0 $(BIN)/python -m pytest $(PURE:%=tests/test_%.py)
+test: $(VENV)/.demo $(VENV)/.develop $(VENV)/.native environment-router
+	$(PYTEST) --ignore tests/trainers
+	SGLANG_INSTRUMENT_NATIVE=0 $(PYTEST) $(PURE:%=tests/test_%.py)
 
-test-ray:
-	tests/environments/ray.sh
-	.envs/ray/bin/python -m pytest tests/test_ray.py tests/test_ray_classes.py tests/test_reach_ray.py
+test-ray: environment-ray
+	.envs/ray/bin/python -m pytest $(PARALLEL) tests/test_ray.py tests/test_ray_classes.py tests/test_reach_ray.py
 
-test-trainers: test-ray $(VENV)/.develop
-	tests/environments/verl.sh 0.4.0 0.4.1 0.5.0 0.6.0 0.6.1
-	tests/environments/verl_server.sh
-	tests/environments/areal.sh
-	$(BIN)/python -m pytest tests/trainers
+test-trainers: environments test-ray $(VENV)/.develop
+	$(PYTEST) tests/trainers
 
 test-gpu:
 	@$(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "no CUDA device for torch " + torch.__version__)'
@@ -46,30 +48,39 @@ lint: $(VENV)/.demo $(VENV)/.develop
 bench: $(VENV)/.develop $(VENV)/.native
 	$(BIN)/python -m pytest benchmarks
 
+# Side by side; what is there already is not made again.
+environments: $(VENV)/.demo
+	@$(MAKE) --no-print-directory --jobs $(words $(ENVIRONMENTS)) $(ENVIRONMENTS:%=environment-%)
+
+$(ENVIRONMENTS:%=environment-%): environment-%: | $(VENV)/.package
+	tests/environments/$*.sh
+
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 
+# Pure Python at first: .native compiles it.
 $(VENV)/.package: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[analysis]'
+	SGLANG_INSTRUMENT_NATIVE=0 $(INSTALL) --editable '.[report]'
 	touch $@
 
 native: $(VENV)/.native
 
-# The install above has compiled it already: this is for sources that changed since.
 $(VENV)/.native: hatch_build.py $(wildcard sglang_instrument/native/*.p*) | $(VENV)/.package
 	@$(BIN)/python hatch_build.py >/dev/null 2>&1 || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 
 $(VENV)/.develop: $(VENV)/.package
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[analysis,report,profiling,test,lint]'
+	$(INSTALL) --editable '.[analysis,report,profiling,test,lint]'
 	touch $@
 
+# PyTorch alone, and first: install.sh says which build of it.
 $(VENV)/.demo: $(DEMO)/requirements.txt $(DEMO)/requirements-nodeps.txt | $(VENV)/.package
 	@echo "installing SGLang and PyTorch into $(VENV): about 2.5 GB, once"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $(DEMO)/requirements.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $(DEMO)/requirements-nodeps.txt
+	$(INSTALL) $$(grep ^torch== $(DEMO)/requirements.txt)
+	$(INSTALL) --requirement $(DEMO)/requirements.txt
+	$(INSTALL) --no-deps --requirement $(DEMO)/requirements-nodeps.txt
 	touch $@
 
 # docs: the documentation as a site in site/, built strictly: a link that leads nowhere is an error

@@ -5,9 +5,11 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from grouped import group_of_each
 from logged import read_records
 
 import sglang_instrument
@@ -21,6 +23,17 @@ except ImportError:  # environments of trainers have none
 else:  # the machine may be busy
     settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("untimed")
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with tests of real engines, which take longest; keep together in one process what shares one."""
+    items.sort(key=lambda item: item.get_closest_marker("engine") is None)
+    if any(find_spec(name) is None for name in ("torch", "sglang", "transformers")):
+        without = pytest.mark.skip(reason="the demo's requirements are not installed")
+        for item in filter(lambda item: item.get_closest_marker("engine"), items):
+            item.add_marker(without)
+    for item, group in group_of_each(items).items():
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +78,7 @@ class Script:
     process: subprocess.Popen
     folder: Path
 
-    def wait(self, code=0, timeout=180):
+    def wait(self, code=0, timeout=600):
         """Wait for its end, with exit code `code`; a negative one is a signal."""
         self.stdout, self.stderr = self.process.communicate(timeout=timeout)
         assert self.process.returncode == code, self.stderr

@@ -1,6 +1,5 @@
 """A request of the real engine that fails or is cancelled is named: by its `rid` it joins its scheduler."""
 
-import importlib.util
 import os
 import sys
 import textwrap
@@ -10,10 +9,7 @@ import pytest
 from logged import own, read_records
 from own_group import run_in_group
 
-pytestmark = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("torch", "sglang", "transformers")),
-    reason="the demo's requirements are not installed",
-)
+pytestmark = pytest.mark.engine
 
 #: One request of each kind, and none names itself: the engine makes the `rid`.
 REQUESTS = """
@@ -81,7 +77,7 @@ def run(tmp_path_factory):
         cwd=folder,
         stderr=PIPE,
         text=True,
-        timeout=500,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     by_event = {}

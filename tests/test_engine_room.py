@@ -1,6 +1,5 @@
 """SGLang's own processes, real ones: a server and its schedulers, detokenizer and controller, on the CPU."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -21,10 +20,7 @@ from sglang_server import DEADLINE_SEC, model_of_the_demo, start_server
 from sglang_instrument.analysis.join import engine_requests_by_step
 from sglang_instrument.analysis.run import open_run
 
-pytestmark = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("torch", "sglang", "transformers")),
-    reason="the demo's requirements are not installed",
-)
+pytestmark = pytest.mark.engine
 
 PROMPTS = [[300 + 7 * number + place for place in range(number % 3 + 2)] for number in range(8)]
 TOKENS = 24

@@ -31,7 +31,7 @@ def train(fuse, tmp_path):
         environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "FOLDER": str(tmp_path), **variables}
         command = [*MOUNTED, tmp_path, sys.executable, "-c", source]
         done = subprocess.run(
-            list(map(str, command)), capture_output=True, text=True, timeout=300, env=environment, check=False
+            list(map(str, command)), capture_output=True, text=True, timeout=600, env=environment, check=False
         )
         assert done.returncode == 0, done.stderr
         *said, files = done.stdout.splitlines()

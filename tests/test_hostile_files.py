@@ -41,7 +41,7 @@ def no_waiting_for_ever():
     """End the whole process when a test hangs: what hangs here is deaf to anything less."""
     import faulthandler
 
-    faulthandler.dump_traceback_later(300, exit=True)
+    faulthandler.dump_traceback_later(1800, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
 

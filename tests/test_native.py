@@ -43,7 +43,7 @@ def told(package_parent, **environment):
         [sys.executable, "-c", SEEN],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         cwd=package_parent,
         env={**os.environ, "PYTHONPATH": str(package_parent), "SGLANG_INSTRUMENT_NATIVE": "", **environment},
     )

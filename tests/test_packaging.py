@@ -26,7 +26,7 @@ def build(what, source, folder, **environment):
         check=True,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         env={**os.environ, "SGLANG_INSTRUMENT_NATIVE": "", **environment},
     )
     (built,) = folder.iterdir()
@@ -59,7 +59,7 @@ def run(site, code, **environment):
         [sys.executable, "-c", whole],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         cwd=site,
         env={**{key: value for key, value in os.environ.items() if "SGLANG" not in key}, **environment},
     )
@@ -168,6 +168,6 @@ def test_a_hook_whose_package_is_gone_is_silent(site, tmp_path):
         capture_output=True,
         text=True,
         env={**os.environ, "SGLANG_INSTRUMENT": "1"},
-        timeout=60,
+        timeout=600,
     )
     assert (done.stdout, done.stderr) == ("up\n", "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -26,14 +25,11 @@ from sglang_instrument.profiling.probes import send_probes
 from sglang_instrument.profiling.wire import ask
 from sglang_instrument.profiling.workers import Worker, WorkersError, workers_behind
 
-pytestmark = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("torch", "sglang", "transformers")),
-    reason="the demo's requirements are not installed",
-)
+pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parent.parent
 ROUTERS = {version: ROOT / ".envs" / f"router-{version}" for version in ("0.3.2", "0.1.9")}
-START_SEC = 400
+START_SEC = 1200
 ARGUMENTS = (
     *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
     *("--sampling-backend", "pytorch", "--grammar-backend", "none", "--disable-cuda-graph"),

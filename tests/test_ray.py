@@ -40,7 +40,7 @@ DRIVER = """
 @pytest.mark.parametrize("ending", ["pass", "[ray.kill(actor) for actor in actors]", "raise SystemExit(0)"])
 def test_actors_that_are_left_alive_when_their_driver_ends_lose_no_step(start_script, ending):
     script = start_script(DRIVER.replace("ENDING", ending))
-    script.wait(timeout=120)
+    script.wait(timeout=600)
     files = script.records
     assert set(files) == {f"step_{number}/worker_{rank}.jsonl" for number in (1, 2, 3) for rank in (0, 1)}
     opened = [record for records in files.values() for record in records if record["event"] == "log_opened"]
@@ -117,7 +117,7 @@ def test_of_two_actors_the_one_that_is_killed_in_the_middle_of_a_step_is_named(s
     from sglang_instrument.analysis.verdict import verdict
 
     script = start_script(DEATH)
-    script.wait(code=1, timeout=180)
+    script.wait(code=1, timeout=600)
     deadline = time.monotonic() + 120
     while not (run := open_run(script.folder)).is_over:  # the other one is ended with its driver
         assert time.monotonic() < deadline

@@ -117,7 +117,7 @@ def test_methods_of_actors_are_measured_once_and_stay_what_they_were(
         RAY_AUTH_MODE="disabled",
         PYTHONPATH=str(tmp_path),
         SGLANG_INSTRUMENT_PATCHES=str(tmp_path / "tables"),
-    ).wait(timeout=240)
+    ).wait(timeout=600)
     results, looks = json.loads(next(line for line in script.stdout.splitlines() if line.startswith("[[")))
     assert results == [[2, 3, 4, 5]] * 3
     assert looks == [[[["self", "n"], name.endswith("async")] for name in METHODS]] * 3

@@ -301,7 +301,7 @@ def command(trainer, log_dir, tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=600,
         )
 
     return call

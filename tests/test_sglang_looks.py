@@ -1,14 +1,8 @@
 """The functions of the installed SGLang that we change look as before to whoever asks what they are."""
 
-import importlib.util
 import json
 
 import pytest
-
-needs_sglang = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("torch", "sglang", "transformers")),
-    reason="the demo's requirements are not installed",
-)
 
 LOOKS = """
 import functools, importlib, inspect, json, multiprocessing.reduction, pickle, warnings
@@ -45,7 +39,7 @@ print(json.dumps([during, after, restored]))
 """
 
 
-@needs_sglang
+@pytest.mark.engine
 def test_kind_signature_and_pickling_of_what_we_change_stay_and_the_code_comes_back(start_script):
     printed = start_script(LOOKS).wait(timeout=600).stdout.splitlines()[-1]
     during, after, restored = json.loads(printed)

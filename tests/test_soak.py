@@ -55,7 +55,7 @@ SOAK = """
 
 
 def test_ten_thousand_steps_leave_descriptors_threads_and_memory_flat(start_script):
-    early, late, records, descriptors_afterwards = json.loads(start_script(SOAK).wait(timeout=120).stdout)
+    early, late, records, descriptors_afterwards = json.loads(start_script(SOAK).wait(timeout=600).stdout)
     assert (
         late["descriptors"] <= early["descriptors"] <= descriptors_afterwards + 4
     )  # two files and the claim

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import os
 import subprocess
@@ -22,11 +21,6 @@ from sglang_instrument.cli.main import main
 from sglang_instrument.profiling.traces import analyse, analyse_trace
 from sglang_instrument.profiling.traces_run import idle_in_steps, worker_of
 from sglang_instrument.profiling.traces_table import KINDS, read_trace
-
-needs_sglang = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("torch", "sglang", "transformers")),
-    reason="the demo's requirements are not installed",
-)
 
 
 def test_idle_time_of_an_engine_is_laid_beside_what_requests_did(
@@ -167,7 +161,7 @@ def engines_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found[0]
 
 
-@needs_sglang
+@pytest.mark.engine
 def test_a_real_engines_steps_equal_a_brute_force_read(engines_trace: Path) -> None:
     one = analyse(engines_trace.parent, top=10_000).traces[0]
     whole = json.loads(gzip.decompress(engines_trace.read_bytes()))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,11 @@ def wheel_of(package, version):
     pattern = f"{package}-{version}-*.whl"
     if not list(WHEELS.glob(pattern)):
         WHEELS.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(WHEELS)]
-        done = subprocess.run([*command, f"{package}=={version}"], capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"no wheel of {package} {version}: {done.stderr.strip()[-200:]}")
+        with tempfile.TemporaryDirectory(dir=WHEELS) as arriving:  # another process may ask for the same one
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", arriving]
+            done = subprocess.run([*command, f"{package}=={version}"], capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"no wheel of {package} {version}: {done.stderr.strip()[-200:]}")
+            for wheel in Path(arriving).glob(pattern):
+                wheel.replace(WHEELS / wheel.name)
     return next(WHEELS.glob(pattern))

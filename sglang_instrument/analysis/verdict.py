@@ -39,13 +39,8 @@ class Finding:
 
     Attributes:
         cause: plateau, straggler, slow_tool, slow_reward, slow_interaction, blocked_loop, hang, or death.
-<<<<<<< HEAD
         step, validate, worker: Where it happened.
         lost_sec: About how much time the step lost by it.
-=======
-        step, validate, worker: Where.
-        lost_sec: Estimate of the time that it cost the step.
->>>>>>> docs
         sentence: The finding in words.
         evidence: The numbers behind it.
     """
@@ -60,20 +55,12 @@ class Finding:
 
 
 def find(digest: Digest, files: list[File], over: bool = False) -> list[Finding]:
-<<<<<<< HEAD
     """Return everything out of the ordinary in a run: hangs and deaths first, then by the time lost.
-=======
-    """Return what is out of the ordinary in a run: hangs and deaths first, then by the time lost.
->>>>>>> docs
 
     Args:
         digest: Of the run.
         files: Its files.
-<<<<<<< HEAD
         over: Whether the run is over (`Run.is_over`); in a run that goes on, no worker counts as dead.
-=======
-        over: Whether the run is over (`Run.is_over`). In a run that goes on, no worker is reported as dead.
->>>>>>> docs
     """
     digest = digest.of_workers()
     found = [

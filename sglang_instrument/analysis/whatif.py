@@ -21,27 +21,16 @@ _REQUEST: Final = ["source", *_ASKED]
 
 @dataclass(frozen=True)
 class Rules:
-<<<<<<< HEAD
     """The changed rules; None changes nothing.
-=======
-    """The rules of a what-if; None changes nothing.
->>>>>>> docs
 
     Attributes:
         max_tokens: Most tokens of a response, over all its turns.
         max_turn_tokens: Most tokens of one turn (`max_new_tokens` of an engine call).
         max_turns: Most turns of a request.
         max_seconds: Most seconds of a request.
-<<<<<<< HEAD
         oversample: The recorded requests include this share more than needed: a step ends when
             1 / (1 + oversample) of each worker's requests are done.
         scale: Factors for the time of kinds of work (keys of `KINDS`) or of events; 0 removes it.
-=======
-        oversample: Share of requests begun beyond those needed: a step ends when 1 / (1 + oversample) of
-            those of each worker are done.
-        scale: Factor by which the time of a kind of work (a key of `KINDS`), or of an event, is multiplied;
-            0 removes it.
->>>>>>> docs
         rebalance: Requests are distributed anew, so that all workers end together, but not before the longest
             request.
     """
@@ -60,13 +49,8 @@ def what_if(digest: Digest, rules: Rules, event_times: pl.DataFrame | None = Non
 
     Args:
         digest: Of the run.
-<<<<<<< HEAD
         rules: The changed rules.
         event_times: The result of `Run.event_times`, where `rules.scale` names events.
-=======
-        rules: The rules to apply.
-        event_times: Where `rules.scale` names events, what `Run.event_times` says of them.
->>>>>>> docs
 
     Returns:
         step, validate; recorded_sec: the longest of the workers' durations without barriers; predicted_sec:

@@ -8,6 +8,8 @@ import importlib
 import importlib.util
 import json
 import os
+import shlex
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -213,11 +215,24 @@ def _show_next(folder: Path, *, failed: bool = False) -> None:
     """Say how to go on: where the verdict is, or else in the slowest step, or, if it failed, in the last."""
     if any(folder.glob("step_*")):
         step, worker = _worth_a_look(folder, "step" if failed else "duration_sec")
+        command, run = _this_command(), shlex.quote(str(folder))
         say()
         say(f"logs: {folder}")
-        say(f"next: sglang-instrument summary {folder}{step}")
-        say(f"      sglang-instrument events {folder}{step}{worker}")
-        say(f"      sglang-instrument report {folder} -o {folder.name}.html")
+        say(f"next: {command} summary {run}{step}")
+        say(f"      {command} events {run}{step}{worker}")
+        say(f"      {command} report {run} -o {shlex.quote(folder.name)}.html")
+
+
+def _this_command() -> str:
+    """Return how a shell in this folder calls this program: by its name only where PATH leads to this one."""
+    name = "sglang-instrument"
+    program = Path(sys.executable).with_name(name)
+    if shutil.which(name) == str(program):
+        return name
+    if not program.exists():
+        return f"{shlex.quote(sys.executable)} -m sglang_instrument.cli.main"
+    here = Path.cwd()
+    return shlex.quote(str(program.relative_to(here) if program.is_relative_to(here) else program))
 
 
 def _worth_a_look(folder: Path, most: str) -> tuple[str, str]:

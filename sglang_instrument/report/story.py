@@ -20,11 +20,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.verdict import Finding
 
 _MOST_FINDINGS: Final = 8
-<<<<<<< HEAD
 _SPAN_US: Final = 0.44  # time of the thread that ends a span, in pure Python; docs/cost.md measures it
-=======
-_SPAN_US: Final = 0.44  # of the thread on which a span ends, in pure Python; see benchmarks/results.md
->>>>>>> docs
 
 
 def story(run: Run, steps: pl.DataFrame, findings: Sequence[Finding], other: Run | None) -> dict[str, Any]:

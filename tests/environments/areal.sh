@@ -2,7 +2,7 @@
 # Make .envs/areal, in which AReaL 1.0.4's rollouts run on a CPU, against a real SGLang server of the same environment.
 #
 # A layer over .venv (or $VENV), whose PyTorch and SGLang it uses: `make test` makes that one first. Its own are AReaL
-# and what it imports, this package with its start-up hook, and the model of the tests. Half a minute, 0.5 GB.
+# and what it imports, this package with its start-up hook, and the model of the tests. 0.5 GB.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -12,7 +12,7 @@ mkdir -p "$root/.envs"
 exec 9>"$root/.envs/.areal.lock" && flock 9 # several test runs may ask at once
 [ -f "$base/.demo" ] || { echo "areal.sh: no SGLang in $base: run 'make $base/.demo' first" >&2; exit 2; }
 
-install() { "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps "$@"; }
+install() { "$here/install.sh" "$folder/bin/python" --no-deps "$@"; }
 packages_of() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 
 if [ ! -f "$folder/.made" ]; then

@@ -1,7 +1,11 @@
 #!/bin/sh
-# Make .envs/ray: a virtual environment with Ray, for `tests/test_ray.py`.
-# Run from the repository's root: tests/environments/ray.sh && .envs/ray/bin/python -m pytest tests/test_ray.py
+# Make .envs/ray: a virtual environment with Ray, for `make test-ray`.
 set -eu
-ENVIRONMENT=.envs/ray
-[ -x "$ENVIRONMENT/bin/python" ] || "${PYTHON:-python3}" -m venv "$ENVIRONMENT"
-"$ENVIRONMENT/bin/python" -m pip install --quiet --disable-pip-version-check "ray>=2.9" pytest --editable '.[analysis]'
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+folder=$root/.envs/ray
+[ -f "$folder/.made" ] && exit
+mkdir -p "$root/.envs"
+"${PYTHON:-python3}" -m venv "$folder"
+"$here/install.sh" "$folder/bin/python" "ray>=2.9" pytest pytest-xdist --editable "$root[analysis]"
+touch "$folder/.made"

@@ -12,16 +12,14 @@ mkdir -p "$root/.envs"
 exec 9>"$root/.envs/.verl-server.lock" && flock 9 # several test runs may ask at once
 [ -f "$base/.demo" ] || { echo "verl_server.sh: no PyTorch in $base: run 'make $base/.demo' first" >&2; exit 2; }
 
-# -qq: it complains of what the sglang below does not have, which the one above hides.
-install() { "$folder/bin/python" -m pip install -qq --disable-pip-version-check "$@"; }
+install() { "$here/install.sh" "$folder/bin/python" --no-deps "$@"; }
 packages_of() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 
 if [ ! -f "$folder/.made" ]; then
   "$base/bin/python" -m venv "$folder"
-  packages_of "$base" > "$(packages_of "$folder")/base.pth" # what pip finds there it does not install again
+  packages_of "$base" > "$(packages_of "$folder")/base.pth"
   install --requirement "$here/verl-server-requirements.txt"
-  install --no-deps --requirement "$here/verl-server-requirements-nodeps.txt"
-  install --no-deps --editable "$root"
+  install --editable "$root"
   touch "$folder/.made"
 fi
 if [ ! -f "$root/.envs/verl-server-model/.made" ]; then

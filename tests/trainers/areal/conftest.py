@@ -18,7 +18,7 @@ from sglang_instrument.schema import CONTROL_EVENTS
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 ENVIRONMENTS = ROOT / ".envs"
-LIMIT_SEC = 900  # a minute where nothing else runs
+LIMIT_SEC = 1800  # a minute where nothing else runs
 SERVER = (
     "--device cpu --dtype float32 --attention-backend torch_native --sampling-backend pytorch "
     "--grammar-backend none --disable-cuda-graph --disable-overlap-schedule --max-total-tokens 4096 "

@@ -7,7 +7,7 @@ import pytest
 from conftest import ENVIRONMENTS, HERE, environment, interpreter
 from own_group import run_in_group
 
-LIMIT_SEC = 500
+LIMIT_SEC = 1200
 
 
 def test_workers_of_verls_own_group_log_as_one_run_by_external_lib_alone(tmp_path):

@@ -1,0 +1,30 @@
+#!/bin/sh
+# Install packages for a Python, as `pip install` does but in a quarter of the time: install.sh PYTHON ARGUMENTS...
+#
+# uv installs them: the one on PATH, or of the environment of PYTHON or .venv, or one that pip puts there. pip installs
+# them where uv cannot be had, or fails. uv does not read pip's settings: where to find packages is handed on to it.
+# PyTorch is asked for alone (`torch==VERSION`), before what needs it. Where there is no NVIDIA driver, that is PyTorch's
+# CPU build from its own index, unless pip's settings or UV_TORCH_BACKEND say where to look; else what is found there.
+set -eu
+python=$1
+shift
+PATH=$PATH:$(dirname "$python"):$(dirname "$0")/../../${VENV:-.venv}/bin
+pip() { "$python" -m pip --disable-pip-version-check "$@"; }
+setting() { pip config list 2>/dev/null | sed -n "s/^[^=]*\.$1='\(.*\)'$/\1/p" | tail -n 1; }
+
+command -v uv >/dev/null || pip install --quiet uv || true
+if command -v uv >/dev/null; then
+  find_links=${UV_FIND_LINKS-$(setting find-links | tr ' ' ',')}
+  index=${UV_DEFAULT_INDEX-$(setting index-url)}
+  [ -z "$find_links" ] || export UV_FIND_LINKS="$find_links"
+  [ -z "$index" ] || export UV_DEFAULT_INDEX="$index"
+  # Processes that may not write bytecode would compile PyTorch whenever they start.
+  [ -z "${PYTHONDONTWRITEBYTECODE:-}" ] || export UV_COMPILE_BYTECODE=1
+  backend=
+  case $1 in
+    torch==*) [ -n "$find_links$index${UV_TORCH_BACKEND:-}" ] || command -v nvidia-smi >/dev/null || backend=cpu ;;
+  esac
+  uv pip install --quiet --python "$python" ${backend:+--torch-backend "$backend"} "$@" && exit
+  echo "uv did not install $*: pip does" >&2
+fi
+pip install --quiet "$@"
