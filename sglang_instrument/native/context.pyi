@@ -8,10 +8,11 @@ from sglang_instrument.recording.context import Context as Context
 STAMP: str
 
 def derive(before: Context, changes: Mapping[str, Any]) -> Context: ...
-def push(changes: Mapping[str, Any]) -> Bound: ...
+def push(changes: Mapping[str, Any], root: bool = False) -> Bound: ...
 def connect(
     *,
     current: ContextVar[Context],
+    unbound: Context,
     identifier: Callable[[Any], Any],
     integer: Callable[[Any], int | None],
     place: Callable[[Context, Mapping[str, Any]], Any],

@@ -34,11 +34,16 @@ cdef class Task:
     cdef long long made_by  # the number of who spawned it, NOBODY if that is not known; no int of its own
 
 @cython.no_gc  # said here too: else a subclass in another module is the collector's
-cdef class Span:
+cdef class Block:
     cdef vectorcallfunc called  # see blocks.pxi
+    # A `with` block calls these; subclasses override them, and no __enter__ or __exit__.
+    cdef int enter(self) except -1
+    cdef int finish(self, object error, object value) except -1
+
+@cython.no_gc
+cdef class Span(Block):
     cdef public object event
     cdef object fields  # of the record: a dict, what extras.pyx has of a table's, or None
-    cdef public object plan
     cdef public object phase
     cdef public object context
     cdef public object error
@@ -50,15 +55,12 @@ cdef class Span:
     cdef long long waited_ns  # NOT_COUNTED where nobody counts
 
     # Sets everything that a span has at its start: context, thread and clock are read here.
-    cdef int begin(self, object event, object extra, object plan, object phase, long long waited_ns) except -1
-    # A `with` block calls these; subclasses override them, and no __enter__ or __exit__.
-    # Not `leave`: rewritten code calls that of a region.
-    cdef int enter(self) except -1
-    cdef int finish(self, object error, object value) except -1
+    cdef int begin(self, object event, object extra, object phase, long long waited_ns) except -1
+    cpdef int stop(self, object error, object value) except -1
 
 @cython.no_gc
 cdef class WatchedSpan(Span):
-    cdef Py_ssize_t place  # among those that are open
+    cdef public object place  # among those that are open: its id(), known when there may be no memory for one
 
 @cython.no_gc
 cdef class SyncedSpan(WatchedSpan):
@@ -73,20 +75,16 @@ cdef class Waits:
     cdef object steps
     cdef bint begun
 
+cdef int give_ends(object kind) except -1  # lets a type of blocks be entered and left; see blocks.pxi
 cdef object context_now()  # the bound Context
 cdef Task current_task(object inherited)  # the asyncio task that runs now; None outside of any
 cdef Task thread_task_of(unsigned long ident)
 cdef int enter_task(Span entering) except -1  # spans.enter_task
 cdef void leave_task(Span leaving) noexcept  # spans.leave_task; for one whose waited_ns is not NOT_COUNTED
-cdef object name_of_error(object error, object value)  # spans.name_error
-cdef int lose(str where) except -1  # spans.lose
+cpdef int lose(str where, event=*) except -1  # spans.lose
 cdef int swallow(str where) except -1  # notices.swallowed, of the error that is being handled
 cdef int lose_pending(str where) except -1  # ... of one that was raised, and that nobody handles yet
 cdef int swallow_pending(str where) except -1
-cdef bint is_off() noexcept  # nothing is installed
 cdef int give(Span finished) except -1  # append to the buffer in use
 cdef int record_point(Span point) except -1  # spans.record
-cdef int note_open(Span opened, Py_ssize_t *place) except -1  # a watched span begins; it keeps its place
-cdef int note_closed(Span closed, Py_ssize_t *place) except -1  # ... and has ended
-cdef object synchronize_gpu()  # device.synchronize, as the policy says
 cdef object wait_for(object awaitable)  # waiting.waited

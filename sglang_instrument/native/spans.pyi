@@ -10,7 +10,9 @@ from sglang_instrument.recording.spans import (
     Span,
     SyncedSpan,
     WatchedSpan,
+    begin,
     event,
+    lose,
     record,
     span,
 )
@@ -26,22 +28,21 @@ from sglang_instrument.recording.tasks import (
     look_up,
     thread_task,
 )
-from sglang_instrument.recording.waiting import Waits, counting, waited, waits
+from sglang_instrument.recording.waiting import Waits, waited, waits
 
 __all__ = [
     "STAMP",
     "LostSpan",
     "Span",
-    "Start",
     "SyncedSpan",
     "Task",
     "Waits",
     "WatchedSpan",
+    "begin",
     "call_at_entry",
     "call_by_home",
     "connect",
     "counted",
-    "counting",
     "current",
     "event",
     "forget_gone",
@@ -50,7 +51,9 @@ __all__ = [
     "know_asyncio",
     "known",
     "look_up",
+    "lose",
     "lost",
+    "note_closed",
     "record",
     "span",
     "thread_task",
@@ -62,15 +65,12 @@ __all__ = [
 STAMP: str
 _threads: dict[int, Task]
 
-class Start:
-    def __init__(
-        self, kind: type[Span], event: str, phase: str | None, sync: bool | None, waited: int | None
-    ) -> None: ...
-    def __call__(self) -> Span: ...
-
 def call_by_home(kind: type, module: str) -> None: ...
 def connect(**what: Any) -> None: ...
 def use_buffer(
-    taking: Buffer, on_first_opened: Callable[[], object], on_all_closed: Callable[[], object]
+    taking: Buffer,
+    on_first_opened: Callable[[], object] | None,
+    on_all_closed: Callable[[], object] | None,
 ) -> None: ...
+def note_closed(left: Span) -> None: ...
 def call_at_entry(hook: Callable[[Span], object] | None) -> None: ...

@@ -26,6 +26,7 @@ from sglang_instrument.native.slabs cimport lie_in_slabs
 
 include "stamp.pxi"
 include "tasks.pxi"
+include "blocks.pxi"
 
 # What recording/spans.py hands over when it is imported.
 cdef object OFF = None
@@ -42,12 +43,12 @@ cdef object to_text = None
 cdef object reduce_one = None
 cdef Span LOST = None
 cdef object ask_asyncio = None
-cdef object plain = None
 
 # What recording/spans.py says from time to time.
 cdef object buffer = None
-cdef object first_opened = int  # does nothing
-cdef object all_closed = int
+cdef object first_opened = None  # the writer's
+cdef object all_closed = None
+cdef dict OPEN = None  # of recording/open_spans.py
 cdef object entering_hook = None
 
 cdef dict kinds = {}
@@ -57,14 +58,10 @@ cdef dict kinds = {}
 cdef class Span:
     """A timed block; see recording/spans.py."""
 
-    def __cinit__(self):
-        self.called = <vectorcallfunc>call_span
-
     def __init__(
         self,
         event,
         extra=None,
-        plan=None,
         phase=None,
         waited=None,
         context=None,
@@ -75,7 +72,7 @@ cdef class Span:
         Task task=None,
         device_sec=None,
     ):
-        self.begin(event, extra, plan, phase, NOT_COUNTED if waited is None else waited)
+        self.begin(event, extra, phase, NOT_COUNTED if waited is None else waited)
         if context is not None:
             self.context = context
         if thread is not None:
@@ -84,8 +81,8 @@ cdef class Span:
             self.start = start
         self.end, self.error, self.task, self.device_sec = end, error, task, device_sec
 
-    cdef int begin(self, object event, object extra, object plan, object phase, long long waited_ns) except -1:
-        self.event, self.fields, self.plan, self.phase = event, extra, plan, phase
+    cdef int begin(self, object event, object extra, object phase, long long waited_ns) except -1:
+        self.event, self.fields, self.phase = event, extra, phase
         self.waited_ns = waited_ns
         self.context = context_now()
         self.thread = PyThread_get_thread_ident()
@@ -96,12 +93,17 @@ cdef class Span:
         return enter_task(self)
 
     cdef int finish(self, object error, object value) except -1:
+        self.stop(error, value)
+        return give(self)
+
+    cpdef int stop(self, object error, object value) except -1:
+        """End the span's time, and name the error that passes: what all kinds of spans do when they end."""
         self.end = now_ns()
         if error is not None:
-            self.error = name_of_error(error, value)
+            self.error = describe_error(error, value)
         if self.waited_ns != NOT_COUNTED:
             leave_task(self)
-        return give(self)
+        return 0
 
     def __aenter__(self):
         enter_block(self)
@@ -144,13 +146,6 @@ cdef class Span:
     def waited(self, value):
         self.waited_ns = NOT_COUNTED if value is None else value
 
-    def awaiting(self, awaitable):
-        """Return what to await instead of `awaitable`, a coroutine of this span's block that nobody awaits yet."""
-        cdef Task task = self.task
-        if task is None or task.counted_by != <size_t><void*>self:
-            return awaitable  # whoever counts around it counts this await, too
-        return waits_of(task, awaitable)
-
     def __reduce__(self):
         from sglang_instrument.recording.copied import restored
 
@@ -166,13 +161,13 @@ cdef class WatchedSpan(Span):
 
     cdef int enter(self) except -1:
         enter_task(self)
-        return note_open(self, &self.place)
+        return note_open(self)
 
     cdef int finish(self, object error, object value) except -1:
         try:
             Span.finish(self, error, value)
         finally:
-            note_closed(self, &self.place)
+            close(self)
         return 0
 
 
@@ -185,13 +180,11 @@ cdef class SyncedSpan(WatchedSpan):
         self.start = now_ns()
         return WatchedSpan.enter(self)
 
-    cdef int finish(self, object error, object value) except -1:
-        try:
-            if error is None:  # after an exception the trainer shall meet the GPU's own error first
-                synchronize()
-        finally:
-            WatchedSpan.finish(self, error, value)
-        return 0
+    cpdef int stop(self, object error, object value) except -1:
+        """Wait for the GPU, then end the span's time."""
+        if error is None:  # after an exception the trainer shall meet the GPU's own error first
+            synchronize()
+        return Span.stop(self, error, value)
 
 
 @cython.no_gc
@@ -230,40 +223,23 @@ cdef object at_once(object value):
     return made
 
 
-@cython.freelist(8)
-cdef class Start:
-    """Make spans of one event: called without arguments."""
-
-    cdef object kind
-    cdef object event
-    cdef object phase
-    cdef long long waited_ns
-    cdef tuple asked
-
-    def __init__(self, kind, event, phase, sync, waited):
-        self.kind, self.event, self.phase = kind, event, phase
-        self.waited_ns = NOT_COUNTED if waited is None else waited
-        self.asked = (event, phase, sync, waited)
-
-    def __reduce__(self):
-        return plain, self.asked  # to a process where nothing is compiled, perhaps
-
-    def __call__(self):
-        cdef PyObject *made = (<Begin><void*>begin_now)(self)
-        if made == NULL:
-            lose_pending("beginning a span")
-            return LOST
-        span = <object>made
-        Py_XDECREF(made)
-        return span
+def begin(kind, event, phase, waited):
+    """Make a span, or stand in for one that cannot be made."""
+    cdef PyObject *made = (<Begin><void*>begin_now)(kind, event, phase, waited)
+    if made == NULL:
+        lose_pending("beginning a span")
+        return LOST
+    span = <object>made
+    Py_XDECREF(made)
+    return span
 
 
-ctypedef PyObject* (*Begin)(Start) noexcept
+ctypedef PyObject* (*Begin)(object, object, object, object) noexcept
 
 
-cdef object begin_now(Start start):
-    cdef Span made = new_span(start.kind)
-    made.begin(start.event, None, None, start.phase, start.waited_ns)
+cdef object begin_now(object kind, object event, object phase, object waited):
+    cdef Span made = new_span(kind)
+    made.begin(event, None, phase, NOT_COUNTED if waited is None else waited)
     return made
 
 
@@ -315,26 +291,28 @@ cdef void leave_task(Span leaving) noexcept:
         task.counted_by = 0
 
 
-cdef object name_of_error(object error, object value):
-    return describe_error(error, value)
-
-
 cdef long long lost_records = 0
 
 
-cdef int lose(str where) except -1:
+cpdef int lose(str where, event="") except -1:
     """Count a record that could not be made or kept; called while the reason is handled."""
     global lost_records
-    if buffer is not OFF:
-        lost_records += 1
-        said(note_lost, where)
-    else:
-        said(let_through, None)
+    try:
+        if buffer is OFF:
+            let_through()
+        else:
+            lost_records += 1
+            note_lost(where, event)
+    except MemoryError:  # there may be none even to say so
+        pass
     return 0
 
 
 cdef int swallow(str where) except -1:
-    said(note_swallowed, where)
+    try:
+        note_swallowed(where)
+    except MemoryError:
+        pass
     return 0
 
 
@@ -354,22 +332,6 @@ cdef int swallow_pending(str where) except -1:
     return 0
 
 
-cdef int said(object function, str where) except -1:
-    """Call what lets through what is the program's own; there may be no memory even for that."""
-    try:
-        if where is None:
-            function()
-        else:
-            function(where)
-    except MemoryError:
-        pass
-    return 0
-
-
-cdef bint is_off() noexcept:
-    return buffer is OFF
-
-
 cdef int give(Span finished) except -1:
     taking = buffer
     if taking is not OFF:
@@ -377,7 +339,34 @@ cdef int give(Span finished) except -1:
     return 0
 
 
-include "open.pxi"
+cdef int note_open(WatchedSpan entered) except -1:
+    """Let a span be among the open ones until it is left; see recording/open_spans.py."""
+    if first_opened is not None and PyDict_Size(OPEN) == 0:
+        tell(first_opened)
+    entered.place = <size_t><void*>entered
+    OPEN[entered.place] = entered
+    return 0
+
+
+cdef int close(WatchedSpan left) except -1:
+    if left.place is not None:
+        OPEN.pop(left.place, None)
+        if all_closed is not None and PyDict_Size(OPEN) == 0:
+            tell(all_closed)
+    return 0
+
+
+def note_closed(WatchedSpan left not None):
+    """Let a span be among the open ones no more."""
+    close(left)
+
+
+cdef int tell(object who) except -1:
+    try:
+        who()
+    except BaseException:
+        swallow("watching a span")
+    return 0
 
 
 cdef int record_point(Span point) except -1:
@@ -386,15 +375,14 @@ cdef int record_point(Span point) except -1:
     return give(point)
 
 
-cdef object synchronize_gpu():
-    return synchronize()
-
-
 for kind in (Span, WatchedSpan, SyncedSpan, LostSpan):
     lie_in_slabs(kind)
 
 
-include "blocks.pxi"
+for kind in (Span, WatchedSpan, SyncedSpan, LostSpan):
+    give_ends(kind)
+
+
 include "waits.pxi"
 
 
@@ -427,7 +415,7 @@ cdef object make_span(object event, object phase, dict extra):
         phase = to_text(phase)
         kind = kind_of_phase(event, phase)
     made = new_span(kind)
-    made.begin(event, reduce_extra(extra) if extra else None, None, phase, NOT_COUNTED)
+    made.begin(event, reduce_extra(extra) if extra else None, phase, NOT_COUNTED)
     return made
 
 
@@ -438,7 +426,7 @@ def event(name, /, **extra):
     try:
         point = Span.__new__(Span)
         known = name if type(name) is str else reduce_one(name)
-        point.begin(known, reduce_extra(extra) if extra else None, None, None, NOT_COUNTED)
+        point.begin(known, reduce_extra(extra) if extra else None, None, NOT_COUNTED)
         record_point(point)
     except BaseException:
         lose("recording an event")
@@ -494,7 +482,7 @@ def connect(
     synchronize_device,
     name_error,
     ask_for_tasks,
-    start_of,
+    open_spans,
     noting_lost,
     swallowed_now,
     letting_through,
@@ -503,9 +491,9 @@ def connect(
 ):
     """Take what belongs to the modules that this one serves; none of it changes later."""
     global OFF, current_context, reduce_extra, kinds, learn_kind, kind_of_phase, synchronize
-    global describe_error, ask_asyncio, plain, buffer, note_lost, note_swallowed, let_through, to_text
-    global reduce_one, LOST
-    ask_asyncio, plain = ask_for_tasks, start_of
+    global describe_error, ask_asyncio, buffer, note_lost, note_swallowed, let_through, to_text
+    global reduce_one, LOST, OPEN
+    ask_asyncio, OPEN = ask_for_tasks, open_spans
     note_lost, note_swallowed, let_through = noting_lost, swallowed_now, letting_through
     to_text, reduce_one = text, reduce_value
     OFF, current_context, reduce_extra, kinds = off, context, reduce, known_kinds

@@ -238,10 +238,3 @@ cdef object wait_for(object awaitable):
 def waited(awaitable):
     """Return what to await instead of `awaitable`, so that the running task's waiting is counted."""
     return wait_for(awaitable)
-
-
-def counting(span):
-    """Mark a span whose own block counts its awaits, before it is entered; return it."""
-    if isinstance(span, Span):
-        (<Span>span).waited_ns = 0
-    return span

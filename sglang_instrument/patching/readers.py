@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from sglang_instrument import native
 from sglang_instrument.patching import inside, measures
 from sglang_instrument.patching.fields import (
     BEFORE,
@@ -113,11 +112,6 @@ def truths(expressions: Mapping[str, Expression]) -> dict[str, Expression]:
 
 def build(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader:
     """Build what reads `expressions`; its parameters are those of `Reader`, then `arguments`."""
-    return generate(expressions, arguments)
-
-
-def generate(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader:
-    """Build the function that reads `expressions` without compiled code."""
     namespace = dict(_NAMESPACE)
     body: list[ast.stmt] = [_assign(_FIELDS, ast.Dict([], []))]
     for name, expression in expressions.items():
@@ -330,13 +324,3 @@ def _load(name: str) -> ast.expr:
 
 def _call(name: str, *arguments: ast.expr) -> ast.expr:
     return ast.Call(_load(name), list(arguments), [])
-
-
-if native.ON:
-    from sglang_instrument.native import fields as compiled
-
-    compiled.learn(measures, _bound, let_through)
-
-    def build(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader:
-        """Build what reads `expressions`, as the generated function does."""
-        return compiled.reader(expressions, [argument.arg for argument in arguments.args])

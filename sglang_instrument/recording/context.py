@@ -317,6 +317,7 @@ if native.ON:
 
     compiled.connect(
         current=CURRENT,
+        unbound=UNBOUND,
         identifier=_identifier,
         integer=integer,
         place=_new_place,

@@ -42,13 +42,12 @@ buffer: Buffer = OFF
 class Span(Struct, gc=False, eq=False):
     """A timed block. `start` and `end` are nanoseconds of `perf_counter_ns`; a point event has no end.
 
-    What a patch says comes first, for arguments in order are passed at no cost: `plan` is what its region
-    reads, `waited` is 0 where its block counts the waiting of its task.
+    What a patch says comes first, for arguments in order are passed at no cost: `waited` is 0 where the
+    span's block counts the waiting of its task.
     """
 
     event: str
     extra: dict[str, Any] | None = None
-    plan: Any = None
     phase: str | None = None
     waited: int | None = None
     context: Context = field(default_factory=CURRENT.get)
@@ -83,14 +82,18 @@ class Span(Struct, gc=False, eq=False):
         self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.end = perf_counter_ns()
-            if error is not None:
-                self.error = name_error(error, value)
-            if self.waited is not None:
-                leave_task(self)
+            self.stop(error, value)
             buffer.append(self)
         except BaseException:
             lose("recording a span")
+
+    def stop(self, error: type[BaseException] | None, value: BaseException | None) -> None:
+        """End the span's time, and name the error that passes: what all kinds of spans do when they end."""
+        self.end = perf_counter_ns()
+        if error is not None:
+            self.error = name_error(error, value)
+        if self.waited is not None:
+            leave_task(self)
 
     async def __aenter__(self) -> "Span":
         return self.__enter__()
@@ -108,15 +111,6 @@ class Span(Struct, gc=False, eq=False):
         except BaseException as error:
             swallowed("adding to a span", error)
 
-    def awaiting(self, awaitable: Any) -> Any:
-        """Return what to await instead of `awaitable`, a coroutine of this block that nobody awaits."""
-        task = self.task
-        if task is None or task.counted_by != id(self):
-            return awaitable  # whoever counts around it counts this await, too
-        from sglang_instrument.recording.waiting import waits  # comes after this module
-
-        return waits(task, awaitable)
-
     @property
     def duration_sec(self) -> float:
         """Wall time of the block in seconds; up to now while it is open."""
@@ -130,7 +124,7 @@ class WatchedSpan(Span, gc=False, eq=False):
 
     def __enter__(self) -> "WatchedSpan":
         Span.__enter__(self)
-        note_open(self, self)
+        note_open(self)
         return self
 
     def __exit__(
@@ -152,12 +146,11 @@ class SyncedSpan(WatchedSpan, gc=False, eq=False):
             swallowed("beginning a span", failure)
         return self
 
-    def __exit__(
-        self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def stop(self, error: type[BaseException] | None, value: BaseException | None) -> None:
+        """Wait for the GPU, then end the span's time."""
         if error is None:  # after an exception the trainer shall meet the GPU's own error first
             device.synchronize()
-        WatchedSpan.__exit__(self, error, value, trace)
+        WatchedSpan.stop(self, error, value)
 
 
 class LostSpan(Span, gc=False, eq=False):
@@ -184,7 +177,7 @@ def kind_for(event: str, phase: str | None = None, sync: bool | None = None) -> 
 def begin(kind: type[Span], event: str, phase: str | None, waited: int | None) -> Span:
     """Make a span, or stand in for one that cannot be made."""
     try:
-        return kind(event, None, None, phase, waited)
+        return kind(event, None, phase, waited)
     except BaseException:
         lose("beginning a span")
         return LOST
@@ -264,7 +257,9 @@ def _learn(event: str) -> type[Span]:
 
 
 def use_buffer(
-    taking: Buffer, on_first_opened: Callable[[], object] = int, on_all_closed: Callable[[], object] = int
+    taking: Buffer,
+    on_first_opened: Callable[[], object] | None = None,
+    on_all_closed: Callable[[], object] | None = None,
 ) -> None:
     """Send finished spans to `taking`.
 
@@ -311,17 +306,22 @@ def plain(
     event = event if type(event) is str else reduce_value(event)
     phase = None if phase is None else text(phase)
     kind = kind_for(event, phase, sync)
-    if native.ON:
-        return compiled.Start(kind, event, phase, sync, waited)
-    if kind is Span:  # whoever calls it does what `begin` does
-        return partial(kind, event, None, None, phase, waited)
     return partial(begin, kind, event, phase, waited)
 
 
-PureSpan = Span
-
-
-native.take_over(globals(), "spans", "LostSpan", "Span", "SyncedSpan", "WatchedSpan", "event", "span")
+native.take_over(
+    globals(),
+    "spans",
+    "LostSpan",
+    "Span",
+    "SyncedSpan",
+    "WatchedSpan",
+    "begin",
+    "event",
+    "lose",
+    "note_closed",
+    "span",
+)
 
 if native.ON:
     from sglang_instrument.native import spans as compiled
@@ -341,7 +341,7 @@ if native.ON:
         text=text,
         reduce_value=reduce_value,
         ask_for_tasks=tasks.AskAsyncio,
-        start_of=plain,
+        open_spans=OPEN,
     )
 
 LOST: Final = LostSpan("lost", start=1, end=1)

@@ -11,7 +11,7 @@ from types import CodeType, CoroutineType
 from typing import Any, Final, TypeVar
 
 from sglang_instrument import native
-from sglang_instrument.recording import spans, tasks
+from sglang_instrument.recording import tasks
 from sglang_instrument.recording.guard import let_through
 from sglang_instrument.recording.tasks import Task
 
@@ -143,16 +143,9 @@ def waited_context(context: Any) -> Any:
         return context
 
 
-def counting(span: Any) -> Any:
-    """Mark a span whose own block counts its awaits, before it is entered; return it."""
-    if isinstance(span, spans.Span):
-        span.waited = 0
-    return span
-
-
 def _task_of(waits: Any) -> Task:
     task: Task = waits.__reduce__()[1][0].__self__  # the callback is its method
     return task
 
 
-native.take_over(globals(), "spans", "Waits", "counting", "waited", "waits")
+native.take_over(globals(), "spans", "Waits", "waited", "waits")

@@ -60,6 +60,7 @@ class LineWriter(Writer):
     ) -> None:
         super().__init__(disk, maker, watch, selection)
         self._buffer = self
+        self._all_closed = None  # nothing waits
         self._one_at_a_time = OneAtATime()
 
     def append(self, span: Span, /) -> None:

@@ -59,6 +59,7 @@ class Writer:
         self._encoding = 0  # spans that were taken out of the buffer
         self._buffer: Buffer = self._spans  # once the threads run
         self._bell = Bell()
+        self._all_closed: Callable[[], object] | None = self._bell.ring  # when no span is open any more
         self._starting = OneAtATime()  # starting the threads, or writing without them
         self._thread = OwnThread(self._run, "sglang_instrument-writer")
         self._gives_up_at = math.inf  # time.monotonic() at which a caller that writes stops
@@ -72,7 +73,7 @@ class Writer:
 
     def open(self) -> None:
         """Take spans from now on; threads start with the first span that opens or ends."""
-        use_buffer(_FirstSpan(self), self.start, self.wake)
+        use_buffer(_FirstSpan(self), self.start, self._all_closed)
         on_scope_closed(self.step_ended)
 
     def tap(self, tapped: Callable[[Buffer], Buffer]) -> None:
@@ -112,7 +113,7 @@ class Writer:
 
     def _take_directly(self) -> None:
         if not self._closed and isinstance(hot.current_buffer(), _FirstSpan):
-            use_buffer(self._buffer, self.start, self.wake)
+            use_buffer(self._buffer, None, self._all_closed)
 
     def take(self, span: Span) -> None:
         """Take a span that found no thread to be running, or that it rested."""
@@ -159,7 +160,7 @@ class Writer:
         """
         with self._starting.lock:
             if not self._closed and hot.current_buffer() is self._buffer:
-                use_buffer(_FirstSpan(self), self.be_awake, self.wake)
+                use_buffer(_FirstSpan(self), self.be_awake, self._all_closed)
         # What another thread was about to append meanwhile is seen here; if not, it waits for as long.
         return isinstance(hot.current_buffer(), _FirstSpan) and not self._spans
 
