@@ -23,17 +23,17 @@ cdef inline int look_ahead(list spans, Py_ssize_t at) except -1:
         fetch_lines(<const char *>PyList_GET_ITEM(spans, at + FAR), 3)
     if at + NEAR < size and isinstance(spans[at + NEAR], Span):
         span = <Span>spans[at + NEAR]
-        fetch_lines(<const char *><PyObject *>span.fields - 16, 2)  # a dict has something of the collector's before it
+        fetch_lines(<const char *><PyObject *>span.extra - 16, 2)  # a dict has something of the collector's before it
         fetch_lines(<const char *><PyObject *>span.context, 2)
         fetch_lines(<const char *><PyObject *>span.task, 1)
     if at + NEARER < size and isinstance(spans[at + NEARER], Span):
         span = <Span>spans[at + NEARER]
-        fetch_block(span.fields)
+        fetch_block(span.extra)
         if type(span.context) is Context:
             fetch_lines(<const char *><PyObject *>(<Context>span.context).part, 2)
     if at + NEXT < size and isinstance(spans[at + NEXT], Span):
         span = <Span>spans[at + NEXT]
-        fetch_values(span.fields)
+        fetch_values(span.extra)
         if type(span.context) is Context and type((<Context>span.context).part) is Part:
             fetch_lines((<Part>(<Context>span.context).part).text.data, 2)
     return 0
@@ -41,14 +41,8 @@ cdef inline int look_ahead(list spans, Py_ssize_t at) except -1:
 
 cdef inline void fetch_block(object fields) noexcept:
     """Fetch where the values of fields are found."""
-    cdef const char *address
-    if type(fields) is Fields:
-        address = <const char *>(<Fields>fields).values
-    elif type(fields) is dict:
-        address = keys_of(<PyObject *>fields)
-    else:
-        return
-    fetch_lines(address, 3)
+    if type(fields) is dict:
+        fetch_lines(keys_of(<PyObject *>fields), 3)
 
 
 cdef inline void fetch_values(object fields) noexcept:
@@ -56,10 +50,6 @@ cdef inline void fetch_values(object fields) noexcept:
     cdef PyObject *key
     cdef PyObject *value
     cdef Py_ssize_t place = 0
-    if type(fields) is Fields:
-        for place in range((<Fields>fields).names.count):
-            if (<Fields>fields).values[place].kind == IS_OBJECT:
-                fetch((<Fields>fields).values[place].held.object)
-    elif type(fields) is dict:
+    if type(fields) is dict:
         while PyDict_Next(fields, &place, &key, &value):
             fetch(value)

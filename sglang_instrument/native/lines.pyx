@@ -19,18 +19,6 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 from sglang_instrument.native.cache cimport fetch, fetch_lines
 from sglang_instrument.native.context cimport Context
-from sglang_instrument.native.extras cimport (
-    IS_ABSENT,
-    IS_FLOAT,
-    IS_INTEGER,
-    IS_NANOSECONDS,
-    IS_OBJECT,
-    IS_SEVERAL,
-    Fields,
-    Names,
-    Several,
-    Value,
-)
 from sglang_instrument.native.spans cimport NOT_COUNTED, Span, Task, now_ns
 from sglang_instrument.native.text cimport (
     CANNOT,
@@ -276,7 +264,7 @@ cdef class Encoder:
             duration_at = text.size
             put_seconds(text, span.end - span.start)
             duration_size = text.size - duration_at
-        if span.fields is None:
+        if span.extra is None:
             put(text, part.text.data, part.text.size)
         elif self.put_extra(text, part, span) == CANNOT:
             return CANNOT
@@ -340,11 +328,9 @@ cdef class Encoder:
 
     cdef int put_extra(self, Text *text, Part part, Span span) except -1:
         """Put the bound ids and the span's own fields, which win over them, and the worker and step."""
-        if type(span.fields) is Fields:
-            return self.put_read(text, part, span)
-        if type(span.fields) is not dict:
+        if type(span.extra) is not dict:
             return CANNOT
-        fields = <dict>span.fields
+        fields = <dict>span.extra
         if not fields:
             put(text, part.text.data, part.text.size)
             return DONE
@@ -360,27 +346,6 @@ cdef class Encoder:
         make_room(text, SMALL + part.size_place)
         put(text, "}", 1)
         put(text, part.place, part.size_place)
-        return DONE
-
-    cdef int put_read(self, Text *text, Part part, Span span) except -1:
-        """Put the bound ids and what was read by a table's fields, and the worker and step."""
-        cdef Fields fields = <Fields>span.fields
-        cdef Py_ssize_t begin = text.size
-        if fields.names.binds:  # which is rare: the table binds them, or names them, but not both
-            span.extra  # becomes a dict
-            return self.put_extra(text, part, span)
-        make_room(text, SMALL + part.size_ids)
-        put(text, ',"extra":{', 10)
-        put(text, part.ids, part.size_ids)
-        if put_read_fields(text, fields, part.size_ids == 0, 0) == CANNOT:
-            return CANNOT
-        make_room(text, SMALL + part.text.size)
-        if text.size == begin + 10:  # none at all
-            text.size = begin
-            put(text, part.text.data, part.text.size)
-        else:
-            put(text, "}", 1)
-            put(text, part.place, part.size_place)
         return DONE
 
 

@@ -43,7 +43,7 @@ cdef class Block:
 @cython.no_gc
 cdef class Span(Block):
     cdef public object event
-    cdef object fields  # of the record: a dict, what extras.pyx has of a table's, or None
+    cdef public object extra  # the fields of the record: a dict, or None
     cdef public object phase
     cdef public object context
     cdef public object error

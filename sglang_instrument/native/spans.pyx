@@ -21,7 +21,6 @@ cdef extern from *:
     """
     int raise_pending "sglang_instrument_pending"() except -1
 
-from sglang_instrument.native.extras cimport Fields, dict_of
 from sglang_instrument.native.slabs cimport lie_in_slabs
 
 include "stamp.pxi"
@@ -82,7 +81,7 @@ cdef class Span:
         self.end, self.error, self.task, self.device_sec = end, error, task, device_sec
 
     cdef int begin(self, object event, object extra, object phase, long long waited_ns) except -1:
-        self.event, self.fields, self.phase = event, extra, phase
+        self.event, self.extra, self.phase = event, extra, phase
         self.waited_ns = waited_ns
         self.context = context_now()
         self.thread = PyThread_get_thread_ident()
@@ -120,17 +119,6 @@ cdef class Span:
             self.extra = reduced if self.extra is None else {**self.extra, **reduced}
         except BaseException:
             swallow("adding to a span")
-
-    @property
-    def extra(self):
-        """The fields of the record, as a dict; None without any."""
-        if type(self.fields) is Fields:
-            self.fields = dict_of(<Fields>self.fields)
-        return self.fields
-
-    @extra.setter
-    def extra(self, value):
-        self.fields = value
 
     @property
     def duration_sec(self):

@@ -27,7 +27,8 @@ from sglang_instrument.recording.naming import log_error_messages as log_error_m
 from sglang_instrument.recording.naming import name_error as name_error
 from sglang_instrument.recording.notices import swallowed
 from sglang_instrument.recording.open_spans import OPEN as OPEN
-from sglang_instrument.recording.open_spans import note_closed, note_open
+from sglang_instrument.recording.open_spans import note_closed as note_closed
+from sglang_instrument.recording.open_spans import note_open
 from sglang_instrument.recording.tasks import Task, leave_task, waited_so_far
 from sglang_instrument.recording.values import reduce, reduce_value, text
 from sglang_instrument.schema import WATCHED_PHASES, kind_of
