@@ -211,15 +211,15 @@ def waits(Task task not None, awaitable):
 
 cdef object counts_await(object awaitable):
     """Return the running task if the waiting for this is to be counted."""
-    cdef Task task
-    if type(awaitable) is CoroutineType:
-        constants = awaitable.cr_code.co_consts
-        if constants and constants[len(constants) - 1] == MARK or awaitable.cr_await is not None:
-            return None
-    task = current_task(None)
+    cdef Task task = current_task(None)
     if task is None or not task.counted_by:
         return None  # no span is open in this task that would want to know
-    if not hasattr(type(awaitable), "__await__"):  # an old-style coroutine, or nothing: let `await` say so
+    if type(awaitable) is CoroutineType:
+        constants = <tuple>awaitable.cr_code.co_consts
+        last = constants[len(constants) - 1] if constants else None
+        if type(last) is str and last == MARK or awaitable.cr_await is not None:
+            return None
+    elif not hasattr(type(awaitable), "__await__"):  # an old-style coroutine, or nothing: let `await` say so
         return None
     return task
 

@@ -68,6 +68,9 @@ _NAMESPACE: Final = {
     "__sglang_reduce": reduce_value,
     "__sglang_scalars": SCALARS,
     "__sglang_sum": sum,
+    "__sglang_len": len,
+    "__sglang_size": measures.size,
+    "__sglang_sized": measures.SIZED,
     "__sglang_bound": _bound,
     "__sglang_before": inside.before,
     "__sglang_modules": sys.modules,
@@ -155,6 +158,9 @@ def _attempt(
         end = _call("__sglang_sum", end)  # these are floats: there is nothing to look at first
     elif value.function == "percent":
         end = _call("__sglang_percent", end, _of_run("duration_sec"))
+    elif value.function == "size" and not any(step.kind == "each" for step in value.steps):
+        statements.append(_assign(_HERE, end))
+        end = _size_here()
     elif value.function is not None:
         end = _measured(value, end, namespace)
     if of_records:  # what a record holds was reduced when it was made
@@ -167,6 +173,12 @@ def _whether_missing(name: str, statements: list[ast.stmt], end: ast.expr) -> as
     is_none = ast.Compare(end, [ast.Is()], [ast.Constant(None)])
     handler = _when_unreadable([_store_as_is(name, ast.Constant(True))])
     return ast.Try([*statements, _store_as_is(name, is_none)], [handler], [], [])
+
+
+def _size_here() -> ast.expr:
+    """Return `len()` of what is usual, `measures.size()` of all else: a call in Python costs as much again."""
+    usual = ast.Compare(_call("__sglang_type", _load(_HERE)), [ast.In()], [_load("__sglang_sized")])
+    return ast.IfExp(usual, _call("__sglang_len", _load(_HERE)), _call("__sglang_size", _load(_HERE)))
 
 
 def _measured(path: Path, end: ast.expr, namespace: dict[str, Any]) -> ast.expr:
