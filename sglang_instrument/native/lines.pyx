@@ -49,10 +49,7 @@ cdef enum:
     NS_OF_A_BYTE = 4  # a chunk of what the pure Python has to say takes a millisecond
     SMALL = 128  # bytes: room for a key and a number
 
-include "append.pxi"
 include "memory.pxi"
-include "jobs.pxi"
-include "bell.pxi"
 include "json.pxi"
 
 

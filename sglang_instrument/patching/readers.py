@@ -176,7 +176,7 @@ def _whether_missing(name: str, statements: list[ast.stmt], end: ast.expr) -> as
 
 
 def _size_here() -> ast.expr:
-    """Return `len()` of what is usual, `measures.size()` of all else: a call in Python costs as much again."""
+    """Return `len()` of the usual collections, `measures.size()` of all else: a call in Python costs more."""
     usual = ast.Compare(_call("__sglang_type", _load(_HERE)), [ast.In()], [_load("__sglang_sized")])
     return ast.IfExp(usual, _call("__sglang_len", _load(_HERE)), _call("__sglang_size", _load(_HERE)))
 

@@ -3,7 +3,6 @@
 import queue
 from collections.abc import Callable
 
-from sglang_instrument import native
 from sglang_instrument.recording.context import Scope, count_dropped
 from sglang_instrument.recording.files import Files
 from sglang_instrument.recording.lines import Lines
@@ -14,11 +13,7 @@ Job = Callable[[], object]
 
 
 class Jobs:
-    """What waits for the disk's thread, in order.
-
-    Compiled (`native/jobs.pxi`), it appends to files that are open without the GIL, and tells `files` of it
-    when it is asked.
-    """
+    """What waits for the disk's thread, in order."""
 
     def __init__(self, files: Files, limit_bytes: int) -> None:
         self._files = files
@@ -51,9 +46,6 @@ class Jobs:
     def end(self) -> None:
         """Let go of what nobody will do any more."""
         self._waiting = queue.SimpleQueue()
-
-
-native.take_over(globals(), "lines", "Jobs")
 
 
 class Disk:

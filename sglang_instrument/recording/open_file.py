@@ -4,7 +4,6 @@ import errno
 import os
 from pathlib import Path
 
-from sglang_instrument import native
 from sglang_instrument.recording.lines import Lines
 
 
@@ -70,6 +69,3 @@ def write_unless_gone(descriptor: int, inode: tuple[int, int], lines: Lines, beg
     if status.st_nlink == 0 or (status.st_dev, status.st_ino) != inode:
         return -1
     return os.write(descriptor, memoryview(lines)[begin:])
-
-
-native.take_over(globals(), "lines", "write_unless_gone")
