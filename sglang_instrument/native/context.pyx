@@ -11,7 +11,6 @@ from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_XDECREF
 from cpython.unicode cimport PyUnicode_GET_LENGTH
 
-from sglang_instrument.native.slabs cimport lie_in_slabs
 from sglang_instrument.native.spans cimport Task, current_task, thread_task_of
 
 include "stamp.pxi"
@@ -192,6 +191,3 @@ def connect(*, current, unbound, identifier, integer, place, opening, closing, P
     NOTHING_BOUND = unbound
     CURRENT, to_identifier, to_integer, new_place = current, identifier, integer, place
     open_scope, close_scope, LONGEST_ID = opening, closing, longest_id
-
-
-lie_in_slabs(Context)

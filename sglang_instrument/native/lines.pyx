@@ -17,7 +17,6 @@ from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree
 from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
-from sglang_instrument.native.cache cimport fetch, fetch_lines
 from sglang_instrument.native.context cimport Context
 from sglang_instrument.native.spans cimport NOT_COUNTED, Span, Task, now_ns
 from sglang_instrument.native.text cimport (
@@ -75,9 +74,6 @@ cdef class Part:
         let_go(&self.text)
 
 
-include "ahead.pxi"
-
-
 @cython.final
 cdef class Encoder:
     """Encode spans; used by one thread at a time.
@@ -124,7 +120,6 @@ cdef class Encoder:
         self.context = self.part = self.of_thread = self.sink = None  # what is known may be out of date
         try:
             while end < stop and end < PyList_GET_SIZE(spans) and left > 0:
-                look_ahead(spans, end)
                 left -= self.add(spans[end])
                 if end < PyList_GET_SIZE(spans):  # the pure Python was run, and that lets others run
                     spans[end] = None

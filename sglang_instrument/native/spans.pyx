@@ -21,8 +21,6 @@ cdef extern from *:
     """
     int raise_pending "sglang_instrument_pending"() except -1
 
-from sglang_instrument.native.slabs cimport lie_in_slabs
-
 include "stamp.pxi"
 include "tasks.pxi"
 include "blocks.pxi"
@@ -361,10 +359,6 @@ cdef int record_point(Span point) except -1:
     enter_task(point)
     point.waited_ns = NOT_COUNTED
     return give(point)
-
-
-for kind in (Span, WatchedSpan, SyncedSpan, LostSpan):
-    lie_in_slabs(kind)
 
 
 for kind in (Span, WatchedSpan, SyncedSpan, LostSpan):

@@ -6,7 +6,7 @@ from binascii import crc32  # hashlib and pathlib take longer to import than all
 from typing import Final
 
 #: In the order in which they need each other.
-MODULES: Final = ("slabs", "values", "spans", "context", "runs", "lines")
+MODULES: Final = ("values", "spans", "context", "runs", "lines")
 
 _NEEDED = re.compile(
     rb'^(?:include "([\w.]+)"|(?:from|cimport) sglang_instrument\.native\.(\w+)\b)', re.MULTILINE
