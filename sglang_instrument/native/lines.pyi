@@ -10,10 +10,6 @@ from sglang_instrument.recording.tasks import Task
 
 STAMP: str
 
-class Block:
-    def __len__(self) -> int: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
-
 class Encoder:
     def __init__(
         self,

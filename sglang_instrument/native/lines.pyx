@@ -8,12 +8,10 @@ byte of a record, so that nobody changes what is being read.
 """
 
 cimport cython
-from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_Next
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_AsUnsignedLongLong
-from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree
 from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
@@ -48,8 +46,21 @@ cdef enum:
     NS_OF_A_BYTE = 4  # a chunk of what the pure Python has to say takes a millisecond
     SMALL = 128  # bytes: room for a key and a number
 
-include "memory.pxi"
 include "json.pxi"
+
+
+@cython.final
+@cython.no_gc
+cdef class Sink:
+    """The lines of one scope."""
+
+    cdef object scope
+    cdef Text text
+    cdef Py_ssize_t records
+    cdef Py_ssize_t changed
+
+    def __dealloc__(self):
+        let_go(&self.text)
 
 
 @cython.final
@@ -135,8 +146,11 @@ cdef class Encoder:
         cdef Sink sink
         for sink in (self.first,) if self.sinks is None else self.sinks.values():
             if sink.records:
-                pieces.append((sink.scope, block_of(&sink.text), sink.changed, sink.records))
+                lines = PyBytes_FromStringAndSize(sink.text.data, sink.text.size)
+                pieces.append((sink.scope, lines, sink.changed, sink.records))
             sink.text.size = sink.records = sink.changed = 0
+            if sink.text.room > ENOUGH:
+                let_go(&sink.text)
         self.sinks = self.sink = self.first.scope = None
         return pieces
 
@@ -195,8 +209,6 @@ cdef class Encoder:
         cdef Sink sink
         if self.first.scope is None:
             self.first.scope = scope
-            if self.first.text.data == NULL:
-                take_spare(&self.first.text)
         if self.first.scope is scope:
             return self.first
         if self.sinks is None:

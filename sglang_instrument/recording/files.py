@@ -14,7 +14,7 @@ from sglang_instrument import schema
 from sglang_instrument.recording.claims import Claims
 from sglang_instrument.recording.clock import HOST, Clock
 from sglang_instrument.recording.context import Scope, count_dropped, forget_scope, scopes
-from sglang_instrument.recording.lines import LineMaker, Lines
+from sglang_instrument.recording.lines import LineMaker
 from sglang_instrument.recording.notices import notice
 from sglang_instrument.recording.open_file import OpenFile
 from sglang_instrument.recording.values import settle
@@ -58,17 +58,16 @@ class Files:
         self._seen_at = 0.0
         self._next_news = 0.0
 
-    def write(self, scope: Scope, lines: Lines, records: int, begin: int = 0) -> None:
+    def write(self, scope: Scope, lines: bytes, records: int) -> None:
         """Append whole lines to the file of `scope`; count them as lost if that is impossible.
 
         Args:
             scope: Whose lines they are.
             lines: All of them.
             records: How many records they are.
-            begin: How many bytes of them the file has already.
         """
         try:
-            if not self._file(scope).append(lines, begin):
+            if not self._file(scope).append(lines):
                 self._begin_anew(scope, lines)
         except Exception as error:  # an OSError as a rule; nothing is lost without being counted
             self._lose(scope, lines, records, error)
@@ -154,7 +153,7 @@ class Files:
         file = self._open[scope] = self._begin(scope)
         return file
 
-    def _begin_anew(self, scope: Scope, lines: Lines) -> None:
+    def _begin_anew(self, scope: Scope, lines: bytes) -> None:
         """Append lines to a new file in the place of one that was deleted."""
         notice("deleted", f"{self._open[scope].path} was deleted while it was written; a new one is begun")
         self._close(scope)
@@ -193,7 +192,7 @@ class Files:
             header["step_bound"] = scope.bound
         return {**header, "reopened": True} if os.fstat(descriptor).st_size else header
 
-    def _lose(self, scope: Scope, lines: Lines, records: int, error: Exception) -> None:
+    def _lose(self, scope: Scope, lines: bytes, records: int, error: Exception) -> None:
         """Count what was not written; a disk that fills up still took the first of the lines."""
         file = self._open.get(scope)
         written = memoryview(lines)[: file.done].tobytes().count(b"\n") if file is not None and records else 0

@@ -6,7 +6,7 @@ context have in common is encoded once, and times are formatted anew only when t
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
@@ -29,15 +29,14 @@ from sglang_instrument.recording.spans import Span
 from sglang_instrument.recording.tasks import Task, thread_task
 
 if native.ON:
-    from sglang_instrument.native.lines import Block, Encoder
+    from sglang_instrument.native.lines import Encoder
 
 # What is encoded at once, while other threads wait for the GIL: a tenth of a millisecond as a rule.
 _CHUNK: Final = 256  # spans
 _SLICE: Final = 32  # lines; after long ones others get the GIL, and the next come one by one
 
 #: Lines of a scope's file; how many of them had to be changed to be encoded at all; how many there are.
-Piece = tuple[Scope, "Lines", int, int]
-Lines: TypeAlias = "bytes | Block"
+Piece = tuple[Scope, bytes, int, int]
 
 
 class LineMaker:

@@ -10,7 +10,7 @@ from threading import Event
 from sglang_instrument.recording.context import Scope
 from sglang_instrument.recording.disk import Disk, Job
 from sglang_instrument.recording.files import Files
-from sglang_instrument.recording.lines import LineMaker, Lines
+from sglang_instrument.recording.lines import LineMaker
 from sglang_instrument.recording.notices import swallowed
 from sglang_instrument.recording.own_threads import OneAtATime
 from sglang_instrument.recording.selection import Selection
@@ -35,7 +35,7 @@ class CallersDisk(Disk):
     def end(self) -> None:
         """End nothing."""
 
-    def write(self, scope: Scope, lines: Lines, records: int) -> None:
+    def write(self, scope: Scope, lines: bytes, records: int) -> None:
         """Append lines to the scope's file."""
         self.do(lambda: self.files.write(scope, lines, records))
 
