@@ -6,7 +6,7 @@ does. Nothing here raises into the function: what fails is skipped, counted and 
 
 from time import perf_counter_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -248,8 +248,6 @@ def _or_unbound(values: Values | None, names: tuple[str, ...]) -> Values:
     return (UNBOUND,) * len(names) if values is None else values
 
 
-if not TYPE_CHECKING and native.ON:
-    from sglang_instrument.native import runs as compiled
-
-    Run, begin_reading = compiled.Run, compiled.begin_reading
-    compiled.connect(leave_run, count_item, SKIPPED)
+_compiled = native.take_over(globals(), "runs", "Run", "begin_reading")
+if _compiled is not None:
+    _compiled.connect(leave_run, count_item, SKIPPED)

@@ -6,9 +6,7 @@ from sglang_instrument import native
 from sglang_instrument.recording import spans
 from sglang_instrument.recording.spans import Span
 
-if native.ON:
-    from sglang_instrument.native import spans as compiled
-
+_compiled = native.take_over(globals(), "spans")
 _Began = Callable[[Span], object]
 
 _enter_task = spans.enter_task
@@ -20,8 +18,8 @@ def listen(began: _Began) -> None:
     global _listening
     _listening = (*(one for one in _listening if one != began), began)
     spans.running_tasks, spans.enter_task = True, _enter  # as if a task ran all the time: all come by here
-    if native.ON:
-        compiled.call_at_entry(_begin)
+    if _compiled is not None:
+        _compiled.call_at_entry(_begin)
 
 
 def ignore(began: _Began) -> None:
@@ -30,8 +28,8 @@ def ignore(began: _Began) -> None:
     _listening = tuple(one for one in _listening if one != began)
     if not _listening:
         spans.running_tasks, spans.enter_task = spans.asyncios_tasks, _enter_task
-        if native.ON:
-            compiled.call_at_entry(None)
+        if _compiled is not None:
+            _compiled.call_at_entry(None)
 
 
 def _enter(entering: Span) -> None:

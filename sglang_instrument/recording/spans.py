@@ -272,8 +272,8 @@ def use_buffer(
     global buffer
     buffer = taking
     open_spans.watch(on_first_opened, on_all_closed)
-    if native.ON:
-        compiled.use_buffer(taking, on_first_opened, on_all_closed)
+    if _compiled is not None:
+        _compiled.use_buffer(taking, on_first_opened, on_all_closed)
 
 
 def know_tasks(task_seen: Callable[[Any, int], object]) -> None:
@@ -310,7 +310,7 @@ def plain(
     return partial(begin, kind, event, phase, waited)
 
 
-native.take_over(
+_compiled = native.take_over(
     globals(),
     "spans",
     "LostSpan",
@@ -324,10 +324,8 @@ native.take_over(
     "span",
 )
 
-if native.ON:
-    from sglang_instrument.native import spans as compiled
-
-    compiled.connect(
+if _compiled is not None:
+    _compiled.connect(
         off=OFF,
         context=CURRENT,
         reduce=reduce,
@@ -341,7 +339,6 @@ if native.ON:
         letting_through=let_through,
         text=text,
         reduce_value=reduce_value,
-        ask_for_tasks=tasks.AskAsyncio,
         open_spans=OPEN,
     )
 

@@ -236,9 +236,9 @@ def _meet(owner: Any, loop: Any, inherited: Task | None) -> Task | None:
     return met
 
 
-native.take_over(
+_compiled = native.take_over(
     globals(),
-    "spans",
+    "tasks",
     "Task",
     "counted",
     "current",
@@ -251,3 +251,5 @@ native.take_over(
     "thread_task",
     "_threads",
 )
+if _compiled is not None:
+    _compiled.connect(AskAsyncio, let_through)

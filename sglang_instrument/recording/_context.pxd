@@ -1,6 +1,6 @@
-# What other compiled modules may use of context.pyx.
+# What other compiled modules may use of _context.pyx.
 
-from sglang_instrument.native.spans cimport Task
+from sglang_instrument.recording._tasks cimport Task
 
 cdef class Context:
     cdef public object worker

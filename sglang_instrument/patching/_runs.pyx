@@ -5,9 +5,9 @@
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF
 
-from sglang_instrument.native.spans cimport NOT_COUNTED, Block, Span, give, give_ends, lose_pending
+from sglang_instrument.recording._spans cimport NOT_COUNTED, Block, Span, give, give_ends, lose_pending
 
-include "stamp.pxi"
+include "sglang_instrument/native/module.pxi"
 
 # Of patching/runs.py, which hands them over.
 cdef object leave_run = None

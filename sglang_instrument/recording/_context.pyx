@@ -11,9 +11,9 @@ from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_XDECREF
 from cpython.unicode cimport PyUnicode_GET_LENGTH
 
-from sglang_instrument.native.spans cimport Task, current_task, thread_task_of
+from sglang_instrument.recording._tasks cimport Task, current_task, thread_task_of
 
-include "stamp.pxi"
+include "sglang_instrument/native/module.pxi"
 
 cdef extern from *:
     """
@@ -175,14 +175,14 @@ cdef Bound bind_on(dict changes, bint root):
     return bound
 
 
-def derive(Context before not None, changes):
-    """Return `before` with `changes`; see recording/context.py."""
-    return derived(before, changes if type(changes) is dict else dict(changes))
-
-
 def push(changes, root=False):
     """Bind `changes` on top of what is bound; see recording/context.py."""
     return bind_on(changes if type(changes) is dict else dict(changes), root)
+
+
+def derive(Context before not None, changes):
+    """Return `before` with `changes`; see recording/context.py."""
+    return derived(before, changes if type(changes) is dict else dict(changes))
 
 
 def connect(*, current, unbound, identifier, integer, place, opening, closing, Py_ssize_t longest_id):

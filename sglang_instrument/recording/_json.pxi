@@ -1,4 +1,4 @@
-# Reduced values as JSON. What cannot be said here is left to the pure Python: see lines.pyx.
+# Reduced values as JSON. What cannot be said here is left to the pure Python: see _lines.pyx.
 
 from msgspec.json import Encoder as ValueEncoder
 

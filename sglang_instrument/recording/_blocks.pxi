@@ -128,3 +128,25 @@ cdef int give_ends(object kind) except -1:
     put_into_type(kind, "__enter__", End("__enter__"))
     put_into_type(kind, "__exit__", End("__exit__"))
     return 0
+
+
+cdef class AtOnce:
+    """Await nothing, and get a value."""
+
+    cdef object value
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        value, self.value = self.value, None
+        raise StopIteration(value)
+
+
+cdef object at_once(object value):
+    cdef AtOnce made = AtOnce.__new__(AtOnce)
+    made.value = value
+    return made

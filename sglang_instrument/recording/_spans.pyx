@@ -1,19 +1,17 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=False
-"""The hot path of recording/, compiled: spans, asyncio's tasks, what coroutines wait."""
+"""recording/spans.py, compiled: time a block and append it to the buffer."""
 
 cimport cython
 from cpython.contextvars cimport PyContextVar_Get
-from cpython.dict cimport PyDict_GetItemWithError, PyDict_Next, PyDict_Size
-from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.dict cimport PyDict_GetItemWithError, PyDict_Size
 from cpython.object cimport PyObject
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_XDECREF
 
 cdef extern from "Python.h":
-    object PyWeakref_NewRef(object, object)
     bint PyErr_ExceptionMatches(object) noexcept
-    void PyErr_SetNone(PyObject*) noexcept
+    void Py_INCREF(PyObject*) noexcept
 
 cdef extern from *:
     """
@@ -21,9 +19,10 @@ cdef extern from *:
     """
     int raise_pending "sglang_instrument_pending"() except -1
 
-include "stamp.pxi"
-include "tasks.pxi"
-include "blocks.pxi"
+from sglang_instrument.recording._tasks cimport Task, look_up_task, now_ns, some_task_runs, task_here
+
+include "sglang_instrument/native/module.pxi"
+include "sglang_instrument/recording/_blocks.pxi"
 
 # What recording/spans.py hands over when it is imported.
 cdef object OFF = None
@@ -39,7 +38,6 @@ cdef object let_through = None
 cdef object to_text = None
 cdef object reduce_one = None
 cdef Span LOST = None
-cdef object ask_asyncio = None
 
 # What recording/spans.py says from time to time.
 cdef object buffer = None
@@ -187,26 +185,8 @@ cdef class LostSpan(Span):
         """Add nothing."""
 
 
-cdef class AtOnce:
-    """Await nothing, and get a value."""
-
-    cdef object value
-
-    def __await__(self):
-        return self
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        value, self.value = self.value, None
-        raise StopIteration(value)
-
-
-cdef object at_once(object value):
-    cdef AtOnce made = AtOnce.__new__(AtOnce)
-    made.value = value
-    return made
+include "sglang_instrument/recording/_losses.pxi"
+include "sglang_instrument/recording/_open_spans.pxi"
 
 
 def begin(kind, event, phase, waited):
@@ -277,81 +257,10 @@ cdef void leave_task(Span leaving) noexcept:
         task.counted_by = 0
 
 
-cdef long long lost_records = 0
-
-
-cpdef int lose(str where, event="") except -1:
-    """Count a record that could not be made or kept; called while the reason is handled."""
-    global lost_records
-    try:
-        if buffer is OFF:
-            let_through()
-        else:
-            lost_records += 1
-            note_lost(where, event)
-    except MemoryError:  # there may be none even to say so
-        pass
-    return 0
-
-
-cdef int swallow(str where) except -1:
-    try:
-        note_swallowed(where)
-    except MemoryError:
-        pass
-    return 0
-
-
-cdef int lose_pending(str where) except -1:
-    try:
-        raise_pending()
-    except BaseException:
-        lose(where)
-    return 0
-
-
-cdef int swallow_pending(str where) except -1:
-    try:
-        raise_pending()
-    except BaseException:
-        swallow(where)
-    return 0
-
-
 cdef int give(Span finished) except -1:
     taking = buffer
     if taking is not OFF:
         taking.append(finished)
-    return 0
-
-
-cdef int note_open(WatchedSpan entered) except -1:
-    """Let a span be among the open ones until it is left; see recording/open_spans.py."""
-    if first_opened is not None and PyDict_Size(OPEN) == 0:
-        tell(first_opened)
-    entered.place = <size_t><void*>entered
-    OPEN[entered.place] = entered
-    return 0
-
-
-cdef int close(WatchedSpan left) except -1:
-    if left.place is not None:
-        OPEN.pop(left.place, None)
-        if all_closed is not None and PyDict_Size(OPEN) == 0:
-            tell(all_closed)
-    return 0
-
-
-def note_closed(WatchedSpan left not None):
-    """Let a span be among the open ones no more."""
-    close(left)
-
-
-cdef int tell(object who) except -1:
-    try:
-        who()
-    except BaseException:
-        swallow("watching a span")
     return 0
 
 
@@ -365,87 +274,7 @@ for kind in (Span, WatchedSpan, SyncedSpan, LostSpan):
     give_ends(kind)
 
 
-include "waits.pxi"
-
-
-@cython.binding(True)  # it tells its signature, and takes the words of recording/spans.py
-def span(event, /, *, phase=None, **extra):
-    """Time a block."""
-    cdef PyObject *made = (<Make><void*>make_span)(event, phase, extra)
-    if made == NULL:
-        lose_pending("beginning a span")
-        return LOST
-    span = <object>made
-    Py_XDECREF(made)
-    return span
-
-
-ctypedef PyObject* (*Make)(object, object, dict) noexcept
-
-
-cdef object make_span(object event, object phase, dict extra):
-    cdef Span made
-    cdef PyObject *known = NULL
-    if type(event) is not str:
-        event = reduce_one(event)
-    if type(event) is str:  # a list, say, can be no name
-        known = PyDict_GetItemWithError(kinds, event)
-        kind = learn_kind(event) if known is NULL else <object>known
-    else:
-        kind = Span
-    if phase is not None:
-        phase = to_text(phase)
-        kind = kind_of_phase(event, phase)
-    made = new_span(kind)
-    made.begin(event, reduce_extra(extra) if extra else None, phase, NOT_COUNTED)
-    return made
-
-
-@cython.binding(True)
-def event(name, /, **extra):
-    """Record that something happened now, without a duration."""
-    cdef Span point
-    try:
-        point = Span.__new__(Span)
-        known = name if type(name) is str else reduce_one(name)
-        point.begin(known, reduce_extra(extra) if extra else None, None, NOT_COUNTED)
-        record_point(point)
-    except BaseException:
-        lose("recording an event")
-
-
-cdef extern from *:
-    """
-    static vectorcallfunc *sglang_instrument_call_of(PyObject *function) {
-        return (vectorcallfunc *)((char *)function + Py_TYPE(function)->tp_vectorcall_offset);
-    }
-    """
-    vectorcallfunc* call_of "sglang_instrument_call_of"(object) noexcept
-
-# What Cython made of the two above; without keywords, too, it makes a dict before their first line.
-cdef vectorcallfunc call_of_span = call_of(span)[0]
-cdef vectorcallfunc call_of_event = call_of(event)[0]
-
-
-cdef PyObject* span_or_lost(PyObject *called, PyObject * const *args, size_t flagged, PyObject *names) noexcept:
-    cdef PyObject *made = call_of_span(called, args, flagged, names)
-    return instead_of_call("beginning a span", LOST) if made == NULL else made
-
-
-cdef PyObject* event_or_none(PyObject *called, PyObject * const *args, size_t flagged, PyObject *names) noexcept:
-    cdef PyObject *made = call_of_event(called, args, flagged, names)
-    return instead_of_call("recording an event", None) if made == NULL else made
-
-
-cdef PyObject* instead_of_call(str where, object instead) noexcept:
-    if not PyErr_ExceptionMatches(MemoryError):
-        return NULL  # the call was not one
-    lose_pending(where)  # what it lets through, no call can have raised
-    Py_INCREF(<PyObject*>instead)
-    return <PyObject*>instead
-
-
-call_of(span)[0], call_of(event)[0] = span_or_lost, event_or_none
+include "sglang_instrument/recording/_calls.pxi"
 
 
 def record(Span point not None):
@@ -463,7 +292,6 @@ def connect(
     kind_for,
     synchronize_device,
     name_error,
-    ask_for_tasks,
     open_spans,
     noting_lost,
     swallowed_now,
@@ -473,9 +301,9 @@ def connect(
 ):
     """Take what belongs to the modules that this one serves; none of it changes later."""
     global OFF, current_context, reduce_extra, kinds, learn_kind, kind_of_phase, synchronize
-    global describe_error, ask_asyncio, buffer, note_lost, note_swallowed, let_through, to_text
+    global describe_error, buffer, note_lost, note_swallowed, let_through, to_text
     global reduce_one, LOST, OPEN
-    ask_asyncio, OPEN = ask_for_tasks, open_spans
+    OPEN = open_spans
     note_lost, note_swallowed, let_through = noting_lost, swallowed_now, letting_through
     to_text, reduce_one = text, reduce_value
     OFF, current_context, reduce_extra, kinds = off, context, reduce, known_kinds
@@ -490,22 +318,7 @@ def use_buffer(taking, on_first_opened, on_all_closed):
     buffer, first_opened, all_closed = taking, on_first_opened, on_all_closed
 
 
-def lost():
-    """Return how many records were lost on the threads that made them, since this process began."""
-    return lost_records
-
-
 def call_at_entry(hook):
     """Call `hook(span)` when a span is entered or a point recorded; None calls nothing."""
     global entering_hook
     entering_hook = hook
-
-
-cdef list homes = []  # the names in use, which must not go
-
-
-def call_by_home(kind, str module):
-    """Call a compiled type by the public module that shows it, by which it is pickled, too."""
-    home = f"{module}.{kind.__name__}".encode("ascii")
-    homes.append(home)
-    (<PyTypeObject*>kind).tp_name = home

@@ -15,9 +15,10 @@ from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_AsUnsignedLongLon
 from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
-from sglang_instrument.native.context cimport Context
-from sglang_instrument.native.spans cimport NOT_COUNTED, Span, Task, now_ns
-from sglang_instrument.native.text cimport (
+from sglang_instrument.recording._context cimport Context
+from sglang_instrument.recording._spans cimport NOT_COUNTED, Span
+from sglang_instrument.recording._tasks cimport Task, now_ns
+from sglang_instrument.recording._text cimport (
     CANNOT,
     DONE,
     ENOUGH,
@@ -36,7 +37,7 @@ from sglang_instrument.native.text cimport (
     put_string,
 )
 
-include "stamp.pxi"
+include "sglang_instrument/native/module.pxi"
 
 cdef enum:
     LONGEST_LINE = 64 * 1024  # bytes; shapes.py says the same
@@ -46,43 +47,8 @@ cdef enum:
     NS_OF_A_BYTE = 4  # a chunk of what the pure Python has to say takes a millisecond
     SMALL = 128  # bytes: room for a key and a number
 
-include "json.pxi"
-
-
-@cython.final
-@cython.no_gc
-cdef class Sink:
-    """The lines of one scope."""
-
-    cdef object scope
-    cdef Text text
-    cdef Py_ssize_t records
-    cdef Py_ssize_t changed
-
-    def __dealloc__(self):
-        let_go(&self.text)
-
-
-@cython.final
-@cython.no_gc  # a scope leads nowhere, and what is bound are names and numbers
-cdef class Part:
-    """What all records of a context share: `context.part`.
-
-    In `text` stand `"extra"` with the ids that are bound, if any are, and `"workid"` and `"step"`, each key after
-    a comma: a record without fields of its own has all of it.
-    """
-
-    cdef object scope
-    cdef Text text
-    cdef const char *ids  # what stands between the braces of "extra"
-    cdef Py_ssize_t size_ids
-    cdef const char *place  # what comes after it
-    cdef Py_ssize_t size_place
-    cdef bint cannot  # a request id that only the pure Python can say
-    cdef bint validate
-
-    def __dealloc__(self):
-        let_go(&self.text)
+include "sglang_instrument/recording/_json.pxi"
+include "sglang_instrument/recording/_line_parts.pxi"
 
 
 @cython.final
@@ -351,35 +317,3 @@ cdef class Encoder:
         put(text, "}", 1)
         put(text, part.place, part.size_place)
         return DONE
-
-
-cdef int put_ids(Text *text, Context context) except -1:
-    """Put the ids that are bound, as they stand between braces; there is room for a key and a number."""
-    if context.fields is not None:
-        return put_fields(text, context.fields, 0)
-    if context.request_id is not None:
-        put(text, '"request_id":', 13)
-        if put_value(text, context.request_id, 0) == CANNOT:
-            return CANNOT
-    if context.turn is not None:
-        make_room(text, SMALL)
-        if context.request_id is not None:
-            put(text, ",", 1)
-        put(text, '"turn":', 7)
-        return put_value(text, context.turn, 0)
-    return DONE
-
-
-cdef inline void put_seconds(Text *text, long long duration_ns) noexcept nogil:
-    """Put nanoseconds as seconds, exactly."""
-    cdef uint64_t whole
-    if duration_ns < 0:
-        put(text, "-", 1)
-        duration_ns = -duration_ns
-    whole = <uint64_t>duration_ns // 1_000_000_000
-    put_decimal(text, whole, <uint64_t>duration_ns - whole * 1_000_000_000, 9)
-
-
-cdef inline long long floor_us(long long ns) noexcept nogil:
-    """Return nanoseconds in microseconds, rounded down as Python does."""
-    return ns // 1000
