@@ -33,8 +33,8 @@ from sglang_instrument.recording.tasks import Task, leave_task, waited_so_far
 from sglang_instrument.recording.values import reduce, reduce_value, text
 from sglang_instrument.schema import WATCHED_PHASES, kind_of
 
-running_tasks: Any = tasks.running  # asyncio's, as soon as a buffer is in use; a look-up less than there
-asyncios_tasks: Any = running_tasks  # the same, also while `running_tasks` says otherwise
+running_tasks: Any = tasks.running  # asyncio's, as soon as a buffer is in use; kept here to save a look-up
+at_entry: Callable[[Any], object] | None = None  # is called with each span that is entered, while set
 
 
 buffer: Buffer = OFF
@@ -60,6 +60,8 @@ class Span(Struct, gc=False, eq=False):
     device_sec: float | None = None
 
     def __enter__(self) -> "Span":
+        if at_entry is not None:
+            _tell_entry(self)
         if running_tasks:
             try:
                 [owner] = running_tasks.values()  # as in tasks.current(), without its calls
@@ -233,6 +235,8 @@ def event(name: str, /, **extra: Any) -> None:
 
 def record(point: Span) -> None:
     """Append a span that was not used as a block: a point event, or one whose times were set by hand."""
+    if at_entry is not None:
+        _tell_entry(point)
     if running_tasks:
         enter_task(point)
         point.waited = None
@@ -248,6 +252,14 @@ def enter_task(entering: Span) -> None:
         entering.waited = waited_so_far(task)
     elif entering.waited is not None:  # its block counts its own awaits: nothing else does so far
         task.counted_by, entering.waited = id(entering), task.waited
+
+
+def _tell_entry(entering: Span) -> None:
+    try:
+        if at_entry is not None:
+            at_entry(entering)
+    except BaseException as error:
+        swallowed("beginning a span", error)
 
 
 def _learn(event: str) -> type[Span]:
@@ -278,14 +290,20 @@ def use_buffer(
 
 def know_tasks(task_seen: Callable[[Any, int], object]) -> None:
     """Tell asyncio's tasks apart from now on; call `task_seen(loop, thread)` for each new one with a span."""
-    global running_tasks, asyncios_tasks
-    running_tasks = asyncios_tasks = tasks.know_asyncio(task_seen)
+    global running_tasks
+    running_tasks = tasks.know_asyncio(task_seen)
 
 
 def ignore_tasks() -> None:
     """Ask for no task any more: a span costs less, and no loop gets a heartbeat."""
-    global running_tasks, asyncios_tasks
-    running_tasks = asyncios_tasks = tasks.ignore_asyncio()
+    global running_tasks
+    running_tasks = tasks.ignore_asyncio()
+
+
+def call_at_entry(hook: Callable[[Any], object] | None) -> None:
+    """Call `hook(span)` when a span is entered or a point recorded, on its thread; None calls nothing."""
+    global at_entry
+    at_entry = hook
 
 
 def current_buffer() -> Buffer:
@@ -318,6 +336,7 @@ _compiled = native.take_over(
     "SyncedSpan",
     "WatchedSpan",
     "begin",
+    "call_at_entry",
     "event",
     "lose",
     "note_closed",

@@ -70,9 +70,15 @@ class Task(Struct, gc=False, eq=False):
 # cheapest question that tells synchronous code from coroutines. Until `know_asyncio()` nobody asks.
 running: Any = {}
 
-_running_loop: Callable[[], Any] = bool  # asyncio's
 _numbers = itertools.count()
 _threads: dict[int, Task] = {}
+
+
+def no_loop() -> None:
+    """Return nothing: nobody has asked for event loops yet."""
+
+
+_running_loop: Callable[[], Any] = no_loop  # asyncio's
 
 
 class AskAsyncio:

@@ -82,7 +82,7 @@ class LineWriter(Writer):
     def _tick(self, woken: bool) -> None:
         self._alone(lambda: super(LineWriter, self)._tick(woken), "encoding the log")
 
-    def _start_or_write(self, job: Job, done: Event, ends: float) -> None:
+    def _start_or_write(self, job: Job | None, done: Event, ends: float) -> None:
         self._alone(lambda: super(LineWriter, self)._start_or_write(job, done, ends), "writing the log")
 
     def _alone(self, act: Callable[[], object], doing: str) -> None:

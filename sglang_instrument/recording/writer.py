@@ -63,7 +63,7 @@ class Writer:
         self._starting = OneAtATime()  # starting the threads, or writing without them
         self._thread = OwnThread(self._run, "sglang_instrument-writer")
         self._gives_up_at = math.inf  # time.monotonic() at which a caller that writes stops
-        self._flushes: list[tuple[Job, threading.Event]] = []
+        self._flushes: list[tuple[Job | None, threading.Event]] = []
         self._tick_sec = TICK_SEC
         self._let_one_pass = True  # a tick at which nothing is written; never the first one
         self._most_ticks = 1  # to wait for, as long as nothing is recorded; 0 while that is decided
@@ -174,10 +174,10 @@ class Writer:
 
     def flush(self, timeout_sec: float) -> bool:
         """Write all that is recorded so far; return whether that was done in time."""
-        return self.flush_then(int, timeout_sec)
+        return self.flush_then(None, timeout_sec)
 
-    def flush_then(self, job: Job, timeout_sec: float) -> bool:
-        """Write all that is recorded so far, and do `job` after it; return whether that was done in time.
+    def flush_then(self, job: Job | None, timeout_sec: float) -> bool:
+        """Write all that is recorded so far, then do `job`, if any; return whether that was done in time.
 
         Where no thread can be started, the caller writes, and looks at the clock after each slab of spans.
         """
@@ -190,7 +190,7 @@ class Writer:
             self._bell.ring()
         return done.wait(max(0.0, ends - time.monotonic()))
 
-    def _start_or_write(self, job: Job, done: threading.Event, ends: float) -> None:
+    def _start_or_write(self, job: Job | None, done: threading.Event, ends: float) -> None:
         if self._spans and self._have_threads(at_once=True):
             self._take_directly()
         if self.started:
@@ -199,11 +199,15 @@ class Writer:
         try:
             self._write()
             if time.monotonic() < ends:
-                self.disk.do(job)
-                self.disk.do(done.set)
+                self._finish_flush(job, done)
             self.disk.do_what_waits()
         finally:
             self._gives_up_at = math.inf
+
+    def _finish_flush(self, job: Job | None, done: threading.Event) -> None:
+        if job is not None:
+            self.disk.do(job)
+        self.disk.do(done.set)
 
     @property
     def started(self) -> bool:
@@ -247,8 +251,7 @@ class Writer:
         self._tick_sec = self._next_tick_sec(is_little, leave_sec)
         self._most_ticks = self._ticks_to_leave(leave_sec)
         for job, done in self._flushes[:asked]:
-            self.disk.do(job)
-            self.disk.do(done.set)
+            self._finish_flush(job, done)
         del self._flushes[:asked]
 
     def _write(self) -> None:
