@@ -1,5 +1,5 @@
 # demo: a real rollout on the real SGLang engine, on the CPU where there is no GPU
-# native: compile what changed of sglang_instrument/native, where there is a compiler
+# native: compile what changed of the .pyx files, where there is a compiler
 # test, lint, bench: what a change has to pass; all of them make the virtual environment that they need
 # test-ray, test-trainers: the real Ray, the real trainers, in environments of their own below .envs (environments)
 # test-gpu: on a machine with one, by a PYTHON that has torch with CUDA, msgspec, orjson, pytest (polars for one of them)
@@ -66,7 +66,7 @@ $(VENV)/.package: pyproject.toml | $(BIN)/python
 
 native: $(VENV)/.native
 
-$(VENV)/.native: hatch_build.py $(wildcard sglang_instrument/native/*.p*) | $(VENV)/.package
+$(VENV)/.native: hatch_build.py $(wildcard sglang_instrument/native/*.p* sglang_instrument/*/_[a-z]*.p*) | $(VENV)/.package
 	@$(BIN)/python hatch_build.py >/dev/null 2>&1 || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@

@@ -1,4 +1,4 @@
-"""Compile sglang_instrument/native in place: for wheels, editable installs, or as `python hatch_build.py`.
+"""Compile the .pyx files in place: for wheels, editable installs, or as `python hatch_build.py`.
 
 What is built already of the sources as they are is not built again. Where there is no compiler, no Cython, or
 SGLANG_INSTRUMENT_NATIVE=0, nothing is built, and the package is pure Python; with SGLANG_INSTRUMENT_NATIVE=1
@@ -42,7 +42,7 @@ class NativeBuildHook(BuildHookInterface):
             return
         if version != "editable":
             for path in built:
-                build_data["force_include"][str(path)] = f"sglang_instrument/native/{path.name}"
+                build_data["force_include"][str(path)] = str(path.relative_to(ROOT))
             build_data["pure_python"] = False
             build_data["infer_tag"] = True
 
@@ -54,22 +54,22 @@ def build() -> list[Path]:
         Exception: Cython, setuptools, or a compiler are missing, or the sources do not compile.
     """
     with only_one_builds():
-        stale = [module for module in STAMPS["MODULES"] if not is_fresh(module)]
+        stale = [module for module in STAMPS["PARTS"].values() if not is_fresh(module)]
         if stale:
             with tempfile.TemporaryDirectory(dir=NATIVE, prefix=".build-") as folder:
                 compile_into(Path(folder), stale)
-        return [file_of(module) for module in STAMPS["MODULES"]]
+        return [file_of(module) for module in STAMPS["PARTS"].values()]
 
 
 def file_of(module: str) -> Path:
     """Return where a module's compiled file belongs, for the Python that runs."""
-    return NATIVE / f"{module}{SUFFIX}"
+    return ROOT / f"{module.replace('.', '/')}{SUFFIX}"
 
 
 def is_fresh(module: str) -> bool:
     """Return whether a module was built from its sources as they are now."""
     path = file_of(module)
-    return path.exists() and STAMPS["stamp_of"](str(NATIVE), module).encode() in path.read_bytes()
+    return path.exists() and STAMPS["stamp_of"](str(ROOT), module).encode() in path.read_bytes()
 
 
 def compile_into(folder: Path, modules: list[str]) -> None:
@@ -80,9 +80,9 @@ def compile_into(folder: Path, modules: list[str]) -> None:
 
     extensions = [
         Extension(
-            f"sglang_instrument.native.{module}",
-            [str(NATIVE / f"{module}.pyx")],
-            define_macros=[("SGLANG_INSTRUMENT_STAMP", f'"{STAMPS["stamp_of"](str(NATIVE), module)}"')],
+            module,
+            [str(ROOT / f"{module.replace('.', '/')}.pyx")],
+            define_macros=[("SGLANG_INSTRUMENT_STAMP", f'"{STAMPS["stamp_of"](str(ROOT), module)}"')],
             extra_compile_args=["-O2", "-g0", "-fvisibility=hidden"],
         )
         for module in modules
@@ -95,7 +95,7 @@ def compile_into(folder: Path, modules: list[str]) -> None:
     command.ensure_finalized()
     command.run()
     for module in modules:
-        Path(command.get_ext_fullpath(f"sglang_instrument.native.{module}")).replace(file_of(module))
+        Path(command.get_ext_fullpath(module)).replace(file_of(module))
 
 
 def let_tracebacks_be_missing(path: Path) -> None:

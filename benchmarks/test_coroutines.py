@@ -3,7 +3,7 @@
 from coroutines import VARIANTS
 from rounds import ROUNDS, Spread, ratios, run_rounds, save, table, values
 
-BOUNDS = {"span": 1.15}
+BOUNDS = {"span": 1.2}
 
 
 def test_a_loop_of_ten_thousand_coroutines_hardly_notices(show):

@@ -4,17 +4,21 @@ import pytest
 from events import VARIANTS
 from rounds import Spread, ratios, run_rounds, save, table, values
 
+from sglang_instrument import native
+
 #: At most this share of the reference's cost, by variant.
 CALLER = {
-    "span": 1 / 16,
-    "decorated function": 1 / 16,
-    "rewritten function": 1 / 16,
-    "decorated coroutine": 1 / 8,
-    "rewritten coroutine": 1 / 8,
-    "range": 1 / 14,
-    "range, three fields": 1 / 6,
+    "span": 1 / 40,
+    "decorated function": 1 / 25,
+    "rewritten function": 1 / 25,
+    "decorated coroutine": 1 / 12,
+    "rewritten coroutine": 1 / 12,
+    "range": 1 / 20,
+    "range, three fields": 1 / 7,
 }
-WHOLE = {"span": 1 / 7}
+WHOLE = {"span": 1 / 10}
+#: Pure Python: cheaper than the reference, whatever is asked.
+PURE = dict.fromkeys(VARIANTS, 1.0)
 #: Measured before on another machine, ns: the reference; a record made there, and json.dumps of it.
 THEIR_REFERENCE_NS, THEIR_DUMPS_NS = 5993, 3655
 
@@ -24,8 +28,9 @@ def rounds():
     return run_rounds("events", VARIANTS)
 
 
-@pytest.mark.parametrize(("key", "bounds"), [("caller_ns", CALLER), ("whole_ns", WHOLE)])
-def test_an_event_costs_a_small_share_of_the_references(rounds, show, key, bounds):
+@pytest.mark.parametrize(("key", "compiled"), [("caller_ns", CALLER), ("whole_ns", WHOLE)])
+def test_an_event_costs_a_small_share_of_the_references(rounds, show, key, compiled):
+    bounds = compiled if native.ON else PURE
     shares = {variant: ratios(rounds, variant, "reference", key) for variant in VARIANTS}
     rows = [
         (

@@ -1,6 +1,5 @@
 """What waits for the disk's thread: its order, its bounds, its memory, and whom it makes wait."""
 
-import ctypes
 import gc
 import json
 import os
@@ -12,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from sglang_instrument import flush, install, native, span, status, step, uninstall
+from sglang_instrument import flush, install, span, status, step, uninstall
 from sglang_instrument.recording import notices
 from sglang_instrument.recording.clock import Clock
 from sglang_instrument.recording.context import Scope
@@ -76,30 +75,6 @@ def test_what_is_put_is_done_in_order_whoever_does_it(disk, written):
     wait_for(disk)
     assert len(seen) == 20
     assert all(there == expected for expected, there in seen)
-
-
-@pytest.mark.skipif(not native.ON, reason=f"pure Python needs the GIL for it: {native.REASON}")
-def test_lines_reach_a_file_that_is_open_while_another_thread_never_lets_go_of_the_gil(disk, log_dir):
-    scope = scope_of(1)
-    disk.write(scope, lines_of(0), 1)
-    wait_for(disk)
-    path = log_dir / "step_1/worker_0.jsonl"
-    whole = path.stat().st_size + len(lines_of(1, 2))
-    seek = ctypes.PyDLL(None).lseek  # unlike os.lseek, it keeps the GIL
-    seek.argtypes, seek.restype = (ctypes.c_int, ctypes.c_long, ctypes.c_int), ctypes.c_long
-    switches_after_sec = sys.getswitchinterval()
-    descriptor = os.open(path, os.O_RDONLY)
-    disk.write(scope, lines_of(1), 1)
-    try:
-        sys.setswitchinterval(3600)
-        disk.write(scope, lines_of(2), 1)
-        ends = time.monotonic() + WAIT_SEC
-        while seek(descriptor, 0, os.SEEK_END) < whole and time.monotonic() < ends:
-            pass
-        assert seek(descriptor, 0, os.SEEK_END) == whole
-    finally:
-        sys.setswitchinterval(switches_after_sec)
-        os.close(descriptor)
 
 
 def test_what_waits_is_bounded_in_bytes_and_what_comes_beyond_is_counted(files, written):

@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,10 +13,9 @@ import pytest
 
 import sglang_instrument
 from sglang_instrument import native
-from sglang_instrument.native.stamps import MODULES, stamp_of
+from sglang_instrument.native.stamps import NEEDS, PARTS, stamp_of
 
 ROOT = Path(native.__file__).parents[2]  # the tree, or what is installed
-NATIVE = Path(native.__file__).parent
 ASKED_FOR_PURE = os.environ.get("SGLANG_INSTRUMENT_NATIVE") == "0"
 
 SEEN = """
@@ -51,6 +51,12 @@ def told(package_parent, **environment):
     return json.loads(done.stdout)
 
 
+def built(root, part):
+    """Return the files into which a part was compiled, for each Python that did."""
+    *folders, name = PARTS[part].split(".")
+    return list(root.joinpath(*folders).glob(f"{name}.*.so"))
+
+
 @pytest.fixture
 def copied(tmp_path):
     """A copy of the package, compiled parts included, to be spoilt."""
@@ -62,7 +68,7 @@ def copied(tmp_path):
 @pytest.fixture(scope="module")
 def compiled():
     """Skip where nothing is built, as on a machine without a compiler."""
-    if not all(list(NATIVE.glob(f"{module}.*.so")) for module in MODULES):
+    if not all(built(ROOT, part) for part in PARTS):
         pytest.skip("the compiled parts are not built: `make native`")
 
 
@@ -78,27 +84,62 @@ def test_pure_and_compiled_processes_record_the_same(compiled):
     assert [record["event"] for record in without[2]] == ["parse", "turn", "after"]
 
 
+@pytest.mark.parametrize("part", PARTS)
+def test_one_part_with_what_it_needs_records_the_same(compiled, part):
+    on, reason, records = told(ROOT, SGLANG_INSTRUMENT_NATIVE=part)
+    assert on
+    assert reason == f"SGLANG_INSTRUMENT_NATIVE={part}"
+    assert records == told(ROOT, SGLANG_INSTRUMENT_NATIVE="0")[2]
+
+
+def test_a_part_that_there_is_not_is_said_and_everything_is_pure():
+    on, reason, records = told(ROOT, SGLANG_INSTRUMENT_NATIVE="spans,spam")
+    assert not on
+    assert "no part 'spam', there are values, tasks" in reason
+    assert records
+
+
+def test_parts_need_parts():
+    assert {one for needed in NEEDS.values() for one in needed} <= PARTS.keys()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_compiled_module_has_the_names_of_the_pure_one_beside_it_in_the_same_order(part):
+    path = ROOT / (PARTS[part].replace(".", "/") + ".pyx")
+    pure = names_in(path.with_name(path.name.removeprefix("_")).with_suffix(".py").read_text())
+    both = [name for name in names_in(path.read_text()) if name in pure]
+    assert both == sorted(both, key=pure.index)
+
+
+def names_in(source):
+    """Return the names that a module defines at its top for others, in order."""
+    found = re.findall(
+        r"^(?:async def|def|class|cdef class|cpdef(?: \w+)?) ([A-Za-z]\w*)", source, re.MULTILINE
+    )
+    return list(dict.fromkeys(found))
+
+
 def test_parts_of_another_state_of_the_sources_are_refused(compiled, copied):
-    source = copied / "sglang_instrument/native/spans.pyx"
+    source = copied / "sglang_instrument/recording/_spans.pyx"
     source.write_text(source.read_text() + "\n# changed\n")
     on, reason, records = told(copied)
     assert not on
-    assert "native/spans was built from another state of its sources" in reason
+    assert "spans was built from another state of its sources" in reason
     assert records
 
 
 def test_one_missing_part_turns_all_of_them_off(compiled, copied):
-    for built in (copied / "sglang_instrument/native").glob(f"{MODULES[-1]}.*.so"):
-        built.unlink()
+    for file in built(copied, "runs"):
+        file.unlink()
     on, reason, records = told(copied)
     assert not on
-    assert f"native.{MODULES[-1]} was not built for this Python" in reason
+    assert "patching._runs was not built for this Python" in reason
     assert records
 
 
 def test_a_broken_file_is_no_reason_to_fail(compiled, copied):
-    for built in (copied / "sglang_instrument/native").glob("spans.*.so"):
-        built.write_bytes(b"not a library")
+    for file in built(copied, "spans"):
+        file.write_bytes(b"not a library")
     on, reason, records = told(copied)
     assert not on
     assert reason.startswith("ImportError")
@@ -106,16 +147,20 @@ def test_a_broken_file_is_no_reason_to_fail(compiled, copied):
 
 
 def test_a_stamp_covers_what_a_module_includes_and_cimports(tmp_path):
-    (tmp_path / "one.pyx").write_text('include "part.pxi"\nfrom sglang_instrument.native.two cimport Two\n')
-    (tmp_path / "part.pxi").write_text("")
-    (tmp_path / "two.pxd").write_text("")
-    (tmp_path / "other.pxd").write_text("")
-    before = stamp_of(str(tmp_path), "one")
-    (tmp_path / "other.pxd").write_text("# nothing of ours")
-    assert stamp_of(str(tmp_path), "one") == before
-    for name in ("part.pxi", "two.pxd", "one.pyx"):
-        (tmp_path / name).write_text((tmp_path / name).read_text() + "# changed\n")
-        changed = stamp_of(str(tmp_path), "one")
+    folder = tmp_path / "sglang_instrument"
+    folder.mkdir()
+    (folder / "one.pyx").write_text(
+        'include "sglang_instrument/part.pxi"\n'
+        "from sglang_instrument.two cimport Two\nfrom libc.math cimport floor\n"
+    )
+    for name in ("part.pxi", "two.pxd", "other.pxd", "one.pxd"):
+        (folder / name).write_text("")
+    before = stamp_of(str(tmp_path), "sglang_instrument.one")
+    (folder / "other.pxd").write_text("# nothing of ours")
+    assert stamp_of(str(tmp_path), "sglang_instrument.one") == before
+    for name in ("part.pxi", "two.pxd", "one.pyx", "one.pxd"):
+        (folder / name).write_text((folder / name).read_text() + "# changed\n")
+        changed = stamp_of(str(tmp_path), "sglang_instrument.one")
         assert changed != before
         before = changed
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sglang_instrument.bootstrap import shipped_packages
-from sglang_instrument.native.stamps import MODULES
+from sglang_instrument.native.stamps import PARTS
 from sglang_instrument.patching.tables import load_tables
 
 ROOT = Path(__file__).parents[1]
@@ -83,7 +83,7 @@ def compiled_in(built):
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler here")
 def test_a_wheel_ships_what_was_compiled_for_this_python_and_says_so(wheel, site):
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    assert compiled_in(wheel) == {f"sglang_instrument/native/{module}{suffix}" for module in MODULES}
+    assert compiled_in(wheel) == {module.replace(".", "/") + suffix for module in PARTS.values()}
     assert f"-cp{sys.version_info[0]}{sys.version_info[1]}-" in wheel.name
     asked = "from sglang_instrument import native; print(native.__file__, native.ON, native.REASON)"
     done = run(site, asked, PYTHONPATH=str(site))

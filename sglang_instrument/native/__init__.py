@@ -1,9 +1,10 @@
-"""Decide, once a process, whether the compiled parts are used: all of them, or none.
+"""Decide, once a process, which compiled parts take the place of the pure Python beside them.
 
-They do what the pure Python beside them does, at a fraction of its cost. Where they were not built, are of
-another state of the sources or of another Python, or `SGLANG_INSTRUMENT_NATIVE=0`, everything is pure
-Python, and `REASON` says why. What is compiled imports nothing of ours when it is imported: the public
-modules hand it what it needs (`connect`).
+A compiled part (`recording/_spans.pyx`) has the names of the pure module that it mirrors
+(`recording/spans.py`) and does the same at a fraction of the cost. `SGLANG_INSTRUMENT_NATIVE` says which are
+used: `0` none, `spans,values` these and what they need; by default all. Where one of them was not built, or
+was built from another state of its sources or for another Python, everything is pure Python, and `REASON`
+says why.
 """
 
 import os
@@ -11,46 +12,74 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final
 
-from sglang_instrument.native.stamps import MODULES, stamp_of
+from sglang_instrument.native.stamps import NEEDS, PARTS, stamp_of
 
 
-def _reason_against() -> str | None:
-    """Import the compiled parts; return why they cannot be used, None if they can."""
-    if os.environ.get("SGLANG_INSTRUMENT_NATIVE") == "0":
-        return "SGLANG_INSTRUMENT_NATIVE=0"
-    folder = os.path.dirname(__file__)  # noqa: PTH120 - pathlib takes long to import
+def _asked_for(asked: str) -> list[str]:
+    """Return the parts to use, each after those that it needs.
+
+    Raises:
+        ValueError: There is no such part.
+    """
+    if asked in ("", "1"):
+        return list(PARTS)
+    if asked == "0":
+        return []
+    waiting, named = [name.strip() for name in asked.split(",")], set()
+    while waiting:
+        name = waiting.pop()
+        if name not in PARTS:
+            raise ValueError(f"SGLANG_INSTRUMENT_NATIVE: no part {name!r}, there are {', '.join(PARTS)}")
+        if name not in named:
+            named.add(name)
+            waiting += NEEDS.get(name, ())
+    return [part for part in PARTS if part in named]
+
+
+def _load() -> tuple[dict[str, Any], str | None]:
+    """Return the compiled modules to use, by part, and why it is not all of them."""
+    asked = os.environ.get("SGLANG_INSTRUMENT_NATIVE", "")
+    root = os.path.join(os.path.dirname(__file__), "..", "..")  # noqa: PTH118, PTH120 - pathlib takes long
+    loaded: dict[str, Any] = {}
     try:
-        for name in MODULES:
-            module = import_module(f"{__name__}.{name}")
-            if stamp_of(folder, name) != module.STAMP:
-                return f"native/{name} was built from another state of its sources: `make native` builds it"
+        for part in _asked_for(asked):
+            module = import_module(PARTS[part])
+            if stamp_of(root, PARTS[part]) != module.STAMP:
+                return {}, f"{part} was built from another state of its sources: `make native` builds it"
+            loaded[part] = module
     except ModuleNotFoundError as error:
-        return f"{error.name} was not built for this Python: no compiler was at hand, or it is a pure wheel"
+        return {}, f"{error.name} was not built for this Python: there was no compiler, or it is a pure wheel"
     except Exception as error:  # another Python's, a broken file, a subinterpreter: training goes on
-        return f"{type(error).__name__}: {error}"
-    return None
+        return {}, f"{type(error).__name__}: {error}"
+    return loaded, None if len(loaded) == len(PARTS) else f"SGLANG_INSTRUMENT_NATIVE={asked}"
 
 
-#: Why everything is pure Python; None if the compiled parts are used.
-REASON: Final = _reason_against()
-ON: Final = REASON is None
+_LOADED, _REASON = _load()
+#: Why not all compiled parts are used; None if they are.
+REASON: Final = _REASON
+#: Whether any is.
+ON: Final = bool(_LOADED)
 
 
-def take_over(public: dict[str, Any], module: str, *names: str) -> None:
-    """Put what is compiled in the place of `names` in a public module's `globals()`, if it is used at all.
+def take_over(public: dict[str, Any], part: str, *names: str) -> Any:
+    """Put what is compiled in the place of `names` in a public module's `globals()`, if that part is used.
 
     From then on it says that it comes from there: by that name it is pickled, and found by a process in which
     nothing is compiled.
+
+    Returns:
+        The compiled module; None if it is not used.
     """
-    if not ON:
-        return
-    compiled = import_module(f"{__name__}.{module}")
+    compiled: Any = _LOADED.get(part)
+    if compiled is None:
+        return None
     for name in names:
         pure, value = public.get(name), getattr(compiled, name)
         public[name] = value
         if isinstance(value, type):
-            import_module(f"{__name__}.spans").call_by_home(value, public["__name__"])
+            compiled.call_by_home(value, public["__name__"])
         elif callable(value):
             value.__module__ = public["__name__"]
             with suppress(AttributeError):  # of a function that is no part of the public API
                 value.__doc__ = getattr(pure, "__doc__", None)
+    return compiled

@@ -1,35 +1,53 @@
-"""Say which modules are compiled, and which state of their sources they have to come from."""
+"""Say which modules are compiled, and from which state of their sources they have to come."""
 
 import os
 import re
 from binascii import crc32  # hashlib and pathlib take longer to import than all else that is done here
 from typing import Final
 
-#: In the order in which they need each other.
-MODULES: Final = ("slabs", "extras", "values", "spans", "context", "fields", "runs", "lines")
+#: The compiled modules by part, in the order in which they need each other.
+PARTS: Final = {
+    "values": "sglang_instrument.recording._values",
+    "tasks": "sglang_instrument.recording._tasks",
+    "waiting": "sglang_instrument.recording._waiting",
+    "spans": "sglang_instrument.recording._spans",
+    "context": "sglang_instrument.recording._context",
+    "lines": "sglang_instrument.recording._lines",
+    "runs": "sglang_instrument.patching._runs",
+}
+#: What a part does not work without.
+NEEDS: Final = {
+    "tasks": ["waiting"],
+    "waiting": ["tasks"],
+    "spans": ["tasks"],
+    "context": ["tasks"],
+    "lines": ["spans", "context"],
+    "runs": ["spans"],
+}
 
-_NEEDED = re.compile(
-    rb'^(?:include "([\w.]+)"|(?:from|cimport) sglang_instrument\.native\.(\w+)\b)', re.MULTILINE
-)
+_NEEDED: Final = re.compile(rb'^(?:include "([\w./]+)"|from ([\w.]+) cimport)', re.MULTILINE)
+_OURS: Final = "sglang_instrument."
 
 
-def stamp_of(folder: str, module: str) -> str:
-    """Return the stamp of `module` in `folder`: of its own source, and of all that it includes or cimports.
+def stamp_of(root: str, module: str) -> str:
+    """Return the stamp of `module`: of its own source below `root`, and of all that it includes or cimports.
 
     Raises:
         OSError: The sources cannot be read.
     """
     checked, length = 0, 0
-    waiting, seen = [f"{module}.pyx"], {f"{module}.pyx"}
+    first = module.replace(".", "/") + ".pyx"
+    waiting, seen = [first], {first}
     while waiting:
         name = waiting.pop()
-        with open(os.path.join(folder, name), "rb") as source:  # noqa: PTH118, PTH123 - see above
+        with open(os.path.join(root, name), "rb") as source:  # noqa: PTH118, PTH123 - see above
             text = source.read()
         checked, length = crc32(name.encode() + text, checked), length + len(text)
-        needed = [f"{one.decode()}.pxd" if one else part.decode() for part, one in _NEEDED.findall(text)]
-        declared = name.replace(".pyx", ".pxd")
-        if os.path.exists(os.path.join(folder, declared)):  # noqa: PTH110, PTH118 - as above
-            needed.append(declared)
-        waiting += sorted(set(needed) - seen)
-        seen.update(needed)
+        needed = [name.replace(".pyx", ".pxd")]
+        for included, declared in _NEEDED.findall(text):
+            if included or declared.startswith(_OURS.encode()):
+                needed.append(included.decode() or declared.decode().replace(".", "/") + ".pxd")
+        exist = {one for one in needed if os.path.exists(os.path.join(root, one))}  # noqa: PTH110, PTH118 - as above
+        waiting += sorted(exist - seen)
+        seen |= exist
     return f"sources-{checked:08x}-{length:x}"

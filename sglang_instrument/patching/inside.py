@@ -6,7 +6,6 @@ Kept only while a region that reads it is open, and only of the events that it r
 from contextvars import ContextVar
 from typing import Any, Final
 
-from sglang_instrument import native
 from sglang_instrument.recording.context import put
 from sglang_instrument.recording.spans import Span
 
@@ -82,9 +81,3 @@ def _record(finished: Span) -> dict[str, Any]:
     turn = finished.context.turn
     ids = {} if turn is None else {"turn": turn}
     return {**ids, "duration_sec": (finished.end - finished.start) / 1e9, **(finished.extra or {})}
-
-
-if native.ON:
-    from sglang_instrument.native import fields as compiled
-
-    before = compiled.before

@@ -12,8 +12,8 @@ from sglang_instrument.patching.travel import Reduced, travelling
 Measure = Callable[[Any], Any]
 
 _NUMBERS: Final = frozenset({int, float, bool})
-_SIZED: Final = frozenset({str, list, dict, tuple})
-_ON_HOST: Final = _NUMBERS | _SIZED | {type(None)}
+SIZED: Final = frozenset({str, list, dict, tuple})
+_ON_HOST: Final = _NUMBERS | SIZED | {type(None)}
 
 
 class Unreadable(LookupError):  # noqa: N818 - a field that is left out, not an error that anybody sees
@@ -65,7 +65,7 @@ def key(value: Any, name: str | int) -> Any:
 
 def size(value: Any) -> int:
     """Return the last dimension of a tensor or array, the length of anything else."""
-    if type(value) in _SIZED:  # before an attribute is looked for that they do not have
+    if type(value) in SIZED:  # before an attribute is looked for that they do not have
         return len(value)
     shape = getattr(value, "shape", None)
     return int(shape[-1]) if shape is not None and len(shape) else len(value)

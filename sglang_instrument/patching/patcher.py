@@ -57,7 +57,7 @@ class Patcher:
         *,
         make_probe: MakeProbe,
         wrap: Wrap | None = None,
-        patched: Callable[[], object] = int,
+        patched: Callable[[], object] | None = None,
     ) -> None:
         self._tables = tuple(tables)
         self._make_probe = make_probe
@@ -144,7 +144,7 @@ class Patcher:
             for table in self._tables:
                 for patch in table.patches:
                     self._find(module, table, patch, jobs)
-        if modules:  # whoever is told asks for the results, and comes by here again
+        if modules and self._told is not None:  # it asks for the results, and comes by here again
             self._told()
         if not jobs:
             return

@@ -8,15 +8,16 @@ from sglang_instrument.patching.counting import StepCount, step_count
 from sglang_instrument.patching.fields import ITEM, RESULT, Expression, Moment, parsed
 from sglang_instrument.patching.readers import Reader, condition, local_arguments, locals_of, reader
 from sglang_instrument.patching.tables import Emit, Region
-from sglang_instrument.recording.spans import Span, SyncedSpan, WatchedSpan, kind_for
+from sglang_instrument.recording.spans import Span, WatchedSpan, kind_for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """What happens at the two ends of a region; readers are None where there is nothing to read.
 
-    `reports` says that some region reads this event through `inside`; `wants_inside` are the events that this
-    region reads itself.
+    `asks` says that a run may not be wanted, `binds` that it binds something, `collects` that it keeps what
+    finishes within it; `reports` that some region reads this event through `inside`. `wants_inside` are the
+    events that this region reads itself.
     """
 
     event: str
@@ -24,8 +25,10 @@ class Plan:
     phase: str | None = None
     kind: type[Span] = Span
     watched: bool = False
-    synced: bool = False
     root: bool = False
+    asks: bool = False
+    binds: bool = False
+    collects: bool = False
     generator: bool = False
     reports: bool = False
     captures: bool = False
@@ -49,20 +52,18 @@ class Plan:
     @property
     def is_plain(self) -> bool:
         """Whether a span of the event's kind says everything."""
-        reads = self.enter or self.exit
-        return not (reads or self.captures or self.reports) and not self._reaches
+        return not (self.exit or self._does_more)
 
     @property
-    def is_simple(self) -> bool:
-        """Whether reading fields, and reporting them, is all there is to do."""
-        return not (self.watched or self.synced or self._reaches)
+    def only_reads(self) -> bool:
+        """Whether reading fields at its end is all that a run does."""
+        return not (self.watched or self._does_more)
 
     @property
-    def _reaches(self) -> bool:
-        """Whether it does more than to be recorded from its beginning to its end."""
-        read = self.when or self.leader or self.bind or self.process
-        asked = self.steps or self.new_request or self.root or self.wants_inside or self.generator
-        return bool(read or asked) or self.emit != "span"
+    def _does_more(self) -> bool:
+        at_entry = self.enter or self.asks or self.binds or self.collects
+        later = self.captures or self.reports or self.generator
+        return bool(at_entry or later) or self.emit != "span"
 
 
 def make_plan(region: Region, reports: bool = False) -> Plan:
@@ -86,8 +87,8 @@ def make_plan(region: Region, reports: bool = False) -> Plan:
     entering = locals_of([expression for fields in at_entry for expression in fields.values()])
     leaving_locals = locals_of([*exit_.values(), *ends.values()])
     wants_inside = _events(exit_.values())
-    binds = region.bind or region.count_steps or region.new_request
-    if region.generator and (binds or region.root or wants_inside):
+    binds = bool(region.bind or region.count_steps or region.new_request or region.root)
+    if region.generator and (binds or wants_inside):
         raise _error(region, "a generator can bind nothing, be no root and not read `inside`")
     kind = kind_for(region.event, region.phase, region.sync) if region.emit == "span" else Span
     return Plan(
@@ -96,8 +97,10 @@ def make_plan(region: Region, reports: bool = False) -> Plan:
         phase=region.phase,
         kind=kind,
         watched=issubclass(kind, WatchedSpan),
-        synced=issubclass(kind, SyncedSpan),
         root=region.root,
+        asks=bool(when or process or leader),
+        binds=binds,
+        collects=bool(wants_inside) or region.root,
         generator=region.generator,
         reports=reports,
         captures=bool(region.capture),

@@ -6,36 +6,20 @@ each thing that a table asks for adds its own cost and no other.
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sglang_instrument import native
-from sglang_instrument.patching import inside, measures
+from sglang_instrument.patching import inside
 from sglang_instrument.patching.counting import new_request_id
 from sglang_instrument.patching.plan import Plan, make_plan, wanted_events
-from sglang_instrument.patching.runs import (
-    SKIPPED,
-    AwaitingSpan,
-    FullSpan,
-    GeneratorSpan,
-    RegionSpan,
-    ReportingAwaitingSpan,
-    ReportingSpan,
-    Values,
-    holds,
-)
+from sglang_instrument.patching.runs import SKIPPED, Run, Values, begin_reading, holds
 from sglang_instrument.patching.tables import Origin, Region
 from sglang_instrument.patching.travel import NO_PROBE, travelling
 from sglang_instrument.recording import context, identity, spans
 from sglang_instrument.recording.context import Bound
 from sglang_instrument.recording.spans import Span
 
-if TYPE_CHECKING or not native.ON:
-    Opener = partial[Any]
-else:
-    from sglang_instrument.native.runs import Opener
 
-
-class Probe(Opener):
+class Probe(partial[Any]):
     """Stand in a code object's constants, and begin a run of its region when called with `enter_locals`.
 
     A `partial`, because calling one that makes a Struct takes no step of Python. It travels to another
@@ -123,49 +107,28 @@ def _counted(region: Region, reports: bool) -> Probe:
 
 def _opener(plan: Plan, waited: int | None = None) -> Probe:
     """Return a probe that does what `plan` needs at entry, and no more; `waited` is its spans'."""
-    if native.ON:
-        make: Callable[..., Probe] = Probe
-        return make(plan, waited)
     if plan.is_plain:
         return Probe(spans.begin, plan.kind, plan.event, plan.phase, waited)
-    if not plan.is_simple:
-        return Probe(_open, plan, GeneratorSpan if plan.generator else FullSpan, waited)
-    if waited is None:
-        own = ReportingSpan if plan.reports else RegionSpan
-    else:
-        own = ReportingAwaitingSpan if plan.reports else AwaitingSpan
-    return Probe(_open_simply, own, plan, waited)
+    if plan.only_reads and plan.exit is not None:
+        return Probe(begin_reading, plan, plan.event, plan.phase, waited, plan.exit)
+    return Probe(_open, plan, waited)
 
 
-def _open_simply(own: type[RegionSpan], plan: Any, waited: int | None, *values: Any) -> Any:
-    """Begin a run that reads fields and does no more."""
-    try:
-        extra = None if plan.enter is None else plan.enter(None, *values)
-        return own(plan.event, extra, plan, plan.phase, waited)
-    except BaseException:
-        spans.lose("the probe of", plan.event)
-        return SKIPPED
-
-
-def _open(plan: Plan, own: type[FullSpan], waited: int | None, *values: Any) -> Any:
-    """Begin a run of any region."""
+def _open(plan: Plan, waited: int | None, *values: Any) -> Any:
+    """Begin a run of a region; of one that is not to be recorded, return what records nothing."""
     bound = None
     try:
-        if plan.when is not None and not holds(plan.when(None, *values)):
+        if plan.asks and not _is_wanted(plan, values):
             return SKIPPED
-        if plan.process is not None:
-            identity.learn(**plan.process(None, *values))
-        if plan.leader is not None and not holds(plan.leader(None, *values)):
-            return SKIPPED
-        if plan.bind is not None or plan.steps is not None or plan.root or plan.new_request:
+        if plan.binds:
             bound = _bind(plan, values)
         extra = None if plan.enter is None else plan.enter(None, *values)
         if plan.emit == "enter":
-            spans.record(Span(plan.event, extra, None, plan.phase))
+            spans.record(Span(plan.event, extra, plan.phase))
             return SKIPPED
-        run = own(plan.event, extra, plan, plan.phase, waited)
+        run = Run(plan.kind(plan.event, extra, plan.phase, waited), plan)
         run.bound = bound
-        if plan.wants_inside or plan.root:
+        if plan.collects:
             run.inside = inside.collect(plan.wants_inside, plan.root)
         return run
     except BaseException:
@@ -173,6 +136,15 @@ def _open(plan: Plan, own: type[FullSpan], waited: int | None, *values: Any) -> 
             bound.pop()
         spans.lose("the probe of", plan.event)
         return SKIPPED
+
+
+def _is_wanted(plan: Plan, values: Values) -> bool:
+    """Return whether this run is to be recorded; the process may be told its number first."""
+    if plan.when is not None and not holds(plan.when(None, *values)):
+        return False
+    if plan.process is not None:
+        identity.learn(**plan.process(None, *values))
+    return plan.leader is None or holds(plan.leader(None, *values))
 
 
 def _bind(plan: Plan, values: Values) -> Bound:
@@ -183,14 +155,3 @@ def _bind(plan: Plan, values: Values) -> Bound:
     if plan.new_request and changes.get("request_id") is None:
         changes = {**changes, "request_id": new_request_id()}
     return context.push(changes, plan.root)
-
-
-if native.ON:
-    from sglang_instrument.native import runs as compiled
-
-    compiled.connect(
-        unbound=measures.UNBOUND,
-        nothing_bound=context.UNBOUND,
-        naming_process=identity.learn,
-        naming_request=new_request_id,
-    )

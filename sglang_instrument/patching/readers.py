@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from sglang_instrument import native
 from sglang_instrument.patching import inside, measures
 from sglang_instrument.patching.fields import (
     BEFORE,
@@ -69,6 +68,9 @@ _NAMESPACE: Final = {
     "__sglang_reduce": reduce_value,
     "__sglang_scalars": SCALARS,
     "__sglang_sum": sum,
+    "__sglang_len": len,
+    "__sglang_size": measures.size,
+    "__sglang_sized": measures.SIZED,
     "__sglang_bound": _bound,
     "__sglang_before": inside.before,
     "__sglang_modules": sys.modules,
@@ -113,11 +115,6 @@ def truths(expressions: Mapping[str, Expression]) -> dict[str, Expression]:
 
 def build(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader:
     """Build what reads `expressions`; its parameters are those of `Reader`, then `arguments`."""
-    return generate(expressions, arguments)
-
-
-def generate(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader:
-    """Build the function that reads `expressions` without compiled code."""
     namespace = dict(_NAMESPACE)
     body: list[ast.stmt] = [_assign(_FIELDS, ast.Dict([], []))]
     for name, expression in expressions.items():
@@ -161,6 +158,9 @@ def _attempt(
         end = _call("__sglang_sum", end)  # these are floats: there is nothing to look at first
     elif value.function == "percent":
         end = _call("__sglang_percent", end, _of_run("duration_sec"))
+    elif value.function == "size" and not any(step.kind == "each" for step in value.steps):
+        statements.append(_assign(_HERE, end))
+        end = _size_here()
     elif value.function is not None:
         end = _measured(value, end, namespace)
     if of_records:  # what a record holds was reduced when it was made
@@ -173,6 +173,12 @@ def _whether_missing(name: str, statements: list[ast.stmt], end: ast.expr) -> as
     is_none = ast.Compare(end, [ast.Is()], [ast.Constant(None)])
     handler = _when_unreadable([_store_as_is(name, ast.Constant(True))])
     return ast.Try([*statements, _store_as_is(name, is_none)], [handler], [], [])
+
+
+def _size_here() -> ast.expr:
+    """Return `len()` of the usual collections, `measures.size()` of all else: a call in Python costs more."""
+    usual = ast.Compare(_call("__sglang_type", _load(_HERE)), [ast.In()], [_load("__sglang_sized")])
+    return ast.IfExp(usual, _call("__sglang_len", _load(_HERE)), _call("__sglang_size", _load(_HERE)))
 
 
 def _measured(path: Path, end: ast.expr, namespace: dict[str, Any]) -> ast.expr:
@@ -330,13 +336,3 @@ def _load(name: str) -> ast.expr:
 
 def _call(name: str, *arguments: ast.expr) -> ast.expr:
     return ast.Call(_load(name), list(arguments), [])
-
-
-if native.ON:
-    from sglang_instrument.native import fields as compiled
-
-    compiled.learn(measures, _bound, let_through)
-
-    def build(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader:
-        """Build what reads `expressions`, as the generated function does."""
-        return compiled.reader(expressions, [argument.arg for argument in arguments.args])

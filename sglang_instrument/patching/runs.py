@@ -1,61 +1,67 @@
-"""Be one run of a region: a span that is handed locals by rewritten code and reads its fields when it ends.
+"""Be one run of a region: take values from rewritten code, and read the fields when the region ends.
 
-Nothing here raises into the function: what fails is skipped, counted and said once (`notices.swallowed`). The
-common case, fields at exit and nothing else, has its own short way; everything else is in `FullSpan`. The
-compiled classes of `native/runs.pyx` take the place of these where they are built.
+A run holds the program's own objects, and only while its block is open; its span, which is the record, never
+does. Nothing here raises into the function: what fails is skipped, counted and said once.
 """
 
 from time import perf_counter_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final
+
+from msgspec import Struct
 
 from sglang_instrument import native
 from sglang_instrument.patching import inside
 from sglang_instrument.patching.inside import Inside
 from sglang_instrument.patching.measures import UNBOUND
 from sglang_instrument.patching.plan import Plan
-from sglang_instrument.recording import device, spans
+from sglang_instrument.patching.readers import Reader
+from sglang_instrument.recording import spans
 from sglang_instrument.recording.context import Bound
-from sglang_instrument.recording.notices import swallowed
-from sglang_instrument.recording.open_spans import note_closed, note_open
-from sglang_instrument.recording.spans import PureSpan as Span
-from sglang_instrument.recording.tasks import leave_task
+from sglang_instrument.recording.losses import swallowed_now
+from sglang_instrument.recording.spans import Span
 
 Values = tuple[Any, ...]
 
 
-class RegionSpan(Span, gc=False, eq=False):
-    """One run of a region that reads fields when it ends.
+class Run(Struct, eq=False):
+    """One run of a region.
 
-    `plan` says what to read; `values` are the locals at the last statement, `error_values` those when an
-    exception passed, `value` what is returned. Between that and its end a coroutine may wait, and what they
-    lead to may lead back to it: there, and wherever they are held for long, a run is one that the collector
-    sees, and only its block holds it until it ends.
+    `values` are the locals at the last statement, `error_values` those when an exception passed, `value` is
+    what is returned, or the item. `bound` is what the region bound, `inside` what finished within it. Of a
+    generator, `first_item` is when it gave the first of its `items`; it may have `finished` before its block.
     """
 
+    span: Span
+    plan: Plan
+    reader: Reader | None = None  # of the fields at its end, where reading them is all there is to do
     values: Values | None = None
     error_values: Values | None = None
     value: Any = None
+    bound: Bound | None = None
+    inside: Inside | None = None
+    items: int = 0
+    first_item: int = 0
+    finished: bool = False
+
+    def __enter__(self) -> "Run":
+        self.span.__enter__()
+        return self
 
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        values, reader, span = self.values, self.reader, self.span
+        if reader is None or values is None or error is not None:
+            leave_run(self, error, value)
+            return
         try:
-            self.end = perf_counter_ns()
-            if error is not None:
-                self.error = spans.name_error(error, value)
-            if self.waited is not None:
-                leave_task(self)
-            values, reader = self.values, self.plan.exit
-            if values is None or reader is None or error is not None or self.extra is not None:
-                read(self, error is not None)
-            else:
-                self.extra = reader(self, *values)
-                self.values = self.value = None
-            spans.buffer.append(self)
-        except BaseException:
+            span.stop(None, None)
+            span.extra = reader(self, *values)
             self.values = self.value = None
-            spans.lose("the probe of", self.event)
+            spans.buffer.append(span)
+        except BaseException:
+            spans.lose("the probe of", span.event)
 
     def leave(self, *values: Any) -> None:
         """Take the locals that the exit fields read, as they are at the region's last statement."""
@@ -73,119 +79,18 @@ class RegionSpan(Span, gc=False, eq=False):
 
     def capture(self, name: str, value: Any) -> Any:
         """Take the argument of a call within the region as a field; return it."""
-        try:
-            self.add(**{name: value})
-        except BaseException as failure:
-            _swallow(self.event, failure)
+        self.span.add(**{name: value})
         return value
-
-
-class ReportingSpan(RegionSpan, gc=False, eq=False):
-    """One run of a region that another one reads through `inside`."""
-
-    def __exit__(
-        self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        RegionSpan.__exit__(self, error, value, trace)
-        _report(self)
-
-
-class AwaitingSpan(RegionSpan, gc=True, eq=False):
-    """One run of a region of a coroutine."""
-
-
-class ReportingAwaitingSpan(ReportingSpan, gc=True, eq=False):
-    """The same, which another one reads through `inside`."""
-
-
-class FullSpan(RegionSpan, gc=True, eq=False):
-    """One run of a region that binds, collects, reports, is watched, synchronises the GPU or is a point."""
-
-    place: int = 0  # as of a WatchedSpan
-    bound: Bound | None = None
-    inside: Inside | None = None
-
-    def __enter__(self) -> "FullSpan":
-        try:
-            plan: Plan = self.plan
-            if plan.synced:
-                device.synchronize()
-                self.start = perf_counter_ns()
-            Span.__enter__(self)
-            if plan.watched:
-                self._be_watched()
-        except BaseException as failure:
-            _swallow(self.event, failure)
-        return self
-
-    def _be_watched(self) -> None:
-        """Let what stands for this run be known as open: the run itself holds what the program gave it."""
-        known = Span(self.event, self.extra, None, self.phase, None, self.context, self.thread, self.start)
-        known.task = self.task
-        note_open(self, known)
-
-    def __exit__(
-        self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if error is None and self.plan.synced:
-                device.synchronize()
-            self.end = perf_counter_ns()
-            if error is not None:
-                self.error = spans.name_error(error, value)
-        except BaseException:
-            try:
-                spans.lose("the probe of", self.event)
-            finally:
-                _let_go(self, self.plan)
-        else:
-            finish(self, error is not None)
-
-
-class GeneratorSpan(FullSpan, gc=True, eq=False):
-    """One run of a generator: ends at the item that the table calls the last, else with the generator.
-
-    A consumer may drop a generator long after the last item it wants, or never run it to its end.
-    """
-
-    items: int = 0
-    first_item: int = 0
-    finished: bool = False
-
-    def __exit__(
-        self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.finished:
-            self.values = self.error_values = self.value = None  # what was handed over since
-            return
-        if error is GeneratorExit:  # the consumer has seen enough; nothing went wrong
-            error = value = None
-        FullSpan.__exit__(self, error, value, trace)
 
     def item(self, item: Any, *values: Any) -> Any:
         """Count an item on its way out, with the locals that say whether it is the last; return it."""
-        try:
-            self._count(item, values)
-        except BaseException as failure:
-            _swallow(self.event, failure)
+        count_item(self, item, values)
         return item
 
-    def _count(self, item: Any, handed: Values) -> None:
-        if not self.items:
-            self.first_item = perf_counter_ns()
-        self.items += 1
-        if self.finished:
-            return
-        plan: Plan = self.plan
-        if plan.wants_item:
-            self.value = item
-        if plan.ends is not None:
-            values = handed or _or_unbound(self.values, plan.exit_locals)
-            if holds(plan.ends(self, *values)):
-                self.end = perf_counter_ns()
-                self.finished = True
-                self.values = values  # which the fields at exit read, too
-                finish(self, False)
+    @property
+    def duration_sec(self) -> float:
+        """Wall time in seconds; up to now while the region is open."""
+        return self.span.duration_sec
 
 
 class Skipped:
@@ -221,86 +126,117 @@ class Skipped:
 SKIPPED: Final = Skipped()
 
 
+def begin_reading(
+    plan: Plan, event: str, phase: str | None, waited: int | None, reader: Reader
+) -> Run | Skipped:
+    """Begin a run of a region that reads fields at its end and does no more."""
+    try:
+        return Run(Span(event, None, phase, waited), plan, reader)
+    except BaseException:
+        spans.lose("the probe of", event)
+        return SKIPPED
+
+
+def leave_run(run: Run, error: type[BaseException] | None, value: BaseException | None) -> None:
+    """End a run whose block is left."""
+    try:
+        if run.finished:  # at an item, before
+            _forget_values(run)
+        elif error is GeneratorExit and run.plan.generator:  # the consumer has seen enough
+            _end(run, None, None)
+        else:
+            _end(run, error, value)
+    except BaseException:
+        spans.lose("recording a span")
+
+
+def count_item(run: Run, item: Any, handed: Values) -> None:
+    """Count an item of a generator, and end its run if this is the last one.
+
+    A consumer may drop a generator long after the last item that it wants, or never run it to its end.
+    """
+    try:
+        if not run.items:
+            run.first_item = perf_counter_ns()
+        run.items += 1
+        plan = run.plan
+        if run.finished:
+            return
+        if plan.wants_item:
+            run.value = item
+        if plan.ends is not None:
+            values = handed or _or_unbound(run.values, plan.exit_locals)
+            if holds(plan.ends(run, *values)):
+                run.finished = True
+                run.values = values  # which the fields at exit read, too
+                _end(run, None, None)
+    except BaseException:
+        swallowed_now(f"the probe of {run.span.event}")
+
+
 def holds(condition: dict[str, Any]) -> bool:
     """Return whether a condition was met; one that could not be read was not."""
     return any(condition.values())
 
 
-def read(run: RegionSpan, failed: bool) -> None:
-    """Read the fields of a run that has ended, and let go of what they were read from."""
-    plan: Plan = run.plan
+def _end(run: Run, error: type[BaseException] | None, value: BaseException | None) -> None:
+    """Read the fields of a run, give it to the buffer and to those around it, and unbind what it bound."""
+    plan, span = run.plan, run.span
+    try:
+        span.stop(error, value)
+        if run.inside is not None:
+            inside.stop(run.inside)
+        _read(run, error is not None)
+        if plan.emit == "span":
+            spans.buffer.append(span)
+        elif error is None:  # a point says that something happened
+            spans.record(Span(span.event, span.extra, span.phase, context=span.context))
+    except BaseException:
+        spans.lose("the probe of", span.event)
+    finally:
+        _let_go(run)
+
+
+def _read(run: Run, failed: bool) -> None:
+    """Read the fields of a run that has ended."""
+    plan, span = run.plan, run.span
     if failed:  # the other locals may be those of an earlier turn
         reader, values = plan.exit_after_error, _or_unbound(run.error_values, plan.error_locals)
     else:
         reader, values = plan.exit, _or_unbound(run.values, plan.exit_locals)
     if reader is not None:
         fields = reader(run, *values)
-        run.extra = fields if run.extra is None else {**run.extra, **fields}
-    run.values = run.error_values = run.value = None
+        span.extra = fields if span.extra is None else {**span.extra, **fields}
+    if plan.generator:
+        counted: dict[str, Any] = {"items": run.items}
+        if run.items:
+            counted["first_item_sec"] = (run.first_item - span.start) / 1e9
+        span.extra = {**counted, **(span.extra or {})}
 
 
-def finish(run: FullSpan, failed: bool) -> None:
-    """Read the fields of a run, give it to the buffer and to those around it, and unbind what it bound."""
-    plan: Plan = run.plan
-    try:
-        if run.waited is not None:
-            leave_task(run)
-        if run.inside is not None:
-            inside.stop(run.inside)
-        if plan.exit is not None:
-            read(run, failed)
-        if plan.generator:
-            _count_items(cast("GeneratorSpan", run))
-        if plan.emit == "exit":
-            if not failed:  # a point says that something happened
-                spans.record(Span(run.event, run.extra, None, run.phase, context=run.context))
-        else:
-            spans.buffer.append(run)
-    except BaseException:
-        spans.lose("the probe of", run.event)
-    finally:
-        _let_go(run, plan)
-
-
-def _let_go(run: FullSpan, plan: Plan) -> None:
+def _let_go(run: Run) -> None:
+    plan, span = run.plan, run.span
     if plan.watched:
-        note_closed(run)
-    run.values = run.error_values = run.value = None
+        spans.note_closed(span)
+    _forget_values(run)
     own, run.inside, bound, run.bound = run.inside, None, run.bound, None
     try:
         if own is not None:
             inside.end(own)
             inside.stop(own)  # if that is not done yet
-    except BaseException as failure:
-        _swallow(run.event, failure)
-    if plan.reports and plan.emit == "span":
-        _report(run)
-    try:
-        if bound is not None:  # after the record is kept: this may end the step that it belongs to
+        if plan.reports and plan.emit == "span":
+            inside.report(span)
+    except BaseException:
+        swallowed_now(f"the probe of {span.event}")
+    if bound is not None:  # after the record is kept: this may end the step that it belongs to
+        try:
             bound.pop()
-    except BaseException as failure:
-        _swallow(run.event, failure)
+        except BaseException:
+            swallowed_now(f"the probe of {span.event}")
 
 
-def _swallow(event: str, failure: BaseException) -> None:
-    try:
-        swallowed(f"the probe of {event}", failure)
-    except MemoryError:  # for the text
-        pass
-
-
-def _report(run: RegionSpan) -> None:
-    try:
-        inside.report(run)
-    except BaseException as failure:
-        _swallow(run.event, failure)
-
-
-def _count_items(run: GeneratorSpan) -> None:
-    counted: dict[str, Any] = {"items": run.items}
-    if run.items:
-        counted["first_item_sec"] = (run.first_item - run.start) / 1e9
-    run.extra = {**counted, **(run.extra or {})}
+def _forget_values(run: Run) -> None:
+    run.values = run.error_values = run.value = None
 
 
 def _or_unbound(values: Values | None, names: tuple[str, ...]) -> Values:
@@ -312,9 +248,6 @@ def _or_unbound(values: Values | None, names: tuple[str, ...]) -> Values:
     return (UNBOUND,) * len(names) if values is None else values
 
 
-if not TYPE_CHECKING and native.ON:
-    from sglang_instrument.native import runs as compiled
-
-    RegionSpan, ReportingSpan = compiled.RegionSpan, compiled.ReportingSpan
-    FullSpan, GeneratorSpan = compiled.FullSpan, compiled.GeneratorSpan
-    Skipped, SKIPPED = compiled.Skipped, compiled.skipped
+_compiled = native.take_over(globals(), "runs", "Run", "begin_reading")
+if _compiled is not None:
+    _compiled.connect(leave_run, count_item, SKIPPED)

@@ -13,7 +13,7 @@ from sglang_instrument.recording import spans
 from sglang_instrument.recording.guard import let_through
 from sglang_instrument.recording.notices import swallowed
 from sglang_instrument.recording.spans import OFF
-from sglang_instrument.recording.waiting import counting, counts_awaits, waited
+from sglang_instrument.recording.waiting import counts_awaits, waited
 
 Values = tuple[Any, ...]
 
@@ -38,7 +38,7 @@ class SpotProbe:
 
     def open(self, values: Values) -> Any:
         """Begin a run whose block counts its own awaits."""
-        return counting(self.probe(*values[: self._entering]))
+        return self.probe.counted()(*values[: self._entering])
 
     def leave(self, run: Any, values: Values, result: Any) -> Any:
         """Hand over what the fields at exit read; return the result."""

@@ -10,24 +10,14 @@ import inspect
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-from sglang_instrument import native
 from sglang_instrument.errors import InstrumentError, TargetError
-from sglang_instrument.patching.timed import (
-    timed,
-    timed_by_with,
-    timed_coroutine,
-    timed_coroutine_by_with,
-)
 from sglang_instrument.recording import spans
 from sglang_instrument.recording.losses import swallowed_now
 from sglang_instrument.recording.notices import swallowed
-from sglang_instrument.recording.spans import OFF, Span
+from sglang_instrument.recording.spans import OFF
 from sglang_instrument.recording.values import text
 from sglang_instrument.recording.waiting import counts_awaits, waited
 from sglang_instrument.schema import Phase
-
-if native.ON:
-    from sglang_instrument.native import spans as compiled
 
 if TYPE_CHECKING:
     from sglang_instrument.patching.arguments import Picker
@@ -143,15 +133,12 @@ def _decorate(
 
 def _wrap_plain(function: Function, start: Callable[[], Any]) -> Function:
     """Wrap a function whose arguments and result nobody reads."""
-    is_coroutine = inspect.iscoroutinefunction(function)
-    if native.ON and _makes_compiled(start):
-        return (timed_coroutine_by_with if is_coroutine else timed_by_with)(function, start)
-    if isinstance(start, functools.partial) and start.func is Span:
-        return timed_coroutine(function, start) if is_coroutine else timed(function, start)
-    if is_coroutine:
+    if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
         async def awaited(*args: Any, **kwargs: Any) -> Any:
+            if spans.buffer is OFF:
+                return await function(*args, **kwargs)
             with start():
                 return await waited(function(*args, **kwargs))
 
@@ -159,14 +146,12 @@ def _wrap_plain(function: Function, start: Callable[[], Any]) -> Function:
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
+        if spans.buffer is OFF:
+            return function(*args, **kwargs)
         with start():
             return function(*args, **kwargs)
 
     return called
-
-
-def _makes_compiled(start: Callable[[], Any]) -> bool:
-    return isinstance(start, compiled.Start)
 
 
 def _wrap_reading(function: Function, probe: "Probe") -> Function:

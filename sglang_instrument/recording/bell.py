@@ -4,14 +4,9 @@ import contextlib
 import queue
 from typing import Any
 
-from sglang_instrument import native
-
 
 class Bell:
-    """Wakes who waits for it, at once or at a tick.
-
-    Compiled (`native/bell.pxi`), a tick at which there is nothing to do needs no GIL.
-    """
+    """Wakes who waits for it, at once or at a tick."""
 
     def __init__(self) -> None:
         self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()  # signal handlers may put, too
@@ -42,6 +37,3 @@ class Bell:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._rings.get_nowait()
-
-
-native.take_over(globals(), "lines", "Bell")

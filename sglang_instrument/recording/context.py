@@ -4,7 +4,7 @@ import sys
 from _thread import RLock, get_ident
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -62,8 +62,7 @@ class Context(Struct, gc=False, eq=False):
     ended: bool = False
 
 
-if not TYPE_CHECKING and native.ON:
-    from sglang_instrument.native.context import Context
+_compiled = native.take_over(globals(), "context", "Context")
 
 UNBOUND: Final = Context()
 CURRENT: Final[ContextVar[Context]] = ContextVar("sglang_instrument", default=UNBOUND)
@@ -312,11 +311,11 @@ def forget_all() -> None:
     tasks.forget_tasks()
 
 
-if native.ON:
-    from sglang_instrument.native import context as compiled
-
-    compiled.connect(
+native.take_over(globals(), "context", "Bound", "derive", "push")
+if _compiled is not None:
+    _compiled.connect(
         current=CURRENT,
+        unbound=UNBOUND,
         identifier=_identifier,
         integer=integer,
         place=_new_place,
@@ -324,5 +323,3 @@ if native.ON:
         closing=close_scope,
         longest_id=_LONGEST_ID,
     )
-    if not TYPE_CHECKING:
-        Bound, derive, push = compiled.Bound, compiled.derive, compiled.push

@@ -15,6 +15,6 @@ def restored(
     error: str | None,
 ) -> Span:
     """Return a copy of a span that a program copies or pickles: what it says, without task and context."""
-    made = Span(event, extra, None, phase)
+    made = Span(event, extra, phase)
     made.thread, made.start, made.end, made.error = thread, start, end, error
     return made

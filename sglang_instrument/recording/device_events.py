@@ -136,7 +136,7 @@ class HeldBack:
         return settled
 
     def _span_began(self, span: Span) -> None:
-        if isinstance(span, SyncedSpan) or getattr(span.plan, "synced", False):
+        if isinstance(span, SyncedSpan):
             self._put_beginning(span)
         self._look_now_and_then(span)
 

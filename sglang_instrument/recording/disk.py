@@ -3,10 +3,8 @@
 import queue
 from collections.abc import Callable
 
-from sglang_instrument import native
 from sglang_instrument.recording.context import Scope, count_dropped
 from sglang_instrument.recording.files import Files
-from sglang_instrument.recording.lines import Lines
 from sglang_instrument.recording.notices import notice, swallowed
 from sglang_instrument.recording.own_threads import OwnThread
 
@@ -14,11 +12,7 @@ Job = Callable[[], object]
 
 
 class Jobs:
-    """What waits for the disk's thread, in order.
-
-    Compiled (`native/jobs.pxi`), it appends to files that are open without the GIL, and tells `files` of it
-    when it is asked.
-    """
+    """What waits for the disk's thread, in order."""
 
     def __init__(self, files: Files, limit_bytes: int) -> None:
         self._files = files
@@ -27,7 +21,7 @@ class Jobs:
         self._bytes_done = 0  # by the disk's alone: two counters need no lock
         self._waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
 
-    def append(self, scope: Scope, lines: Lines, records: int) -> bool:
+    def append(self, scope: Scope, lines: bytes, records: int) -> bool:
         """Have lines appended to the scope's file; return False if too much waits already."""
         if self._bytes_put - self._bytes_done + len(lines) > self._limit:
             return False
@@ -53,9 +47,6 @@ class Jobs:
         self._waiting = queue.SimpleQueue()
 
 
-native.take_over(globals(), "lines", "Jobs")
-
-
 class Disk:
     """A thread that does what is put to it, in order; what waits is bounded in bytes."""
 
@@ -74,7 +65,7 @@ class Disk:
         """Wait until the thread has ended, until `time.monotonic()` is `ends` at most."""
         self._thread.join(ends)
 
-    def write(self, scope: Scope, lines: Lines, records: int) -> None:
+    def write(self, scope: Scope, lines: bytes, records: int) -> None:
         """Append lines to the scope's file, later; drop them if too much waits already."""
         if not self._jobs.append(scope, lines, records):
             count_dropped(scope, records)

@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
@@ -14,16 +14,13 @@ from sglang_instrument import schema
 from sglang_instrument.recording.claims import Claims
 from sglang_instrument.recording.clock import HOST, Clock
 from sglang_instrument.recording.context import Scope, count_dropped, forget_scope, scopes
-from sglang_instrument.recording.lines import LineMaker, Lines
+from sglang_instrument.recording.lines import LineMaker
 from sglang_instrument.recording.notices import notice
 from sglang_instrument.recording.open_file import OpenFile
 from sglang_instrument.recording.values import settle
 from sglang_instrument.regular import demand_regular, write_anew
 
-if TYPE_CHECKING:
-    from sglang_instrument.native.lines import Jobs
-
-_MOST_OPEN: Final = 16  # native/jobs.pxi says the same
+_MOST_OPEN: Final = 16
 #: How often a process that goes on recording says anew what it is.
 NEWS_EVERY_SEC: Final = 10.0
 QUIET_SEC: Final = 1.0  # after so long without a record, it is said at once: it may be the last word
@@ -55,39 +52,31 @@ class Files:
         self._describe = describe
         self._claims = Claims(folder, parents)
         self._open: OrderedDict[Scope, OpenFile] = OrderedDict()
-        self.straight: Jobs | None = None  # who appends to files that are open without asking here
-        self._written_records = 0
+        self.written_records = 0
         self.lost_records = 0
         self._said_records = self._seen_records = 0
         self._seen_at = 0.0
         self._next_news = 0.0
 
-    @property
-    def written_records(self) -> int:
-        """How many records were written."""
-        return self._written_records + (0 if self.straight is None else self.straight.records)
-
-    def write(self, scope: Scope, lines: Lines, records: int, begin: int = 0) -> None:
+    def write(self, scope: Scope, lines: bytes, records: int) -> None:
         """Append whole lines to the file of `scope`; count them as lost if that is impossible.
 
         Args:
             scope: Whose lines they are.
             lines: All of them.
             records: How many records they are.
-            begin: How many bytes of them the file has already.
         """
         try:
-            if not self._file(scope).append(lines, begin):
+            if not self._file(scope).append(lines):
                 self._begin_anew(scope, lines)
         except Exception as error:  # an OSError as a rule; nothing is lost without being counted
             self._lose(scope, lines, records, error)
         else:
             scope.written += records
-            self._written_records += records
+            self.written_records += records
 
     def close_step(self, scope: Scope) -> None:
         """Say in its file that this step of this worker is whole, with what was written and what was not."""
-        self._catch_up()
         if scope not in self._open and not scope.written and not scope.dropped:
             return  # nothing was ever recorded in this step
         counts = {"written": scope.written, "dropped": scope.dropped, "sampled_out": scope.sampled_out}
@@ -154,16 +143,7 @@ class Files:
             except Exception as error:  # records do not wait for what only describes them
                 notice("process file", f"{path} cannot be written: {error}")
 
-    def _catch_up(self) -> None:
-        """Count what was appended without asking here, and know which files were used last."""
-        if self.straight is None:
-            return
-        for scope, records in self.straight.take_appended():
-            scope.written += records
-            self._open.move_to_end(scope)
-
     def _file(self, scope: Scope) -> OpenFile:
-        self._catch_up()
         file = self._open.get(scope)
         if file is not None:
             self._open.move_to_end(scope)
@@ -171,11 +151,9 @@ class Files:
         while len(self._open) >= _MOST_OPEN:
             self._close(next(iter(self._open)))
         file = self._open[scope] = self._begin(scope)
-        if self.straight is not None:
-            self.straight.opened(scope, file.descriptor, file.inode)
         return file
 
-    def _begin_anew(self, scope: Scope, lines: Lines) -> None:
+    def _begin_anew(self, scope: Scope, lines: bytes) -> None:
         """Append lines to a new file in the place of one that was deleted."""
         notice("deleted", f"{self._open[scope].path} was deleted while it was written; a new one is begun")
         self._close(scope)
@@ -214,13 +192,13 @@ class Files:
             header["step_bound"] = scope.bound
         return {**header, "reopened": True} if os.fstat(descriptor).st_size else header
 
-    def _lose(self, scope: Scope, lines: Lines, records: int, error: Exception) -> None:
+    def _lose(self, scope: Scope, lines: bytes, records: int, error: Exception) -> None:
         """Count what was not written; a disk that fills up still took the first of the lines."""
         file = self._open.get(scope)
         written = memoryview(lines)[: file.done].tobytes().count(b"\n") if file is not None and records else 0
         scope.written += written
         count_dropped(scope, records - written)
-        self._written_records += written
+        self.written_records += written
         self.lost_records += records - written
         notice(
             f"write: {getattr(error, 'errno', type(error).__name__)}",
@@ -230,9 +208,6 @@ class Files:
         self._close(scope)
 
     def _close(self, scope: Scope) -> None:
-        self._catch_up()
-        if self.straight is not None:
-            self.straight.closed(scope)
         file = self._open.pop(scope, None)
         if file is not None and file.is_ours():
             with contextlib.suppress(OSError):

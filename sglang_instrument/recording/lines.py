@@ -6,7 +6,7 @@ context have in common is encoded once, and times are formatted anew only when t
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
@@ -28,16 +28,14 @@ from sglang_instrument.recording.shapes import (
 from sglang_instrument.recording.spans import Span
 from sglang_instrument.recording.tasks import Task, thread_task
 
-if native.ON:
-    from sglang_instrument.native.lines import Block, Encoder
+_compiled = native.take_over(globals(), "lines")
 
 # What is encoded at once, while other threads wait for the GIL: a tenth of a millisecond as a rule.
 _CHUNK: Final = 256  # spans
 _SLICE: Final = 32  # lines; after long ones others get the GIL, and the next come one by one
 
 #: Lines of a scope's file; how many of them had to be changed to be encoded at all; how many there are.
-Piece = tuple[Scope, "Lines", int, int]
-Lines: TypeAlias = "bytes | Block"
+Piece = tuple[Scope, bytes, int, int]
 
 
 class LineMaker:
@@ -48,13 +46,13 @@ class LineMaker:
         compiled: Whether the compiled parts encode what they can.
     """
 
-    def __init__(self, clock: Clock, compiled: bool = native.ON) -> None:
+    def __init__(self, clock: Clock, compiled: bool = _compiled is not None) -> None:
         self._clock = clock
         self._encoder = msgspec.json.Encoder()
-        self._compiled: Encoder | None = None
+        self._compiled: Any = None
         if compiled:
             own = self.scope_of, thread_task, self._encode_span
-            self._compiled = Encoder(clock.epoch_us(0), clock.timestamp, *own)
+            self._compiled = _compiled.Encoder(clock.epoch_us(0), clock.timestamp, *own)
         self._endings: tuple[str, ...] = ()  # of a timestamp, by microsecond of the millisecond
         self._offset = ""
         self._slice = _SLICE
@@ -73,7 +71,8 @@ class LineMaker:
             at all, which is said.
         """
         if self._compiled is not None:
-            return self._compiled.encode_chunk(spans, begin)
+            compiled: tuple[int, list[Piece]] = self._compiled.encode_chunk(spans, begin)
+            return compiled
         some = spans[begin : begin + _CHUNK]
         spans[begin : begin + len(some)] = [None] * len(some)
         return begin + len(some), self._encode_spans(some)

@@ -4,9 +4,6 @@ import errno
 import os
 from pathlib import Path
 
-from sglang_instrument import native
-from sglang_instrument.recording.lines import Lines
-
 
 class OpenFile:
     """One open file.
@@ -34,13 +31,13 @@ class OpenFile:
             return error.errno != errno.EBADF
         return (status.st_dev, status.st_ino) == self.inode
 
-    def append(self, lines: Lines, begin: int = 0) -> bool:
-        """Write `lines`, from a byte of them on, on a line of their own.
+    def append(self, lines: bytes) -> bool:
+        """Write `lines` on a line of their own.
 
         Returns:
             Whether that was done; it is not where nobody would find them.
         """
-        self.done = begin
+        self.done = 0
         if self.torn:
             if write_unless_gone(self.descriptor, self.inode, b"\n", 0) < 0:
                 return False
@@ -53,7 +50,7 @@ class OpenFile:
         return True
 
 
-def write_unless_gone(descriptor: int, inode: tuple[int, int], lines: Lines, begin: int) -> int:
+def write_unless_gone(descriptor: int, inode: tuple[int, int], lines: bytes, begin: int) -> int:
     """Write lines to a file, from a byte of them on, as far as it takes them.
 
     Returns:
@@ -70,6 +67,3 @@ def write_unless_gone(descriptor: int, inode: tuple[int, int], lines: Lines, beg
     if status.st_nlink == 0 or (status.st_dev, status.st_ino) != inode:
         return -1
     return os.write(descriptor, memoryview(lines)[begin:])
-
-
-native.take_over(globals(), "lines", "write_unless_gone")

@@ -27,13 +27,14 @@ from sglang_instrument.recording.naming import log_error_messages as log_error_m
 from sglang_instrument.recording.naming import name_error as name_error
 from sglang_instrument.recording.notices import swallowed
 from sglang_instrument.recording.open_spans import OPEN as OPEN
-from sglang_instrument.recording.open_spans import note_closed, note_open
+from sglang_instrument.recording.open_spans import note_closed as note_closed
+from sglang_instrument.recording.open_spans import note_open
 from sglang_instrument.recording.tasks import Task, leave_task, waited_so_far
 from sglang_instrument.recording.values import reduce, reduce_value, text
 from sglang_instrument.schema import WATCHED_PHASES, kind_of
 
-running_tasks: Any = tasks.running  # asyncio's, as soon as a buffer is in use; a look-up less than there
-asyncios_tasks: Any = running_tasks  # the same, also while `running_tasks` says otherwise
+running_tasks: Any = tasks.running  # asyncio's, as soon as a buffer is in use; kept here to save a look-up
+at_entry: Callable[[Any], object] | None = None  # is called with each span that is entered, while set
 
 
 buffer: Buffer = OFF
@@ -42,13 +43,12 @@ buffer: Buffer = OFF
 class Span(Struct, gc=False, eq=False):
     """A timed block. `start` and `end` are nanoseconds of `perf_counter_ns`; a point event has no end.
 
-    What a patch says comes first, for arguments in order are passed at no cost: `plan` is what its region
-    reads, `waited` is 0 where its block counts the waiting of its task.
+    What a patch says comes first, for arguments in order are passed at no cost: `waited` is 0 where the
+    span's block counts the waiting of its task.
     """
 
     event: str
     extra: dict[str, Any] | None = None
-    plan: Any = None
     phase: str | None = None
     waited: int | None = None
     context: Context = field(default_factory=CURRENT.get)
@@ -60,6 +60,8 @@ class Span(Struct, gc=False, eq=False):
     device_sec: float | None = None
 
     def __enter__(self) -> "Span":
+        if at_entry is not None:
+            _tell_entry(self)
         if running_tasks:
             try:
                 [owner] = running_tasks.values()  # as in tasks.current(), without its calls
@@ -83,14 +85,18 @@ class Span(Struct, gc=False, eq=False):
         self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.end = perf_counter_ns()
-            if error is not None:
-                self.error = name_error(error, value)
-            if self.waited is not None:
-                leave_task(self)
+            self.stop(error, value)
             buffer.append(self)
         except BaseException:
             lose("recording a span")
+
+    def stop(self, error: type[BaseException] | None, value: BaseException | None) -> None:
+        """End the span's time, and name the error that passes: what all kinds of spans do when they end."""
+        self.end = perf_counter_ns()
+        if error is not None:
+            self.error = name_error(error, value)
+        if self.waited is not None:
+            leave_task(self)
 
     async def __aenter__(self) -> "Span":
         return self.__enter__()
@@ -108,15 +114,6 @@ class Span(Struct, gc=False, eq=False):
         except BaseException as error:
             swallowed("adding to a span", error)
 
-    def awaiting(self, awaitable: Any) -> Any:
-        """Return what to await instead of `awaitable`, a coroutine of this block that nobody awaits."""
-        task = self.task
-        if task is None or task.counted_by != id(self):
-            return awaitable  # whoever counts around it counts this await, too
-        from sglang_instrument.recording.waiting import waits  # comes after this module
-
-        return waits(task, awaitable)
-
     @property
     def duration_sec(self) -> float:
         """Wall time of the block in seconds; up to now while it is open."""
@@ -130,7 +127,7 @@ class WatchedSpan(Span, gc=False, eq=False):
 
     def __enter__(self) -> "WatchedSpan":
         Span.__enter__(self)
-        note_open(self, self)
+        note_open(self)
         return self
 
     def __exit__(
@@ -152,12 +149,11 @@ class SyncedSpan(WatchedSpan, gc=False, eq=False):
             swallowed("beginning a span", failure)
         return self
 
-    def __exit__(
-        self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def stop(self, error: type[BaseException] | None, value: BaseException | None) -> None:
+        """Wait for the GPU, then end the span's time."""
         if error is None:  # after an exception the trainer shall meet the GPU's own error first
             device.synchronize()
-        WatchedSpan.__exit__(self, error, value, trace)
+        WatchedSpan.stop(self, error, value)
 
 
 class LostSpan(Span, gc=False, eq=False):
@@ -184,7 +180,7 @@ def kind_for(event: str, phase: str | None = None, sync: bool | None = None) -> 
 def begin(kind: type[Span], event: str, phase: str | None, waited: int | None) -> Span:
     """Make a span, or stand in for one that cannot be made."""
     try:
-        return kind(event, None, None, phase, waited)
+        return kind(event, None, phase, waited)
     except BaseException:
         lose("beginning a span")
         return LOST
@@ -239,6 +235,8 @@ def event(name: str, /, **extra: Any) -> None:
 
 def record(point: Span) -> None:
     """Append a span that was not used as a block: a point event, or one whose times were set by hand."""
+    if at_entry is not None:
+        _tell_entry(point)
     if running_tasks:
         enter_task(point)
         point.waited = None
@@ -256,6 +254,14 @@ def enter_task(entering: Span) -> None:
         task.counted_by, entering.waited = id(entering), task.waited
 
 
+def _tell_entry(entering: Span) -> None:
+    try:
+        if at_entry is not None:
+            at_entry(entering)
+    except BaseException as error:
+        swallowed("beginning a span", error)
+
+
 def _learn(event: str) -> type[Span]:
     kind = kind_for(event)
     if type(event) is str and len(_kinds) < _KINDS_LIMIT:
@@ -264,7 +270,9 @@ def _learn(event: str) -> type[Span]:
 
 
 def use_buffer(
-    taking: Buffer, on_first_opened: Callable[[], object] = int, on_all_closed: Callable[[], object] = int
+    taking: Buffer,
+    on_first_opened: Callable[[], object] | None = None,
+    on_all_closed: Callable[[], object] | None = None,
 ) -> None:
     """Send finished spans to `taking`.
 
@@ -276,20 +284,26 @@ def use_buffer(
     global buffer
     buffer = taking
     open_spans.watch(on_first_opened, on_all_closed)
-    if native.ON:
-        compiled.use_buffer(taking, on_first_opened, on_all_closed)
+    if _compiled is not None:
+        _compiled.use_buffer(taking, on_first_opened, on_all_closed)
 
 
 def know_tasks(task_seen: Callable[[Any, int], object]) -> None:
     """Tell asyncio's tasks apart from now on; call `task_seen(loop, thread)` for each new one with a span."""
-    global running_tasks, asyncios_tasks
-    running_tasks = asyncios_tasks = tasks.know_asyncio(task_seen)
+    global running_tasks
+    running_tasks = tasks.know_asyncio(task_seen)
 
 
 def ignore_tasks() -> None:
     """Ask for no task any more: a span costs less, and no loop gets a heartbeat."""
-    global running_tasks, asyncios_tasks
-    running_tasks = asyncios_tasks = tasks.ignore_asyncio()
+    global running_tasks
+    running_tasks = tasks.ignore_asyncio()
+
+
+def call_at_entry(hook: Callable[[Any], object] | None) -> None:
+    """Call `hook(span)` when a span is entered or a point recorded, on its thread; None calls nothing."""
+    global at_entry
+    at_entry = hook
 
 
 def current_buffer() -> Buffer:
@@ -311,22 +325,26 @@ def plain(
     event = event if type(event) is str else reduce_value(event)
     phase = None if phase is None else text(phase)
     kind = kind_for(event, phase, sync)
-    if native.ON:
-        return compiled.Start(kind, event, phase, sync, waited)
-    if kind is Span:  # whoever calls it does what `begin` does
-        return partial(kind, event, None, None, phase, waited)
     return partial(begin, kind, event, phase, waited)
 
 
-PureSpan = Span
+_compiled = native.take_over(
+    globals(),
+    "spans",
+    "LostSpan",
+    "Span",
+    "SyncedSpan",
+    "WatchedSpan",
+    "begin",
+    "call_at_entry",
+    "event",
+    "lose",
+    "note_closed",
+    "span",
+)
 
-
-native.take_over(globals(), "spans", "LostSpan", "Span", "SyncedSpan", "WatchedSpan", "event", "span")
-
-if native.ON:
-    from sglang_instrument.native import spans as compiled
-
-    compiled.connect(
+if _compiled is not None:
+    _compiled.connect(
         off=OFF,
         context=CURRENT,
         reduce=reduce,
@@ -340,8 +358,7 @@ if native.ON:
         letting_through=let_through,
         text=text,
         reduce_value=reduce_value,
-        ask_for_tasks=tasks.AskAsyncio,
-        start_of=plain,
+        open_spans=OPEN,
     )
 
 LOST: Final = LostSpan("lost", start=1, end=1)

@@ -70,9 +70,15 @@ class Task(Struct, gc=False, eq=False):
 # cheapest question that tells synchronous code from coroutines. Until `know_asyncio()` nobody asks.
 running: Any = {}
 
-_running_loop: Callable[[], Any] = bool  # asyncio's
 _numbers = itertools.count()
 _threads: dict[int, Task] = {}
+
+
+def no_loop() -> None:
+    """Return nothing: nobody has asked for event loops yet."""
+
+
+_running_loop: Callable[[], Any] = no_loop  # asyncio's
 
 
 class AskAsyncio:
@@ -236,9 +242,9 @@ def _meet(owner: Any, loop: Any, inherited: Task | None) -> Task | None:
     return met
 
 
-native.take_over(
+_compiled = native.take_over(
     globals(),
-    "spans",
+    "tasks",
     "Task",
     "counted",
     "current",
@@ -251,3 +257,5 @@ native.take_over(
     "thread_task",
     "_threads",
 )
+if _compiled is not None:
+    _compiled.connect(AskAsyncio, let_through)

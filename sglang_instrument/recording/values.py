@@ -213,8 +213,7 @@ _REPRS: Final[dict[type, Callable[[Any], str]]] = {
     type: lambda kind: str(kind.__qualname__),
 }
 
-if native.ON:
-    from sglang_instrument.native import values as compiled
-
-    compiled.fall_back_on(reduce_value, _entry, let_through, LONGEST_TEXT, _LONGEST_REPR, _LONGEST_LIST)
-    reduce, reduce_value = compiled.reduce, compiled.reduce_value
+_unusual = reduce_value
+_compiled = native.take_over(globals(), "values", "reduce_value", "reduce")
+if _compiled is not None:
+    _compiled.connect(_unusual, _entry, let_through, LONGEST_TEXT, _LONGEST_REPR, _LONGEST_LIST)

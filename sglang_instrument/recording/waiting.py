@@ -11,7 +11,7 @@ from types import CodeType, CoroutineType
 from typing import Any, Final, TypeVar
 
 from sglang_instrument import native
-from sglang_instrument.recording import spans, tasks
+from sglang_instrument.recording import tasks
 from sglang_instrument.recording.guard import let_through
 from sglang_instrument.recording.tasks import Task
 
@@ -24,18 +24,15 @@ _FIRST: Final = (True,)
 class Waits(map):  # type: ignore[type-arg]
     """The steps of what is awaited, each followed by the callback that sees the suspension."""
 
-    __slots__ = ()
+    __slots__ = ("steps", "task")
     __await__ = map.__iter__  # returns itself, in C
-
-    @property
-    def steps(self) -> Any:
-        """The iterator under the map."""
-        return self.__reduce__()[1][2]
+    task: Task
+    steps: Any  # the iterator under the map
 
     @property
     def throw(self) -> Callable[..., Any]:
         """The awaited iterator's own `throw`, which a cancellation calls."""
-        _task_of(self).unsuspend()
+        self.task.unsuspend()
         throw: Callable[..., Any] = self.steps.throw
         return throw
 
@@ -48,7 +45,7 @@ class Waits(map):  # type: ignore[type-arg]
     @property
     def close(self) -> Callable[[], None]:
         """The awaited iterator's own `close`, which the end of a coroutine that nobody finishes calls."""
-        _task_of(self).unsuspend()
+        self.task.unsuspend()
         close: Callable[[], None] = self.steps.close
         return close
 
@@ -114,7 +111,10 @@ def waited(awaitable: Any) -> Any:
 def waits(task: Task, awaitable: Any) -> Any:
     """Return the steps of `awaitable` as ones that are counted; the first one resumes nothing."""
     try:
-        return Waits(task.suspended, chain(_FIRST, iter(task.resumed, None)), awaitable.__await__())
+        steps = awaitable.__await__()
+        made = Waits(task.suspended, chain(_FIRST, iter(task.resumed, None)), steps)
+        made.task, made.steps = task, steps
+        return made
     except MemoryError:  # it is awaited without being counted
         return awaitable
 
@@ -143,16 +143,6 @@ def waited_context(context: Any) -> Any:
         return context
 
 
-def counting(span: Any) -> Any:
-    """Mark a span whose own block counts its awaits, before it is entered; return it."""
-    if isinstance(span, spans.Span):
-        span.waited = 0
-    return span
-
-
-def _task_of(waits: Any) -> Task:
-    task: Task = waits.__reduce__()[1][0].__self__  # the callback is its method
-    return task
-
-
-native.take_over(globals(), "spans", "Waits", "counting", "waited", "waits")
+_compiled = native.take_over(globals(), "waiting", "Waits", "waited", "waits")
+if _compiled is not None:
+    _compiled.connect(let_through)

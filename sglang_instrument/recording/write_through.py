@@ -10,7 +10,7 @@ from threading import Event
 from sglang_instrument.recording.context import Scope
 from sglang_instrument.recording.disk import Disk, Job
 from sglang_instrument.recording.files import Files
-from sglang_instrument.recording.lines import LineMaker, Lines
+from sglang_instrument.recording.lines import LineMaker
 from sglang_instrument.recording.notices import swallowed
 from sglang_instrument.recording.own_threads import OneAtATime
 from sglang_instrument.recording.selection import Selection
@@ -35,7 +35,7 @@ class CallersDisk(Disk):
     def end(self) -> None:
         """End nothing."""
 
-    def write(self, scope: Scope, lines: Lines, records: int) -> None:
+    def write(self, scope: Scope, lines: bytes, records: int) -> None:
         """Append lines to the scope's file."""
         self.do(lambda: self.files.write(scope, lines, records))
 
@@ -60,6 +60,7 @@ class LineWriter(Writer):
     ) -> None:
         super().__init__(disk, maker, watch, selection)
         self._buffer = self
+        self._all_closed = None  # nothing waits
         self._one_at_a_time = OneAtATime()
 
     def append(self, span: Span, /) -> None:
@@ -81,7 +82,7 @@ class LineWriter(Writer):
     def _tick(self, woken: bool) -> None:
         self._alone(lambda: super(LineWriter, self)._tick(woken), "encoding the log")
 
-    def _start_or_write(self, job: Job, done: Event, ends: float) -> None:
+    def _start_or_write(self, job: Job | None, done: Event, ends: float) -> None:
         self._alone(lambda: super(LineWriter, self)._start_or_write(job, done, ends), "writing the log")
 
     def _alone(self, act: Callable[[], object], doing: str) -> None:

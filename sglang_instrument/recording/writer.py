@@ -59,10 +59,11 @@ class Writer:
         self._encoding = 0  # spans that were taken out of the buffer
         self._buffer: Buffer = self._spans  # once the threads run
         self._bell = Bell()
+        self._all_closed: Callable[[], object] | None = self._bell.ring  # when no span is open any more
         self._starting = OneAtATime()  # starting the threads, or writing without them
         self._thread = OwnThread(self._run, "sglang_instrument-writer")
         self._gives_up_at = math.inf  # time.monotonic() at which a caller that writes stops
-        self._flushes: list[tuple[Job, threading.Event]] = []
+        self._flushes: list[tuple[Job | None, threading.Event]] = []
         self._tick_sec = TICK_SEC
         self._let_one_pass = True  # a tick at which nothing is written; never the first one
         self._most_ticks = 1  # to wait for, as long as nothing is recorded; 0 while that is decided
@@ -72,7 +73,7 @@ class Writer:
 
     def open(self) -> None:
         """Take spans from now on; threads start with the first span that opens or ends."""
-        use_buffer(_FirstSpan(self), self.start, self.wake)
+        use_buffer(_FirstSpan(self), self.start, self._all_closed)
         on_scope_closed(self.step_ended)
 
     def tap(self, tapped: Callable[[Buffer], Buffer]) -> None:
@@ -112,7 +113,7 @@ class Writer:
 
     def _take_directly(self) -> None:
         if not self._closed and isinstance(hot.current_buffer(), _FirstSpan):
-            use_buffer(self._buffer, self.start, self.wake)
+            use_buffer(self._buffer, None, self._all_closed)
 
     def take(self, span: Span) -> None:
         """Take a span that found no thread to be running, or that it rested."""
@@ -159,7 +160,7 @@ class Writer:
         """
         with self._starting.lock:
             if not self._closed and hot.current_buffer() is self._buffer:
-                use_buffer(_FirstSpan(self), self.be_awake, self.wake)
+                use_buffer(_FirstSpan(self), self.be_awake, self._all_closed)
         # What another thread was about to append meanwhile is seen here; if not, it waits for as long.
         return isinstance(hot.current_buffer(), _FirstSpan) and not self._spans
 
@@ -173,10 +174,10 @@ class Writer:
 
     def flush(self, timeout_sec: float) -> bool:
         """Write all that is recorded so far; return whether that was done in time."""
-        return self.flush_then(int, timeout_sec)
+        return self.flush_then(None, timeout_sec)
 
-    def flush_then(self, job: Job, timeout_sec: float) -> bool:
-        """Write all that is recorded so far, and do `job` after it; return whether that was done in time.
+    def flush_then(self, job: Job | None, timeout_sec: float) -> bool:
+        """Write all that is recorded so far, then do `job`, if any; return whether that was done in time.
 
         Where no thread can be started, the caller writes, and looks at the clock after each slab of spans.
         """
@@ -189,7 +190,7 @@ class Writer:
             self._bell.ring()
         return done.wait(max(0.0, ends - time.monotonic()))
 
-    def _start_or_write(self, job: Job, done: threading.Event, ends: float) -> None:
+    def _start_or_write(self, job: Job | None, done: threading.Event, ends: float) -> None:
         if self._spans and self._have_threads(at_once=True):
             self._take_directly()
         if self.started:
@@ -198,11 +199,15 @@ class Writer:
         try:
             self._write()
             if time.monotonic() < ends:
-                self.disk.do(job)
-                self.disk.do(done.set)
+                self._finish_flush(job, done)
             self.disk.do_what_waits()
         finally:
             self._gives_up_at = math.inf
+
+    def _finish_flush(self, job: Job | None, done: threading.Event) -> None:
+        if job is not None:
+            self.disk.do(job)
+        self.disk.do(done.set)
 
     @property
     def started(self) -> bool:
@@ -246,8 +251,7 @@ class Writer:
         self._tick_sec = self._next_tick_sec(is_little, leave_sec)
         self._most_ticks = self._ticks_to_leave(leave_sec)
         for job, done in self._flushes[:asked]:
-            self.disk.do(job)
-            self.disk.do(done.set)
+            self._finish_flush(job, done)
         del self._flushes[:asked]
 
     def _write(self) -> None:

@@ -11,10 +11,9 @@ from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_XDECREF
 from cpython.unicode cimport PyUnicode_GET_LENGTH
 
-from sglang_instrument.native.slabs cimport lie_in_slabs
-from sglang_instrument.native.spans cimport Task, current_task, thread_task_of
+from sglang_instrument.recording._tasks cimport Task, current_task, thread_task_of
 
-include "stamp.pxi"
+include "sglang_instrument/native/module.pxi"
 
 cdef extern from *:
     """
@@ -24,6 +23,7 @@ cdef extern from *:
 
 # Of `recording.context`, which hands them over.
 cdef object CURRENT = None
+cdef Context NOTHING_BOUND = None
 cdef object to_identifier = None
 cdef object to_integer = None
 cdef object new_place = None
@@ -136,7 +136,7 @@ cdef inline bint is_small(object value):
 cdef Context with_ids(Context before, object request_id, object turn):
     cdef Context made = Context.__new__(Context)
     made.worker, made.step, made.validate = before.worker, before.step, before.validate
-    made.role, made.scope, made.inside = before.role, before.scope, before.inside
+    made.role, made.scope = before.role, before.scope
     made.request_id, made.turn = before.request_id, before.turn
     if request_id is None and turn is None:
         made.fields = before.fields
@@ -158,45 +158,26 @@ cdef Context derived(Context before, dict changes):
     return made
 
 
-cdef Bound set_on(Context around, Context before, Context context, object inside):
-    """Set a new context, made of `before`; return how to get back to what is `around`."""
+cdef Bound bind_on(dict changes, bint root):
+    """Bind on top of what is bound, or of nothing."""
+    cdef Context around = current_context()
+    cdef Context before = NOTHING_BOUND if root else around
+    cdef Context context = derived(before, changes)
     cdef Bound bound = Bound.__new__(Bound)
     cdef Task task = current_task(before.bound_in)
     context.bound_in = thread_task_of(PyThread_get_thread_ident()) if task is None else task
-    if inside is not None:
-        context.inside = inside
     skip_ended(around)
     bound.context, context.around = context, around
     put(context)
+    if changes.get("step") is not None and context.scope is not None:
+        open_scope(context.scope)
+        bound.opened = context.scope
     return bound
 
 
-cdef Bound bind_ids(object request_id, object turn, object inside, Context root):
-    cdef Context around = current_context()
-    cdef Context before = around if root is None else root
-    return set_on(around, before, with_ids(before, request_id, turn), inside)
-
-
-cdef Bound bind_inside(object inside):
-    cdef Bound bound = Bound.__new__(Bound)
-    cdef Context before = current_context()
-    cdef Context context = with_ids(before, None, None)
-    context.bound_in, context.inside = before.bound_in, inside
-    context.base = before if before.base is None else before.base
-    skip_ended(before)
-    bound.context, context.around = context, before
-    put(context)
-    return bound
-
-
-cdef Bound bind_on(dict changes, object inside, Context root):
-    cdef Context around = current_context()
-    cdef Context before = around if root is None else root
-    cdef Bound bound = set_on(around, before, derived(before, changes), inside)
-    if changes.get("step") is not None and bound.context.scope is not None:
-        open_scope(bound.context.scope)
-        bound.opened = bound.context.scope
-    return bound
+def push(changes, root=False):
+    """Bind `changes` on top of what is bound; see recording/context.py."""
+    return bind_on(changes if type(changes) is dict else dict(changes), root)
 
 
 def derive(Context before not None, changes):
@@ -204,16 +185,9 @@ def derive(Context before not None, changes):
     return derived(before, changes if type(changes) is dict else dict(changes))
 
 
-def push(changes):
-    """Bind `changes` on top of what is bound; see recording/context.py."""
-    return bind_on(changes if type(changes) is dict else dict(changes), None, None)
-
-
-def connect(*, current, identifier, integer, place, opening, closing, Py_ssize_t longest_id):
+def connect(*, current, unbound, identifier, integer, place, opening, closing, Py_ssize_t longest_id):
     """Take what belongs to recording/context.py."""
-    global CURRENT, to_identifier, to_integer, new_place, open_scope, close_scope, LONGEST_ID
+    global CURRENT, NOTHING_BOUND, to_identifier, to_integer, new_place, open_scope, close_scope, LONGEST_ID
+    NOTHING_BOUND = unbound
     CURRENT, to_identifier, to_integer, new_place = current, identifier, integer, place
     open_scope, close_scope, LONGEST_ID = opening, closing, longest_id
-
-
-lie_in_slabs(Context)

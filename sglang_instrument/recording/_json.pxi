@@ -1,4 +1,4 @@
-# Reduced values as JSON. What cannot be said here is left to the pure Python: see lines.pyx.
+# Reduced values as JSON. What cannot be said here is left to the pure Python: see _lines.pyx.
 
 from msgspec.json import Encoder as ValueEncoder
 
@@ -31,63 +31,6 @@ cdef int put_fields(Text *text, dict fields, int depth) except -1:
         put(text, ":", 1)
         if put_value(text, <object>value, depth) == CANNOT:
             return CANNOT
-    return DONE
-
-
-cdef int put_read_fields(Text *text, Fields fields, bint is_first, int depth) except -1:
-    """Put what stands between the braces of fields that were read, each with a comma before it but the first."""
-    cdef Names names = fields.names
-    cdef Value *value
-    cdef const char *keys
-    cdef Py_ssize_t at, begin = 0, end
-    if names.keys is None:
-        return CANNOT
-    keys = PyBytes_AS_STRING(names.keys)
-    for at in range(names.count):
-        value, end = &fields.values[at], names.ends[at]
-        if value.kind != IS_ABSENT:
-            make_room(text, SMALL + end - begin)
-            put(text, keys + begin + is_first, end - begin - is_first)
-            is_first = False
-            if put_read_value(text, value, depth) == CANNOT:
-                return CANNOT
-        begin = end
-    return DONE
-
-
-cdef int put_read_value(Text *text, Value *value, int depth) except -1:
-    """Put a value that is there; there is room for one that is short."""
-    if value.kind == IS_OBJECT:
-        return put_value(text, <object>value.held.object, depth)
-    if value.kind == IS_INTEGER:
-        put_integer(text, value.held.integer)
-    elif value.kind == IS_NANOSECONDS:
-        put_seconds(text, value.held.integer)
-    elif value.kind == IS_FLOAT:
-        put_any_float(text, value.held.number)
-    elif value.kind == IS_SEVERAL:
-        return put_several(text, <Several>value.held.object, depth + 1)
-    else:
-        put(text, "{", 1)
-        if put_read_fields(text, <Fields>value.held.object, True, depth + 1) == CANNOT:
-            return CANNOT
-        make_room(text, SMALL)
-        put(text, "}", 1)
-    return DONE
-
-
-cdef int put_several(Text *text, Several several, int depth) except -1:
-    """Put a list; return CANNOT where it is longer than a line may be."""
-    cdef Py_ssize_t at, begin = text.size
-    put(text, "[", 1)
-    for at in range(several.count):
-        make_room(text, SMALL)
-        if at:
-            put(text, ",", 1)
-        if put_read_value(text, &several.values[at], depth) == CANNOT or text.size - begin > LONGEST_LINE:
-            return CANNOT
-    make_room(text, 1)
-    put(text, "]", 1)
     return DONE
 
 

@@ -1,12 +1,25 @@
-# recording/waiting.py, compiled: count for how long a coroutine waits.
-#
-# `Waits` stands between two coroutines. What it does between them is C that handles no exception, so that
-# tracebacks, cancellation and the order of everything stay what they were: a function that Cython guards
-# would put an entry of its own into the traceback.
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=False
+"""recording/waiting.py, compiled: count for how long a coroutine waits.
+
+`Waits` stands between two coroutines. What it does between them is C that handles no exception, so that
+tracebacks, cancellation and the order of everything stay what they were: a function that Cython guards
+would put an entry of its own into the traceback.
+"""
+
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_XDECREF
 
 from types import CoroutineType
 
+from sglang_instrument.recording._tasks cimport Task, current_task, now_ns
+
+include "sglang_instrument/native/module.pxi"
+
+cdef object let_through = None  # of recording/guard.py
+
 cdef extern from "Python.h":
+    void PyErr_SetNone(PyObject*) noexcept
     ctypedef enum PySendResult:
         PYGEN_RETURN
         PYGEN_ERROR
@@ -37,6 +50,7 @@ cdef extern from *:
     static PyObject *sglang_instrument_attribute(PyObject *owner, const char *name) {
         return PyObject_GetAttrString(owner, name);
     }
+    #define sglang_instrument_pending() (-1)
     /* A result that is NULL where, and only where, there is an exception: what Cython takes for an object. */
     #define sglang_instrument_object(result) (result)
     static PyMethodDef sglang_instrument_throw = {"throw", NULL, METH_FASTCALL | METH_KEYWORDS, NULL};
@@ -52,6 +66,7 @@ cdef extern from *:
     PyMethodDef throw_method "sglang_instrument_throw"
     PyMethodDef close_method "sglang_instrument_close"
     PyMethodDef send_method "sglang_instrument_send"
+    int raise_pending "sglang_instrument_pending"() except -1
     object as_object "sglang_instrument_object"(PyObject*)
     object bound_method "sglang_instrument_bound"(PyMethodDef*, void*, object)
 
@@ -71,6 +86,10 @@ cdef inline void resumed(Task task) noexcept:
 
 cdef class Waits:
     """The steps of what is awaited, with each suspension and each resumption counted."""
+
+    cdef Task task
+    cdef object steps
+    cdef bint begun
 
     def __await__(self):
         return self
@@ -187,6 +206,15 @@ ctypedef PyObject* (*Made)() noexcept
 ctypedef PyObject* (*Counts)(object) noexcept
 
 
+cdef int pass_over_pending() except -1:
+    """Pass over what was raised, unless it is the program's own: the await goes uncounted."""
+    try:
+        raise_pending()
+    except BaseException:
+        let_through()
+    return 0
+
+
 cdef object new_waits():
     return Waits.__new__(Waits)
 
@@ -195,7 +223,7 @@ cdef object waits_of(Task task, object awaitable):
     cdef Waits made
     cdef PyObject *new = (<Made><void*>new_waits)()
     if new == NULL:
-        swallow_pending("counting an await")
+        pass_over_pending()
         return awaitable
     made = <Waits>new
     Py_XDECREF(new)
@@ -204,44 +232,39 @@ cdef object waits_of(Task task, object awaitable):
     return made
 
 
-def waits(Task task not None, awaitable):
-    """Return the steps of `awaitable` as ones that are counted; the first one resumes nothing."""
-    return waits_of(task, awaitable)
-
-
 cdef object counts_await(object awaitable):
     """Return the running task if the waiting for this is to be counted."""
-    cdef Task task
-    if type(awaitable) is CoroutineType:
-        constants = awaitable.cr_code.co_consts
-        if constants and constants[len(constants) - 1] == MARK or awaitable.cr_await is not None:
-            return None
-    task = current_task(None)
+    cdef Task task = current_task(None)
     if task is None or not task.counted_by:
         return None  # no span is open in this task that would want to know
-    if not hasattr(type(awaitable), "__await__"):  # an old-style coroutine, or nothing: let `await` say so
+    if type(awaitable) is CoroutineType:
+        constants = <tuple>awaitable.cr_code.co_consts
+        last = constants[len(constants) - 1] if constants else None
+        if type(last) is str and last == MARK or awaitable.cr_await is not None:
+            return None
+    elif not hasattr(type(awaitable), "__await__"):  # an old-style coroutine, or nothing: let `await` say so
         return None
     return task
 
 
-cdef object wait_for(object awaitable):
+def waited(awaitable):
+    """Return what to await instead of `awaitable`, so that the running task's waiting is counted."""
     cdef Task task
     cdef PyObject *counting = (<Counts><void*>counts_await)(awaitable)
     if counting == NULL:  # its metaclass has an opinion, or there is no memory
-        swallow_pending("counting an await")
+        pass_over_pending()
         return awaitable
     task = <Task>counting
     Py_XDECREF(counting)
     return awaitable if task is None else waits_of(task, awaitable)
 
 
-def waited(awaitable):
-    """Return what to await instead of `awaitable`, so that the running task's waiting is counted."""
-    return wait_for(awaitable)
+def waits(Task task not None, awaitable):
+    """Return the steps of `awaitable` as ones that are counted; the first one resumes nothing."""
+    return waits_of(task, awaitable)
 
 
-def counting(span):
-    """Mark a span whose own block counts its awaits, before it is entered; return it."""
-    if isinstance(span, Span):
-        (<Span>span).waited_ns = 0
-    return span
+def connect(letting_through):
+    """Take what belongs to recording/guard.py."""
+    global let_through
+    let_through = letting_through

@@ -14,7 +14,7 @@ cdef extern from "Python.h":
         pass
     bint PyType_IsSubtype(PyTypeObject* kind, PyTypeObject* base) noexcept
 
-include "stamp.pxi"
+include "sglang_instrument/native/module.pxi"
 
 cdef object Enum = enum.Enum
 # Of `recording.values`, which sets them: what is unusual is reduced there.
@@ -26,7 +26,7 @@ cdef Py_ssize_t LONGEST_REPR = 0
 cdef Py_ssize_t LONGEST_LIST = 0
 
 
-def fall_back_on(
+def connect(
     unusual, entry, letting_through, Py_ssize_t longest_text, Py_ssize_t longest_repr, Py_ssize_t longest_list
 ):
     """Take the functions of the pure module, and its limits: characters of a text, of an entry; entries."""
@@ -122,11 +122,6 @@ cdef bint is_plain_list(list value, Py_ssize_t room):
     return True
 
 
-def reduce_value(value):
-    """Return `value` as a number, string, bool, None, or a short list or dict of these; never raise."""
-    return reduced(value)
-
-
 cpdef dict reduce(dict extra):
     """Return `extra` with each value loggable; the same dict if all of them are already."""
     cdef PyObject *key
@@ -136,3 +131,8 @@ cpdef dict reduce(dict extra):
         if type(<object>key) is not str or not is_plain(<object>value, LONGEST_TEXT):
             return {str.__str__(name): reduced(one) for name, one in extra.items()}
     return extra
+
+
+def reduce_value(value):
+    """Return `value` as a number, string, bool, None, or a short list or dict of these; never raise."""
+    return reduced(value)

@@ -1,4 +1,21 @@
-# recording/tasks.py, compiled: asyncio's tasks and threads, told apart by small numbers.
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=False
+"""recording/tasks.py, compiled: asyncio's tasks and threads, told apart by small numbers."""
+
+cimport cython
+from cpython.dict cimport PyDict_Next, PyDict_Size
+from cpython.object cimport PyObject
+from cpython.pythread cimport PyThread_get_thread_ident
+from cpython.ref cimport Py_XDECREF
+
+include "sglang_instrument/native/module.pxi"
+
+cdef extern from "Python.h":
+    object PyWeakref_NewRef(object, object)
+
+# Of recording/tasks.py, which hands them over.
+cdef object ask_asyncio = None
+cdef object let_through = None
 
 cdef dict running = {}  # asyncio's own, by loop; empty while nobody asks for tasks
 cdef object asking = None  # what stands in for it where asyncio hides it
@@ -51,7 +68,7 @@ cdef class Task:
         return public, (self.number, self.spawned_by)
 
 
-cdef inline bint some_task_runs() noexcept:
+cdef bint some_task_runs() noexcept:
     return PyDict_Size(running) != 0 or (asking is not None and bool_of(asking))
 
 
@@ -59,10 +76,10 @@ cdef bint bool_of(object asked) noexcept:
     return bool(asked)
 
 
-include "owners.pxi"
+include "sglang_instrument/recording/_owners.pxi"
 
 
-cdef inline Task task_here(unsigned long thread):
+cdef Task task_here(unsigned long thread):
     """Return the known task of the only loop in the process, if it runs on this thread.
 
     To ask for this thread's loop takes longer.
@@ -213,3 +230,9 @@ def forget_tasks():
     known_threads.clear()
     forget_owners()
     next_number, told_loop = 0, None
+
+
+def connect(asking_asyncio, letting_through):
+    """Take what belongs to recording/tasks.py."""
+    global ask_asyncio, let_through
+    ask_asyncio, let_through = asking_asyncio, letting_through

@@ -1,4 +1,4 @@
-# How a `with` block finds the two ends of a span, at no cost.
+# How a `with` block finds the two ends of a span or a run, at no cost.
 #
 # A `with` looks up __enter__ and __exit__ on the type and binds both: two objects a block, of which the
 # second one lives, and is looked at by the collector, until the block ends. Here both are descriptors that
@@ -31,9 +31,23 @@ cdef extern from *:
     size_t PyVectorcall_NARGS(size_t) noexcept
 
 
-cdef object call_span(PyObject *called, PyObject * const *args, size_t flagged, PyObject *names):
-    """Enter or leave a span: its vectorcall."""
-    cdef Span self = <Span>called
+@cython.no_gc
+cdef class Block:
+    """What is entered and left by a `with`: a span, a run of a region."""
+
+    def __cinit__(self):
+        self.called = <vectorcallfunc>call_block
+
+    cdef int enter(self) except -1:
+        return 0
+
+    cdef int finish(self, object error, object value) except -1:
+        return 0
+
+
+cdef object call_block(PyObject *called, PyObject * const *args, size_t flagged, PyObject *names):
+    """Enter or leave a block: its vectorcall."""
+    cdef Block self = <Block>called
     cdef size_t n = PyVectorcall_NARGS(flagged)
     if names == NULL:
         if n == 0:
@@ -46,25 +60,25 @@ cdef object call_span(PyObject *called, PyObject * const *args, size_t flagged, 
 
 
 # What may fail is called as what cannot: a `try` of Cython's takes some nanoseconds though nothing fails.
-ctypedef int (*Enter)(Span) noexcept
-ctypedef int (*Leave)(Span, object, object) noexcept
+ctypedef int (*Enter)(Block) noexcept
+ctypedef int (*Leave)(Block, object, object) noexcept
 
 
-cdef int enter_now(Span self) except -1:
+cdef int enter_now(Block self) except -1:
     return self.enter()
 
 
-cdef int leave_now(Span self, object error, object value) except -1:
+cdef int leave_now(Block self, object error, object value) except -1:
     return self.finish(error, value)
 
 
-cdef int enter_block(Span self) except -1:
-    """Enter a span; what fails there costs no more than what it would have known."""
+cdef int enter_block(Block self) except -1:
+    """Enter a block; what fails there costs no more than what it would have known."""
     return swallow_pending("beginning a span") if (<Enter><void*>enter_now)(self) < 0 else 0
 
 
-cdef int leave_block(Span self, object error, object value) except -1:
-    """Leave a span; what fails there costs its record."""
+cdef int leave_block(Block self, object error, object value) except -1:
+    """Leave a block; what fails there costs its record."""
     return lose_pending("recording a span") if (<Leave><void*>leave_now)(self, error, value) < 0 else 0
 
 
@@ -72,7 +86,7 @@ cdef object NOT_GIVEN = object()
 
 
 cdef class End:
-    """Stand for `__enter__` or `__exit__` of a span: bound to one, it is the span."""
+    """Stand for `__enter__` or `__exit__` of a block: bound to one, it is the block."""
 
     cdef str name
 
@@ -84,8 +98,8 @@ cdef class End:
             return self
         return EndOf(instance) if is_somebodys(instance) else instance
 
-    def __call__(self, span, *exception):
-        return EndOf(span)(*exception)
+    def __call__(self, block, *exception):
+        return EndOf(block)(*exception)
 
     @property
     def __name__(self):
@@ -93,30 +107,46 @@ cdef class End:
 
 
 cdef class EndOf:
-    """Enter or leave a span whose class was derived in Python: such a class may do otherwise when it is called."""
+    """Enter or leave a block whose class was derived in Python: such a class may do otherwise when it is called."""
 
-    cdef Span span
+    cdef Block block
 
-    def __init__(self, Span span not None):
-        self.span = span
+    def __init__(self, Block block not None):
+        self.block = block
 
     def __call__(self, error=NOT_GIVEN, value=None, trace=None):
         if error is NOT_GIVEN:
-            enter_block(self.span)
-            return self.span
-        leave_block(self.span, error, value)
+            enter_block(self.block)
+            return self.block
+        leave_block(self.block, error, value)
 
 
 cdef int give_ends(object kind) except -1:
-    """Let a type of spans be entered and left without binding anything."""
-    cdef Span some = Span.__new__(Span)
+    """Let a type of blocks be entered and left without binding anything."""
+    cdef Block some = Block.__new__(Block)
     make_callable(kind, <char*>&some.called - <char*><PyObject*>some)
     put_into_type(kind, "__enter__", End("__enter__"))
     put_into_type(kind, "__exit__", End("__exit__"))
     return 0
 
 
-give_ends(Span)
-give_ends(WatchedSpan)
-give_ends(SyncedSpan)
-give_ends(LostSpan)
+cdef class AtOnce:
+    """Await nothing, and get a value."""
+
+    cdef object value
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        value, self.value = self.value, None
+        raise StopIteration(value)
+
+
+cdef object at_once(object value):
+    cdef AtOnce made = AtOnce.__new__(AtOnce)
+    made.value = value
+    return made

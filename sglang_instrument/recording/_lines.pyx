@@ -8,31 +8,17 @@ byte of a record, so that nobody changes what is being read.
 """
 
 cimport cython
-from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_Next
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_AsUnsignedLongLong
-from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree
 from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
-from sglang_instrument.native.cache cimport fetch, fetch_lines
-from sglang_instrument.native.context cimport Context
-from sglang_instrument.native.extras cimport (
-    IS_ABSENT,
-    IS_FLOAT,
-    IS_INTEGER,
-    IS_NANOSECONDS,
-    IS_OBJECT,
-    IS_SEVERAL,
-    Fields,
-    Names,
-    Several,
-    Value,
-)
-from sglang_instrument.native.spans cimport NOT_COUNTED, Span, Task, now_ns
-from sglang_instrument.native.text cimport (
+from sglang_instrument.recording._context cimport Context
+from sglang_instrument.recording._spans cimport NOT_COUNTED, Span
+from sglang_instrument.recording._tasks cimport Task, now_ns
+from sglang_instrument.recording._text cimport (
     CANNOT,
     DONE,
     ENOUGH,
@@ -51,7 +37,7 @@ from sglang_instrument.native.text cimport (
     put_string,
 )
 
-include "stamp.pxi"
+include "sglang_instrument/native/module.pxi"
 
 cdef enum:
     LONGEST_LINE = 64 * 1024  # bytes; shapes.py says the same
@@ -61,36 +47,8 @@ cdef enum:
     NS_OF_A_BYTE = 4  # a chunk of what the pure Python has to say takes a millisecond
     SMALL = 128  # bytes: room for a key and a number
 
-include "append.pxi"
-include "memory.pxi"
-include "jobs.pxi"
-include "bell.pxi"
-include "json.pxi"
-
-
-@cython.final
-@cython.no_gc  # a scope leads nowhere, and what is bound are names and numbers
-cdef class Part:
-    """What all records of a context share: `context.part`.
-
-    In `text` stand `"extra"` with the ids that are bound, if any are, and `"workid"` and `"step"`, each key after
-    a comma: a record without fields of its own has all of it.
-    """
-
-    cdef object scope
-    cdef Text text
-    cdef const char *ids  # what stands between the braces of "extra"
-    cdef Py_ssize_t size_ids
-    cdef const char *place  # what comes after it
-    cdef Py_ssize_t size_place
-    cdef bint cannot  # a request id that only the pure Python can say
-    cdef bint validate
-
-    def __dealloc__(self):
-        let_go(&self.text)
-
-
-include "ahead.pxi"
+include "sglang_instrument/recording/_json.pxi"
+include "sglang_instrument/recording/_line_parts.pxi"
 
 
 @cython.final
@@ -139,7 +97,6 @@ cdef class Encoder:
         self.context = self.part = self.of_thread = self.sink = None  # what is known may be out of date
         try:
             while end < stop and end < PyList_GET_SIZE(spans) and left > 0:
-                look_ahead(spans, end)
                 left -= self.add(spans[end])
                 if end < PyList_GET_SIZE(spans):  # the pure Python was run, and that lets others run
                     spans[end] = None
@@ -155,8 +112,11 @@ cdef class Encoder:
         cdef Sink sink
         for sink in (self.first,) if self.sinks is None else self.sinks.values():
             if sink.records:
-                pieces.append((sink.scope, block_of(&sink.text), sink.changed, sink.records))
+                lines = PyBytes_FromStringAndSize(sink.text.data, sink.text.size)
+                pieces.append((sink.scope, lines, sink.changed, sink.records))
             sink.text.size = sink.records = sink.changed = 0
+            if sink.text.room > ENOUGH:
+                let_go(&sink.text)
         self.sinks = self.sink = self.first.scope = None
         return pieces
 
@@ -215,8 +175,6 @@ cdef class Encoder:
         cdef Sink sink
         if self.first.scope is None:
             self.first.scope = scope
-            if self.first.text.data == NULL:
-                take_spare(&self.first.text)
         if self.first.scope is scope:
             return self.first
         if self.sinks is None:
@@ -276,7 +234,7 @@ cdef class Encoder:
             duration_at = text.size
             put_seconds(text, span.end - span.start)
             duration_size = text.size - duration_at
-        if span.fields is None:
+        if span.extra is None:
             put(text, part.text.data, part.text.size)
         elif self.put_extra(text, part, span) == CANNOT:
             return CANNOT
@@ -340,11 +298,9 @@ cdef class Encoder:
 
     cdef int put_extra(self, Text *text, Part part, Span span) except -1:
         """Put the bound ids and the span's own fields, which win over them, and the worker and step."""
-        if type(span.fields) is Fields:
-            return self.put_read(text, part, span)
-        if type(span.fields) is not dict:
+        if type(span.extra) is not dict:
             return CANNOT
-        fields = <dict>span.fields
+        fields = <dict>span.extra
         if not fields:
             put(text, part.text.data, part.text.size)
             return DONE
@@ -361,56 +317,3 @@ cdef class Encoder:
         put(text, "}", 1)
         put(text, part.place, part.size_place)
         return DONE
-
-    cdef int put_read(self, Text *text, Part part, Span span) except -1:
-        """Put the bound ids and what was read by a table's fields, and the worker and step."""
-        cdef Fields fields = <Fields>span.fields
-        cdef Py_ssize_t begin = text.size
-        if fields.names.binds:  # which is rare: the table binds them, or names them, but not both
-            span.extra  # becomes a dict
-            return self.put_extra(text, part, span)
-        make_room(text, SMALL + part.size_ids)
-        put(text, ',"extra":{', 10)
-        put(text, part.ids, part.size_ids)
-        if put_read_fields(text, fields, part.size_ids == 0, 0) == CANNOT:
-            return CANNOT
-        make_room(text, SMALL + part.text.size)
-        if text.size == begin + 10:  # none at all
-            text.size = begin
-            put(text, part.text.data, part.text.size)
-        else:
-            put(text, "}", 1)
-            put(text, part.place, part.size_place)
-        return DONE
-
-
-cdef int put_ids(Text *text, Context context) except -1:
-    """Put the ids that are bound, as they stand between braces; there is room for a key and a number."""
-    if context.fields is not None:
-        return put_fields(text, context.fields, 0)
-    if context.request_id is not None:
-        put(text, '"request_id":', 13)
-        if put_value(text, context.request_id, 0) == CANNOT:
-            return CANNOT
-    if context.turn is not None:
-        make_room(text, SMALL)
-        if context.request_id is not None:
-            put(text, ",", 1)
-        put(text, '"turn":', 7)
-        return put_value(text, context.turn, 0)
-    return DONE
-
-
-cdef inline void put_seconds(Text *text, long long duration_ns) noexcept nogil:
-    """Put nanoseconds as seconds, exactly."""
-    cdef uint64_t whole
-    if duration_ns < 0:
-        put(text, "-", 1)
-        duration_ns = -duration_ns
-    whole = <uint64_t>duration_ns // 1_000_000_000
-    put_decimal(text, whole, <uint64_t>duration_ns - whole * 1_000_000_000, 9)
-
-
-cdef inline long long floor_us(long long ns) noexcept nogil:
-    """Return nanoseconds in microseconds, rounded down as Python does."""
-    return ns // 1000
