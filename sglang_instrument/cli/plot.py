@@ -48,12 +48,12 @@ def run(args: argparse.Namespace) -> int:
     from sglang_instrument.analysis.run import open_run
 
     try:
-        from sglang_instrument.report.figures import choose, draw, makers
+        from sglang_instrument.report.figures import FIGURES, choose, draw
     except ModuleNotFoundError as missing:
         hint = "pip install 'sglang-instrument[report]'"
         raise InstrumentError(f"plot needs {missing.name}: {hint}") from missing
 
-    names = _names(args.figure, list(makers()))
+    names = _names(args.figure, list(FIGURES))
     _demand_numbers(args)
     with reading() as progress:
         opened = open_run(args.logs, progress)
