@@ -1,15 +1,16 @@
-"""Switch instrumentation on and off in this process; light, for it is imported by everyone."""
+"""Switch instrumentation on and off in this process: what `sglang_instrument.install()` and its kin do."""
 
 import os
 import sys
 from _thread import RLock
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import sglang_instrument
 from sglang_instrument import config as settings
 from sglang_instrument import launch
-from sglang_instrument.config import Config
+from sglang_instrument.config import Config, Detail, Durability, EngineDetail, Sync
 from sglang_instrument.errors import ConfigError
 from sglang_instrument.recording import notices
 
@@ -21,26 +22,87 @@ _told = False
 _lock = RLock()
 
 
-def install(**config: Any) -> None:
-    """Record every event of every rollout in this process and those that it starts, from now on.
+def install(
+    config: Config | None = None,
+    /,
+    *,
+    experiment: str | None = None,
+    log_dir: str | PathLike[str] | None = None,
+    run_id: str | None = None,
+    role: str | None = None,
+    sync: Sync | None = None,
+    nvtx: bool | None = None,
+    durability: Durability | None = None,
+    detail: Detail | None = None,
+    engine_detail: EngineDetail | None = None,
+    sample_requests: float | None = None,
+    log_error_messages: bool | None = None,
+    hang_after_sec: float | None = None,
+    memory_limit_mb: int | None = None,
+    patches: str | PathLike[str] | Iterable[str | PathLike[str]] | None = None,
+    trainers: str | Iterable[str] | None = None,
+    all_ranks: bool | None = None,
+    profile_steps: str | None = None,
+    profile_workers: str | None = None,
+    profile_options: str | None = None,
+    profile_when: str | None = None,
+    profile_router: str | None = None,
+) -> None:
+    """Record every event of every rollout in this process and in those that it starts, from now on.
 
-    A second call changes nothing. What cannot be patched is left out, and named by `status()`.
+    A keyword that is not given is read from the environment variable `SGLANG_INSTRUMENT_<KEYWORD>`. A second
+    call changes nothing. A function that cannot be patched is left out, and `status()` names it.
 
     Args:
-        **config: Settings, see `Config`; what is not given is read from the environment.
+        config: The same settings as one object. A field that has its default counts as not given.
+        experiment: Name of the run's folder, one path component. Also read from `EXPERIMENT_NAME`.
+            Default "multiturn_log_dir".
+        log_dir: Folder of all runs. Default "logs", in the working directory.
+        run_id: Id of the run. The driver makes one and its workers inherit it: leave it empty.
+        role: What this process is: worker, trainer, reward, server, scheduler. Default "worker".
+        sync: When `torch.cuda.synchronize()` is called around step-level spans of synchronous code. "auto":
+            where this process already uses a GPU; "always"; "off"; "events": never, CUDA events measure the
+            GPU's own time in `device_sec`. Default "auto".
+        nvtx: Whether spans are NVTX ranges, too, which Nsight Systems shows.
+        durability: "buffered": records are written within 100 ms; "line": before the span's exit returns.
+            Default "buffered".
+        detail: The finest records that are kept: "step", "request", "turn" or "all". Default "all".
+        engine_detail: What SGLang's own processes record: "off", "requests" (a few records a request) or
+            "batches" (also one a forward pass). Default "requests".
+        sample_requests: Share of the requests whose records are kept, 0 to 1; slow requests are always kept.
+            Default 1.0.
+        log_error_messages: Whether the message of an exception is logged beside its type.
+        hang_after_sec: Age in seconds at which an open span is first logged as `open_spans`. Default 30.0.
+        memory_limit_mb: Most MiB of records that wait to be written; beyond it, new records are dropped.
+            Default 64.
+        patches: Folders with patch tables of your own, read after the shipped ones. One text names several
+            folders as PATH does.
+        trainers: Trainers whose patch tables are used, such as "verl"; empty means all.
+        all_ranks: Whether each rank of a tensor-parallel group writes a file; otherwise the first alone does.
+        profile_steps: Steps in which the engines' profilers record, such as "5-7,20".
+        profile_workers: Workers or servers whose engines are profiled, such as "0-3" or "all". Default "0".
+        profile_options: What the profilers record: "num_steps=20,activities=CPU+GPU" (docs/profiling.md).
+        profile_when: Slow requests that are profiled, too: "request>60s"; at most once in 10 minutes.
+        profile_router: Address of the servers' router, where the trainer's objects do not tell it.
 
     Raises:
-        ConfigError: A given setting is unknown, or has a value that it cannot have.
+        ConfigError: A given setting has a value that it cannot have.
     """
+    _install(**locals())  # the parameters by name
+
+
+def _install(config: Config | None, **keywords: object) -> None:
     global _session, _told
+    given = settings.given_in(config)
+    given |= {name: value for name, value in keywords.items() if value is not None}
     with _lock:
         _told = True
         if _session is not None:
             return
         is_child = launch.DRIVER in os.environ
         try:
-            loaded = settings.load(config, os.environ, _complain)
-            if any(name.startswith("profile_") for name in config):
+            loaded = settings.load(given, os.environ, _complain)
+            if any(name.startswith("profile_") for name in given):
                 _check_plan(loaded)
             _session = _started(loaded)
         except ConfigError:

@@ -240,7 +240,7 @@ def test_what_others_put_into_the_folder_of_traces_is_neither_followed_nor_waite
 
 def test_tables_and_sources_that_are_no_files_are_refused(tmp_path, odd, printed):
     odd(tmp_path / "mine.toml")
-    assert "mine.toml" in printed("patches", "list", "--tables", tmp_path)
+    assert "mine.toml" in printed("patches", "list", "--patches", tmp_path)
     source = tmp_path / "source"
     (source / "sglang").mkdir(parents=True)
     odd(source / "sglang" / "__init__.py")

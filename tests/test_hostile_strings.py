@@ -126,10 +126,10 @@ def test_patch_tables_are_printed_as_text(said, tmp_path):
         region = [{{ event = {json.dumps("dedenting" + PRINTABLE)} }}]
         """
     )
-    assert "\\x1b" in said("patches", "list", "--tables", tmp_path)
-    said("patches", "list", "--tables", tmp_path, "--json")
+    assert "\\x1b" in said("patches", "list", "--patches", tmp_path)
+    said("patches", "list", "--patches", tmp_path, "--json")
     (tmp_path / "wrong.toml").write_text(f"trainer = {json.dumps(PRINTABLE)}\n{json.dumps(PRINTABLE)} = 1\n")
-    assert "\\x1b" in said("patches", "check", "--tables", tmp_path)
+    assert "\\x1b" in said("patches", "check", "--patches", tmp_path)
     assert "\\x1b" in said("patches", "check", "--source", tmp_path / f"none{IN_NAMES}.whl")
 
 

@@ -48,14 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--source", action="append", type=Path, metavar="PATH", help="a folder, wheel or archive to check"
     )
     parser.add_argument(
-        "--tables", action="append", type=Path, metavar="DIR", help="a folder of your own tables"
+        "--patches", action="append", type=Path, metavar="DIR", help="a folder with tables of your own"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """List or check the tables."""
-    tables = _load(args.trainer, args.tables or [])
+    tables = _load(args.trainer, args.patches or [])
     if args.action == "list":
         _list(tables, args.json)
         return 0

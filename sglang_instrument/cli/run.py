@@ -12,7 +12,7 @@ from sglang_instrument import config as settings
 from sglang_instrument import launch
 from sglang_instrument.cli.plain import say
 from sglang_instrument.config import PREFIX, Config
-from sglang_instrument.errors import ConfigError, InstrumentError
+from sglang_instrument.errors import InstrumentError
 from sglang_instrument.regular import open_regular
 
 HELP: Final = """\
@@ -70,12 +70,7 @@ def _config(args: argparse.Namespace) -> Config:
             raise InstrumentError(f"--set {text!r}: expected NAME=VALUE, as in --set detail=turn")
         given[name.strip().removeprefix(PREFIX).lower()] = value
     complaints: list[str] = []
-    try:
-        config = settings.load(given, os.environ, complaints.append)
-    except ConfigError as error:
-        raise InstrumentError(
-            str(error).replace("install(): ", "--set: ").replace("install(", "--set (")
-        ) from None
+    config = settings.load(given, os.environ, complaints.append, written="--set {}=...")
     for complaint in complaints:
         say(f"sglang-instrument: {complaint}", sys.stderr)
     return config

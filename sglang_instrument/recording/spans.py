@@ -229,13 +229,7 @@ def span(event: str, /, *, phase: str | None = None, **extra: Any) -> Span:
 
 
 def event(name: str, /, *, phase: str | None = None, **extra: Any) -> None:
-    """Record an instant event: it has a time and no duration.
-
-    Args:
-        name: The event's name.
-        phase: The phase of an event of your own; see `sglang_instrument.schema.PHASES`.
-        **extra: The event's fields; `request_id=` and `turn=` replace the bound ones.
-    """
+    """Record an instant event: it has no duration; keywords are those of `span()`."""
     try:
         known = name if type(name) is str else reduce_value(name)
         phase = None if phase is None else text(phase)
