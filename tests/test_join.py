@@ -6,10 +6,10 @@ import pytest
 
 from sglang_instrument.analysis import cache, lives
 from sglang_instrument.analysis.join import (
+    engine_request_table,
     explain,
     has_engine_room,
     joined_calls,
-    placed_lives,
     shares,
     usual_token_sec,
     why,
@@ -105,7 +105,7 @@ def test_a_retracted_request_waits_and_is_prefilled_again(log):
 
 def test_the_pieces_of_a_long_prompt_are_its_prefill(log):
     log.life("a", 0, ("admit", 1), ("first", 2), ("admit", 2.5), ("first", 4), end=5)
-    row = only(placed_lives(opened(log)).filter(rid="a"))
+    row = only(engine_request_table(opened(log)).filter(rid="a"))
     queue, prefill, decode = (row[f"{part}_sec"] for part in ("queue", "prefill", "decode"))
     assert queue == pytest.approx(1)
     assert queue + prefill + decode == pytest.approx(5)
@@ -141,27 +141,27 @@ def test_requests_that_nobody_named_are_placed_by_time(log):
     log.call(2, "b", "r1", 0, 20, 3)
     for rid, arrived in (("early", 2), ("first", 11), ("second", 21)):
         log.life(rid, arrived, ("admit", arrived + 1), end=arrived + 2)
-    lives = {row["rid"]: row["step"] for row in placed_lives(opened(log)).to_dicts()}
+    lives = {row["rid"]: row["step"] for row in engine_request_table(opened(log)).to_dicts()}
     assert lives == {"early": None, "first": 1, "second": 2}
 
 
 def test_a_request_that_never_left_the_queue_has_no_prefill(log):
     log.write("engine/scheduler_0_tp0.jsonl", ("scheduler_receive", 3, 0.001, {"rid": "a"}))
-    row = only(placed_lives(opened(log)))
+    row = only(engine_request_table(opened(log)))
     assert [row[f"{part}_sec"] for part in ("queue", "prefill", "decode")] == [None, None, None]
 
 
 def test_health_checks_of_sglang_are_nobodys_requests(log):
     log.write("engine/scheduler_0_tp0.jsonl", ("scheduler_receive", 3, 0.001, {"rid": "HEALTH_CHECK_7"}))
-    assert placed_lives(opened(log)).is_empty()
-    assert shares(placed_lives(opened(log))) == {}
+    assert engine_request_table(opened(log)).is_empty()
+    assert shares(engine_request_table(opened(log))) == {}
 
 
 def test_torn_lines_cost_no_other_line(log):
     log.life("a", 0, ("admit", 1), ("first", 2), end=5)
     with (log.folder / "engine/scheduler_0_tp0.jsonl").open("a") as stream:
         stream.write('{"timestamp":"2026-11-20T19:36')
-    row = only(placed_lives(opened(log)).filter(rid="a"))
+    row = only(engine_request_table(opened(log)).filter(rid="a"))
     assert row["prefill_sec"] == pytest.approx(1)
 
 
@@ -175,8 +175,8 @@ def test_records_of_an_earlier_run_are_left_out(log):
                 '{"log_version":1,"run_id":"now"}}\n'
             )
     log.life("new", 10, ("admit", 11), ("first", 12), end=13)
-    assert "old" not in placed_lives(opened(log))["rid"].to_list()
-    assert "new" in placed_lives(opened(log))["rid"].to_list()
+    assert "old" not in engine_request_table(opened(log))["rid"].to_list()
+    assert "new" in engine_request_table(opened(log))["rid"].to_list()
 
 
 def test_a_steps_worker_is_explained_by_its_slowest_call(log):
@@ -223,7 +223,7 @@ def without_detokenizer(log, *ends):
 def test_without_a_detokenizer_the_end_in_the_workers_own_log_counts(log, capsys):
     without_detokenizer(log, ("a", 14.5), ("b", 15))
     parts = [f"{kind}_sec" for kind in ("queue", "prefill", "decode")]
-    assert placed_lives(opened(log)).select(parts).rows() == [pytest.approx((1, 1, 2))] * 2
+    assert engine_request_table(opened(log)).select(parts).rows() == [pytest.approx((1, 1, 2))] * 2
     assert joined_calls(opened(log)).select(parts).rows() == [pytest.approx((1, 1, 2))] * 2
     assert main(["summary", str(log.folder)]) == 0
     assert (
@@ -233,7 +233,9 @@ def test_without_a_detokenizer_the_end_in_the_workers_own_log_counts(log, capsys
 
 def test_requests_whose_end_nobody_logged_do_not_count_for_the_shares(log):
     without_detokenizer(log, ("a", 14.5))
-    assert shares(placed_lives(opened(log))) == pytest.approx({"queue": 0.25, "prefill": 0.25, "decode": 0.5})
+    assert shares(engine_request_table(opened(log))) == pytest.approx(
+        {"queue": 0.25, "prefill": 0.25, "decode": 0.5}
+    )
     rows = {row["rid"]: row for row in joined_calls(opened(log)).to_dicts()}
     assert rows["a"]["outside_sec"] == pytest.approx(1)
     assert (rows["b"]["queue_sec"], rows["b"]["prefill_sec"]) == pytest.approx((1, 1))
@@ -257,7 +259,9 @@ def test_a_request_whose_first_token_a_killed_scheduler_did_not_log_has_no_prefi
     without_detokenizer(log, ("a", 14.5), ("b", 15))
     path = log.folder / "engine/scheduler_0_tp0.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    assert shares(placed_lives(opened(log))) == pytest.approx({"queue": 0.25, "prefill": 0.25, "decode": 0.5})
+    assert shares(engine_request_table(opened(log))) == pytest.approx(
+        {"queue": 0.25, "prefill": 0.25, "decode": 0.5}
+    )
     row = only(joined_calls(opened(log)).filter(rid="b"))
     assert [row[f"{part}_sec"] for part in ("queue", "prefill", "decode", "outside")] == [1, None, None, None]
 

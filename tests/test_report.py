@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from browser import Browser, browser
 
-from sglang_instrument.analysis import Rules, find, open_run, request_table, what_if
+from sglang_instrument.analysis import Rules, findings_of, open_run, request_table, what_if
 from sglang_instrument.cli.main import main
 from sglang_instrument.report import page as page_module
 from sglang_instrument.testing import BlockedLoop, Hang, Plateau, SlowReward, Straggler, synthetic_run
@@ -109,7 +109,7 @@ def test_the_planted_causes_stand_where_one_looks_for_them(
     page: Browser, report: Callable[..., Path], runs: dict[str, Path]
 ) -> None:
     run = open_run(runs["plateau"])
-    found = find(run.digest, run.files)
+    found = findings_of(run, over=False)
     assert {one.cause for one in found} >= {"plateau", "slow_reward", "blocked_loop", "straggler"}
     page.open(report("plateau")).draw_all()
     verdict = page.text("verdict")

@@ -13,7 +13,7 @@ from made_traces import START_US, MadeTrace
 from test_perfetto import group_of, parsed
 
 from sglang_instrument.analysis import open_run, process_clocks, round_trip_table
-from sglang_instrument.analysis.join import placed_lives
+from sglang_instrument.analysis.join import engine_request_table
 from sglang_instrument.analysis.round_trips import ahead_us
 from sglang_instrument.cli.main import main
 from sglang_instrument.report.chosen import Chosen
@@ -204,7 +204,7 @@ def test_clocks_are_followed_from_process_to_process(skewed: Path) -> None:
 
 def test_requests_of_the_engine_are_placed_in_the_step_of_their_time(skewed: Path) -> None:
     # On its own clock each would lie behind the begin of step 2.
-    lives = placed_lives(open_run(skewed, cached=False)).to_dicts()
+    lives = engine_request_table(open_run(skewed, cached=False)).to_dicts()
     assert {life["rid"]: life["step"] for life in lives} == {"s0": 1, "o": 1, "s1": 2}
 
 

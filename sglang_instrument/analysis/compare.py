@@ -25,7 +25,7 @@ _CONFIDENCE: Final = 0.95
 _FEWEST: Final = 5  # steps in common, below which nothing is known of the noise
 
 
-def compare(one: Digest, other: Digest, seed: int = 0) -> pl.DataFrame:
+def comparison_table(one: Digest, other: Digest, seed: int = 0) -> pl.DataFrame:
     """Return a row a metric that both runs have, over the steps that both have.
 
     Args:

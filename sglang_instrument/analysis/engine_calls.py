@@ -28,7 +28,7 @@ _SCHEMA: Final[dict[str, Any]] = {
 }
 
 
-def engine_calls(run: Run, row: dict[str, Any]) -> pl.DataFrame:
+def reported_calls(run: Run, row: dict[str, Any]) -> pl.DataFrame:
     """Return a row a call of the engine that told its times (`meta_info`), in the order of their ends.
 
     Args:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.lives import engine_lives, read
+from sglang_instrument.analysis.lives import engine_lives, kept_lives, read
 from sglang_instrument.analysis.round_trips import ahead_us, of_worker
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.digest import Digest
     from sglang_instrument.analysis.run import Run
+    from sglang_instrument.analysis.verdict import Finding
 
 _CALLS: Final[dict[str, Any]] = {
     "rid": pl.String,
@@ -58,6 +59,22 @@ def joined_calls(
     return joined.with_columns(outside_sec=pl.when(_IS_WHOLE).then(outside))
 
 
+def calls_of_request(run: Run, row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the calls of a request as `joined_calls` has them, each with `why` it took so long.
+
+    Args:
+        run: The run.
+        row: The request, as `request_table` has it.
+    """
+    if not has_engine_room(run):
+        return []
+    calls = joined_calls(run, row["step"], row["worker"], row["validate"])
+    usual = usual_token_sec(calls)
+    return [
+        {**call, "why": why(call, usual)} for call in calls.filter(request_id=row["request_id"]).to_dicts()
+    ]
+
+
 def _calls(run: Run, files: Any) -> pl.DataFrame:
     """Return who called for which `rid`; of spans inside each other the outermost, which lasted longest."""
     rows = [
@@ -79,11 +96,11 @@ def _calls(run: Run, files: Any) -> pl.DataFrame:
     return table.sort("call_sec", descending=True).unique("rid", keep="first", maintain_order=True)
 
 
-def placed_lives(run: Run) -> pl.DataFrame:
-    """Return `engine_lives` with the `step`, and `validate`, in which each request arrived, by time.
+def engine_request_table(run: Run) -> pl.DataFrame:
+    """Return a row a request of the engine: `engine_lives` with the `step` and `validate` of its arrival.
 
-    No process of the engine knows the step: it is the last one that had begun on any worker. Null is what
-    came before the first. Clocks that round trips show to differ are set to the workers' (`round_trips`).
+    No process of the engine knows the step. It is the last one that had begun on any worker, by time; null
+    before the first. Clocks that round trips show to differ are set to the workers' (`round_trips`).
     """
     ahead = ahead_us(run)
     return placed(engine_lives(run, ahead_us=ahead), run.digest, ahead)
@@ -101,6 +118,21 @@ def placed(lives: pl.DataFrame, digest: Digest, ahead: Mapping[str, int]) -> pl.
     )
     rows = lives.sort("start_us")
     return rows.join_asof(begun.select("start_us", "step", "validate"), on="start_us", strategy="backward")
+
+
+def engine_summary(run: Run) -> dict[str, Any] | None:
+    """Return how the time in the engine is shared out over a run; None if no process of the engine logged.
+
+    Returns:
+        requests; retractions, None where nobody logged them; shares: as `shares` returns them.
+    """
+    return engine_summary_of(kept_lives(run)) if has_engine_room(run) else None
+
+
+def engine_summary_of(lives: pl.DataFrame) -> dict[str, Any]:
+    """Return the same of some rows of `engine_request_table`."""
+    retractions = int(lives["retractions"].sum()) if lives["retractions"].count() else None
+    return {"requests": len(lives), "retractions": retractions, "shares": shares(lives)}
 
 
 def shares(lives: pl.DataFrame) -> dict[str, float | None]:
@@ -161,11 +193,14 @@ def usual_token_sec(calls: pl.DataFrame) -> float | None:
     return pace.to_series().drop_nulls().median()  # type: ignore[return-value]
 
 
-def explain(run: Run, step: int, worker: int, validate: bool, turn: int | None = None) -> str:
-    """Return why the slowest call of a step's worker took so long; "" where the engine's room is dark."""
+def explain(run: Run, finding: Finding) -> str:
+    """Return why the slowest engine call behind a finding took so long; "" if the engine logged nothing."""
     if not has_engine_room(run):
         return ""
-    calls = joined_calls(run, step, worker, validate)
+    calls, turn = (
+        joined_calls(run, finding.step, finding.worker, finding.validate),
+        finding.evidence.get("turn"),
+    )
     asked = calls if turn is None else calls.filter(turn=turn)
     if asked.is_empty():
         return ""

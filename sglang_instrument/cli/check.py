@@ -11,7 +11,6 @@ from sglang_instrument.cli.numbers import count, seconds
 from sglang_instrument.cli.tables import print_json, print_line, reading
 
 if TYPE_CHECKING:
-    from sglang_instrument.analysis.run import Run
     from sglang_instrument.analysis.verdict import Finding
 
 HELP: Final = """\
@@ -40,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
     from sglang_instrument.analysis.clocks import clock_table
     from sglang_instrument.analysis.round_trips import process_clocks, round_trip_table
     from sglang_instrument.analysis.run import open_run
-    from sglang_instrument.analysis.verdict import find
+    from sglang_instrument.analysis.unfinished import unended_spans, workers_without_records
+    from sglang_instrument.analysis.verdict import findings_of
     from sglang_instrument.cli.clocks import print_clocks
 
     with reading() as progress:
@@ -48,9 +48,9 @@ def run(args: argparse.Namespace) -> int:
         clocks = clock_table(opened.digest).to_dicts()
         pairs = round_trip_table(opened)
         processes = process_clocks(opened, pairs)
-        found = find(opened.digest, opened.files, opened.is_over)
+        found = findings_of(opened)
     deaths = [one for one in found if one.cause == "death"]
-    health, still_open, silent = opened.health, _open_spans(opened), _silent(opened)
+    health, still_open, silent = opened.health, unended_spans(opened), workers_without_records(opened)
     files = (health.unreadable, health.missing, health.empty, health.newer)
     wrong = health.torn + health.foreign + health.dropped
     wrong += sum(map(len, (*files, health.unclosed, still_open, silent, deaths)))
@@ -91,29 +91,8 @@ def _without_loss(finding: Finding) -> dict[str, Any]:
     return {key: value for key, value in asdict(finding).items() if key not in ("cause", "lost_sec")}
 
 
-def _open_spans(opened: Run) -> list[dict[str, Any]]:
-    """Return the last report of open spans of each file whose step did not end."""
-    from sglang_instrument.analysis.files import never_ended
-
-    keys = ("event", "request_id", "turn", "age_sec", "stack")
-    return [
-        {"file": file.path, **{key: span.get(key) for key in keys}}
-        for file, control in never_ended(opened.files)
-        for span in control.extra.spans or []
-        if isinstance(span, dict)
-    ]
-
-
 def _describe(span: dict[str, Any]) -> str:
     turn = "" if span["turn"] is None else f", turn {span['turn'] + 1}"
     asked = "" if span["request_id"] is None else f" of request {span['request_id']}{turn}"
     at = f", at {span['stack'][-1]}" if span["stack"] else ""
     return f"{span['file']}: {span['event']}{asked} was open for {seconds(span['age_sec'])} s{at}"
-
-
-def _silent(opened: Run) -> list[str]:
-    """Return the processes that said that they are there, and wrote no record."""
-    written = {place.stem for file in opened.files if (place := file.place) is not None and any(file.records)}
-    said = opened.folder / "processes"
-    names = sorted(path.stem for path in said.glob("*.json")) if said.is_dir() else []
-    return [name for name in names if name.startswith("worker_") and name not in written]

@@ -37,13 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the comparison; return 1 if a condition holds."""
-    from sglang_instrument.analysis.compare import compare
+    from sglang_instrument.analysis.compare import comparison_table
     from sglang_instrument.analysis.run import open_run
 
     conditions = [_condition(text) for text in args.fail_if]
     with reading() as progress:
         first, second = open_run(args.a, progress), open_run(args.b, progress)
-        rows = compare(first.digest, second.digest).to_dicts()
+        rows = comparison_table(first.digest, second.digest).to_dicts()
     if not rows:
         raise InstrumentError(f"{first.folder} and {second.folder} have no step in common")
     failed = [

@@ -229,10 +229,10 @@ def _worth_a_look(folder: Path, most: str) -> tuple[str, str]:
     """
     from sglang_instrument.analysis.run import open_run
     from sglang_instrument.analysis.steps import step_table
-    from sglang_instrument.analysis.verdict import find
+    from sglang_instrument.analysis.verdict import findings_of
 
     run = open_run(folder)
-    for found in find(run.digest, run.files, over=True):
+    for found in findings_of(run, over=True):
         if not found.validate:
             return f" --step {found.step}", f" --worker {found.worker}"
     steps = step_table(run.digest).filter(validate=False).drop_nulls("slowest_worker").sort(most)

@@ -11,7 +11,6 @@ from sglang_instrument.errors import LogError
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run import Run
-    from sglang_instrument.analysis.verdict import Finding
 
 _KINDS: Final = ("queue", "prefill", "decode")
 _UNKNOWN: Final = ", ".join(f"{NOTHING} {kind}" for kind in _KINDS)
@@ -25,14 +24,14 @@ def show_lives(opened: Run, args: argparse.Namespace) -> int:
     """
     import polars as pl
 
-    from sglang_instrument.analysis.join import has_engine_room, placed_lives
+    from sglang_instrument.analysis.join import engine_request_table, engine_summary_of, has_engine_room
 
     if not has_engine_room(opened):
         raise LogError(
             f"{opened.folder}: no engine/ folder; SGLang's processes log where SGLANG_INSTRUMENT=1 reaches "
             "them and engine_detail is not off; `sglang-instrument status` lists who was reached"
         )
-    lives = placed_lives(opened).sort("duration_sec", descending=True, nulls_last=True)
+    lives = engine_request_table(opened).sort("duration_sec", descending=True, nulls_last=True)
     if args.step is not None:
         lives = lives.filter(pl.col("step") == args.step, pl.col("validate") == args.validate)
     rows = lives.head(args.limit).to_dicts()
@@ -57,20 +56,8 @@ def show_lives(opened: Run, args: argparse.Namespace) -> int:
     print_table(
         (*columns, "retracted", "prompt", "written"), shown, title=title, optional=("scheduler", "prompt")
     )
-    print_line(told(_engine(lives)))
+    print_line(told(engine_summary_of(lives)))
     return 0
-
-
-def calls_of(opened: Run, row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the calls of a request of `request_table`, joined, each with `why`; [] without logs."""
-    from sglang_instrument.analysis.join import has_engine_room, joined_calls, usual_token_sec, why
-
-    if not has_engine_room(opened):
-        return []
-    calls = joined_calls(opened, row["step"], row["worker"], row["validate"])
-    usual = usual_token_sec(calls)
-    mine = calls.filter(request_id=row["request_id"]).to_dicts()
-    return [{**call, "why": why(call, usual)} for call in mine]
 
 
 def print_calls(calls: list[dict[str, Any]]) -> None:
@@ -90,31 +77,6 @@ def print_calls(calls: list[dict[str, Any]]) -> None:
     columns = ("turn", "scheduler", "time s", *kinds, "retracted", "why")
     title = "\nwhat SGLang's own processes did in each call"
     print_table(columns, shown, title=title, optional=("scheduler", "outside s"))
-
-
-def explanation(opened: Run, finding: Finding) -> str:
-    """Return what the engine's logs say of a finding; "" if nothing."""
-    from sglang_instrument.analysis.join import explain
-
-    turn = finding.evidence.get("turn")
-    return explain(opened, finding.step, finding.worker, finding.validate, turn)
-
-
-def run_shares(opened: Run) -> dict[str, Any] | None:
-    """Return how the time in the engine is shared out over the run; None without the engine's logs."""
-    from sglang_instrument.analysis.join import has_engine_room
-    from sglang_instrument.analysis.lives import kept_lives
-
-    if not has_engine_room(opened):
-        return None
-    return _engine(kept_lives(opened))
-
-
-def _engine(lives: Any) -> dict[str, Any]:
-    from sglang_instrument.analysis.join import shares
-
-    retractions = int(lives["retractions"].sum()) if lives["retractions"].count() else None
-    return {"requests": len(lives), "retractions": retractions, "shares": shares(lives)}
 
 
 def told(engine: dict[str, Any]) -> str:

@@ -107,7 +107,8 @@ def _offer(names: list[str]) -> str:
 
 
 def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int:
-    from sglang_instrument.analysis.engine_calls import engine_calls
+    from sglang_instrument.analysis.engine_calls import reported_calls
+    from sglang_instrument.analysis.join import calls_of_request
     from sglang_instrument.analysis.requests import waterfall
 
     mine = table.filter(request_id=args.request)
@@ -121,8 +122,8 @@ def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int
     events = waterfall(
         opened.read_spans(row["step"], row["worker"], row["validate"]), args.request
     ).to_dicts()
-    calls = engine_calls(opened, row).to_dicts()
-    room = engine_room.calls_of(opened, row)
+    calls = reported_calls(opened, row).to_dicts()
+    room = calls_of_request(opened, row)
     if args.json:
         told = {"requests": [row], "events": events, "engine_calls": calls, "engine_room": room}
         print_json({"folder": str(opened.folder), **told})

@@ -64,15 +64,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the steps; of one step, its workers and its parts."""
+    from sglang_instrument.analysis.join import engine_summary, explain
     from sglang_instrument.analysis.run import open_run
-    from sglang_instrument.analysis.verdict import find, verdict
+    from sglang_instrument.analysis.verdict import findings_of, verdict_of
 
     with reading() as progress:
         opened = open_run(args.logs, progress)
         summary = _summarise(opened, args)
-        found = find(opened.digest, opened.files, opened.is_over)
-        why = engine_room.explanation(opened, found[0]) if found else ""
-        engine = engine_room.run_shares(opened)
+        found = findings_of(opened)
+        why = explain(opened, found[0]) if found else ""
+        engine = engine_summary(opened)
     if args.json:
         _print_json(opened, args, summary, found, engine and {**engine, "explains": why or None})
         return 0
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         _print_step(opened, args, summary)
     said = f"; {why}" if why else ""
     of = "verdict" if args.step is None else "verdict of the whole run"
-    print_line(f"{of}: {verdict(opened.digest, opened.files, opened.is_over)}{said}")
+    print_line(f"{of}: {verdict_of(opened)}{said}")
     if engine:
         print_line(engine_room.told(engine))
     print_line(f"log: {opened.health.sentence()}")

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print recorded and predicted times."""
     from sglang_instrument.analysis.run import open_run
-    from sglang_instrument.analysis.whatif import ASSUMPTIONS, what_if
+    from sglang_instrument.analysis.whatif import ASSUMPTIONS, validation_of, what_if
 
     rules = _rules(args)
     with reading() as progress:
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         table = select.of_steps(opened, what_if(opened.digest, rules, times), args)
         other = None if args.validate_with is None else open_run(args.validate_with, progress)
     steps = table.to_dicts()
-    validation = None if other is None else _validated(table, other.digest)
+    validation = None if other is None else validation_of(table, other.digest)
     if args.json:
         told = {} if validation is None else {"validation": validation}
         print_json({"folder": str(opened.folder), "assumptions": list(ASSUMPTIONS), "steps": steps, **told})
@@ -121,26 +121,6 @@ def _times(opened: Run, rules: Rules, progress: Progress) -> pl.DataFrame | None
             near = difflib.get_close_matches(name, [*names, *KINDS], n=3) or sorted(names)
             raise LogError(f"{opened.folder}: no event {name!r}; there are: {', '.join(near)}")
     return times
-
-
-def _validated(table: Any, other: Any) -> dict[str, Any]:
-    from sglang_instrument.analysis.compare import mean_interval
-    from sglang_instrument.analysis.steps import step_table
-
-    real = step_table(other).select("step", "validate", "busy_sec")
-    both = table.join(real, on=["step", "validate"])
-    if both.is_empty():
-        raise InstrumentError("the two runs have no step in common")
-    told: dict[str, Any] = {"steps": len(both)}
-    for of, column in (("predicted", "predicted_sec"), ("real", "busy_sec")):
-        values = both[column].to_list()
-        told[f"{of}_sec"] = sum(values) / len(values)
-        told[f"{of}_low"], told[f"{of}_high"] = mean_interval(values)
-    told["ratio"] = told["predicted_sec"] / told["real_sec"] if told["real_sec"] else 0.0
-    told["overlap"] = (
-        told["predicted_low"] <= told["real_high"] and told["real_low"] <= told["predicted_high"]
-    )
-    return told
 
 
 def _rules(args: argparse.Namespace) -> Rules:

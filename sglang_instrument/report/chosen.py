@@ -40,7 +40,7 @@ def choose(
     Args:
         run: The run.
         steps: As `step_table` has them, training and validation.
-        findings: As `verdict.find` has them.
+        findings: As `findings_of` returns them.
         asked: Numbers of training steps; they are taken whatever it costs.
         most: Records of all of them together; the first one is taken however many it has.
 
