@@ -107,7 +107,7 @@ def _install(config: Config | None, **keywords: object) -> None:
             _session = _started(loaded)
         except ConfigError:
             raise
-        except Exception as error:  # a broken table or disk is no reason to stop a training that begins
+        except Exception as error:  # a broken table or disk must not stop a training that begins
             notices.swallowed("install()", error)
             return
         _guarded("install()", _hook_process_events)
@@ -116,7 +116,7 @@ def _install(config: Config | None, **keywords: object) -> None:
 
 
 def uninstall() -> None:
-    """Put everything back as it was before `install()`; write what was recorded, within 2 s."""
+    """Restore everything that `install()` changed, and write what was recorded, within 2 s."""
     global _session, _told
     with _lock:
         _told = True
@@ -131,23 +131,23 @@ def installed() -> bool:
 
 
 def was_told() -> bool:
-    """Return whether this process called `install()` or was told so by a parent it was forked from."""
+    """Return whether `install()` or `uninstall()` was called here, or in a parent before the fork."""
     return _told
 
 
 def handed_on() -> Mapping[str, str]:
-    """Return the variables that children get, near and far; none while nothing is installed."""
+    """Return the environment variables for children and Ray's workers; none while nothing is installed."""
     return {} if _session is None else _session.handed_on()
 
 
 def flush(timeout_sec: float = 2.0) -> bool:
-    """Write what is recorded so far; return whether that was done within `timeout_sec`."""
+    """Write what was recorded so far; return whether that was done within `timeout_sec`."""
     session = _session
     return session is None or session.recorder.flush(timeout_sec)
 
 
 def status() -> Mapping[str, Any]:
-    """Return what is going on in this process.
+    """Return the state of the instrumentation in this process.
 
     Returns:
         `installed`; and, while installed, `folder` (absolute), `run_id`, `versions`, `settings`,
@@ -162,7 +162,7 @@ def _started(config: Config) -> "Session":
     from sglang_instrument.session import Session
 
     for name in sglang_instrument.__all__:
-        getattr(sglang_instrument, name)  # imported now: at the interpreter's end nothing can be any more
+        getattr(sglang_instrument, name)  # now: an exiting interpreter cannot import
     session = Session(config if config.run_id else config.with_run_id(launch.new_run_id(os.environ)))
     try:
         session.start()
@@ -173,14 +173,14 @@ def _started(config: Config) -> "Session":
 
 
 def _check_plan(config: Config) -> None:
-    """Raise for keywords that ask for a profile that cannot be."""
+    """Raise ConfigError for keywords whose profiling plan cannot be read."""
     from sglang_instrument.profiling.attach import plan_of
 
     plan_of(config)
 
 
 def _announce() -> None:
-    """Say the one line that a person sees, where there is somewhere to say it."""
+    """Print one line for the person who started this, if there is a standard error."""
     if _session is not None and sys.stderr is not None:
         print(_session.announcement(), file=sys.stderr)  # noqa: T201
 
@@ -193,7 +193,7 @@ _hooked = False
 
 
 def _hook_process_events() -> None:
-    """Be told of forks and of the end; such hooks cannot be taken back, so they ask what is installed."""
+    """Register hooks for forks and the exit. They cannot be removed, so each asks what is installed."""
     global _hooked
     if not _hooked:
         import atexit
@@ -209,7 +209,7 @@ def _hook_process_events() -> None:
 
 def _after_fork() -> None:
     global _lock
-    _lock = RLock()  # the parent's may be held by a thread that does not exist here
+    _lock = RLock()  # a thread that does not exist here may hold the parent's
     if _session is not None:
         _guarded("after fork", _session.restart_in_child)
     _guarded("after fork", _hook_multiprocessing)
@@ -221,8 +221,8 @@ _hooked_multiprocessing = False
 def _hook_multiprocessing() -> None:
     """Have multiprocessing call `_finalize` when a child begins its work.
 
-    A child may install after its fork and before that, when its target's module is imported: multiprocessing
-    forgets all finalizers in between, and a child that was forked runs no atexit hooks up to Python 3.12.
+    A child may install between its fork and its work, when it imports its target's module. multiprocessing
+    drops all finalizers in between, and up to Python 3.12 a forked child runs no atexit hooks.
     """
     global _hooked_multiprocessing
     util: Any = sys.modules.get("multiprocessing.util")
@@ -232,9 +232,9 @@ def _hook_multiprocessing() -> None:
 
 
 def _finalize(hook: Any = None) -> None:
-    """Have multiprocessing call `_at_exit` when this process, a child of its, ends."""
+    """Have multiprocessing call `_at_exit` when this process, one of its children, ends."""
     util: Any = sys.modules["multiprocessing.util"]
-    util.Finalize(None, _at_exit, exitpriority=-100)  # after everybody else's
+    util.Finalize(None, _at_exit, exitpriority=-100)  # after all other finalizers
 
 
 def _at_exit() -> None:

@@ -161,4 +161,4 @@ def test_check_says_who_fell_silent(folder: Path, capsys: pytest.CaptureFixture[
 
 def test_a_run_without_plateaus_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gaps", str(folder)]) == 0
-    assert "no plateau; requests kept ending" in " ".join(capsys.readouterr().out.split())
+    assert "exp: no plateau" in " ".join(capsys.readouterr().out.split())

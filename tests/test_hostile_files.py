@@ -194,7 +194,7 @@ def test_traces_and_notes_that_are_no_files_are_left_alone(tmp_path, odd, printe
     odd(folder / "one" / "17-TP-1.trace.json.gz")
     odd(folder / "two" / "profile.json")
     assert "GPU" in printed("trace", "analyze", folder)
-    printed("trace", "merge", folder, "-o", tmp_path / "all.pftrace")
+    printed("export", "--perfetto", tmp_path / "all.pftrace", "--traces", folder)
     printed("profile", "status", "--worker-url", "127.0.0.1:9", "--output-dir", folder)
     odd(tmp_path / "train.log")
     assert "train.log" in printed("profile", "status", "--log", tmp_path / "train.log")

@@ -16,7 +16,10 @@ from sglang_instrument.analysis.join import (
 )
 from sglang_instrument.analysis.lives import engine_lives, kept_lives
 from sglang_instrument.analysis.run import open_run
+from sglang_instrument.analysis.verdict import Finding
 from sglang_instrument.cli.main import main
+
+SLOW = Finding("straggler", step=1, validate=False, worker=0, lost_sec=140.0, sentence="")
 
 BEGIN_US = 1_795_000_000_000_000
 
@@ -182,7 +185,7 @@ def test_records_of_an_earlier_run_are_left_out(log):
 def test_a_steps_worker_is_explained_by_its_slowest_call(log):
     log.call(1, "a", "r0", 1, 10, 151)
     log.life("a", 10.5, ("admit", 158.5), ("first", 159), end=160)
-    assert explain(opened(log), 1, 0, False) == (
+    assert explain(opened(log), SLOW) == (
         "its longest call of the engine (request r0, turn 2): 148 s of 151 s in the scheduler's queue"
     )
 
@@ -190,7 +193,7 @@ def test_a_steps_worker_is_explained_by_its_slowest_call(log):
 def test_without_the_engines_files_nothing_is_claimed(log):
     log.call(1, "a", "r0", 0, 10, 151)
     assert not has_engine_room(opened(log))
-    assert explain(opened(log), 1, 0, False) == ""
+    assert explain(opened(log), SLOW) == ""
 
 
 def test_what_the_engine_did_is_kept_beside_the_run_until_its_files_change(log, monkeypatch):
@@ -248,7 +251,7 @@ def test_what_nobody_logged_is_a_dash_and_never_0(log, capsys):
     engine = json.loads(capsys.readouterr().out)["engine"]
     assert engine["shares"] == {"queue": None, "prefill": None, "decode": None}
     assert main(["summary", str(log.folder)]) == 0
-    said = "engine: 2 requests, whose ends nobody logged: - queue, - prefill, - decode"
+    said = "engine: 2 requests, whose ends were not logged: - queue, - prefill, - decode"
     assert said in " ".join(capsys.readouterr().out.split())
     assert main(["requests", str(log.folder), "--engine", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["engine_requests"]

@@ -17,14 +17,14 @@ WORDLESS: Final = "ended without a word"
 
 @dataclass(frozen=True)
 class Described:
-    """The processes of the newest run in a folder.
+    """The processes of the newest run in a folder, as they described themselves.
 
     Attributes:
         folder: The experiment's folder.
-        run_id: The run that described itself last.
+        run_id: The newest run.
         processes: Its processes by name, such as "worker_3".
-        older: Names of processes of earlier runs.
-        unreadable: Files that could not be read, with the reason.
+        older: Names of the processes of earlier runs.
+        unreadable: By file that could not be read, the reason.
     """
 
     folder: Path
@@ -38,7 +38,7 @@ def read_processes(folder: Path) -> Described:
     """Read the files in `processes/` of a run's folder.
 
     Raises:
-        LogError: There is none.
+        LogError: There is no such file.
     """
     read: dict[str, dict[str, Any]] = {}
     unreadable: dict[str, str] = {}
@@ -47,20 +47,22 @@ def read_processes(folder: Path) -> Described:
         try:
             facts = read_process(path)
             if path.parent.name == REACHED and _identity(facts) in map(_identity, read.values()):
-                continue  # it recorded since, and so described itself again
+                continue  # it has recorded since, and has a file under its role
             read[path.stem] = {**facts, "state": _state(folder, path.stem, facts)}
             newest = max(newest, (path.stat().st_mtime, str(facts.get("run_id"))))
         except (OSError, LogError) as error:
             unreadable[path.name] = str(error)
     if not read:
-        raise LogError(f"{folder}: no process described itself in processes/; its logs can still be read")
+        raise LogError(
+            f"{folder}: no process wrote to processes/; the other commands can still read the logs"
+        )
     run_id = newest[1]
     ours = {name: facts for name, facts in read.items() if str(facts.get("run_id")) == run_id}
     return Described(folder.absolute(), run_id, ours, sorted(read.keys() - ours.keys()), unreadable)
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of processes that recorded, by role and rank, and then of those that did not."""
+    """Return the files of processes that recorded, by role and rank, then those of the others."""
     recorded = sorted(folder.glob("[!.]*.json"), key=_in_order)
     return [*recorded, *sorted((folder / REACHED).glob("[!.]*.json"))]
 
@@ -76,9 +78,9 @@ def _in_order(path: Path) -> tuple[str, int, str]:
 
 
 def _state(folder: Path, name: str, facts: Mapping[str, Any]) -> str | None:
-    """Return what became of a process; None if it was on another host."""
+    """Return the state of a process; None if it was on another host."""
     alive = is_alive(folder, name, facts)
     if alive is None:
         return None
-    # Versions before `log_closed` do not say it, nor does a process that recorded nothing.
+    # Old versions do not write `log_closed`, nor does a process that recorded nothing.
     return "running" if alive else WORDLESS if facts.get("log_closed") is False else "ended"

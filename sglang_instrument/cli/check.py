@@ -1,4 +1,4 @@
-"""Say whether a run's log is whole, and what was running where it is not."""
+"""Check whether a run's log is whole, and show what was running where it is not."""
 
 from __future__ import annotations
 
@@ -8,29 +8,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.cli.numbers import count, seconds
+from sglang_instrument.cli.select import LOGS_HELP
 from sglang_instrument.cli.tables import print_json, print_line, reading
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.verdict import Finding
 
 HELP: Final = """\
-Check a run's log: what was dropped, torn, left open or sampled out, which files are missing, empty or of a
-newer version, whose clock differs, who never wrote, and what was running when it died or hung. Exit code 1 if
-something is wrong. Processes that ended without a word are named, and are no fault: Ray kills its actors.
+Check a run's log: records that were dropped, torn or sampled out, files that are missing, empty or of a newer
+version, spans that never ended, workers that wrote nothing or died, clocks that differ. Exit code 1 if
+something is wrong. A process that did not close its log is named, but is no fault: Ray kills its actors.
 
     sglang-instrument check logs/gsm8k_600
+
+Use it after a run, or on a run that hangs. For patches and notices of each process: `status`. When no file
+appears at all: `doctor`.
 
 --json prints {"folder", "whole", "health": {...}, "open": [{"file", "event", "request_id", "turn", "age_sec",
 "stack"}], "clocks": [{"worker", "barriers", "offset_sec", "residual_sec"}], "round_trips": [{"client",
 "server", "calls", "low_sec", "high_sec", "offset_sec", "residual_sec", "same_clock"}], "silent":
 [PROCESS], "deaths": [{"step", "validate", "worker", "sentence", "evidence": {...}}]}."""
 
-_RESIDUAL_SEC: Final = 0.05  # above this, times of different hosts should not be compared
+_RESIDUAL_SEC: Final = 0.05  # above this, do not compare times of different hosts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `check`."""
-    parser.add_argument("logs", metavar="LOGS", type=Path, help="the experiment's folder, logs/EXPERIMENT")
+    parser.add_argument("logs", metavar="LOGS", type=Path, help=LOGS_HELP)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -74,12 +78,12 @@ def run(args: argparse.Namespace) -> int:
     for one in deaths:
         print_line(one.sentence)
     for process in silent:
-        print_line(f"processes/{process}.json is there, but {process} wrote no record")
+        print_line(f"{process} wrote no record, though processes/{process}.json exists")
     for row in clocks:
         if abs(row["offset_sec"]) > _RESIDUAL_SEC or row["residual_sec"] > _RESIDUAL_SEC:
             print_line(
-                f"the clock of worker {row['worker']} is {row['offset_sec']:+.3f} s from the median, "
-                f"+- {row['residual_sec']:.3f} s over {count(row['barriers'])} barriers"
+                f"the clock of worker {row['worker']} differs from the median by {row['offset_sec']:+.3f} s "
+                f"+- {row['residual_sec']:.3f} s, by {count(row['barriers'])} barriers"
             )
     print_clocks(pairs, processes)
     print_line("something is wrong" if wrong else "nothing is wrong")
@@ -87,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _without_loss(finding: Finding) -> dict[str, Any]:
-    """Return a finding as JSON, less what is said of none of these: the cause, and what it cost."""
+    """Return a death as JSON, without its cause and the time lost: a death has none."""
     return {key: value for key, value in asdict(finding).items() if key not in ("cause", "lost_sec")}
 
 

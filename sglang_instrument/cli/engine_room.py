@@ -1,4 +1,4 @@
-"""Print what SGLang's own processes logged of requests: queue, prefill, decode, retractions."""
+"""Print what SGLang's own processes logged about requests: queue, prefill, decode, retractions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNKNOWN: Final = ", ".join(f"{NOTHING} {kind}" for kind in _KINDS)
 
 
 def show_lives(opened: Run, args: argparse.Namespace) -> int:
-    """Print the requests of the engine, the slowest first, whoever called for them.
+    """Print the requests of the engine, the slowest first, whichever process sent them.
 
     Raises:
         LogError: No process of the engine logged anything.
@@ -28,8 +28,8 @@ def show_lives(opened: Run, args: argparse.Namespace) -> int:
 
     if not has_engine_room(opened):
         raise LogError(
-            f"{opened.folder}: no engine/ folder; SGLang's processes log where SGLANG_INSTRUMENT=1 reaches "
-            "them and engine_detail is not off; `sglang-instrument status` lists who was reached"
+            f"{opened.folder}: no engine/ folder; SGLang's processes log if SGLANG_INSTRUMENT=1 is in their "
+            'environment and engine_detail is not "off"; `sglang-instrument status` lists the processes'
         )
     lives = engine_request_table(opened).sort("duration_sec", descending=True, nulls_last=True)
     if args.step is not None:
@@ -75,14 +75,14 @@ def print_calls(calls: list[dict[str, Any]]) -> None:
     ]
     kinds = (f"{kind} s" for kind in (*_KINDS, "outside"))
     columns = ("turn", "scheduler", "time s", *kinds, "retracted", "why")
-    title = "\nwhat SGLang's own processes did in each call"
+    title = "\nwhat SGLang's own processes logged for each call"
     print_table(columns, shown, title=title, optional=("scheduler", "outside s"))
 
 
 def told(engine: dict[str, Any]) -> str:
-    """Return the same as a line for people."""
+    """Return a summary of the engine as a line for people."""
     if None in engine["shares"].values():
-        return f"engine: {engine['requests']:,} requests, whose ends nobody logged: {_UNKNOWN}"
+        return f"engine: {engine['requests']:,} requests, whose ends were not logged: {_UNKNOWN}"
     parts = ", ".join(f"{percent(share)} % {kind}" for kind, share in engine["shares"].items())
     of_what = f"the time of {engine['requests']:,} requests"
     line = f"engine: {parts} of {of_what}" if parts else f"engine: {engine['requests']:,} requests"

@@ -1,4 +1,4 @@
-"""Show what each process of a run is: versions, which patches it has, what it dropped and complained of."""
+"""Show the processes of a run: versions, patches, dropped records, notices."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,21 +7,23 @@ from typing import Any, Final
 
 from sglang_instrument.analysis.reached import REACHED, WORDLESS, Described, read_processes
 from sglang_instrument.cli.numbers import NOTHING, count
+from sglang_instrument.cli.select import LOGS_HELP
 from sglang_instrument.cli.tables import print_json, print_line, print_table
 
 HELP: Final = """\
-Show every process that instrumentation reached, as it last described itself: when its code was patched, at
-its first record, every 10 s while it records, a second after the last record, and when it ended.
+Show the processes that instrumentation reached, during a run or after it: is each one patched, does it
+record, what did it drop. For torn, missing or unfinished logs: `check`. Without a folder: `doctor`.
 
     sglang-instrument status logs/gsm8k_600
 
-process   what it writes: its role and rank; "reached" if it recorded nothing so far
-state     running, ended, or ended without a word (killed, os._exit, exec), of processes of this host
-patches   events that are recorded, of those whose code was imported
-records   how many it recorded; "at least 40" without a final report: killed, or on another host
+process   role and rank; "reached" if it has recorded nothing so far
+state     running, ended, or ended without a word (killed, os._exit, exec); of processes of this host
+patches   events that it can record, of those whose code it imported
+records   how many it recorded; "at least 40" if the final report is missing: killed, or on another host
 dropped   records that could not be written
 
-Below the table stand the events that are missing, with the reason, and what processes complained of.
+A process describes itself when its code is patched, every 10 s while it records, and when it ends. Below the
+table are the missing events with the reason, and the notices of the processes.
 --json prints {"folder", "run_id", "older" (processes of earlier runs), "unreadable", "processes": [...]}."""
 
 _SHOWN_VERSIONS: Final = ("verl", "slime", "areal", "sglang")
@@ -29,12 +31,12 @@ _SHOWN_VERSIONS: Final = ("verl", "slime", "areal", "sglang")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `status`."""
-    parser.add_argument("logs", metavar="LOGS", type=Path, help="the experiment's folder, logs/EXPERIMENT")
+    parser.add_argument("logs", metavar="LOGS", type=Path, help=LOGS_HELP)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a row a process, what is missing, and what was complained of."""
+    """Print a row a process, the missing events and the notices."""
     from sglang_instrument.analysis.run import find_run
 
     described = read_processes(find_run(args.logs))
@@ -90,16 +92,16 @@ def _row(name: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _at_least(counted: int | None, facts: Mapping[str, Any]) -> str:
-    """Return a count of a process; it may have grown since, unless the process closed its files or runs here.
+    """Return a count; "at least" where the process did not close its log and may have recorded more.
 
-    A process that runs here describes itself again within 10 s; one of another host may have been killed.
+    A running process of this host describes itself again within 10 s, so its count is not marked.
     """
     is_old = counted is not None and facts["state"] != "running" and facts.get("log_closed") is False
     return f"at least {count(counted)}" if is_old else count(counted)
 
 
 def _lacking(patches: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the patches that the table expects in this version and that are not there."""
+    """Return the patches that the table expects in this version and that were not found."""
     return [
         patch
         for patch in patches
@@ -133,12 +135,12 @@ def _complaints(processes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 def _wordless(processes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     names = [name for name, facts in processes.items() if facts["state"] == WORDLESS]
     if names:
-        yield f"{WORDLESS}: {_named(names, processes)}; what each recorded in its last 0.1 s may be missing"
+        yield f"{WORDLESS}: {_named(names, processes)}; records of the last 0.1 s may be missing"
 
 
 def _left_out(described: Described) -> Iterator[str]:
     if described.older:
-        yield f"left out, of earlier runs: {', '.join(described.older)}"
+        yield f"not shown, from earlier runs: {', '.join(described.older)}"
     for name, reason in described.unreadable.items():
         yield f"processes/{name} cannot be read: {reason}"
 
