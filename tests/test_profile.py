@@ -162,7 +162,7 @@ def test_a_second_start_is_refused_for_the_engine_would_forget_the_first(capsys,
     with served(StandIn()) as (one,):
         arguments = ("start", "--worker-url", one.url, "--output-dir", tmp_path)
         profile(capsys, *arguments)
-        assert "is being profiled since" in profile(capsys, *arguments, code=2)
+        assert "has been profiled for" in profile(capsys, *arguments, code=2)
         profile(capsys, *arguments, "--force")
         assert one.paths().count("/start_profile") == 2
 
@@ -606,9 +606,9 @@ def test_a_rollout_that_sleeps_says_how_to_reach_the_engines_and_can_be_woken(ru
         SGLANG_INSTRUMENT_WAKE=str(wake),
         SGLANG_INSTRUMENT_HEARTBEAT_SEC="0.2",
     )
-    assert "rollout 3 waits since 0 s" in script.stderr
+    assert "rollout 3 has waited for 0 s" in script.stderr
     assert "profile capture --router-url http://127.0.0.1:9" in script.stderr
-    assert "woken by" in script.stderr
+    assert "ended by" in script.stderr
     assert "Traceback" not in script.stderr
 
 
@@ -631,7 +631,7 @@ def test_nobody_else_can_wake_a_rollout_that_sleeps(start_script, tmp_path):
     assert script.process.poll() is None
     wake.touch()
     script.wait(1)
-    assert f"woken by {wake}" in script.stderr
+    assert f"ended by {wake}" in script.stderr
     assert not wake.parent.exists()
 
 

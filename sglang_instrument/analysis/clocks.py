@@ -15,21 +15,12 @@ def numbered_barriers(digest: Digest) -> pl.DataFrame:
 
 
 def clock_table(digest: Digest) -> pl.DataFrame:
-<<<<<<< HEAD
-    """Return one row per worker.
+    """Return the clock offset of each worker, one row per worker.
 
     Returns:
         worker; barriers: how many it left together with others; offset_sec: how far its clock is ahead of the
             median worker's, as the median over these barriers; residual_sec: the largest deviation of a
             barrier from that: clock drift, and workers that do not leave at the same time.
-=======
-    """Return the clock offset of each worker, a row a worker.
-
-    Returns:
-        worker; barriers: how many it left together with others; offset_sec: median, over the barriers, of its
-            exit less the median worker's exit; residual_sec: the largest difference of a barrier from that,
-            from clocks that drift and from workers that do not leave together.
->>>>>>> docs
     """
     exits = (
         numbered_barriers(digest).with_columns(workers=pl.len().over(BARRIER)).filter(pl.col("workers") > 1)

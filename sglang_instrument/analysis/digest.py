@@ -70,11 +70,7 @@ _NESTING_COLUMNS: Final = (
 
 @dataclass(frozen=True, eq=False)
 class Digest:
-<<<<<<< HEAD
-    """The tables of `SCHEMAS`, for the records of the newest runs."""
-=======
-    """Steps, requests, turns and barriers of a run, a table each: what most answers need."""
->>>>>>> docs
+    """Steps, requests, turns and barriers of a run, a table each (`SCHEMAS`): what most answers need."""
 
     steps: pl.DataFrame
     requests: pl.DataFrame
@@ -106,11 +102,7 @@ class Digest:
         return Digest(**{name: table.filter(condition) for name, table in self.tables().items()})
 
     def of_workers(self) -> "Digest":
-<<<<<<< HEAD
         """Return the rows of rollout workers; all rows if there is no worker."""
-=======
-        """Return the rows of rollout workers; all rows, where no process is a worker."""
->>>>>>> docs
         is_worker = self.steps["role"] == "worker"
         return self.filter(pl.col("role") == "worker") if is_worker.any() and not is_worker.all() else self
 

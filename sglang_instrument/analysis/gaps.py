@@ -26,11 +26,7 @@ _BLOCK: Final = {
 
 
 def plateaus(digest: Digest) -> pl.DataFrame:
-<<<<<<< HEAD
     """Return the plateaus, during which no request of a worker completed, the longest first.
-=======
-    """Return the plateaus of a run, the longest first.
->>>>>>> docs
 
     A plateau is a gap between two completions of a worker in a step that is longer than max(2 s, 10 times the
     99th percentile of such gaps in the run), with at least 5 requests in flight throughout. Gaps with fewer
@@ -63,11 +59,7 @@ def plateaus(digest: Digest) -> pl.DataFrame:
 
 
 def standstill(digest: Digest, plateau: dict[str, Any]) -> dict[str, Any]:
-<<<<<<< HEAD
     """Return what the requests in flight throughout a plateau were doing.
-=======
-    """Return what the requests of a plateau were doing.
->>>>>>> docs
 
     Args:
         digest: Of the run.
@@ -146,11 +138,7 @@ def _completions(digest: Digest) -> pl.DataFrame:
 
 
 def loop_blocks(files: list[File]) -> pl.DataFrame:
-<<<<<<< HEAD
     """Return the blocks of event loops, the longest first, in all roles: trainers have event loops, too.
-=======
-    """Return when code held an event loop, the longest first, in processes of all roles.
->>>>>>> docs
 
     Returns:
         role, step, validate, worker; at_us: when the block ended; held_sec; in_span: the open span, if known;

@@ -9,7 +9,6 @@ _NAMED: Final = 3  # names in a sentence; --json lists all
 
 @dataclass
 class Health:
-<<<<<<< HEAD
     """What the reader read and what it left out.
 
     Attributes:
@@ -17,19 +16,9 @@ class Health:
         records: Records read, without control records and those left out.
         torn: Lines that begin like a record and end early, as after a kill.
         foreign: Other lines that are not records.
-=======
-    """What a reader read, and what it left out.
-
-    Attributes:
-        files: Log files that were read.
-        records: Records that count, without control records.
-        torn: Lines that begin like a record and end early, as a kill leaves them.
-        foreign: Lines that are no records.
->>>>>>> docs
         unreadable: Files that could not be read (to their end), with the reason.
         empty: Files without any line, not even a header.
         newer: Files that a newer version wrote, with their `log_version`.
-<<<<<<< HEAD
         ignored: Entries of the run's folder that were not read: they are no logs, or their names have no role
             and rank.
         headerless: Files without a `log_opened`, as the reference's own fork writes them.
@@ -45,23 +34,6 @@ class Health:
         ended_abruptly: Processes that are gone and did not close their logs, as after a kill by Ray or a
             launcher; their last records may be missing.
         open_spans: `open_spans` records: something hung, for a while or for good.
-=======
-        ignored: What lies in the run's folder and was not read: it is no log, or its name names no role and
-            rank.
-        headerless: Files without a `log_opened`, as the reference writes them.
-        local_times: Records whose timestamp has no UTC offset; it is taken as UTC.
-        runs: Run ids whose records are used, oldest first.
-        older: Records left out because a newer run wrote the same step, by run id.
-        dropped: Records that the writers dropped, by their own count.
-        sampled_out: Records that `sample_requests` left out, by the writers' count.
-        unclosed: (step, validate, worker) of files of the run that is used that have neither a `step_closed`
-            nor, at their end, a `log_closed`.
-        missing: (step, worker) where a worker has no file, though it has one in steps before and after.
-        outside: Records that belong to no step; they are among `records`.
-        wordless: Processes that are gone and did not close their logs, as Ray and launchers end them: what
-            they recorded last may be missing.
-        open_spans: `open_spans` records: a span was open for long, or never ended.
->>>>>>> docs
     """
 
     files: int = 0

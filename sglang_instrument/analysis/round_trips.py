@@ -61,7 +61,6 @@ class _Bounds:
 
 
 def round_trip_table(run: Run) -> pl.DataFrame:
-<<<<<<< HEAD
     """Return one row for each pair of a calling process and an engine process that worked for it.
 
     Returns:
@@ -69,16 +68,6 @@ def round_trip_table(run: Run) -> pl.DataFrame:
         of the lead of the server's clock; low above high means that no constant offset fits; offset_sec: the
         middle of the bounds; residual_sec: half their distance; same_clock: both run on one host and read the
         same clock: then offset and residual are 0.
-=======
-    """Return a row for each pair of a calling process and an engine's process that served it.
-
-    Returns:
-        client, server: Names of their files; calls: how many calls bound the offset; low_sec, high_sec: the
-            server's clock is ahead by at least low and at most high, and no constant offset fits where low is
-            above high; offset_sec: their middle; residual_sec: half of the distance between them;
-            same_clock: whether both are processes of one host with the same anchor, and thus offset and
-            residual are 0.
->>>>>>> docs
     """
     whole = [(file.place, file) for file in run.files if file.place is not None and file.unreadable is None]
     own = [file for place, file in whole if place.folder == "engine"]
@@ -177,7 +166,6 @@ def _anchors(run: Run) -> dict[str, tuple[str, int]]:
 def process_clocks(run: Run, pairs: pl.DataFrame | None = None) -> pl.DataFrame:
     """Return how far the clock of each process is ahead of the median worker's, as far as known.
 
-<<<<<<< HEAD
     Without barriers, the reference is the process that called most often.
 
     Args:
@@ -186,16 +174,6 @@ def process_clocks(run: Run, pairs: pl.DataFrame | None = None) -> pl.DataFrame:
 
     Returns:
         process; offset_sec; residual_sec: the possible error of the offset, summed along the links; by: the
-=======
-    Without barriers, the reference is the clock of the process that called most often.
-
-    Args:
-        run: The run.
-        pairs: What `round_trip_table` returned, if it was called before.
-
-    Returns:
-        process; offset_sec; residual_sec: error bound of the offset, summed up along the path; by: the
->>>>>>> docs
         evidence: "barriers", "reference", "same clock as NAME" or "round trips of NAME".
     """
     pairs = round_trip_table(run) if pairs is None else pairs

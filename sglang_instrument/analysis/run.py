@@ -26,22 +26,13 @@ from sglang_instrument.errors import LogError
 
 @dataclass(frozen=True, eq=False)
 class Run:
-<<<<<<< HEAD
     """A run, as its log files describe it.
-=======
-    """A run, read from its files.
->>>>>>> docs
 
     Attributes:
         folder: The experiment's folder.
         files: Its log files and their control records.
-<<<<<<< HEAD
-        everything: Steps, requests, turns and barriers of the newest runs.
+        everything: Steps, requests, turns and barriers of the newest runs, with records outside of any step.
         cached: Whether tables may be cached in the folder.
-=======
-        everything: Steps, requests, turns and barriers, with the records outside of any step.
-        cached: Whether a cache may be used and written.
->>>>>>> docs
     """
 
     folder: Path
@@ -64,11 +55,7 @@ class Run:
 
     @cached_property
     def is_over(self) -> bool:
-<<<<<<< HEAD
         """Whether no process writes to it any more, as far as this host can tell."""
-=======
-        """Whether all workers have ended, as far as this host can tell."""
->>>>>>> docs
         return is_over(self.folder, self.files, used_runs(self.files))
 
     @cached_property

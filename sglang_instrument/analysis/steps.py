@@ -68,11 +68,7 @@ def worker_steps(digest: Digest) -> pl.DataFrame:
 
 
 def accounting(spans: pl.DataFrame, step: int, worker: int, validate: bool = False) -> pl.DataFrame:
-<<<<<<< HEAD
     """Return the parts of a worker's step; they add up to the step.
-=======
-    """Return the parts of a step of a worker; they add up to the step.
->>>>>>> docs
 
     Args:
         spans: Nested spans, such as `Run.spans`.
@@ -81,13 +77,8 @@ def accounting(spans: pl.DataFrame, step: int, worker: int, validate: bool = Fal
         validate: Whether to take the validation at this step.
 
     Returns:
-<<<<<<< HEAD
         `event`, `count`, `sec` and `share` of the step, in the order of time; time that two parts share
         counts for the first. The last row, `(unaccounted)`, is the time in no part: the step's own self time.
-=======
-        `event`, `count`, `sec` and `share` of the step, in the order of time. Where two parts overlap, the
-        time counts for the first. The last row, `(remainder)`, is unaccounted: the step's own self time.
->>>>>>> docs
     """
     of_step = _of_workers(spans).filter(step=step, worker=worker, validate=validate)
     digest = Digest.of(of_step)

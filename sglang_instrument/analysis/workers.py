@@ -17,27 +17,16 @@ _UNEVEN: Final = 1.1  # with this many times the requests of another worker, the
 def barrier_table(digest: Digest) -> pl.DataFrame:
     """Return one row per barrier and worker: barriers in order, the first worker to arrive first.
 
-<<<<<<< HEAD
     All workers leave a barrier together, so one that waited longer by t arrived earlier by t: no clocks are
     compared.
-=======
-    All workers leave a barrier together, so a worker that waited longer by t arrived earlier by t. No clocks
-    of hosts are compared.
->>>>>>> docs
 
     Returns:
         step, validate, barrier, worker: Which.
         arrival_sec: Seconds after the first worker arrived.
         wait_sec: Its wait.
-<<<<<<< HEAD
         blame_sec: Its share of the time between the first and the last arrival: the waiting at each time is
             split equally over the workers still missing (the Shapley value of the airport game).
         gain_alone_sec: The time saved if it alone had been as fast as the next slowest.
-=======
-        blame_sec: Its share of the time between the first arrival and the last: each moment is split equally
-            over the workers that are still missing (the Shapley value of the airport game).
-        gain_alone_sec: What the step would gain if only this worker were as fast as the next slowest.
->>>>>>> docs
         doubt: Why this is not enough evidence; null if it is.
     """
     waits = numbered_barriers(digest).with_columns(wait_sec=(pl.col("end_us") - pl.col("start_us")) / 1e6)
@@ -113,11 +102,7 @@ def _doubts(digest: Digest, waits: pl.DataFrame) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class Chain:
-<<<<<<< HEAD
     """Why a barrier took so long: the last worker, its last request, the longest turn, the longest event."""
-=======
-    """What a barrier waited for: its last worker, that worker's last request, its longest turn, the event."""
->>>>>>> docs
 
     step: int
     worker: int
@@ -133,11 +118,7 @@ class Chain:
 def chain_of(run: Run, step: int, validate: bool = False) -> Chain | None:
     """Follow the barrier of a step with the latest arrival down to an event; None without evidence.
 
-<<<<<<< HEAD
     `late_sec` is the time between the arrivals of this worker and the one before.
-=======
-    `late_sec` is the time between the last worker's arrival and the one before it.
->>>>>>> docs
     """
     of_step = run.digest.filter((pl.col("step") == step) & (pl.col("validate") == validate))
     table = barrier_table(of_step).filter(pl.col("doubt").is_null())

@@ -6,7 +6,7 @@ import pytest
 
 from sglang_instrument import schema
 from sglang_instrument.analysis import open_run
-from sglang_instrument.cli.engine_room import run_shares
+from sglang_instrument.analysis.join import engine_summary
 
 STEPS = ("step_1", "step_2", "validate_2")
 #: Events of one request, in the worker that holds it; tools only where the model calls one.
@@ -236,7 +236,7 @@ def test_no_text_is_logged(outcome, text):
 def test_the_time_in_the_engine_is_shared_out_with_a_detokenizer_and_without(setting, request):
     folder = request.getfixturevalue(setting).folder / "run"
     assert (folder / "engine/detokenizer_0.jsonl").exists() is (setting == "outcome")
-    shares = run_shares(open_run(folder, cached=False))["shares"]
+    shares = engine_summary(open_run(folder, cached=False))["shares"]
     assert sum(shares.values()) == pytest.approx(1)
     # A reply of tens of tokens takes as many forward passes; its prompt takes one.
     assert shares["decode"] > shares["prefill"] > 0
