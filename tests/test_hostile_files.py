@@ -314,7 +314,7 @@ def test_processes_that_cannot_be_read_leave_no_other_unsaid(run, printed):
 def test_a_run_whose_processes_cannot_be_read_at_all_says_so(run, printed):
     for path in (run / "processes").glob("*.json"):
         path.write_text("{")
-    assert "no process described itself" in printed("status", run)
+    assert "processes/ holds no readable file" in printed("status", run)
 
 
 def test_reports_of_open_spans_that_nobody_writes_end_no_command(run, printed):

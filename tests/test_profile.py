@@ -236,13 +236,13 @@ def test_a_capture_without_a_trace_says_so_and_fails(capsys, tmp_path):
             *("--requests", 1, "--timeout", 5),
             code=1,
         )
-    assert "no trace is to be seen" in shown
+    assert "no trace was found" in shown
 
 
 def test_a_capture_that_would_never_end_is_refused(capsys, tmp_path):
     with served(StandIn()) as (one,):
         arguments = ("--output-dir", tmp_path, "--num-steps", 0, "--requests", 0)
-        assert "never ends" in profile(capsys, "capture", "--worker-url", one.url, *arguments, code=2)
+        assert "would never end" in profile(capsys, "capture", "--worker-url", one.url, *arguments, code=2)
 
 
 # --- vLLM: a stand-in with its routes --------------------------------------------------------------
@@ -319,12 +319,12 @@ def test_a_server_that_is_no_router_is_said_to_be_one(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "say what to do"),
-        (("start", "--action", "stop"), "which of them"),
-        (("start",), "which workers"),
+        ((), "profile needs an action"),
+        (("start", "--action", "stop"), "give one action"),
+        (("start",), "profile needs workers"),
         (("start", "--worker-url", "http://"), "is no address"),
         (("start", "--worker-url", "127.0.0.1:1", "--num-steps", "-1"), "at least 1"),
-        (("start", "--worker-url", "127.0.0.1:1", "--workers", "7"), "there are 0 to 0"),
+        (("start", "--worker-url", "127.0.0.1:1", "--workers", "7"), "the workers are 0 to 0"),
         (("start", "--worker-url", "127.0.0.1:1", "--workers", "x"), "write 5-7,20"),
         (("start", "--log", "/nowhere/train.log"), "No such file"),
     ],

@@ -181,7 +181,7 @@ def test_status_reads_on_past_a_file_that_is_no_json(install, printed):
 def test_status_of_a_folder_without_processes_is_refused(tmp_path, capsys):
     (tmp_path / "step_1").mkdir()
     assert main(["status", str(tmp_path)]) == 2
-    assert "no process wrote to processes/" in capsys.readouterr().err
+    assert "processes/ holds no readable file" in capsys.readouterr().err
 
 
 def test_a_killed_process_leaves_word_of_what_was_patched_since_its_first_record(run_script, printed, tables):

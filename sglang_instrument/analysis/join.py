@@ -70,9 +70,8 @@ def calls_of_request(run: Run, row: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     calls = joined_calls(run, row["step"], row["worker"], row["validate"])
     usual = usual_token_sec(calls)
-    return [
-        {**call, "why": why(call, usual)} for call in calls.filter(request_id=row["request_id"]).to_dicts()
-    ]
+    mine = calls.filter(request_id=row["request_id"]).to_dicts()
+    return [{**call, "why": why(call, usual)} for call in mine]
 
 
 def _calls(run: Run, files: Any) -> pl.DataFrame:
@@ -197,10 +196,8 @@ def explain(run: Run, finding: Finding) -> str:
     """Return why the slowest engine call behind a finding took so long; "" if the engine wrote no logs."""
     if not has_engine_logs(run):
         return ""
-    calls, turn = (
-        joined_calls(run, finding.step, finding.worker, finding.validate),
-        finding.evidence.get("turn"),
-    )
+    calls = joined_calls(run, finding.step, finding.worker, finding.validate)
+    turn = finding.evidence.get("turn")
     asked = calls if turn is None else calls.filter(turn=turn)
     if asked.is_empty():
         return ""

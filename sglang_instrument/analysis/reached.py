@@ -54,7 +54,7 @@ def read_processes(folder: Path) -> Described:
             unreadable[path.name] = str(error)
     if not read:
         raise LogError(
-            f"{folder}: no process wrote to processes/; the other commands can still read the logs"
+            f"{folder}: processes/ holds no readable file; the other commands can still read the logs"
         )
     run_id = newest[1]
     ours = {name: facts for name, facts in read.items() if str(facts.get("run_id")) == run_id}
