@@ -22,12 +22,12 @@ def summary(folder, cached=False):
     """Compute all that `summary` shows."""
     from sglang_instrument.analysis.run import open_run
     from sglang_instrument.analysis.steps import step_table, worker_table
-    from sglang_instrument.analysis.verdict import verdict
+    from sglang_instrument.analysis.verdict import verdict_of
 
     run = open_run(folder, cached=cached)
     step_table(run.digest)
     worker_table(run.digest)
-    verdict(run.digest, run.files)
+    verdict_of(run, over=False)
     return run.health.records
 
 

@@ -19,7 +19,7 @@ from dead_worker import kill_worker
 from other_runs import OtherRun
 
 from sglang_instrument.analysis import open_run
-from sglang_instrument.analysis.verdict import find
+from sglang_instrument.analysis.verdict import findings_of
 from sglang_instrument.testing import BlockedLoop, Hang, Plateau, SlowReward, Straggler, synthetic_run
 
 WHERE = (3, 2)  # step and worker of what is planted
@@ -53,7 +53,7 @@ def found_in(write, over=False):
     try:
         write(folder)
         run = open_run(folder, cached=False)
-        return find(run.digest, run.files, over)
+        return findings_of(run, over)
     finally:
         shutil.rmtree(folder)
 

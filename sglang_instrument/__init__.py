@@ -3,13 +3,13 @@
 import sglang_instrument
 sglang_instrument.install()
 
-From then on each event of each turn of each request of each rollout worker of each step is written to
+From then on, each rollout worker R writes each event of each turn of each request of step N to
 `logs/$EXPERIMENT_NAME/step_N/worker_R.jsonl`; `sglang-instrument summary logs/NAME` reads it.
 """
 
 __version__ = "0.1.0"
 
-TYPE_CHECKING = False  # typing's own costs as much to import as all the rest of this module
+TYPE_CHECKING = False  # importing typing would cost as much as the rest of this module
 if TYPE_CHECKING:
     from sglang_instrument.config import Config
     from sglang_instrument.errors import ConfigError, InstrumentError, LogError, TableError, TargetError
@@ -62,7 +62,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first asked for: start-up hooks import this in every process."""
+    """Import a public name at its first use: the start-up hook imports this module in every process."""
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -72,9 +72,9 @@ def __getattr__(name: str) -> object:
     value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
     bootstrap = sys.modules.get(f"{__name__}.bootstrap")
     if bootstrap is not None and home.startswith(("recording.", "patching.")):
-        bootstrap.used()  # a program that names events of its own need not import a trainer to be measured
+        bootstrap.used()  # installs: a program with events of its own may import no trainer
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -1,8 +1,8 @@
-"""Install by being imported, where a trainer takes names of modules and no code.
+"""Install when imported: for trainers that import a module by its name.
 
-`VERL_USE_EXTERNAL_MODULES=sglang_instrument.auto` in verl's environment, verl's setting
-`actor_rollout_ref.model.external_lib=sglang_instrument.auto`, or `import sglang_instrument.auto` in a script.
-`SGLANG_INSTRUMENT=0` still switches it off.
+Set `VERL_USE_EXTERNAL_MODULES=sglang_instrument.auto` in verl's environment, or verl's setting
+`actor_rollout_ref.model.external_lib=sglang_instrument.auto`, or write `import sglang_instrument.auto`.
+With `SGLANG_INSTRUMENT=0` in the environment it does nothing.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Read every setting once, from keywords or from SGLANG_INSTRUMENT_<FIELD>, into one frozen Config.
 
-The experiment's name is also read from EXPERIMENT_NAME, which many trainers' scripts set already; we never
-set that one, for it is theirs.
+The experiment's name is also read from EXPERIMENT_NAME, which many training scripts set; this package never
+sets that variable.
 """
 
 import os
@@ -27,32 +27,9 @@ EngineDetail = Literal["off", "requests", "batches"]
 
 
 class Config(Struct, frozen=True, kw_only=True):
-    """Settings of one process.
+    """The settings of one process: the keywords of `install()`, each also `SGLANG_INSTRUMENT_<NAME>`.
 
-    Attributes:
-        experiment: Name of the run's folder; one path component (see `component`).
-        log_dir: Folder of all runs, absolute. Default `logs` below the working directory.
-        run_id: The run that this process belongs to; made by the driver, inherited by the rest.
-        role: What this process is: worker, trainer, reward, server, scheduler ...
-        sync: When to call `torch.cuda.synchronize()` around step-level spans: "auto", "always", "off"; or
-            "events", which waits for nothing and puts the GPU's own time in `device_sec`.
-        nvtx: Whether spans are also NVTX ranges.
-        durability: "buffered" (written within 100 ms) or "line" (written before the span's exit returns).
-        detail: The finest records that are kept: "step", "request", "turn" or "all".
-        engine_detail: What SGLang's own processes record: "off", "requests" (the life of each request), or
-            "batches" (each forward pass, too).
-        sample_requests: Share of requests whose records are kept, 0 to 1; slow requests are always kept.
-        log_error_messages: Whether the text of exceptions is logged beside their type.
-        hang_after_sec: Age at which an open span is first logged as `open_spans`.
-        memory_limit_mb: Bound of what waits to be written, in MiB; beyond it, new records are dropped.
-        patches: Folders with patch tables of one's own, read after the shipped ones.
-        trainers: Names of the tables' trainers to patch; empty means all.
-        all_ranks: Whether ranks that only follow, of a tensor-parallel group, write files of their own.
-        profile_steps: Steps in whose rollout the engines' profilers record, as "5-7,20".
-        profile_workers: Of the workers with engines of their own, or of the servers: "0", "0-3", "all".
-        profile_options: What they record: "num_steps=20,activities=CPU+GPU" (see docs/how-to/profiling.md).
-        profile_when: What is also recorded: "request>60s", at most once in 10 minutes.
-        profile_router: Address of the servers' router, where the trainer's own objects do not tell.
+    `install()` describes each of them.
     """
 
     experiment: str = DEFAULT_EXPERIMENT
@@ -89,24 +66,43 @@ class Config(Struct, frozen=True, kw_only=True):
         return structs.replace(self, run_id=run_id)
 
     def environment(self) -> dict[str, str]:
-        """Return the variables from which a child process reads these same settings."""
+        """Return the environment variables from which a child process reads the same settings."""
         return {
             PREFIX + field.name.upper(): _to_text(getattr(self, field.name))
             for field in structs.fields(self)
-            if field.name != "role"  # a child has a role of its own
+            if field.name != "role"  # a child has its own role
         }
 
 
+def given_in(config: Config | None) -> dict[str, object]:
+    """Return the fields of `config` that differ from their defaults.
+
+    Raises:
+        ConfigError: It is something else than a Config.
+    """
+    if config is None:
+        return {}
+    if not isinstance(config, Config):
+        wrong = type(config).__name__
+        raise ConfigError(f"install() takes keywords or a Config, not a {wrong}: install(experiment='gsm8k')")
+    fields = structs.fields(config)
+    return {field.name: value for field in fields if (value := getattr(config, field.name)) != field.default}
+
+
 def load(
-    given: Mapping[str, object], environment: Mapping[str, str], complain: Callable[[str], None]
+    given: Mapping[str, object],
+    environment: Mapping[str, str],
+    complain: Callable[[str], None],
+    written: str = "install({}=...)",
 ) -> Config:
-    """Return the settings: a keyword wins over its variable, a variable over the default.
+    """Return the settings: a given one wins over its variable, a variable over the default.
 
     Args:
-        given: Settings by field name, as a person wrote them; a None counts as not given.
+        given: Settings by field name, as a person wrote them; None counts as not given.
         environment: The variables to read.
-        complain: Is told of a variable that is not usable; the default then stands, for a job of a
-            thousand processes shall not die of a typing error in its environment.
+        complain: Is called with a sentence about a variable that has a wrong value. The default then
+            stands: a job of a thousand processes must not end by a typing error in its environment.
+        written: How a person gives a setting, for errors; `{}` stands for its name.
 
     Raises:
         ConfigError: A given setting is unknown, or has a value that it cannot have.
@@ -114,24 +110,26 @@ def load(
     known = {field.name: field for field in structs.fields(Config)}
     unknown = sorted(given.keys() - known.keys())
     if unknown:
-        raise ConfigError(f"install(): unknown setting {unknown[0]!r}; settings are {', '.join(known)}")
+        raise ConfigError(
+            f"{written.format(unknown[0])}: unknown setting {unknown[0]!r}; settings are {', '.join(known)}"
+        )
     values: dict[str, Any] = {}
     for name, field in known.items():
         variable = PREFIX + name.upper()
         if given.get(name) is not None:
-            values[name] = _convert(name, field.default, given[name], f"install({name}=...)")
+            values[name] = _convert(name, field.default, given[name], written.format(name))
         elif environment.get(variable):
             try:
                 values[name] = _convert(name, field.default, environment[variable], variable)
             except ConfigError as error:
-                complain(f"{error}; {field.default!r} is used")
+                complain(f"{error}; the default {field.default!r} is used")
     wanted = values.get("experiment") or environment.get("EXPERIMENT_NAME", DEFAULT_EXPERIMENT)
     values["experiment"] = component(wanted)
     if values["experiment"] != wanted:
-        complain(f"experiment {wanted[:80]!r} is no folder name; {values['experiment'][:80]!r} is used")
+        complain(f"experiment {wanted[:80]!r} is not a folder name; {values['experiment'][:80]!r} is used")
     if "log_dir" not in values:
         _warn_of_package_cache(complain)
-    # Absolute, for the processes that inherit them work elsewhere.
+    # Absolute: processes that inherit them have other working directories.
     values["log_dir"] = _absolute(values.get("log_dir", "logs"))
     values["patches"] = tuple(map(_absolute, values.get("patches", ())))
     return Config(**values)
@@ -140,21 +138,20 @@ def load(
 def component(name: str) -> str:
     """Return `name` as one path component that cannot leave its folder.
 
-    Characters other than letters, digits, `.`, `_`, `-`, `=`, `+`, `@` and `,` become `_`, leading dots
-    go, a name of nothing else becomes the default, and a long one is cut at 200 characters.
+    Characters other than letters, digits, `.`, `_`, `-`, `=`, `+`, `@` and `,` become `_`, leading dots are
+    dropped, and a long name is cut at 200 characters. If no letter or digit is left, the default is returned.
     """
     cleaned = re.sub(r"[^\w.=+@,-]", "_", name, flags=re.ASCII).lstrip(".")[:_NAME_LIMIT]
     return cleaned if cleaned.strip("._") else DEFAULT_EXPERIMENT
 
 
 def _warn_of_package_cache(complain: Callable[[str], None]) -> None:
-    """Say that the logs go where Ray unpacked the job's working directory, and will delete it."""
+    """Complain where the logs would go into the folder that Ray unpacked for this job, and will delete."""
     folder = os.getcwd()  # noqa: PTH109 - pathlib costs 3 ms
     if "/_ray_pkg_" in folder:
         complain(
-            f"no log_dir was given, and this process works in a package cache of Ray's, which Ray deletes: "
-            f"{folder}; set {PREFIX}LOG_DIR to an absolute folder that all nodes share, or call install() in "
-            "the driver"
+            f"log_dir is not set, and the working directory is a package cache that Ray deletes: {folder}; "
+            f"set {PREFIX}LOG_DIR to an absolute folder that all nodes share, or call install() in the driver"
         )
 
 
@@ -173,7 +170,7 @@ def _convert(name: str, default: object, value: object, source: str) -> object:
     try:
         converted = _CONVERTERS[type(default)](value)
     except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{source}: {value!r} is no {type(default).__name__}") from None
+        raise ConfigError(f"{source}: {value!r} is not {_KINDS[type(default)]}") from None
     allowed, rule = _RULES.get(name, (None, ""))
     if allowed is not None and not allowed(converted):
         raise ConfigError(f"{source}: {value!r} is not allowed; it must be {rule}")
@@ -190,6 +187,8 @@ def _to_bool(value: object) -> bool:
 def _to_tuple(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return tuple(part for part in value.split(os.pathsep) if part)
+    if isinstance(value, os.PathLike):
+        return (str(value),)
     return tuple(str(part) for part in value)  # type: ignore[attr-defined]
 
 
@@ -199,6 +198,15 @@ _CONVERTERS: Final[dict[type, Callable[[Any], Any]]] = {
     float: float,
     str: str,
     tuple: _to_tuple,
+}
+
+
+_KINDS: Final[dict[type, str]] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    tuple: "a list of texts",
 }
 
 

@@ -1,21 +1,21 @@
-"""Name what can go wrong where a person is at the keyboard; training never sees one of these."""
+"""The exceptions that commands and `install()` raise for a person; training never sees them."""
 
 
 class InstrumentError(Exception):
-    """Say what went wrong, where, and what would be right."""
+    """The base of all: its message says where, what is wrong, and what would be right."""
 
 
 class ConfigError(InstrumentError):
-    """A setting has a value it cannot have."""
+    """A setting has a value that it cannot have."""
 
 
 class TableError(InstrumentError):
-    """A patch table, or an expression in it, is not what the table language allows."""
+    """A patch table, or an expression in it, breaks the rules of the table language."""
 
 
 class TargetError(InstrumentError):
-    """A patch's target is not there, or is not what the table expects."""
+    """The target of a patch is missing, or differs from what the table expects."""
 
 
 class LogError(InstrumentError):
-    """A run's folder or file cannot be read as one."""
+    """A folder or file is not that of a run, or cannot be read."""

@@ -1,6 +1,6 @@
-"""Roll out nothing: wait, so that a person can send requests to the engines, and profile them.
+"""A rollout function that only waits, so that a person can send requests to the engines and profile them.
 
-In slime and its kin: `--rollout-function-path sglang_instrument.rollout.sleep`.
+In slime and its forks: `--rollout-function-path sglang_instrument.rollout.sleep`.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ def sleep(
     heartbeat_sec: float | None = None,
     **others: Any,
 ) -> NoReturn:
-    """Wait until somebody ends it, and say every minute, on stderr, how to reach the engines.
+    """Wait, and print every minute on stderr how to reach the engines.
 
-    It ends by Ctrl-C, by a signal, by a file, which a person touches where no key can be pressed, or after
-    SGLANG_INSTRUMENT_SLEEP_SEC seconds. SGLANG_INSTRUMENT_WAKE names the file; else it is one in a new folder
-    that this user alone can write to.
+    It ends by Ctrl-C, by a signal, when a person touches the wake file, or after SGLANG_INSTRUMENT_SLEEP_SEC
+    seconds. SGLANG_INSTRUMENT_WAKE names the wake file; by default it is in a new folder that only this user
+    can write to.
 
     Args:
-        args: The trainer's, with the router's address.
-        rollout_id: The step; data_source, evaluation, others: what else a trainer gives a rollout function.
-        data_source: As above.
-        evaluation: As above.
-        heartbeat_sec: Between two lines; SGLANG_INSTRUMENT_HEARTBEAT_SEC, or a minute.
-        **others: As above.
+        args: The trainer's arguments, which hold the router's address.
+        rollout_id: The step.
+        data_source: Not used; trainers pass it to every rollout function.
+        evaluation: Not used.
+        heartbeat_sec: Seconds between two lines; default SGLANG_INSTRUMENT_HEARTBEAT_SEC, else 60.
+        **others: Not used.
 
     Raises:
-        SystemExit: It was woken: nothing was rolled out, so that the training has nothing to go on with.
+        SystemExit: It has ended. There are no samples, so that the training cannot continue.
     """
     named = os.environ.get(f"{PREFIX}WAKE")
     if named:
         _wait(args, rollout_id, Path(named), heartbeat_sec)
-    # A folder of its own, where nobody but its user can make the file.
+    # A new folder: in a shared one, another user could create the file.
     with tempfile.TemporaryDirectory(prefix="sglang-instrument-") as own:
         _wait(args, rollout_id, Path(own) / "wake", heartbeat_sec)
 
@@ -62,16 +62,16 @@ def _wait(args: Any, rollout_id: Any, wake: Path, heartbeat_sec: float | None) -
     longest = _seconds("SLEEP_SEC", float("inf"))
     every = heartbeat_sec or _seconds("HEARTBEAT_SEC", HEARTBEAT_SEC)
     said = -every
-    waiting = threading.Event()  # its wait() is ended by signals, and by Ctrl-C
+    waiting = threading.Event()  # signals and Ctrl-C interrupt its wait()
     while True:
         spent = time.monotonic() - begun
         if spent - said >= every:
             said = spent
             print(_heartbeat(args, rollout_id, spent, wake), file=sys.stderr, flush=True)  # noqa: T201
         if wake.exists():
-            raise SystemExit(f"sglang_instrument.rollout.sleep: woken by {wake} after {spent:.0f} s")
+            raise SystemExit(f"sglang_instrument.rollout.sleep: ended by {wake} after {spent:.0f} s")
         if spent >= longest:
-            raise SystemExit(f"sglang_instrument.rollout.sleep: {longest:g} s are over")
+            raise SystemExit(f"sglang_instrument.rollout.sleep: ended after {longest:g} s")
         waiting.wait(min(_LOOK_EVERY_SEC, every, max(0.01, longest - spent)))
 
 
@@ -84,7 +84,7 @@ def _seconds(name: str, default: float) -> float:
 
 def _heartbeat(args: Any, rollout_id: Any, spent: float, wake: Path) -> str:
     router = router_of(args)
-    reach = "; --router-url or --worker-url says where they are"
+    reach = " --router-url URL (or --worker-url URL)"
     found: list[Worker] = []
     if router is not None:
         reach = f" --router-url {router}"
@@ -95,6 +95,6 @@ def _heartbeat(args: Any, rollout_id: Any, spent: float, wake: Path) -> str:
     urls = ", ".join(worker.url for worker in found[:8]) + (" ..." if len(found) > 8 else "")
     there = f"; {len(found)} workers: {urls}" if found else ""
     return (
-        f"sglang_instrument.rollout.sleep: rollout {rollout_id} waits since {spent:.0f} s{there}; "
-        f"sglang-instrument profile capture{reach}; to end it: touch {wake}"
+        f"sglang_instrument.rollout.sleep: rollout {rollout_id} has waited for {spent:.0f} s{there}; "
+        f"to profile: sglang-instrument profile capture{reach}; to end: touch {wake}"
     )

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from sglang_instrument.profiling.attach import Scheduled
 
 _ADDRESS: Final = ("--host", "--port")
-_DEMO: Final = "sglang_instrument.demo"  # always installed, and nobody's trainer unless it runs
+_DEMO: Final = "sglang_instrument.demo"  # always installed; counts as a trainer only while it runs
 _FRAMEWORKS: Final = ("sglang", "torch", "ray", "vllm")  # below every trainer
 
 
 class Session:
-    """What is installed in this process, and what to put back.
+    """What `install()` set up in this process, and how to undo it.
 
     Raises:
-        TableError: A patch table of the user's own cannot be read.
+        TableError: One of the user's patch tables cannot be read.
     """
 
     def __init__(self, config: Config) -> None:
@@ -62,7 +62,7 @@ class Session:
         self._environment_before = {name: os.environ.get(name) for name in changed}
 
     def start(self) -> None:
-        """Record from now on, patch what is imported and what will be, and hand the settings to children."""
+        """Record, patch what is imported now and later, and pass the settings on to children."""
         os.environ.update(self.handed_on())
         self.recorder.start()
         self.patcher.install()
@@ -71,11 +71,11 @@ class Session:
             self._schedule.start()
 
     def stop(self) -> None:
-        """Put everything back as it was, and write what is recorded: each of them even if another fails."""
+        """Undo everything and write what was recorded; a step that fails does not stop the others."""
         ends = time.monotonic() + LONGEST_WAIT_SEC
         self.presence.cancel()
         if self._schedule is not None:
-            self._schedule.stop()  # asked now, waited for at the end: all waits are within one limit
+            self._schedule.stop()  # awaited below: all waits together stay within one limit
         try:
             for reason in (self._ray.stop(), *self.patcher.uninstall()):
                 if reason is not None:
@@ -88,7 +88,7 @@ class Session:
                 self._await_threads(ends)
 
     def handed_on(self) -> dict[str, str]:
-        """Return the variables from which a process that this one starts, near or far, joins the run."""
+        """Return the environment variables by which a child or a Ray worker joins this run."""
         return {
             launch.SWITCH: "1",
             launch.DRIVER: self.driver,
@@ -104,7 +104,7 @@ class Session:
                 os.environ[name] = value
 
     def restart_in_child(self) -> None:
-        """Go on in a forked child, with nothing that its parent's threads hold."""
+        """Continue in a forked child, without anything that the parent's threads hold."""
         self.presence = Presence(self.config.folder, self.describe)
         if self._schedule is not None:
             self._schedule.restart_in_child()
@@ -112,10 +112,10 @@ class Session:
         self.recorder.restart_in_child()
 
     def _patched(self) -> None:
-        self.presence.tell()  # of this moment: a forked child has one of its own
+        self.presence.tell()  # looked up now: a forked child has a presence of its own
 
     def end(self) -> None:
-        """Write what is recorded, for the process ends; what is patched may stay so."""
+        """Write what was recorded, because the process ends; the patches stay."""
         ends = time.monotonic() + LONGEST_WAIT_SEC
         self.presence.end(0)
         if self._schedule is not None:
@@ -129,13 +129,13 @@ class Session:
             self._schedule.stop(max(0.0, ends - time.monotonic()))
 
     def status(self) -> dict[str, Any]:
-        """Return what `sglang_instrument.status()` says of a process that is instrumented."""
+        """Return what `sglang_instrument.status()` returns while installed."""
         folder = str(self.config.folder)
         facts = {"installed": True, "folder": folder, "open_spans": len(spans.OPEN), **self.describe()}
         return {**facts, "patches": [_described(table, site) for table, site in self._all_sites()]}
 
     def describe(self) -> dict[str, Any]:
-        """Return what this process is: versions, settings, patches, counts, notices."""
+        """Return the description of this process: versions, settings, patches, counts, notices."""
         return {
             "run_id": self.config.run_id,
             "host": HOST,
@@ -149,16 +149,16 @@ class Session:
             "native_reason": native.REASON,
             "settings": self.config.environment(),
             "records": self.recorder.counts(),
-            # What nobody expects here, or was not imported, would be most of the file.
+            # Without targets that are not expected here or not imported: they would fill most of the file.
             "patches": [_described(table, site) for table, site in self._all_sites() if _is_answer(site)],
             "notices": notices.noticed(),
         }
 
     def announcement(self) -> str:
-        """Return the line that a person sees when instrumentation starts."""
+        """Return the line that `install()` prints."""
         sites = self._sites_by_table()
         parts = [text for table in self._tables if (text := _coverage(table, sites.get(table.name, [])))]
-        found = "; ".join(parts) or "no trainer that it knows is imported yet"
+        found = "; ".join(parts) or "no known trainer is installed"
         return f"sglang_instrument {__version__}: {found} -> {self.config.folder}"
 
     def _all_sites(self) -> Iterator[tuple[Table, Site]]:
@@ -173,20 +173,20 @@ class Session:
 
 
 def _schedule_for(config: Config) -> "Scheduled | None":
-    """Return what profiles chosen steps, if any are: nothing of it is imported otherwise."""
+    """Return the schedule of the steps to profile, if any; without one, import nothing of it."""
     if not (config.profile_steps or config.profile_when):
         return None
     from sglang_instrument.profiling.attach import Scheduled
 
     try:
         return Scheduled(config)
-    except ConfigError as error:  # of a variable: `install()` has checked its own keywords
+    except ConfigError as error:  # from a variable: `install()` has checked its keywords
         notices.notice(f"setting: {error}", f"{error}; nothing is profiled")
         return None
 
 
 def _coverage(table: Table, sites: Iterable[Site]) -> str:
-    """Return how many of a table's events will be seen; nothing if what it is for is not here."""
+    """Return how many events of a table will be recorded; "" if its trainer is not installed."""
     expected = [site for site in sites if site.expected]
     if not (expected and _is_here(table)):
         return ""
@@ -199,7 +199,7 @@ def _coverage(table: Table, sites: Iterable[Site]) -> str:
 
 
 def _is_here(table: Table) -> bool:
-    """Return whether what a table is for can be imported; sources on a path are no installed package."""
+    """Return whether the table's trainer can be imported, installed or from sources on a path."""
     if table.trainer == "demo":
         return _DEMO in sys.modules
     return _version(table.package) is not None or any(map(_can_be_imported, _outside([table])))
@@ -208,26 +208,26 @@ def _is_here(table: Table) -> bool:
 def _can_be_imported(package: str) -> bool:
     try:
         spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):  # somebody's finder, or a module that has no spec
+    except (ImportError, ValueError):  # another finder failed, or the module has no spec
         return package in sys.modules
-    return spec is not None and spec.origin is not None  # else any folder of that name, such as a checkout's
+    return spec is not None and spec.origin is not None  # no origin: just a folder of that name
 
 
 def _outside(tables: Iterable[Table]) -> set[str]:
-    """Return the packages that hold targets, apart from this one, whose demo has some."""
+    """Return the packages of the targets, without this one, in which the demo's targets are."""
     modules = {module.partition(".")[0] for table in tables for module in table.modules}
     return modules - {"sglang_instrument"}
 
 
 def program(words: list[str]) -> list[str]:
-    """Return what a command line runs, and where it listens; its other arguments may be anybody's secrets."""
+    """Return what a command line runs and where it listens; other arguments may hold secrets."""
     named = next((at for at, word in enumerate(words[1:], 1) if not word.startswith("-")), len(words))
     kept = ["-c"] if "-c" in words[1:named] else words[1 : named + 1]
     return [words[0], *kept, *_address(words[named + 1 :])] if words else []
 
 
 def _address(words: list[str]) -> list[str]:
-    """Return the words that say whether it serves, and where: `serve`, `--port 30000`, `--port=30000`."""
+    """Return the words that name a server's address: `serve`, `--port 30000`, `--port=30000`."""
     kept: list[str] = []
     for word, value in zip(words, [*words[1:], ""], strict=False):
         if word == "serve":
@@ -241,9 +241,9 @@ def _address(words: list[str]) -> list[str]:
 
 @cache
 def versions_of(packages: frozenset[str]) -> dict[str, str]:
-    """Return the versions of this package, of `packages` and of what is below them, as far as installed.
+    """Return the versions of this package, of `packages` and of the frameworks below them that are installed.
 
-    Asked for once, before anything is recorded: reading metadata holds the GIL for a tenth of a second.
+    Read once, before anything is recorded: reading metadata holds the GIL for a tenth of a second.
     """
     wanted = [*sorted(packages.difference(_FRAMEWORKS, {"sglang-instrument"})), *_FRAMEWORKS]
     found = {package: version for package in wanted if (version := installed_version(package)) is not None}

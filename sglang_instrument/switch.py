@@ -1,15 +1,16 @@
-"""Switch instrumentation on and off in this process; light, for it is imported by everyone."""
+"""Switch instrumentation on and off in this process: what `sglang_instrument.install()` and its kin do."""
 
 import os
 import sys
 from _thread import RLock
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import sglang_instrument
 from sglang_instrument import config as settings
 from sglang_instrument import launch
-from sglang_instrument.config import Config
+from sglang_instrument.config import Config, Detail, Durability, EngineDetail, Sync
 from sglang_instrument.errors import ConfigError
 from sglang_instrument.recording import notices
 
@@ -21,31 +22,92 @@ _told = False
 _lock = RLock()
 
 
-def install(**config: Any) -> None:
-    """Record every event of every rollout in this process and those that it starts, from now on.
+def install(
+    config: Config | None = None,
+    /,
+    *,
+    experiment: str | None = None,
+    log_dir: str | PathLike[str] | None = None,
+    run_id: str | None = None,
+    role: str | None = None,
+    sync: Sync | None = None,
+    nvtx: bool | None = None,
+    durability: Durability | None = None,
+    detail: Detail | None = None,
+    engine_detail: EngineDetail | None = None,
+    sample_requests: float | None = None,
+    log_error_messages: bool | None = None,
+    hang_after_sec: float | None = None,
+    memory_limit_mb: int | None = None,
+    patches: str | PathLike[str] | Iterable[str | PathLike[str]] | None = None,
+    trainers: str | Iterable[str] | None = None,
+    all_ranks: bool | None = None,
+    profile_steps: str | None = None,
+    profile_workers: str | None = None,
+    profile_options: str | None = None,
+    profile_when: str | None = None,
+    profile_router: str | None = None,
+) -> None:
+    """Record every event of every rollout in this process and in those that it starts, from now on.
 
-    A second call changes nothing. What cannot be patched is left out, and named by `status()`.
+    A keyword that is not given is read from the environment variable `SGLANG_INSTRUMENT_<KEYWORD>`. A second
+    call changes nothing. A function that cannot be patched is left out, and `status()` names it.
 
     Args:
-        **config: Settings, see `Config`; what is not given is read from the environment.
+        config: The same settings as one object. A field that has its default counts as not given.
+        experiment: Name of the run's folder, one path component. Also read from `EXPERIMENT_NAME`.
+            Default "multiturn_log_dir".
+        log_dir: Folder of all runs. Default "logs", in the working directory.
+        run_id: Id of the run. The driver makes one and its workers inherit it: leave it empty.
+        role: What this process is: worker, trainer, reward, server, scheduler. Default "worker".
+        sync: When `torch.cuda.synchronize()` is called around step-level spans of synchronous code. "auto":
+            where this process already uses a GPU; "always"; "off"; "events": never, CUDA events measure the
+            GPU's own time in `device_sec`. Default "auto".
+        nvtx: Whether spans are NVTX ranges, too, which Nsight Systems shows.
+        durability: "buffered": records are written within 100 ms; "line": before the span's exit returns.
+            Default "buffered".
+        detail: The finest records that are kept: "step", "request", "turn" or "all". Default "all".
+        engine_detail: What SGLang's own processes record: "off", "requests" (a few records a request) or
+            "batches" (also one a forward pass). Default "requests".
+        sample_requests: Share of the requests whose records are kept, 0 to 1; slow requests are always kept.
+            Default 1.0.
+        log_error_messages: Whether the message of an exception is logged beside its type.
+        hang_after_sec: Age in seconds at which an open span is first logged as `open_spans`. Default 30.0.
+        memory_limit_mb: Most MiB of records that wait to be written; beyond it, new records are dropped.
+            Default 64.
+        patches: Folders with patch tables of your own, read after the shipped ones. One text names several
+            folders as PATH does.
+        trainers: Trainers whose patch tables are used, such as "verl"; empty means all.
+        all_ranks: Whether each rank of a tensor-parallel group writes a file; otherwise the first alone does.
+        profile_steps: Steps in which the engines' profilers record, such as "5-7,20".
+        profile_workers: Workers or servers whose engines are profiled, such as "0-3" or "all". Default "0".
+        profile_options: What the profilers record: "num_steps=20,activities=CPU+GPU" (docs/profiling.md).
+        profile_when: Slow requests that are profiled, too: "request>60s"; at most once in 10 minutes.
+        profile_router: Address of the servers' router, where the trainer's objects do not tell it.
 
     Raises:
-        ConfigError: A given setting is unknown, or has a value that it cannot have.
+        ConfigError: A given setting has a value that it cannot have.
     """
+    _install(**locals())  # the parameters by name
+
+
+def _install(config: Config | None, **keywords: object) -> None:
     global _session, _told
+    given = settings.given_in(config)
+    given |= {name: value for name, value in keywords.items() if value is not None}
     with _lock:
         _told = True
         if _session is not None:
             return
         is_child = launch.DRIVER in os.environ
         try:
-            loaded = settings.load(config, os.environ, _complain)
-            if any(name.startswith("profile_") for name in config):
+            loaded = settings.load(given, os.environ, _complain)
+            if any(name.startswith("profile_") for name in given):
                 _check_plan(loaded)
             _session = _started(loaded)
         except ConfigError:
             raise
-        except Exception as error:  # a broken table or disk is no reason to stop a training that begins
+        except Exception as error:  # a broken table or disk must not stop a training that begins
             notices.swallowed("install()", error)
             return
         _guarded("install()", _hook_process_events)
@@ -54,7 +116,7 @@ def install(**config: Any) -> None:
 
 
 def uninstall() -> None:
-    """Put everything back as it was before `install()`; write what was recorded, within 2 s."""
+    """Restore everything that `install()` changed, and write what was recorded, within 2 s."""
     global _session, _told
     with _lock:
         _told = True
@@ -69,23 +131,23 @@ def installed() -> bool:
 
 
 def was_told() -> bool:
-    """Return whether this process called `install()` or was told so by a parent it was forked from."""
+    """Return whether `install()` or `uninstall()` was called here, or in a parent before the fork."""
     return _told
 
 
 def handed_on() -> Mapping[str, str]:
-    """Return the variables that children get, near and far; none while nothing is installed."""
+    """Return the environment variables for children and Ray's workers; none while nothing is installed."""
     return {} if _session is None else _session.handed_on()
 
 
 def flush(timeout_sec: float = 2.0) -> bool:
-    """Write what is recorded so far; return whether that was done within `timeout_sec`."""
+    """Write what was recorded so far; return whether that was done within `timeout_sec`."""
     session = _session
     return session is None or session.recorder.flush(timeout_sec)
 
 
 def status() -> Mapping[str, Any]:
-    """Return what is going on in this process.
+    """Return the state of the instrumentation in this process.
 
     Returns:
         `installed`; and, while installed, `folder` (absolute), `run_id`, `versions`, `settings`,
@@ -100,7 +162,7 @@ def _started(config: Config) -> "Session":
     from sglang_instrument.session import Session
 
     for name in sglang_instrument.__all__:
-        getattr(sglang_instrument, name)  # imported now: at the interpreter's end nothing can be any more
+        getattr(sglang_instrument, name)  # now: an exiting interpreter cannot import
     session = Session(config if config.run_id else config.with_run_id(launch.new_run_id(os.environ)))
     try:
         session.start()
@@ -111,14 +173,14 @@ def _started(config: Config) -> "Session":
 
 
 def _check_plan(config: Config) -> None:
-    """Raise for keywords that ask for a profile that cannot be."""
+    """Raise ConfigError for keywords whose profiling plan cannot be read."""
     from sglang_instrument.profiling.attach import plan_of
 
     plan_of(config)
 
 
 def _announce() -> None:
-    """Say the one line that a person sees, where there is somewhere to say it."""
+    """Print one line for the person who started this, if there is a standard error."""
     if _session is not None and sys.stderr is not None:
         print(_session.announcement(), file=sys.stderr)  # noqa: T201
 
@@ -131,7 +193,7 @@ _hooked = False
 
 
 def _hook_process_events() -> None:
-    """Be told of forks and of the end; such hooks cannot be taken back, so they ask what is installed."""
+    """Register hooks for forks and the exit. They cannot be removed, so each asks what is installed."""
     global _hooked
     if not _hooked:
         import atexit
@@ -147,7 +209,7 @@ def _hook_process_events() -> None:
 
 def _after_fork() -> None:
     global _lock
-    _lock = RLock()  # the parent's may be held by a thread that does not exist here
+    _lock = RLock()  # a thread that does not exist here may hold the parent's
     if _session is not None:
         _guarded("after fork", _session.restart_in_child)
     _guarded("after fork", _hook_multiprocessing)
@@ -159,8 +221,8 @@ _hooked_multiprocessing = False
 def _hook_multiprocessing() -> None:
     """Have multiprocessing call `_finalize` when a child begins its work.
 
-    A child may install after its fork and before that, when its target's module is imported: multiprocessing
-    forgets all finalizers in between, and a child that was forked runs no atexit hooks up to Python 3.12.
+    A child may install between its fork and its work, when it imports its target's module. multiprocessing
+    drops all finalizers in between, and up to Python 3.12 a forked child runs no atexit hooks.
     """
     global _hooked_multiprocessing
     util: Any = sys.modules.get("multiprocessing.util")
@@ -170,9 +232,9 @@ def _hook_multiprocessing() -> None:
 
 
 def _finalize(hook: Any = None) -> None:
-    """Have multiprocessing call `_at_exit` when this process, a child of its, ends."""
+    """Have multiprocessing call `_at_exit` when this process, one of its children, ends."""
     util: Any = sys.modules["multiprocessing.util"]
-    util.Finalize(None, _at_exit, exitpriority=-100)  # after everybody else's
+    util.Finalize(None, _at_exit, exitpriority=-100)  # after all other finalizers
 
 
 def _at_exit() -> None:

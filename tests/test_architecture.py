@@ -147,6 +147,10 @@ def test_the_public_names_are_those_of_all_in_order():
     assert ours <= set(public)
 
 
+def test_dir_shows_the_public_names_alone():
+    assert [name for name in dir(sglang_instrument) if not name.startswith("__")] == sglang_instrument.__all__
+
+
 def test_the_import_is_light():
     asked = f"import sys, sglang_instrument; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)

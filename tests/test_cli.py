@@ -92,7 +92,7 @@ def test_help_imports_nothing_that_takes_long() -> None:
 
 def test_an_unknown_command_is_refused_with_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no command 'sumary'; did you mean 'summary'?" in refused(capsys, "sumary")
-    assert "there are: demo, " in refused(capsys, "xyzzy")
+    assert "the commands are: demo, " in refused(capsys, "xyzzy")
 
 
 def test_wrong_arguments_end_in_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,7 +159,7 @@ def test_summary_shows_a_row_a_step_within_the_terminal(
     assert [row[0] for row in rows_of(shown) if row[0].isdigit()][:3] == ["1", "2", "3"]
     assert "…" not in "".join(table)
     assert "slowest: step 2" in shown
-    assert "1 validation step is kept apart: --validate" in shown.replace("\n", " ")
+    assert "1 validation step is not shown: --validate" in shown.replace("\n", " ")
     assert shown.splitlines()[-1].startswith("log: ")
 
 
@@ -255,9 +255,9 @@ def test_whatif_scales_any_event_by_its_name(capsys: pytest.CaptureFixture[str],
         "steps"
     ]
     assert all(row["predicted_sec"] < row["recorded_sec"] for row in steps)
-    assert "there are: tool_call" in refused(capsys, "whatif", logs, "--scale", "tool_cal=0")
+    assert "the events are: tool_call" in refused(capsys, "whatif", logs, "--scale", "tool_cal=0")
     assert "EVENT=F" in refused(capsys, "whatif", logs, "--scale", "tool_call")
-    assert "what is predicted" in refused(capsys, "whatif", logs, "--scale", "barrier_wait_duration=0")
+    assert "cannot be scaled" in refused(capsys, "whatif", logs, "--scale", "barrier_wait_duration=0")
 
 
 def test_whatif_is_validated_with_another_run(capsys: pytest.CaptureFixture[str], logs: Path) -> None:
@@ -268,7 +268,7 @@ def test_whatif_is_validated_with_another_run(capsys: pytest.CaptureFixture[str]
     assert told["overlap"]
     assert told["predicted_low"] <= told["predicted_sec"] <= told["predicted_high"]
     assert "intervals overlap" in printed(capsys, *asked).replace("\n", " ")
-    assert "nothing is to be different" in refused(capsys, "whatif", logs)
+    assert "whatif needs a rule" in refused(capsys, "whatif", logs)
     assert "must be above 0" in refused(capsys, "whatif", logs, "--max-turns", 0)
     assert "must be EVENT=F" in refused(capsys, "whatif", logs, "--scale", "engine=fast")
 
@@ -375,7 +375,7 @@ def test_events_shows_the_largest_first_and_says_what_it_leaves_out(
 ) -> None:
     shown = printed(capsys, "events", logs, "--step", 2, "--worker", 1)
     assert rows_of(shown)[3][0] == "engine_async_generate_actual"
-    assert "more events, none with a larger share: --all" in shown
+    assert "more events with smaller shares: --all" in shown
     everything = printed(capsys, "events", logs, "--step", 2, "--worker", 1, "--all")
     assert len(everything.splitlines()) > len(shown.splitlines())
 

@@ -1,11 +1,19 @@
 """Settings come from keywords or variables; a wrong one stops a person at the keyboard, never a job."""
 
+import inspect
+import json
+import re
+import typing
+from collections.abc import Iterable
+from os import PathLike
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 import sglang_instrument
 from sglang_instrument import config
+from sglang_instrument.config import Config
 from sglang_instrument.errors import ConfigError
 
 
@@ -118,7 +126,54 @@ def test_a_keyword_that_no_variable_could_have_is_refused_too(given):
 
 def test_an_unknown_setting_is_refused_with_the_known_ones_named():
     with pytest.raises(ConfigError, match=r"unknown setting 'expriment'; settings are experiment, log_dir"):
+        load({"expriment": "x"})
+    with pytest.raises(TypeError, match="expriment"):
         sglang_instrument.install(expriment="x")
+    assert not sglang_instrument.installed()
+
+
+def test_the_keywords_of_install_are_the_fields_of_config():
+    given, *keywords = inspect.signature(sglang_instrument.install).parameters.values()
+    assert (given.name, given.kind, given.annotation) == ("config", given.POSITIONAL_ONLY, Config | None)
+    assert [(one.name, one.kind) for one in keywords] == [
+        (field.name, inspect.Parameter.KEYWORD_ONLY) for field in structs.fields(Config)
+    ]
+    allowed = typing.get_type_hints(Config)
+    wider = {"log_dir": str | PathLike[str], "patches": str | PathLike[str] | Iterable[str | PathLike[str]]}
+    wider["trainers"] = str | Iterable[str]
+    for one in keywords:
+        assert one.default is None  # not given: its variable counts, else the default of Config
+        assert one.annotation == wider.get(one.name, allowed[one.name]) | None, one.name
+
+
+def test_the_docstring_of_install_describes_each_keyword_and_names_its_default():
+    arguments = sglang_instrument.install.__doc__.partition("Args:")[2].partition("Raises:")[0]
+    described = re.findall(r"^        (\w+): (.*(?:\n {9,}.*)*)", arguments, re.MULTILINE)
+    assert [name for name, _ in described] == list(inspect.signature(sglang_instrument.install).parameters)
+    defaults = {field.name: field.default for field in structs.fields(Config) if field.default}
+    for name, words in described:
+        if name in defaults:
+            assert f"Default {json.dumps(defaults[name])}" in " ".join(words.split()), name
+
+
+def test_install_takes_a_config(log_dir, monkeypatch):
+    monkeypatch.setenv("EXPERIMENT_NAME", "theirs")
+    monkeypatch.setenv("SGLANG_INSTRUMENT_DETAIL", "step")
+    given = Config(log_dir=str(log_dir), sample_requests=0.5, detail="turn", hang_after_sec=9)
+    sglang_instrument.install(given, hang_after_sec=7)
+    status = sglang_instrument.status()
+    assert status["folder"] == str(log_dir / "theirs")  # what the Config leaves at its default is not given
+    settings = {name.removeprefix("SGLANG_INSTRUMENT_"): text for name, text in status["settings"].items()}
+    wanted = ("SAMPLE_REQUESTS", "DETAIL", "HANG_AFTER_SEC")
+    assert [settings[name] for name in wanted] == ["0.5", "turn", "7.0"]
+
+
+@pytest.mark.parametrize("given", ["gsm8k", {"sync": "off"}, Config])
+def test_install_says_what_it_takes(given):
+    with pytest.raises(ConfigError, match=r"takes keywords or a Config, not a (str|dict|StructMeta)"):
+        sglang_instrument.install(given)
+    with pytest.raises(ConfigError, match=r"install\(sync=...\): 'x' is not allowed"):
+        sglang_instrument.install(Config(sync="x"))
     assert not sglang_instrument.installed()
 
 

@@ -20,7 +20,7 @@ from own_group import run_in_group
 
 from sglang_instrument.analysis.join import joined_calls
 from sglang_instrument.analysis.run import open_run
-from sglang_instrument.analysis.verdict import Finding, find
+from sglang_instrument.analysis.verdict import Finding, findings_of
 from sglang_instrument.cli.demo import _this_command
 from sglang_instrument.demo.faults import BLOCK_SEC, FAULTS, SLOW_SEC, STARVED_SEC, STRAGGLE_SEC, pause
 from sglang_instrument.demo.launch import DemoError, Worker, check_workers
@@ -85,7 +85,7 @@ def all_records(run: DemoRun) -> list[Record]:
 def findings(run: DemoRun) -> list[Finding]:
     """Return what is out of the ordinary in training steps, the verdict first."""
     log = open_run(run.folder)
-    return [found for found in find(log.digest, log.files, over=True) if not found.validate]
+    return [found for found in findings_of(log, over=True) if not found.validate]
 
 
 def run_demo(folder: Path, *options: str, **environment: str) -> DemoRun:
@@ -304,7 +304,7 @@ def test_a_reward_that_is_quick_but_starved_is_told_from_a_slow_one_and_the_culp
     assert starved["start_us"] < block["start_us"] + block["duration_sec"] * 1e6
     longest = max(blocks, key=lambda one: one["duration_sec"])  # a busy machine may add some
     run = open_run(faulty.folder)
-    found = [one for one in find(run.digest, run.files) if (one.step, one.worker) == (1, 0)]
+    found = [one for one in findings_of(run, over=False) if (one.step, one.worker) == (1, 0)]
     [held] = [one for one in found if one.cause == "blocked_loop"]
     assert held.sentence.endswith(longest["extra"]["stack"][-1].split()[-1])
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from dead_worker import kill_worker
 
-from sglang_instrument.analysis import Finding, find, open_run
-from sglang_instrument.analysis.verdict import verdict
+from sglang_instrument.analysis import Finding, findings_of, open_run
+from sglang_instrument.analysis.verdict import verdict_of
 from sglang_instrument.cli.main import main
 from sglang_instrument.testing import synthetic_run
 
@@ -44,12 +44,12 @@ def dead_pid() -> int:
 
 def deaths(folder: Path, over: bool) -> list[tuple[int, int]]:
     run = open_run(folder)
-    return [(one.step, one.worker) for one in find(run.digest, run.files, over) if one.cause == "death"]
+    return [(one.step, one.worker) for one in findings_of(run, over) if one.cause == "death"]
 
 
 def test_the_worker_that_fell_silent_first_is_named(folder: Path) -> None:
     kill(folder, {0: 200, 1: 60, 2: 200})
-    (finding,) = (one for one in find(open_run(folder).digest, open_run(folder).files, over=True))
+    (finding,) = (one for one in findings_of(open_run(folder), over=True))
     assert (finding.cause, finding.step, finding.worker) == ("death", LAST, 1)
     assert "worker 1 was the first to stop logging" in finding.sentence
     assert [one["worker"] for one in finding.evidence["workers"]] == [0, 1, 2]
@@ -65,7 +65,7 @@ def found_after(folder: Path, share: float, ahead_sec: float, over: bool = True)
     synthetic_run(folder, steps=4, workers=4, requests=16)
     kill_worker(folder, 3, 2, share, ahead_sec)
     run = open_run(folder)
-    return find(run.digest, run.files, over)
+    return findings_of(run, over)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.95])
@@ -85,9 +85,7 @@ def test_where_all_others_were_done_the_one_at_work_is_named(tmp_path: Path) -> 
 def test_where_all_are_killed_at_once_nobody_is_accused(tmp_path: Path, share: float) -> None:
     assert found_after(tmp_path, share, 0.0) == []
     run = open_run(tmp_path)
-    assert verdict(run.digest, run.files, over=True).startswith(
-        "the run ended in step 3, and the log does not"
-    )
+    assert verdict_of(run, over=True).startswith("the run ended in step 3, and the log does not")
 
 
 def test_a_worker_that_was_killed_before_its_first_record_is_missed(folder: Path) -> None:
@@ -96,7 +94,7 @@ def test_a_worker_that_was_killed_before_its_first_record_is_missed(folder: Path
     (folder / f"step_{LAST}" / "worker_1.jsonl").unlink()
     assert deaths(folder, over=True) == []
     run = open_run(folder)
-    assert verdict(run.digest, run.files, over=True).endswith("the others; worker 1 wrote nothing in it")
+    assert verdict_of(run, over=True).endswith("the others; worker 1 wrote nothing in it")
 
 
 def test_a_step_that_goes_on_for_long_is_no_hang(tmp_path: Path) -> None:
@@ -163,4 +161,4 @@ def test_check_says_who_fell_silent(folder: Path, capsys: pytest.CaptureFixture[
 
 def test_a_run_without_plateaus_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gaps", str(folder)]) == 0
-    assert "no plateau; requests kept ending" in " ".join(capsys.readouterr().out.split())
+    assert "exp: no plateau" in " ".join(capsys.readouterr().out.split())

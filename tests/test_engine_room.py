@@ -17,7 +17,7 @@ import pytest
 from logged import own, read_records
 from sglang_server import DEADLINE_SEC, model_of_the_demo, start_server
 
-from sglang_instrument.analysis.join import engine_requests_by_step
+from sglang_instrument.analysis.join import engine_request_table
 from sglang_instrument.analysis.run import open_run
 
 pytestmark = pytest.mark.engine
@@ -72,7 +72,7 @@ class Served:
     def lives(self):
         """Return the join, by rid."""
         return {
-            row["rid"]: row for row in engine_requests_by_step(open_run(self.folder, cached=False)).to_dicts()
+            row["rid"]: row for row in engine_request_table(open_run(self.folder, cached=False)).to_dicts()
         }
 
 

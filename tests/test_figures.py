@@ -11,12 +11,19 @@ import pytest
 
 from sglang_instrument.analysis import open_run
 from sglang_instrument.cli.main import main
-from sglang_instrument.report.figures import NothingToDrawError, choose, makers
+from sglang_instrument.report.figure_parts import NothingToDrawError
+from sglang_instrument.report.figures import FIGURES as BY_NAME
+from sglang_instrument.report.figures import choose
 from sglang_instrument.report.figures_of_requests import moments_of, moments_of_worker
+from sglang_instrument.report.palette import PHASE_COLOURS, PHASE_ORDER
 from sglang_instrument.schema import PHASES
 from sglang_instrument.testing import Straggler, synthetic_run
 
 FIGURES = ["overview", "shares", "workers", "cdf", "cdf-workers", "slowest", "turns", "turn-counts"]
+
+
+def test_each_phase_has_a_colour_and_a_place() -> None:
+    assert sorted(PHASE_ORDER) == sorted(PHASES) == sorted(PHASE_COLOURS)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +105,7 @@ def test_no_moment_of_a_request_is_drawn_twice(logs: Path) -> None:
 
 def test_bars_of_the_slowest_are_as_long_as_the_requests(logs: Path) -> None:
     choice = choose(open_run(logs), step=2, limit=6)
-    axes = makers()["slowest"](choice).axes[0]
+    axes = BY_NAME["slowest"](choice).axes[0]
     longest = choice.digest.requests.filter(step=2)["duration_sec"].sort(descending=True).head(6).to_list()
     for row, bars in sorted(lengths(axes).items()):
         assert sum(bars) >= longest[row] * 0.999
@@ -106,7 +113,7 @@ def test_bars_of_the_slowest_are_as_long_as_the_requests(logs: Path) -> None:
 
 def test_bars_of_the_workers_add_up_to_their_durations(logs: Path) -> None:
     choice = choose(open_run(logs), step=2)
-    axes = makers()["workers"](choice).axes[0]
+    axes = BY_NAME["workers"](choice).axes[0]
     ends = [0.0] * 3
     for bar in axes.patches:
         row = round(bar.get_y() + bar.get_height() / 2)
@@ -116,7 +123,7 @@ def test_bars_of_the_workers_add_up_to_their_durations(logs: Path) -> None:
 
 
 def test_shares_of_a_step_add_up_to_100_percent(logs: Path) -> None:
-    axes = makers()["shares"](choose(open_run(logs))).axes[0]
+    axes = BY_NAME["shares"](choose(open_run(logs))).axes[0]
     tops: dict[int, float] = {}
     for bar in axes.patches:
         step = round(bar.get_x() + bar.get_width() / 2)
@@ -128,14 +135,14 @@ def test_shares_of_a_step_add_up_to_100_percent(logs: Path) -> None:
 def test_validation_is_drawn_apart(logs: Path) -> None:
     run = open_run(logs)
     assert choose(run, validate=True).digest.steps["step"].unique().to_list() == [2, 4]
-    axes = makers()["overview"](choose(run)).axes[0]
+    axes = BY_NAME["overview"](choose(run)).axes[0]
     grey = next(points for points in axes.collections if points.get_label() == "validation")
     assert [int(x) for x, _ in grey.get_offsets()] == [2, 4]
 
 
 def test_a_curve_reaches_one_at_the_longest_request(logs: Path) -> None:
     choice = choose(open_run(logs))
-    curve = next(line for line in makers()["cdf"](choice).axes[0].lines if line.get_label() == "all requests")
+    curve = next(line for line in BY_NAME["cdf"](choice).axes[0].lines if line.get_label() == "all requests")
     longest = choice.digest.requests["duration_sec"].max()
     assert (curve.get_xdata()[-1], curve.get_ydata()[-1]) == (longest, 1.0)
 
@@ -167,7 +174,7 @@ def test_what_the_log_does_not_hold_is_named_and_costs_no_other_figure(
         plotted(capsys, tmp_path / "exp", "-o", tmp_path / "out", "--figure", "cdf", code=1)["figures"] == {}
     )
     with pytest.raises(NothingToDrawError, match="no turn"):
-        makers()["turns"](choose(open_run(tmp_path / "exp")))
+        BY_NAME["turns"](choose(open_run(tmp_path / "exp")))
 
 
 @pytest.mark.parametrize(

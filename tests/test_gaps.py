@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sglang_instrument.analysis import Digest, open_run
 from sglang_instrument.analysis.gaps import concurrency, loop_blocks, plateaus, standstill
-from sglang_instrument.analysis.verdict import find
+from sglang_instrument.analysis.verdict import findings_of
 from sglang_instrument.testing import BlockedLoop, Plateau, synthetic_run
 
 
@@ -89,5 +89,5 @@ def test_a_held_loop_says_whose_it_was(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     blocks = loop_blocks(run.files)
     assert sorted(zip(blocks["role"], blocks["worker"], strict=True)) == [("trainer", 0), ("worker", 0)]
-    held = [one for one in find(run.digest, run.files) if one.cause == "blocked_loop"]
+    held = [one for one in findings_of(run, over=False) if one.cause == "blocked_loop"]
     assert [one.lost_sec for one in held] == [pytest.approx(3.0)]  # the worker's, and not the trainer's too

@@ -194,7 +194,7 @@ def test_traces_and_notes_that_are_no_files_are_left_alone(tmp_path, odd, printe
     odd(folder / "one" / "17-TP-1.trace.json.gz")
     odd(folder / "two" / "profile.json")
     assert "GPU" in printed("trace", "analyze", folder)
-    printed("trace", "merge", folder, "-o", tmp_path / "all.pftrace")
+    printed("export", "--perfetto", tmp_path / "all.pftrace", "--traces", folder)
     printed("profile", "status", "--worker-url", "127.0.0.1:9", "--output-dir", folder)
     odd(tmp_path / "train.log")
     assert "train.log" in printed("profile", "status", "--log", tmp_path / "train.log")
@@ -240,7 +240,7 @@ def test_what_others_put_into_the_folder_of_traces_is_neither_followed_nor_waite
 
 def test_tables_and_sources_that_are_no_files_are_refused(tmp_path, odd, printed):
     odd(tmp_path / "mine.toml")
-    assert "mine.toml" in printed("patches", "list", "--tables", tmp_path)
+    assert "mine.toml" in printed("patches", "list", "--patches", tmp_path)
     source = tmp_path / "source"
     (source / "sglang").mkdir(parents=True)
     odd(source / "sglang" / "__init__.py")
@@ -314,7 +314,7 @@ def test_processes_that_cannot_be_read_leave_no_other_unsaid(run, printed):
 def test_a_run_whose_processes_cannot_be_read_at_all_says_so(run, printed):
     for path in (run / "processes").glob("*.json"):
         path.write_text("{")
-    assert "no process described itself" in printed("status", run)
+    assert "processes/ holds no readable file" in printed("status", run)
 
 
 def test_reports_of_open_spans_that_nobody_writes_end_no_command(run, printed):

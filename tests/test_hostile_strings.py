@@ -98,7 +98,7 @@ def test_no_command_that_writes_a_file_prints_it_either(run, traces, said, tmp_p
 def test_what_profilers_saw_is_printed_as_text(traces, run, said, tmp_path):
     assert "\\x1b" in said("trace", "analyze", traces, "--run", run)
     assert json.loads(said("trace", "analyze", traces, "--json"))
-    assert "\\x1b" in said("trace", "merge", traces, "-o", tmp_path / "all.pftrace")
+    assert "\\x1b" in said("export", "--perfetto", tmp_path / "all.pftrace", "--traces", traces)
 
 
 def test_what_servers_say_is_printed_as_text(run, said, tmp_path):
@@ -126,10 +126,10 @@ def test_patch_tables_are_printed_as_text(said, tmp_path):
         region = [{{ event = {json.dumps("dedenting" + PRINTABLE)} }}]
         """
     )
-    assert "\\x1b" in said("patches", "list", "--tables", tmp_path)
-    said("patches", "list", "--tables", tmp_path, "--json")
+    assert "\\x1b" in said("patches", "list", "--patches", tmp_path)
+    said("patches", "list", "--patches", tmp_path, "--json")
     (tmp_path / "wrong.toml").write_text(f"trainer = {json.dumps(PRINTABLE)}\n{json.dumps(PRINTABLE)} = 1\n")
-    assert "\\x1b" in said("patches", "check", "--tables", tmp_path)
+    assert "\\x1b" in said("patches", "check", "--patches", tmp_path)
     assert "\\x1b" in said("patches", "check", "--source", tmp_path / f"none{IN_NAMES}.whl")
 
 

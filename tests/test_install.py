@@ -107,7 +107,7 @@ def test_an_experiment_without_a_usable_name_is_recorded_under_another(monkeypat
     sglang_instrument.uninstall()
     assert list(read_records(log_dir.parent)) == [f"logs/{folder}/step_1/worker_0.jsonl"]
     (notice,) = notices.noticed()
-    assert "is no folder name" in notice["notice"]
+    assert "is not a folder name" in notice["notice"]
 
 
 @pytest.mark.parametrize("stderr", [None, "closed"])

@@ -6,7 +6,7 @@ import pytest
 
 from sglang_instrument.analysis import cache, lives
 from sglang_instrument.analysis.join import (
-    engine_requests_by_step,
+    engine_request_table,
     explain,
     has_engine_logs,
     joined_calls,
@@ -16,7 +16,10 @@ from sglang_instrument.analysis.join import (
 )
 from sglang_instrument.analysis.lives import cached_engine_requests, engine_requests
 from sglang_instrument.analysis.run import open_run
+from sglang_instrument.analysis.verdict import Finding
 from sglang_instrument.cli.main import main
+
+SLOW = Finding("straggler", step=1, validate=False, worker=0, lost_sec=140.0, sentence="")
 
 BEGIN_US = 1_795_000_000_000_000
 
@@ -105,7 +108,7 @@ def test_a_retracted_request_waits_and_is_prefilled_again(log):
 
 def test_the_pieces_of_a_long_prompt_are_its_prefill(log):
     log.life("a", 0, ("admit", 1), ("first", 2), ("admit", 2.5), ("first", 4), end=5)
-    row = only(engine_requests_by_step(opened(log)).filter(rid="a"))
+    row = only(engine_request_table(opened(log)).filter(rid="a"))
     queue, prefill, decode = (row[f"{part}_sec"] for part in ("queue", "prefill", "decode"))
     assert queue == pytest.approx(1)
     assert queue + prefill + decode == pytest.approx(5)
@@ -141,27 +144,27 @@ def test_requests_that_nobody_named_are_placed_by_time(log):
     log.call(2, "b", "r1", 0, 20, 3)
     for rid, arrived in (("early", 2), ("first", 11), ("second", 21)):
         log.life(rid, arrived, ("admit", arrived + 1), end=arrived + 2)
-    lives = {row["rid"]: row["step"] for row in engine_requests_by_step(opened(log)).to_dicts()}
+    lives = {row["rid"]: row["step"] for row in engine_request_table(opened(log)).to_dicts()}
     assert lives == {"early": None, "first": 1, "second": 2}
 
 
 def test_a_request_that_never_left_the_queue_has_no_prefill(log):
     log.write("engine/scheduler_0_tp0.jsonl", ("scheduler_receive", 3, 0.001, {"rid": "a"}))
-    row = only(engine_requests_by_step(opened(log)))
+    row = only(engine_request_table(opened(log)))
     assert [row[f"{part}_sec"] for part in ("queue", "prefill", "decode")] == [None, None, None]
 
 
 def test_health_checks_of_sglang_are_nobodys_requests(log):
     log.write("engine/scheduler_0_tp0.jsonl", ("scheduler_receive", 3, 0.001, {"rid": "HEALTH_CHECK_7"}))
-    assert engine_requests_by_step(opened(log)).is_empty()
-    assert shares(engine_requests_by_step(opened(log))) == {}
+    assert engine_request_table(opened(log)).is_empty()
+    assert shares(engine_request_table(opened(log))) == {}
 
 
 def test_torn_lines_cost_no_other_line(log):
     log.life("a", 0, ("admit", 1), ("first", 2), end=5)
     with (log.folder / "engine/scheduler_0_tp0.jsonl").open("a") as stream:
         stream.write('{"timestamp":"2026-11-20T19:36')
-    row = only(engine_requests_by_step(opened(log)).filter(rid="a"))
+    row = only(engine_request_table(opened(log)).filter(rid="a"))
     assert row["prefill_sec"] == pytest.approx(1)
 
 
@@ -175,14 +178,14 @@ def test_records_of_an_earlier_run_are_left_out(log):
                 '{"log_version":1,"run_id":"now"}}\n'
             )
     log.life("new", 10, ("admit", 11), ("first", 12), end=13)
-    assert "old" not in engine_requests_by_step(opened(log))["rid"].to_list()
-    assert "new" in engine_requests_by_step(opened(log))["rid"].to_list()
+    assert "old" not in engine_request_table(opened(log))["rid"].to_list()
+    assert "new" in engine_request_table(opened(log))["rid"].to_list()
 
 
 def test_a_steps_worker_is_explained_by_its_slowest_call(log):
     log.call(1, "a", "r0", 1, 10, 151)
     log.life("a", 10.5, ("admit", 158.5), ("first", 159), end=160)
-    assert explain(opened(log), 1, 0, False) == (
+    assert explain(opened(log), SLOW) == (
         "its longest engine call (request r0, turn 2): 148 s of 151 s in the scheduler's queue"
     )
 
@@ -190,7 +193,7 @@ def test_a_steps_worker_is_explained_by_its_slowest_call(log):
 def test_without_the_engines_files_nothing_is_claimed(log):
     log.call(1, "a", "r0", 0, 10, 151)
     assert not has_engine_logs(opened(log))
-    assert explain(opened(log), 1, 0, False) == ""
+    assert explain(opened(log), SLOW) == ""
 
 
 def test_what_the_engine_did_is_kept_beside_the_run_until_its_files_change(log, monkeypatch):
@@ -223,7 +226,7 @@ def without_detokenizer(log, *ends):
 def test_without_a_detokenizer_the_end_in_the_workers_own_log_counts(log, capsys):
     without_detokenizer(log, ("a", 14.5), ("b", 15))
     parts = [f"{kind}_sec" for kind in ("queue", "prefill", "decode")]
-    assert engine_requests_by_step(opened(log)).select(parts).rows() == [pytest.approx((1, 1, 2))] * 2
+    assert engine_request_table(opened(log)).select(parts).rows() == [pytest.approx((1, 1, 2))] * 2
     assert joined_calls(opened(log)).select(parts).rows() == [pytest.approx((1, 1, 2))] * 2
     assert main(["summary", str(log.folder)]) == 0
     assert (
@@ -233,7 +236,7 @@ def test_without_a_detokenizer_the_end_in_the_workers_own_log_counts(log, capsys
 
 def test_requests_whose_end_nobody_logged_do_not_count_for_the_shares(log):
     without_detokenizer(log, ("a", 14.5))
-    assert shares(engine_requests_by_step(opened(log))) == pytest.approx(
+    assert shares(engine_request_table(opened(log))) == pytest.approx(
         {"queue": 0.25, "prefill": 0.25, "decode": 0.5}
     )
     rows = {row["rid"]: row for row in joined_calls(opened(log)).to_dicts()}
@@ -248,7 +251,7 @@ def test_what_nobody_logged_is_a_dash_and_never_0(log, capsys):
     engine = json.loads(capsys.readouterr().out)["engine"]
     assert engine["shares"] == {"queue": None, "prefill": None, "decode": None}
     assert main(["summary", str(log.folder)]) == 0
-    said = "engine: 2 requests, whose ends nobody logged: - queue, - prefill, - decode"
+    said = "engine: 2 requests, whose ends were not logged: - queue, - prefill, - decode"
     assert said in " ".join(capsys.readouterr().out.split())
     assert main(["requests", str(log.folder), "--engine", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["engine_requests"]
@@ -259,7 +262,7 @@ def test_a_request_whose_first_token_a_killed_scheduler_did_not_log_has_no_prefi
     without_detokenizer(log, ("a", 14.5), ("b", 15))
     path = log.folder / "engine/scheduler_0_tp0.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    assert shares(engine_requests_by_step(opened(log))) == pytest.approx(
+    assert shares(engine_request_table(opened(log))) == pytest.approx(
         {"queue": 0.25, "prefill": 0.25, "decode": 0.5}
     )
     row = only(joined_calls(opened(log)).filter(rid="b"))

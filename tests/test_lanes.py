@@ -9,7 +9,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from sglang_instrument.analysis import open_run, request_table
-from sglang_instrument.analysis.engine_calls import engine_calls
+from sglang_instrument.analysis.engine_calls import reported_calls
 from sglang_instrument.testing import synthetic_run
 
 START_US = 1_767_600_000_000_000
@@ -79,7 +79,7 @@ def test_the_times_that_the_engine_told_come_with_a_request(tmp_path: Path) -> N
     path.parent.mkdir()
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"e2e_latency": r7, torn')
     run = open_run(tmp_path)
-    first, second = engine_calls(run, request_table(run.digest).row(0, named=True)).iter_rows(named=True)
+    first, second = reported_calls(run, request_table(run.digest).row(0, named=True)).iter_rows(named=True)
     assert [first[f"{name}_sec"] for name in ("queue", "running", "prefill", "decode", "outside")] == [
         *(1.0, 3.0, 0.5, 2.5, 0.5)
     ]

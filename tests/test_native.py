@@ -177,6 +177,7 @@ def test_status_says_which_it_is(tmp_path, monkeypatch):
 
 def test_what_people_call_tells_its_signature_and_its_words():
     assert list(inspect.signature(sglang_instrument.span).parameters) == ["event", "phase", "extra"]
+    assert list(inspect.signature(sglang_instrument.event).parameters) == ["name", "phase", "extra"]
     assert "Time a block, as in" in sglang_instrument.span.__doc__
-    assert "something happened now" in sglang_instrument.event.__doc__
+    assert "Record an instant event: " in sglang_instrument.event.__doc__
     assert sglang_instrument.span.__module__ == "sglang_instrument.recording.spans"

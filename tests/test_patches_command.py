@@ -117,7 +117,7 @@ def test_source_is_checked_in_every_form_without_importing_it(form, tmp_path, ta
             "check",
             "--trainer",
             "planted",
-            "--tables",
+            "--patches",
             str(tables),
             "--source",
             str(source),
@@ -139,7 +139,7 @@ def test_lines_notes_and_what_is_not_expected_are_told(tmp_path, tables, capsys)
             "check",
             "--trainer",
             "planted",
-            "--tables",
+            "--patches",
             str(tables),
             "--source",
             str(source),
@@ -163,7 +163,7 @@ def test_people_see_the_sites_of_one_source_and_a_count(tmp_path, tables, capsys
             "check",
             "--trainer",
             "planted",
-            "--tables",
+            "--patches",
             str(tables),
             "--source",
             str(as_folder(tmp_path)),
@@ -187,7 +187,7 @@ def test_a_table_is_well_when_all_that_is_expected_is_found(tmp_path, capsys):
         "check",
         "--trainer",
         "planted",
-        "--tables",
+        "--patches",
         str(tmp_path),
         "--source",
         str(source),
@@ -210,7 +210,7 @@ def test_the_shipped_tables_are_listed(capsys):
         (["--trainer", "verk"], "no tables of trainer 'verk'; there are: "),
         (["--source", "nowhere.whl"], "nowhere.whl: "),
         (["--source", "README.md"], "must be a folder, a wheel or a source archive"),
-        (["--tables", "nowhere"], "nowhere: not a folder of patch tables"),
+        (["--patches", "nowhere"], "nowhere: not a folder of patch tables"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(arguments, message, capsys):
@@ -224,7 +224,7 @@ def test_a_source_without_the_trainer_is_an_error(tmp_path, tables, capsys):
         "check",
         "--trainer",
         "planted",
-        "--tables",
+        "--patches",
         str(tables),
         "--source",
         str(tmp_path),
@@ -237,7 +237,7 @@ def test_an_expression_that_is_not_in_the_language_is_an_error_with_its_place(tm
     (tmp_path / "t.toml").write_text(
         'trainer = "planted"\n[[patch]]\ntarget = "m:f"\nregion = [{ event = "e", enter = { x = "a.b(" } }]\n'
     )
-    assert main(["patches", "list", "--tables", str(tmp_path)]) == 2
+    assert main(["patches", "list", "--patches", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert "t.toml" in error
     assert "a.b(" in error

@@ -173,6 +173,23 @@ def test_nothing_is_overwritten_and_nothing_unfinished_is_left(
     assert "--step goes with --perfetto" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--parquet", "x"], "--parquet needs LOGS"),
+        (["--perfetto", "x"], "--perfetto needs LOGS, the experiment's folder, or --traces DIR"),
+        (["--perfetto", "x", "--traces", "y", "--step", "0"], "--step and --validate choose from a run"),
+        (["logs", "--perfetto", "x", "--rank", "0"], "--rank goes with --traces"),
+        (["logs", "--parquet", "x", "--rank", "0"], "--rank goes with --perfetto"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", *arguments]) == 2
+    assert error in capsys.readouterr().err
+
+
 def test_the_newest_run_alone_is_written(logs: Path, tmp_path: Path) -> None:
     run = open_run(logs)
     assert run.health.records == sum(record["event"] not in CONTROL for record in records(logs))

@@ -162,7 +162,7 @@ def test_a_second_start_is_refused_for_the_engine_would_forget_the_first(capsys,
     with served(StandIn()) as (one,):
         arguments = ("start", "--worker-url", one.url, "--output-dir", tmp_path)
         profile(capsys, *arguments)
-        assert "is being profiled since" in profile(capsys, *arguments, code=2)
+        assert "has been profiled for" in profile(capsys, *arguments, code=2)
         profile(capsys, *arguments, "--force")
         assert one.paths().count("/start_profile") == 2
 
@@ -236,13 +236,13 @@ def test_a_capture_without_a_trace_says_so_and_fails(capsys, tmp_path):
             *("--requests", 1, "--timeout", 5),
             code=1,
         )
-    assert "no trace is to be seen" in shown
+    assert "no trace was found" in shown
 
 
 def test_a_capture_that_would_never_end_is_refused(capsys, tmp_path):
     with served(StandIn()) as (one,):
         arguments = ("--output-dir", tmp_path, "--num-steps", 0, "--requests", 0)
-        assert "never ends" in profile(capsys, "capture", "--worker-url", one.url, *arguments, code=2)
+        assert "would never end" in profile(capsys, "capture", "--worker-url", one.url, *arguments, code=2)
 
 
 # --- vLLM: a stand-in with its routes --------------------------------------------------------------
@@ -319,12 +319,12 @@ def test_a_server_that_is_no_router_is_said_to_be_one(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "say what to do"),
-        (("start", "--action", "stop"), "which of them"),
-        (("start",), "which workers"),
+        ((), "profile needs an action"),
+        (("start", "--action", "stop"), "give one action"),
+        (("start",), "profile needs workers"),
         (("start", "--worker-url", "http://"), "is no address"),
         (("start", "--worker-url", "127.0.0.1:1", "--num-steps", "-1"), "at least 1"),
-        (("start", "--worker-url", "127.0.0.1:1", "--workers", "7"), "there are 0 to 0"),
+        (("start", "--worker-url", "127.0.0.1:1", "--workers", "7"), "the workers are 0 to 0"),
         (("start", "--worker-url", "127.0.0.1:1", "--workers", "x"), "write 5-7,20"),
         (("start", "--log", "/nowhere/train.log"), "No such file"),
     ],
@@ -606,9 +606,9 @@ def test_a_rollout_that_sleeps_says_how_to_reach_the_engines_and_can_be_woken(ru
         SGLANG_INSTRUMENT_WAKE=str(wake),
         SGLANG_INSTRUMENT_HEARTBEAT_SEC="0.2",
     )
-    assert "rollout 3 waits since 0 s" in script.stderr
+    assert "rollout 3 has waited for 0 s" in script.stderr
     assert "profile capture --router-url http://127.0.0.1:9" in script.stderr
-    assert "woken by" in script.stderr
+    assert "ended by" in script.stderr
     assert "Traceback" not in script.stderr
 
 
@@ -631,7 +631,7 @@ def test_nobody_else_can_wake_a_rollout_that_sleeps(start_script, tmp_path):
     assert script.process.poll() is None
     wake.touch()
     script.wait(1)
-    assert f"woken by {wake}" in script.stderr
+    assert f"ended by {wake}" in script.stderr
     assert not wake.parent.exists()
 
 

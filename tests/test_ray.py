@@ -114,7 +114,7 @@ DEATH = """
 
 def test_of_two_actors_the_one_that_is_killed_in_the_middle_of_a_step_is_named(start_script):
     from sglang_instrument.analysis import open_run
-    from sglang_instrument.analysis.verdict import verdict
+    from sglang_instrument.analysis.verdict import verdict_of
 
     script = start_script(DEATH)
     script.wait(code=1, timeout=600)
@@ -122,7 +122,7 @@ def test_of_two_actors_the_one_that_is_killed_in_the_middle_of_a_step_is_named(s
     while not (run := open_run(script.folder)).is_over:  # the other one is ended with its driver
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert verdict(run.digest, run.files, run.is_over) == (
+    assert verdict_of(run) == (
         "step 3: worker 1 was the only one with requests left when the run ended: "
         "it had completed 3 requests, the others 8"
     )

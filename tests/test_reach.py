@@ -223,7 +223,7 @@ def test_a_worker_in_a_package_cache_of_rays_says_where_its_logs_go(tmp_path):
             capture_output=True,
             text=True,
         )
-        assert ("package cache of Ray" in done.stdout) is expected, done.stderr
+        assert ("a package cache that Ray deletes" in done.stdout) is expected, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import polars as pl
 import pytest
 from browser import Browser, browser
 
-from sglang_instrument.analysis import Rules, find, open_run, request_table, what_if
+from sglang_instrument.analysis import Rules, findings_of, open_run, request_table, what_if
 from sglang_instrument.cli.main import main
+from sglang_instrument.report import page as page_module
 from sglang_instrument.testing import BlockedLoop, Hang, Plateau, SlowReward, Straggler, synthetic_run
 
 DEMO = Path(__file__).parent / "logs" / "demo"  # written by `make demo`: the real engine
@@ -108,7 +109,7 @@ def test_the_planted_causes_stand_where_one_looks_for_them(
     page: Browser, report: Callable[..., Path], runs: dict[str, Path]
 ) -> None:
     run = open_run(runs["plateau"])
-    found = find(run.digest, run.files)
+    found = findings_of(run, over=False)
     assert {one.cause for one in found} >= {"plateau", "slow_reward", "blocked_loop", "straggler"}
     page.open(report("plateau")).draw_all()
     verdict = page.text("verdict")
@@ -136,7 +137,7 @@ def test_a_request_of_the_real_engine_tells_its_queue_and_its_waiting(
     shown = page.js("document.querySelector('#slowest details[open]').innerText")
     assert "in the queue" in shown
     assert "engine_generate" in shown
-    assert "waiting" in shown
+    assert "suspended" in shown
 
 
 def test_validations_are_shown_apart(
@@ -267,3 +268,11 @@ def test_light_and_dark_differ_and_the_phases_keep_their_colours(
     assert paper() == second["paper"]
     page.do("document.getElementById('theme').click()")
     assert page.complaints() == []
+
+
+def test_no_line_of_the_pages_code_is_longer_than_one_of_python() -> None:
+    scripts = sorted(Path(page_module.__file__).parent.glob("templates/*.js"))
+    assert {path.name for path in scripts} == set(page_module.SCRIPTS)
+    for path in scripts:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            assert len(line) <= 110, f"{path.name}:{number}"

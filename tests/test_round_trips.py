@@ -13,7 +13,7 @@ from made_traces import START_US, MadeTrace
 from perfetto_tracks import group_of, parsed
 
 from sglang_instrument.analysis import open_run, process_clocks, round_trip_table
-from sglang_instrument.analysis.join import engine_requests_by_step
+from sglang_instrument.analysis.join import engine_request_table
 from sglang_instrument.analysis.round_trips import ahead_us
 from sglang_instrument.cli.main import main
 from sglang_instrument.report.chosen import Chosen
@@ -165,7 +165,7 @@ def test_a_clock_that_was_set_in_between_is_said_to_be(tmp_path: Path, capsys) -
     assert row["low_sec"] > row["high_sec"]
     assert row["residual_sec"] == pytest.approx(30, abs=0.01)
     main(["check", str(tmp_path)])
-    assert "no constant difference of clocks fits the 2 round trips of worker_0 and server_0" in " ".join(
+    assert "no constant offset fits the 2 round trips of worker_0 and server_0" in " ".join(
         capsys.readouterr().out.split()
     )
 
@@ -204,14 +204,15 @@ def test_clocks_are_followed_from_process_to_process(skewed: Path) -> None:
 
 def test_requests_of_the_engine_are_placed_in_the_step_of_their_time(skewed: Path) -> None:
     # On its own clock each would lie behind the begin of step 2.
-    lives = engine_requests_by_step(open_run(skewed, cached=False)).to_dicts()
+    lives = engine_request_table(open_run(skewed, cached=False)).to_dicts()
     assert {life["rid"]: life["step"] for life in lives} == {"s0": 1, "o": 1, "s1": 2}
 
 
 def test_people_are_told_whose_clock_differs(skewed: Path, capsys) -> None:
     main(["check", str(skewed)])
     said = " ".join(capsys.readouterr().out.split())
-    assert "the clock of server_0 is +99.996 s from that of worker_0, +- 0.006 s, by round trips of" in said
+    assert "the clock of server_0 differs from that of worker_0 by +99.996 s +- 0.006 s, measured" in said
+    assert "by round trips of" in said
     assert "worker_0; the same clock: scheduler_0_tp0" in said
     main(["workers", str(skewed), "--json"])
     rows = json.loads(capsys.readouterr().out)["round_trips"]
@@ -255,7 +256,7 @@ def test_traces_of_a_host_are_moved_with_its_processes(skewed: Path, capsys) -> 
     assert answer["steps"][0]["overlap_sec"] == pytest.approx(7.5)
     assert answer["steps"][0]["idle"] == pytest.approx(2 / 7.5, abs=1e-3)
     out = skewed.parent / "merged"
-    assert main(["trace", "merge", str(trace), "-o", str(out), "--run", str(skewed)]) == 0
+    assert main(["export", str(skewed), "--perfetto", str(out), "--traces", str(trace)]) == 0
     slices = [one for track in parsed(out).values() for one in track.slices]
     kernels = sorted(start - EPOCH_US * 1000 for name, start, *_ in slices if name == "gemm")
     assert kernels == pytest.approx([3e9, 10e9], abs=0.012e9)

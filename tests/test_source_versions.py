@@ -56,7 +56,7 @@ def checked(tmp_path, capsys):
             (root / name).write_text(content)
         (tmp_path / "tables").mkdir()
         (tmp_path / "tables/mine.toml").write_text(TABLE)
-        ours = ["--trainer", "mine", "--tables", str(tmp_path / "tables"), "--source", str(root)]
+        ours = ["--trainer", "mine", "--patches", str(tmp_path / "tables"), "--source", str(root)]
         code = main(["patches", "check", *ours])
         printed = capsys.readouterr().out
         assert main(["patches", "check", *ours, "--json"]) == code

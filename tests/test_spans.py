@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import inspect
 import pickle
 import threading
 import time
@@ -97,6 +98,19 @@ def test_a_custom_span_can_name_its_phase(seen):
     assert not spans.OPEN
 
 
+def test_span_and_event_take_the_same_keywords(seen):
+    of_span, of_event = (dict(inspect.signature(made).parameters) for made in (span, event))
+    assert [of_span["phase"], of_span["extra"]] == [of_event["phase"], of_event["extra"]]
+    assert len(of_span) == len(of_event) == 3
+    with bind(request_id="bound", turn=1):
+        event("bought", phase="tool", request_id="mine", turn=4, cents=3)
+        with span("buying", phase="tool", request_id="mine", turn=4, cents=3):
+            pass
+    for record in seen:
+        assert record["phase"] == "tool"
+        assert record["extra"] == {"request_id": "mine", "turn": 4, "cents": 3}
+
+
 def test_only_spans_of_watched_phases_are_known_while_open(seen):
     with span("turn_post_process"):
         assert not spans.OPEN
@@ -120,8 +134,9 @@ def test_while_nothing_is_installed_a_span_still_measures():
 def test_a_name_that_is_none_is_written_as_what_it_is_and_raises_nothing(seen, name, phase):
     with span(name, phase=phase, k=1):
         pass
-    event(name)
+    event(name, phase=phase)
     assert [(record["event"], record.get("extra")) for record in seen] == [(name, {"k": 1}), (name, None)]
+    assert [record.get("phase") for record in seen] == [phase, phase]
 
 
 def test_async_with_is_the_same_as_with(seen):

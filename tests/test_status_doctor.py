@@ -166,7 +166,7 @@ def test_status_shows_the_newest_run_and_names_the_processes_of_earlier_ones(ins
     os.utime(folder / "processes/reward_0.json", (1, 1))
     out = printed("status", folder)
     assert "run second" in out
-    assert "left out, of earlier runs: reward_0" in out
+    assert "not shown, from earlier runs: reward_0" in out
 
 
 def test_status_reads_on_past_a_file_that_is_no_json(install, printed):
@@ -181,7 +181,7 @@ def test_status_reads_on_past_a_file_that_is_no_json(install, printed):
 def test_status_of_a_folder_without_processes_is_refused(tmp_path, capsys):
     (tmp_path / "step_1").mkdir()
     assert main(["status", str(tmp_path)]) == 2
-    assert "no process described itself" in capsys.readouterr().err
+    assert "processes/ holds no readable file" in capsys.readouterr().err
 
 
 def test_a_killed_process_leaves_word_of_what_was_patched_since_its_first_record(run_script, printed, tables):
@@ -237,7 +237,7 @@ def test_doctor_names_the_events_that_would_be_missing(printed, log_dir, tables,
     monkeypatch.setenv("SGLANG_INSTRUMENT_TRAINERS", "mine")
     patches = doctor(printed, "--log-dir", log_dir, code=1)["patches"]
     assert patches["found"].endswith("1 of 2 events, without nothing")
-    assert patches["todo"] == "`sglang-instrument patches check --trainer mine` says why"
+    assert patches["todo"] == "`sglang-instrument patches check --trainer mine` shows why"
 
 
 def test_doctor_says_that_no_trainer_is_here(printed, log_dir, tables, monkeypatch):
@@ -248,7 +248,7 @@ def test_doctor_says_that_no_trainer_is_here(printed, log_dir, tables, monkeypat
     monkeypatch.setenv("SGLANG_INSTRUMENT_PATCHES", str(tables))
     monkeypatch.setenv("SGLANG_INSTRUMENT_TRAINERS", "mine")
     out = printed("doctor", "--log-dir", log_dir, code=1)
-    assert re.search(r"^problem +patches +no no_such_package is installed here; ", out, re.MULTILINE)
+    assert re.search(r"^problem +patches +none of no_such_package is installed; ", out, re.MULTILINE)
 
 
 def test_doctor_finds_a_folder_that_cannot_be_written(printed, log_dir):

@@ -7,8 +7,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from sglang_instrument.analysis import find, open_run, step_table
-from sglang_instrument.analysis.join import engine_requests_by_step, shares
+from sglang_instrument.analysis import findings_of, open_run, step_table
+from sglang_instrument.analysis.join import engine_request_table, shares
 from sglang_instrument.analysis.round_trips import ahead_us
 from sglang_instrument.demo.synthetic import write
 from sglang_instrument.schema import KEYS, REFERENCE_EVENTS
@@ -199,11 +199,11 @@ def test_engines_log_each_call_on_their_own_clock(tmp_path: Path) -> None:
     ahead = ahead_us(run)
     assert ahead.keys() == {"server_1", "scheduler_1", "detokenizer_1"}
     assert ahead["server_1"] == pytest.approx(30e6, abs=0.05e6)
-    lives = engine_requests_by_step(run)
+    lives = engine_request_table(run)
     turns = run.digest.turns.group_by("step").len().sort("step").rows()
     assert lives.group_by("step").len().sort("step").rows() == turns
     assert shares(lives)["queue"] == pytest.approx(0.1, abs=0.01)
-    assert find(run.digest, run.files) == []
+    assert findings_of(run, over=False) == []
 
 
 def test_engines_change_nothing_that_workers_measured(tmp_path: Path) -> None:

@@ -479,13 +479,12 @@ def test_a_cut_trace_is_analysed_and_said_to_be_cut(
     path = engine_trace().write(tmp_path / "c-TP-0.trace.json")
     path.write_bytes(path.read_bytes()[:-600])
     assert main(["trace", "analyze", str(path)]) == 0
-    assert "the file ends early" in capsys.readouterr().out
+    assert "the file is cut short" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("merge", "x"), "merge needs -o FILE"),
         (("analyze", "x", "--top", "0"), "--top must be at least 1"),
         (("analyze", "no-such-folder"), "no such file or folder"),
     ],

@@ -44,7 +44,7 @@ def test_idle_time_of_an_engine_is_laid_beside_what_requests_did(
 def test_a_run_of_another_time_is_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = trace_of_work(tmp_path / "p-TP-0.trace.json", [(20, 21), (22, 23)])
     assert main(["trace", "analyze", str(path), "--run", str(run_beside(tmp_path / "exp"))]) == 0
-    assert "no step ran during the traces" in " ".join(capsys.readouterr().out.split())
+    assert "no step ran while the traces were recorded" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_profile_id_that_names_a_worker_is_of_that_worker_alone(tmp_path: Path) -> None:
@@ -62,9 +62,9 @@ def test_a_trace_without_a_clock_is_laid_beside_nothing(tmp_path: Path) -> None:
     assert idle_in_steps(one, pl.DataFrame(), pl.DataFrame(), [0]) == []
     logs = run_beside(tmp_path / "exp")
     out = tmp_path / "out.pftrace"
-    assert main(["trace", "merge", str(path), "-o", str(out), "--run", str(logs)]) == 2
+    assert main(["export", str(logs), "--perfetto", str(out), "--traces", str(path)]) == 2
     assert not out.exists()
-    assert main(["trace", "merge", str(path), "-o", str(out)]) == 0
+    assert main(["export", "--perfetto", str(out), "--traces", str(path)]) == 0
 
 
 def test_merged_traces_have_every_event_under_the_rollouts(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_merged_traces_have_every_event_under_the_rollouts(tmp_path: Path) -> No
         engine_trace().write(traces / f"p-TP-{rank}.trace.json.gz")
     logs = run_beside(tmp_path / "exp")
     out = tmp_path / "out.pftrace"
-    assert main(["trace", "merge", str(traces), "-o", str(out), "--run", str(logs)]) == 0
+    assert main(["export", str(logs), "--perfetto", str(out), "--traces", str(traces)]) == 0
     tracks = parsed(out)
     expected = Counter(
         (event["name"], round(event["ts"] * 1000), round(event["dur"] * 1000))
@@ -94,6 +94,15 @@ def test_merged_traces_have_every_event_under_the_rollouts(tmp_path: Path) -> No
     (step,) = (one for track in tracks.values() for one in track.slices if one[0] == "total_step_duration")
     begins = [start for track in tracks.values() for name, start, *_ in track.slices if "gemm" in name]
     assert all(step[1] <= begin <= step[2] for begin in begins)
+
+
+def test_traces_are_written_without_a_run_and_by_rank(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        engine_trace().write(tmp_path / f"p-TP-{rank}.trace.json.gz")
+    out = tmp_path / "out.pftrace"
+    assert main(["export", "--perfetto", str(out), "--traces", str(tmp_path), "--rank", "1"]) == 0
+    tracks = parsed(out)
+    assert {group_of(track, tracks).name for track in tracks.values() if track.slices} == {"engine TP-1"}
 
 
 def test_only_kernels_of_the_same_time_are_merged_into_one_step(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from other_runs import OtherRun
 
 from sglang_instrument.analysis import open_run
-from sglang_instrument.analysis.verdict import Finding, find, verdict
+from sglang_instrument.analysis.verdict import Finding, findings_of, verdict_of
 from sglang_instrument.demo.synthetic import write
 from sglang_instrument.testing import BlockedLoop, Hang, Plateau, SlowReward, Straggler, synthetic_run
 
@@ -18,7 +18,7 @@ def found_in(seed: int, **planted: Any) -> list[Finding]:
     with TemporaryDirectory() as folder:
         synthetic_run(folder, steps=6, workers=4, requests=16, seed=seed, **planted)
         run = open_run(folder)
-        return find(run.digest, run.files)
+        return findings_of(run, over=False)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_skewed_clock_is_no_cause() -> None:
 def test_the_verdict_on_step_67_is_the_story_of_the_readme(tmp_path: Path) -> None:
     write(tmp_path)
     run = open_run(tmp_path, cached=False)
-    assert verdict(run.digest, run.files) == (
+    assert verdict_of(run, over=False) == (
         "step 67: worker 0 arrived 160 s late; 109 of its 512 requests stood still from 19 s to 166 s, "
         "in turn 2 (turn_engine_call)"
     )
@@ -58,20 +58,20 @@ def test_the_verdict_on_step_67_is_the_story_of_the_readme(tmp_path: Path) -> No
 
 def test_a_clean_run_is_told_so_with_its_slowest_step(tmp_path: Path) -> None:
     run = open_run(synthetic_run(tmp_path, steps=3, workers=2, requests=6))
-    assert verdict(run.digest, run.files).startswith("nothing out of the ordinary; the slowest step is ")
+    assert verdict_of(run, over=False).startswith("nothing out of the ordinary; the slowest step is ")
 
 
 def test_clean_runs_of_a_kind_that_nobody_tuned_for_are_not_accused_either() -> None:
     for seed in range(8):
         with TemporaryDirectory() as folder:
             run = open_run(OtherRun(seed).write(Path(folder)))
-            assert find(run.digest, run.files) == []
+            assert findings_of(run, over=False) == []
 
 
 @pytest.mark.parametrize(("kind", "cause"), [("engine", "straggler"), ("tool", "slow_tool")])
 def test_a_slow_worker_of_another_kind_of_run_is_found(kind: str, cause: str, tmp_path: Path) -> None:
     run = open_run(OtherRun(2, slow=(kind, 3, 2, 6.0)).write(tmp_path))
-    found = find(run.digest, run.files)
+    found = findings_of(run, over=False)
     assert cause in [one.cause for one in found]
     assert {(one.step, one.worker) for one in found} == {(3, 2)}
 
@@ -109,7 +109,7 @@ def test_one_tool_call_that_takes_far_longer_than_any_other_is_found(tmp_path: P
             tools = usual_tools(step, worker)
             write_requests(tmp_path, step, worker, [8.0, *tools[1:]] if (step, worker) == (2, 1) else tools)
     run = open_run(tmp_path)
-    (found,) = find(run.digest, run.files)
+    (found,) = findings_of(run, over=False)
     assert (found.cause, found.step, found.worker) == ("slow_tool", 2, 1)
     assert found.evidence["request_id"] == "2.1.0"
     assert found.lost_sec == pytest.approx(7.8, abs=0.05)
@@ -127,7 +127,7 @@ def test_a_tool_call_that_merely_waits_for_a_held_loop_is_not_accused_beside_who
     with (tmp_path / "step_2" / "worker_1.jsonl").open("a") as file:
         file.write(json.dumps(block) + "\n")
     run = open_run(tmp_path)
-    (found,) = find(run.digest, run.files)
+    (found,) = findings_of(run, over=False)
     assert (found.cause, found.step, found.worker) == ("blocked_loop", 2, 1)
 
 
@@ -137,7 +137,7 @@ def test_a_worker_whose_tools_are_all_slow_is_found_among_few_steps(tmp_path: Pa
             slower = 2.0 if (step, worker) == (2, 1) else 0.0
             write_requests(tmp_path, step, worker, [slower + sec for sec in usual_tools(step, worker)])
     run = open_run(tmp_path)
-    (found,) = find(run.digest, run.files)
+    (found,) = findings_of(run, over=False)
     assert (found.cause, found.step, found.worker) == ("slow_tool", 2, 1)
 
 
@@ -147,4 +147,4 @@ def test_a_step_that_is_slow_for_all_its_workers_is_nobodys_fault(tmp_path: Path
             token_sec = 0.05 if step == 4 else 0.01
             write_requests(tmp_path, step, worker, usual_tools(step, worker), token_sec)
     run = open_run(tmp_path)
-    assert find(run.digest, run.files) == []
+    assert findings_of(run, over=False) == []

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from sglang_instrument.analysis import Digest, open_run
-from sglang_instrument.analysis.compare import compare
+from sglang_instrument.analysis.compare import comparison_table
 from sglang_instrument.analysis.whatif import Rules, what_if
 from sglang_instrument.testing import Straggler, synthetic_run
 
@@ -101,7 +101,7 @@ def test_requests_dealt_anew_never_take_longer_nor_less_than_the_longest(digest:
 
 
 def test_two_equal_runs_differ_by_noise_only(digest: Digest) -> None:
-    table = compare(digest, digest)
+    table = comparison_table(digest, digest)
     assert table["noise"].all()
     assert table["ratio"].to_list() == pytest.approx([1.0] * len(table))
 
@@ -112,7 +112,10 @@ def test_a_slower_engine_is_more_than_noise(digest: Digest, tmp_path: Path) -> N
             tmp_path / str(step), steps=5, workers=3, requests=20, straggler=Straggler(step, 0, 3.0)
         )
         (folder / f"step_{step}").rename(tmp_path / f"step_{step}")
-    table = {row["metric"]: row for row in compare(digest, open_run(tmp_path).digest).iter_rows(named=True)}
+    table = {
+        row["metric"]: row
+        for row in comparison_table(digest, open_run(tmp_path).digest).iter_rows(named=True)
+    }
     assert table["duration"]["ratio"] > 1.2
     assert not table["max"]["noise"]
     assert table["duration"]["low"] <= table["duration"]["ratio"] <= table["duration"]["high"]

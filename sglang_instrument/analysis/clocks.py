@@ -15,7 +15,7 @@ def numbered_barriers(digest: Digest) -> pl.DataFrame:
 
 
 def clock_table(digest: Digest) -> pl.DataFrame:
-    """Return one row per worker.
+    """Return the clock offset of each worker, one row per worker.
 
     Returns:
         worker; barriers: how many it left together with others; offset_sec: how far its clock is ahead of the

@@ -25,7 +25,7 @@ _CONFIDENCE: Final = 0.95
 _FEWEST: Final = 5  # with fewer common steps, the noise cannot be estimated
 
 
-def compare(one: Digest, other: Digest, seed: int = 0) -> pl.DataFrame:
+def comparison_table(one: Digest, other: Digest, seed: int = 0) -> pl.DataFrame:
     """Return one row per metric that both runs have, over the steps that both runs have.
 
     Args:

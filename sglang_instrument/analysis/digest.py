@@ -70,7 +70,7 @@ _NESTING_COLUMNS: Final = (
 
 @dataclass(frozen=True, eq=False)
 class Digest:
-    """The tables of `SCHEMAS`, for the records of the newest runs."""
+    """Steps, requests, turns and barriers of a run, a table each (`SCHEMAS`): what most answers need."""
 
     steps: pl.DataFrame
     requests: pl.DataFrame

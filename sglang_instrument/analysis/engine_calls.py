@@ -28,7 +28,7 @@ _SCHEMA: Final[dict[str, Any]] = {
 }
 
 
-def engine_calls(run: Run, row: dict[str, Any]) -> pl.DataFrame:
+def reported_calls(run: Run, row: dict[str, Any]) -> pl.DataFrame:
     """Return one row per engine call whose times the engine reported (`meta_info`), by their ends.
 
     Args:

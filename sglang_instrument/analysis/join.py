@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.lives import engine_requests, iter_records
+from sglang_instrument.analysis.lives import cached_engine_requests, engine_requests, iter_records
 from sglang_instrument.analysis.round_trips import ahead_us, of_worker
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.digest import Digest
     from sglang_instrument.analysis.run import Run
+    from sglang_instrument.analysis.verdict import Finding
 
 _CALLS: Final[dict[str, Any]] = {
     "rid": pl.String,
@@ -58,6 +59,21 @@ def joined_calls(
     return joined.with_columns(outside_sec=pl.when(_IS_WHOLE).then(outside))
 
 
+def calls_of_request(run: Run, row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the calls of a request as `joined_calls` has them, each with `why` it took so long.
+
+    Args:
+        run: The run.
+        row: The request, as `request_table` has it.
+    """
+    if not has_engine_logs(run):
+        return []
+    calls = joined_calls(run, row["step"], row["worker"], row["validate"])
+    usual = usual_token_sec(calls)
+    mine = calls.filter(request_id=row["request_id"]).to_dicts()
+    return [{**call, "why": why(call, usual)} for call in mine]
+
+
 def _calls(run: Run, files: Any) -> pl.DataFrame:
     """Return the caller of each `rid`; of nested spans, the outermost one, which lasted longest."""
     rows = [
@@ -79,8 +95,8 @@ def _calls(run: Run, files: Any) -> pl.DataFrame:
     return table.sort("call_sec", descending=True).unique("rid", keep="first", maintain_order=True)
 
 
-def engine_requests_by_step(run: Run) -> pl.DataFrame:
-    """Return `engine_requests` with the `step`, and `validate`, in which each request arrived, by time.
+def engine_request_table(run: Run) -> pl.DataFrame:
+    """Return one row per engine request: `engine_requests` with the `step`, and `validate`, of its arrival.
 
     Processes of the engine do not know the step: it is the last step that any worker had begun. Requests
     before the first step have null. Clocks that round trips show to differ are aligned first (`round_trips`).
@@ -101,6 +117,21 @@ def with_step(requests: pl.DataFrame, digest: Digest, ahead: Mapping[str, int]) 
     )
     rows = requests.sort("start_us")
     return rows.join_asof(begun.select("start_us", "step", "validate"), on="start_us", strategy="backward")
+
+
+def engine_summary(run: Run) -> dict[str, Any] | None:
+    """Return the shares of the time in the engine over a run; None if no process of the engine logged.
+
+    Returns:
+        requests; retractions, None if no scheduler logged them; shares: as `shares` returns them.
+    """
+    return engine_summary_of(cached_engine_requests(run)) if has_engine_logs(run) else None
+
+
+def engine_summary_of(requests: pl.DataFrame) -> dict[str, Any]:
+    """Return the same for some rows of `engine_request_table`."""
+    retractions = int(requests["retractions"].sum()) if requests["retractions"].count() else None
+    return {"requests": len(requests), "retractions": retractions, "shares": shares(requests)}
 
 
 def shares(requests: pl.DataFrame) -> dict[str, float | None]:
@@ -161,11 +192,12 @@ def usual_token_sec(calls: pl.DataFrame) -> float | None:
     return pace.to_series().drop_nulls().median()  # type: ignore[return-value]
 
 
-def explain(run: Run, step: int, worker: int, validate: bool, turn: int | None = None) -> str:
-    """Return why the slowest call of a worker's step took so long; "" if the engine wrote no logs."""
+def explain(run: Run, finding: Finding) -> str:
+    """Return why the slowest engine call behind a finding took so long; "" if the engine wrote no logs."""
     if not has_engine_logs(run):
         return ""
-    calls = joined_calls(run, step, worker, validate)
+    calls = joined_calls(run, finding.step, finding.worker, finding.validate)
+    turn = finding.evidence.get("turn")
     asked = calls if turn is None else calls.filter(turn=turn)
     if asked.is_empty():
         return ""

@@ -31,7 +31,7 @@ class Run:
     Attributes:
         folder: The experiment's folder.
         files: Its log files and their control records.
-        everything: Steps, requests, turns and barriers of the newest runs.
+        everything: Steps, requests, turns and barriers of the newest runs, with records outside of any step.
         cached: Whether tables may be cached in the folder.
     """
 

@@ -7,7 +7,7 @@ it.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
@@ -19,6 +19,9 @@ from sglang_instrument.analysis.silent import UnfinishedStep, unfinished_steps
 from sglang_instrument.analysis.steps import step_table, worker_steps
 from sglang_instrument.analysis.stuck import find_hangs
 from sglang_instrument.analysis.workers import barrier_table
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run import Run
 
 _OF_STEP: Final = 0.05  # a smaller share of the step is not worth a finding
 _LEAST_SEC: Final = 0.5  # nor is a shorter time
@@ -54,15 +57,15 @@ class Finding:
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
-def find(digest: Digest, files: list[File], over: bool = False) -> list[Finding]:
+def findings_of(run: "Run", over: bool | None = None) -> list[Finding]:
     """Return everything out of the ordinary in a run: hangs and deaths first, then by the time lost.
 
     Args:
-        digest: Of the run.
-        files: Its files.
-        over: Whether the run is over (`Run.is_over`); in a run that goes on, no worker counts as dead.
+        run: The run.
+        over: Whether the run is over, default `run.is_over`; in a run that goes on, no worker counts as dead.
     """
-    digest = digest.of_workers()
+    over = run.is_over if over is None else over
+    digest, files = run.digest.of_workers(), run.files
     found = [
         *_standstills(digest),
         *_slow_work(digest),
@@ -76,9 +79,16 @@ def find(digest: Digest, files: list[File], over: bool = False) -> list[Finding]
     return [*ended, *sorted(found, key=lambda one: -one.lost_sec)]
 
 
-def verdict(digest: Digest, files: list[File], over: bool = False) -> str:
-    """Return one sentence: what cost most time, or that nothing is out of the ordinary; see `find`."""
-    found = find(digest, files, over)
+def verdict_of(run: "Run", over: bool | None = None) -> str:
+    """Return one sentence: what cost most time, or that nothing is out of the ordinary.
+
+    Args:
+        run: The run.
+        over: As in `findings_of`.
+    """
+    over = run.is_over if over is None else over
+    digest, files = run.digest, run.files
+    found = findings_of(run, over)
     if found:
         more = f" ({len(found) - 1} more findings)" if len(found) > 1 else ""
         return found[0].sentence + more

@@ -1,13 +1,15 @@
 """Estimate, from recorded tokens and times, how long steps would take under other rules. It is a model."""
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.compare import mean_interval
 from sglang_instrument.analysis.digest import KINDS, Digest
-from sglang_instrument.analysis.steps import worker_steps
+from sglang_instrument.analysis.steps import step_table, worker_steps
 from sglang_instrument.analysis.together import is_first, sum_before
+from sglang_instrument.errors import InstrumentError
 
 ASSUMPTIONS: Final = (
     "the engine is as fast with fewer requests in it; in truth the remaining ones become faster",
@@ -180,3 +182,32 @@ def _scaled(
             )
         saved = saved + pl.col(column) * (1 - factor)
     return requests, saved
+
+
+def validation_of(predicted: pl.DataFrame, real: Digest) -> dict[str, Any]:
+    """Compare a prediction with a run in which the rules were in force.
+
+    Args:
+        predicted: As `what_if` returns it.
+        real: Of the other run.
+
+    Returns:
+        steps: that both have; predicted_sec, real_sec: means over them, without barriers; predicted_low,
+        predicted_high, real_low, real_high: their 95 % intervals; ratio: predicted over real; overlap:
+        whether the intervals do.
+
+    Raises:
+        InstrumentError: The two have no step in common.
+    """
+    busy = step_table(real).select("step", "validate", "busy_sec")
+    both = predicted.join(busy, on=["step", "validate"])
+    if both.is_empty():
+        raise InstrumentError("the two runs have no step in common")
+    answer: dict[str, Any] = {"steps": len(both)}
+    for of, column in (("predicted", "predicted_sec"), ("real", "busy_sec")):
+        values = both[column].to_list()
+        answer[f"{of}_sec"] = sum(values) / len(values)
+        answer[f"{of}_low"], answer[f"{of}_high"] = mean_interval(values)
+    answer["ratio"] = answer["predicted_sec"] / answer["real_sec"] if answer["real_sec"] else 0.0
+    disjoint = answer["predicted_low"] > answer["real_high"] or answer["real_low"] > answer["predicted_high"]
+    return {**answer, "overlap": not disjoint}

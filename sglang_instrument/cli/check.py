@@ -1,4 +1,4 @@
-"""Say whether a run's log is whole, and what was running where it is not."""
+"""Check whether a run's log is whole, and show what was running where it is not."""
 
 from __future__ import annotations
 
@@ -8,30 +8,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.cli.numbers import count, seconds
+from sglang_instrument.cli.select import LOGS_HELP
 from sglang_instrument.cli.tables import print_json, print_line, reading
 
 if TYPE_CHECKING:
-    from sglang_instrument.analysis.run import Run
     from sglang_instrument.analysis.verdict import Finding
 
 HELP: Final = """\
-Check a run's log: what was dropped, torn, left open or sampled out, which files are missing, empty or of a
-newer version, whose clock differs, who never wrote, and what was running when it died or hung. Exit code 1 if
-something is wrong. Processes that ended abruptly are named, and are no fault: Ray kills its actors.
+Check a run's log: records that were dropped, torn or sampled out, files that are missing, empty or of a newer
+version, spans that never ended, workers that wrote nothing or died, clocks that differ. Exit code 1 if
+something is wrong. A process that did not close its log is named, but is no fault: Ray kills its actors.
 
     sglang-instrument check logs/gsm8k_600
+
+Use it after a run, or on a run that hangs. For patches and notices of each process: `status`. When no file
+appears at all: `doctor`.
 
 --json prints {"folder", "whole", "health": {...}, "open": [{"file", "event", "request_id", "turn", "age_sec",
 "stack"}], "clocks": [{"worker", "barriers", "offset_sec", "residual_sec"}], "round_trips": [{"client",
 "server", "calls", "low_sec", "high_sec", "offset_sec", "residual_sec", "same_clock"}], "silent":
 [PROCESS], "deaths": [{"step", "validate", "worker", "sentence", "evidence": {...}}]}."""
 
-_RESIDUAL_SEC: Final = 0.05  # above this, times of different hosts should not be compared
+_RESIDUAL_SEC: Final = 0.05  # above this, do not compare times of different hosts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `check`."""
-    parser.add_argument("logs", metavar="LOGS", type=Path, help="the experiment's folder, logs/EXPERIMENT")
+    parser.add_argument("logs", metavar="LOGS", type=Path, help=LOGS_HELP)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -40,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
     from sglang_instrument.analysis.clocks import clock_table
     from sglang_instrument.analysis.round_trips import process_clocks, round_trip_table
     from sglang_instrument.analysis.run import open_run
-    from sglang_instrument.analysis.verdict import find
+    from sglang_instrument.analysis.unfinished import unended_spans, workers_without_records
+    from sglang_instrument.analysis.verdict import findings_of
     from sglang_instrument.cli.clocks import print_clocks
 
     with reading() as progress:
@@ -48,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
         clocks = clock_table(opened.digest).to_dicts()
         pairs = round_trip_table(opened)
         processes = process_clocks(opened, pairs)
-        found = find(opened.digest, opened.files, opened.is_over)
+        found = findings_of(opened)
     deaths = [one for one in found if one.cause == "death"]
-    health, still_open, silent = opened.health, _open_spans(opened), _silent(opened)
+    health, still_open, silent = opened.health, unended_spans(opened), workers_without_records(opened)
     files = (health.unreadable, health.missing, health.empty, health.newer)
     wrong = health.torn + health.foreign + health.dropped
     wrong += sum(map(len, (*files, health.unclosed, still_open, silent, deaths)))
@@ -74,12 +78,12 @@ def run(args: argparse.Namespace) -> int:
     for one in deaths:
         print_line(one.sentence)
     for process in silent:
-        print_line(f"processes/{process}.json is there, but {process} wrote no record")
+        print_line(f"{process} wrote no record, though processes/{process}.json exists")
     for row in clocks:
         if abs(row["offset_sec"]) > _RESIDUAL_SEC or row["residual_sec"] > _RESIDUAL_SEC:
             print_line(
-                f"the clock of worker {row['worker']} is {row['offset_sec']:+.3f} s from the median, "
-                f"+- {row['residual_sec']:.3f} s over {count(row['barriers'])} barriers"
+                f"the clock of worker {row['worker']} differs from the median by {row['offset_sec']:+.3f} s "
+                f"+- {row['residual_sec']:.3f} s, by {count(row['barriers'])} barriers"
             )
     print_clocks(pairs, processes)
     print_line("something is wrong" if wrong else "nothing is wrong")
@@ -87,21 +91,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _without_loss(finding: Finding) -> dict[str, Any]:
-    """Return a finding as JSON, less what is said of none of these: the cause, and what it cost."""
+    """Return a death as JSON, without its cause and the time lost: a death has none."""
     return {key: value for key, value in asdict(finding).items() if key not in ("cause", "lost_sec")}
-
-
-def _open_spans(opened: Run) -> list[dict[str, Any]]:
-    """Return the last report of open spans of each file whose step did not end."""
-    from sglang_instrument.analysis.files import last_open_reports
-
-    keys = ("event", "request_id", "turn", "age_sec", "stack")
-    return [
-        {"file": file.path, **{key: span.get(key) for key in keys}}
-        for file, control in last_open_reports(opened.files)
-        for span in control.extra.spans or []
-        if isinstance(span, dict)
-    ]
 
 
 def _describe(span: dict[str, Any]) -> str:
@@ -109,11 +100,3 @@ def _describe(span: dict[str, Any]) -> str:
     asked = "" if span["request_id"] is None else f" of request {span['request_id']}{turn}"
     at = f", at {span['stack'][-1]}" if span["stack"] else ""
     return f"{span['file']}: {span['event']}{asked} was open for {seconds(span['age_sec'])} s{at}"
-
-
-def _silent(opened: Run) -> list[str]:
-    """Return the processes that said that they are there, and wrote no record."""
-    written = {place.stem for file in opened.files if (place := file.place) is not None and any(file.records)}
-    said = opened.folder / "processes"
-    names = sorted(path.stem for path in said.glob("*.json")) if said.is_dir() else []
-    return [name for name in names if name.startswith("worker_") and name not in written]

@@ -1,4 +1,4 @@
-"""Say by how much clocks differ, as far as round trips between callers and engines tell."""
+"""Print by how much clocks of callers and engines differ, from the round trips of their calls."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _MOST: Final = 4  # names in a line
 
 
 def print_clocks(pairs: pl.DataFrame, processes: pl.DataFrame) -> None:
-    """Print what round trips say; nothing without any.
+    """Print the clocks that agree, those that differ, and those that drift; nothing without round trips.
 
     Args:
-        pairs: As `round_trip_table` has them.
-        processes: As `process_clocks` has them.
+        pairs: As `round_trip_table` returns them.
+        processes: As `process_clocks` returns them.
     """
     if pairs.is_empty():
         return
@@ -31,26 +31,27 @@ def print_clocks(pairs: pl.DataFrame, processes: pl.DataFrame) -> None:
     if alike:
         most = max(row["residual_sec"] for row in alike)
         left = f", +- {most:.3f} s" if most else ": one host"
-        print_line(f"clocks of {_listed(alike)} agree with their callers'{left}")
+        print_line(f"the clocks of {_listed(alike)} agree with those of their callers{left}")
     for row in apart:
         if row["by"].startswith("round"):
-            found = f"the clock of {row['process']} is {row['offset_sec']:+.3f} s from {whose}, "
-            print_line(f"{found}+- {row['residual_sec']:.3f} s, by {row['by']}{_so(row, apart)}")
+            offset = f"{row['offset_sec']:+.3f} s +- {row['residual_sec']:.3f} s"
+            found = f"the clock of {row['process']} differs from {whose} by {offset}, measured by {row['by']}"
+            print_line(found + _same_clock(row, apart))
     for row in pairs.iter_rows(named=True):
         if row["low_sec"] > row["high_sec"] and not row["same_clock"]:
             print_line(_drifts(row))
 
 
-def _so(row: dict[str, Any], apart: Sequence[dict[str, Any]]) -> str:
-    """Return which others read the same clock, and are as far ahead for that reason."""
-    told = [one for one in apart if one["by"].startswith("same") and one["offset_sec"] == row["offset_sec"]]
-    return f"; the same clock: {_listed(told)}" if told else ""
+def _same_clock(row: dict[str, Any], apart: Sequence[dict[str, Any]]) -> str:
+    """Return which other processes read the same clock, and so differ by the same offset."""
+    same = [one for one in apart if one["by"].startswith("same") and one["offset_sec"] == row["offset_sec"]]
+    return f"; the same clock: {_listed(same)}" if same else ""
 
 
 def _drifts(row: dict[str, Any]) -> str:
     return (
-        f"no constant difference of clocks fits the {count(row['calls'])} round trips of {row['client']} and "
-        f"{row['server']}: one drifts, or was set, by {row['low_sec'] - row['high_sec']:.3f} s or more"
+        f"no constant offset fits the {count(row['calls'])} round trips of {row['client']} and "
+        f"{row['server']}: a clock drifted, or was set, by {row['low_sec'] - row['high_sec']:.3f} s or more"
     )
 
 

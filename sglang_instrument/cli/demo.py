@@ -1,4 +1,4 @@
-"""Run the demo: a small real rollout, or a made-up run to look at."""
+"""Run the demo: a small real rollout, or write a made-up run to look at."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SCENARIOS: Final = ("step-67",)  # the made-up runs
 _NEEDED: Final = ("torch", "transformers", "tokenizers", "sglang", "rich", "polars")
 
 HELP: Final = """\
-Run a small multi-turn rollout on the real SGLang engine (on the CPU where there is no GPU) with a tiny
-model that is trained on the spot, tools, rewards and a barrier; then show where its time went.
+Run a small multi-turn rollout on the real SGLang engine (on the CPU without a GPU): a tiny model, trained on
+the spot, with tools, rewards and a barrier. Then show where its time went.
 
     sglang-instrument demo
     sglang-instrument demo --inject slow-tool
     sglang-instrument demo --synthetic step-67      # a made-up run, in seconds, without an engine
 
-Faults for --inject, and where each is planted ("step 2" is the last step of a run of one step):
+Faults for --inject, and the place of each (a run of one step has it in that step):
 
 """ + "\n".join(f"    {name:<12} {where}" for name, where in FAULTS.items())
 
@@ -53,13 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--requests",
         type=_at_least_one,
         default=default.requests,
-        help="of each worker in each step (%(default)s)",
+        help="requests of each worker in each step (%(default)s)",
     )
     parser.add_argument(
-        "--max-tokens", type=_at_least_one, default=default.max_tokens, help="of one reply (%(default)s)"
+        "--max-tokens",
+        type=_at_least_one,
+        default=default.max_tokens,
+        help="most tokens of a reply (%(default)s)",
     )
     parser.add_argument(
-        "--seed", type=int, default=default.seed, help="of the choice of problems (%(default)s)"
+        "--seed", type=int, default=default.seed, help="seed that chooses the problems (%(default)s)"
     )
     parser.add_argument("--validate", action="store_true", help="add a validation after the last step")
     parser.add_argument(
@@ -67,16 +70,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         choices=FAULTS,
         metavar="FAULT",
-        help="plant a fault, see above; may be repeated",
+        help="plant a fault, see above; repeatable",
     )
     parser.add_argument(
-        "--synthetic", choices=SCENARIOS, metavar="SCENARIO", help="write a made-up run: step-67"
+        "--synthetic", choices=SCENARIOS, metavar="SCENARIO", help="write a made-up run instead: step-67"
     )
     parser.add_argument("--experiment", help="name of the run's folder (EXPERIMENT_NAME, else demo)")
     parser.add_argument(
         "--log-dir", type=Path, help="folder of all runs (SGLANG_INSTRUMENT_LOG_DIR, else logs)"
     )
-    parser.add_argument("--model-dir", type=Path, help="folder that keeps the tiny model (the user's cache)")
+    parser.add_argument(
+        "--model-dir", type=Path, help="folder that keeps the tiny model (default: the user's cache)"
+    )
     parser.add_argument(
         "--results", type=Path, metavar="FILE", help="write each request's tokens and rewards as JSON"
     )
@@ -86,15 +91,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=default.give_up_sec,
         metavar="SECONDS",
-        help="end the run when nothing happens for so long (%(default)s)",
+        help="end the run when nothing happens for this long (%(default)s)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo; return 1 if it did not come to its end.
+    """Run the demo; return 1 if it did not reach its end.
 
     Raises:
-        InstrumentError: What the demo needs is not installed, or the options do not go together.
+        InstrumentError: A package that the demo needs is missing, or two options contradict each other.
     """
     usual = args.synthetic or "demo"
     os.environ["EXPERIMENT_NAME"] = args.experiment or os.environ.get("EXPERIMENT_NAME") or usual
@@ -110,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_synthetic(folder: Path) -> int:
-    importlib.import_module("sglang_instrument.analysis.run")  # what shows it, before anything is written
+    importlib.import_module("sglang_instrument.analysis.run")  # fails before anything is written
     synthetic = importlib.import_module("sglang_instrument.demo.synthetic")
     synthetic.write(folder)
     _show_tables(folder)
@@ -167,11 +172,11 @@ def _check(args: argparse.Namespace) -> None:
         raise InstrumentError(
             f"the demo needs {', '.join(missing)}: use `make demo`, or "
             f"pip install -r {folder}/requirements.txt, then "
-            f"pip install --no-deps -r {folder}/requirements-nodeps.txt; or look at --synthetic step-67"
+            f"pip install --no-deps -r {folder}/requirements-nodeps.txt; or try --synthetic step-67"
         )
     if "straggler" in (args.inject or ()) and args.workers < 2:
         raise InstrumentError(
-            "--inject straggler needs --workers 2 or more: nobody waits for a single worker"
+            "--inject straggler needs --workers 2 or more: without a second worker nobody waits"
         )
 
 
@@ -186,7 +191,7 @@ def _announce(options: DemoOptions, console: Console) -> None:
 
 
 def _write_results(target: Path, scratch: Path, options: DemoOptions) -> None:
-    """Gather what the workers left: a list of steps for each rank."""
+    """Gather the workers' results: a list of steps for each rank."""
     results = [
         json.loads((scratch / f"worker_{rank}" / "results.json").read_text())
         for rank in range(options.workers)
@@ -195,7 +200,7 @@ def _write_results(target: Path, scratch: Path, options: DemoOptions) -> None:
 
 
 def _show_installed(printed: Path) -> None:
-    """Show what `install()` said in a worker, which a trainer's user reads in the trainer's own output."""
+    """Show the line that `install()` printed in a worker; in training it is in the trainer's output."""
     for line in printed.read_text(errors="replace").splitlines():
         if line.startswith("sglang_instrument"):
             say()
@@ -212,7 +217,7 @@ def _show_tables(folder: Path) -> None:
 
 
 def _show_next(folder: Path, *, failed: bool = False) -> None:
-    """Say how to go on: where the verdict is, or else in the slowest step, or, if it failed, in the last."""
+    """Print the next commands, for the step of the verdict, else the slowest one, else (failed) the last."""
     if any(folder.glob("step_*")):
         step, worker = _worth_a_look(folder, "step" if failed else "duration_sec")
         command, run = _this_command(), shlex.quote(str(folder))
@@ -240,14 +245,14 @@ def _worth_a_look(folder: Path, most: str) -> tuple[str, str]:
 
     Args:
         folder: Of the run.
-        most: Column of `step_table`; if nothing was found, the step that has the most of it.
+        most: Column of `step_table`; without a finding, the step with its largest value is taken.
     """
     from sglang_instrument.analysis.run import open_run
     from sglang_instrument.analysis.steps import step_table
-    from sglang_instrument.analysis.verdict import find
+    from sglang_instrument.analysis.verdict import findings_of
 
     run = open_run(folder)
-    for found in find(run.digest, run.files, over=True):
+    for found in findings_of(run, over=True):
         if not found.validate:
             return f" --step {found.step}", f" --worker {found.worker}"
     steps = step_table(run.digest).filter(validate=False).drop_nulls("slowest_worker").sort(most)

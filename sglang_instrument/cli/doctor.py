@@ -1,4 +1,4 @@
-"""Say why no file appears: what recording needs, whether it is here, and what to do about it."""
+"""Find out why no file appears: what recording needs, whether it is here, and what to do about it."""
 
 import argparse
 import fcntl
@@ -19,26 +19,28 @@ from sglang_instrument.config import Config
 from sglang_instrument.errors import InstrumentError
 
 HELP: Final = """\
-Say why no file appears: what recording needs, whether it is here, and what to do about it. Run it where the
-rollout runs, with the same environment.
+Check this machine, before a run or when no file appears: is the package installed and its start-up hook
+active, can the log folder be written and locked, is a known trainer installed. Run it where the rollout
+runs, with the same environment.
 
     sglang-instrument doctor
     EXPERIMENT_NAME=gsm8k_600 sglang-instrument doctor --log-dir /shared/logs
-    sglang-instrument doctor --ray                  # each node of the Ray cluster that runs here, too
+    sglang-instrument doctor --ray                  # also each node of the Ray cluster that runs here
 
-Nothing is imported (Ray is, with --ray) and nothing is left behind. Exit code 1 if there is a problem.
---json prints a list of {"about", "ok" (null: for your information), "found", "todo"}."""
+It imports no trainer (with --ray, it imports Ray) and leaves nothing behind. Exit code 1 if there is a
+problem. Once a run has written its folder, `status` shows its processes and `check` its log.
+--json prints a list of {"about", "ok" (null: neither good nor bad), "found", "todo"}."""
 
 _LITTLE_SPACE_BYTES: Final = 2**30
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        about: What it is.
-        ok: Whether it is as it should be; None if that is for the reader to say.
+        about: What was checked.
+        ok: Whether it is as it should be; None where the reader has to judge.
         found: What was found.
         todo: What to do if it is not ok.
     """
@@ -51,9 +53,9 @@ class Finding:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `doctor`."""
-    parser.add_argument("--log-dir", metavar="DIR", help="the folder of all runs, as in install(log_dir=...)")
+    parser.add_argument("--log-dir", metavar="DIR", help="folder of all runs, as in install(log_dir=...)")
     parser.add_argument(
-        "--ray", nargs="?", const="auto", metavar="ADDRESS", help="look at each node of a Ray cluster as well"
+        "--ray", nargs="?", const="auto", metavar="ADDRESS", help="also check each node of a Ray cluster"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -72,11 +74,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(log_dir: str | None, ray: str | None = None) -> Iterator[Finding]:
-    """Look at everything that recording needs.
+    """Check everything that recording needs.
 
     Args:
-        log_dir: The folder of all runs, as `install(log_dir=...)` gets it; None takes the environment's.
-        ray: The address of a Ray cluster whose nodes are looked at, too; None leaves them alone.
+        log_dir: Folder of all runs, as in `install(log_dir=...)`; None takes it from the environment.
+        ray: Address of a Ray cluster whose nodes are checked, too.
     """
     yield _package()
     yield _native()
@@ -107,25 +109,27 @@ def _package() -> Finding:
 
 
 def _native() -> Finding:
-    """Say whether the compiled parts are used; all works without them, at several times the cost."""
+    """Tell whether the compiled modules are used; without them recording costs several times more."""
     if native.ON:
-        return Finding("native", True, "the compiled parts are used")
-    return Finding("native", None, f"pure Python, which costs several times more: {native.REASON}")
+        return Finding("native", True, "the compiled modules are used")
+    return Finding("native", None, f"pure Python, at several times the cost: {native.REASON}")
 
 
 def _hook() -> Finding:
-    """Look for what starts us in processes that nobody edits: children, Ray's workers, schedulers."""
+    """Look for the start-up hook, which installs in children, Ray's workers and SGLang's schedulers."""
     folders = [*site.getsitepackages(), site.getusersitepackages()]
     if any((Path(folder) / "sglang_instrument.pth").exists() for folder in folders):
         state = (
-            "this shell asks for it" if launch.is_asked(os.environ) else "asleep without SGLANG_INSTRUMENT=1"
+            "and this shell sets SGLANG_INSTRUMENT"
+            if launch.is_asked(os.environ)
+            else "and does nothing until SGLANG_INSTRUMENT=1 is set"
         )
-        return Finding("hook", True, f"the start-up hook is installed, {state}")
+        return Finding("hook", True, f"the start-up hook is installed {state}")
     return Finding(
         "hook",
         None,
-        "no start-up hook in this Python: install() works, children and Ray's workers are reached only by "
-        "plugins of verl and SGLang; `pip install sglang-instrument` brings it",
+        "this Python has no start-up hook: install() works, but only the plugins of verl and SGLang reach "
+        "children and Ray's workers; `pip install sglang-instrument` installs the hook",
     )
 
 
@@ -135,14 +139,14 @@ def _settings(log_dir: str | None) -> tuple[Config, list[str]]:
 
 
 def _folder(config: Config) -> Iterator[Finding]:
-    """Try, in the folder or in the nearest one above it that exists, what a process of the run will do."""
+    """Write and lock a file in the folder, or in the nearest one above it that exists."""
     nearest = _nearest(config)
     try:
         with tempfile.TemporaryFile(dir=nearest) as file:
             file.write(b"\n")
             file.flush()
     except OSError as error:
-        todo = "make it writable, or name another with SGLANG_INSTRUMENT_LOG_DIR"
+        todo = "make it writable, or set SGLANG_INSTRUMENT_LOG_DIR to another folder"
         yield Finding("writing", False, f"{nearest}: {error.strerror}", todo)
         return
     yield Finding("writing", True, f"{nearest} is writable")
@@ -161,31 +165,31 @@ def _locks(folder: Path) -> Finding:
             with Path(first.name).open("rb+") as second:
                 fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return Finding("locks", True, "two processes that claim one worker are told apart")
+            return Finding("locks", True, "file locks work: two processes of one rank get a file each")
         except OSError as error:
             return Finding(
-                "locks", None, f"none ({error.strerror}): files are called worker_0.HOST-PID.jsonl"
+                "locks", None, f"no file locks ({error.strerror}): files are called worker_0.HOST-PID.jsonl"
             )
-    return Finding("locks", None, "not kept by this file system: two processes may write one worker's file")
+    return Finding("locks", None, "this file system ignores locks: two processes may write one file")
 
 
 def _space(folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
     found = f"{free / 2**30:,.1f} GiB free"
     return Finding(
-        "space", free >= _LITTLE_SPACE_BYTES, found, "make room; what cannot be written is dropped"
+        "space", free >= _LITTLE_SPACE_BYTES, found, "make room: records that cannot be written are dropped"
     )
 
 
 def _trainers(config: Config) -> Iterator[Finding]:
-    """Resolve the tables against the source of what is installed."""
+    """Resolve the patch tables against the source of the installed packages."""
     from sglang_instrument.patching.check import check
     from sglang_instrument.patching.tables import load_tables
 
     try:
         tables = load_tables(config.trainers or None, [Path(folder) for folder in config.patches])
     except InstrumentError as error:
-        yield Finding("patches", False, str(error), "correct the table, or leave it out of the settings")
+        yield Finding("patches", False, str(error), "correct the table, or take its folder out of `patches`")
         return
     seen = False
     for checked in check(tables):
@@ -197,8 +201,8 @@ def _trainers(config: Config) -> Iterator[Finding]:
         package = f"{checked.table.package} {checked.version}"
         found = f"{checked.table.name} ({package}): {len(wanted - lost)} of {len(wanted)} events"
         missing = f", without {', '.join(sorted(lost))}" if lost else ""
-        todo = f"`sglang-instrument patches check --trainer {checked.table.trainer}` says why"
+        todo = f"`sglang-instrument patches check --trainer {checked.table.trainer}` shows why"
         yield Finding("patches", not lost, found + missing, todo)
     if not seen:
         known = ", ".join(sorted({table.package for table in tables if table.package != "sglang-instrument"}))
-        yield Finding("patches", False, f"no {known} is installed here", "run this where the rollout runs")
+        yield Finding("patches", False, f"none of {known} is installed", "run this where the rollout runs")

@@ -1,4 +1,4 @@
-"""Look at each node of a Ray cluster: is the package there, does its hook act, is the folder the driver's."""
+"""Check each node of a Ray cluster: the package, its start-up hook, access to the driver's folder."""
 
 import tempfile
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ _ANSWER_SEC: Final = 180  # a node may have to start a worker first
 
 
 def examine_nodes(address: str, config: Config, folder: Path) -> Iterator[tuple[str, bool, str, str]]:
-    """Yield (node, whether it is well, what was found, what to do) of each node that is alive.
+    """Yield (node, ok, what was found, what to do) for each node that is alive.
 
     Args:
-        address: The cluster's, as `ray.init` takes it; "auto" finds the one of this machine.
+        address: Address of the cluster, as `ray.init` takes it; "auto" finds the one of this machine.
         config: The settings that the workers would get.
-        folder: A folder that exists, on whose file system the run's folder will be.
+        folder: An existing folder on the file system of the run's folder.
 
     Raises:
         InstrumentError: Ray is not installed, or there is no such cluster.
@@ -40,7 +40,7 @@ def _connected(address: str, config: Config) -> Any:
     try:
         import ray
     except ImportError:
-        raise InstrumentError("--ray: Ray is not installed here; run this where the driver runs") from None
+        raise InstrumentError("--ray: Ray is not installed; run this where the driver runs") from None
     variables = {name: value for name, value in config.environment().items() if value}
     try:
         ray.init(
@@ -63,11 +63,11 @@ def _answer(ray: Any, node_id: str, mark: str) -> tuple[bool, str, str]:
     look = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=strategy)(ray_node.look)
     try:
         return judge(ray.get(look.remote(mark, _patched_packages()), timeout=_ANSWER_SEC))
-    except Exception as error:  # whatever a node says instead
+    except Exception as error:  # whatever Ray raises for a node
         return (
             False,
             f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
-            "see Ray's own logs",
+            "read Ray's own logs",
         )
 
 
@@ -78,7 +78,7 @@ def _patched_packages() -> list[str]:
 
 
 def judge(seen: dict[str, Any]) -> tuple[bool, str, str]:
-    """Return whether a node is well, what was found there, and what to do."""
+    """Return whether a node is ok, what was found there, and what to do."""
     python = f"Python {seen['python']} on {seen['host']}"
     if seen["version"] is None:
         return False, f"{python} has no sglang_instrument", "pip install sglang-instrument on this node"
@@ -86,13 +86,13 @@ def judge(seen: dict[str, Any]) -> tuple[bool, str, str]:
     todo = ""
     if not seen["hook"]:
         found.append("no start-up hook")
-        todo = "install the package into this Python, a PYTHONPATH alone does not load the hook"
+        todo = "install the package into this Python: PYTHONPATH alone does not load the hook"
     if seen["version"] != __version__:
-        found.append(f"this one is {__version__}")
+        found.append(f"the driver has {__version__}")
         todo = todo or "install the same version on all nodes"
     if not seen["shared"]:
         found.append(f"{seen['folder']} is not the driver's folder")
-        todo = todo or "name a folder that all nodes share with SGLANG_INSTRUMENT_LOG_DIR"
+        todo = todo or "set SGLANG_INSTRUMENT_LOG_DIR to a folder that all nodes share"
     elif seen["error"]:
         found.append(f"{seen['folder']}: {seen['error']}")
         todo = todo or "make it writable for the user that runs Ray"

@@ -1,4 +1,4 @@
-"""Print what SGLang's own processes logged of requests: queue, prefill, decode, retractions."""
+"""Print what SGLang's own processes logged about requests: queue, prefill, decode, retractions."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from sglang_instrument.errors import LogError
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run import Run
-    from sglang_instrument.analysis.verdict import Finding
 
 _KINDS: Final = ("queue", "prefill", "decode")
 _UNKNOWN: Final = ", ".join(f"{NOTHING} {kind}" for kind in _KINDS)
 
 
 def show_engine_requests(opened: Run, args: argparse.Namespace) -> int:
-    """Print the requests of the engine, the slowest first, whoever called for them.
+    """Print the requests of the engine, the slowest first, whichever process sent them.
 
     Raises:
         LogError: No process of the engine logged anything.
     """
     import polars as pl
 
-    from sglang_instrument.analysis.join import engine_requests_by_step, has_engine_logs
+    from sglang_instrument.analysis.join import engine_request_table, engine_summary_of, has_engine_logs
 
     if not has_engine_logs(opened):
         raise LogError(
-            f"{opened.folder}: no engine/ folder; SGLang's processes log where SGLANG_INSTRUMENT=1 reaches "
-            "them and engine_detail is not off; `sglang-instrument status` lists who was reached"
+            f"{opened.folder}: no engine/ folder; SGLang's processes log if SGLANG_INSTRUMENT=1 is in their "
+            'environment and engine_detail is not "off"; `sglang-instrument status` lists the processes'
         )
-    requests = engine_requests_by_step(opened).sort("duration_sec", descending=True, nulls_last=True)
+    requests = engine_request_table(opened).sort("duration_sec", descending=True, nulls_last=True)
     if args.step is not None:
         requests = requests.filter(pl.col("step") == args.step, pl.col("validate") == args.validate)
     rows = requests.head(args.limit).to_dicts()
@@ -57,20 +56,8 @@ def show_engine_requests(opened: Run, args: argparse.Namespace) -> int:
     print_table(
         (*columns, "retracted", "prompt", "written"), shown, title=title, optional=("scheduler", "prompt")
     )
-    print_line(told(_engine(requests)))
+    print_line(told(engine_summary_of(requests)))
     return 0
-
-
-def calls_of(opened: Run, row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the calls of a request of `request_table`, joined, each with `why`; [] without logs."""
-    from sglang_instrument.analysis.join import has_engine_logs, joined_calls, usual_token_sec, why
-
-    if not has_engine_logs(opened):
-        return []
-    calls = joined_calls(opened, row["step"], row["worker"], row["validate"])
-    usual = usual_token_sec(calls)
-    mine = calls.filter(request_id=row["request_id"]).to_dicts()
-    return [{**call, "why": why(call, usual)} for call in mine]
 
 
 def print_calls(calls: list[dict[str, Any]]) -> None:
@@ -88,39 +75,14 @@ def print_calls(calls: list[dict[str, Any]]) -> None:
     ]
     kinds = (f"{kind} s" for kind in (*_KINDS, "outside"))
     columns = ("turn", "scheduler", "time s", *kinds, "retracted", "why")
-    title = "\nwhat SGLang's own processes did in each call"
+    title = "\nwhat SGLang's own processes logged for each call"
     print_table(columns, shown, title=title, optional=("scheduler", "outside s"))
 
 
-def explanation(opened: Run, finding: Finding) -> str:
-    """Return what the engine's logs say of a finding; "" if nothing."""
-    from sglang_instrument.analysis.join import explain
-
-    turn = finding.evidence.get("turn")
-    return explain(opened, finding.step, finding.worker, finding.validate, turn)
-
-
-def run_shares(opened: Run) -> dict[str, Any] | None:
-    """Return how the time in the engine is shared out over the run; None without the engine's logs."""
-    from sglang_instrument.analysis.join import has_engine_logs
-    from sglang_instrument.analysis.lives import cached_engine_requests
-
-    if not has_engine_logs(opened):
-        return None
-    return _engine(cached_engine_requests(opened))
-
-
-def _engine(requests: Any) -> dict[str, Any]:
-    from sglang_instrument.analysis.join import shares
-
-    retractions = int(requests["retractions"].sum()) if requests["retractions"].count() else None
-    return {"requests": len(requests), "retractions": retractions, "shares": shares(requests)}
-
-
 def told(engine: dict[str, Any]) -> str:
-    """Return the same as a line for people."""
+    """Return a summary of the engine as a line for people."""
     if None in engine["shares"].values():
-        return f"engine: {engine['requests']:,} requests, whose ends nobody logged: {_UNKNOWN}"
+        return f"engine: {engine['requests']:,} requests, whose ends were not logged: {_UNKNOWN}"
     parts = ", ".join(f"{percent(share)} % {kind}" for kind, share in engine["shares"].items())
     of_what = f"the time of {engine['requests']:,} requests"
     line = f"engine: {parts} of {of_what}" if parts else f"engine: {engine['requests']:,} requests"

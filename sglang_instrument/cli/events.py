@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.run import Run
 
 HELP: Final = """\
-Show the events of a run: how often, how long, and what share of the steps' time each has.
+Show the events of a run: how often each happened, how long it took, and its share of the steps' time.
 
     sglang-instrument events logs/gsm8k_600
     sglang-instrument events logs/gsm8k_600 --step 67 --worker 0
 
-share %   each moment of a step is split equally over the spans at work in it; adds up to 100
-total s   sum of the durations: spans inside others, and spans at the same time, count again
-self s    the same less the time of what ran inside
+share %   of the steps' wall time: each instant is split equally among the innermost spans open at it, so
+          that the shares add up to 100
+total s   sum of the durations; nested and concurrent spans count again
+self s    the same without the time of nested spans
 
 --json prints {"folder", "step", "worker", "validate", "events": [{"event", "phase", "count", "total_sec",
 "self_sec", "share" (0 to 1), "p50_sec", "p99_sec", "max_sec"}]}; null where an event has no duration."""
@@ -33,8 +34,8 @@ _SHOWN: Final = 24  # rows that fit one screen
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `events`."""
     select.add_arguments(parser)
-    parser.add_argument("--worker", type=int, metavar="R", help="this worker alone")
-    parser.add_argument("--all", action="store_true", help=f"all events, not the first {_SHOWN}")
+    parser.add_argument("--worker", type=int, metavar="R", help="only this worker")
+    parser.add_argument("--all", action="store_true", help=f"all events instead of the first {_SHOWN}")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,7 +83,7 @@ def _print_table(opened: Run, args: argparse.Namespace, table: pl.DataFrame) -> 
     print_table(columns, rows, title=_title(opened, args), optional=("self s", "p50 s"))
     if len(shown) < len(table):
         left = len(table) - len(shown)
-        print_line(f"{left} more events, none with a larger share: --all")
+        print_line(f"{left} more events with smaller shares: --all")
 
 
 def _title(opened: Run, args: argparse.Namespace) -> str:

@@ -1,4 +1,4 @@
-"""Show when requests stood still, and who held the event loop."""
+"""Show when requests stood still, and what held the event loop."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sglang_instrument.cli.plain import say
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 
 HELP: Final = """\
-Show plateaus, in which no request of a worker ended although several ran, and held event loops.
+Show plateaus, in which requests of a worker were in flight and none ended, and event loops that were held.
 
     sglang-instrument gaps logs/gsm8k_600
-    sglang-instrument gaps logs/gsm8k_600 --step 67 --curve    # how many requests were in flight, when
+    sglang-instrument gaps logs/gsm8k_600 --step 67 --curve    # requests in flight over time
 
 A plateau is longer than max(2 s, 10 x the 99th percentile of the gaps between completions), with at least
 5 requests in flight. Seconds count from the start of the worker's first request.
@@ -22,8 +22,8 @@ A plateau is longer than max(2 s, 10 x the 99th percentile of the gaps between c
 --json prints {"folder", "plateaus": [{"step", "validate", "worker", "from_sec", "to_sec", "still",
 "requests", "from_us", "to_us", "turn", "in_turn", "event", "since_sec", "times"}], "blocks": [{"role",
 "step", "validate", "worker", "at_us", "held_sec", "in_span", "culprit"}]} and, with --curve, "curve":
-[{"step", "validate", "worker", "at_sec", "in_flight"}]. Turns count from 0; "times" is by how much the
-engine's seconds a token were longer than usual in the turns that stood still."""
+[{"step", "validate", "worker", "at_sec", "in_flight"}]. Turns count from 0; "times" compares the engine's
+seconds a token in the turns that stood still with the usual ones."""
 
 _SHOWN: Final = 12
 _BARS: Final = 60
@@ -34,12 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `gaps`."""
     select.add_arguments(parser)
     parser.add_argument(
-        "--curve", action="store_true", help="requests in flight of each worker; needs --step"
+        "--curve", action="store_true", help="also print the requests in flight of each worker"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print plateaus, blocks, and the curve if asked for."""
+    """Print plateaus, held loops, and with --curve the requests in flight."""
     from sglang_instrument.analysis.gaps import concurrency, loop_blocks, plateaus, standstill
     from sglang_instrument.analysis.run import open_run
 
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if rows:
         print_table(columns, rows, title=f"{opened.folder}: plateaus ({len(still)})")
     else:
-        print_line(f"{opened.folder}: no plateau; requests kept ending wherever several ran")
+        print_line(f"{opened.folder}: no plateau")
     held = [
         (
             row["culprit"] or NOTHING,
@@ -83,14 +83,14 @@ def run(args: argparse.Namespace) -> int:
         title = f"\nthe event loop was held {count(len(blocks))} times"
         print_table(("by", "in", "step", "process", "time s"), held, title=title, optional=("in",))
     else:
-        print_line("no event loop was seen to be held")
+        print_line("no event loop was held for longer than 100 ms")
     if curve is not None:
         _print_curve(curve.to_dicts())
     return 0
 
 
 def _print_curve(rows: list[dict[str, float]]) -> None:
-    """Print a line a worker: the darker, the more requests are in flight."""
+    """Print a line a worker: the darker a character, the more requests are in flight."""
     last = max((row["at_sec"] for row in rows), default=0.0) or 1.0
     most = max((row["in_flight"] for row in rows), default=1) or 1
     levels: dict[tuple[float, float], list[float]] = {}

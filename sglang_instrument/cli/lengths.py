@@ -1,4 +1,4 @@
-"""Show how long responses are, what they cost, and whether the long ones are worth it."""
+"""Show how long responses are, how long they take, and which rewards short and long ones get."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Show the lengths of the responses by step, and the rewards of short and long one
     sglang-instrument lengths logs/gsm8k_600 --step 67
 
 cut %    of the responses hit a cap (finish reason "length")
-reward   by tenths of the responses, the shortest first, with the 95 % interval of the mean
+reward   mean by tenths of the responses, the shortest first, with its 95 % interval
 
 --json prints {"folder", "lengths": [{"step", "validate", "requests", "min", "mean", "p95", "max", "cut",
 "tokens_per_sec", "reward"}], "rewards": [{"decile", "requests", "from_tokens", "to_tokens", "mean_sec",
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     columns = ("step", "requests", "min", "mean", "p95", "max", "cut %", "tokens/s", "reward")
     print_table(columns, rows, title=f"{opened.folder}: tokens of the responses")
     if not rewards:
-        print_line("no rewards in the requests' records")
+        print_line("no request has a reward in its record")
         return 0
     tenths = [
         (

@@ -1,4 +1,4 @@
-"""Find the command that a person asked for, run it, and say errors in one line."""
+"""Find the command that a person typed, run it, and print its errors as one line."""
 
 import argparse
 import difflib
@@ -12,41 +12,46 @@ from sglang_instrument import __version__
 from sglang_instrument.cli.plain import plain, say
 from sglang_instrument.errors import InstrumentError
 
-#: Each command: its module, which has HELP, add_arguments(parser) and run(args) -> int, and a line of help.
-#: The lines stand here so that `--help` imports none of them.
-COMMANDS: Final = {
-    "demo": ("sglang_instrument.cli.demo", "run a small real rollout, or make up a run to look at"),
-    "run": ("sglang_instrument.cli.run", "run a command, and all that it starts, with instrumentation on"),
-    "status": ("sglang_instrument.cli.status", "processes of a run: versions, patches, what was dropped"),
-    "doctor": ("sglang_instrument.cli.doctor", "say why no file appears, and what to do"),
-    "summary": (
-        "sglang_instrument.cli.summary",
-        "steps of a run: how long, how many requests, where the time went",
-    ),
-    "events": (
-        "sglang_instrument.cli.events",
-        "events of a run: how often, how long, what share of the time",
-    ),
-    "requests": ("sglang_instrument.cli.requests", "the slowest requests, or one with all its events"),
-    "workers": ("sglang_instrument.cli.workers", "who waited for whom, and why the last one came last"),
-    "turns": ("sglang_instrument.cli.turns", "turns and tools: how many, how long"),
-    "lengths": ("sglang_instrument.cli.lengths", "lengths of responses, and their rewards"),
-    "gaps": ("sglang_instrument.cli.gaps", "when requests stood still, who held the event loop"),
-    "whatif": ("sglang_instrument.cli.whatif", "what a step would take under caps or over-sampling"),
-    "compare": ("sglang_instrument.cli.compare", "two runs: what differs, and what is noise"),
-    "check": ("sglang_instrument.cli.check", "whether the log is whole, what was running when it ended"),
-    "plot": ("sglang_instrument.cli.plot", "draw the run as figures: PNG, SVG or PDF"),
-    "report": (
-        "sglang_instrument.cli.report",
-        "write the run as one HTML file, from the verdict to the event",
-    ),
-    "export": ("sglang_instrument.cli.export", "write the run as Parquet"),
-    "profile": ("sglang_instrument.cli.profile", "switch the engines' profilers, gather their traces"),
-    "trace": ("sglang_instrument.cli.trace", "what the engines' profilers saw: kernels, gaps, slow ranks"),
-    "patches": ("sglang_instrument.cli.patches", "list the patch tables, check them against a trainer"),
+#: The commands by the question that they answer. The lines of help stand here, so that `--help` imports no
+#: command.
+GROUPS: Final[dict[str, dict[str, str]]] = {
+    "try it, switch it on": {
+        "demo": "run a small real rollout, or write a made-up run to look at",
+        "run": "run a command, and all processes that it starts, with instrumentation on",
+    },
+    "is it on?": {
+        "doctor": "before a run, or when no file appears: what recording needs on this machine",
+        "status": "during or after a run: its processes, their patches, what was dropped",
+        "check": "after a run: is the log whole, and what was running when it ended",
+        "patches": "`patches check`, before a new trainer version: what the tables find in its source",
+    },
+    "what happened?": {
+        "summary": "steps of a run: how long, how many requests, where the time went; the verdict",
+        "events": "events of a run: how often, how long, what share of the time",
+        "requests": "the slowest requests, or one request with all its events",
+        "workers": "which worker the others waited for at the barriers, and why it came last",
+        "turns": "turns and tools: how many, how long",
+        "lengths": "lengths of responses, and their rewards",
+        "gaps": "when requests stood still, and what held the event loop",
+    },
+    "what if, what changed?": {
+        "whatif": "estimate the steps under token caps, over-sampling or a faster event",
+        "compare": "two runs: what differs by more than noise",
+    },
+    "hand it on": {
+        "report": "write the run as one HTML file, from the verdict to the single event",
+        "plot": "draw the run as figures: PNG, SVG or PDF",
+        "export": "write the run as Parquet tables or as a Perfetto trace",
+    },
+    "look into the engines": {
+        "profile": "switch the engines' profilers, gather traces; `profile check` tests the servers first",
+        "trace": "analyse these traces: kernels, idle gaps, slow ranks",
+    },
 }
+#: Each command's module, which has HELP, add_arguments(parser) and run(args) -> int.
+COMMANDS: Final = {name: f"sglang_instrument.cli.{name}" for group in GROUPS.values() for name in group}
 
-#: What `pip install sglang-instrument` leaves out, for training has no need of it.
+#: Packages of the extra `analysis`: training does not need them, so that a plain install leaves them out.
 _OF_ANALYSIS: Final = frozenset({"polars", "rich", "zstandard"})
 
 _EPILOG: Final = """\
@@ -55,7 +60,7 @@ examples:
     sglang-instrument summary logs/gsm8k_600
     sglang-instrument events logs/gsm8k_600 --step 12
 
-`sglang-instrument COMMAND --help` explains a command."""
+`sglang-instrument COMMAND --help` explains a command and shows examples."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments after the program's name; `sys.argv[1:]` by default.
 
     Returns:
-        0 if it went well, 1 if what was asked for was found wanting, 2 if it could not be done, 130 if it was
-        interrupted.
+        0 if it went well, 1 if the answer is bad (a broken log, a missing patch), 2 if there is none, 130 if
+        it was interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -77,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader of our output is gone, as after `| head`; Python's own flush at exit would say so again.
+        # The reader of our output is gone, as after `| head`; Python's flush at exit would complain again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -101,7 +106,7 @@ def _run(arguments: list[str]) -> int:
 
 def parser_of(name: str) -> argparse.ArgumentParser:
     """Return the parser of a command's arguments."""
-    command = importlib.import_module(COMMANDS[name][0])
+    command = importlib.import_module(COMMANDS[name])
     parser = _Parser(
         prog=f"sglang-instrument {name}",
         description=command.HELP,
@@ -112,10 +117,10 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 
 
 def _run_command(name: str, arguments: list[str]) -> int:
-    command = importlib.import_module(COMMANDS[name][0])
+    command = importlib.import_module(COMMANDS[name])
     try:
         parsed = parser_of(name).parse_args(arguments)
-    except SystemExit as stop:  # argparse has said what it had to say
+    except SystemExit as stop:  # argparse has printed its message
         return int(stop.code or 0)
     code = int(command.run(parsed))
     sys.stdout.flush()
@@ -123,20 +128,23 @@ def _run_command(name: str, arguments: list[str]) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors, which repeat names of files that a shell's `*` found, are safe to print."""
+    """A parser whose errors are safe to print: they repeat file names, which may hold control characters."""
 
     def error(self, message: str) -> NoReturn:
-        """Say how the command is used, and what is wrong."""
+        """Print how the command is used and what is wrong, and exit with 2."""
         super().error(plain(message))
 
 
 def _top_parser() -> argparse.ArgumentParser:
     width = max(map(len, COMMANDS))
-    commands = "\n".join(f"    {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items())
+    groups = (
+        "\n".join([question, *(f"    {name:<{width}}  {line}" for name, line in commands.items())])
+        for question, commands in GROUPS.items()
+    )
     parser = _Parser(
         prog="sglang-instrument",
         usage="sglang-instrument COMMAND ...",
-        description=f"See where every second of an RL rollout on SGLang goes.\n\ncommands:\n{commands}",
+        description="\n\n".join(["See where every second of an RL rollout on SGLang goes.", *groups]),
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -155,7 +163,7 @@ def _finish(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
 
 def _unknown(name: str) -> str:
     near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(COMMANDS)}"
+    hint = f"did you mean {near[0]!r}?" if near else f"the commands are: {', '.join(COMMANDS)}"
     return f"no command {name!r}; {hint}"
 
 

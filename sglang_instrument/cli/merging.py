@@ -26,20 +26,20 @@ def merge(
 
     Args:
         target: The file; it must not be there yet.
-        run: Whose events are written, if any.
+        run: The run whose events are written, if any.
         traces: A folder of torch profilers' traces, or one of them, if any.
-        step: Of the run, this step alone.
-        validate: Of the run, validation alone, or training alone.
-        progress: Called with the number of steps and files written and of all.
-        rank: Of the traces, this rank's alone.
+        step: Only this step of the run.
+        validate: Only validation (True) or training (False).
+        progress: Called with the number of steps and files written, and with the number of all.
+        rank: Only the traces of this rank.
 
     Raises:
-        InstrumentError: The target is there, or traces without a clock are to be laid beside a run.
+        InstrumentError: The target exists, or a trace that has no clock shall be aligned with a run.
     """
     from sglang_instrument.report.perfetto import write_file
 
     if target.exists():
-        raise InstrumentError(f"{target} is there; nothing is overwritten")
+        raise InstrumentError(f"{target} exists; nothing is overwritten")
     said: list[str] = []
 
     def write(packets: Packets) -> None:
@@ -66,18 +66,17 @@ def _write_run(
     progress: Callable[[int, int], object] | None,
     said: list[str],
 ) -> tuple[tuple[int, int] | None, dict[str, int]]:
-    """Write the run; return from when to when it ran, in nanoseconds, and by how many hosts were ahead."""
+    """Write the run; return its time window and by how much each host's clock is ahead, in nanoseconds."""
     from sglang_instrument.analysis.round_trips import hosts_ahead_us
     from sglang_instrument.report.perfetto import write_run
 
     written = write_run(packets, run, step, validate, progress)
     said.append(
-        f"{written.slices:,} spans and {written.instants:,} instant events; "
-        f"{written.requests:,} tracks of requests"
+        f"{written.slices:,} spans, {written.instants:,} instant events, {written.requests:,} request tracks"
     )
     if written.open:
         said.append(
-            f"{written.open:,} spans never ended: a track of their own, up to when they were last seen"
+            f"{written.open:,} spans never ended; each has its own track, up to when it was last reported"
         )
     shifted = written.offsets_sec
     if shifted:
@@ -108,18 +107,18 @@ def _write_traces(
         trace = read_trace(file)
         if window is not None and not trace.has_clock:
             raise InstrumentError(
-                f"{file} does not say when it began (baseTimeNanoseconds), so it cannot be laid beside a "
-                "run; `trace merge` without --run takes it"
+                f"{file} has no start time (baseTimeNanoseconds) and cannot be aligned with a run; "
+                "leave LOGS out to write the traces alone"
             )
         alone = rank_of(trace) not in named
         named.add(rank_of(trace))
-        # Ranks of several engines have the same names; their files have not.
+        # Ranks of several engines share names; their files do not.
         name = f"engine {rank_of(trace)}" + ("" if alone else f" ({file.name})")
         ahead = hosts_ahead_ns.get(trace.header.host or "", 0)
         moved = trace.events.with_columns(pl.col("start_ns", "end_ns") - ahead) if ahead else trace.events
         count = write_events(packets, name, number, moved, trace.lanes, window)
         said.append(f"{file.name}: {count:,} of {len(trace.events):,} events")
         if trace.header.truncated:
-            said.append(f"{file.name} ends early: what it holds was written")
+            said.append(f"{file.name} is cut short; the events in it were written")
         if progress is not None:
             progress(number + 1, len(files))

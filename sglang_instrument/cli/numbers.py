@@ -1,4 +1,4 @@
-"""Write numbers as people read them."""
+"""Format numbers for people."""
 
 from typing import Final
 
@@ -30,7 +30,7 @@ def percent(share: float | None) -> str:
 
 
 def short_count(value: int | None) -> str:
-    """Return a number with at least three digits that are true: 812, 14.5k, 1.14M."""
+    """Return a number with at least three significant digits: 812, 14.5k, 1.14M."""
     if value is None or value < 10_000:
         return count(value)
     scaled, unit = (value / 1e6, "M") if value >= 999_500 else (value / 1e3, "k")
@@ -38,5 +38,5 @@ def short_count(value: int | None) -> str:
 
 
 def count(value: int | None) -> str:
-    """Return a whole number with thousands marked."""
+    """Return a whole number with thousands separators."""
     return NOTHING if value is None else f"{value:,}"

@@ -1,4 +1,4 @@
-"""List the patch tables, and check what of them would be found in a trainer's source."""
+"""List the patch tables, and check which of their regions are found in a trainer's source."""
 
 import argparse
 from collections import Counter
@@ -19,23 +19,25 @@ from sglang_instrument.patching.tables import Table, load_tables
 from sglang_instrument.patching.trees import SourceTree, open_tree
 
 HELP: Final = """\
-List the patch tables, or check what of them is found in the source of a trainer.
+List the patch tables, or check which of their regions are found in the source of a trainer: before a run
+with a new version, or for a table of your own. What a run itself found, `status` shows.
 
     sglang-instrument patches list
-    sglang-instrument patches check
+    sglang-instrument patches check                                  # the installed packages
     sglang-instrument patches check --trainer sglang --source sglang-0.5.21-py3-none-any.whl
+    sglang-instrument patches check --patches my_tables --source ~/src/my_trainer
 
-found       the region's statements are there, at these lines
-missing     the function or a name that marks the statements is not there
+found       the region's statements are at these lines
+missing     the function, or a name that marks the statements, is not in the source
 ambiguous   two places match
-refused     found, but no probe may stand there
-not here    missing, as the table says of this version
+refused     found, but a probe cannot be put there; the note says why
+not here    missing, as the table expects for this version
 
-Nothing is imported: check reads installed packages, and with --source folders, wheels and source archives.
-The version of a checkout is read from version/version, __version__, pyproject.toml or setup.py. Without one,
-or with a development version, check takes the one with the fewest missing regions ("judged by its shape").
-Exit code 1 if something is not found that the table expects in that version.
---json prints a list of tables; of check, with the "sites" of each."""
+It imports nothing: it reads installed packages, and with --source folders, wheels and source archives. The
+version of a checkout is read from version/version, __version__, pyproject.toml or setup.py. Without one, or
+with a development version, the version with the fewest missing regions is taken ("judged by its shape").
+Exit code 1 if a region is not found that the table expects in that version.
+--json prints a list of tables; `check` adds the "sites" of each."""
 
 _STYLES: Final[dict[State, str]] = {"found": "green", "missing": "red", "ambiguous": "red", "refused": "red"}
 
@@ -43,19 +45,19 @@ _STYLES: Final[dict[State, str]] = {"found": "green", "missing": "red", "ambiguo
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `patches`."""
     parser.add_argument("action", choices=("list", "check"), help="what to do")
-    parser.add_argument("--trainer", action="append", metavar="NAME", help="tables of this trainer alone")
+    parser.add_argument("--trainer", action="append", metavar="NAME", help="only tables of this trainer")
     parser.add_argument(
         "--source", action="append", type=Path, metavar="PATH", help="a folder, wheel or archive to check"
     )
     parser.add_argument(
-        "--tables", action="append", type=Path, metavar="DIR", help="a folder of your own tables"
+        "--patches", action="append", type=Path, metavar="DIR", help="a folder with tables of your own"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """List or check the tables."""
-    tables = _load(args.trainer, args.tables or [])
+    tables = _load(args.trainer, args.patches or [])
     if args.action == "list":
         _list(tables, args.json)
         return 0
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     read = [one for one in checked if one.sites is not None]
     if not read:
         packages = ", ".join(sorted({table.package for table in tables}))
-        where = " nor ".join(str(path) for path in args.source or ["what is installed"])
+        where = " nor ".join(str(path) for path in args.source or ["the installed packages"])
         raise TargetError(f"no {packages} in {where}; --source takes a folder, a wheel or a source archive")
     if args.json:
         print_json([_as_json(one) for one in checked])
@@ -81,7 +83,7 @@ def _load(trainers: list[str] | None, folders: Sequence[Path]) -> list[Table]:
             raise InstrumentError(f"no tables of trainer {name!r}; there are: {', '.join(known)}")
     tables = [table for table in tables if trainers is None or table.trainer in trainers]
     for region in (region for table in tables for patch in table.patches for region in patch.regions):
-        make_plan(region)  # an expression that is not in the language is said here
+        make_plan(region)  # raises for an expression that is not in the language
     return tables
 
 
@@ -116,7 +118,7 @@ def _print(read: Sequence[Checked], unread: Iterable[Checked]) -> None:
         sites = one.sites or ()
         found = sum(site.state == "found" for site in sites)
         wanted = found + len(_lacking(one))
-        version = f" {one.version or 'of no known version'}{', judged by its shape' if one.by_shape else ''}"
+        version = f" {one.version or 'of unknown version'}{', judged by its shape' if one.by_shape else ''}"
         counted = f"{found} of {wanted} found" if wanted else "for other versions"
         print_line(f"{one.table.name} in {one.source} ({one.table.package}{version}): {counted}")
         shown = [site for site in sites if site.state != "found"] if several else sites

@@ -1,15 +1,15 @@
 """Make text from files, servers and file names safe to print.
 
-What a command reads may hold escape sequences that set a terminal's title, hide lines or make it answer as if
-somebody had typed. Commands print by `say`, or with rich by `tables.py`; a test sees to it.
+What a command reads may hold escape sequences that set a terminal's title, hide lines or type into the shell.
+Commands print by `say`, or with rich by `tables.py`; a test checks that they use nothing else.
 """
 
 import re
 import sys
 from typing import Final, TextIO
 
-#: Beside C0, DEL and C1: what turns the direction of writing, what ends a line, and halves of characters,
-#: which stand for bytes of file names that are not UTF-8, and which no stream can encode.
+#: Beside C0, DEL and C1: marks of writing direction, line separators, lone surrogates: they stand for bytes
+#: of file names that are not UTF-8.
 _BEYOND_C0: Final = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _CONTROLS: Final = re.compile(f"[\x00-\x1f{_BEYOND_C0}]")
 _IN_JSON: Final = re.compile(f"[{_BEYOND_C0}]")
@@ -21,7 +21,7 @@ def plain(text: str) -> str:
 
 
 def plain_json(text: str) -> str:
-    """Return JSON of the same value in which what JSON does not escape itself is escaped, too."""
+    """Return the same JSON with those control characters escaped that JSON itself leaves as they are."""
     return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

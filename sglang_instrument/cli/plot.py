@@ -12,7 +12,7 @@ from sglang_instrument.cli.tables import print_json, print_line, reading
 from sglang_instrument.errors import InstrumentError
 
 HELP: Final = """\
-Draw a run as figures, a file each. docs/how-to/figures.md shows them and says how to read them.
+Draw a run as figures, a file each. docs/how-to/figures.md shows them and explains how to read them.
 
     sglang-instrument plot logs/gsm8k_600 -o figures
     sglang-instrument plot logs/gsm8k_600 -o figures --step 67 --figure slowest --format svg
@@ -22,7 +22,7 @@ shares        phases of each step, in percent
 cdf           durations of all requests, and of each step's
 turns         time of the first, second ... turn
 turn-counts   how many turns the requests of each step took
-workers, cdf-workers, slowest   of one step: --step, else the one that took longest
+workers, cdf-workers, slowest   one step: --step N, otherwise the longest step
 
 --json prints {"folder", "step", "figures": {NAME: "PATH"}, "left_out": {NAME: "REASON"}}."""
 
@@ -32,28 +32,30 @@ _FORMATS: Final = ("png", "svg", "pdf")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `plot`."""
     select.add_arguments(parser)
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="where to")
-    parser.add_argument("--figure", action="append", metavar="NAME", help="this one; may be repeated (all)")
-    parser.add_argument("--worker", type=int, metavar="R", help="this worker's requests alone")
-    parser.add_argument("--limit", type=int, default=20, metavar="N", help="slowest requests (%(default)s)")
-    parser.add_argument("--against", type=Path, metavar="LOGS", help="a second run, laid under the cdf")
-    parser.add_argument("--format", choices=_FORMATS, default="png", help="(%(default)s)")
     parser.add_argument(
-        "--dpi", type=int, default=150, metavar="N", help="dots an inch of a png (%(default)s)"
+        "-o", "--output", type=Path, required=True, metavar="FOLDER", help="folder for the files"
+    )
+    parser.add_argument("--figure", action="append", metavar="NAME", help="only this figure; repeatable")
+    parser.add_argument("--worker", type=int, metavar="R", help="only requests of this worker")
+    parser.add_argument("--limit", type=int, default=20, metavar="N", help="slowest requests (%(default)s)")
+    parser.add_argument("--against", type=Path, metavar="LOGS", help="a second run, drawn below in the cdf")
+    parser.add_argument("--format", choices=_FORMATS, default="png", help="file format (%(default)s)")
+    parser.add_argument(
+        "--dpi", type=int, default=150, metavar="N", help="dots per inch of a png (%(default)s)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the figures; 1 if none of those asked for could be drawn."""
+    """Write the figures; return 1 if none could be drawn."""
     from sglang_instrument.analysis.run import open_run
 
     try:
-        from sglang_instrument.report.figures import choose, draw, makers
+        from sglang_instrument.report.figures import FIGURES, choose, draw
     except ModuleNotFoundError as missing:
         hint = "pip install 'sglang-instrument[report]'"
         raise InstrumentError(f"plot needs {missing.name}: {hint}") from missing
 
-    names = _names(args.figure, list(makers()))
+    names = _names(args.figure, list(FIGURES))
     _demand_numbers(args)
     with reading() as progress:
         opened = open_run(args.logs, progress)
@@ -69,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             else:
                 left_out[name] = result
             if not args.json:
-                print_line(str(result) if isinstance(result, Path) else f"{name}: left out, {result}")
+                print_line(str(result) if isinstance(result, Path) else f"{name}: not drawn, {result}")
     except OSError as error:
         raise InstrumentError(f"{args.output} cannot be written: {error.strerror or error}") from error
     if args.json:
@@ -83,7 +85,7 @@ def _names(asked: list[str] | None, known: list[str]) -> list[str]:
     for name in asked or []:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
+            hint = f"did you mean {near[0]!r}?" if near else f"the figures are: {', '.join(known)}"
             raise InstrumentError(f"no figure {name!r}; {hint}")
     return list(dict.fromkeys(asked)) if asked else known
 

@@ -1,4 +1,4 @@
-"""Start and stop the profilers of the engines from where a person sits, and gather what they recorded."""
+"""Start and stop the profilers of the engines' servers from any machine, and gather their traces."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from sglang_instrument.profiling.workers import Worker
 
 HELP: Final = """\
-Switch the profilers of the engines' servers, all at once, and gather their traces.
+Switch the profilers of the engines' servers (SGLang or vLLM), all at once, and gather their traces.
 
-    sglang-instrument profile capture --router-url http://127.0.0.1:3521     # all of it, in one command
+    sglang-instrument profile capture --router-url http://127.0.0.1:3521     # all in one command
     sglang-instrument profile start --router-url http://127.0.0.1:3521 --num-steps 5
-    sglang-instrument profile stop  --log train.log                         # the router is named in it
+    sglang-instrument profile stop  --log train.log                         # the log names the router
     sglang-instrument profile check --worker-url 10.0.0.4:15000 10.0.0.5:15000
 
-capture   start, send a few requests (--requests 0: wait for traffic), stop, list the traces, analyse them
-start     stops by itself after --num-steps (3); --num-steps 0 records until `stop`: megabytes a second
-stop      waits until the traces are written, up to --timeout (30 min)
-status    which engines they are, what was started from here, which traces are written
-check     what would go wrong, without starting anything
+capture   start, send a few requests (--requests 0: wait for traffic), stop, list and analyse the traces
+start     start; the profilers stop after --num-steps (3), with --num-steps 0 at `stop`: megabytes a second
+stop      stop, and wait until the traces are written, at most --timeout (30 min)
+check     before `start`: can each server be reached and profiled; starts nothing
+status    after `start`: which engines they are, what was started from here, which traces are written
 
-Exit code 1 if a worker failed; its row says why. docs/how-to/profiling.md has vLLM, nsys, and profiling
-chosen steps of a run (SGLANG_INSTRUMENT_PROFILE_STEPS=5-7)."""
+Exit code 1 if a worker failed; its row tells why. docs/how-to/profiling.md explains vLLM, nsys, and how to
+profile chosen steps of a run (SGLANG_INSTRUMENT_PROFILE_STEPS=5-7)."""
 
 ACTIONS: Final = ("start", "stop", "status", "check", "capture")
 
@@ -37,38 +37,40 @@ ACTIONS: Final = ("start", "stop", "status", "check", "capture")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `profile`."""
     parser.add_argument("action", nargs="?", choices=ACTIONS)
-    parser.add_argument("--action", dest="action_option", choices=ACTIONS, help="the same, as in scripts")
-    where = parser.add_argument_group("workers, by one or several of")
-    where.add_argument("--router-url", action="append", default=[], metavar="URL")
+    parser.add_argument("--action", dest="action_option", choices=ACTIONS, help="the same as an option")
+    where = parser.add_argument_group("which workers (one or several of these)")
+    where.add_argument("--router-url", action="append", default=[], metavar="URL", help="repeatable")
     where.add_argument("--worker-url", action="extend", nargs="+", default=[], metavar="URL")
-    where.add_argument("--log", type=Path, help="a trainer's log, which names its router or its servers")
+    where.add_argument("--log", type=Path, help="a trainer's log that names its router or its servers")
     where.add_argument("--run", type=Path, metavar="LOGS", help="a run's folder: logs/EXPERIMENT")
-    where.add_argument("--workers", metavar="N,N-N", help="only these of them, counted from 0")
+    where.add_argument("--workers", metavar="N,N-N", help="only these of the workers, counted from 0")
     what = parser.add_argument_group("what to record")
     what.add_argument("--output-dir", metavar="DIR", help="on the workers' machines (/tmp/sglang_profile)")
     what.add_argument("--num-steps", type=int, metavar="N", help="forward steps (3); 0: until `stop`")
-    what.add_argument("--start-step", type=int, metavar="N", help="the engine's forward step to begin at")
+    what.add_argument("--start-step", type=int, metavar="N", help="first forward step of the engine")
     what.add_argument("--activities", nargs="+", metavar="A", help="CPU GPU MEM CUDA_PROFILER RPD")
     what.add_argument("--profile-by-stage", action="store_true", help="prefill and decode apart")
-    what.add_argument("--profile-stages", nargs="+", metavar="S", help="only: prefill decode")
-    what.add_argument("--with-stack", action=argparse.BooleanOptionalAction, help="Python's stacks")
-    what.add_argument("--record-shapes", action=argparse.BooleanOptionalAction, help="shapes of tensors")
+    what.add_argument("--profile-stages", nargs="+", metavar="S", help="only these: prefill decode")
+    what.add_argument("--with-stack", action=argparse.BooleanOptionalAction, help="Python stacks")
+    what.add_argument("--record-shapes", action=argparse.BooleanOptionalAction, help="tensor shapes")
     what.add_argument("--merge-profiles", action="store_true", help="also one file of all ranks")
-    what.add_argument("--profile-prefix", metavar="TEXT", help="begins the files' names")
-    what.add_argument("--profile-id", metavar="ID", help="names the capture")
-    what.add_argument("--detailed-annotations", action="store_true", help="each step with its load")
+    what.add_argument("--profile-prefix", metavar="TEXT", help="prefix of the files' names")
+    what.add_argument("--profile-id", metavar="ID", help="name of the capture")
+    what.add_argument("--detailed-annotations", action="store_true", help="annotate each step with its load")
     how = parser.add_argument_group("how")
-    how.add_argument("--requests", type=int, default=4, metavar="N", help="of capture, a worker (4)")
-    how.add_argument("--max-new-tokens", type=int, metavar="N", help="of each of these requests")
-    how.add_argument("--timeout", type=float, metavar="SEC", help="a worker's own (start 60, stop 1800)")
-    how.add_argument("--retries", type=int, default=1, metavar="N", help="where none listens (%(default)s)")
-    how.add_argument("--api-key", metavar="KEY", help=f"the servers' admin key; or {PREFIX}API_KEY")
-    how.add_argument("--force", action="store_true", help="start though one started from here still runs")
+    how.add_argument("--requests", type=int, default=4, metavar="N", help="capture: requests a worker (4)")
+    how.add_argument("--max-new-tokens", type=int, metavar="N", help="capture: tokens of such a request")
+    how.add_argument("--timeout", type=float, metavar="SEC", help="for each worker (start 60, stop 1800)")
+    how.add_argument("--retries", type=int, default=1, metavar="N", help="if nothing listens (%(default)s)")
+    how.add_argument("--api-key", metavar="KEY", help=f"admin key of the servers; or {PREFIX}API_KEY")
+    how.add_argument(
+        "--force", action="store_true", help="start even if a profiler runs that was started here"
+    )
     how.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what was asked, to all workers at once."""
+    """Do the action on all workers at once."""
     from sglang_instrument.cli import profile_actions as actions
 
     action = _action(args)
@@ -86,10 +88,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _action(args: argparse.Namespace) -> str:
     if args.action and args.action_option and args.action != args.action_option:
-        raise InstrumentError(f"profile {args.action} --action {args.action_option}: which of them?")
+        raise InstrumentError(f"profile {args.action} --action {args.action_option}: give one action")
     chosen = args.action or args.action_option
     if chosen is None:
-        raise InstrumentError(f"profile: say what to do: {', '.join(ACTIONS)}; --help explains them")
+        raise InstrumentError(f"profile needs an action: {', '.join(ACTIONS)}; --help explains them")
     return str(chosen)
 
 
@@ -105,7 +107,7 @@ def _options(args: argparse.Namespace) -> ProfileOptions:
         )
     }
     if given["output_dir"]:
-        # The servers work in folders of their own.
+        # The servers have other working directories.
         given["output_dir"] = os.path.abspath(given["output_dir"])  # noqa: PTH100 - the last slash goes, links stay
     if given["activities"]:
         given["activities"] = [name.upper() for name in given["activities"]]
@@ -132,12 +134,12 @@ def _workers(args: argparse.Namespace, *, may_lack: bool) -> list[Worker]:
                     continue
                 raise
             routers += more_routers
-            # What a router lists are the same servers under the addresses that they have now.
+            # The router lists the same servers under their current addresses.
             urls += [] if more_routers else more_urls
     if not routers and not urls:
         if may_lack:
             return []
-        raise WorkersError("profile: which workers? give --router-url, --worker-url, --log or --run")
+        raise WorkersError("profile needs workers: give --router-url, --worker-url, --log or --run")
     found = workers_behind(routers, api_key=args.api_key) + workers_at(urls)
     unique: dict[str, bool | None] = {}
     for worker in found:
@@ -157,5 +159,5 @@ def _chosen(workers: list[Worker], wanted: str | None) -> list[Worker]:
         raise ConfigError(f"--workers {wanted!r}: {error}") from None
     chosen = [worker for worker in workers if worker.number in asked]
     if not chosen:
-        raise InstrumentError(f"--workers {wanted}: there are 0 to {len(workers) - 1}")
+        raise InstrumentError(f"--workers {wanted}: the workers are 0 to {len(workers) - 1}")
     return chosen

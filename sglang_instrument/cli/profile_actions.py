@@ -1,4 +1,4 @@
-"""Do what `profile` was asked, show how far it is, and print what came of it."""
+"""Do the actions of `profile`: start, stop, status, check, capture. Show progress and print the outcome."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FILES_SEC: Final = 60.0  # for files to be whole, once the profilers have stopp
 
 
 def start(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileOptions) -> int:
-    """Start the profilers; exit code 1 if one did not."""
+    """Start the profilers; return 1 if one did not start."""
     elsewhere = _prepare(args, workers, options)
     started, folder = start_and_note(
         workers,
@@ -56,7 +56,7 @@ def start(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileO
 
 
 def stop(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileOptions) -> int:
-    """Stop the profilers, wait until the traces are written; exit code 1 if one failed."""
+    """Stop the profilers, wait until the traces are written; return 1 if one failed."""
     timeout = args.timeout or STOP_SEC
     begun = running(options.output_dir, [worker.url for worker in workers])
     notes = dict(begun.values())
@@ -78,13 +78,13 @@ def stop(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileOp
         print_files(files)
         if notes and not visible:
             print_line(
-                f"no trace is to be seen here below {options.output_dir}: it is on the workers' machines"
+                f"no trace below {options.output_dir} on this machine: traces are on the workers' machines"
             )
     return _code(stopped) or int(not whole)
 
 
 def status(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileOptions) -> int:
-    """Say which engines they are, and what was started from here; exit code 1 if one does not answer."""
+    """Print which engines they are, and what was started from here; return 1 if one does not answer."""
     timeout = args.timeout or 10.0
     engines = all_at_once(
         lambda worker: identify(worker.url, timeout_sec=timeout, api_key=args.api_key), workers
@@ -96,14 +96,14 @@ def status(args: argparse.Namespace, workers: Sequence[Worker], options: Profile
     else:
         print_captures(rows)
         print_line(
-            "no engine tells whether its profiler runs: `recording` is what was started from here, below "
-            f"{options.output_dir}, and is neither stopped nor written"
+            "`recording`: started from here and not stopped, with no trace yet below "
+            f"{options.output_dir}; engines themselves do not tell whether their profiler runs"
         )
     return int(not all(engine.reached for engine in engines))
 
 
 def check(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileOptions) -> int:
-    """Say what would go wrong; exit code 1 if something would."""
+    """Print what would go wrong; return 1 if something would."""
     findings = check_workers(workers, options, timeout_sec=args.timeout or 10.0, api_key=args.api_key)
     try:
         words = check_folder(options.output_dir, [worker.url for worker in workers]) if workers else ""
@@ -122,10 +122,10 @@ def check(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileO
 
 
 def capture(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileOptions) -> int:
-    """Start, ask, stop, list and analyse; exit code 1 if a worker failed or left no whole trace."""
+    """Start, send requests, stop, list, analyse; return 1 if a worker failed or left no whole trace."""
     elsewhere = _prepare(args, workers, options)
     if options.num_steps is None and args.requests == 0 and args.timeout is None:
-        raise InstrumentError("capture --num-steps 0 --requests 0 never ends; give --timeout SEC")
+        raise InstrumentError("capture --num-steps 0 --requests 0 would never end; give --timeout SEC")
     with _shown() as show:
         done = capture_all(
             workers,
@@ -146,7 +146,7 @@ def capture(args: argparse.Namespace, workers: Sequence[Worker], options: Profil
 
 
 def _prepare(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileOptions) -> str:
-    """Refuse what would end a server or spoil a capture; say what nobody can tell from here."""
+    """Refuse what would stop a server or spoil a capture; return a warning about a folder not seen here."""
     urls = [worker.url for worker in workers]
     elsewhere = check_folder(options.output_dir, urls)
     begun = running(options.output_dir, urls)
@@ -154,8 +154,8 @@ def _prepare(args: argparse.Namespace, workers: Sequence[Worker], options: Profi
         url, (folder, note) = next(iter(begun.items()))
         age = seconds(time.time() - float(note.get("started_unix", 0)))
         raise InstrumentError(
-            f"{url} is being profiled since {age} s, into {folder}; SGLang would throw away what it has and "
-            "begin anew without a word: `profile stop` first, or --force"
+            f"{url} has been profiled for {age} s, into {folder}; SGLang would silently discard that trace "
+            "and start again: `profile stop` first, or --force"
         )
     return elsewhere
 
@@ -165,11 +165,11 @@ def _what_next(options: ProfileOptions, folder: Path | None, elsewhere: str) -> 
         f"it stops by itself after {options.num_steps} forward steps"
         f"{' of each stage' if options.profile_by_stage else ''}: send requests"
         if options.num_steps is not None
-        else "it records until `profile stop`, megabytes a second: do not forget it"
+        else "it records until `profile stop`, megabytes a second"
     )
     activities = options.activities or ()
     if "CUDA_PROFILER" in activities and set(activities) <= {"CUDA_PROFILER"}:
-        return f"{bound}; nsys writes the report where it was started (docs/how-to/profiling.md)"
+        return f"{bound}; nsys writes its report where nsys was started (docs/how-to/profiling.md)"
     where = elsewhere or f"traces: {folder or options.output_dir}"
     return f"{bound}; {where}"
 
@@ -179,7 +179,7 @@ def _code(outcomes: Sequence[Outcome]) -> int:
 
 
 def _standing(worker: Worker, engine: Engine, known: Sequence[tuple[Path, Note]]) -> dict[str, Any]:
-    """Return what is known of one worker and of its newest capture."""
+    """Return the state of one worker and of its newest capture."""
     for folder, note in known:
         for one in note["workers"]:
             if one.get("url") != worker.url:
@@ -232,7 +232,7 @@ def _print_capture(done: Capture, elsewhere: str) -> None:
     print_files(done.files)
     if not any(done.files) and any(one.ok for one in done.started):
         reason = elsewhere or "no step was recorded: no request reached the workers"
-        print_line(f"no trace is to be seen: {reason}")
+        print_line(f"no trace was found: {reason}")
 
 
 def _analyse(folder: Path) -> None:
@@ -265,21 +265,21 @@ def _as_json(files: Sequence[Sequence[TraceFile]]) -> list[dict[str, Any]]:
 
 @contextmanager
 def _shown() -> Iterator[Progress]:
-    """Yield what shows on stderr what is going on, once that takes over two seconds."""
+    """Yield a function that shows progress on stderr, after two seconds."""
     with saying() as say:
         yield lambda doing, done, wanted: say(f"{doing}: {done:,} of {wanted:,}")
 
 
 @contextmanager
 def _watching(folders: Sequence[str], show: Progress) -> Iterator[None]:
-    """Show every half second how much was written, while another thing waits for it."""
+    """Show every half second how much was written, while the block waits for it."""
     over = threading.Event()
 
     def watch() -> None:
         begun = time.monotonic()
         while not over.wait(0.5):
             mebibytes = sum(file.size for folder in folders for file in files_in(folder)) >> 20
-            show(f"stopping since {time.monotonic() - begun:.0f} s, MiB written", mebibytes, mebibytes)
+            show(f"stopping for {time.monotonic() - begun:.0f} s, MiB written", mebibytes, mebibytes)
 
     thread = threading.Thread(target=watch, name="sglang-instrument-profile-show", daemon=True)
     thread.start()

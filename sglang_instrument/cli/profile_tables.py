@@ -1,4 +1,4 @@
-"""Print what came of switching profilers, for people."""
+"""Print the outcome of switching profilers as tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sglang_instrument.profiling.switching import Outcome
 
 
 def print_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """Print a row a worker, and below what a person shall know of each."""
+    """Print a row a worker, and below the errors and notices of each."""
     rows = [
         (f"{one.number}  {one.url}", one.state, one.engine or NOTHING, seconds(one.sec)) for one in outcomes
     ]
@@ -46,7 +46,7 @@ def print_files(files: Sequence[Sequence[TraceFile]]) -> None:
 
 
 def print_captures(rows: Sequence[dict[str, Any]]) -> None:
-    """Print where each worker and its newest capture stand."""
+    """Print the state of each worker and of its newest capture."""
     cells = [
         (
             f"{row['number']}  {row['url']}",
@@ -65,13 +65,13 @@ def print_captures(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
-    """Print what was looked at, and below what is not well."""
+    """Print what was checked, and below what is wrong."""
     marks = {True: "ok", False: "wrong", None: "?"}
     rows = [
         (f"{'' if one.number is None else f'{one.number}  '}{one.url}", one.what, marks[one.ok])
         for one in findings
     ]
-    print_table(("where", "what", ""), rows, title="profilers, before they are started")
+    print_table(("worker", "check", "result"), rows, title="profilers, before they are started")
     for one in findings:
         if one.words and one.ok is not True:
             print_line(f"{one.url}: {one.what}: {one.words}")

@@ -1,4 +1,4 @@
-"""What `doctor --ray` runs on a node. It travels by value: the node may lack this package."""
+"""What `doctor --ray` runs on a node; pickled by value, because the node may lack this package."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def look(mark: str, trainers: list[str]) -> dict[str, Any]:
-    """Return what recording needs, as it is on this node.
+    """Return the versions, the hook and the folder of this node.
 
     Args:
-        mark: A file that the driver made and keeps open, beside which the logs will be.
+        mark: A file that the driver made in the folder of the logs and keeps open.
         trainers: The distributions that the shipped tables patch.
     """
     import importlib.metadata
@@ -39,7 +39,7 @@ def look(mark: str, trainers: list[str]) -> dict[str, Any]:
 
 
 def write(folder: Any) -> tuple[str, bool]:
-    """Return why nothing can be written into `folder`, "" if it can, and whether locks are kept there."""
+    """Return why a file cannot be written into `folder`, "" if it can, and whether file locks work there."""
     import fcntl
     import tempfile
 
@@ -49,7 +49,7 @@ def write(folder: Any) -> tuple[str, bool]:
             first.flush()
             try:
                 fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                with open(first.name, "rb+") as second:  # noqa: PTH123 - no import of ours travels along
+                with open(first.name, "rb+") as second:  # noqa: PTH123 - a module imported here must be on the node
                     fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return "", True

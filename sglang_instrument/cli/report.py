@@ -1,4 +1,4 @@
-"""Write the report of a run: one HTML file that a person mails to a colleague."""
+"""Write the report of a run: one HTML file that needs nothing else."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument import __version__
+from sglang_instrument.cli.select import LOGS_HELP
 from sglang_instrument.cli.tables import print_json, print_line, reading, saying
 from sglang_instrument.errors import InstrumentError
 
@@ -14,37 +15,42 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.run import Run
 
 HELP: Final = """\
-Write one HTML file that leads from the verdict to the single event. It needs no network and no server: open
-it in a browser, mail it, print it.
+Write a run as one HTML file, from the verdict to the single event. It needs no network and no server: open it
+in a browser, mail it, print it.
 
     sglang-instrument report logs/gsm8k_600 -o gsm8k_600.html
     sglang-instrument report logs/before logs/after -o both.html      # the second run beside the first
-    sglang-instrument report logs/gsm8k_600 --step 67 --step 68       # these in full, whatever it costs
-    sglang-instrument report logs/gsm8k_600 --traces logs/gsm8k_600/profiles      # what the GPUs did, too
+    sglang-instrument report logs/gsm8k_600 --step 67 --step 68       # these steps with a timeline
+    sglang-instrument report logs/gsm8k_600 --traces logs/gsm8k_600/profiles      # also what the GPUs did
 
-All steps are in its charts. Span by span, in the timeline, are the steps that were asked for; without any,
-those with a finding and the slowest ones, as many as --spans leaves room for.
+The charts show all steps. The timeline shows each span of some: those given by --step, otherwise the steps
+with a finding and the slowest ones, as many as --spans allows.
 
---json prints {"path", "bytes", "steps": [those in full; v4 is the validation at step 4]}."""
+--json prints {"path", "bytes", "steps": [those with a timeline; v4 is the validation at step 4]}."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `report`."""
-    parser.add_argument("logs", metavar="LOGS", type=Path, help="the experiment's folder, logs/EXPERIMENT")
-    parser.add_argument("other", metavar="OTHER", type=Path, nargs="?", help="a second run to lay beside it")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="EXPERIMENT.html by default")
+    parser.add_argument("logs", metavar="LOGS", type=Path, help=LOGS_HELP)
+    parser.add_argument("other", metavar="OTHER", type=Path, nargs="?", help="a second run to compare with")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: EXPERIMENT.html")
     parser.add_argument(
-        "--step", type=int, action="append", default=[], metavar="N", help="in full; may be repeated"
+        "--step",
+        type=int,
+        action="append",
+        default=[],
+        metavar="N",
+        help="give this step a timeline; repeatable",
     )
-    parser.add_argument("--spans", type=int, metavar="N", help="of all steps in full together (250,000)")
+    parser.add_argument("--spans", type=int, metavar="N", help="most spans in the timeline (250,000)")
     parser.add_argument(
-        "--traces", type=Path, metavar="DIR", help="traces of the engines' profilers: a section of kernels"
+        "--traces", type=Path, metavar="DIR", help="the engines' traces: adds a section of kernels"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the report and say where it is."""
+    """Write the report and print its path."""
     try:
         from sglang_instrument.analysis.run import open_run
         from sglang_instrument.report.build import write_report
@@ -61,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         other = None if args.other is None else open_run(args.other, progress)
     path = Path(f"{opened.folder.absolute().name}.html") if args.output is None else args.output
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise InstrumentError(f"-o {path}: must be a file in a folder that is there, such as report.html")
+        raise InstrumentError(f"-o {path}: must be a file in an existing folder, such as report.html")
     traces = None if args.traces is None else _traced(args.traces, opened)
     try:
         with saying() as stage:
@@ -80,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
         print_json({"path": str(written.path), "bytes": written.bytes, "steps": written.steps})
         return 0
     full = ", ".join(written.steps)
-    print_line(f"{written.path}: {written.bytes / 1e6:.1f} MB" + (f"; in full: step {full}" if full else ""))
+    timelines = f"; with a timeline: step {full}" if full else ""
+    print_line(f"{written.path}: {written.bytes / 1e6:.1f} MB{timelines}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Show the slowest requests, or take one apart into its turns and events."""
+"""Show the slowest requests, or one request with its turns and events."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.run import Run
 
 HELP: Final = """\
-Show the requests of a run, the slowest first; or one request with its turns and events as a waterfall.
+Show the requests of a run, the slowest first, or one request with its turns and events as a waterfall.
 
     sglang-instrument requests logs/gsm8k_600 --step 67 --worker 0
     sglang-instrument requests logs/gsm8k_600 --request 43-0-0194-34fc56e1aa47
     sglang-instrument requests logs/gsm8k_600 --cdf           # percentiles by step; with --step by worker
-    sglang-instrument requests logs/gsm8k_600 --engine        # as SGLang's own processes saw them, by rid
+    sglang-instrument requests logs/gsm8k_600 --engine        # as SGLang's own processes logged them, by rid
 
 engine s, tool s, rest s   time in the engine, in tools and interactions, and in everything else
 
@@ -39,16 +39,16 @@ _BARS: Final = 32  # characters of a waterfall
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `requests`."""
     select.add_arguments(parser)
-    parser.add_argument("--worker", type=int, metavar="R", help="this worker alone")
-    parser.add_argument("--event", metavar="EVENT", help="slowest by the time in this event")
-    parser.add_argument("--turns", type=int, metavar="N", help="requests of N turns")
-    parser.add_argument("--finish-reason", metavar="WORD", help="requests that ended so: stop, length ...")
-    parser.add_argument("--min-tokens", type=int, metavar="N", help="requests of at least N tokens")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="requests of at most N tokens")
-    parser.add_argument("--limit", type=int, default=20, metavar="N", help="rows shown (%(default)s)")
-    parser.add_argument("--request", metavar="ID", help="this request, with its events")
+    parser.add_argument("--worker", type=int, metavar="R", help="only this worker")
+    parser.add_argument("--event", metavar="EVENT", help="order by the time in this event")
+    parser.add_argument("--turns", type=int, metavar="N", help="only requests of N turns")
+    parser.add_argument("--finish-reason", metavar="WORD", help="only requests that ended so: stop, length")
+    parser.add_argument("--min-tokens", type=int, metavar="N", help="only requests of at least N tokens")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="only requests of at most N tokens")
+    parser.add_argument("--limit", type=int, default=20, metavar="N", help="most rows (%(default)s)")
+    parser.add_argument("--request", metavar="ID", help="this request with its events")
     parser.add_argument("--cdf", action="store_true", help="percentiles instead of requests")
-    parser.add_argument("--engine", action="store_true", help="requests of the engine, joined by rid")
+    parser.add_argument("--engine", action="store_true", help="requests as SGLang logged them")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -107,7 +107,8 @@ def _offer(names: list[str]) -> str:
 
 
 def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int:
-    from sglang_instrument.analysis.engine_calls import engine_calls
+    from sglang_instrument.analysis.engine_calls import reported_calls
+    from sglang_instrument.analysis.join import calls_of_request
     from sglang_instrument.analysis.requests import waterfall
 
     mine = table.filter(request_id=args.request)
@@ -121,8 +122,8 @@ def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int
     events = waterfall(
         opened.read_spans(row["step"], row["worker"], row["validate"]), args.request
     ).to_dicts()
-    calls = engine_calls(opened, row).to_dicts()
-    room = engine_room.calls_of(opened, row)
+    calls = reported_calls(opened, row).to_dicts()
+    room = calls_of_request(opened, row)
     if args.json:
         told = {"requests": [row], "events": events, "engine_calls": calls, "engine_room": room}
         print_json({"folder": str(opened.folder), **told})
@@ -141,8 +142,8 @@ def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int
         )
         for event in events
     ]
-    columns = ("event", "turn", "start s", "time s", "self s", "active s", "when".ljust(_BARS))
-    print_table(columns, shown, title="", optional=("active s", "self s"))
+    columns = ("event", "turn", "start s", "time s", "self s", "running s", "when".ljust(_BARS))
+    print_table(columns, shown, title="", optional=("running s", "self s"))
     if calls:
         _print_calls(calls)
     if room:
@@ -151,7 +152,7 @@ def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int
 
 
 def _print_calls(calls: list[dict[str, Any]]) -> None:
-    """Print what the engine told of each of its calls."""
+    """Print what the engine reported in its reply to each call."""
     kinds = ("queue", "running", "prefill", "decode", "outside")
     rows = [
         (
@@ -165,7 +166,7 @@ def _print_calls(calls: list[dict[str, Any]]) -> None:
     ]
     columns = ("turn", "time s", *(f"{kind} s" for kind in kinds), "prompt", "cached", "written", "retracted")
     print_table(
-        columns, rows, title="\nwhat the engine told of each call", optional=("outside s", "retracted")
+        columns, rows, title="\nwhat the engine reported for each call", optional=("outside s", "retracted")
     )
 
 
@@ -222,4 +223,4 @@ def _print_cdf(opened: Run, rows: list[dict[str, Any]]) -> None:
     ]
     columns = ("of", "requests", "mean s", "p50 s", "p90 s", "p95 s", "p99 s", "p99.9 s", "max s")
     print_table(columns, shown, title=f"{opened.folder}: durations of requests", optional=("mean s", "p95 s"))
-    print_line("of ten requests, nine take at most p90")
+    print_line("90 % of the requests take at most p90")

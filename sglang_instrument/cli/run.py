@@ -1,4 +1,4 @@
-"""Run a command with instrumentation on, in it and in every process that it starts."""
+"""Run a command with instrumentation on, in its process and in every process that it starts."""
 
 import argparse
 import os
@@ -12,18 +12,18 @@ from sglang_instrument import config as settings
 from sglang_instrument import launch
 from sglang_instrument.cli.plain import say
 from sglang_instrument.config import PREFIX, Config
-from sglang_instrument.errors import ConfigError, InstrumentError
+from sglang_instrument.errors import InstrumentError
 from sglang_instrument.regular import open_regular
 
 HELP: Final = """\
-Run a command with instrumentation on: in it, in the processes that it starts, and in Ray's workers.
+Run a command with instrumentation on: in its process, in those that it starts, and in Ray's workers.
 
     sglang-instrument run -- python -m verl.trainer.main_ppo trainer.nnodes=1
     sglang-instrument run --experiment gsm8k_600 --log-dir /shared/logs -- torchrun --nproc-per-node 8 a.py
     sglang-instrument run --set detail=turn --set sample_requests=0.1 -- ./train.sh
 
-The command takes this one's place: its signals and its exit code are its own. It is the same as setting
-SGLANG_INSTRUMENT=1 and SGLANG_INSTRUMENT_<SETTING>, after a look at whether the command's Python has the
+The command replaces this process, so that signals and the exit code are the command's. `run` sets
+SGLANG_INSTRUMENT=1 and SGLANG_INSTRUMENT_<SETTING>, and first checks that the command's Python has the
 start-up hook."""
 
 _LOOK_SEC: Final = 120
@@ -32,15 +32,15 @@ _LOOK_SEC: Final = 120
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `run`."""
     parser.add_argument("--experiment", metavar="NAME", help="name of the run's folder")
-    parser.add_argument("--log-dir", metavar="DIR", help="the folder of all runs; default logs")
+    parser.add_argument("--log-dir", metavar="DIR", help="folder of all runs (logs)")
     parser.add_argument(
-        "--set", action="append", metavar="NAME=VALUE", default=[], help="a setting of install()"
+        "--set", action="append", metavar="NAME=VALUE", default=[], help="a keyword of install(); repeatable"
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="what to run")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Become the command."""
+    """Replace this process by the command."""
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise InstrumentError("run needs a command, as in: sglang-instrument run -- python train.py")
@@ -70,25 +70,20 @@ def _config(args: argparse.Namespace) -> Config:
             raise InstrumentError(f"--set {text!r}: expected NAME=VALUE, as in --set detail=turn")
         given[name.strip().removeprefix(PREFIX).lower()] = value
     complaints: list[str] = []
-    try:
-        config = settings.load(given, os.environ, complaints.append)
-    except ConfigError as error:
-        raise InstrumentError(
-            str(error).replace("install(): ", "--set: ").replace("install(", "--set (")
-        ) from None
+    config = settings.load(given, os.environ, complaints.append, written="--set {}=...")
     for complaint in complaints:
         say(f"sglang-instrument: {complaint}", sys.stderr)
     return config
 
 
 def _look(program: str, environment: dict[str, str]) -> None:
-    """See whether the Python that a command will run loads the start-up hook.
+    """Check that the Python which the command runs loads the start-up hook.
 
     Raises:
-        InstrumentError: It does not, so nothing of the command would be recorded.
+        InstrumentError: It does not, so that nothing would be recorded.
     """
     python = interpreter_of(program)
-    if python is None:  # a shell, or a program of its own: nobody can tell what it will start
+    if python is None:  # a shell or a binary: which Python it will start is unknown
         return
     seen = "import sys; sys.exit('sglang_instrument.bootstrap' not in sys.modules)"
     try:
@@ -99,13 +94,13 @@ def _look(program: str, environment: dict[str, str]) -> None:
         raise InstrumentError(f"{python} cannot be started: {error}") from None
     if done.returncode:
         raise InstrumentError(
-            f"{python} has no start-up hook of sglang-instrument, so nothing would be recorded: "
+            f"{python} has no start-up hook of sglang-instrument, so that nothing would be recorded: "
             f"{python} -m pip install sglang-instrument"
         )
 
 
 def interpreter_of(program: str) -> str | None:
-    """Return the Python that runs `program`: itself, or the one that its first line names, or None."""
+    """Return the Python that runs `program`: the program itself, the one in its `#!` line, or None."""
     path = Path(program)
     if path.name.startswith("python"):
         return program

@@ -1,12 +1,14 @@
-"""Let a person choose a step and a worker, and offer what there is where they chose what there is not."""
+"""Let a person choose a step and a worker, and name the nearest ones where the run has no such step."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sglang_instrument.errors import LogError
+
+LOGS_HELP: Final = "the experiment's folder, logs/EXPERIMENT"
 
 if TYPE_CHECKING:
     import polars as pl
@@ -16,22 +18,22 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what all commands that read a run have in common."""
-    parser.add_argument("logs", metavar="LOGS", type=Path, help="the experiment's folder, logs/EXPERIMENT")
-    parser.add_argument("--step", type=int, metavar="N", help="this step alone")
-    parser.add_argument("--validate", action="store_true", help="the validation steps instead of training")
+    """Add the arguments that all commands have that read a run."""
+    parser.add_argument("logs", metavar="LOGS", type=Path, help=LOGS_HELP)
+    parser.add_argument("--step", type=int, metavar="N", help="only this step")
+    parser.add_argument("--validate", action="store_true", help="validation steps instead of training steps")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def of_steps(
     run: Run, table: pl.DataFrame, args: argparse.Namespace, digest: Digest | None = None
 ) -> pl.DataFrame:
-    """Return the rows of `table` for the steps, and the worker, that were asked for.
+    """Return the rows of `table` for the chosen steps and worker.
 
     Args:
         run: The run.
         table: Rows with `step`, `validate` and `worker`.
-        args: What was asked for.
+        args: The command's arguments.
         digest: As for `demand`.
 
     Raises:
@@ -50,11 +52,11 @@ def demand(run: Run, args: argparse.Namespace, digest: Digest | None = None) -> 
 
     Args:
         run: The run.
-        args: What was asked for.
-        digest: What there is to choose from: `run.digest`, or `run.everything`.
+        args: The command's arguments.
+        digest: The tables to choose from: `run.digest`, the default, or `run.everything`.
 
     Raises:
-        LogError: There is no such step or worker; it names the nearest.
+        LogError: There is no such step or worker. The message names the nearest.
     """
     there = (run.digest if digest is None else digest).steps.filter(validate=args.validate)
     kind = "validation step" if args.validate else "step"

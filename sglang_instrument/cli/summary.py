@@ -1,4 +1,4 @@
-"""Show the steps of a run: how long, how many requests, where the time went, and whether the log is whole."""
+"""Show the steps of a run: how long, how many requests, where the time went; the verdict; the log's state."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.verdict import Finding
 
 HELP: Final = """\
-Show the steps of a run: how long each took, its requests, and which phases the time went to.
+Show the steps of a run: how long each took, its requests, and the phases that the time went to. The verdict
+names what cost most.
 
     sglang-instrument summary logs/gsm8k_600
     sglang-instrument summary logs/gsm8k_600 --step 67      # its workers, and the parts that add up to it
 
-time s   of the longest worker       next s   from this start to that of the next step
-busy s   the time without barriers   p50, p99, max s   of the requests' durations
-tail%    of the time, in which only the last 20 % of the requests run
+time s   of the longest worker            next s            from this start to the next step's start
+busy s   the time without barriers        p50, p99, max s   durations of the requests
+tail%    share of the time in which only the last 20 % of the requests run
 gen%, tool%, rew%, wait%, rest%   of all workers' time: engine, tools, rewards, barriers, everything else
 
 --json prints {"folder", "findings": [{"cause", "step", "validate", "worker", "lost_sec", "sentence",
 "evidence": {...}}], "steps": [{"step", "validate", "workers", "slowest_worker", "duration_sec",
 "busy_sec", "interval_sec", "unaccounted_sec", "requests", "response_tokens", "p50_sec", "p99_sec",
 "max_sec", "tail", "start_us", "phases": {PHASE: share}}], "workers": [the same of each worker],
-"engine": {"requests", "retractions", "shares": {"queue", "prefill", "decode"}, "explains"} or null (null in
-it: not known),
+"engine": {"requests", "retractions", "shares": {"queue", "prefill", "decode"}, "explains"} or null (a null in
+it means unknown),
 "health": {...}} and, with --step, "accounting": {WORKER: [{"event", "count", "sec", "share"}]}.
 Shares and tail are from 0 to 1."""
 
-_SHOWN: Final = 16  # rows that leave room for the rest on one screen
+_SHOWN: Final = 16  # rows; more leave no room for the rest on one screen
 _SHARES: Final = {
     "gen%": ("generate", "engine"),
     "tool%": ("tool", "interaction"),
@@ -50,7 +51,7 @@ _Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Summary:
-    """Rows of `step_table` and `worker_table`, and, of one step, those of `accounting` by worker."""
+    """Rows of `step_table` and `worker_table`, and for one step those of `accounting` by worker."""
 
     steps: list[_Row]
     workers: list[_Row]
@@ -63,16 +64,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the steps; of one step, its workers and its parts."""
+    """Print the steps, or the workers and parts of one step."""
+    from sglang_instrument.analysis.join import engine_summary, explain
     from sglang_instrument.analysis.run import open_run
-    from sglang_instrument.analysis.verdict import find, verdict
+    from sglang_instrument.analysis.verdict import findings_of, verdict_of
 
     with reading() as progress:
         opened = open_run(args.logs, progress)
         summary = _summarise(opened, args)
-        found = find(opened.digest, opened.files, opened.is_over)
-        why = engine_room.explanation(opened, found[0]) if found else ""
-        engine = engine_room.run_shares(opened)
+        found = findings_of(opened)
+        why = explain(opened, found[0]) if found else ""
+        engine = engine_summary(opened)
     if args.json:
         _print_json(opened, args, summary, found, engine and {**engine, "explains": why or None})
         return 0
@@ -82,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         _print_step(opened, args, summary)
     said = f"; {why}" if why else ""
     of = "verdict" if args.step is None else "verdict of the whole run"
-    print_line(f"{of}: {verdict(opened.digest, opened.files, opened.is_over)}{said}")
+    print_line(f"{of}: {verdict_of(opened)}{said}")
     if engine:
         print_line(engine_room.told(engine))
     print_line(f"log: {opened.health.sentence()}")
@@ -142,7 +144,9 @@ def _print_steps(opened: Run, args: argparse.Namespace, steps: list[_Row]) -> No
     title = f"{opened.folder}: {len(steps)} {kind}, {len(opened.workers)} workers, {requests:,} requests"
     print_table(("step", "time s", "next s", *_COLUMNS), rows, title=title, optional=_OPTIONAL)
     if len(shown) < len(steps):
-        print_line(f"{len(shown)} of {len(steps)} steps: the slowest and the last; --json prints all")
+        print_line(
+            f"{len(shown)} of {len(steps)} steps are shown, the slowest and the last; --json prints all"
+        )
     timed = [row for row in steps if row["duration_sec"]]
     if timed:
         print_line(_slowest(timed))
@@ -150,7 +154,7 @@ def _print_steps(opened: Run, args: argparse.Namespace, steps: list[_Row]) -> No
     validations = opened.digest.steps.filter(validate=True)["step"].n_unique()
     if validations and not args.validate:
         kept = "step is" if validations == 1 else "steps are"
-        print_line(f"{validations} validation {kept} kept apart: --validate")
+        print_line(f"{validations} validation {kept} not shown: --validate")
 
 
 def _print_step(opened: Run, args: argparse.Namespace, summary: _Summary) -> None:
@@ -186,7 +190,7 @@ def _cells(row: _Row, second: str) -> tuple[str, ...]:
 
 
 def _slowest_and_newest(steps: list[_Row]) -> list[_Row]:
-    """Return what fits one screen, in order: the last four, and of the others the slowest."""
+    """Return the steps that fit one screen, in order: the last four, and the slowest of the others."""
     if len(steps) <= _SHOWN:
         return steps
     by_duration = sorted(steps[:-4], key=lambda row: float(row["duration_sec"]), reverse=True)
@@ -199,13 +203,13 @@ def _slowest(steps: list[_Row]) -> str:
     step, took = slowest["step"], seconds(slowest["duration_sec"])
     times = slowest["duration_sec"] / typical["duration_sec"]
     return (
-        f"slowest: step {step}, {took} s, {times:.1f} x the median step; its workers and parts: --step {step}"
+        f"slowest: step {step}, {took} s, {times:.1f} x the median; --step {step} shows its workers and parts"
     )
 
 
 def _unaccounted(steps: list[_Row]) -> str:
-    """Say how much of the slowest workers' time no part of a step accounts for."""
+    """Return how much of the slowest workers' time no part of a step accounts for."""
     worst = max(steps, key=lambda row: float(row["unaccounted_sec"] / row["duration_sec"]))
     whole = percent(sum(row["unaccounted_sec"] for row in steps) / sum(row["duration_sec"] for row in steps))
     most = percent(worst["unaccounted_sec"] / worst["duration_sec"])
-    return f"unaccounted time of steps: {whole} %, at most {most} % (step {worst['step']})"
+    return f"unaccounted: {whole} % of the steps' time, at most {most} % (step {worst['step']})"

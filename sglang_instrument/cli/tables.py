@@ -26,7 +26,7 @@ def print_json(answer: Any) -> None:
 
 
 def text(words: str, style: str = "") -> "Text":
-    """Return words for rich as they are: no markup, for a user's event may be called [red], no controls."""
+    """Return text for rich without control characters, and without markup: an event may be called [red]."""
     from rich.text import Text
 
     return Text(plain(words), style)
@@ -39,10 +39,10 @@ def print_table(
     title: str,
     optional: Sequence[str] = (),
 ) -> None:
-    """Print a table whose first column holds words and the others numbers.
+    """Print a table whose first column holds words and whose other columns hold numbers.
 
-    Where the terminal is narrow, columns stand closer; then the `optional` ones are left out, the first one
-    first; after that words are cut, and numbers never.
+    In a narrow terminal the columns move together. Then the `optional` ones are left out, in their order.
+    Then words are cut; numbers never are.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -67,7 +67,7 @@ def print_table(
         )
     for row in rows:
         table.add_row(*(text(row[index]) for index in shown))
-    if title.startswith("\n"):  # an empty line between two tables
+    if title.startswith("\n"):  # print an empty line between two tables
         console.print()
     console.print(text(title.removeprefix("\n"), "bold"), table, sep="\n")
 
@@ -85,14 +85,14 @@ def print_line(line: str) -> None:
 
 @contextmanager
 def reading(what: str = "files") -> Iterator[Callable[[int, int], None]]:
-    """Yield what shows a person, on stderr, how many files are read, once that takes over two seconds."""
+    """Yield a function that shows on stderr how many files are read, after two seconds."""
     with saying() as say:
         yield lambda done, total: say(f"reading: {done:,} of {total:,} {what}")
 
 
 @contextmanager
 def saying() -> Iterator[Callable[[str], None]]:
-    """Yield what shows a person, in one line on stderr, what goes on, once that takes over two seconds."""
+    """Yield a function that shows a line of progress on stderr, after two seconds."""
     begun, shown = time.monotonic(), False
 
     def say(doing: str) -> None:

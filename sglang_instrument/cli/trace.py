@@ -1,4 +1,4 @@
-"""Say what the traces of the engines' profilers show, or merge them with a run into one file to look at."""
+"""Analyse the traces of the engines' profilers, alone or beside a run."""
 
 from __future__ import annotations
 
@@ -14,44 +14,38 @@ if TYPE_CHECKING:
     from sglang_instrument.profiling.traces import Analysis, TraceAnalysis
 
 HELP: Final = """\
-Say what the traces of torch profilers show, as SGLang and vLLM write them, or merge them into one file.
+Analyse the traces that the torch profilers of SGLang and vLLM write; `profile capture` makes some.
 
     sglang-instrument trace analyze /tmp/sglang_profile
     sglang-instrument trace analyze /tmp/sglang_profile --run logs/gsm8k_600 --rank TP-0 --top 10
-    sglang-instrument trace merge /tmp/sglang_profile -o all.pftrace --run logs/gsm8k_600
 
-analyze   GPU busy and idle, kernels, communication and how much is exposed, prefill and decode, gaps and
-          the CPU work over them, CUDA graphs, streams, copies; of several ranks, which one the others wait
-          for; with --run, what the requests waited for while the engine was idle
-merge     all traces, and with --run the events of the rollout over them, as one Perfetto file
+It shows GPU busy and idle time, kernels, communication and its exposed part, prefill and decode, idle gaps
+and the CPU work during them, CUDA graphs, streams and copies; of several ranks, which one the others wait
+for; with --run, what the requests waited for while the engine was idle.
 
-Files may be gigabytes, packed with gzip, or cut short. docs/reference/kernel-traces.md says how each number
-is computed, and names the keys that --json prints."""
+A file may have gigabytes, be compressed by gzip, or be cut short. docs/reference/kernel-traces.md defines
+each number and the keys that --json prints. To look at traces beside a run:
+`export LOGS --perfetto FILE --traces DIR`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `trace`."""
-    parser.add_argument("action", choices=("analyze", "merge"))
-    parser.add_argument("traces", metavar="DIR", type=Path, help="a folder of traces, or one of them")
-    parser.add_argument("--run", type=Path, metavar="LOGS", help="the run they belong to: logs/EXPERIMENT")
-    parser.add_argument("--rank", metavar="RANK", help="this rank's traces alone: TP-0, or 0")
+    parser.add_argument("action", choices=("analyze",))
+    parser.add_argument("traces", metavar="DIR", type=Path, help="a folder of traces, or one trace")
+    parser.add_argument("--run", type=Path, metavar="LOGS", help="the run of these traces: logs/EXPERIMENT")
+    parser.add_argument("--rank", metavar="RANK", help="only the traces of this rank: TP-0, or 0")
     parser.add_argument("--top", type=int, default=15, metavar="N", help="rows of a table (%(default)s)")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="of merge")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Analyse or merge."""
-    if args.top < 1:
-        raise InstrumentError(f"--top must be at least 1, got {args.top}")
-    return _merge(args) if args.action == "merge" else _analyse(args)
-
-
-def _analyse(args: argparse.Namespace) -> int:
+    """Print what the traces show; return 1 if one of them could not be read."""
     from sglang_instrument.analysis.run import open_run
     from sglang_instrument.cli.traced import beside_run, trace_rows
     from sglang_instrument.profiling.traces import analyse
 
+    if args.top < 1:
+        raise InstrumentError(f"--top must be at least 1, got {args.top}")
     with reading("MB") as progress:
         found = analyse(args.traces, args.top, args.rank, lambda done, all_: progress(done >> 20, all_ >> 20))
         joined = beside_run(found, open_run(args.run)) if args.run else []
@@ -62,7 +56,7 @@ def _analyse(args: argparse.Namespace) -> int:
     for one in joined:
         print_line(one.sentence)
     if args.run and not joined:
-        print_line(f"{args.run}: no step ran during the traces, or the traces have no clock")
+        print_line(f"{args.run}: no step ran while the traces were recorded, or the traces have no clock")
     for reason in found.unreadable.values():
         print_line(f"left out: {reason}")
     return int(bool(found.unreadable))
@@ -71,7 +65,7 @@ def _analyse(args: argparse.Namespace) -> int:
 def _print(found: Analysis) -> None:
     if len(found.traces) > 1:
         _print_ranks(found)
-    # Ranks do the same work: one in detail, and all in the comparison, fits a screen.
+    # Ranks do the same work: one in detail and all in the comparison fit a screen.
     shown = found.traces if len(found.traces) <= 2 else [_detailed(found)]
     for one in shown:
         _print_trace(one)
@@ -110,9 +104,9 @@ def _print_trace(one: TraceAnalysis) -> None:
     for line in ("", one.file, f"{who}: {_sentence(one)}"):
         print_line(line)
     if one.truncated:
-        print_line("the file ends early: what it holds was counted; wait until the profiler has written it")
+        print_line("the file is cut short; only the events in it count: has the profiler finished writing?")
     if one.broken:
-        print_line(f"{one.broken:,} events could not be decoded, and were left out")
+        print_line(f"{one.broken:,} events could not be decoded and are left out")
     for name, (title, columns) in _TABLES.items():
         rows = one.tables[name]  # the long ones have --top rows
         if rows and not (one.on_gpu and name == "cpu_ops"):
@@ -123,11 +117,11 @@ def _print_trace(one: TraceAnalysis) -> None:
 def _sentence(one: TraceAnalysis) -> str:
     use = one.use
     if not one.on_gpu:
-        return f"no GPU in it; the engine was busy {use['busy']:.0%}, idle {seconds(use['idle_sec'])} s"
+        return f"no GPU events; the engine was busy {use['busy']:.0%}, idle {seconds(use['idle_sec'])} s"
     return (
         f"the GPU was busy {use['busy']:.1%}, idle {seconds(use['idle_sec'])} s; communication "
-        f"{use['communication']:.1%} of the busy time, of it exposed {seconds(use['exposed_sec'])} of "
-        f"{seconds(use['communication_sec'])} s"
+        f"{use['communication']:.1%} of the busy time, {seconds(use['exposed_sec'])} s of its "
+        f"{seconds(use['communication_sec'])} s exposed"
     )
 
 
@@ -215,17 +209,3 @@ _TABLES: Final[dict[str, tuple[str, tuple[tuple[str, str, Any], ...]]]] = {
         ),
     ),
 }
-
-
-def _merge(args: argparse.Namespace) -> int:
-    from sglang_instrument.analysis.run import open_run
-    from sglang_instrument.cli.merging import merge
-
-    if args.output is None:
-        raise InstrumentError("merge needs -o FILE, such as -o all.pftrace")
-    with reading("steps and traces") as progress:
-        opened = open_run(args.run) if args.run else None
-        said = merge(args.output, opened, args.traces, progress=progress, rank=args.rank)
-    for line in said:
-        print_line(line)
-    return 0

@@ -1,4 +1,4 @@
-"""Lay the traces of engines' profilers beside a run, and say all of it in rows."""
+"""Align the traces of the engines' profilers with a run, and return both as rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def beside_run(found: Analysis, opened: Run) -> list[IdleInStep]:
-    """Say how idle engines were in the run's steps that ran at the same time, and what requests did then."""
+    """Return how idle the engines were in the steps of the same time, and what requests waited for then."""
     import polars as pl
 
     from sglang_instrument.analysis.round_trips import ahead_us, hosts_ahead_us, of_worker
@@ -46,7 +46,7 @@ def beside_run(found: Analysis, opened: Run) -> list[IdleInStep]:
 
 
 def _moved(trace: TraceAnalysis, ahead_us: int) -> TraceAnalysis:
-    """Return a trace on the workers' clock."""
+    """Return the trace with its times set to the workers' clock."""
     import polars as pl
 
     if not ahead_us or trace.start_us is None:

@@ -1,4 +1,4 @@
-"""Show how many turns requests take, where their time goes turn by turn, and what the tools take."""
+"""Show how many turns requests take, the time of each turn, and the time of the tools."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sglang_instrument.cli.numbers import NOTHING, count, percent, seconds, shor
 from sglang_instrument.cli.tables import print_json, print_table, reading
 
 HELP: Final = """\
-Show the turns of the requests: how many, the engine's time turn by turn, and tools by name.
+Show the turns of the requests: how many requests reach each turn, its time in the engine and in tools.
 
     sglang-instrument turns logs/gsm8k_600
-    sglang-instrument turns logs/gsm8k_600 --step 67 --tools   # reads the events again
+    sglang-instrument turns logs/gsm8k_600 --step 67 --tools   # also each tool by name; reads all events
 
 --json prints {"folder", "turns": [{"step", "validate", "turn", "requests", "engine_sec", "tool_sec",
 "interaction_sec", "engine_p50_sec", "engine_p99_sec", "response_tokens"}], "counts": [{"turns", "requests",
@@ -24,11 +24,11 @@ Show the turns of the requests: how many, the engine's time turn by turn, and to
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `turns`."""
     select.add_arguments(parser)
-    parser.add_argument("--tools", action="store_true", help="tools and interactions by name")
+    parser.add_argument("--tools", action="store_true", help="also tools and interactions by name")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print turns, numbers of turns, and tools if asked for."""
+    """Print the turns, how many requests took each number of turns, and with --tools the tools."""
     import polars as pl
 
     from sglang_instrument.analysis.run import open_run

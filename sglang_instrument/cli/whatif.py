@@ -1,4 +1,4 @@
-"""Estimate what steps would take under caps, over-sampling, without an event, or with requests dealt anew."""
+"""Estimate how long steps would take under caps, over-sampling, a faster event, or rebalanced requests."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.whatif import Rules
 
 HELP: Final = """\
-Estimate, from recorded tokens and times, what each step would take under other rules. It is a model, and
-prints its assumptions.
+Estimate, from the recorded tokens and times, how long each step would take under other rules. It is a model
+and prints its assumptions.
 
     sglang-instrument whatif logs/gsm8k_600 --max-tokens 600 --max-turns 3
     sglang-instrument whatif logs/gsm8k_600 --scale turn_tool_parsing=0.5 --scale reward=0
-    sglang-instrument whatif logs/gsm8k_600 --max-tokens 600 --validate-with logs/capped   # really capped
+    sglang-instrument whatif logs/gsm8k_600 --max-tokens 600 --validate-with logs/capped   # a capped run
 
-time s      recorded: the longest worker without its waiting; predicted: the same under the rules
-cut         requests that would end early, and their mean reward beside that of all
+recorded s    the longest worker of the step, without its waiting at barriers
+predicted s   the same under the rules
+cut           requests that would end early; their mean reward, and that of all
 
 --json prints {"folder", "assumptions", "steps": [{"step", "validate", "recorded_sec", "predicted_sec",
 "requests", "cut", "reward_all", "reward_cut"}]} and, with --validate-with, "validation": {"steps",
@@ -41,24 +42,28 @@ _SCALED: Final = "engine, tool, interaction, reward, or the name of an event"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `whatif`."""
     select.add_arguments(parser)
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="of a response, all turns together")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="cap a response, all turns together")
     parser.add_argument(
-        "--max-turn-tokens", type=int, metavar="N", help="of one reply: what max_new_tokens caps"
+        "--max-turn-tokens", type=int, metavar="N", help="cap one reply, as max_new_tokens does"
     )
-    parser.add_argument("--max-turns", type=int, metavar="N", help="of a request")
-    parser.add_argument("--max-seconds", type=float, metavar="S", help="of a request")
-    parser.add_argument("--oversample", type=float, metavar="X", help="end when 1 / (1 + X) are done")
+    parser.add_argument("--max-turns", type=int, metavar="N", help="cap the turns of a request")
+    parser.add_argument("--max-seconds", type=float, metavar="S", help="cap the time of a request")
     parser.add_argument(
-        "--scale", action="append", default=[], metavar="EVENT=F", help=f"time times F: {_SCALED}"
+        "--oversample", type=float, metavar="X", help="end a step when 1 / (1 + X) of its requests are done"
     )
-    parser.add_argument("--rebalance", action="store_true", help="deal the requests anew over the workers")
-    parser.add_argument("--validate-with", type=Path, metavar="RUN", help="a run where the rules were real")
+    parser.add_argument(
+        "--scale", action="append", default=[], metavar="EVENT=F", help=f"multiply the time of {_SCALED}"
+    )
+    parser.add_argument(
+        "--rebalance", action="store_true", help="spread the requests evenly over the workers"
+    )
+    parser.add_argument("--validate-with", type=Path, metavar="RUN", help="a run in which the rules held")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print recorded and predicted times."""
     from sglang_instrument.analysis.run import open_run
-    from sglang_instrument.analysis.whatif import ASSUMPTIONS, what_if
+    from sglang_instrument.analysis.whatif import ASSUMPTIONS, validation_of, what_if
 
     rules = _rules(args)
     with reading() as progress:
@@ -67,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         table = select.of_steps(opened, what_if(opened.digest, rules, times), args)
         other = None if args.validate_with is None else open_run(args.validate_with, progress)
     steps = table.to_dicts()
-    validation = None if other is None else _validated(table, other.digest)
+    validation = None if other is None else validation_of(table, other.digest)
     if args.json:
         told = {} if validation is None else {"validation": validation}
         print_json({"folder": str(opened.folder), "assumptions": list(ASSUMPTIONS), "steps": steps, **told})
@@ -101,13 +106,13 @@ def _print_validation(real: Path, validation: dict[str, Any]) -> None:
         for of in ("predicted", "real")
     ]
     print_line(
-        f"against {real}: predicted {told[0]} a step, really {told[1]}: {validation['ratio']:.2f} x, "
+        f"compared with {real}: predicted {told[0]} a step, measured {told[1]}: {validation['ratio']:.2f} x, "
         f"the 95 % intervals {'overlap' if validation['overlap'] else 'do not overlap'}"
     )
 
 
 def _times(opened: Run, rules: Rules, progress: Progress) -> pl.DataFrame | None:
-    """Return the times of the events that are scaled by name; None where only kinds of work are."""
+    """Return the times of the events that are scaled by name; None if only kinds of work are scaled."""
     from sglang_instrument.analysis.digest import KINDS
 
     events = [name for name in rules.scale if name not in KINDS]
@@ -119,28 +124,8 @@ def _times(opened: Run, rules: Rules, progress: Progress) -> pl.DataFrame | None
         if name not in there:
             names = opened.read_events(int(opened.digest.steps["step"][0]))["event"].unique().to_list()
             near = difflib.get_close_matches(name, [*names, *KINDS], n=3) or sorted(names)
-            raise LogError(f"{opened.folder}: no event {name!r}; there are: {', '.join(near)}")
+            raise LogError(f"{opened.folder}: no event {name!r}; the events are: {', '.join(near)}")
     return times
-
-
-def _validated(table: Any, other: Any) -> dict[str, Any]:
-    from sglang_instrument.analysis.compare import mean_interval
-    from sglang_instrument.analysis.steps import step_table
-
-    real = step_table(other).select("step", "validate", "busy_sec")
-    both = table.join(real, on=["step", "validate"])
-    if both.is_empty():
-        raise InstrumentError("the two runs have no step in common")
-    told: dict[str, Any] = {"steps": len(both)}
-    for of, column in (("predicted", "predicted_sec"), ("real", "busy_sec")):
-        values = both[column].to_list()
-        told[f"{of}_sec"] = sum(values) / len(values)
-        told[f"{of}_low"], told[f"{of}_high"] = mean_interval(values)
-    told["ratio"] = told["predicted_sec"] / told["real_sec"] if told["real_sec"] else 0.0
-    told["overlap"] = (
-        told["predicted_low"] <= told["real_high"] and told["real_low"] <= told["predicted_high"]
-    )
-    return told
 
 
 def _rules(args: argparse.Namespace) -> Rules:
@@ -160,7 +145,7 @@ def _rules(args: argparse.Namespace) -> Rules:
         rebalance=args.rebalance,
     )
     if rules == Rules():
-        raise InstrumentError("nothing is to be different: give --max-tokens, --max-turns, --oversample ...")
+        raise InstrumentError("whatif needs a rule, such as --max-tokens, --max-turns or --oversample")
     return rules
 
 
@@ -176,5 +161,5 @@ def _scale(text: str) -> tuple[str, float]:
     if not event or not 0 <= scale < float("inf"):
         raise InstrumentError(f"--scale {text}: must be EVENT=F with F >= 0 and EVENT {_SCALED}")
     if kind_of(event).phase in ("step", "barrier"):
-        raise InstrumentError(f"--scale {text}: a step and waiting at its barrier are what is predicted")
+        raise InstrumentError(f"--scale {text}: steps and barriers are predicted and cannot be scaled")
     return event, scale

@@ -1,4 +1,4 @@
-"""Show who waited for whom at the barriers, and why the last one came last."""
+"""Show which workers the others waited for at the barriers, and why the last one came last."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.workers import Chain
 
 HELP: Final = """\
-Show who waited for whom: over the run, or at the barriers of one step.
+Show which workers the others waited for, over the run or at the barriers of one step.
 
     sglang-instrument workers logs/gsm8k_600
     sglang-instrument workers logs/gsm8k_600 --step 67      # arrivals, and why the last one came last
 
-arrival s   after the first worker arrived       wait s   at the barrier
-blame s     its share of the waiting: each moment is split over the workers still missing
-alone s     what is gained if it alone were as fast as the next slowest
-clock s     by how much its clock is ahead of the median worker's; +- what that leaves unexplained. Clocks of
-            the engine's processes, which call and answer, follow below
+arrival s   arrival at the barrier, after the first worker's        wait s   waiting at the barrier
+blame s     its share of the waiting: each instant is split equally among the workers that are still missing
+alone s     time saved if only this worker were as fast as the next slowest
+clock s     by how much its clock is ahead of the median worker's, +- the residual; clocks of the engine's
+            processes follow below
 
 --json prints {"folder", "workers": [{"worker", "barriers", "last", "wait_sec", "blame_sec",
 "gain_alone_sec"}], "barriers": [{"step", "validate", "barrier", "worker", "arrival_sec", "wait_sec",
 "blame_sec", "gain_alone_sec", "doubt"}], "clocks": [{"worker", "barriers", "offset_sec", "residual_sec"}],
 "round_trips": [{"client", "server", "calls", "low_sec", "high_sec", "offset_sec", "residual_sec",
 "same_clock"}]} and, with --step, "chain": {"step", "worker", "late_sec", "request_id", "request_sec", "turn",
-"turn_sec", "event", "event_sec"}. A doubt says why a barrier is not enough evidence; turns count from 0."""
+"turn_sec", "event", "event_sec"}. "doubt" tells why a barrier is not enough evidence; turns count from 0."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +90,7 @@ def _print_workers(folder: str, blame: list[dict[str, Any]], clocks: list[dict[s
     columns = ("worker", "barriers", "last", "wait s", "blame s", "alone s", "clock s")
     print_table(columns, rows, title=f"{folder}: who waited for whom")
     if not rows:
-        print_line("not enough evidence: no barrier that several workers left together")
+        print_line("not enough evidence: no barrier was left by several workers together")
 
 
 def _clock(row: dict[str, Any] | None) -> str:
@@ -125,7 +125,7 @@ def _print_doubts(barriers: list[dict[str, Any]]) -> None:
 
 def _sentence(chain: Chain | None) -> str:
     if chain is None:
-        return "nobody is to blame on this evidence"
+        return "the evidence blames no worker"
     text = f"worker {chain.worker} came last, {seconds(chain.late_sec)} s after the one before it"
     if chain.request_id is not None:
         text += f" <- its last request {chain.request_id}, {seconds(chain.request_sec)} s"

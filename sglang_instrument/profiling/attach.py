@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from sglang_instrument.config import Config
-from sglang_instrument.profiling import recorded  # noqa: F401 - import now, so that the first step does not wait for it
-from sglang_instrument.profiling.schedule import Plan, Schedule, read_plan
+from sglang_instrument.profiling.plan import Plan, read_plan
+from sglang_instrument.profiling.recorded import Captures
+from sglang_instrument.profiling.schedule import Schedule
 from sglang_instrument.recording import context, notices, spans
 from sglang_instrument.recording.context import Scope
 from sglang_instrument.recording.identity import process_worker
@@ -41,14 +43,20 @@ class Scheduled:
         plan = plan_of(config)
         self._schedule: Schedule | None = None
         if plan is not None:
-            self._schedule = Schedule(
+            new_captures = partial(
+                Captures,
                 plan,
                 experiment=config.experiment,
                 run_id=config.run_id,
                 folder=config.folder,
-                router=config.profile_router,
                 say=notices.notice,
                 note=_note,
+            )
+            self._schedule = Schedule(
+                plan,
+                new_captures=new_captures,
+                router=config.profile_router,
+                say=notices.notice,
                 open_spans=_open_spans,
             )
 

@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sglang_instrument.profiling.engines import start_engine, stop_engine
 from sglang_instrument.profiling.found import files_in
 from sglang_instrument.profiling.options import DEFAULT_STEPS_IN_A_RUN as DEFAULT_STEPS
+from sglang_instrument.profiling.plan import Plan
+from sglang_instrument.profiling.reached import Reached
 from sglang_instrument.profiling.switching import Outcome, start_all, stop_all
 from sglang_instrument.profiling.wire import all_at_once, ask
 from sglang_instrument.profiling.workers import Worker, workers_at, workers_behind
 from sglang_instrument.regular import write_anew
 
-if TYPE_CHECKING:
-    from sglang_instrument.profiling.reached import Reached
-    from sglang_instrument.profiling.schedule import Note, Plan, Say
+#: Called with a key and a text when something goes wrong.
+Say = Callable[[str, str], object]
+#: Called with a step, a worker and the fields of an event for the file of that step.
+Note = Callable[[int, int, Mapping[str, Any]], object]
 
 _START_SEC: Final = 30.0
 _STOP_SEC: Final = 600.0
@@ -36,20 +39,22 @@ class _Capture:
 
 
 class Captures:
-    """Used by one thread alone; see `Schedule` for the arguments."""
+    """What starts and stops the profilers of chosen steps; one thread alone uses it.
+
+    Args:
+        plan: What to profile.
+        experiment: Begins the ids of the captures.
+        run_id: Of the run; the processes of one run claim each capture once.
+        folder: Of the run; its `.locks` hold the claims, its `profiles` the notes.
+        say: Says what goes wrong.
+        note: Logs an event in the file of a step.
+    """
 
     def __init__(
-        self,
-        plan: Plan,
-        experiment: str,
-        run_id: str,
-        folder: Path,
-        router: str,
-        say: Say,
-        note: Note,
+        self, plan: Plan, *, experiment: str, run_id: str, folder: Path, say: Say, note: Note
     ) -> None:
         self._plan, self._experiment, self._run_id = plan, experiment, run_id
-        self._folder, self._router, self._say, self._note = folder, router, say, note
+        self._folder, self._say, self._note = folder, say, note
         self._open: dict[int, _Capture] = {}
 
     def begin(self, step: int, worker: int, reached: Reached) -> None:

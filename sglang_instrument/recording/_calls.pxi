@@ -34,13 +34,15 @@ cdef object make_span(object event, object phase, dict extra):
 
 
 @cython.binding(True)
-def event(name, /, **extra):
-    """Record that something happened now, without a duration."""
+def event(name, /, *, phase=None, **extra):
+    """Record an instant event."""
     cdef Span point
     try:
         point = Span.__new__(Span)
         known = name if type(name) is str else reduce_one(name)
-        point.begin(known, reduce_extra(extra) if extra else None, None, NOT_COUNTED)
+        if phase is not None:
+            phase = to_text(phase)
+        point.begin(known, reduce_extra(extra) if extra else None, phase, NOT_COUNTED)
         record_point(point)
     except BaseException:
         lose("recording an event")

@@ -202,11 +202,11 @@ def span(event: str, /, *, phase: str | None = None, **extra: Any) -> Span:
 
     Args:
         event: The event's name.
-        phase: The phase of an event that the vocabulary does not know; see `schema.PHASES`.
-        **extra: The event's own fields; `request_id` and `turn` override the bound ones.
+        phase: The phase of an event of your own; see `sglang_instrument.schema.PHASES`.
+        **extra: The event's fields; `request_id=` and `turn=` replace the bound ones.
 
     Returns:
-        The span; its `.duration_sec` holds the wall time in seconds once the block has ended.
+        The span: `.add(**extra)` adds fields, `.duration_sec` is the wall time in seconds.
     """
     try:
         try:
@@ -224,11 +224,12 @@ def span(event: str, /, *, phase: str | None = None, **extra: Any) -> Span:
         return LOST
 
 
-def event(name: str, /, **extra: Any) -> None:
-    """Record that something happened now, without a duration."""
+def event(name: str, /, *, phase: str | None = None, **extra: Any) -> None:
+    """Record an instant event: it has no duration; keywords are those of `span()`."""
     try:
         known = name if type(name) is str else reduce_value(name)
-        record(Span(known, reduce(extra) if extra else None))
+        phase = None if phase is None else text(phase)
+        record(Span(known, reduce(extra) if extra else None, None, phase))
     except BaseException:
         lose("recording an event")
 

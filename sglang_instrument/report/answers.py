@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.clocks import clock_table
-from sglang_instrument.analysis.compare import compare
+from sglang_instrument.analysis.compare import comparison_table
 from sglang_instrument.analysis.gaps import concurrency, loop_blocks, plateaus, standstill
 from sglang_instrument.analysis.lengths import length_table, reward_by_length
 from sglang_instrument.analysis.requests import cdf_table, request_table
@@ -173,7 +173,7 @@ def comparison(run: Run, other: Run) -> dict[str, Any]:
     steps = step_table(other.digest.filter(_TRAINING)).select("step", "duration_sec", "busy_sec", "p99_sec")
     return {
         "name": other.folder.name,
-        "metrics": compare(run.digest, other.digest).to_dicts(),
+        "metrics": comparison_table(run.digest, other.digest).to_dicts(),
         "steps": steps.to_dicts(),
         "cdf": _cdf(request_table(other.digest).filter(_TRAINING)),
     }

@@ -11,7 +11,7 @@ import polars as pl
 
 from sglang_instrument.analysis.round_trips import ahead_us
 from sglang_instrument.analysis.steps import accounting, step_table
-from sglang_instrument.analysis.verdict import find
+from sglang_instrument.analysis.verdict import findings_of
 from sglang_instrument.report import answers
 from sglang_instrument.report.chosen import MOST_SPANS, Chosen, choose
 from sglang_instrument.report.grid import whatif_grid
@@ -66,7 +66,7 @@ def write_report(
     Raises:
         LogError: One of `steps` does not exist.
     """
-    findings = find(run.digest, run.files, run.is_over)
+    findings = findings_of(run)
     table = step_table(run.digest)
     chosen = choose(run, table, findings, steps, most_spans)
     packed: dict[str, bytes] = {}

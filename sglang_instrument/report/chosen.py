@@ -40,7 +40,7 @@ def choose(
     Args:
         run: The run.
         steps: As `step_table` returns them, training and validation.
-        findings: As `verdict.find` returns them.
+        findings: As `findings_of` returns them.
         asked: Numbers of training steps that are taken in any case.
         most: The most records of all steps together; the first step is taken in any case.
 

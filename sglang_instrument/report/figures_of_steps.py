@@ -8,7 +8,7 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from sglang_instrument.analysis.steps import step_table, worker_table
-from sglang_instrument.report.figures import (
+from sglang_instrument.report.figure_parts import (
     ACCENT,
     FAINT,
     SECOND,
@@ -17,14 +17,8 @@ from sglang_instrument.report.figures import (
     new_figure,
     seconds_text,
 )
-from sglang_instrument.report.palette import colour_of, word_for
-from sglang_instrument.schema import PHASES
+from sglang_instrument.report.palette import PHASE_ORDER, colour_of, word_for
 
-#: From the work that generates to the time in which nobody works, so that waiting lies on top.
-ORDER: Final = (
-    *("generate", "engine", "tool", "interaction", "reward", "preprocess", "postprocess"),
-    *("cache", "weights", "broadcast", "loop", "turn", "request", "step", "other", "barrier"),
-)
 _OUTLIER: Final = 1.5  # times the median
 _SEEN: Final = 5e-4  # share of a step below which a colour cannot be seen
 _MARKED: Final = 5  # outliers that are named
@@ -139,8 +133,7 @@ def workers(choice: Choice) -> Figure:
 
 def _present(rows: pl.DataFrame) -> list[str]:
     """Return the phases that have a share large enough to be seen, in the order in which they are drawn."""
-    assert set(ORDER) == set(PHASES)  # noqa: S101 - a new phase needs a place here
-    return [phase for phase in ORDER if (rows[f"share_{phase}"] > _SEEN).any()]
+    return [phase for phase in PHASE_ORDER if (rows[f"share_{phase}"] > _SEEN).any()]
 
 
 def _legend(axes: Any) -> None:

@@ -9,7 +9,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from sglang_instrument.analysis.turns import turn_table
-from sglang_instrument.report.figures import FAINT, INK, Choice, NothingToDrawError, new_figure
+from sglang_instrument.report.figure_parts import FAINT, INK, Choice, NothingToDrawError, new_figure
 from sglang_instrument.report.palette import colour_of
 
 _KINDS: Final = {"engine": "generate", "tool": "tool", "interaction": "interaction"}

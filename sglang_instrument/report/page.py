@@ -19,12 +19,16 @@ from sglang_instrument.report.palette import PHASE_COLOURS, word_for
 from sglang_instrument.schema import PHASES
 
 #: In the order in which they are put into the page.
-_SCRIPTS: Final = (
+SCRIPTS: Final = (
     "base.js",
     "state.js",
     "charts.js",
-    "sections.js",
+    "steps.js",
+    "workers.js",
+    "distributions.js",
     "requests.js",
+    "gaps.js",
+    "comparison.js",
     "whatif.js",
     "timeline_model.js",
     "timeline_paint.js",
@@ -74,7 +78,7 @@ def render(
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         version=version,
         style=_read("style.css"),
-        scripts=[_read(name) for name in _SCRIPTS],
+        scripts=[_read(name) for name in SCRIPTS],
         facts=_packed(as_json(facts)),
         spans={key: _packed(raw) for key, raw in packed.items()},
         plotly=_packed(_plotly()),

@@ -25,6 +25,12 @@ PHASE_COLOURS: Final[dict[str, str]] = {
     "other": "#a39887",
 }
 
+#: The order in which figures stack phases: generation first, waiting for others last, so that it lies on top.
+PHASE_ORDER: Final = (
+    *("generate", "engine", "tool", "interaction", "reward", "preprocess", "postprocess"),
+    *("cache", "weights", "broadcast", "loop", "turn", "request", "step", "other", "barrier"),
+)
+
 #: What the time of a phase is called where people read; that of a structure is what no part of it covers.
 PHASE_WORDS: Final[dict[str, str]] = {
     "step": "step itself",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.analysis.engine_calls import engine_calls
+from sglang_instrument.analysis.engine_calls import reported_calls
 from sglang_instrument.analysis.requests import request_table, waterfall
 from sglang_instrument.report.chosen import Chosen
 
@@ -30,7 +30,7 @@ def slowest_requests(run: Run) -> list[dict[str, Any]]:
                 "key": Chosen(False, row["step"]).key,
                 "of_events": len(events),
                 "events": events.head(_MOST_EVENTS).to_dicts(),
-                "calls": engine_calls(run, row).head(_MOST_EVENTS).to_dicts(),
+                "calls": reported_calls(run, row).head(_MOST_EVENTS).to_dicts(),
             }
         )
     return found

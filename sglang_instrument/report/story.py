@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.processes import read_process
-from sglang_instrument.analysis.verdict import verdict
+from sglang_instrument.analysis.verdict import verdict_of
 from sglang_instrument.analysis.workers import chain_of
 from sglang_instrument.errors import LogError
 from sglang_instrument.report.chosen import Chosen
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.verdict import Finding
 
 _MOST_FINDINGS: Final = 8
-_SPAN_US: Final = 0.44  # time of the thread that ends a span, in pure Python; docs/cost.md measures it
+_SPAN_US: Final = 0.44  # time of the thread that ends a span, in pure Python; see benchmarks/results.md
 
 
 def story(run: Run, steps: pl.DataFrame, findings: Sequence[Finding], other: Run | None) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def story(run: Run, steps: pl.DataFrame, findings: Sequence[Finding], other: Run
     Args:
         run: The run.
         steps: As `step_table` returns them.
-        findings: As `find` returns them.
+        findings: As `findings_of` returns them.
         other: The run to compare with.
     """
     training = steps.filter(~pl.col("validate"))
@@ -38,7 +38,7 @@ def story(run: Run, steps: pl.DataFrame, findings: Sequence[Finding], other: Run
         "folder": str(run.folder),
         "other": None if other is None else other.folder.name,
         "clean": not findings,
-        "verdict": findings[0].sentence if findings else verdict(run.digest, run.files, run.is_over),
+        "verdict": findings[0].sentence if findings else verdict_of(run),
         "where": _where(findings[0]) if findings else None,
         "findings": [{**asdict(one), "key": _where(one)} for one in findings[1 : _MOST_FINDINGS + 1]],
         "of_findings": len(findings),

@@ -14,23 +14,34 @@ R.el = (tag, attributes = {}, ...children) => {
     else if (value === true) made.setAttribute(name, "");
     else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value);
   }
-  made.append(...children.filter((child) => child !== null && child !== undefined).map((child) => (child instanceof Node ? child : String(child))));
+  made.append(
+    ...children
+      .filter((child) => child !== null && child !== undefined)
+      .map((child) => (child instanceof Node ? child : String(child))),
+  );
   return made;
 };
 
 R.unpack = async (id) => {
   const text = R.$(id).textContent.trim();
-  const raw = Uint8Array.fromBase64 ? Uint8Array.fromBase64(text) : Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
+  const raw = Uint8Array.fromBase64
+    ? Uint8Array.fromBase64(text)
+    : Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
   const stream = new Blob([raw]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(stream).arrayBuffer();
 };
 R.unpackText = async (id) => new TextDecoder().decode(await R.unpack(id));
 
+R.isNone = (value) => value === null || value === undefined;
 R.none = "–";
 R.seconds = (value) => {
   if (value === null || value === undefined || Number.isNaN(value)) return R.none;
   const size = Math.abs(value);
-  for (const [limit, digits] of [[100, 0], [10, 1], [1, 2]]) if (size >= limit) return `${value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })} s`;
+  if (size >= 1) {
+    const digits = size >= 100 ? 0 : size >= 10 ? 1 : 2;
+    const fixed = { minimumFractionDigits: digits, maximumFractionDigits: digits };
+    return `${value.toLocaleString("en", fixed)} s`;
+  }
   if (size >= 1e-3) return `${(value * 1e3).toFixed(size >= 1e-2 ? 0 : 1)} ms`;
   return value ? `${(value * 1e6).toFixed(0)} us` : "0 s";
 };
@@ -40,7 +51,8 @@ R.percent = (share) => {
   if (value > 0 && value < 0.05) return "<0.1 %";
   return `${value.toFixed(Math.abs(value) >= 10 || !value ? 0 : 1)} %`;
 };
-R.count = (value) => (value === null || value === undefined ? R.none : Math.round(value).toLocaleString("en"));
+R.count = (value) =>
+  value === null || value === undefined ? R.none : Math.round(value).toLocaleString("en");
 R.number = (value, digits = 3) => (value === null || value === undefined ? R.none : value.toFixed(digits));
 R.plural = (count, noun) => `${R.count(count)} ${noun}${count === 1 ? "" : "s"}`;
 
@@ -53,8 +65,19 @@ R.table = (table, columns, rows, classes = []) => {
   const cell = (tag) => (content) => R.el(tag, {}, content ?? R.none);
   table.replaceChildren(
     R.el("thead", {}, R.el("tr", {}, ...columns.map(cell("th")))),
-    R.el("tbody", {}, ...rows.map((row, index) => R.el("tr", { class: classes[index] || null }, ...row.map(cell("td"))))),
+    R.el(
+      "tbody",
+      {},
+      ...rows.map((row, index) => R.el("tr", { class: classes[index] || null }, ...row.map(cell("td")))),
+    ),
   );
+};
+
+// The same from columns: each is a heading, and what makes the cell of a row.
+R.tableOf = (table, columns, rows, classes = []) => {
+  const cells = (row) => columns.map(([, cell]) => cell(row));
+  const headings = columns.map(([heading]) => heading);
+  R.table(table, headings, rows.map(cells), classes);
 };
 
 // The colours of paper and ink as they are now, for what CSS does not reach.
@@ -67,5 +90,7 @@ R.tip = (event, title, ...lines) => {
   tip.replaceChildren(R.el("b", {}, title), ...lines.filter(Boolean).map((line) => R.el("div", {}, line)));
   const box = tip.getBoundingClientRect();
   tip.style.left = `${Math.max(6, Math.min(event.clientX + 14, innerWidth - box.width - 8))}px`;
-  tip.style.top = `${event.clientY + 18 + box.height > innerHeight ? event.clientY - box.height - 12 : event.clientY + 18}px`;
+  const below = event.clientY + 18;
+  const above = event.clientY - box.height - 12;
+  tip.style.top = `${below + box.height > innerHeight ? above : below}px`;
 };

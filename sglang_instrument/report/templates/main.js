@@ -3,25 +3,33 @@
 
 R.legend = () => {
   const { phases, colours, words, steps } = R.facts;
-  const used = phases.map((_, index) => index).filter((index) => steps.some((one) => one.shares[index] > 0.0005));
-  R.$("phase-legend").replaceChildren(...used.map((index) => R.el("span", {}, R.swatch(colours[index]), words[index])), R.el("span", {}, "○ until the next step begins"));
+  const used = phases
+    .map((_, index) => index)
+    .filter((index) => steps.some((one) => one.shares[index] > 0.0005));
+  R.$("phase-legend").replaceChildren(
+    ...used.map((index) => R.el("span", {}, R.swatch(colours[index]), words[index])),
+    R.el("span", {}, "○ until the next step begins"),
+  );
 };
 
 R.wireTabs = (id, change) => {
   const tabs = R.$(id);
   tabs.addEventListener("click", (event) => {
     if (!event.target.dataset.of) return;
-    tabs.querySelectorAll("button").forEach((button) => button.classList.toggle("on", button === event.target));
+    tabs
+      .querySelectorAll("button")
+      .forEach((button) => button.classList.toggle("on", button === event.target));
     change(event.target.dataset.of);
   });
 };
 
 R.wireCharts = () => {
-  const chosen = (place) => place.on("plotly_click", ({ points }) => {
-    const key = String(points[0].x);
-    if (R.keys().includes(key)) R.go({ step: key });
-    R.tellSteps(R.keys().includes(key) || key.startsWith("v") ? null : key);
-  });
+  const chosen = (place) =>
+    place.on("plotly_click", ({ points }) => {
+      const key = String(points[0].x);
+      if (R.keys().includes(key)) R.go({ step: key });
+      R.tellSteps(R.keys().includes(key) || key.startsWith("v") ? null : key);
+    });
   R.chart("chart-steps", R.stepsChart, chosen);
   R.chart("chart-concurrency", R.concurrencyChart);
   R.chart("chart-heat", R.heatChart, chosen);
@@ -32,10 +40,22 @@ R.wireCharts = () => {
   R.chart("chart-rewards", R.rewardsChart);
   R.chart("chart-whatif", R.whatifChart);
   document.querySelector("details.all").addEventListener("toggle", R.allSteps, { once: true });
-  R.wireTabs("heat-tabs", (of) => { R.heatOf = of; R.redraw("chart-heat"); });
-  R.wireTabs("cdf-tabs", (of) => { R.cdfOf = of; R.redraw("chart-cdf"); });
-  R.$("cdf-log").addEventListener("change", () => { R.cdfLog = R.$("cdf-log").checked; R.redraw("chart-cdf"); });
-  R.themeListeners.push(() => { R.redraw(...R.charts.keys()); R.partsOfStep(R.state); });
+  R.wireTabs("heat-tabs", (of) => {
+    R.heatOf = of;
+    R.redraw("chart-heat");
+  });
+  R.wireTabs("cdf-tabs", (of) => {
+    R.cdfOf = of;
+    R.redraw("chart-cdf");
+  });
+  R.$("cdf-log").addEventListener("change", () => {
+    R.cdfLog = R.$("cdf-log").checked;
+    R.redraw("chart-cdf");
+  });
+  R.themeListeners.push(() => {
+    R.redraw(...R.charts.keys());
+    R.partsOfStep(R.state);
+  });
 };
 
 R.start = async () => {
@@ -44,7 +64,15 @@ R.start = async () => {
   R.legend();
   R.tellSteps();
   R.$("parts").hidden = true;
-  [R.blameTable, R.percentileTable, R.slowestRequests, R.turnTable, R.standingStill, R.comparisonTable, R.clockTable].forEach((fill) => fill());
+  [
+    R.blameTable,
+    R.percentileTable,
+    R.slowestRequests,
+    R.turnTable,
+    R.standingStill,
+    R.comparisonTable,
+    R.clockTable,
+  ].forEach((fill) => fill());
   R.wireTimeline();
   R.wireWhatif();
   let before = null;
@@ -59,7 +87,7 @@ R.start = async () => {
     R.showMoment(R.timeline.model, R.timeline.cursor);
     if (R.charts.size) return;
     performance.mark("interactive");
-    document.documentElement.dataset.ready = "yes"; // for who drives this page: the timeline can be used
+    document.documentElement.dataset.ready = "yes"; // read by tests: the timeline works
     R.wireCharts(); // plotly is large: it comes after what can do without
   });
   R.follow();
@@ -67,5 +95,6 @@ R.start = async () => {
 
 R.start().catch((error) => {
   R.errors.push(String(error));
-  document.querySelector("main").prepend(R.el("p", { class: "health torn" }, `This browser could not open the charts of the report (${error}). A browser of 2023 or later can.`));
+  const words = `This browser could not open the charts (${error}). A browser of 2023 or later can.`;
+  document.querySelector("main").prepend(R.el("p", { class: "health torn" }, words));
 });

@@ -11,14 +11,22 @@ R.readHash = () => {
     const at = part.indexOf("=");
     const name = at < 0 ? "section" : part.slice(0, at);
     let value = at < 0 ? part : part.slice(at + 1);
-    try { value = decodeURIComponent(value); } catch (refused) { /* taken as it stands */ }
+    try {
+      value = decodeURIComponent(value);
+    } catch (refused) {
+      /* taken as it stands */
+    }
     if (name in found) found[name] = value;
   }
   return found;
 };
 
 R.hashOf = ({ section, step, request }) => {
-  const parts = [section, step && `step=${encodeURIComponent(step)}`, request !== null && request !== undefined && `request=${encodeURIComponent(request)}`];
+  const parts = [
+    section,
+    step && `step=${encodeURIComponent(step)}`,
+    request !== null && request !== undefined && `request=${encodeURIComponent(request)}`,
+  ];
   return `#${parts.filter(Boolean).join("&")}`;
 };
 
@@ -35,7 +43,9 @@ R.go = (change, scroll = null) => {
 R.follow = () => {
   const found = R.readHash();
   const steps = R.keys();
-  const step = steps.includes(found.step) ? found.step : R.stepOfRequest(found.request) || R.state.step || R.firstStep();
+  const step = steps.includes(found.step)
+    ? found.step
+    : R.stepOfRequest(found.request) || R.state.step || R.firstStep();
   R.state = { section: found.section, step, request: found.request };
   R.listeners.forEach((listener) => listener(R.state));
   const place = found.section || (found.request !== null ? "inspector" : found.step ? "timeline" : null);
@@ -44,12 +54,15 @@ R.follow = () => {
 
 R.keys = () => Object.keys(R.facts.curves);
 R.full = (key) => R.$(`spans-${key}`) !== null;
-R.stepOfRequest = (request) => R.facts.slowest.find((one) => one.request_id === request && R.full(one.key))?.key;
+R.stepOfRequest = (request) =>
+  R.facts.slowest.find((one) => one.request_id === request && R.full(one.key))?.key;
 R.firstStep = () => {
   const keys = R.keys();
-  const slowest = R.facts.steps.filter((one) => keys.includes(one.key)).sort((a, b) => b.accused - a.accused || a.validate - b.validate || b.duration_sec - a.duration_sec)[0];
+  const slowest = R.facts.steps
+    .filter((one) => keys.includes(one.key))
+    .sort((a, b) => b.accused - a.accused || a.validate - b.validate || b.duration_sec - a.duration_sec)[0];
   const wanted = R.facts.chain?.key;
-  return keys.includes(wanted) ? wanted : slowest?.key ?? null;
+  return keys.includes(wanted) ? wanted : (slowest?.key ?? null);
 };
 
 R.wireState = () => {
@@ -58,7 +71,9 @@ R.wireState = () => {
   picker.replaceChildren(...keys.map((key) => R.el("option", { value: key }, R.stepName(key))));
   if (!keys.length) picker.disabled = true;
   picker.addEventListener("change", () => R.go({ step: picker.value }));
-  R.onChange(({ step }) => { if (step) picker.value = step; });
+  R.onChange(({ step }) => {
+    if (step) picker.value = step;
+  });
   addEventListener("hashchange", R.follow);
   R.wireTheme();
   R.wireRail();
@@ -77,20 +92,34 @@ R.wireTheme = () => {
   system.addEventListener("change", () => chosen || R.setTheme(system.matches ? "dark" : "light"));
   R.$("theme").addEventListener("click", () => {
     chosen = R.isDark() ? "light" : "dark";
-    try { localStorage.setItem("sglang-instrument-theme", chosen); } catch (refused) { /* a file without storage */ }
+    try {
+      localStorage.setItem("sglang-instrument-theme", chosen);
+    } catch (refused) {
+      /* a file without storage */
+    }
     R.setTheme(chosen);
   });
   let before = null;
-  addEventListener("beforeprint", () => { before = document.documentElement.dataset.theme; R.setTheme("light"); R.drawAll(); });
+  addEventListener("beforeprint", () => {
+    before = document.documentElement.dataset.theme;
+    R.setTheme("light");
+    R.drawAll();
+  });
   addEventListener("afterprint", () => before && R.setTheme(before));
-  R.$("print").addEventListener("click", async () => { await R.drawAll(); print(); });
+  R.$("print").addEventListener("click", async () => {
+    await R.drawAll();
+    print();
+  });
 };
 
 R.wireRail = () => {
   const links = [...document.querySelectorAll(".rail nav a")];
   const sections = links.map((link) => document.querySelector(link.getAttribute("href")));
   const mark = () => {
-    const at = Math.max(0, sections.findLastIndex((section) => section.getBoundingClientRect().top < innerHeight * 0.35));
+    const at = Math.max(
+      0,
+      sections.findLastIndex((section) => section.getBoundingClientRect().top < innerHeight * 0.35),
+    );
     links.forEach((link, index) => link.classList.toggle("on", index === at));
   };
   addEventListener("scroll", mark, { passive: true });

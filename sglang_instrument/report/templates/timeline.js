@@ -1,12 +1,35 @@
 // The timeline as a person uses it: what is seen, and what mouse and keys change of that.
 "use strict";
-R.timeline = { model: null, view: { from: 0, to: 1, top: 0 }, filter: null, placed: null, cursor: null, pinned: false, selected: null, told: null };
-R.noFilter = () => ({ text: "", worker: null, event: -1, least: 0, hidden: 0, sort: "duration", size: "fit" });
-const LEFT = 132, AXIS = 26;
+R.timeline = {
+  model: null,
+  view: { from: 0, to: 1, top: 0 },
+  filter: null,
+  placed: null,
+  cursor: null,
+  pinned: false,
+  selected: null,
+  told: null,
+};
+R.noFilter = () => ({
+  text: "",
+  worker: null,
+  event: -1,
+  least: 0,
+  hidden: 0,
+  sort: "duration",
+  size: "fit",
+});
+const LEFT = 132,
+  AXIS = 26;
 
 R.tSize = () => {
   const canvas = R.$("t-canvas");
-  return { width: canvas.clientWidth, height: canvas.clientHeight, scale: devicePixelRatio || 1, plot: Math.max(1, canvas.clientWidth - LEFT) };
+  return {
+    width: canvas.clientWidth,
+    height: canvas.clientHeight,
+    scale: devicePixelRatio || 1,
+    plot: Math.max(1, canvas.clientWidth - LEFT),
+  };
 };
 
 R.showStep = async (key) => {
@@ -28,9 +51,26 @@ R.showStep = async (key) => {
 R.fillTools = () => {
   const { model, filter } = R.timeline;
   const option = (value, text) => R.el("option", { value }, text);
-  R.$("t-worker").replaceChildren(option("", "all"), ...(model ? model.workers.map((worker) => option(worker, `worker ${worker}`)) : []));
-  R.$("t-event").replaceChildren(option(-1, "any"), ...(model ? model.events.map((event, index) => [event, index]).sort().map(([event, index]) => option(index, event)) : []));
-  for (const [id, value] of [["t-search", ""], ["t-least", ""], ["t-sort", filter.sort], ["t-rows", filter.size]]) R.$(id).value = value;
+  R.$("t-worker").replaceChildren(
+    option("", "all"),
+    ...(model ? model.workers.map((worker) => option(worker, `worker ${worker}`)) : []),
+  );
+  R.$("t-event").replaceChildren(
+    option(-1, "any"),
+    ...(model
+      ? model.events
+          .map((event, index) => [event, index])
+          .sort()
+          .map(([event, index]) => option(index, event))
+      : []),
+  );
+  for (const [id, value] of [
+    ["t-search", ""],
+    ["t-least", ""],
+    ["t-sort", filter.sort],
+    ["t-rows", filter.size],
+  ])
+    R.$(id).value = value;
 };
 
 R.wholeStep = () => {
@@ -45,7 +85,8 @@ R.place = () => {
   if (line.model) {
     const most = Math.max(420, Math.min(innerHeight * 0.78, 780));
     line.placed = R.layOut(line.model, line.filter, line.filter.size, line.selected, most - AXIS);
-    R.$("t-canvas").style.height = `${Math.round(Math.max(240, Math.min(most, line.placed.height + AXIS)))}px`;
+    R.$("t-canvas").style.height =
+      `${Math.round(Math.max(240, Math.min(most, line.placed.height + AXIS)))}px`;
     R.bound();
   }
   R.repaint();
@@ -54,7 +95,8 @@ R.place = () => {
 
 R.bound = () => {
   const { view, placed, model } = R.timeline;
-  const whole = model.extent_sec, least = Math.max(model.tick_sec * 50, 1e-5);
+  const whole = model.extent_sec,
+    least = Math.max(model.tick_sec * 50, 1e-5);
   const span = Math.min(whole * 1.02, Math.max(least, view.to - view.from));
   view.from = Math.min(Math.max(view.from, -0.01 * whole), Math.max(0, whole * 1.01 - span));
   view.to = view.from + span;
@@ -63,11 +105,17 @@ R.bound = () => {
 
 R.repaint = () => {
   const line = R.timeline;
-  if (!line.asked) line.asked = requestAnimationFrame(() => { line.asked = 0; R.paint(); });
+  if (!line.asked)
+    line.asked = requestAnimationFrame(() => {
+      line.asked = 0;
+      R.paint();
+    });
 };
 
 R.paint = () => {
-  const line = R.timeline, canvas = R.$("t-canvas"), context = canvas.getContext("2d");
+  const line = R.timeline,
+    canvas = R.$("t-canvas"),
+    context = canvas.getContext("2d");
   const { width, height, scale, plot } = R.tSize();
   if (!width) return;
   const [w, h] = [Math.round(width * scale), Math.round(height * scale)];
@@ -77,15 +125,35 @@ R.paint = () => {
   context.fillStyle = line.inks.card;
   context.fillRect(0, 0, w, h);
   if (!line.model) return R.paintNothing(context, scale, width, height);
-  const across = Math.max(1, Math.round(plot * scale)), down = Math.max(1, Math.round((height - AXIS) * scale));
+  const across = Math.max(1, Math.round(plot * scale)),
+    down = Math.max(1, Math.round((height - AXIS) * scale));
   if (line.image?.width !== across || line.image?.height !== down) {
     line.image = new ImageData(across, down);
     line.pixels = new Uint32Array(line.image.data.buffer);
   }
-  line.told = R.paintSpans(line.pixels, across, down, line.model, line.placed, line.view, line.filter, line.inks, scale);
+  line.told = R.paintSpans(
+    line.pixels,
+    across,
+    down,
+    line.model,
+    line.placed,
+    line.view,
+    line.filter,
+    line.inks,
+    scale,
+  );
   context.putImageData(line.image, Math.round(LEFT * scale), Math.round(AXIS * scale));
   context.setTransform(scale, 0, 0, scale, 0, 0);
-  R.paintWords(context, line.model, line.placed, line.view, line.inks, { left: LEFT, top: AXIS, width: plot, height: height - AXIS }, line.cursor, line.selected);
+  R.paintWords(
+    context,
+    line.model,
+    line.placed,
+    line.view,
+    line.inks,
+    { left: LEFT, top: AXIS, width: plot, height: height - AXIS },
+    line.cursor,
+    line.selected,
+  );
   R.tellNote();
 };
 
@@ -94,28 +162,42 @@ R.paintNothing = (context, scale, width, height) => {
   context.fillStyle = R.timeline.inks.faint;
   context.font = `14px ${R.ink("sans")}`;
   context.textAlign = "center";
-  context.fillText(R.timeline.key ? "This step is not in the report span by span: make one with --step." : "No step has spans to show.", width / 2, height / 2);
+  context.fillText(
+    R.timeline.key
+      ? "This step is not in the report span by span: make one with --step."
+      : "No step has spans to show.",
+    width / 2,
+    height / 2,
+  );
   context.textAlign = "left";
 };
 
 R.tellNote = () => {
   const { told, placed, model, filter } = R.timeline;
   const parts = [`${R.plural(told.spans, "span")} in view of ${R.count(model.total)}`];
-  if (placed.requests < placed.of) parts.push(`${R.count(placed.requests)} of ${R.count(placed.of)} requests shown`);
+  if (placed.requests < placed.of)
+    parts.push(`${R.count(placed.requests)} of ${R.count(placed.of)} requests shown`);
   if (told.thin) parts.push(`${R.count(told.thin)} are thinner than a pixel, and may hide each other`);
-  if (placed.each < 1 && placed.requests) parts.push(`${Math.ceil(1 / Math.max(placed.each, 1e-9))} requests share a line of pixels`);
+  if (placed.each < 1 && placed.requests)
+    parts.push(`${Math.ceil(1 / Math.max(placed.each, 1e-9))} requests share a line of pixels`);
   if (model.moved.length) parts.push("clocks of hosts are aligned, at barriers or by round trips");
   R.$("t-note").textContent = `${parts.join("; ")}.`;
   R.$("t-found").textContent = filter.text ? R.plural(placed.requests, "request") : "";
 };
 
 R.paintOverview = () => {
-  const { model, view } = R.timeline, canvas = R.$("t-overview"), context = canvas.getContext("2d");
-  const { scale } = R.tSize(), width = Math.round(canvas.clientWidth * scale), height = Math.round(canvas.clientHeight * scale);
+  const { model, view } = R.timeline,
+    canvas = R.$("t-overview"),
+    context = canvas.getContext("2d");
+  const { scale } = R.tSize(),
+    width = Math.round(canvas.clientWidth * scale),
+    height = Math.round(canvas.clientHeight * scale);
   if (!width || !height) return;
   [canvas.width, canvas.height] = [width, height];
   if (!model) return;
-  const inks = (R.timeline.inks ??= R.inks()), left = Math.round(LEFT * scale), across = width - left;
+  const inks = (R.timeline.inks ??= R.inks()),
+    left = Math.round(LEFT * scale),
+    across = width - left;
   context.putImageData(R.overviewOf(model, across, height, inks), left, 0);
   context.setTransform(scale, 0, 0, scale, 0, 0);
   context.fillStyle = inks.soft;
@@ -128,17 +210,41 @@ R.paintOverview = () => {
   context.fillRect(x(view.to), 0, width, height);
   context.globalAlpha = 1;
   context.strokeStyle = inks.accent;
-  context.strokeRect(x(view.from) + 0.5, 0.5, Math.max(2, x(view.to) - x(view.from) - 1), canvas.clientHeight - 1);
+  context.strokeRect(
+    x(view.from) + 0.5,
+    0.5,
+    Math.max(2, x(view.to) - x(view.from) - 1),
+    canvas.clientHeight - 1,
+  );
 };
 
 // The whole step as a picture; it stays as it is until the step, the theme or the window change.
 R.overviewOf = (model, across, height, inks) => {
   const kept = R.timeline.overview;
-  if (kept && kept.model === model && kept.inks === inks && kept.image.width === across && kept.image.height === height) return kept.image;
-  const image = new ImageData(across, height), pixels = new Uint32Array(image.data.buffer);
+  if (
+    kept &&
+    kept.model === model &&
+    kept.inks === inks &&
+    kept.image.width === across &&
+    kept.image.height === height
+  )
+    return kept.image;
+  const image = new ImageData(across, height),
+    pixels = new Uint32Array(image.data.buffer);
   pixels.fill(inks.row);
   const rows = model.rows.filter((row) => row.request !== null);
-  R.paintBand(pixels, across, height, model, { rows }, 0, height, 0, (across * model.tick_sec) / model.extent_sec, inks);
+  R.paintBand(
+    pixels,
+    across,
+    height,
+    model,
+    { rows },
+    0,
+    height,
+    0,
+    (across * model.tick_sec) / model.extent_sec,
+    inks,
+  );
   R.timeline.overview = { model, inks, image };
   return image;
 };
@@ -155,8 +261,10 @@ R.selectRequest = (request) => {
   const item = line.placed.items.find((one) => one.kind === "request" && one.row === row);
   const margin = Math.max((row.to - row.from) * 0.05, line.model.tick_sec * 100);
   const room = R.tSize().height - AXIS;
-  if (item && (item.y < line.view.top || item.y + 80 > line.view.top + room)) line.view.top = item.y - room / 3;
-  if (row.from < line.view.from || row.to > line.view.to) Object.assign(line.view, { from: row.from - margin, to: row.to + margin });
+  if (item && (item.y < line.view.top || item.y + 80 > line.view.top + room))
+    line.view.top = item.y - room / 3;
+  if (row.from < line.view.from || row.to > line.view.to)
+    Object.assign(line.view, { from: row.from - margin, to: row.to + margin });
   R.bound();
   R.repaint();
   R.paintOverview();

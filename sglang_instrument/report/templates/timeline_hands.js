@@ -2,25 +2,38 @@
 "use strict";
 
 R.secAt = (event) => {
-  const { view } = R.timeline, box = R.$("t-canvas").getBoundingClientRect();
+  const { view } = R.timeline,
+    box = R.$("t-canvas").getBoundingClientRect();
   return view.from + ((event.clientX - box.left - LEFT) / R.tSize().plot) * (view.to - view.from);
 };
 R.itemAt = (event) => {
-  const { placed, view } = R.timeline, box = R.$("t-canvas").getBoundingClientRect();
+  const { placed, view } = R.timeline,
+    box = R.$("t-canvas").getBoundingClientRect();
   const y = event.clientY - box.top - AXIS + view.top;
-  return event.clientY - box.top < AXIS ? null : placed.items.find((item) => y >= item.y && y < item.y + item.high) || null;
+  return event.clientY - box.top < AXIS
+    ? null
+    : placed.items.find((item) => y >= item.y && y < item.y + item.high) || null;
 };
 
 // The deepest span under the mouse.
 R.spanAt = (event, item) => {
   const { model, view } = R.timeline;
   if (!item || item.kind === "band") return -1;
-  const sec = R.secAt(event), slack = ((view.to - view.from) / R.tSize().plot) * 1.5;
-  const lane = item.kind === "lanes" ? Math.floor((event.clientY - R.$("t-canvas").getBoundingClientRect().top - AXIS + view.top - item.y - 4) / R.LANE) : null;
+  const sec = R.secAt(event),
+    slack = ((view.to - view.from) / R.tSize().plot) * 1.5;
+  const lane =
+    item.kind === "lanes"
+      ? Math.floor(
+          (event.clientY - R.$("t-canvas").getBoundingClientRect().top - AXIS + view.top - item.y - 4) /
+            R.LANE,
+        )
+      : null;
   let found = -1;
   for (let span = item.row.first; span < item.row.end; span++) {
-    const from = model.start[span] * model.tick_sec, to = from + model.ticks[span] * model.tick_sec;
-    if (from - slack > sec || to + slack < sec || (lane !== null && item.lanes.lane.get(span) !== lane)) continue;
+    const from = model.start[span] * model.tick_sec,
+      to = from + model.ticks[span] * model.tick_sec;
+    if (from - slack > sec || to + slack < sec || (lane !== null && item.lanes.lane.get(span) !== lane))
+      continue;
     if (found < 0 || model.depth[span] >= model.depth[found]) found = span;
   }
   return found;
@@ -35,27 +48,47 @@ R.zoom = (factor, around = null) => {
 };
 R.pan = (sec, pixels = 0) => {
   const { view } = R.timeline;
-  view.from += sec; view.to += sec; view.top += pixels;
+  view.from += sec;
+  view.to += sec;
+  view.top += pixels;
   R.moved();
 };
-R.moved = () => { R.bound(); R.repaint(); R.paintOverview(); };
+R.moved = () => {
+  R.bound();
+  R.repaint();
+  R.paintOverview();
+};
 
 R.hover = (event) => {
-  const line = R.timeline, item = R.itemAt(event);
-  if (!line.pinned) R.setCursor(event.clientX - R.$("t-canvas").getBoundingClientRect().left < LEFT ? null : R.secAt(event));
+  const line = R.timeline,
+    item = R.itemAt(event);
+  if (!line.pinned)
+    R.setCursor(event.clientX - R.$("t-canvas").getBoundingClientRect().left < LEFT ? null : R.secAt(event));
   const span = R.spanAt(event, item);
   if (!item || item.kind === "band" || span < 0) return R.tip(null);
-  const { model } = line, turn = model.turn[span];
-  R.tip(event, model.events[model.event[span]], item.row.request === null ? `worker ${item.worker}` : `request ${item.row.request}${turn === R.TURNLESS ? "" : `, turn ${turn + 1}`}`,
-    `${R.seconds(model.ticks[span] * model.tick_sec)}${model.flags[span] & R.OPEN ? ", never ended" : ""}${model.flags[span] & R.FAILED ? ", raised an error" : ""}, from ${R.seconds(model.start[span] * model.tick_sec)}`,
-    model.active[span] ? `active for ${R.seconds((model.active[span] - 1) * model.tick_sec)}, waiting for the rest` : "");
+  const { model } = line,
+    turn = model.turn[span];
+  const inTurn = turn === R.TURNLESS ? "" : `, turn ${turn + 1}`;
+  const where = item.row.request === null ? `worker ${item.worker}` : `request ${item.row.request}${inTurn}`;
+  const open = model.flags[span] & R.OPEN ? ", never ended" : "";
+  const failed = model.flags[span] & R.FAILED ? ", raised an error" : "";
+  const [took, from] = [model.ticks[span], model.start[span]].map((ticks) =>
+    R.seconds(ticks * model.tick_sec),
+  );
+  const running = R.seconds((model.active[span] - 1) * model.tick_sec);
+  const suspended = model.active[span] ? `running for ${running}, suspended for the rest` : "";
+  R.tip(event, model.events[model.event[span]], where, `${took}${open}${failed}, from ${from}`, suspended);
 };
 
 R.setCursor = (sec) => {
   const line = R.timeline;
   line.cursor = sec;
   R.repaint();
-  if (!line.telling) line.telling = requestAnimationFrame(() => { line.telling = 0; R.showMoment(line.model, line.cursor); });
+  if (!line.telling)
+    line.telling = requestAnimationFrame(() => {
+      line.telling = 0;
+      R.showMoment(line.model, line.cursor);
+    });
 };
 
 R.wireMouse = (canvas) => {
@@ -64,7 +97,14 @@ R.wireMouse = (canvas) => {
     if (!R.timeline.model || event.button) return;
     canvas.focus({ preventScroll: true });
     canvas.setPointerCapture(event.pointerId);
-    held = { x: event.clientX, y: event.clientY, view: { ...R.timeline.view }, far: false, from: R.secAt(event), choosing: event.shiftKey };
+    held = {
+      x: event.clientX,
+      y: event.clientY,
+      view: { ...R.timeline.view },
+      far: false,
+      from: R.secAt(event),
+      choosing: event.shiftKey,
+    };
   });
   canvas.addEventListener("pointermove", (event) => {
     const line = R.timeline;
@@ -75,7 +115,11 @@ R.wireMouse = (canvas) => {
     canvas.classList.add("grabbing");
     R.tip(null);
     const sec = ((event.clientX - held.x) / R.tSize().plot) * (held.view.to - held.view.from);
-    Object.assign(line.view, { from: held.view.from - sec, to: held.view.to - sec, top: held.view.top - (event.clientY - held.y) });
+    Object.assign(line.view, {
+      from: held.view.from - sec,
+      to: held.view.to - sec,
+      top: held.view.top - (event.clientY - held.y),
+    });
     R.moved();
   });
   canvas.addEventListener("pointerup", (event) => {
@@ -89,27 +133,56 @@ R.wireMouse = (canvas) => {
       R.moved();
     } else if (!was.far) R.clicked(event);
   });
-  canvas.addEventListener("pointerleave", () => { R.tip(null); if (!R.timeline.pinned && !held) R.setCursor(null); });
-  canvas.addEventListener("wheel", (event) => {
-    if (!R.timeline.model || !(event.ctrlKey || event.metaKey || document.activeElement === canvas)) return;
-    event.preventDefault();
-    if (event.ctrlKey || event.metaKey) R.zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) / 180), R.secAt(event));
-    else R.pan(event.shiftKey || event.deltaX ? ((event.deltaX || event.deltaY) / R.tSize().plot) * (R.timeline.view.to - R.timeline.view.from) : 0, event.shiftKey ? 0 : event.deltaY);
-  }, { passive: false });
+  canvas.addEventListener("pointerleave", () => {
+    R.tip(null);
+    if (!R.timeline.pinned && !held) R.setCursor(null);
+  });
+  canvas.addEventListener(
+    "wheel",
+    (event) => {
+      if (!R.timeline.model || !(event.ctrlKey || event.metaKey || document.activeElement === canvas)) return;
+      event.preventDefault();
+      if (event.ctrlKey || event.metaKey)
+        R.zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) / 180), R.secAt(event));
+      else
+        R.pan(
+          event.shiftKey || event.deltaX
+            ? ((event.deltaX || event.deltaY) / R.tSize().plot) * (R.timeline.view.to - R.timeline.view.from)
+            : 0,
+          event.shiftKey ? 0 : event.deltaY,
+        );
+    },
+    { passive: false },
+  );
 };
 
 R.clicked = (event) => {
-  const line = R.timeline, item = R.itemAt(event);
-  if (item?.kind === "request") return R.go({ request: line.selected === item.row ? null : item.row.request });
+  const line = R.timeline,
+    item = R.itemAt(event);
+  if (item?.kind === "request")
+    return R.go({ request: line.selected === item.row ? null : item.row.request });
   line.pinned = !line.pinned;
   R.setCursor(R.secAt(event));
 };
 
 R.keys_ = {
-  ArrowLeft: () => R.pan(-0.12 * R.tSpan()), ArrowRight: () => R.pan(0.12 * R.tSpan()), ArrowUp: () => R.pan(0, -60), ArrowDown: () => R.pan(0, 60),
-  a: () => R.pan(-0.12 * R.tSpan()), d: () => R.pan(0.12 * R.tSpan()), w: () => R.zoom(0.75), s: () => R.zoom(1 / 0.75),
-  "+": () => R.zoom(0.7), "=": () => R.zoom(0.7), "-": () => R.zoom(1 / 0.7), 0: () => R.wholeStep(), Home: () => R.wholeStep(),
-  Escape: () => { R.timeline.pinned = false; R.go({ request: null }); },
+  ArrowLeft: () => R.pan(-0.12 * R.tSpan()),
+  ArrowRight: () => R.pan(0.12 * R.tSpan()),
+  ArrowUp: () => R.pan(0, -60),
+  ArrowDown: () => R.pan(0, 60),
+  a: () => R.pan(-0.12 * R.tSpan()),
+  d: () => R.pan(0.12 * R.tSpan()),
+  w: () => R.zoom(0.75),
+  s: () => R.zoom(1 / 0.75),
+  "+": () => R.zoom(0.7),
+  "=": () => R.zoom(0.7),
+  "-": () => R.zoom(1 / 0.7),
+  0: () => R.wholeStep(),
+  Home: () => R.wholeStep(),
+  Escape: () => {
+    R.timeline.pinned = false;
+    R.go({ request: null });
+  },
 };
 R.tSpan = () => R.timeline.view.to - R.timeline.view.from;
 
@@ -119,29 +192,60 @@ R.wireOverview = (canvas) => {
     const box = canvas.getBoundingClientRect();
     return ((event.clientX - box.left - LEFT) / (box.width - LEFT)) * R.timeline.model.extent_sec;
   };
-  canvas.addEventListener("pointerdown", (event) => { if (R.timeline.model) { canvas.setPointerCapture(event.pointerId); from = sec(event); } });
+  canvas.addEventListener("pointerdown", (event) => {
+    if (R.timeline.model) {
+      canvas.setPointerCapture(event.pointerId);
+      from = sec(event);
+    }
+  });
   canvas.addEventListener("pointermove", (event) => {
     if (from === null) return;
     const [low, high] = [from, sec(event)].sort((a, b) => a - b);
-    if (high - low > R.timeline.model.extent_sec * 0.004) { Object.assign(R.timeline.view, { from: low, to: high }); R.moved(); }
+    if (high - low > R.timeline.model.extent_sec * 0.004) {
+      Object.assign(R.timeline.view, { from: low, to: high });
+      R.moved();
+    }
   });
   canvas.addEventListener("pointerup", (event) => {
-    if (from !== null && Math.abs(sec(event) - from) <= R.timeline.model.extent_sec * 0.004) R.pan(sec(event) - (R.timeline.view.from + R.timeline.view.to) / 2);
+    if (from !== null && Math.abs(sec(event) - from) <= R.timeline.model.extent_sec * 0.004)
+      R.pan(sec(event) - (R.timeline.view.from + R.timeline.view.to) / 2);
     from = null;
   });
   canvas.addEventListener("dblclick", R.wholeStep);
 };
 
 R.wireTools = () => {
-  const set = (id, change) => R.$(id).addEventListener("input", () => { if (R.timeline.model) { change(R.$(id).value, R.timeline.filter); R.place(); } });
-  set("t-search", (value, filter) => { filter.text = value.trim(); });
-  set("t-worker", (value, filter) => { filter.worker = value === "" ? null : Number(value); });
-  set("t-event", (value, filter) => { filter.event = Number(value); });
-  set("t-least", (value, filter) => { filter.least = Number(value) || 0; });
-  set("t-sort", (value, filter) => { filter.sort = value; });
-  set("t-rows", (value, filter) => { filter.size = value; });
+  const set = (id, change) =>
+    R.$(id).addEventListener("input", () => {
+      if (R.timeline.model) {
+        change(R.$(id).value, R.timeline.filter);
+        R.place();
+      }
+    });
+  set("t-search", (value, filter) => {
+    filter.text = value.trim();
+  });
+  set("t-worker", (value, filter) => {
+    filter.worker = value === "" ? null : Number(value);
+  });
+  set("t-event", (value, filter) => {
+    filter.event = Number(value);
+  });
+  set("t-least", (value, filter) => {
+    filter.least = Number(value) || 0;
+  });
+  set("t-sort", (value, filter) => {
+    filter.sort = value;
+  });
+  set("t-rows", (value, filter) => {
+    filter.size = value;
+  });
   R.$("t-search").addEventListener("keydown", (event) => {
-    if (event.key === "Escape") { R.$("t-search").value = ""; R.$("t-search").dispatchEvent(new Event("input")); R.$("t-canvas").focus({ preventScroll: true }); }
+    if (event.key === "Escape") {
+      R.$("t-search").value = "";
+      R.$("t-search").dispatchEvent(new Event("input"));
+      R.$("t-canvas").focus({ preventScroll: true });
+    }
     const found = R.timeline.placed?.items.find((item) => item.kind === "request");
     if (event.key === "Enter" && found) R.go({ request: found.row.request });
   });
@@ -162,13 +266,22 @@ R.wireTimeline = () => {
   R.wireTools();
   canvas.addEventListener("keydown", (event) => {
     const act = event.ctrlKey || event.metaKey || event.altKey ? null : R.keys_[event.key];
-    if (act && R.timeline.model) { event.preventDefault(); act(); }
+    if (act && R.timeline.model) {
+      event.preventDefault();
+      act();
+    }
   });
   addEventListener("keydown", (event) => {
     if (event.key !== "/" || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
     event.preventDefault();
     R.$("t-search").focus();
   });
-  new ResizeObserver(() => { if (R.timeline.filter) R.place(); }).observe(canvas);
-  R.themeListeners.push(() => { R.timeline.inks = null; R.repaint(); R.paintOverview(); });
+  new ResizeObserver(() => {
+    if (R.timeline.filter) R.place();
+  }).observe(canvas);
+  R.themeListeners.push(() => {
+    R.timeline.inks = null;
+    R.repaint();
+    R.paintOverview();
+  });
 };

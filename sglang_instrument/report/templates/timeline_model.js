@@ -1,6 +1,8 @@
 // The spans of a step as typed columns; which rows are shown, in which order, and where.
 "use strict";
-R.OPEN = 1; R.FAILED = 2; R.COUNTED = 4; // flags of a span
+R.OPEN = 1;
+R.FAILED = 2;
+R.COUNTED = 4; // flags of a span
 R.models = new Map();
 R.TURNLESS = 255;
 
@@ -14,12 +16,25 @@ R.readModel = (buffer) => {
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
   const kinds = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array };
   const model = { ...header, rows: [], byRequest: new Map() };
-  for (const [name, { type, at, length: size }] of Object.entries(header.columns)) model[name] = new kinds[type](buffer, 4 + length + at, size);
+  for (const [name, { type, at, length: size }] of Object.entries(header.columns))
+    model[name] = new kinds[type](buffer, 4 + length + at, size);
   let first = 0;
   header.count.forEach((count, index) => {
     const row = {
-      index, first, end: first + count, worker: header.worker[index], request: header.request[index], from: header.from_sec[index], to: header.to_sec[index], open: header.open[index],
-      duration: header.duration_sec[index] ?? header.to_sec[index] - header.from_sec[index], turns: header.turns[index], tokens: header.response_tokens[index], reward: header.reward[index], finish: header.finish_reason[index], error: header.error[index],
+      index,
+      first,
+      end: first + count,
+      worker: header.worker[index],
+      request: header.request[index],
+      from: header.from_sec[index],
+      to: header.to_sec[index],
+      open: header.open[index],
+      duration: header.duration_sec[index] ?? header.to_sec[index] - header.from_sec[index],
+      turns: header.turns[index],
+      tokens: header.response_tokens[index],
+      reward: header.reward[index],
+      finish: header.finish_reason[index],
+      error: header.error[index],
     };
     first += count;
     model.rows.push(row);
@@ -31,7 +46,10 @@ R.readModel = (buffer) => {
 };
 
 // Whether a span is what the filter asks for.
-R.wanted = (model, filter, span) => (filter.event < 0 || model.event[span] === filter.event) && model.ticks[span] * model.tick_sec >= filter.least && !(filter.hidden & (1 << model.phase[span]));
+R.wanted = (model, filter, span) =>
+  (filter.event < 0 || model.event[span] === filter.event) &&
+  model.ticks[span] * model.tick_sec >= filter.least &&
+  !(filter.hidden & (1 << model.phase[span]));
 
 R.isFiltering = (filter) => filter.event >= 0 || filter.least > 0 || filter.hidden !== 0;
 
@@ -50,12 +68,19 @@ R.filterRows = (model, filter) => {
 
 R.sortRows = (rows, by) => {
   const value = (row) => row[by] ?? -Infinity;
-  return rows.sort((a, b) => (by === "from" ? a.from - b.from : value(b) - value(a)) || a.from - b.from || a.index - b.index);
+  return rows.sort(
+    (a, b) => (by === "from" ? a.from - b.from : value(b) - value(a)) || a.from - b.from || a.index - b.index,
+  );
 };
 
-// Place the items of the timeline one below the other; heights are pixels of the screen, and may be fractions.
-//   band: the requests of a worker counted by phase; steps: what it did outside of requests; request; lanes: one taken apart
-R.BAND = 40; R.STEPS = 8; R.LANE = 17; R.GAP = 12; R.ROWS = 36; // the least that a worker's requests get together
+// Place the items of the timeline one below the other; heights are pixels of the screen, maybe fractions.
+//   band: the requests of a worker counted by phase; steps: what it did outside of requests;
+//   request: one row; lanes: the selected request, a lane a depth
+R.BAND = 40;
+R.STEPS = 8;
+R.LANE = 17;
+R.GAP = 12;
+R.ROWS = 36; // the least that a worker's requests get together
 R.layOut = (model, filter, size, selected, height) => {
   const kept = R.filterRows(model, filter);
   const lanes = selected && kept.includes(selected) ? R.lanesOf(model, selected) : null;
@@ -67,27 +92,41 @@ R.layOut = (model, filter, size, selected, height) => {
   const each = size === "fit" ? Math.min(18, Math.max(fitting, least)) : Number(size);
   const items = [];
   let y = 0;
-  const put = (item, high) => { items.push({ ...item, y, high }); y += high; };
+  const put = (item, high) => {
+    items.push({ ...item, y, high });
+    y += high;
+  };
   for (const worker of workers) {
     const mine = kept.filter((row) => row.worker === worker);
     put({ kind: "band", worker, rows: mine.filter((row) => row.request !== null) }, R.BAND);
     const own = mine.find((row) => row.request === null);
     if (own) put({ kind: "steps", worker, row: own }, R.STEPS);
-    for (const row of R.sortRows(mine.filter((one) => one.request !== null), filter.sort)) {
+    for (const row of R.sortRows(
+      mine.filter((one) => one.request !== null),
+      filter.sort,
+    )) {
       put({ kind: "request", worker, row }, row === selected ? Math.max(each, 18) : each);
       if (row === selected && lanes) put({ kind: "lanes", worker, row, lanes }, lanes.count * R.LANE + 8);
     }
     y += R.GAP;
   }
-  return { items, height: y, each, requests, of: model.rows.filter((row) => row.request !== null).length, filtering: R.isFiltering(filter) };
+  return {
+    items,
+    height: y,
+    each,
+    requests,
+    of: model.rows.filter((row) => row.request !== null).length,
+    filtering: R.isFiltering(filter),
+  };
 };
 
-// Give each span of a request a lane: as deep as it is nested, deeper where others of its depth ran beside it.
+// Give each span of a request a lane: its nesting depth, or deeper where a span of that depth ran beside it.
 R.lanesOf = (model, row) => {
   const order = [];
   for (let span = row.first; span < row.end; span++) order.push(span);
   order.sort((a, b) => model.start[a] - model.start[b] || model.depth[a] - model.depth[b]);
-  const until = [], lane = new Map();
+  const until = [],
+    lane = new Map();
   for (const span of order) {
     let at = model.depth[span];
     while (until[at] > model.start[span]) at++;
@@ -101,11 +140,17 @@ R.lanesOf = (model, row) => {
 R.momentOf = (model, sec) => {
   const tick = sec / model.tick_sec;
   const told = { before: 0, running: 0, done: 0, calls: 0, phases: new Map(), barrier: [], steps: [] };
-  const generate = R.facts.phases.indexOf("generate"), engine = R.facts.phases.indexOf("engine"), barrier = R.facts.phases.indexOf("barrier");
+  const generate = R.facts.phases.indexOf("generate"),
+    engine = R.facts.phases.indexOf("engine"),
+    barrier = R.facts.phases.indexOf("barrier");
   const covers = (span) => model.start[span] <= tick && tick < model.start[span] + model.ticks[span];
   for (const row of model.rows) {
     if (row.request === null) {
-      for (let span = row.first; span < row.end; span++) if (covers(span) && model.phase[span] === barrier) { told.barrier.push(row.worker); break; }
+      for (let span = row.first; span < row.end; span++)
+        if (covers(span) && model.phase[span] === barrier) {
+          told.barrier.push(row.worker);
+          break;
+        }
       continue;
     }
     if (sec < row.from) told.before++;

@@ -1,18 +1,39 @@
-// What is told below the timeline: the moment under the cursor, and the request that was taken apart.
+// Below the timeline: what ran at the cursor's time, and the events of the selected request.
 "use strict";
 
 R.showMoment = (model, sec) => {
   const place = R.$("t-moment");
-  if (!model || sec === null) return place.replaceChildren(R.el("div", { class: "wide" }, R.el("small", {}, "at this moment"), R.el("span", { class: "muted" }, "Point into the timeline.")));
+  const wide = (title, content) => R.el("div", { class: "wide" }, R.el("small", {}, title), content);
+  if (!model || sec === null) {
+    const hint = R.el("span", { class: "muted" }, "Point into the timeline.");
+    return place.replaceChildren(wide("at this moment", hint));
+  }
   const told = R.momentOf(model, sec);
-  const card = (title, value, id) => R.el("div", {}, R.el("small", {}, title), R.el("b", { "data-moment": id }, value));
-  const phases = [...told.phases].sort((a, b) => b[1] - a[1]).map(([phase, count]) => R.el("span", {}, phase < 0 ? R.swatch(R.ink("faint")) : R.swatch(R.facts.colours[phase]), phase < 0 ? "between events" : R.facts.words[phase], R.el("b", {}, R.count(count))));
-  const workers = told.barrier.length === model.workers.length && told.barrier.length > 1 ? `all ${told.barrier.length} workers` : R.rangesOf(told.barrier);
+  const card = (title, value, id) =>
+    R.el("div", {}, R.el("small", {}, title), R.el("b", { "data-moment": id }, value));
+  const phases = [...told.phases].sort((a, b) => b[1] - a[1]).map(R.phaseCount);
+  const workers =
+    told.barrier.length === model.workers.length && told.barrier.length > 1
+      ? `all ${told.barrier.length} workers`
+      : R.rangesOf(told.barrier);
   place.replaceChildren(
-    card("at", R.seconds(sec), "at"), card("not started", R.count(told.before), "before"), card("running", R.count(told.running), "running"), card("done", R.count(told.done), "done"), card("engine calls in flight", R.count(told.calls), "calls"),
-    R.el("div", { class: "wide" }, R.el("small", {}, "the running ones are in"), R.el("div", { class: "legend" }, ...(phases.length ? phases : [R.el("span", {}, "nothing")]))),
-    R.el("div", { class: "wide" }, R.el("small", {}, "at the barrier"), R.el("span", { "data-moment": "barrier" }, workers || "nobody")),
+    card("at", R.seconds(sec), "at"),
+    card("not started", R.count(told.before), "before"),
+    card("running", R.count(told.running), "running"),
+    card("done", R.count(told.done), "done"),
+    card("engine calls in flight", R.count(told.calls), "calls"),
+    wide(
+      "the running ones are in",
+      R.el("div", { class: "legend" }, ...(phases.length ? phases : [R.el("span", {}, "nothing")])),
+    ),
+    wide("at the barrier", R.el("span", { "data-moment": "barrier" }, workers || "nobody")),
   );
+};
+
+R.phaseCount = ([phase, count]) => {
+  const colour = phase < 0 ? R.ink("faint") : R.facts.colours[phase];
+  const word = phase < 0 ? "between events" : R.facts.words[phase];
+  return R.el("span", {}, R.swatch(colour), word, R.el("b", {}, R.count(count)));
 };
 
 // worker 3; workers 1-7, 9
@@ -31,11 +52,33 @@ R.showRequest = (model, row) => {
   place.hidden = !row;
   if (!row) return place.replaceChildren();
   const events = R.eventsOf(model, row);
-  const facts = { ...row, key: R.state.step, request_id: row.request, response_tokens: row.tokens, finish_reason: row.finish };
+  const facts = {
+    ...row,
+    key: R.state.step,
+    request_id: row.request,
+    response_tokens: row.tokens,
+    finish_reason: row.finish,
+  };
+  const deselect = (event) => {
+    event.preventDefault();
+    R.go({ request: null });
+  };
   place.replaceChildren(
-    R.el("h3", {}, R.el("span", { class: "id" }, row.request), R.el("a", { class: "link", href: "#timeline", onclick: (event) => { event.preventDefault(); R.go({ request: null }); } }, "Let go")),
-    R.el("p", { class: "facts" }, R.el("span", {}, R.el("b", {}, `${R.stepName(R.state.step)}, worker ${row.worker}`)), R.el("span", {}, row.open ? "never ended; open for " : "took ", R.el("b", {}, R.seconds(row.duration))), R.el("span", {}, "began at ", R.el("b", {}, R.seconds(row.from)))),
-    R.requestFacts(facts, false), R.el("div", { class: "scroll" }, R.waterfall(events, Math.max(row.to - row.from, 1e-9))),
+    R.el(
+      "h3",
+      {},
+      R.el("span", { class: "id" }, row.request),
+      R.el("a", { class: "link", href: "#timeline", onclick: deselect }, "Deselect"),
+    ),
+    R.el(
+      "p",
+      { class: "facts" },
+      R.el("span", {}, R.el("b", {}, `${R.stepName(R.state.step)}, worker ${row.worker}`)),
+      R.el("span", {}, row.open ? "never ended; open for " : "took ", R.el("b", {}, R.seconds(row.duration))),
+      R.el("span", {}, "began at ", R.el("b", {}, R.seconds(row.from))),
+    ),
+    R.requestFacts(facts, false),
+    R.el("div", { class: "scroll" }, R.waterfall(events, Math.max(row.to - row.from, 1e-9))),
   );
 };
 
@@ -45,7 +88,14 @@ R.eventsOf = (model, row) => {
   for (let span = row.first; span < row.end; span++) spans.push(span);
   spans.sort((a, b) => model.start[a] - model.start[b] || model.depth[a] - model.depth[b]);
   return spans.slice(0, 400).map((span) => ({
-    event: model.events[model.event[span]], phase: R.facts.phases[model.phase[span]], turn: model.turn[span] === R.TURNLESS ? null : model.turn[span], depth: model.depth[span], open: Boolean(model.flags[span] & R.OPEN),
-    start_sec: model.start[span] * model.tick_sec - row.from, duration_sec: model.ticks[span] * model.tick_sec, self_sec: model.self[span] * model.tick_sec, active_sec: model.active[span] ? (model.active[span] - 1) * model.tick_sec : null,
+    event: model.events[model.event[span]],
+    phase: R.facts.phases[model.phase[span]],
+    turn: model.turn[span] === R.TURNLESS ? null : model.turn[span],
+    depth: model.depth[span],
+    open: Boolean(model.flags[span] & R.OPEN),
+    start_sec: model.start[span] * model.tick_sec - row.from,
+    duration_sec: model.ticks[span] * model.tick_sec,
+    self_sec: model.self[span] * model.tick_sec,
+    active_sec: model.active[span] ? (model.active[span] - 1) * model.tick_sec : null,
   }));
 };

@@ -1,10 +1,12 @@
-// Paint the timeline. Spans go straight into a buffer of pixels, which a canvas call a span would not keep up with;
-// words go on top. Of spans that share a pixel the deepest, of those the last, is seen.
+// Paint the timeline. Spans go straight into a buffer of pixels: a canvas call for each would be too slow.
+// Words go on top. Where spans share a pixel, the deepest is seen, and of equally deep ones the last.
 "use strict";
 
 R.packed = (colour, alpha = 1, onto = null) => {
   const part = (text, at) => parseInt(text.slice(1 + 2 * at, 3 + 2 * at), 16);
-  const mix = [0, 1, 2].map((at) => (onto ? Math.round(part(colour, at) * alpha + part(onto, at) * (1 - alpha)) : part(colour, at)));
+  const mix = [0, 1, 2].map((at) =>
+    onto ? Math.round(part(colour, at) * alpha + part(onto, at) * (1 - alpha)) : part(colour, at),
+  );
   return (255 << 24) | (mix[2] << 16) | (mix[1] << 8) | mix[0];
 };
 R.darkInk = (colour) => {
@@ -15,45 +17,87 @@ R.darkInk = (colour) => {
 R.inks = () => {
   const card = R.ink("card");
   return {
-    card, line: R.ink("line"), soft: R.ink("soft"), faint: R.ink("faint"), ink: R.ink("ink"), hover: R.ink("hover"), accent: R.ink("accent"), bad: R.ink("bad"),
-    paper: R.packed(card), row: R.packed(R.ink("grid"), 0.55, card), full: R.facts.colours.map((one) => R.packed(one)), pale: R.facts.colours.map((one) => R.packed(one, 0.16, card)),
+    card,
+    line: R.ink("line"),
+    soft: R.ink("soft"),
+    faint: R.ink("faint"),
+    ink: R.ink("ink"),
+    hover: R.ink("hover"),
+    accent: R.ink("accent"),
+    bad: R.ink("bad"),
+    paper: R.packed(card),
+    row: R.packed(R.ink("grid"), 0.55, card),
+    full: R.facts.colours.map((one) => R.packed(one)),
+    pale: R.facts.colours.map((one) => R.packed(one, 0.16, card)),
     // What is made of other work, such as a turn, is pale: a held loop is not.
-    made: (model, span) => ["step", "request", "turn", "loop"].includes(R.facts.phases[model.phase[span]]) && model.events[model.event[span]] !== "event_loop_block",
+    made: (model, span) =>
+      ["step", "request", "turn", "loop"].includes(R.facts.phases[model.phase[span]]) &&
+      model.events[model.event[span]] !== "event_loop_block",
     structure: new Set(["step", "request", "turn", "loop"].map((phase) => R.facts.phases.indexOf(phase))),
     idle: R.packed(R.ink("faint"), 0.28, card),
   };
 };
 
-// view: {from, to} in seconds, {top} in pixels of the screen; width and height of the plot in pixels of the device.
+// view: {from, to} in seconds, {top} in pixels of the screen; width and height of the plot in device pixels.
 R.paintSpans = (pixels, width, height, model, placed, view, filter, inks, scale) => {
   pixels.fill(inks.paper);
   const told = { spans: 0, thin: 0, dimmed: 0 };
-  const ticks = view.from / model.tick_sec, each = (width * model.tick_sec) / (view.to - view.from);
+  const ticks = view.from / model.tick_sec,
+    each = (width * model.tick_sec) / (view.to - view.from);
   for (const item of placed.items) {
-    const top = Math.floor((item.y - view.top) * scale), bottom = Math.max(top + 1, Math.floor((item.y + item.high - view.top) * scale) - (item.high >= 4 ? 1 : 0));
+    const top = Math.floor((item.y - view.top) * scale),
+      bottom = Math.max(
+        top + 1,
+        Math.floor((item.y + item.high - view.top) * scale) - (item.high >= 4 ? 1 : 0),
+      );
     if (bottom <= 0 || top >= height) continue;
     if (item.kind === "band") R.paintBand(pixels, width, height, model, item, top, bottom, ticks, each, inks);
-    else if (item.kind === "lanes") R.paintLanes(pixels, width, height, model, item, top, ticks, each, inks, scale, told, placed, filter);
-    else R.paintRow(pixels, width, height, model, item.row, top, bottom, ticks, each, inks, told, placed, filter);
+    else if (item.kind === "lanes")
+      R.paintLanes(pixels, width, height, model, item, top, ticks, each, inks, scale, told, placed, filter);
+    else
+      R.paintRow(
+        pixels,
+        width,
+        height,
+        model,
+        item.row,
+        top,
+        bottom,
+        ticks,
+        each,
+        inks,
+        told,
+        placed,
+        filter,
+      );
   }
   return told;
 };
 
 R.paintRow = (pixels, width, height, model, row, top, bottom, ticks, each, inks, told, placed, filter) => {
   const { start, ticks: lasts, phase, flags } = model;
-  const y = Math.max(0, top), base = y * width, stop = Math.min(height, bottom);
+  const y = Math.max(0, top),
+    base = y * width,
+    stop = Math.min(height, bottom);
   if (stop - y > 1) pixels.fill(inks.row, base, base + width);
   for (let span = row.first; span < row.end; span++) {
-    const from = (start[span] - ticks) * each, to = from + lasts[span] * each;
+    const from = (start[span] - ticks) * each,
+      to = from + lasts[span] * each;
     if (to < 0 || from >= width) continue;
     told.spans++;
     if (to - from < 1) told.thin++;
     const kind = phase[span];
     const dim = placed.filtering && !R.wanted(model, filter, span);
     if (dim) told.dimmed++;
-    const colour = dim ? inks.row : row.request !== null && inks.structure.has(kind) && inks.made(model, span) ? inks.idle : inks.full[kind];
-    const x0 = from < 0 ? 0 : from | 0, x1 = to >= width ? width : Math.max(x0 + 1, to | 0);
-    if (flags[span] & R.OPEN) for (let x = x0; x < x1; x++) pixels[base + x] = x % 8 < 5 ? colour : inks.paper;
+    const colour = dim
+      ? inks.row
+      : row.request !== null && inks.structure.has(kind) && inks.made(model, span)
+        ? inks.idle
+        : inks.full[kind];
+    const x0 = from < 0 ? 0 : from | 0,
+      x1 = to >= width ? width : Math.max(x0 + 1, to | 0);
+    if (flags[span] & R.OPEN)
+      for (let x = x0; x < x1; x++) pixels[base + x] = x % 8 < 5 ? colour : inks.paper;
     else if (x1 - x0 < 24) for (let x = x0; x < x1; x++) pixels[base + x] = colour;
     else pixels.fill(colour, base + x0, base + x1);
   }
@@ -61,19 +105,24 @@ R.paintRow = (pixels, width, height, model, row, top, bottom, ticks, each, inks,
 };
 
 R.paintLanes = (pixels, width, height, model, item, top, ticks, each, inks, scale, told, placed, filter) => {
-  const lane = Math.floor(R.LANE * scale), edge = Math.max(1, Math.floor(scale * 2));
+  const lane = Math.floor(R.LANE * scale),
+    edge = Math.max(1, Math.floor(scale * 2));
   for (const [span, at] of item.lanes.lane) {
-    const from = (model.start[span] - ticks) * each, to = from + model.ticks[span] * each;
+    const from = (model.start[span] - ticks) * each,
+      to = from + model.ticks[span] * each;
     if (to < 0 || from >= width) continue;
     told.spans++;
     if (to - from < 1) told.thin++;
     const dim = placed.filtering && !R.wanted(model, filter, span);
     const kind = model.phase[span];
     const colour = dim ? inks.row : inks.made(model, span) ? inks.idle : inks.full[kind];
-    const x0 = Math.max(0, from | 0), x1 = Math.min(width, Math.max(x0 + 1, (to | 0) - (to - from > 4 ? 1 : 0)));
-    const y0 = top + 4 * scale + at * lane, y1 = Math.min(height, y0 + lane - edge);
+    const x0 = Math.max(0, from | 0),
+      x1 = Math.min(width, Math.max(x0 + 1, (to | 0) - (to - from > 4 ? 1 : 0)));
+    const y0 = top + 4 * scale + at * lane,
+      y1 = Math.min(height, y0 + lane - edge);
     for (let y = Math.max(0, y0 | 0); y < y1; y++) {
-      if (model.flags[span] & R.OPEN) for (let x = x0; x < x1; x++) pixels[y * width + x] = (x + y) % 9 < 6 ? colour : inks.paper;
+      if (model.flags[span] & R.OPEN)
+        for (let x = x0; x < x1; x++) pixels[y * width + x] = (x + y) % 9 < 6 ? colour : inks.paper;
       else pixels.fill(colour, y * width + x0, y * width + x1);
     }
   }
@@ -82,9 +131,11 @@ R.paintLanes = (pixels, width, height, model, item, top, ticks, each, inks, scal
 // The requests of a worker, counted by what they are in: one column of pixels after the other.
 R.paintBand = (pixels, width, height, model, item, top, bottom, ticks, each, inks) => {
   const counts = R.countPhases(model, item.rows, width, ticks, each);
-  const room = bottom - top - 3, most = Math.max(1, item.rows.length);
+  const room = bottom - top - 3,
+    most = Math.max(1, item.rows.length);
   for (let x = 0; x < width; x++) {
-    let at = bottom, sum = 0;
+    let at = bottom,
+      sum = 0;
     for (const layer of counts) {
       sum += layer.at[x];
       const until = bottom - Math.round((sum / most) * room);
@@ -96,12 +147,16 @@ R.paintBand = (pixels, width, height, model, item, top, bottom, ticks, each, ink
 };
 
 R.countPhases = (model, rows, width, ticks, each) => {
-  const size = width + 1, phases = R.facts.phases.length;
-  R.scratch = R.scratch?.length === size * (phases + 1) ? R.scratch.fill(0) : new Int32Array(size * (phases + 1));
-  const counts = R.scratch, seen = new Set();
+  const size = width + 1,
+    phases = R.facts.phases.length;
+  R.scratch =
+    R.scratch?.length === size * (phases + 1) ? R.scratch.fill(0) : new Int32Array(size * (phases + 1));
+  const counts = R.scratch,
+    seen = new Set();
   const add = (phase, from, to) => {
     if (to < 0 || from >= width) return;
-    const x0 = from < 0 ? 0 : from | 0, x1 = to >= width ? width : to | 0;
+    const x0 = from < 0 ? 0 : from | 0,
+      x1 = to >= width ? width : to | 0;
     counts[phase * size + x0]++;
     counts[phase * size + x1]--;
   };
@@ -115,13 +170,19 @@ R.countPhases = (model, rows, width, ticks, each) => {
     }
   }
   // What runs in no counted phase is what is left of those that run.
-  const layers = [...seen].sort((a, b) => R.bandOrder(a) - R.bandOrder(b)).map((phase) => ({ phase, at: counts.subarray(phase * size, phase * size + size) }));
+  const layers = [...seen]
+    .sort((a, b) => R.bandOrder(a) - R.bandOrder(b))
+    .map((phase) => ({ phase, at: counts.subarray(phase * size, phase * size + size) }));
   const rest = counts.subarray(phases * size);
-  for (const layer of [...layers.map((one) => one.at), rest]) for (let x = 1; x < size; x++) layer[x] += layer[x - 1];
+  for (const layer of [...layers.map((one) => one.at), rest])
+    for (let x = 1; x < size; x++) layer[x] += layer[x - 1];
   for (const { at } of layers) for (let x = 0; x < size; x++) rest[x] = Math.max(0, rest[x] - at[x]);
   return [...layers, { phase: -1, at: rest }];
 };
-R.bandOrder = (phase) => { const at = ["generate", "engine", "tool", "interaction", "reward"].indexOf(R.facts.phases[phase]); return at < 0 ? 9 + phase : at; };
+R.bandOrder = (phase) => {
+  const at = ["generate", "engine", "tool", "interaction", "reward"].indexOf(R.facts.phases[phase]);
+  return at < 0 ? 9 + phase : at;
+};
 
 // Words over the pixels: names of rows at the left, names of spans where there is room, the axis, the cursor.
 R.paintWords = (context, model, placed, view, inks, box, cursor, selected) => {
@@ -172,11 +233,16 @@ R.nameSpans = (context, model, item, y, x, box, lanes, inks) => {
   for (let span = item.row.first; span < item.row.end; span++) {
     const kind = R.facts.phases[model.phase[span]];
     if (!lanes && (kind === "request" || !(model.flags[span] & (R.COUNTED | R.OPEN)))) continue;
-    const from = Math.max(box.left, x(model.start[span] * model.tick_sec)), to = Math.min(box.left + box.width, x((model.start[span] + model.ticks[span]) * model.tick_sec));
+    const from = Math.max(box.left, x(model.start[span] * model.tick_sec)),
+      to = Math.min(box.left + box.width, x((model.start[span] + model.ticks[span]) * model.tick_sec));
     if (to - from < 44) continue;
-    context.fillStyle = lanes && inks.made(model, span) ? inks.ink : R.darkInk(R.colour(kind)) ? "#16181d" : "#ffffff";
+    context.fillStyle =
+      lanes && inks.made(model, span) ? inks.ink : R.darkInk(R.colour(kind)) ? "#16181d" : "#ffffff";
     const middle = lanes ? y + 4 + lanes.get(span) * R.LANE + (R.LANE - 2) / 2 : y + item.high / 2;
-    context.fillText(R.cut(context, `${model.events[model.event[span]]}${model.flags[span] & R.OPEN ? ": open" : ""}  ${R.seconds(model.ticks[span] * model.tick_sec)}`, to - from - 8), from + 5, middle);
+    const open = model.flags[span] & R.OPEN ? ": open" : "";
+    const took = R.seconds(model.ticks[span] * model.tick_sec);
+    const name = `${model.events[model.event[span]]}${open}  ${took}`;
+    context.fillText(R.cut(context, name, to - from - 8), from + 5, middle);
   }
 };
 
@@ -198,7 +264,14 @@ R.paintAxis = (context, view, inks, { left, top, width, height }, x) => {
     context.fillRect(Math.round(x(sec)), top - 5, 1, height + 5);
     context.globalAlpha = 1;
     context.fillStyle = inks.faint;
-    const label = Math.abs(sec) < every / 2 ? "0" : every < 1e-3 ? `${(sec * 1e3).toFixed(3)} ms` : every < 1 ? `${sec.toFixed(Math.max(0, Math.ceil(-Math.log10(every))))} s` : `${Math.round(sec)} s`;
+    const label =
+      Math.abs(sec) < every / 2
+        ? "0"
+        : every < 1e-3
+          ? `${(sec * 1e3).toFixed(3)} ms`
+          : every < 1
+            ? `${sec.toFixed(Math.max(0, Math.ceil(-Math.log10(every))))} s`
+            : `${Math.round(sec)} s`;
     if (x(sec) > left + 8 && x(sec) < left + width - 10) context.fillText(label, x(sec), top - 13);
   }
   context.textAlign = "left";

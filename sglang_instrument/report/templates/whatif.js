@@ -13,40 +13,64 @@ R.wireWhatif = () => {
   const sliders = {
     max_tokens: ["Most tokens of a response", (value) => (value === null ? "as recorded" : R.count(value))],
     max_turns: ["Most turns of a request", (value) => (value === null ? "as recorded" : R.count(value))],
-    oversample: ["Over-sampling: begun beyond what is needed", (value) => (value === null ? "none" : `+${Math.round(value * 100)} %`)],
+    oversample: [
+      "Over-sampling: begun beyond what is needed",
+      (value) => (value === null ? "none" : `+${Math.round(value * 100)} %`),
+    ],
   };
   if (!facts.steps.length) {
-    R.$("sliders").replaceChildren(R.el("span", { class: "muted" }, "There is no training step with requests to ask about."));
+    R.$("sliders").replaceChildren(
+      R.el("span", { class: "muted" }, "There is no training step with requests to ask about."),
+    );
     return;
   }
-  R.$("sliders").replaceChildren(...Object.entries(sliders).map(([name, [title, word]]) => {
-    const told = R.el("b", {}, word(facts[name][0]));
-    const slider = R.el("input", { type: "range", min: 0, max: facts[name].length - 1, value: 0, step: 1, id: `whatif-${name}`, disabled: facts[name].length < 2 });
-    slider.addEventListener("input", () => {
-      R.whatifAt[name] = Number(slider.value);
-      told.textContent = word(facts[name][slider.value]);
-      R.whatifOutcome();
-      R.redraw("chart-whatif");
-    });
-    return R.el("label", {}, title, told, slider);
-  }));
-  const part = facts.steps.length < facts.of_steps ? [`asked of the ${facts.steps.length} slowest of ${facts.of_steps} steps; the command whatif asks all`] : [];
-  R.$("assumptions").replaceChildren(...[...facts.assumptions.map((one) => `assumed: ${one}`), ...part].map((one) => R.el("li", {}, one)));
+  const made = Object.entries(sliders).map(([name, [title, word]]) => R.whatifSlider(name, title, word));
+  R.$("sliders").replaceChildren(...made);
+  R.$("assumptions").replaceChildren(...R.whatifAssumptions(facts).map((one) => R.el("li", {}, one)));
   R.whatifOutcome();
+};
+
+R.whatifAssumptions = (facts) => {
+  const assumed = facts.assumptions.map((one) => `assumed: ${one}`);
+  if (facts.steps.length === facts.of_steps) return assumed;
+  const some = `${facts.steps.length} slowest of ${facts.of_steps} steps`;
+  return [...assumed, `computed for the ${some}; the command whatif computes all`];
+};
+
+R.whatifSlider = (name, title, word) => {
+  const values = R.facts.whatif[name];
+  const told = R.el("b", {}, word(values[0]));
+  const range = { min: 0, max: values.length - 1, value: 0, step: 1, disabled: values.length < 2 };
+  const slider = R.el("input", { type: "range", id: `whatif-${name}`, ...range });
+  slider.addEventListener("input", () => {
+    R.whatifAt[name] = Number(slider.value);
+    told.textContent = word(values[slider.value]);
+    R.whatifOutcome();
+    R.redraw("chart-whatif");
+  });
+  return R.el("label", {}, title, told, slider);
 };
 
 R.whatifOutcome = () => {
   const facts = R.facts.whatif;
   const cell = R.whatifCell();
   const sum = (values) => values.reduce((a, b) => a + (b || 0), 0);
-  const was = sum(facts.recorded_sec), now = sum(cell.predicted_sec);
-  const shown = (title, value, cls) => R.el("div", {}, R.el("small", {}, title), R.el("b", { class: cls || null }, value));
+  const was = sum(facts.recorded_sec),
+    now = sum(cell.predicted_sec);
+  const shown = (title, value, cls) =>
+    R.el("div", {}, R.el("small", {}, title), R.el("b", { class: cls || null }, value));
   const saved = was ? 1 - now / was : 0;
   const tiles = [
-    shown("recorded, without waiting", R.seconds(was)), shown("predicted", R.seconds(now)),
-    shown(saved < -1e-9 ? "longer by" : "saved", R.percent(Math.abs(saved)), saved > 0.005 ? "better" : null), shown("requests cut", `${R.count(cell.cut)} of ${R.count(cell.requests)}`),
+    shown("recorded, without waiting", R.seconds(was)),
+    shown("predicted", R.seconds(now)),
+    shown(saved < -1e-9 ? "longer by" : "saved", R.percent(Math.abs(saved)), saved > 0.005 ? "better" : null),
+    shown("requests cut", `${R.count(cell.cut)} of ${R.count(cell.requests)}`),
   ];
-  if (cell.reward_all !== null) tiles.push(shown("reward of all", R.number(cell.reward_all)), shown("of those cut", R.number(cell.reward_cut)));
+  if (cell.reward_all !== null)
+    tiles.push(
+      shown("reward of all", R.number(cell.reward_all)),
+      shown("of those cut", R.number(cell.reward_cut)),
+    );
   R.$("outcome").replaceChildren(...tiles);
 };
 
@@ -54,6 +78,18 @@ R.whatifChart = () => {
   const facts = R.facts.whatif;
   if (!facts.steps.length) return "Nothing to draw.";
   const x = facts.steps.map(String);
-  const bar = (name, y, colour, opacity) => ({ type: "bar", name, x, y, marker: { color: colour, opacity }, hovertemplate: `step %{x}, ${name}: %{y:.4~g} s<extra></extra>` });
-  return { data: [bar("recorded", facts.recorded_sec, R.ink("faint"), 0.4), bar("predicted", R.whatifCell().predicted_sec, R.ink("accent"), 0.95)], layout: { barmode: "overlay", bargap: 0.35, showlegend: true, xaxis: { type: "category", title: "step", nticks: 24, showgrid: false }, yaxis: { title: "seconds", rangemode: "tozero" } } };
+  const bar = (name, y, colour, opacity) => ({
+    type: "bar",
+    name,
+    x,
+    y,
+    marker: { color: colour, opacity },
+    hovertemplate: `step %{x}, ${name}: %{y:.4~g} s<extra></extra>`,
+  });
+  const data = [
+    bar("recorded", facts.recorded_sec, R.ink("faint"), 0.4),
+    bar("predicted", R.whatifCell().predicted_sec, R.ink("accent"), 0.95),
+  ];
+  const axes = { xaxis: R.stepAxis(), yaxis: R.fromZero("seconds") };
+  return { data, layout: { barmode: "overlay", bargap: 0.35, showlegend: true, ...axes } };
 };

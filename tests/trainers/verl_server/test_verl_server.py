@@ -6,7 +6,7 @@ import pytest
 
 from sglang_instrument import schema
 from sglang_instrument.analysis import open_run
-from sglang_instrument.cli.engine_room import run_shares
+from sglang_instrument.analysis.join import engine_summary
 
 STEPS = ("step_1", "step_2", "validate_2")
 #: Events of one request, in the worker that holds it; tools only where the model calls one.
@@ -243,7 +243,7 @@ def test_the_time_in_the_engine_is_shared_out_without_a_detokenizer(without_deto
 
 
 def has_most_of_its_time_in_decoding(driven):
-    shares = run_shares(open_run(driven.folder / "run", cached=False))["shares"]
+    shares = engine_summary(open_run(driven.folder / "run", cached=False))["shares"]
     assert sum(shares.values()) == pytest.approx(1)
     # A reply of tens of tokens takes as many forward passes; its prompt takes one.
     assert shares["decode"] > shares["prefill"] > 0

@@ -1,0 +1,163 @@
+// How durations, turns, lengths and rewards of requests are distributed.
+"use strict";
+
+R.cdfOf = "workers";
+R.cdfChart = () => {
+  const { cdf, other } = R.facts;
+  if (!cdf.all.requests) return "No request has ended yet.";
+  const bad = R.ink("bad");
+  const groups = Object.entries(cdf[R.cdfOf]).filter(([, one]) => one.requests);
+  const data = groups.map(([key, one], index) => {
+    const isChosen = key === R.state.step;
+    const colour = isChosen ? bad : R.workerColour(index, groups.length);
+    const name = R.cdfOf === "workers" ? `worker ${key}` : R.stepName(key);
+    return R.cdfLine(one, name, { width: isChosen ? 2.4 : 1.2, color: colour });
+  });
+  data.push(R.cdfLine(cdf.all, "all requests", { width: 3, color: R.ink("accent") }));
+  if (other) data.push(R.cdfLine(other.cdf, other.name, { width: 2.4, dash: "dot", color: bad }));
+  R.cdfLog ??= cdf.whole[0].max_sec > 20 * cdf.whole[0].p50_sec; // a long tail squeezes the rest to the left
+  R.$("cdf-log").checked = R.cdfLog;
+  const layout = {
+    showlegend: groups.length <= 16,
+    xaxis: { ...R.fromZero("seconds of a request"), type: R.cdfLog ? "log" : "linear" },
+    yaxis: { tickformat: ".0%", range: [0, 1.015] },
+  };
+  return { data, layout };
+};
+
+R.cdfLine = (one, name, line) => ({
+  type: "scatter",
+  mode: "lines",
+  name: R.plain(name),
+  x: one.sec,
+  y: one.share,
+  line: { shape: "hv", ...line },
+  hovertemplate: `%{y:.1%} of ${R.plain(name)} within %{x:.4~g} s<extra></extra>`,
+});
+
+R.percentileTable = () => {
+  const { whole, table } = R.facts.cdf;
+  if (!whole.length) return R.$("percentiles").closest(".card").remove();
+  const rows = [
+    ...whole.map((row) => ({ ...row, name: "all workers" })),
+    ...table.map((row) => ({ ...row, name: `worker ${row.worker}` })),
+  ];
+  const columns = [
+    ["", (row) => row.name],
+    ["requests", (row) => R.count(row.requests)],
+    ["mean", (row) => R.seconds(row.mean_sec)],
+    ["p50", (row) => R.seconds(row.p50_sec)],
+    ["p90", (row) => R.seconds(row.p90_sec)],
+    ["p95", (row) => R.seconds(row.p95_sec)],
+    ["p99", (row) => R.seconds(row.p99_sec)],
+    ["p99.9", (row) => R.seconds(row.p99_9_sec)],
+    ["max", (row) => R.seconds(row.max_sec)],
+  ];
+  R.tableOf(R.$("percentiles"), columns, rows, ["total"]);
+};
+
+R.turnsChart = () => {
+  const rows = R.facts.turns.turns;
+  if (!rows.length) return "No turn was logged.";
+  const colour = R.colour("generate");
+  const bar = (name, field, opacity) => ({
+    type: "bar",
+    name,
+    x: rows.map((row) => row.turn + 1),
+    y: rows.map((row) => row[field]),
+    marker: { color: colour, opacity },
+    hovertemplate: `turn %{x}: ${name} %{y:.3~g} s<extra></extra>`,
+  });
+  const layout = {
+    barmode: "overlay",
+    bargap: 0.35,
+    showlegend: true,
+    xaxis: { title: "turn", dtick: R.eachOf(rows, 20), showgrid: false },
+    yaxis: R.fromZero("seconds"),
+  };
+  return { data: [bar("p99", "engine_p99_sec", 0.35), bar("median", "engine_p50_sec", 1)], layout };
+};
+
+R.countsChart = () => {
+  const rows = R.facts.turns.counts;
+  if (!rows.length) return "The number of turns was not logged.";
+  const bars = {
+    type: "bar",
+    x: rows.map((row) => row.turns),
+    y: rows.map((row) => row.requests),
+    marker: { color: R.ink("accent"), opacity: 0.85 },
+    customdata: rows.map((row) => [R.percent(row.share), R.seconds(row.mean_sec)]),
+    hovertemplate: "%{x} turns: %{y:,} requests, %{customdata[0]}<br>mean %{customdata[1]}<extra></extra>",
+  };
+  const layout = {
+    bargap: 0.35,
+    xaxis: { title: "turns of a request", dtick: R.eachOf(rows, 20), showgrid: false },
+    yaxis: R.fromZero("requests"),
+  };
+  return { data: [bars], layout };
+};
+
+R.turnTable = () => {
+  const rows = R.facts.turns.turns;
+  if (!rows.length) return R.$("turn-table").closest(".card").remove();
+  const columns = [
+    ["turn", (row) => row.turn + 1],
+    ["requests", (row) => R.count(row.requests)],
+    ["engine, all", (row) => R.seconds(row.engine_sec)],
+    ["median", (row) => R.seconds(row.engine_p50_sec)],
+    ["p99", (row) => R.seconds(row.engine_p99_sec)],
+    ["tools, all", (row) => R.seconds(row.tool_sec)],
+    ["interaction, all", (row) => R.seconds(row.interaction_sec)],
+    ["tokens", (row) => R.count(row.response_tokens)],
+  ];
+  R.tableOf(R.$("turn-table"), columns, rows);
+};
+
+R.lengthsChart = () => {
+  const rows = R.facts.lengths.steps;
+  if (!rows.length) return "Lengths of responses were not logged.";
+  const line = (name, field, width, opacity) => ({
+    type: "scatter",
+    mode: rows.length < 60 ? "lines+markers" : "lines",
+    name,
+    x: rows.map((row) => row.step),
+    y: rows.map((row) => row[field]),
+    line: { width, color: R.ink("accent") },
+    marker: { size: 5 },
+    opacity,
+    hovertemplate: `step %{x}: ${name} %{y:,.0f} tokens<extra></extra>`,
+  });
+  const data = [line("longest", "max", 1.2, 0.4), line("p95", "p95", 1.6, 0.7), line("mean", "mean", 2.6, 1)];
+  const xaxis = { title: "step", dtick: R.eachOf(rows, 12) };
+  return { data, layout: { showlegend: true, xaxis, yaxis: R.fromZero("tokens") } };
+};
+
+R.rewardsChart = () => {
+  const rows = R.facts.lengths.deciles;
+  if (!rows.length) return "No rewards were logged.";
+  const colour = R.colour("reward");
+  const intervals = {
+    type: "data",
+    symmetric: false,
+    array: rows.map((row) => row.high - row.reward),
+    arrayminus: rows.map((row) => row.reward - row.low),
+    color: colour,
+    thickness: 1.2,
+    width: 3,
+  };
+  const line = {
+    type: "scatter",
+    mode: "lines+markers",
+    x: rows.map((row) => row.decile),
+    y: rows.map((row) => row.reward),
+    line: { color: colour, width: 2.4 },
+    marker: { size: 7 },
+    error_y: intervals,
+    customdata: rows.map((row) => [row.from_tokens, row.to_tokens, R.seconds(row.mean_sec)]),
+    hovertemplate:
+      "%{customdata[0]:,} to %{customdata[1]:,} tokens, %{customdata[2]} on average" +
+      "<br>mean reward %{y:.3f}<extra></extra>",
+  };
+  const xaxis = { title: "tenth of the requests, the shortest first", dtick: 1, showgrid: false };
+  return { data: [line], layout: { xaxis, yaxis: R.fromZero("mean reward") } };
+};

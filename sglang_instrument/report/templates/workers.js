@@ -1,0 +1,140 @@
+// Workers: requests in flight, who waited for whom at the barriers, whose clock differs.
+"use strict";
+
+R.concurrencyChart = () => {
+  const { step } = R.state;
+  const curves = R.facts.curves[step] || [];
+  const name = step ? R.stepName(step) : "";
+  R.$("concurrency-title").textContent = name && `${name[0].toUpperCase()}${name.slice(1)}`;
+  if (!curves.length) return "No request has a record in this step.";
+  const last = curves.reduce((a, b) => (b.t100_sec > a.t100_sec ? b : a));
+  const line = (one, index) => ({
+    shape: "hv",
+    width: one === last ? 2.6 : 1.3,
+    color: one === last ? R.ink("bad") : R.workerColour(index, curves.length),
+  });
+  const curve = (one, index) => ({
+    type: "scatter",
+    mode: "lines",
+    name: `worker ${one.worker}`,
+    x: one.at_sec,
+    y: one.in_flight,
+    line: line(one, index),
+    hovertemplate: `worker ${one.worker}: %{y} in flight at %{x:.4~g} s<extra></extra>`,
+  });
+  const data = curves.map(curve).sort((a, b) => a.line.width - b.line.width);
+  const layout = {
+    shapes: [R.band(last.t80_sec, last.t100_sec, "bad", 0.07)],
+    annotations: [R.tailMark(last)],
+    showlegend: curves.length <= 16,
+    xaxis: R.fromZero("seconds since the worker’s first request began"),
+    yaxis: R.fromZero("requests in flight"),
+  };
+  return { data, layout };
+};
+
+R.tailMark = (last) => {
+  const tail = `${R.seconds(last.t100_sec - last.t80_sec)}, ${R.percent(last.tail)} of its time`;
+  return {
+    xref: "x",
+    yref: "paper",
+    x: last.t100_sec,
+    y: 1,
+    xanchor: "right",
+    yanchor: "top",
+    showarrow: false,
+    text: `worker ${last.worker}: the last 20 % of its requests run for ${tail}`,
+    font: { color: R.ink("bad"), size: 12 },
+  };
+};
+
+R.heatOf = "arrival_sec";
+R.HEAT_WORDS = {
+  arrival_sec: "arrived %{z:.3~g} s after the first",
+  blame_sec: "to blame for %{z:.3~g} s",
+  wait_sec: "waited %{z:.3~g} s",
+};
+
+R.heatChart = () => {
+  const heat = R.facts.heat;
+  if (!heat.steps.length) return "No barrier was logged, so the log does not tell who waited for whom.";
+  const [shown, all] = [R.count(heat.steps.length), R.count(heat.of_steps)];
+  if (heat.of_steps > heat.steps.length) R.$("heat-note").textContent = `The last ${shown} of ${all} steps.`;
+  const x = heat.steps.map(String);
+  const y = heat.workers.map((worker) => `worker ${worker}`);
+  const layout = {
+    height: Math.max(210, Math.min(640, 90 + 26 * y.length)),
+    xaxis: R.stepAxis(),
+    yaxis: { type: "category", autorange: "reversed", showgrid: false },
+  };
+  return { data: [R.heatMap(heat, x, y), R.doubtMarks(heat, y)], layout };
+};
+
+R.heatMap = (heat, x, y) => ({
+  type: "heatmap",
+  x,
+  y,
+  z: heat[R.heatOf],
+  xgap: x.length > 60 ? 0 : 2,
+  ygap: y.length > 40 ? 0 : 2,
+  colorscale: [
+    [0, R.ink("heat-low")],
+    [0.5, R.isDark() ? "#b3560f" : "#f0a35e"],
+    [1, R.ink("heat-high")],
+  ],
+  colorbar: {
+    thickness: 8,
+    outlinewidth: 0,
+    ticksuffix: " s",
+    tickfont: { size: 11, color: R.ink("faint") },
+    len: 1,
+  },
+  hovertemplate: `<b>step %{x}, %{y}</b><br>${R.HEAT_WORDS[R.heatOf]}<extra></extra>`,
+  hoverongaps: false,
+});
+
+// A dot on each cell of a step whose barriers are not enough evidence.
+R.doubtMarks = (heat, y) => {
+  const doubtful = heat.steps.filter((step) => heat.doubts[step]);
+  const words = (step) => `not enough evidence: ${R.plain(heat.doubts[step])}`;
+  return {
+    type: "scatter",
+    mode: "markers",
+    x: doubtful.flatMap((step) => y.map(() => `${step}`)),
+    y: doubtful.flatMap(() => y),
+    marker: { size: 3.5, color: R.ink("soft") },
+    hoverinfo: "text",
+    hovertext: doubtful.flatMap((step) => y.map(() => words(step))),
+  };
+};
+
+R.blameTable = () => {
+  const rows = R.facts.heat.blame;
+  if (!rows.length) return R.$("blame").closest(".card").remove();
+  const most = Math.max(...rows.map((row) => row.blame_sec), 1e-9);
+  const meter = (row) => {
+    const style = { width: `${(row.blame_sec / most) * 260}px`, background: R.ink("bad") };
+    return R.el("span", { class: "meter left", style });
+  };
+  const columns = [
+    ["worker", (row) => `worker ${row.worker}`],
+    ["", meter],
+    ["blame", (row) => R.seconds(row.blame_sec)],
+    ["alone could save", (row) => R.seconds(row.gain_alone_sec)],
+    ["waited", (row) => R.seconds(row.wait_sec)],
+    ["came last", (row) => `${row.last} of ${row.barriers}`],
+  ];
+  R.tableOf(R.$("blame"), columns, rows.slice(0, 32));
+};
+
+R.clockTable = () => {
+  const rows = R.facts.clocks.filter((row) => row.barriers);
+  if (!rows.length) return;
+  const columns = [
+    ["clock of", (row) => `worker ${row.worker}`],
+    ["from the median", (row) => R.seconds(row.offset_sec)],
+    ["residual", (row) => R.seconds(row.residual_sec)],
+    ["barriers", (row) => R.count(row.barriers)],
+  ];
+  R.tableOf(R.$("clocks"), columns, rows);
+};
