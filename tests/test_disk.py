@@ -171,11 +171,10 @@ def test_what_nobody_will_do_any_more_keeps_nothing_alive(log_dir):
     assert gone() is None
 
 
-def test_what_is_put_when_the_thread_has_ended_keeps_nothing_alive(log_dir):
+def test_what_is_put_and_never_done_keeps_nothing_alive(log_dir):
     def ended():
         files = Files(log_dir, Clock(), "run", dict)
         disk = Disk(files, 2**20)
-        disk._jobs.end()
         disk.do(partial(id, disk))  # nothing is put after it that would let go of it
         return weakref.ref(files)
 

@@ -12,6 +12,7 @@ include "sglang_instrument/native/module.pxi"
 # Of patching/runs.py, which hands them over.
 cdef object leave_run = None
 cdef object count_item = None
+cdef object capture_value = None
 cdef object SKIPPED = None
 
 
@@ -62,7 +63,7 @@ cdef class Run(Block):
 
     def capture(self, name, value):
         """Take the argument of a call within the region as a field; return it."""
-        self.span.add(**{name: value})
+        capture_value(self, name, value)
         return value
 
     def item(self, item, *values):
@@ -99,7 +100,7 @@ cdef object begin_now(object plan, object event, object phase, object waited, ob
     return Run.__new__(Run, span, plan, reader)
 
 
-def connect(leaving, counting, skipped):
+def connect(leaving, counting, capturing, skipped):
     """Take what belongs to patching/runs.py."""
-    global leave_run, count_item, SKIPPED
-    leave_run, count_item, SKIPPED = leaving, counting, skipped
+    global leave_run, count_item, capture_value, SKIPPED
+    leave_run, count_item, capture_value, SKIPPED = leaving, counting, capturing, skipped

@@ -79,7 +79,7 @@ class Run(Struct, eq=False):
 
     def capture(self, name: str, value: Any) -> Any:
         """Take the argument of a call within the region as a field; return it."""
-        self.span.add(**{name: value})
+        capture_value(self, name, value)
         return value
 
     def item(self, item: Any, *values: Any) -> Any:
@@ -171,7 +171,15 @@ def count_item(run: Run, item: Any, handed: Values) -> None:
                 run.values = values  # which the fields at exit read, too
                 _end(run, None, None)
     except BaseException:
-        swallowed_now(f"the probe of {run.span.event}")
+        _swallow(run)
+
+
+def capture_value(run: Run, name: str, value: Any) -> None:
+    """Let a value be a field of a run that is open."""
+    try:
+        run.span.add(**{name: value})
+    except BaseException:
+        _swallow(run)
 
 
 def holds(condition: dict[str, Any]) -> bool:
@@ -227,12 +235,20 @@ def _let_go(run: Run) -> None:
         if plan.reports and plan.emit == "span":
             inside.report(span)
     except BaseException:
-        swallowed_now(f"the probe of {span.event}")
+        _swallow(run)
     if bound is not None:  # after the record is kept: this may end the step that it belongs to
         try:
             bound.pop()
         except BaseException:
-            swallowed_now(f"the probe of {span.event}")
+            _swallow(run)
+
+
+def _swallow(run: Run) -> None:
+    """Note the error that is being handled."""
+    try:
+        swallowed_now(f"the probe of {run.span.event}")
+    except MemoryError:  # for the text
+        pass
 
 
 def _forget_values(run: Run) -> None:
@@ -250,4 +266,4 @@ def _or_unbound(values: Values | None, names: tuple[str, ...]) -> Values:
 
 _compiled = native.take_over(globals(), "runs", "Run", "begin_reading")
 if _compiled is not None:
-    _compiled.connect(leave_run, count_item, SKIPPED)
+    _compiled.connect(leave_run, count_item, capture_value, SKIPPED)

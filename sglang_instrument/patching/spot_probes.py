@@ -21,10 +21,10 @@ Values = tuple[Any, ...]
 class SpotProbe:
     """Hold the probe of a region that is an expression."""
 
-    __slots__ = ("_entering", "_reads", "locals", "probe")
+    __slots__ = ("_counted", "_entering", "_reads", "locals", "probe")
 
     def __init__(self, probe: Probe) -> None:
-        self.probe = probe
+        self.probe, self._counted = probe, probe.counted()
         self.locals = (*probe.enter_locals, *probe.exit_locals)
         self._entering = len(probe.enter_locals)
         self._reads = bool(self.locals or probe.wants_result)
@@ -38,7 +38,7 @@ class SpotProbe:
 
     def open(self, values: Values) -> Any:
         """Begin a run whose block counts its own awaits."""
-        return self.probe.counted()(*values[: self._entering])
+        return self._counted(*values[: self._entering])
 
     def leave(self, run: Any, values: Values, result: Any) -> Any:
         """Hand over what the fields at exit read; return the result."""

@@ -166,9 +166,12 @@ cdef class SyncedSpan(WatchedSpan):
 
     cpdef int stop(self, object error, object value) except -1:
         """Wait for the GPU, then end the span's time."""
-        if error is None:  # after an exception the trainer shall meet the GPU's own error first
-            synchronize()
-        return Span.stop(self, error, value)
+        try:
+            if error is None:  # after an exception the trainer shall meet the GPU's own error first
+                synchronize()
+        finally:
+            Span.stop(self, error, value)
+        return 0
 
 
 @cython.no_gc

@@ -11,42 +11,6 @@ from sglang_instrument.recording.own_threads import OwnThread
 Job = Callable[[], object]
 
 
-class Jobs:
-    """What waits for the disk's thread, in order."""
-
-    def __init__(self, files: Files, limit_bytes: int) -> None:
-        self._files = files
-        self._limit = limit_bytes
-        self._bytes_put = 0  # by the encoder's thread alone
-        self._bytes_done = 0  # by the disk's alone: two counters need no lock
-        self._waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
-
-    def append(self, scope: Scope, lines: bytes, records: int) -> bool:
-        """Have lines appended to the scope's file; return False if too much waits already."""
-        if self._bytes_put - self._bytes_done + len(lines) > self._limit:
-            return False
-        self._bytes_put += len(lines)
-
-        def job() -> None:
-            self._files.write(scope, lines, records)
-            self._bytes_done += len(lines)
-
-        self._waiting.put(job)
-        return True
-
-    def put(self, what: Job) -> None:
-        """Have `what` called."""
-        self._waiting.put(what)
-
-    def do_next(self) -> None:
-        """Do the next job; wait until there is one."""
-        self._waiting.get()()
-
-    def end(self) -> None:
-        """Let go of what nobody will do any more."""
-        self._waiting = queue.SimpleQueue()
-
-
 class Disk:
     """A thread that does what is put to it, in order; what waits is bounded in bytes."""
 
@@ -54,7 +18,10 @@ class Disk:
         self.files = files
         self.dropped_records = 0
         self._ended = False
-        self._jobs = Jobs(files, limit_bytes)
+        self._limit_bytes = limit_bytes
+        self._bytes_put = 0  # by the encoder's thread alone
+        self._bytes_done = 0  # by this one's alone: two counters need no lock
+        self._waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._thread = OwnThread(self._run, "sglang_instrument-disk")
 
     def start(self, at_once: bool = False) -> bool:
@@ -67,26 +34,34 @@ class Disk:
 
     def write(self, scope: Scope, lines: bytes, records: int) -> None:
         """Append lines to the scope's file, later; drop them if too much waits already."""
-        if not self._jobs.append(scope, lines, records):
+        if self._bytes_put - self._bytes_done + len(lines) > self._limit_bytes:
             count_dropped(scope, records)
             self.dropped_records += records
             notice("disk too slow", "the disk does not keep up: new records are dropped and counted")
+            return
+        self._bytes_put += len(lines)
+
+        def job() -> None:
+            self.files.write(scope, lines, records)
+            self._bytes_done += len(lines)
+
+        self._waiting.put(job)
 
     def do(self, job: Job) -> None:
         """Run `job` after everything that was put before."""
-        self._jobs.put(job)
+        self._waiting.put(job)
 
     def do_what_waits(self) -> None:
         """Do all jobs on the caller's thread if the disk's thread could not be started."""
         if not self._thread.started:
             waiting = [True]
-            self._jobs.put(waiting.clear)  # do_next() would block on an empty queue
+            self._waiting.put(waiting.clear)  # _do_next() would block on an empty queue
             while waiting:
                 self._do_next()
 
     def end(self) -> None:
         """End the thread after everything that was put before."""
-        self._jobs.put(self._end)
+        self._waiting.put(self._end)
         self.do_what_waits()
 
     def _end(self) -> None:
@@ -95,10 +70,10 @@ class Disk:
     def _run(self) -> None:
         while not self._ended:
             self._do_next()
-        self._jobs.end()
+        self._waiting = queue.SimpleQueue()  # nobody will do the rest, and it may refer to this
 
     def _do_next(self) -> None:
         try:
-            self._jobs.do_next()
+            self._waiting.get()()
         except Exception as error:
             swallowed("writing the log", error)

@@ -2,8 +2,8 @@
 
 A span is one small Struct that is its own record. Its context and its start are read by C code while it is
 constructed; its end appends it to a list that the encoder empties. Nothing here does I/O, logs, or
-takes a lock; `docs/explanation/cost.md` says what it costs. Where the compiled parts are built, those of
-`native/spans.pyx` take the place of what is here, which says what they have to do.
+takes a lock; `docs/explanation/cost.md` says what it costs. Where it is built, `_spans.pyx` takes the
+place of what is here, which says what it has to do.
 """
 
 from _thread import get_ident
@@ -151,9 +151,11 @@ class SyncedSpan(WatchedSpan, gc=False, eq=False):
 
     def stop(self, error: type[BaseException] | None, value: BaseException | None) -> None:
         """Wait for the GPU, then end the span's time."""
-        if error is None:  # after an exception the trainer shall meet the GPU's own error first
-            device.synchronize()
-        WatchedSpan.stop(self, error, value)
+        try:
+            if error is None:  # after an exception the trainer shall meet the GPU's own error first
+                device.synchronize()
+        finally:
+            WatchedSpan.stop(self, error, value)
 
 
 class LostSpan(Span, gc=False, eq=False):
@@ -229,7 +231,7 @@ def event(name: str, /, *, phase: str | None = None, **extra: Any) -> None:
     try:
         known = name if type(name) is str else reduce_value(name)
         phase = None if phase is None else text(phase)
-        record(Span(known, reduce(extra) if extra else None, None, phase))
+        record(Span(known, reduce(extra) if extra else None, phase))
     except BaseException:
         lose("recording an event")
 

@@ -2,7 +2,7 @@
 
 What is known of an asyncio task stands in an attribute of it; a context variable or a weak dictionary makes
 three more objects a task for the garbage collector to visit, and with ten thousand requests in flight each
-costs as much as all their spans. Compiled, it takes none (native/owners.pxi).
+costs as much as all their spans. Compiled, it takes none (`_owners.pxi`).
 """
 
 import itertools
