@@ -10,8 +10,9 @@ DEMO := sglang_instrument/demo
 DEMO_ARGS ?=
 INSTALL := tests/environments/install.sh $(BIN)/python
 ENVIRONMENTS := ray router verl verl_server areal
-# One process a core. Tests that share an engine run in one of them: tests/conftest.py makes the groups.
-PARALLEL := --numprocesses logical --dist loadgroup --no-loadscope-reorder
+# One process a core, but no more engines than memory has room for. Tests that share an engine share a process, too:
+# tests/conftest.py makes the groups.
+PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 PYTEST := $(BIN)/python -m pytest $(PARALLEL)
 
 # What records or patches: tested as pure Python, too.

@@ -1,10 +1,11 @@
 #!/bin/sh
 # Install packages for a Python, as `pip install` does but in a quarter of the time: install.sh PYTHON ARGUMENTS...
 #
-# uv installs them: the one on PATH, or of the environment of PYTHON or .venv, or one that pip puts there. pip installs
-# them where uv cannot be had, or fails. uv does not read pip's settings: where to find packages is handed on to it.
-# PyTorch is asked for alone (`torch==VERSION`), before what needs it. Where there is no NVIDIA driver, that is PyTorch's
-# CPU build from its own index, unless pip's settings or UV_TORCH_BACKEND say where to look; else what is found there.
+# uv does it: the one on PATH, in the environment of PYTHON or in .venv, or one that pip puts there first. Where uv cannot
+# be had or fails, pip does it. uv does not read pip's settings, so find-links and index-url are handed on to it.
+#
+# Ask for PyTorch alone (`torch==VERSION`), and before what needs it. Without an NVIDIA driver, uv takes the CPU build from
+# PyTorch's own index, unless pip's settings or UV_TORCH_BACKEND name a place. With a driver, it takes the usual build.
 set -eu
 python=$1
 shift
