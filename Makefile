@@ -32,7 +32,7 @@ test: $(VENV)/.demo $(VENV)/.develop $(VENV)/.native environment-router
 	SGLANG_INSTRUMENT_NATIVE=0 $(PYTEST) $(PURE:%=tests/test_%.py)
 
 test-ray: environment-ray
-	.envs/ray/bin/python -m pytest $(PARALLEL) tests/test_ray.py tests/test_ray_classes.py tests/test_reach_ray.py
+	.envs/ray/bin/python -m pytest $(PARALLEL) tests/ray/test_ray.py tests/ray/test_ray_classes.py tests/ray/test_reach_ray.py
 
 test-trainers: environments test-ray $(VENV)/.develop
 	$(PYTEST) tests/trainers

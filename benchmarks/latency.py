@@ -7,8 +7,8 @@ from pathlib import Path
 from stand_in import StandIn
 
 from sglang_instrument import bind, span
-from sglang_instrument.recording.lines import LineMaker
-from sglang_instrument.recording.loop import Heart
+from sglang_instrument.recording.keep.encoder import LineMaker
+from sglang_instrument.recording.watch.event_loop import Heart
 
 EVENTS = 30_000
 GAP_NS = 20_000  # of work between events

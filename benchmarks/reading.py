@@ -20,9 +20,9 @@ def plain(folder):
 
 def summary(folder, cached=False):
     """Compute all that `summary` shows."""
-    from sglang_instrument.analysis.run import open_run
-    from sglang_instrument.analysis.steps import step_table, worker_table
-    from sglang_instrument.analysis.verdict import verdict_of
+    from sglang_instrument.analysis.answers.steps import step_table, worker_table
+    from sglang_instrument.analysis.run.opening import open_run
+    from sglang_instrument.analysis.verdict.verdict import verdict_of
 
     run = open_run(folder, cached=cached)
     step_table(run.digest)
@@ -38,8 +38,8 @@ def from_cache(folder):
 
 def main(how, folder):
     """Print seconds, without the start of the process and its imports, and the peak of memory in MB."""
-    import sglang_instrument.analysis.run
-    import sglang_instrument.analysis.verdict  # noqa: F401 - imported before the clock starts
+    import sglang_instrument.analysis.run.opening
+    import sglang_instrument.analysis.verdict.verdict  # noqa: F401 - imported before the clock starts
 
     begun = time.perf_counter()
     lines = {"plain": plain, "summary": summary, "from_cache": from_cache}[how](folder)

@@ -1,7 +1,7 @@
 """Say how often the verdict finds what is planted, and how often it accuses a clean run: `python recall.py`.
 
 `python recall.py clean 1000` and `python recall.py other 1000` try so many clean runs of our own generator
-and of one that the rules were not tuned on (`tests/other_runs.py`); `python recall.py curves 20` prints the
+and of one that the rules were not tuned on (`tests/support/other_runs.py`); `python recall.py curves 20` prints the
 recall curves of benchmarks/results.md from so many runs a row, `python recall.py deaths 20` those of
 workers that are killed.
 """
@@ -19,7 +19,7 @@ from dead_worker import kill_worker
 from other_runs import OtherRun
 
 from sglang_instrument.analysis import open_run
-from sglang_instrument.analysis.verdict import findings_of
+from sglang_instrument.analysis.verdict.verdict import findings_of
 from sglang_instrument.testing import BlockedLoop, Hang, Plateau, SlowReward, Straggler, synthetic_run
 
 WHERE = (3, 2)  # step and worker of what is planted

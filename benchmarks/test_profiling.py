@@ -8,9 +8,9 @@ import time
 
 from rounds import HERE, save, table
 
-from sglang_instrument.profiling.options import ProfileOptions
-from sglang_instrument.profiling.switching import start_all
-from sglang_instrument.profiling.workers import workers_at
+from sglang_instrument.profilers.options import ProfileOptions
+from sglang_instrument.profilers.switching import start_all
+from sglang_instrument.profilers.workers import workers_at
 
 WORKERS, ANSWER_SEC, ROUNDS, MOST_SEC = 64, 1.0, 7, 2.0
 

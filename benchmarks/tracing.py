@@ -27,7 +27,7 @@ def plain(path):
 
 def ours(path):
     """Do all that `trace analyze` does: streams, gaps with their reasons, graphs, stages, operators."""
-    from sglang_instrument.profiling.traces import analyse
+    from sglang_instrument.traces.answers import analyse
 
     one = analyse(path).traces[0]
     return {"events": one.events, "busy_sec": one.use["busy_sec"]}
@@ -35,7 +35,7 @@ def ours(path):
 
 def main(how, path):
     """Print seconds, without the start of the process and its imports, and the peak of memory in MB."""
-    import sglang_instrument.profiling.traces  # noqa: F401 - imported before the clock starts
+    import sglang_instrument.traces.answers  # noqa: F401 - imported before the clock starts
 
     begun, cpu = time.perf_counter(), time.process_time()
     answer = {"plain": plain, "ours": ours}[how](path)

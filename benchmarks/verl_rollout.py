@@ -22,7 +22,7 @@ from stand_in import StandIn
 from switched.taken_out import neighbours
 
 import sglang_instrument
-from sglang_instrument.recording import spans
+from sglang_instrument.recording.measure import spans
 
 REQUESTS = 256
 REAL_REQUESTS = 32  # of a step on the real engine: one of 256 is as noisy, and takes eight times as long

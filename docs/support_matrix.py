@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sglang_instrument.patching.check import check
-from sglang_instrument.patching.sites import Site
-from sglang_instrument.patching.tables import Table, load_tables
-from sglang_instrument.patching.trees import open_tree
+from sglang_instrument.patching.places.source_archives import open_tree
+from sglang_instrument.patching.rewriting.check import check
+from sglang_instrument.patching.rewriting.sites import Site
+from sglang_instrument.patching.tables.reading import load_tables
+from sglang_instrument.patching.tables.regions import Table
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 WHEELS: Final = ROOT / ".envs" / "wheels"

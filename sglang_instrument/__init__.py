@@ -13,11 +13,11 @@ TYPE_CHECKING = False  # importing typing would cost as much as the rest of this
 if TYPE_CHECKING:
     from sglang_instrument.config import Config
     from sglang_instrument.errors import ConfigError, InstrumentError, LogError, TableError, TargetError
-    from sglang_instrument.patching.wrap import instrument
-    from sglang_instrument.recording.binding import bind, step
+    from sglang_instrument.patching.probes.instrument import instrument
     from sglang_instrument.recording.log_manager import SGLangLogManager
-    from sglang_instrument.recording.spans import event, span
-    from sglang_instrument.switch import flush, install, installed, status, uninstall
+    from sglang_instrument.recording.measure.binding import bind, step
+    from sglang_instrument.recording.measure.spans import event, span
+    from sglang_instrument.startup.install import flush, install, installed, status, uninstall
 
 __all__ = [
     "Config",
@@ -48,16 +48,16 @@ _HOMES = {
     "SGLangLogManager": "recording.log_manager",
     "TableError": "errors",
     "TargetError": "errors",
-    "bind": "recording.binding",
-    "event": "recording.spans",
-    "flush": "switch",
-    "install": "switch",
-    "installed": "switch",
-    "instrument": "patching.wrap",
-    "span": "recording.spans",
-    "status": "switch",
-    "step": "recording.binding",
-    "uninstall": "switch",
+    "bind": "recording.measure.binding",
+    "event": "recording.measure.spans",
+    "flush": "startup.install",
+    "install": "startup.install",
+    "installed": "startup.install",
+    "instrument": "patching.probes.instrument",
+    "span": "recording.measure.spans",
+    "status": "startup.install",
+    "step": "recording.measure.binding",
+    "uninstall": "startup.install",
 }
 
 
@@ -70,7 +70,7 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
-    bootstrap = sys.modules.get(f"{__name__}.bootstrap")
+    bootstrap = sys.modules.get(f"{__name__}.startup.python_startup")
     if bootstrap is not None and home.startswith(("recording.", "patching.")):
         bootstrap.used()  # installs: a program with events of its own may import no trainer
     return value

@@ -7,8 +7,8 @@ With `SGLANG_INSTRUMENT=0` in the environment it does nothing.
 
 import os
 
-from sglang_instrument import launch
-from sglang_instrument.switch import install
+from sglang_instrument.startup import run_ids
+from sglang_instrument.startup.install import install
 
-if not launch.is_refused(os.environ):
+if not run_ids.is_refused(os.environ):
     install()

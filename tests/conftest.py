@@ -14,7 +14,8 @@ from logged import read_records
 
 import sglang_instrument
 from sglang_instrument.config import PREFIX
-from sglang_instrument.recording import context, identity, notices
+from sglang_instrument.recording.measure import context, identity
+from sglang_instrument.recording.safety import notices
 
 try:
     from hypothesis import HealthCheck, settings

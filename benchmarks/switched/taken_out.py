@@ -13,10 +13,11 @@ SETTLING_SEC = 0.15  # our threads write what a step left, and rest
 
 def put_back(on):
     """Let the patched functions run our code, or their own; between two steps, with no span open."""
-    from sglang_instrument import switch
-    from sglang_instrument.recording import context, loop, spans
+    from sglang_instrument.recording.measure import context, spans
+    from sglang_instrument.recording.watch import event_loop
+    from sglang_instrument.startup import install
 
-    session = switch._session
+    session = install._session
     swaps = [swap for swap, _ in session.patcher._swaps.values()]
     assert swaps, "nothing is patched here"
     recorder = session.recorder
@@ -28,12 +29,12 @@ def put_back(on):
         vars(writer).pop("_may_rest", None)
         spans.know_tasks(recorder._task_seen)
         recorder._open()
-        loop.revive_hearts()
+        event_loop.revive_hearts()
     elif was_on and not on:  # as `Recorder.stop()`
         spans.use_buffer(spans.OFF)
         context.on_scope_closed(None)
         spans.ignore_tasks()
-        loop.forget_hearts()
+        event_loop.forget_hearts()
         writer._may_rest = lambda: not writer._spans  # the thread sleeps on: nothing will come
 
 

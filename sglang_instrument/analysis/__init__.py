@@ -7,102 +7,104 @@ need) or a table, and return what the commands answer with. `Run.spans` holds ev
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sglang_instrument.analysis.clocks import clock_table as clock_table
-    from sglang_instrument.analysis.compare import comparison_table as comparison_table
-    from sglang_instrument.analysis.digest import Digest as Digest
-    from sglang_instrument.analysis.engine_calls import reported_calls as reported_calls
-    from sglang_instrument.analysis.events import event_table as event_table
-    from sglang_instrument.analysis.gaps import concurrency as concurrency
-    from sglang_instrument.analysis.gaps import loop_blocks as loop_blocks
-    from sglang_instrument.analysis.gaps import plateaus as plateaus
-    from sglang_instrument.analysis.gaps import standstill as standstill
-    from sglang_instrument.analysis.health import Health as Health
-    from sglang_instrument.analysis.join import calls_of_request as calls_of_request
-    from sglang_instrument.analysis.join import engine_request_table as engine_request_table
-    from sglang_instrument.analysis.join import engine_summary as engine_summary
-    from sglang_instrument.analysis.join import explain as explain
-    from sglang_instrument.analysis.join import joined_calls as joined_calls
-    from sglang_instrument.analysis.lengths import length_table as length_table
-    from sglang_instrument.analysis.lengths import reward_by_length as reward_by_length
-    from sglang_instrument.analysis.nesting import nest as nest
-    from sglang_instrument.analysis.reached import Described as Described
-    from sglang_instrument.analysis.reached import read_processes as read_processes
-    from sglang_instrument.analysis.requests import cdf_table as cdf_table
-    from sglang_instrument.analysis.requests import request_table as request_table
-    from sglang_instrument.analysis.requests import waterfall as waterfall
-    from sglang_instrument.analysis.round_trips import process_clocks as process_clocks
-    from sglang_instrument.analysis.round_trips import round_trip_table as round_trip_table
-    from sglang_instrument.analysis.run import Run as Run
-    from sglang_instrument.analysis.run import open_run as open_run
-    from sglang_instrument.analysis.steps import accounting as accounting
-    from sglang_instrument.analysis.steps import step_table as step_table
-    from sglang_instrument.analysis.steps import worker_table as worker_table
-    from sglang_instrument.analysis.turns import tool_table as tool_table
-    from sglang_instrument.analysis.turns import turn_counts as turn_counts
-    from sglang_instrument.analysis.turns import turn_table as turn_table
-    from sglang_instrument.analysis.unfinished import unended_spans as unended_spans
-    from sglang_instrument.analysis.unfinished import workers_without_records as workers_without_records
-    from sglang_instrument.analysis.verdict import Finding as Finding
-    from sglang_instrument.analysis.verdict import findings_of as findings_of
-    from sglang_instrument.analysis.verdict import verdict_of as verdict_of
-    from sglang_instrument.analysis.walls import split_wall_time as split_wall_time
-    from sglang_instrument.analysis.whatif import ASSUMPTIONS as ASSUMPTIONS
-    from sglang_instrument.analysis.whatif import Rules as Rules
-    from sglang_instrument.analysis.whatif import validation_of as validation_of
-    from sglang_instrument.analysis.whatif import what_if as what_if
-    from sglang_instrument.analysis.workers import Chain as Chain
-    from sglang_instrument.analysis.workers import barrier_table as barrier_table
-    from sglang_instrument.analysis.workers import blame_table as blame_table
-    from sglang_instrument.analysis.workers import chain_of as chain_of
+    from sglang_instrument.analysis.answers.clocks import clock_table as clock_table
+    from sglang_instrument.analysis.answers.compare import comparison_table as comparison_table
+    from sglang_instrument.analysis.answers.engine_calls import reported_calls as reported_calls
+    from sglang_instrument.analysis.answers.events import event_table as event_table
+    from sglang_instrument.analysis.answers.gaps import concurrency as concurrency
+    from sglang_instrument.analysis.answers.gaps import loop_blocks as loop_blocks
+    from sglang_instrument.analysis.answers.gaps import plateaus as plateaus
+    from sglang_instrument.analysis.answers.gaps import standstill as standstill
+    from sglang_instrument.analysis.answers.join import calls_of_request as calls_of_request
+    from sglang_instrument.analysis.answers.join import engine_request_table as engine_request_table
+    from sglang_instrument.analysis.answers.join import engine_summary as engine_summary
+    from sglang_instrument.analysis.answers.join import explain as explain
+    from sglang_instrument.analysis.answers.join import joined_calls as joined_calls
+    from sglang_instrument.analysis.answers.lengths import length_table as length_table
+    from sglang_instrument.analysis.answers.lengths import reward_by_length as reward_by_length
+    from sglang_instrument.analysis.answers.requests import cdf_table as cdf_table
+    from sglang_instrument.analysis.answers.requests import request_table as request_table
+    from sglang_instrument.analysis.answers.requests import waterfall as waterfall
+    from sglang_instrument.analysis.answers.round_trips import process_clocks as process_clocks
+    from sglang_instrument.analysis.answers.round_trips import round_trip_table as round_trip_table
+    from sglang_instrument.analysis.answers.steps import accounting as accounting
+    from sglang_instrument.analysis.answers.steps import step_table as step_table
+    from sglang_instrument.analysis.answers.steps import worker_table as worker_table
+    from sglang_instrument.analysis.answers.turns import tool_table as tool_table
+    from sglang_instrument.analysis.answers.turns import turn_counts as turn_counts
+    from sglang_instrument.analysis.answers.turns import turn_table as turn_table
+    from sglang_instrument.analysis.answers.unfinished import unended_spans as unended_spans
+    from sglang_instrument.analysis.answers.unfinished import (
+        workers_without_records as workers_without_records,
+    )
+    from sglang_instrument.analysis.answers.whatif import ASSUMPTIONS as ASSUMPTIONS
+    from sglang_instrument.analysis.answers.whatif import Rules as Rules
+    from sglang_instrument.analysis.answers.whatif import validation_of as validation_of
+    from sglang_instrument.analysis.answers.whatif import what_if as what_if
+    from sglang_instrument.analysis.answers.workers import Chain as Chain
+    from sglang_instrument.analysis.answers.workers import barrier_table as barrier_table
+    from sglang_instrument.analysis.answers.workers import blame_table as blame_table
+    from sglang_instrument.analysis.answers.workers import chain_of as chain_of
+    from sglang_instrument.analysis.reading.reached import Described as Described
+    from sglang_instrument.analysis.reading.reached import read_processes as read_processes
+    from sglang_instrument.analysis.run.digest import Digest as Digest
+    from sglang_instrument.analysis.run.health import Health as Health
+    from sglang_instrument.analysis.run.opening import Run as Run
+    from sglang_instrument.analysis.run.opening import open_run as open_run
+    from sglang_instrument.analysis.timing.nesting import nest as nest
+    from sglang_instrument.analysis.timing.wall_time import split_wall_time as split_wall_time
+    from sglang_instrument.analysis.verdict.verdict import Finding as Finding
+    from sglang_instrument.analysis.verdict.verdict import findings_of as findings_of
+    from sglang_instrument.analysis.verdict.verdict import verdict_of as verdict_of
 
 _HOMES = {
-    "ASSUMPTIONS": "whatif",
-    "Chain": "workers",
-    "Described": "reached",
-    "Digest": "digest",
-    "Finding": "verdict",
-    "Health": "health",
-    "Rules": "whatif",
-    "Run": "run",
-    "accounting": "steps",
-    "barrier_table": "workers",
-    "blame_table": "workers",
-    "calls_of_request": "join",
-    "cdf_table": "requests",
-    "chain_of": "workers",
-    "clock_table": "clocks",
-    "comparison_table": "compare",
-    "concurrency": "gaps",
-    "engine_request_table": "join",
-    "engine_summary": "join",
-    "event_table": "events",
-    "explain": "join",
-    "findings_of": "verdict",
-    "joined_calls": "join",
-    "length_table": "lengths",
-    "loop_blocks": "gaps",
-    "nest": "nesting",
-    "open_run": "run",
-    "plateaus": "gaps",
-    "process_clocks": "round_trips",
-    "read_processes": "reached",
-    "reported_calls": "engine_calls",
-    "request_table": "requests",
-    "reward_by_length": "lengths",
-    "round_trip_table": "round_trips",
-    "split_wall_time": "walls",
-    "standstill": "gaps",
-    "step_table": "steps",
-    "tool_table": "turns",
-    "turn_counts": "turns",
-    "turn_table": "turns",
-    "unended_spans": "unfinished",
-    "validation_of": "whatif",
-    "verdict_of": "verdict",
-    "waterfall": "requests",
-    "what_if": "whatif",
-    "worker_table": "steps",
-    "workers_without_records": "unfinished",
+    "ASSUMPTIONS": "answers.whatif",
+    "Chain": "answers.workers",
+    "Described": "reading.reached",
+    "Digest": "run.digest",
+    "Finding": "verdict.verdict",
+    "Health": "run.health",
+    "Rules": "answers.whatif",
+    "Run": "run.opening",
+    "accounting": "answers.steps",
+    "barrier_table": "answers.workers",
+    "blame_table": "answers.workers",
+    "calls_of_request": "answers.join",
+    "cdf_table": "answers.requests",
+    "chain_of": "answers.workers",
+    "clock_table": "answers.clocks",
+    "comparison_table": "answers.compare",
+    "concurrency": "answers.gaps",
+    "engine_request_table": "answers.join",
+    "engine_summary": "answers.join",
+    "event_table": "answers.events",
+    "explain": "answers.join",
+    "findings_of": "verdict.verdict",
+    "joined_calls": "answers.join",
+    "length_table": "answers.lengths",
+    "loop_blocks": "answers.gaps",
+    "nest": "timing.nesting",
+    "open_run": "run.opening",
+    "plateaus": "answers.gaps",
+    "process_clocks": "answers.round_trips",
+    "read_processes": "reading.reached",
+    "reported_calls": "answers.engine_calls",
+    "request_table": "answers.requests",
+    "reward_by_length": "answers.lengths",
+    "round_trip_table": "answers.round_trips",
+    "split_wall_time": "timing.wall_time",
+    "standstill": "answers.gaps",
+    "step_table": "answers.steps",
+    "tool_table": "answers.turns",
+    "turn_counts": "answers.turns",
+    "turn_table": "answers.turns",
+    "unended_spans": "answers.unfinished",
+    "validation_of": "answers.whatif",
+    "verdict_of": "verdict.verdict",
+    "waterfall": "answers.requests",
+    "what_if": "answers.whatif",
+    "worker_table": "answers.steps",
+    "workers_without_records": "answers.unfinished",
 }
 
 __all__ = [

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from sglang_instrument.errors import InstrumentError
 
 if TYPE_CHECKING:
-    from sglang_instrument.analysis.run import Run
-    from sglang_instrument.report.perfetto_packets import Packets
+    from sglang_instrument.analysis.run.opening import Run
+    from sglang_instrument.report.perfetto.packets import Packets
 
 
 def merge(
@@ -36,7 +36,7 @@ def merge(
     Raises:
         InstrumentError: The target exists, or a trace that has no clock shall be aligned with a run.
     """
-    from sglang_instrument.report.perfetto import write_file
+    from sglang_instrument.report.perfetto.trace import write_file
 
     if target.exists():
         raise InstrumentError(f"{target} exists; nothing is overwritten")
@@ -67,8 +67,8 @@ def _write_run(
     said: list[str],
 ) -> tuple[tuple[int, int] | None, dict[str, int]]:
     """Write the run; return its time window and by how much each host's clock is ahead, in nanoseconds."""
-    from sglang_instrument.analysis.round_trips import hosts_ahead_us
-    from sglang_instrument.report.perfetto import write_run
+    from sglang_instrument.analysis.answers.round_trips import hosts_ahead_us
+    from sglang_instrument.report.perfetto.trace import write_run
 
     written = write_run(packets, run, step, validate, progress)
     said.append(
@@ -97,9 +97,9 @@ def _write_traces(
 ) -> None:
     import polars as pl
 
-    from sglang_instrument.profiling.traces import find_traces, of_rank, rank_of
-    from sglang_instrument.profiling.traces_table import read_trace
-    from sglang_instrument.report.perfetto_kernels import write_events
+    from sglang_instrument.report.perfetto.kernels import write_events
+    from sglang_instrument.traces.answers import find_traces, of_rank, rank_of
+    from sglang_instrument.traces.table import read_trace
 
     files = of_rank(find_traces(traces), rank)
     named: set[str] = set()

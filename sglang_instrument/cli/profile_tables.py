@@ -9,9 +9,9 @@ from typing import Any
 
 from sglang_instrument.cli.numbers import NOTHING, seconds
 from sglang_instrument.cli.tables import print_line, print_table
-from sglang_instrument.profiling.checking import Finding
-from sglang_instrument.profiling.found import TraceFile
-from sglang_instrument.profiling.switching import Outcome
+from sglang_instrument.profilers.checking import Finding
+from sglang_instrument.profilers.switching import Outcome
+from sglang_instrument.profilers.trace_files import TraceFile
 
 
 def print_outcomes(outcomes: Sequence[Outcome]) -> None:

@@ -29,7 +29,7 @@ def look(mark: str, trainers: list[str]) -> dict[str, Any]:
         "host": platform.node(),
         "python": platform.python_version(),
         "version": version("sglang-instrument"),
-        "hook": "sglang_instrument.bootstrap" in sys.modules,
+        "hook": "sglang_instrument.startup.python_startup" in sys.modules,
         "folder": str(Path(mark).parent),
         "shared": Path(mark).exists(),
         "error": error,

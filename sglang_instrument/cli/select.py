@@ -13,8 +13,8 @@ LOGS_HELP: Final = "the experiment's folder, logs/EXPERIMENT"
 if TYPE_CHECKING:
     import polars as pl
 
-    from sglang_instrument.analysis.digest import Digest
-    from sglang_instrument.analysis.run import Run
+    from sglang_instrument.analysis.run.digest import Digest
+    from sglang_instrument.analysis.run.opening import Run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

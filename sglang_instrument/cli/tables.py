@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from sglang_instrument.analysis.as_json import as_json
+from sglang_instrument.analysis.answers.as_json import as_json
 from sglang_instrument.cli.plain import plain, plain_json
 
 if TYPE_CHECKING:

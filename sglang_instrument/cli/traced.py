@@ -7,19 +7,19 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sglang_instrument.analysis.run import Run
-    from sglang_instrument.profiling.traces import Analysis, TraceAnalysis
-    from sglang_instrument.profiling.traces_run import IdleInStep
+    from sglang_instrument.analysis.run.opening import Run
+    from sglang_instrument.traces.answers import Analysis, TraceAnalysis
+    from sglang_instrument.traces.run import IdleInStep
 
 
 def beside_run(found: Analysis, opened: Run) -> list[IdleInStep]:
     """Return how idle the engines were in the steps of the same time, and what requests waited for then."""
     import polars as pl
 
-    from sglang_instrument.analysis.round_trips import ahead_us, hosts_ahead_us, of_worker
-    from sglang_instrument.analysis.steps import worker_steps
-    from sglang_instrument.analysis.walls import self_intervals
-    from sglang_instrument.profiling.traces_run import idle_in_steps, worker_of
+    from sglang_instrument.analysis.answers.round_trips import ahead_us, hosts_ahead_us, of_worker
+    from sglang_instrument.analysis.answers.steps import worker_steps
+    from sglang_instrument.analysis.timing.wall_time import self_intervals
+    from sglang_instrument.traces.run import idle_in_steps, worker_of
 
     ahead = ahead_us(opened)
     hosts = hosts_ahead_us(opened, ahead)

@@ -7,13 +7,13 @@ from typing import Final
 
 #: The compiled modules by part, in the order in which they need each other.
 PARTS: Final = {
-    "values": "sglang_instrument.recording._values",
-    "tasks": "sglang_instrument.recording._tasks",
-    "waiting": "sglang_instrument.recording._waiting",
-    "spans": "sglang_instrument.recording._spans",
-    "context": "sglang_instrument.recording._context",
-    "lines": "sglang_instrument.recording._lines",
-    "runs": "sglang_instrument.patching._runs",
+    "values": "sglang_instrument.recording.measure._values",
+    "tasks": "sglang_instrument.recording.measure._tasks",
+    "waiting": "sglang_instrument.recording.measure._waiting",
+    "spans": "sglang_instrument.recording.measure._spans",
+    "context": "sglang_instrument.recording.measure._context",
+    "lines": "sglang_instrument.recording.keep._encoder",
+    "runs": "sglang_instrument.patching.probes._region_spans",
 }
 #: What a part does not work without.
 NEEDS: Final = {

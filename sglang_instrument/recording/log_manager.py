@@ -13,11 +13,11 @@ from typing import Any, Final, TextIO
 
 import orjson
 
-from sglang_instrument.recording.clock import Clock
-from sglang_instrument.recording.guard import let_through
-from sglang_instrument.recording.notices import notice, swallowed
-from sglang_instrument.recording.shapes import LONGEST_LINE
-from sglang_instrument.recording.values import reduce, reduce_value, settle
+from sglang_instrument.recording.keep.clock import Clock
+from sglang_instrument.recording.keep.line_types import LONGEST_LINE
+from sglang_instrument.recording.measure.values import reduce, reduce_value, settle
+from sglang_instrument.recording.safety.guard import let_through
+from sglang_instrument.recording.safety.notices import notice, swallowed
 
 _MOST_OPEN: Final = 16
 _SHORT: Final = 256  # characters of what is kept of a record that is too long

@@ -6,18 +6,19 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.config import Config
-from sglang_instrument.recording import context, device, identity, loop, losses, nvtx, spans, tasks
-from sglang_instrument.recording.clock import Clock
-from sglang_instrument.recording.device_events import HeldBack
-from sglang_instrument.recording.disk import Disk
-from sglang_instrument.recording.files import Files
-from sglang_instrument.recording.lines import LineMaker
-from sglang_instrument.recording.notices import notice, swallowed
-from sglang_instrument.recording.own_threads import preload_libgcc
-from sglang_instrument.recording.selection import selection_for
-from sglang_instrument.recording.watchdog import Watchdog
-from sglang_instrument.recording.write_through import CallersDisk, LineWriter
-from sglang_instrument.recording.writer import Writer
+from sglang_instrument.recording.keep.clock import Clock
+from sglang_instrument.recording.keep.disk import Disk
+from sglang_instrument.recording.keep.encoder import LineMaker
+from sglang_instrument.recording.keep.files import Files
+from sglang_instrument.recording.keep.selection import selection_for
+from sglang_instrument.recording.keep.write_through import CallersDisk, LineWriter
+from sglang_instrument.recording.keep.writer import Writer
+from sglang_instrument.recording.measure import context, gpu_sync, identity, losses, spans, tasks
+from sglang_instrument.recording.safety.notices import notice, swallowed
+from sglang_instrument.recording.safety.own_threads import preload_libgcc
+from sglang_instrument.recording.watch import event_loop, nvtx
+from sglang_instrument.recording.watch.gpu_events import HeldBack
+from sglang_instrument.recording.watch.hangs import Watchdog
 
 if TYPE_CHECKING:
     import asyncio
@@ -45,14 +46,14 @@ class Recorder:
         """Take spans from now on; threads and files come with the first one."""
         preload_libgcc()
         identity.use_role(self.config.role)
-        device.use_policy(self.config.sync)
+        gpu_sync.use_policy(self.config.sync)
         spans.log_error_messages(self.config.log_error_messages)
         spans.know_tasks(self._task_seen)
         if self.config.nvtx:
             nvtx.on()
         _let_go_of_earlier_steps()
         self._open()
-        loop.revive_hearts()
+        event_loop.revive_hearts()
         if spans.OPEN:  # one of them may be what hangs
             self._writer.start()
 
@@ -64,10 +65,10 @@ class Recorder:
         ends = time.monotonic() + timeout_sec
         self._held_back.off()
         self._writer.close()
-        device.use_policy("off")
+        gpu_sync.use_policy("off")
         nvtx.off()
         spans.ignore_tasks()
-        loop.forget_hearts()
+        event_loop.forget_hearts()
         if not self._writer.flush_then(self._files.close, timeout_sec - _TO_END_SEC):
             waiting = self.counts()["waiting"]
             notice("stop", f"{waiting} records were not written within {timeout_sec:g} s, and may be lost")
@@ -85,7 +86,7 @@ class Recorder:
         self._parents |= self._files.claimed() | {(scope.role, scope.worker) for scope in context.scopes()}
         _let_go(self._files)
         spans.OPEN.clear()
-        loop.forget_loops()
+        event_loop.forget_loops()
         context.forget_all()
         self._held_back.abandon()
         self._build()
@@ -116,7 +117,7 @@ class Recorder:
 
     def _task_seen(self, running: "asyncio.AbstractEventLoop", thread: int) -> None:
         try:
-            loop.task_seen(running, thread)
+            event_loop.task_seen(running, thread)
             self._writer.be_awake()  # it looks at the loop from outside
         except BaseException as error:  # a loop of somebody's own, which cannot do what asyncio's can
             swallowed("watching an event loop", error)

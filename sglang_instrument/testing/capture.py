@@ -6,10 +6,11 @@ from typing import Any, overload
 
 import orjson
 
-from sglang_instrument.recording import loop, spans, tasks
-from sglang_instrument.recording.clock import Clock
-from sglang_instrument.recording.lines import LineMaker
-from sglang_instrument.recording.spans import Span
+from sglang_instrument.recording.keep.clock import Clock
+from sglang_instrument.recording.keep.encoder import LineMaker
+from sglang_instrument.recording.measure import spans, tasks
+from sglang_instrument.recording.measure.spans import Span
+from sglang_instrument.recording.watch import event_loop
 
 
 class Records(Sequence[dict[str, Any]]):
@@ -60,11 +61,11 @@ def records(*, watch_loops: bool = False) -> Iterator[Records]:
     before = spans.current_buffer()
     captured = Records()
     spans.use_buffer(captured)
-    spans.know_tasks(loop.task_seen if watch_loops else tasks.unseen)
+    spans.know_tasks(event_loop.task_seen if watch_loops else tasks.unseen)
     try:
         yield captured
     finally:
-        loop.forget_hearts()
+        event_loop.forget_hearts()
         spans.use_buffer(before)
         if before is spans.OFF:
             spans.ignore_tasks()

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from sglang_instrument.recording.shapes import Line
+from sglang_instrument.recording.keep.line_types import Line
 from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED, LOG_VERSION, OPEN_SPANS, STEP_CLOSED
 from sglang_instrument.testing.timeline import NEVER, Happened
 

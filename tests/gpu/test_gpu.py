@@ -22,8 +22,8 @@ pytestmark = [
 
 import sglang_instrument  # noqa: E402 - after the skip
 from sglang_instrument import span, step  # noqa: E402
-from sglang_instrument.recording import device, spans  # noqa: E402
-from sglang_instrument.recording.device_events import HeldBack  # noqa: E402
+from sglang_instrument.recording.measure import gpu_sync, spans  # noqa: E402
+from sglang_instrument.recording.watch.gpu_events import HeldBack  # noqa: E402
 from sglang_instrument.testing import records  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,9 +32,9 @@ POLICIES = ["auto", "always", "events"]
 
 @pytest.fixture(params=["auto", "always"])
 def policy(request):
-    device.use_policy(request.param)
+    gpu_sync.use_policy(request.param)
     yield request.param
-    device.use_policy("off")
+    gpu_sync.use_policy("off")
 
 
 @pytest.fixture
@@ -42,13 +42,13 @@ def events():
     """Return the spans that `sync="events"` passes on, in the order in which it does."""
     passed = []
     held_back = HeldBack().over(passed)
-    device.use_policy("events")
+    gpu_sync.use_policy("events")
     spans.use_buffer(held_back)
     held_back.on()
     yield passed
     held_back.off()
     spans.use_buffer(spans.OFF)
-    device.use_policy("off")
+    gpu_sync.use_policy("off")
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_a_synced_span_lasts_as_long_as_its_kernels_and_one_without_does_not(pol
     with records() as seen:
         with span("preprocessing_duration"):
             began, ended = multiply(matrix, 20)
-        device.use_policy("off")
+        gpu_sync.use_policy("off")
         with span("preprocessing_duration"):
             multiply(matrix, 20)
         torch.cuda.synchronize()

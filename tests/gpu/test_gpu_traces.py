@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # torch's own, which differ from version to version
 ]
 
-from sglang_instrument.profiling.traces import analyse  # noqa: E402 - after the skip
+from sglang_instrument.traces.answers import analyse  # noqa: E402 - after the skip
 
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 

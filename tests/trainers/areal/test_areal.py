@@ -3,7 +3,7 @@
 import json
 import re
 
-from sglang_instrument.patching.tables import shipped_tables
+from sglang_instrument.patching.tables.reading import shipped_tables
 
 REQUEST = "async_rollout_request_complete"
 WORKFLOWS = {"RLVRWorkflow", "MultiTurnWorkflow", "ToolWorkflow"}

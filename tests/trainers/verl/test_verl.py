@@ -7,8 +7,8 @@ import expected
 import pytest
 
 from sglang_instrument import schema
-from sglang_instrument.analysis.run import open_run
-from sglang_instrument.analysis.steps import accounting
+from sglang_instrument.analysis.answers.steps import accounting
+from sglang_instrument.analysis.run.opening import open_run
 
 TOOLS, RAISES, SINGLE, ABORTS, LOG_PROBS, CANCELLED = 1, 3, 4, 5, 6, 77  # the steps of drive.py
 ROUNDING_US = 2

@@ -6,7 +6,7 @@ import pytest
 from conftest import ENVIRONMENTS, ROOT, free_port
 
 from sglang_instrument.analysis import open_run
-from sglang_instrument.analysis.join import joined_calls
+from sglang_instrument.analysis.answers.join import joined_calls
 from sglang_instrument.cli.main import main
 
 ROLL_OUT = """

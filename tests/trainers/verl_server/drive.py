@@ -106,7 +106,7 @@ def processes(ray, handles):
     def look(actor):
         import inspect
 
-        installed = sys.modules.get("sglang_instrument.switch")
+        installed = sys.modules.get("sglang_instrument.startup.install")
         kind = type(actor)
         methods = [name for name in vars(kind) if not name.startswith("_") and callable(getattr(kind, name))]
         return {

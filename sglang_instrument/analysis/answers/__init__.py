@@ -1,0 +1,1 @@
+"""Answer one question a file, each as one table."""

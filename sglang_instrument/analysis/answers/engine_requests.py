@@ -1,0 +1,305 @@
+"""Collect what the engine's processes logged of each request: queue, prefill, decode, retractions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import polars as pl
+from msgspec import Struct
+
+from sglang_instrument.analysis.reading.chunks import readable_lines
+from sglang_instrument.analysis.reading.files import newest_run_filter
+from sglang_instrument.analysis.run.cache import cached_table
+from sglang_instrument.schema import LOG_OPENED
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.reading.files import File
+    from sglang_instrument.analysis.run.opening import Run
+
+#: Prefix of SGLang's own health checks; no caller waits for these.
+HEALTH_CHECK: Final = "HEALTH_CHECK"
+_SCHEMA: Final[dict[str, Any]] = {
+    "rid": pl.String,
+    "server": pl.String,
+    "scheduler": pl.String,
+    "start_us": pl.Int64,
+    "end_us": pl.Int64,
+    "duration_sec": pl.Float64,
+    "tokenize_sec": pl.Float64,
+    "queue_sec": pl.Float64,
+    "prefill_sec": pl.Float64,
+    "decode_sec": pl.Float64,
+    "retractions": pl.Int64,
+    "prompt_tokens": pl.Int64,
+    "completion_tokens": pl.Int64,
+}
+
+
+class Fields(Struct, gc=False):
+    """The fields of `extra` that name the requests of a record and their sizes."""
+
+    rid: Any = None
+    rids: Any = None
+    request_id: Any = None
+    turn: Any = None
+    run_id: Any = None
+    prompt_tokens: Any = None
+    completion_tokens: Any = None
+
+
+class Record(Struct, gc=False):
+    """The keys of a record that the join needs."""
+
+    event: str
+    start_us: int | None = None
+    duration_sec: float | None = None
+    extra: Fields | None = None
+    error: Any = None
+
+    @property
+    def end_us(self) -> int:
+        """When it ended."""
+        return (self.start_us or 0) + int((self.duration_sec or 0.0) * 1e6)
+
+
+_LINES: Final = msgspec.json.Decoder(Record)
+
+
+def iter_records(
+    run: Run, files: Sequence[File], events: Sequence[str] = ()
+) -> Iterator[tuple[File, Record]]:
+    """Yield the records of some files that have a start and fields, of newest runs only.
+
+    Args:
+        run: The run.
+        files: Files of it.
+        events: Only records of these events; lines without any of these names are not decoded.
+    """
+    marks = [f'"{event}"'.encode() for event in (LOG_OPENED, *events)] if events else []
+    counts = newest_run_filter(run.files)
+    for file in files:
+        run_id = None
+        for chunk in readable_lines(run.folder / file.path):
+            for record in _decode(_marked(chunk, marks) if marks else chunk):
+                if record.extra is None:
+                    continue
+                if record.event == LOG_OPENED:
+                    run_id = record.extra.run_id
+                elif record.start_us is not None and counts(file, run_id):
+                    yield file, record
+
+
+def _marked(chunk: bytes, marks: Sequence[bytes]) -> bytes:
+    """Return the lines of a chunk that contain one of the marks."""
+    return b"\n".join(line for line in chunk.split(b"\n") if any(mark in line for mark in marks))
+
+
+def _decode(chunk: bytes) -> list[Record]:
+    """Decode lines; torn and foreign ones were counted when the run was opened."""
+    try:
+        return _LINES.decode_lines(chunk)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return list(_decode_singly(chunk))
+
+
+def _decode_singly(chunk: bytes) -> Iterator[Record]:
+    for raw in chunk.split(b"\n"):
+        try:
+            yield _LINES.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            continue
+
+
+@dataclass
+class _EngineRequest:
+    """What the engine's processes did for one request; times are microseconds."""
+
+    server: str | None = None
+    scheduler: str | None = None
+    arrived: int | None = None
+    called: int | None = None
+    answered: int | None = None
+    detokenized: int | None = None
+    tokenize_sec: float | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    transitions: list[tuple[int, str]] = field(default_factory=list)
+
+    def row(self, rid: str) -> dict[str, Any]:
+        """Return a row of `engine_requests`."""
+        end = self.answered if self.answered is not None else self.detokenized
+        spent = self._spent(self.detokenized if self.detokenized is not None else end)
+        starts = [one for one in (self.called, self.arrived) if one is not None]
+        start = min(starts) if starts else None
+        return {
+            "rid": rid,
+            "server": self.server,
+            "scheduler": self.scheduler,
+            "start_us": start,
+            "end_us": end,
+            "duration_sec": None if start is None or end is None else max(0, end - start) / 1e6,
+            "tokenize_sec": self.tokenize_sec,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "retractions": None if self.arrived is None else self._retractions,
+            **spent,
+        }
+
+    @property
+    def _retractions(self) -> int:
+        return sum(what == "retract" for _, what in self.transitions)
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether any process logged its end."""
+        return self.answered is not None or self.detokenized is not None
+
+    def _spent(self, end: int | None) -> dict[str, float | None]:
+        """Split the time from arrival to end into queue, prefill and decode.
+
+        A chunked prompt is admitted several times before its first token; the time between chunks is part of
+        the prefill. A retracted request queues, is admitted and is prefilled again.
+        """
+        if self.arrived is None:
+            return {}
+        spent: dict[str, int] = {}
+        doing, since = "queue", self.arrived
+        ordered = sorted(self.transitions)
+        for (at, what), (_, then) in zip(ordered, [*ordered[1:], (0, "")], strict=False):
+            if (what, then) == ("first", "admit"):
+                continue  # a chunk of a prompt ended, without a token
+            spent[doing] = spent.get(doing, 0) + max(0, at - since)
+            doing, since = _NEXT[what], max(at, since)
+        if doing == "prefill" and self.completion_tokens:
+            spent.pop(doing, None)  # a killed scheduler did not write the record of its first token
+        elif end is not None:
+            spent[doing] = spent.get(doing, 0) + max(0, end - since)
+        return {
+            f"{kind}_sec": spent[kind] / 1e6 if kind in spent else None
+            for kind in ("queue", "prefill", "decode")
+        }
+
+
+#: What a request does after each transition.
+_NEXT: Final = {"admit": "prefill", "first": "decode", "retract": "queue"}
+_TRANSITIONS: Final = {
+    "scheduler_admit": "admit",
+    "scheduler_first_tokens": "first",
+    "scheduler_retract": "retract",
+}
+
+
+def engine_requests(
+    run: Run, files: Sequence[File] | None = None, ahead_us: Mapping[str, int] | None = None
+) -> pl.DataFrame:
+    """Return one row per request of the engine, by its `rid`, in the order of arrival.
+
+    Args:
+        run: The run.
+        files: Files of workers to read as well: an engine inside a worker's process has its tokenizer manager
+            there. None: all files, if the engine's own processes log no ends of requests; without a
+            detokenizer (`skip_tokenizer_init`) only the tokenizer manager knows them.
+        ahead_us: How far the clocks of processes are ahead; it is subtracted (`round_trips.ahead_us`).
+
+    Returns:
+        rid; server, scheduler: the stems of their files; start_us, end_us, duration_sec: from its arrival at
+        the server, or the scheduler, to its answer; tokenize_sec; queue_sec, prefill_sec, decode_sec: from
+        its arrival at the scheduler to its last token, on the scheduler's clock; retractions; prompt_tokens,
+        completion_tokens. Null where nothing was logged. SGLang's own health checks are left out.
+    """
+    requests: dict[str, _EngineRequest] = {}
+    own = engine_files(run)
+    _collect(requests, iter_records(run, own), ahead_us or {})
+    if files is None:
+        files = run.files if _lacks_ends(requests) else ()
+    others = [file for file in files if file.place is not None and file not in own]
+    _collect(requests, iter_records(run, others, tuple(_HANDLERS)), ahead_us or {})
+    rows = [row for rid, request in requests.items() if (row := request.row(rid))["start_us"] is not None]
+    return pl.DataFrame(rows, schema=_SCHEMA, strict=False).sort("start_us", "rid")
+
+
+def _collect(
+    requests: dict[str, _EngineRequest], records: Iterator[tuple[File, Record]], ahead_us: Mapping[str, int]
+) -> None:
+    """Add what records say of requests."""
+    for file, record in records:
+        handler = _HANDLERS.get(record.event)
+        if handler is None:
+            continue
+        name = file.place.stem if file.place else ""
+        record.start_us = (record.start_us or 0) - ahead_us.get(name, 0)
+        for rid in rids_of(record):
+            request = requests.get(rid)
+            if request is None:
+                request = requests[rid] = _EngineRequest()
+            handler(request, record, name)
+
+
+def _lacks_ends(requests: Mapping[str, _EngineRequest]) -> bool:
+    """Return whether some scheduler has no request with a known end."""
+    schedulers = {request.scheduler for request in requests.values() if request.scheduler is not None}
+    return bool(schedulers - {request.scheduler for request in requests.values() if request.is_ended})
+
+
+def cached_engine_requests(run: Run) -> pl.DataFrame:
+    """Return `engine_requests`, from the cache unless the run's files changed."""
+    if not run.cached:
+        return engine_requests(run)
+    return cached_table(run.folder, "engine_requests", run.files, lambda: engine_requests(run))
+
+
+def engine_files(run: Run) -> list[File]:
+    """Return the files of the engine's own processes."""
+    return [file for file in run.files if file.place is not None and file.place.folder == "engine"]
+
+
+def rids_of(record: Record) -> list[str]:
+    """Return the engine requests that a record is about, without SGLang's own health checks."""
+    fields = record.extra or Fields()
+    named = next((one for one in (fields.rids, fields.rid) if isinstance(one, list)), [fields.rid])
+    return [rid for rid in named if isinstance(rid, str) and not rid.startswith(HEALTH_CHECK)]
+
+
+def _number(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+def _on_request(request: _EngineRequest, record: Record, name: str) -> None:
+    request.server, request.called, request.answered = name, record.start_us, record.end_us
+    if record.extra is not None and isinstance(record.extra.rid, str):  # a list has only the last one's count
+        request.completion_tokens = _number(record.extra.completion_tokens)
+
+
+def _on_tokenize(request: _EngineRequest, record: Record, name: str) -> None:
+    request.server, request.tokenize_sec = name, record.duration_sec
+
+
+def _on_receive(request: _EngineRequest, record: Record, name: str) -> None:
+    if request.arrived is None:  # later pipeline stages log it again
+        request.scheduler, request.arrived = name, record.start_us
+        request.prompt_tokens = _number(record.extra.prompt_tokens) if record.extra else None
+
+
+def _on_transition(request: _EngineRequest, record: Record, name: str) -> None:
+    what = _TRANSITIONS[record.event]
+    at = record.end_us if what == "first" else record.start_us or 0
+    if request.scheduler in (None, name):
+        request.transitions.append((at, what))
+
+
+def _on_detokenize(request: _EngineRequest, record: Record, name: str) -> None:
+    # A batch of answers is logged when one of them ends: the last batch with this request has its own end.
+    request.detokenized = max(record.end_us, request.detokenized or 0)
+
+
+_HANDLERS: Final = {
+    "engine_request": _on_request,
+    "engine_stream": _on_request,
+    "engine_tokenize": _on_tokenize,
+    "scheduler_receive": _on_receive,
+    "engine_detokenize": _on_detokenize,
+    **dict.fromkeys(_TRANSITIONS, _on_transition),
+}

@@ -1,0 +1,217 @@
+"""Join engine calls of a request with what the engine did for them: why did a turn take so long?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.answers.engine_requests import (
+    cached_engine_requests,
+    engine_requests,
+    iter_records,
+)
+from sglang_instrument.analysis.answers.round_trips import ahead_us, of_worker
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run.digest import Digest
+    from sglang_instrument.analysis.run.opening import Run
+    from sglang_instrument.analysis.verdict.verdict import Finding
+
+_CALLS: Final[dict[str, Any]] = {
+    "rid": pl.String,
+    "request_id": pl.String,
+    "turn": pl.Int64,
+    "event": pl.String,
+    "called_us": pl.Int64,
+    "call_sec": pl.Float64,
+}
+_LACKS_FIRST: Final = (pl.col("completion_tokens") > 0).fill_null(False) & pl.col("decode_sec").is_null()
+_IS_WHOLE: Final = pl.col("scheduler").is_not_null() & pl.col("end_us").is_not_null() & ~_LACKS_FIRST
+_PARTS: Final = ("queue_sec", "prefill_sec", "decode_sec")
+_MOST: Final = 0.5  # a part with this share of a call's time is named as its reason
+_SLOW: Final = 2.0  # times the usual seconds per token
+
+
+def has_engine_logs(run: Run) -> bool:
+    """Return whether any process of the engine wrote a log."""
+    return any(file.place is not None and file.place.folder == "engine" for file in run.files)
+
+
+def joined_calls(
+    run: Run, step: int | None = None, worker: int | None = None, validate: bool | None = None
+) -> pl.DataFrame:
+    """Return one row per engine call whose caller is known, in the order of time.
+
+    Args:
+        run: The run.
+        step: Only calls of this step.
+        worker: Only calls of this worker.
+        validate: Only calls of validation, or only of training.
+
+    Returns:
+        request_id, turn, event, called_us, call_sec: as the caller logged them; the columns of
+        `engine_requests`; outside_sec: the call's time outside queue, prefill and decode; null if not known.
+    """
+    files = run.files_of(step, worker, validate)
+    calls = _calls(run, files)
+    requests = engine_requests(run, files)
+    joined = calls.join(requests, on="rid", how="inner", maintain_order="left").sort("called_us")
+    inside = sum((pl.col(name).fill_null(0.0) for name in _PARTS), start=pl.lit(0.0))
+    outside = (pl.col("call_sec") - inside).clip(lower_bound=0.0)
+    return joined.with_columns(outside_sec=pl.when(_IS_WHOLE).then(outside))
+
+
+def calls_of_request(run: Run, row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the calls of a request as `joined_calls` has them, each with `why` it took so long.
+
+    Args:
+        run: The run.
+        row: The request, as `request_table` has it.
+    """
+    if not has_engine_logs(run):
+        return []
+    calls = joined_calls(run, row["step"], row["worker"], row["validate"])
+    usual = usual_token_sec(calls)
+    mine = calls.filter(request_id=row["request_id"]).to_dicts()
+    return [{**call, "why": why(call, usual)} for call in mine]
+
+
+def _calls(run: Run, files: Any) -> pl.DataFrame:
+    """Return the caller of each `rid`; of nested spans, the outermost one, which lasted longest."""
+    rows = [
+        {
+            "rid": record.extra.rid,
+            "request_id": str(record.extra.request_id),
+            "turn": record.extra.turn,
+            "event": record.event,
+            "called_us": record.start_us,
+            "call_sec": record.duration_sec,
+        }
+        for _, record in iter_records(run, [file for file in files if file.place.folder != "engine"])
+        if record.extra is not None
+        and isinstance(record.extra.rid, str)
+        and record.extra.request_id is not None
+        and record.duration_sec is not None
+    ]
+    table = pl.DataFrame(rows, schema=_CALLS, strict=False)
+    return table.sort("call_sec", descending=True).unique("rid", keep="first", maintain_order=True)
+
+
+def engine_request_table(run: Run) -> pl.DataFrame:
+    """Return one row per engine request: `engine_requests` with the `step`, and `validate`, of its arrival.
+
+    Processes of the engine do not know the step: it is the last step that any worker had begun. Requests
+    before the first step have null. Clocks that round trips show to differ are aligned first (`round_trips`).
+    """
+    ahead = ahead_us(run)
+    return with_step(engine_requests(run, ahead_us=ahead), run.digest, ahead)
+
+
+def with_step(requests: pl.DataFrame, digest: Digest, ahead: Mapping[str, int]) -> pl.DataFrame:
+    """Add `step` and `validate` to rows with `start_us`; `ahead` holds microseconds by worker's file."""
+    begun = (
+        digest.of_workers()
+        .steps.filter(pl.col("step").is_not_null())
+        .with_columns(pl.col("start_us") - of_worker(ahead))
+        .group_by("step", "validate")
+        .agg(start_us=pl.col("start_us").min())
+        .sort("start_us")
+    )
+    rows = requests.sort("start_us")
+    return rows.join_asof(begun.select("start_us", "step", "validate"), on="start_us", strategy="backward")
+
+
+def engine_summary(run: Run) -> dict[str, Any] | None:
+    """Return the shares of the time in the engine over a run; None if no process of the engine logged.
+
+    Returns:
+        requests; retractions, None if no scheduler logged them; shares: as `shares` returns them.
+    """
+    return engine_summary_of(cached_engine_requests(run)) if has_engine_logs(run) else None
+
+
+def engine_summary_of(requests: pl.DataFrame) -> dict[str, Any]:
+    """Return the same for some rows of `engine_request_table`."""
+    retractions = int(requests["retractions"].sum()) if requests["retractions"].count() else None
+    return {"requests": len(requests), "retractions": retractions, "shares": shares(requests)}
+
+
+def shares(requests: pl.DataFrame) -> dict[str, float | None]:
+    """Return the shares of queue, prefill and decode in the time in the engine, from 0 to 1.
+
+    Requests without a logged end or first token do not count: their last phase is not known. The shares are
+    None if no request counts; {} if no scheduler logged anything.
+    """
+    known = requests.filter(_IS_WHOLE)
+    sums = {name: float(known[f"{name}_sec"].sum() or 0.0) for name in ("queue", "prefill", "decode")}
+    total = sum(sums.values())
+    if not total:
+        return dict.fromkeys(sums) if requests["scheduler"].count() else {}
+    return {name: one / total for name, one in sums.items()}
+
+
+def why(call: dict[str, Any], usual_token_sec: float | None = None) -> str:
+    """Return why a call of `joined_calls` took so long, such as "148 s of 150 s in the scheduler's queue".
+
+    Args:
+        call: A row.
+        usual_token_sec: The median of `token_sec`, to recognise slow decoding.
+    """
+    whole = max(call["call_sec"], 1e-9)
+    reasons = []
+    for column, words in _WORDS.items():
+        part = call[column]
+        if part is not None and part >= _MOST * whole:
+            reasons.append(f"{_sec(part)} s of {_sec(whole)} s {words}")
+    pace = token_sec(call)
+    if pace is not None and usual_token_sec and pace > _SLOW * usual_token_sec:
+        reasons.append(f"a token took {pace / usual_token_sec:.1f} times as long as usual")
+    if call["retractions"]:
+        number = call["retractions"]
+        reasons.append(f"retracted {'once' if number == 1 else f'{number} times'}")
+    return ", ".join(reasons)
+
+
+_WORDS: Final = {
+    "queue_sec": "in the scheduler's queue",
+    "prefill_sec": "in prefill",
+    "decode_sec": "in decode",
+    "outside_sec": "outside the scheduler",
+}
+
+
+def token_sec(call: dict[str, Any]) -> float | None:
+    """Return the seconds per token in decode; None if they are not known."""
+    tokens, spent = call["completion_tokens"], call["decode_sec"]
+    return None if spent is None or not tokens or tokens < 2 else spent / (tokens - 1)
+
+
+def usual_token_sec(calls: pl.DataFrame) -> float | None:
+    """Return the median of the seconds per token, over all calls that have them."""
+    pace = calls.filter(pl.col("completion_tokens") > 1).select(
+        pl.col("decode_sec") / (pl.col("completion_tokens") - 1)
+    )
+    return pace.to_series().drop_nulls().median()  # type: ignore[return-value]
+
+
+def explain(run: Run, finding: Finding) -> str:
+    """Return why the slowest engine call behind a finding took so long; "" if the engine wrote no logs."""
+    if not has_engine_logs(run):
+        return ""
+    calls = joined_calls(run, finding.step, finding.worker, finding.validate)
+    turn = finding.evidence.get("turn")
+    asked = calls if turn is None else calls.filter(turn=turn)
+    if asked.is_empty():
+        return ""
+    slowest = asked.sort("call_sec").row(-1, named=True)
+    reason = why(slowest, usual_token_sec(calls))
+    if not reason:
+        return ""
+    which = "" if slowest["turn"] is None else f", turn {slowest['turn'] + 1}"
+    return f"its longest engine call (request {slowest['request_id']}{which}): {reason}"
+
+
+def _sec(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"

@@ -1,0 +1,65 @@
+"""Show how long responses are, what they cost, and whether long ones earn more reward."""
+
+from typing import Final
+
+import polars as pl
+
+from sglang_instrument.analysis.answers.steps import STEP, step_table
+from sglang_instrument.analysis.run.digest import Digest
+
+_CUT: Final = "length"  # the finish reason of a response that hit a cap
+_DECILES: Final = 10
+_Z95: Final = 1.959964
+
+
+def length_table(digest: Digest) -> pl.DataFrame:
+    """Return one row per step.
+
+    Returns:
+        step, validate; requests; min, mean, p95 and max of the response tokens of its requests; cut: the
+        share of requests that hit a cap; tokens_per_sec: all tokens over the step's duration; reward: the
+        mean.
+    """
+    tokens = pl.col("response_tokens")
+    known = digest.of_workers().requests.drop_nulls("response_tokens")
+    table = known.group_by(STEP).agg(
+        requests=pl.len().cast(pl.Int64),
+        min=tokens.min(),
+        mean=tokens.mean(),
+        p95=tokens.quantile(0.95, "linear"),
+        max=tokens.max(),
+        cut=(pl.col("finish_reason") == _CUT).mean(),
+        total=tokens.sum(),
+        reward=pl.col("reward").mean(),
+    )
+    durations = step_table(digest).select(*STEP, "duration_sec")
+    joined = table.join(durations, on=STEP, how="left").sort("validate", "step")
+    return joined.with_columns(tokens_per_sec=pl.col("total") / pl.col("duration_sec")).drop(
+        "total", "duration_sec"
+    )
+
+
+def reward_by_length(digest: Digest) -> pl.DataFrame:
+    """Return one row per decile of the requests by length, the shortest first; none without rewards.
+
+    Returns:
+        decile (1 to 10), requests, from_tokens, to_tokens, mean_sec of a request, reward: the mean; low,
+        high: mean -+ 1.96 s / sqrt(n), with s the sample's standard deviation.
+    """
+    known = digest.of_workers().requests.drop_nulls(["response_tokens", "reward"])
+    rank = pl.col("response_tokens").rank("ordinal") - 1
+    error = _Z95 * pl.col("reward").std() / pl.len().sqrt()
+    return (
+        known.with_columns(decile=(rank * _DECILES // pl.len() + 1).cast(pl.Int64))
+        .group_by("decile")
+        .agg(
+            requests=pl.len().cast(pl.Int64),
+            from_tokens=pl.col("response_tokens").min(),
+            to_tokens=pl.col("response_tokens").max(),
+            mean_sec=pl.col("duration_sec").mean(),
+            reward=pl.col("reward").mean(),
+            low=pl.col("reward").mean() - error,
+            high=pl.col("reward").mean() + error,
+        )
+        .sort("decile")
+    )

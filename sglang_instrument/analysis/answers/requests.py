@@ -1,0 +1,76 @@
+"""List requests, the slowest first, and split one into its turns and events."""
+
+import polars as pl
+
+from sglang_instrument.analysis.run.digest import KINDS, Digest
+
+_QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
+
+
+def request_table(digest: Digest) -> pl.DataFrame:
+    """Return one row per request, the slowest first.
+
+    Returns:
+        step, validate, worker, request_id, start_us, end_us, duration_sec, turns, response_tokens,
+        finish_reason, reward, error: as logged; engine_sec, tool_sec, interaction_sec, reward_sec: the time
+        in each kind of work, without spans inside another of their kind; concurrent tools count one by one;
+        rest_sec: the duration minus all of these, at least 0.
+    """
+    rest = pl.col("duration_sec") - sum((pl.col(f"{kind}_sec") for kind in KINDS), start=pl.lit(0.0))
+    table = (
+        digest.of_workers().requests.drop("source", "role").with_columns(rest_sec=rest.clip(lower_bound=0.0))
+    )
+    return table.sort("duration_sec", "request_id", descending=[True, False])
+
+
+def cdf_table(requests: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    """Return percentiles of the durations of requests.
+
+    Args:
+        requests: As `request_table` returns them.
+        by: The columns to group by, such as `["step", "worker"]`.
+
+    Returns:
+        `by`, requests, mean_sec, p50_sec, p90_sec, p95_sec, p99_sec, p99_9_sec, max_sec.
+    """
+    duration = pl.col("duration_sec")
+    quantiles = [
+        duration.quantile(share, "linear").alias(f"p{share * 100:g}_sec".replace(".", "_"))
+        for share in _QUANTILES
+    ]
+    columns = [pl.len().cast(pl.Int64).alias("requests"), duration.mean().alias("mean_sec"), *quantiles]
+    return requests.group_by(by).agg(*columns, max_sec=duration.max()).sort(by)
+
+
+def waterfall(spans: pl.DataFrame, request_id: str) -> pl.DataFrame:
+    """Return the events of a request in the order of time.
+
+    Args:
+        spans: Nested spans of its worker and step.
+        request_id: As logged.
+
+    Returns:
+        event, turn, start_sec since the request began, duration_sec, self_sec, active_sec where measured, and
+        depth below the request.
+    """
+    mine = spans.filter(pl.col("request_id") == request_id).sort("start_us", "span")
+    if mine.is_empty():
+        return mine.select("event", "turn", start_sec="duration_sec", duration_sec="duration_sec")
+    above = dict(mine.select("span", "parent").iter_rows())
+    depths: dict[int, int] = {}
+
+    def depth(span: int) -> int:
+        if span not in depths:
+            parent = above[span]
+            depths[span] = depth(parent) + 1 if parent in above else 0
+        return depths[span]
+
+    return mine.select(
+        pl.col("event").cast(pl.String),
+        "turn",
+        "duration_sec",
+        "self_sec",
+        "active_sec",
+        start_sec=(pl.col("start_us") - pl.col("start_us").min()) / 1e6,
+        depth=pl.Series([depth(span) for span in mine["span"]], dtype=pl.Int64),
+    )

@@ -1,0 +1,1 @@
+"""Read the files of a run into tables of typed columns."""

@@ -1,0 +1,76 @@
+"""Read a log file, compressed or not, in chunks that end at the end of a line."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from sglang_instrument.errors import LogError
+from sglang_instrument.regular_files import open_regular
+
+CHUNK_BYTES: Final = 512 * 1024  # the decoded lines of a chunk fit into the processor's cache
+_LONGEST_LINE_BYTES: Final = 64 * 2**20  # a thousand times the longest line that our encoder writes
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a log file for reading; decompress it if its name ends in .zst.
+
+    Raises:
+        OSError: The file cannot be read, or is not a regular file.
+        LogError: The package zstandard is not installed.
+    """
+    if path.suffix != ".zst":
+        return open_regular(path)
+    try:
+        import zstandard
+    except ModuleNotFoundError:
+        raise LogError("zstandard is missing: pip install 'sglang-instrument[analysis]'") from None
+    return io.BufferedReader(_ZstdStream(zstandard, open_regular(path)))
+
+
+def readable_lines(path: Path) -> Iterator[bytes]:
+    """Yield chunks of a log file until an error; `open_run` has already reported the error."""
+    try:
+        with open_log(path) as stream:
+            yield from whole_lines(stream)
+    except (OSError, EOFError, LogError):
+        return
+
+
+def whole_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield chunks that end with a newline; only the last one may end without."""
+    rest: list[bytes] = []  # pieces of a line that has not ended yet
+    while piece := stream.read(CHUNK_BYTES):
+        cut = piece.rfind(b"\n") + 1
+        if cut:
+            yield b"".join([*rest, piece[:cut]])
+            rest = []
+        if len(rest) * CHUNK_BYTES < _LONGEST_LINE_BYTES:
+            rest.append(piece[cut:])
+        else:
+            rest[-1] = b"\0"  # drop the rest of this line, and make sure that it counts as no record
+    if last := b"".join(rest):
+        # Its own chunk: a line torn by a kill would make the reader decode a whole chunk line by line.
+        yield last
+
+
+class _ZstdStream(io.RawIOBase):
+    """Decompress a zstd file with one or more frames; a truncated file yields what can be read."""
+
+    def __init__(self, zstandard: Any, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._broken = zstandard.ZstdError
+        self._stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return int(self._stream.readinto(buffer))
+        except self._broken as error:
+            raise OSError(f"not a complete zstd file: {error}") from None
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()

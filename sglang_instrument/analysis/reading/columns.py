@@ -1,0 +1,296 @@
+"""Turn decoded lines into typed columns, chunk by chunk, while a chunk is still in the processor's cache."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from itertools import compress
+from typing import Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.reading.folders import Place
+from sglang_instrument.analysis.reading.lines import Extra, Line
+from sglang_instrument.schema import EVENTS, kind_of
+
+#: Columns of the table of records. Times are microseconds since the Unix epoch, on the clock of the
+#: worker's host; durations are seconds; `duration_sec` is null for an instant event. `source` numbers each
+#: pair of file and run, `position` the records. `exact` says that the start was logged; where it was not, the
+#: start is the timestamp minus the duration.
+COLUMNS: Final[dict[str, Any]] = {
+    "event": pl.Categorical,
+    "phase": pl.Categorical,
+    "role": pl.Categorical,
+    "worker": pl.Int64,
+    "step": pl.Int64,
+    "validate": pl.Boolean,
+    "start_us": pl.Int64,
+    "end_us": pl.Int64,
+    "duration_sec": pl.Float64,
+    "request_id": pl.String,
+    "turn": pl.Int64,
+    "task": pl.Int64,
+    "spawned_by": pl.Int64,
+    "active_sec": pl.Float64,
+    "device_sec": pl.Float64,
+    "error": pl.Categorical,
+    "turns": pl.Int64,
+    "finish_reason": pl.Categorical,
+    "response_tokens": pl.Int64,
+    "reward": pl.Float64,
+    "tool": pl.Categorical,
+    "source": pl.Int64,
+    "position": pl.Int64,
+    "exact": pl.Boolean,
+}
+_OFFSET: Final = r"(Z|[+-]\d\d:?\d\d)$"
+
+
+#: Columns that a digest does not need.
+_NOT_IN_DIGEST: Final = frozenset({"active_sec", "device_sec", "tool", "position"})
+# Where columns come from: keys of every line, keys that only few lines have, fields of `extra`.
+_EVERY: Final = ("start_us", "duration_sec", "task")
+_RARE: Final = ("phase", "spawned_by", "error", "active_sec", "device_sec", "stamp")
+_FIELDS: Final = ("request_id", "turn", "turns", "finish_reason", "reward", "response_tokens", "tool")
+_KINDS: Final = {**COLUMNS, "stamp": pl.String}
+# Events whose fields a digest does not need: they are part of other work, or outside of requests.
+_FIELDLESS: Final = frozenset(
+    name
+    for name, kind in EVENTS.items()
+    if kind.phase not in ("request", "generate", "engine", "tool", "interaction", "reward")
+)
+
+
+#: What most lines of a file share: their source, and the keys `workid`, `step` and `validate`.
+_Origin = tuple[int, int | None, int | None, bool | None]
+_OF_ORIGINS: Final = ("source", "role", "worker", "step", "validate")
+
+
+class _SparseColumns:
+    """Columns that only some lines have, and which lines those are."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.lists: dict[str, list[Any]] = {name: [] for name in names}
+        self.has: list[bool] = []
+
+    def filled(self) -> list[pl.Series]:
+        """Return the columns over all lines, with nulls for the other lines."""
+        if not any(self.has):
+            return [_series(name, [None] * len(self.has), _KINDS[name]) for name in self.lists]
+        columns = [_series(name, values, _KINDS[name]) for name, values in self.lists.items()]
+        if all(self.has):
+            return columns
+        rows = pl.Series(self.has, dtype=pl.Boolean).arg_true()
+        number = pl.int_range(len(rows), dtype=pl.UInt32, eager=True)
+        index = pl.repeat(None, len(self.has), dtype=pl.UInt32, eager=True).scatter(rows, number)
+        return [column.gather(index) for column in columns]
+
+
+class Columns:
+    """The columns of a table while lines are added: one Python list each."""
+
+    def __init__(self, for_digest: bool = False) -> None:
+        """Begin with no lines; `for_digest` leaves out what a digest does not need."""
+        self._wanted = [name for name in COLUMNS if not (for_digest and name in _NOT_IN_DIGEST)]
+        self._for_digest = for_digest
+        self._events: list[int] = []
+        self._origins: list[int] = []
+        self._every: dict[str, list[Any]] = {name: [] for name in _EVERY}
+        self._rare = _SparseColumns(name for name in _RARE if not (for_digest and name in _NOT_IN_DIGEST))
+        self._fields = _SparseColumns(name for name in _FIELDS if not (for_digest and name in _NOT_IN_DIGEST))
+        self._codes: dict[str, int] = {}
+        self._fieldless: set[int] = set()
+        self._numbers: dict[_Origin, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def add(self, lines: Sequence[Line], source: int) -> None:
+        """Add lines of one source."""
+        # One comprehension per column: much faster than one loop over the lines.
+        codes = self._codes_of([line.event for line in lines])
+        self._events += codes
+        self._origins += self._origins_of(lines, source)
+        self._every["start_us"] += [line.start_us for line in lines]
+        self._every["duration_sec"] += [line.duration_sec for line in lines]
+        self._every["task"] += [line.task for line in lines]
+        rare = self._which_rare(lines)
+        self._rare.has += rare
+        self._add_rare(list(compress(lines, rare)))
+        looked_at = self._which_fields(lines, codes)
+        self._fields.has += looked_at
+        self._add_fields([line.extra for line in compress(lines, looked_at)])
+
+    def _codes_of(self, names: list[str]) -> list[int]:
+        """Return small numbers for event names, given out in order of first appearance."""
+        try:
+            return [self._codes[name] for name in names]
+        except KeyError:  # some names are new
+            for name in set(names) - self._codes.keys():
+                self._codes[name] = len(self._codes)
+            self._fieldless = {code for name, code in self._codes.items() if name in _FIELDLESS}
+        return [self._codes[name] for name in names]
+
+    def _origins_of(self, lines: Sequence[Line], source: int) -> list[int]:
+        """Return for each line the number of its origin; in most files all lines have the same."""
+        one = lines[0]
+        worker, step, validate = one.workid, one.step, one.validate
+        if [
+            1 for line in lines if line.workid != worker or line.step != step or line.validate is not validate
+        ]:
+            return [self._origin((source, line.workid, line.step, line.validate)) for line in lines]
+        return [self._origin((source, worker, step, validate))] * len(lines)
+
+    def _origin(self, origin: _Origin) -> int:
+        return self._numbers.setdefault(origin, len(self._numbers))
+
+    def _which_rare(self, lines: Sequence[Line]) -> list[bool]:
+        if self._for_digest:
+            return [
+                line.start_us is None
+                or line.phase is not None
+                or line.spawned_by is not None
+                or line.error is not None
+                for line in lines
+            ]
+        return [True] * len(lines)
+
+    def _add_rare(self, lines: Sequence[Line]) -> None:
+        lists = self._rare.lists
+        lists["phase"] += [line.phase for line in lines]
+        lists["spawned_by"] += [line.spawned_by for line in lines]
+        lists["error"] += [line.error for line in lines]
+        # With a start, the timestamp is not needed: leave it out to save time.
+        lists["stamp"] += [line.timestamp if line.start_us is None else None for line in lines]
+        if not self._for_digest:
+            lists["active_sec"] += [line.active_sec for line in lines]
+            lists["device_sec"] += [line.device_sec for line in lines]
+
+    def _which_fields(self, lines: Sequence[Line], codes: Sequence[int]) -> list[bool]:
+        """Return for each of the lines added last whether to read its fields."""
+        tasks = self._every["task"][-len(lines) :]
+        # Without tasks, request ids separate concurrent spans: then every id is needed.
+        if not self._for_digest or None in tasks:
+            return [line.extra is not None for line in lines]
+        fieldless = self._fieldless
+        return [
+            line.extra is not None
+            and (code not in fieldless or line.phase is not None or line.extra.reward is not None)
+            for line, code in zip(lines, codes, strict=True)
+        ]
+
+    def _add_fields(self, fields: Sequence[Any]) -> None:
+        lists = self._fields.lists
+        lists["request_id"] += [one.request_id for one in fields]
+        lists["turn"] += [one.turn for one in fields]
+        lists["turns"] += [one.turns for one in fields]
+        lists["finish_reason"] += [one.finish_reason for one in fields]
+        lists["reward"] += [one.reward for one in fields]
+        lists["response_tokens"] += [_response_tokens(one) for one in fields]
+        if not self._for_digest:
+            lists["tool"] += [one.tool for one in fields]
+
+    def table(self, places: Sequence[Place], position: int) -> pl.DataFrame:
+        """Return the columns, and `local`: whether the timestamp has no UTC offset.
+
+        Args:
+            places: The place of each source.
+            position: The number of the first line.
+        """
+        raw = self._raw_table(places)
+        table = _with_times(raw).with_columns(position=pl.int_range(position, position + len(raw)))
+        return table.select(*self._wanted, "local")
+
+    def _raw_table(self, places: Sequence[Place]) -> pl.DataFrame:
+        """Return the logged columns and those of the origins; without a logged phase, the vocabulary's."""
+        codes = pl.Series(self._events, dtype=pl.UInt32)
+        ids = self._fields.lists["request_id"]
+        if int in set(map(type, ids)):
+            self._fields.lists["request_id"] = [one if one is None else str(one) for one in ids]
+        phase, *rare = self._rare.filled()
+        usual = _gathered("phase", [kind_of(name).phase for name in self._codes], codes)
+        if phase.null_count() == len(phase):
+            phase = usual
+        else:
+            phase = pl.select(pl.coalesce(phase, usual)).to_series()
+        return pl.DataFrame(
+            [
+                _gathered("event", list(self._codes), codes),
+                phase,
+                *(_series(name, values, COLUMNS[name]) for name, values in self._every.items()),
+                *rare,
+                *self._fields.filled(),
+                *_described(self._numbers, places)[pl.Series(self._origins, dtype=pl.UInt32)],
+            ]
+        )
+
+
+def _gathered(name: str, words: list[str], codes: pl.Series) -> pl.Series:
+    return pl.Series(name, words, dtype=pl.Categorical).gather(codes)
+
+
+def _series(name: str, values: list[Any], kind: Any) -> pl.Series:
+    """Return a column; one whose values are all the same, as many are, is made at almost no cost."""
+    if values and values[0] == values[-1] and values.count(values[0]) == len(values):
+        same: pl.Series = pl.Series(name, values[:1], dtype=kind).new_from_index(0, len(values))
+        return same
+    return pl.Series(name, values, dtype=kind)
+
+
+def _described(origins: Iterable[_Origin], places: Sequence[Place]) -> pl.DataFrame:
+    """Return where the records of each origin belong: by their own keys, else by the name of their file."""
+    rows = [
+        {
+            "source": source,
+            "role": places[source].role,
+            "worker": places[source].worker if worker is None else worker,
+            "step": places[source].step if step is None else step,
+            "validate": bool(validate) or places[source].validate,
+        }
+        for source, worker, step, validate in origins
+    ]
+    return pl.DataFrame(rows, schema={name: COLUMNS[name] for name in _OF_ORIGINS}, orient="row")
+
+
+def _response_tokens(extra: Extra) -> int | None:
+    """Return the tokens that the model wrote; `response_length` also counts the replies of tools."""
+    tokens = extra.actual_response_tokens
+    if type(tokens) is not int:
+        tokens = extra.generated_tokens if extra.completion_tokens is None else extra.completion_tokens
+    return extra.response_length if tokens is None else tokens
+
+
+def _with_times(table: pl.DataFrame) -> pl.DataFrame:
+    """Add start and end, both rounded down, so that a span never starts before the previous one ends."""
+    span_us = (pl.col("duration_sec").fill_null(0.0) * 1e6).cast(pl.Int64)
+    exact = pl.col("start_us").is_not_null()
+    if table["stamp"].null_count() == len(table):
+        return table.with_columns(end_us=pl.col("start_us") + span_us, exact=exact, local=pl.lit(False))
+    return table.with_columns(
+        stamp_us=_stamps_us(table["stamp"]),
+        local=pl.col("stamp").is_not_null() & ~pl.col("stamp").str.contains(_OFFSET),
+        exact=exact,
+    ).with_columns(
+        start_us=pl.coalesce("start_us", pl.col("stamp_us") - span_us),
+        end_us=pl.coalesce(pl.col("start_us") + span_us, "stamp_us"),
+    )
+
+
+def _stamps_us(stamps: pl.Series) -> pl.Series:
+    """Return timestamps as microseconds since the epoch; null where a timestamp is invalid."""
+    usual = stamps.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f%:z", time_unit="us", time_zone="UTC", strict=False)
+    found = usual.dt.epoch("us")
+    odd = found.is_null() & stamps.is_not_null()
+    if not odd.any():
+        return found
+    rows = odd.arg_true()
+    return found.scatter(rows, [epoch_us(stamp) for stamp in stamps.gather(rows)])
+
+
+def epoch_us(timestamp: str) -> int | None:
+    """Return a timestamp as microseconds since the epoch, None if invalid; no UTC offset counts as UTC."""
+    try:
+        moment = datetime.fromisoformat(timestamp.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
+    return round(moment.timestamp() * 1e6)

@@ -1,0 +1,108 @@
+"""Keep what the reader found out about one log file: its control records, and what it could not read."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from sglang_instrument.analysis.reading.folders import Place, place_at
+from sglang_instrument.analysis.reading.lines import Extra
+from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED, OPEN_SPANS, STEP_CLOSED
+
+#: Not a control record, but kept with them, because its stack has no column.
+LOOP_BLOCK: Final = "event_loop_block"
+
+
+class Control(msgspec.Struct):
+    """A control record, or the record of a blocked event loop with its stack."""
+
+    event: str
+    run_id: str | None
+    time_us: int
+    extra: Extra
+    duration_sec: float | None = None
+
+
+class File(msgspec.Struct):
+    """One log file.
+
+    Attributes:
+        path: The path below the run's folder, with slashes.
+        size: Its bytes on disk when it was read.
+        mtime_ns: Its modification time.
+        runs: Ids of the runs that wrote records to it, in order; None stands for records before any header.
+        records: The number of records of each of these runs.
+        controls: Its control records.
+        headerless: Whether it has no `log_opened`.
+        torn, foreign, local_times: As in `Health`.
+        unreadable: Why the file, or the rest of it, could not be read.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    runs: list[str | None] = []
+    records: list[int] = []
+    controls: list[Control] = []
+    headerless: bool = False
+    torn: int = 0
+    foreign: int = 0
+    local_times: int = 0
+    unreadable: str | None = None
+
+    @property
+    def place(self) -> Place | None:
+        """Where its records belong, by its name; None if the name does not tell."""
+        return place_at(self.path)
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder that it is in, such as "step_12"."""
+        return self.path.partition("/")[0]
+
+
+def newest_runs(files: Sequence[File]) -> dict[str, str | None]:
+    """Return for each folder the id of its newest run: the one with the latest header there."""
+    newest: dict[str, tuple[int, str | None]] = {}
+    for file in files:
+        for control in file.controls:
+            if control.event == LOG_OPENED:
+                before = newest.get(file.folder)
+                if before is None or control.time_us >= before[0]:
+                    newest[file.folder] = (control.time_us, control.run_id)
+    return {folder: run_id for folder, (_, run_id) in newest.items()}
+
+
+def newest_run_filter(files: Sequence[File]) -> Callable[[File, str | None], bool]:
+    """Return a function (file, run id) that is true for records of the newest run, or of no run."""
+    newest = newest_runs(files)
+    return lambda file, run_id: run_id is None or run_id == newest.get(file.folder)
+
+
+def controls_of(files: Sequence[File], event: str) -> list[tuple[File, Control]]:
+    """Return the control records of one kind that newest runs wrote, in the order of their files."""
+    counts = newest_run_filter(files)
+    return [
+        (file, control)
+        for file in files
+        for control in file.controls
+        if control.event == event and counts(file, control.run_id)
+    ]
+
+
+def ended_paths(files: Sequence[File]) -> set[str]:
+    """Return the paths of files whose step was closed, or whose log was closed after its last opening."""
+    counts, ended = newest_run_filter(files), set()
+    for file in files:
+        events = [control.event for control in file.controls if counts(file, control.run_id)]
+        last = [event for event in events if event in (LOG_OPENED, LOG_CLOSED)][-1:]
+        if STEP_CLOSED in events or last == [LOG_CLOSED]:
+            ended.add(file.path)
+    return ended
+
+
+def last_open_reports(files: Sequence[File]) -> list[tuple[File, Control]]:
+    """Return the last `open_spans` record of each file whose step, or whose log, was not closed."""
+    ended = ended_paths(files)
+    reports = {file.path: (file, control) for file, control in controls_of(files, OPEN_SPANS)}
+    return [report for path, report in reports.items() if path not in ended]

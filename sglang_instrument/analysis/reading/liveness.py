@@ -1,0 +1,131 @@
+"""Tell whether a run is over, which processes still write to it, and which ended abruptly."""
+
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from sglang_instrument.analysis.reading.files import File, newest_run_filter
+from sglang_instrument.analysis.reading.processes import read_process
+from sglang_instrument.errors import LogError
+from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED
+
+_SILENT_SEC: Final = 120.0  # a live worker writes at least a report of open spans, after 30 s and 60 s
+
+
+def is_over(folder: Path, files: Sequence[File], runs: Collection[str]) -> bool:
+    """Return whether no process writes to the runs of a folder any more, as far as this host can tell.
+
+    Workers of this host are checked by process id. If none is known, or one ran on another host, a run is
+    over once its files have not changed for two minutes.
+    """
+    alive = [is_alive(folder, name, facts) for name, facts in _described(folder, runs, "worker_*.json")]
+    if True in alive:
+        return False
+    newest_sec = max((file.mtime_ns for file in files), default=0) / 1e9
+    return (bool(alive) and None not in alive) or time.time() - newest_sec > _SILENT_SEC
+
+
+def ended_abruptly(folder: Path, files: Sequence[File], runs: Collection[str], over: bool) -> list[str]:
+    """Return the names of processes that are gone and did not close their logs.
+
+    A process that exits normally closes its logs; one that is killed, or ends by `os._exit`, `abort` or
+    `exec`, does not. Ray and launchers routinely kill processes, so this alone is no fault.
+
+    Args:
+        folder: The run's folder.
+        files: Its files.
+        runs: Ids of its newest runs.
+        over: Whether the run is over; until then, processes of other hosts count as running.
+    """
+    closed = _logs_closed(files)
+    for name, facts in _described(folder, runs, "*.json"):  # may be all that there is: the disk was full
+        host, pid = facts.get("host"), facts.get("pid")
+        if facts.get("log_closed") is False and isinstance(host, str) and isinstance(pid, int):
+            closed.setdefault((name, host, pid), False)
+    gone = (False, None) if over else (False,)
+    open_still = (process for process, is_closed in closed.items() if not is_closed)
+    return sorted(
+        name for name, host, pid in open_still if is_alive(folder, name, {"host": host, "pid": pid}) in gone
+    )
+
+
+def _logs_closed(files: Sequence[File]) -> dict[tuple[str, str | None, int], bool]:
+    """Return for each process (name, host, pid) whether it closed its log after it last opened a file."""
+    counts = newest_run_filter(files)
+    last: dict[tuple[str, str | None, int], tuple[int, bool]] = {}
+    for file in files:
+        process = None
+        for control in file.controls:
+            if control.event == LOG_OPENED and file.place is not None:
+                pid = control.extra.pid if counts(file, control.run_id) else None
+                process = None if pid is None else (file.place.stem, control.extra.host, pid)
+            if process is not None and control.event in (LOG_OPENED, LOG_CLOSED):
+                said = control.time_us, control.event == LOG_CLOSED
+                last[process] = max(said, last.get(process, said))
+    return {process: is_closed for process, (_, is_closed) in last.items()}
+
+
+def _described(folder: Path, runs: Collection[str], pattern: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the self-description of each process of these runs."""
+    for path in sorted((folder / "processes").glob(pattern)):
+        try:
+            facts = read_process(path)
+        except LogError:  # `status` reports it
+            continue
+        if facts.get("run_id") in runs:
+            yield path.stem, facts
+
+
+def is_alive(folder: Path, name: str, facts: Mapping[str, Any]) -> bool | None:
+    """Return whether the process that writes files of this name is alive; None if it ran on another host.
+
+    Args:
+        folder: The run's folder.
+        name: The stem of its files, such as "worker_3".
+        facts: Its `host` and `pid`, and `log_closed` if it announced that it writes no more.
+    """
+    pid = facts.get("pid")
+    if facts.get("host") != os.uname().nodename or pid is None or pid <= 0:
+        return None
+    try:
+        os.kill(pid, 0)  # signal 0 only checks
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return not _is_zombie(pid) and (facts.get("log_closed") is True or _may_write(folder, name, pid))
+
+
+def _may_write(folder: Path, name: str, pid: int) -> bool:
+    """Return False if a process does not have this name's lock file open, as every writer has.
+
+    Its pid may belong to another process by now, or the process may run another program (`exec`). We do not
+    try to take the lock: that could keep a process of the run from getting it.
+    """
+    lock = f".locks/{name}.lock"
+    if not (folder / lock).exists():  # its files have host and pid in their names, or locks are not supported
+        return True
+    try:
+        descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:  # the process of another user
+        return True
+    return any(f"/{lock}" in _link(descriptor) for descriptor in descriptors)
+
+
+def _link(descriptor: Path) -> str:
+    """Return the path of an open file of a process, without touching the file: its disk may hang."""
+    try:
+        return str(descriptor.readlink())
+    except OSError:  # closed in the meantime
+        return ""
+
+
+def _is_zombie(pid: int) -> bool:
+    """Return whether a process has ended but its parent has not collected it, as happens in containers."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state in (b"Z", b"X")

@@ -1,0 +1,86 @@
+"""Read which processes of a run instrumentation reached, and what became of each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sglang_instrument.analysis.reading.liveness import is_alive
+from sglang_instrument.analysis.reading.processes import read_process
+from sglang_instrument.errors import LogError
+
+#: Folder in `processes` of the processes that recorded nothing so far, named by host and process id.
+REACHED: Final = "reached"
+#: State of a process that is gone and did not close its log: killed, os._exit, abort or exec.
+ABRUPT: Final = "ended abruptly"
+
+
+@dataclass(frozen=True)
+class Described:
+    """The processes of the newest run in a folder, as they described themselves.
+
+    Attributes:
+        folder: The experiment's folder.
+        run_id: The newest run.
+        processes: Its processes by name, such as "worker_3".
+        older: Names of the processes of earlier runs.
+        unreadable: By file that could not be read, the reason.
+    """
+
+    folder: Path
+    run_id: str
+    processes: dict[str, dict[str, Any]]
+    older: list[str]
+    unreadable: dict[str, str]
+
+
+def read_processes(folder: Path) -> Described:
+    """Read the files in `processes/` of a run's folder.
+
+    Raises:
+        LogError: There is no such file.
+    """
+    read: dict[str, dict[str, Any]] = {}
+    unreadable: dict[str, str] = {}
+    newest = (0.0, "")
+    for path in _files(folder / "processes"):
+        try:
+            facts = read_process(path)
+            if path.parent.name == REACHED and _identity(facts) in map(_identity, read.values()):
+                continue  # it has recorded since, and has a file under its role
+            read[path.stem] = {**facts, "state": _state(folder, path.stem, facts)}
+            newest = max(newest, (path.stat().st_mtime, str(facts.get("run_id"))))
+        except (OSError, LogError) as error:
+            unreadable[path.name] = str(error)
+    if not read:
+        raise LogError(
+            f"{folder}: processes/ holds no readable file; the other commands can still read the logs"
+        )
+    run_id = newest[1]
+    ours = {name: facts for name, facts in read.items() if str(facts.get("run_id")) == run_id}
+    return Described(folder.absolute(), run_id, ours, sorted(read.keys() - ours.keys()), unreadable)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files of processes that recorded, by role and rank, then those of the others."""
+    recorded = sorted(folder.glob("[!.]*.json"), key=_in_order)
+    return [*recorded, *sorted((folder / REACHED).glob("[!.]*.json"))]
+
+
+def _identity(facts: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    return facts.get("run_id"), facts.get("host"), facts.get("pid")
+
+
+def _in_order(path: Path) -> tuple[str, int, str]:
+    role, _, rank = path.stem.partition("_")
+    digits = rank.partition(".")[0]
+    return role, int(digits) if digits.isdecimal() else 0, rank
+
+
+def _state(folder: Path, name: str, facts: Mapping[str, Any]) -> str | None:
+    """Return the state of a process; None if it was on another host."""
+    alive = is_alive(folder, name, facts)
+    if alive is None:
+        return None
+    # Old versions do not write `log_closed`, nor does a process that recorded nothing.
+    return "running" if alive else ABRUPT if facts.get("log_closed") is False else "ended"

@@ -1,0 +1,33 @@
+"""Read a batch of files and make the requested tables."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import polars as pl
+
+from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.reading.reader import read_files
+from sglang_instrument.analysis.run.digest import digest_records
+from sglang_instrument.analysis.run.event_tables import event_rows, event_times
+from sglang_instrument.gc_pause import uncollected
+
+Tables = dict[str, pl.DataFrame]
+BatchResult = tuple[list[File], Tables]
+
+
+class BatchJob(msgspec.Struct, frozen=True):
+    """The requested tables: "digest", "events", or "times" of the events in `names`."""
+
+    tables: str
+    names: tuple[str, ...] = ()
+
+    def run(self, folder: Path, batch: Sequence[File]) -> BatchResult:
+        """Return the files as read, and their tables."""
+        with uncollected():
+            reading = read_files(folder, batch, for_digest=self.tables == "digest")
+            if self.tables == "digest":
+                return reading.files, digest_records(reading.records).tables()
+            if self.tables == "times":
+                return reading.files, {"times": event_times(reading.records, self.names)}
+            return reading.files, {"events": event_rows(reading.records)}

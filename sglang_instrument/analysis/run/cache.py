@@ -1,0 +1,200 @@
+"""Cache the digest of a run, and read again only the files that changed.
+
+The log always wins over the cache. A file counts as unchanged if its path, size and modification time are the
+cached ones, and the cache has today's log version and layout. An unreadable cache is made again; where no
+cache can be written, there is none.
+"""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import polars as pl
+
+from sglang_instrument.analysis.reading.files import File, newest_run_filter
+from sglang_instrument.analysis.reading.folders import log_files
+from sglang_instrument.analysis.run.batches import Progress, digest_files
+from sglang_instrument.analysis.run.digest import SCHEMAS, Digest, concat_digests
+from sglang_instrument.regular_files import demand_regular, read_regular
+from sglang_instrument.schema import LOG_VERSION
+
+_LAYOUT: Final = 5  # of the cached tables; raise it when their columns or their meaning change
+_WORTHWHILE_BYTES: Final = 4 * 1024 * 1024  # smaller runs are read each time and get no cache
+_MOST_BYTES: Final = 2**30  # largest manifest that we read; a million files make half of it
+_VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
+
+
+class _Manifest(msgspec.Struct):
+    """The index of a cache: the files that it was made from; `token` is part of the names of its tables."""
+
+    version: str
+    token: str
+    files: list[File]
+
+
+def read_digest(
+    folder: Path, progress: Progress | None = None, cached: bool = True
+) -> tuple[list[File], Digest]:
+    """Return the log files of a run's folder, and the digest of their newest runs.
+
+    Args:
+        folder: The run's folder.
+        progress: Called with the number of files read so far and the number of files to read.
+        cached: Whether to use and write a cache.
+    """
+    files = list_files(folder)
+    worthwhile = cached and sum(file.size for file in files) >= _WORTHWHILE_BYTES
+    known, old = _load(folder) if worthwhile else ([], concat_digests([]))
+    unchanged = {_key(file): file for file in known}
+    changed = [file for file in files if _key(file) not in unchanged]
+    if known and not changed and len(files) == len(known):
+        return known, _only_newest_runs(known, old)
+    fresh, new = digest_files(folder, changed, progress)
+    by_path = {file.path: file for file in fresh}
+    merged = [by_path.get(file.path) or unchanged[_key(file)] for file in files]
+    whole = concat_digests([_renumbered(old, known, merged), _renumbered(new, fresh, merged)])
+    if worthwhile:
+        _save(folder, merged, whole)
+    return merged, _only_newest_runs(merged, whole)
+
+
+def list_files(folder: Path) -> list[File]:
+    """Return the log files of a run's folder without reading them."""
+    files = []
+    for path in log_files(folder):
+        # Our writers use UTF-8 names only, and JSON cannot hold others: such a file is not read.
+        name = path.relative_to(folder).as_posix().encode(errors="backslashreplace").decode()
+        try:
+            stat = path.stat()
+        except OSError as error:
+            files.append(File(name, 0, 0, unreadable=str(error)))
+            continue
+        files.append(File(name, stat.st_size, stat.st_mtime_ns))
+    return files
+
+
+def _key(file: File) -> tuple[str, int, int]:
+    return (file.path, file.size, file.mtime_ns)
+
+
+def _sources(files: Sequence[File]) -> dict[tuple[str, int, int, str | None], int]:
+    """Return the number of each pair of file and run, in order."""
+    runs = [(*_key(file), run_id) for file in files for run_id in file.runs]
+    return {run: number for number, run in enumerate(runs)}
+
+
+def _renumbered(digest: Digest, files: Sequence[File], merged: Sequence[File]) -> Digest:
+    """Return the rows of files that still exist, with the new numbers in `source`."""
+    new = _sources(merged)
+    numbers = pl.Series([new.get(run) for run in _sources(files)], dtype=pl.Int64)
+    return Digest(
+        **{
+            name: table.with_columns(numbers.gather(table["source"]).alias("source")).drop_nulls("source")
+            for name, table in digest.tables().items()
+        }
+    )
+
+
+def _only_newest_runs(files: Sequence[File], digest: Digest) -> Digest:
+    """Drop the rows that older runs wrote."""
+    counts = newest_run_filter(files)
+    left_out = [
+        number
+        for number, (file, run_id) in enumerate((file, run) for file in files for run in file.runs)
+        if not counts(file, run_id)
+    ]
+    return digest.filter(~pl.col("source").is_in(left_out)) if left_out else digest
+
+
+def _homes(folder: Path) -> list[Path]:
+    """Return the folders in which a cache may lie: the run's own, then the user's cache folder."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    name = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
+    homes = [folder / ".cache", root / "sglang-instrument" / name]
+    # polars cannot open a file whose name is not UTF-8.
+    return [home for home in homes if str(home).encode(errors="ignore") == os.fsencode(home)]
+
+
+def _load(folder: Path) -> tuple[list[File], Digest]:
+    for home in _homes(folder):
+        try:
+            manifest = msgspec.json.decode(read_regular(home / "digest.json", _MOST_BYTES), type=_Manifest)
+            if manifest.version == _VERSION:
+                tables = {name: _read_table(home / f"{name}-{manifest.token}.parquet") for name in SCHEMAS}
+                if all(dict(table.schema) == SCHEMAS[name] for name, table in tables.items()):
+                    return manifest.files, Digest(**tables)
+        except (OSError, msgspec.MsgspecError, pl.exceptions.PolarsError):
+            continue
+    return [], concat_digests([])
+
+
+def _read_table(path: Path) -> pl.DataFrame:
+    demand_regular(path)
+    return pl.read_parquet(path, glob=False)
+
+
+def _save(folder: Path, files: list[File], digest: Digest) -> None:
+    for home in _homes(folder):
+        try:
+            _save_in(home, files, digest)
+        except (OSError, pl.exceptions.PolarsError):
+            continue
+        return
+
+
+def _save_in(home: Path, files: list[File], digest: Digest) -> None:
+    """Write the tables under new names, then the manifest that names them, then delete the old tables."""
+    home.mkdir(parents=True, exist_ok=True)
+    token = os.urandom(6).hex()
+    for name, table in digest.tables().items():
+        table.write_parquet(home / f"{name}-{token}.parquet")
+    draft = home / f"digest-{token}.json"
+    draft.write_bytes(msgspec.json.encode(_Manifest(_VERSION, token, files)))
+    draft.replace(home / "digest.json")
+    for name in SCHEMAS:
+        _forget_others(home, name, token)
+
+
+def _forget_others(home: Path, name: str, token: str) -> None:
+    for path in home.glob(f"{name}-*.parquet"):
+        if not path.stem.endswith(token):
+            with contextlib.suppress(OSError):  # a table left behind wastes space, but changes no answer
+                path.unlink()
+
+
+def cached_table(
+    folder: Path, name: str, files: Sequence[File], make: Callable[[], pl.DataFrame]
+) -> pl.DataFrame:
+    """Return a table made from some files of a run: the cached one, or a new one, which is then cached.
+
+    Args:
+        folder: The run's folder.
+        name: The table's name in the cache.
+        files: The files it is made from; if one of them changed, it is made again.
+        make: Makes the table.
+    """
+    if sum(file.size for file in files) < _WORTHWHILE_BYTES:
+        return make()
+    state = repr((_VERSION, [_key(file) for file in files]))
+    token = hashlib.sha256(state.encode()).hexdigest()[:12]
+    for home in _homes(folder):
+        try:
+            return _read_table(home / f"{name}-{token}.parquet")
+        except (OSError, pl.exceptions.PolarsError):
+            continue
+    table = make()
+    for home in _homes(folder):
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            draft = home / f"draft-{os.urandom(6).hex()}"
+            table.write_parquet(draft)
+            draft.replace(home / f"{name}-{token}.parquet")
+            _forget_others(home, name, token)
+        except (OSError, pl.exceptions.PolarsError):
+            continue
+        break
+    return table

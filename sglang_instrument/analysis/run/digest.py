@@ -1,0 +1,137 @@
+"""Aggregate nested spans into the tables that most answers need: steps, requests, turns and barriers."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.run.rollups import KINDS as KINDS
+from sglang_instrument.analysis.run.rollups import PLACE as PLACE
+from sglang_instrument.analysis.run.rollups import roll_up
+from sglang_instrument.analysis.timing.group_ids import assign_group_ids
+from sglang_instrument.analysis.timing.nesting import nest_and_clip
+from sglang_instrument.analysis.timing.wall_time import split_wall_time
+from sglang_instrument.schema import PHASES
+
+_PLACE_SCHEMA: Final = {
+    "source": pl.Int64,
+    "role": pl.String,
+    "worker": pl.Int64,
+    "step": pl.Int64,
+    "validate": pl.Boolean,
+}
+#: The tables and their columns. Times are microseconds on the clock of the worker's host. `event` of a turn
+#: is its longest part.
+SCHEMAS: Final[dict[str, dict[str, Any]]] = {
+    "steps": {
+        **_PLACE_SCHEMA,
+        "start_us": pl.Int64,
+        "duration_sec": pl.Float64,
+        "unaccounted_sec": pl.Float64,
+        "barrier_sec": pl.Float64,
+        **{f"wall_{phase}": pl.Float64 for phase in PHASES},
+    },
+    "requests": {
+        **_PLACE_SCHEMA,
+        "request_id": pl.String,
+        "start_us": pl.Int64,
+        "end_us": pl.Int64,
+        "duration_sec": pl.Float64,
+        "turns": pl.Int64,
+        "response_tokens": pl.Int64,
+        "finish_reason": pl.String,
+        "reward": pl.Float64,
+        "error": pl.String,
+        **{f"{kind}_sec": pl.Float64 for kind in KINDS},
+    },
+    "turns": {
+        **_PLACE_SCHEMA,
+        "request_id": pl.String,
+        "turn": pl.Int64,
+        "event": pl.String,
+        "start_us": pl.Int64,
+        "end_us": pl.Int64,
+        "response_tokens": pl.Int64,
+        **{f"{kind}_sec": pl.Float64 for kind in KINDS},
+    },
+    "barriers": {
+        **_PLACE_SCHEMA,
+        "event": pl.String,
+        "start_us": pl.Int64,
+        "end_us": pl.Int64,
+    },
+}
+# Columns that nesting needs; the others are looked up later, for requests and their parts only.
+_NESTING_COLUMNS: Final = (
+    *("source", "step", "validate", "event", "phase", "start_us", "end_us", "duration_sec"),
+    *("task", "spawned_by", "exact"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Digest:
+    """Steps, requests, turns and barriers of a run, a table each (`SCHEMAS`): what most answers need."""
+
+    steps: pl.DataFrame
+    requests: pl.DataFrame
+    turns: pl.DataFrame
+    barriers: pl.DataFrame
+
+    @classmethod
+    def of(cls, spans: pl.DataFrame) -> "Digest":
+        """Aggregate nested spans with `wall_sec`; some rows of the run may be missing."""
+        place, places = assign_group_ids(spans, PLACE)
+        rows = _renumbered(spans).with_columns(place=place).with_row_index("row")
+        return cls._fitted(roll_up(rows, spans, places))
+
+    @classmethod
+    def _fitted(cls, tables: dict[str, pl.DataFrame]) -> "Digest":
+        return cls(
+            **{
+                name: tables[name].select(pl.col(column).cast(kind) for column, kind in schema.items())
+                for name, schema in SCHEMAS.items()
+            }
+        )
+
+    def tables(self) -> dict[str, pl.DataFrame]:
+        """Return the tables by name."""
+        return {name: getattr(self, name) for name in SCHEMAS}
+
+    def filter(self, condition: pl.Expr) -> "Digest":
+        """Return the rows of all tables that meet a condition on the columns of `PLACE`."""
+        return Digest(**{name: table.filter(condition) for name, table in self.tables().items()})
+
+    def of_workers(self) -> "Digest":
+        """Return the rows of rollout workers; all rows if there is no worker."""
+        is_worker = self.steps["role"] == "worker"
+        return self.filter(pl.col("role") == "worker") if is_worker.any() and not is_worker.all() else self
+
+
+def digest_records(records: pl.DataFrame) -> Digest:
+    """Nest records and aggregate them."""
+    place, places = assign_group_ids(records, PLACE)
+    ids = ["request_id"] if records["task"].null_count() else []
+    spans_in = records.select(*_NESTING_COLUMNS, *ids, place=place).with_row_index("row")
+    spans = split_wall_time(*nest_and_clip(spans_in))
+    return Digest._fitted(roll_up(spans, records, places))
+
+
+def concat_digests(digests: list[Digest]) -> Digest:
+    """Concatenate digests."""
+    return Digest(
+        **{
+            name: pl.concat([pl.DataFrame(schema=schema), *(one.tables()[name] for one in digests)])
+            for name, schema in SCHEMAS.items()
+        }
+    )
+
+
+def _renumbered(spans: pl.DataFrame) -> pl.DataFrame:
+    """Number spans from 0 again if some are missing."""
+    if spans.is_empty() or spans["span"].max() == len(spans) - 1:
+        return spans
+    new = spans.select(old="span").with_row_index("new").cast(pl.Int64)
+    for name in ("span", "parent", "step_span"):
+        found = spans.select(old=name).join(new, on="old", how="left", maintain_order="left")["new"]
+        spans = spans.with_columns(found.alias(name))
+    return spans

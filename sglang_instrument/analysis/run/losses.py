@@ -1,0 +1,119 @@
+"""Sum up what the files of a run report as lost, and what is missing: records, ends, whole files."""
+
+from collections.abc import Iterator, Sequence
+
+from sglang_instrument.analysis.reading.files import (
+    File,
+    controls_of,
+    ended_paths,
+    newest_run_filter,
+    newest_runs,
+)
+from sglang_instrument.analysis.run.health import Health
+from sglang_instrument.analysis.run.outside import paths_outside_steps, unbound_paths
+from sglang_instrument.schema import LOG_OPENED, LOG_VERSION, OPEN_SPANS, STEP_CLOSED
+
+
+def health_of(files: Sequence[File]) -> Health:
+    """Return what was read of a run's files, and what was not."""
+    health = Health(ignored=[file.path for file in files if file.place is None])
+    counts, outside = newest_run_filter(files), paths_outside_steps(files)
+    for file in files:
+        if file.place is None:
+            continue
+        health.files += 1
+        health.torn += file.torn
+        health.foreign += file.foreign
+        health.local_times += file.local_times
+        if _is_empty(file):
+            health.empty.append(file.path)
+        else:
+            health.headerless += file.headerless
+        if file.unreadable is not None:
+            health.unreadable[file.path] = file.unreadable
+        for run_id, records in zip(file.runs, file.records, strict=True):
+            if counts(file, run_id):
+                health.records += records
+                health.outside += records if file.path in outside else 0
+            elif records:
+                health.older[str(run_id)] = health.older.get(str(run_id), 0) + records
+    health.runs = used_runs(files)
+    health.newer = _newer(files)
+    health.open_spans = len(controls_of(files, OPEN_SPANS))
+    health.dropped, health.sampled_out = _left_out(files)
+    health.unclosed = _unclosed(files)
+    health.missing = sorted(_missing(files, outside))
+    return health
+
+
+def _is_empty(file: File) -> bool:
+    """Return whether a file has no lines: not even the header that the writer puts into a new file."""
+    lines = file.controls or any(file.records) or file.torn or file.foreign
+    return not lines and file.unreadable is None
+
+
+def _newer(files: Sequence[File]) -> dict[str, int]:
+    """Return the files that a newer version than this one wrote, with their `log_version`."""
+    versions = ((file.path, opened.extra.log_version or 0) for file, opened in controls_of(files, LOG_OPENED))
+    return {path: version for path, version in versions if version > LOG_VERSION}
+
+
+def _missing(files: Sequence[File], outside: set[str]) -> Iterator[tuple[int, int]]:
+    """Yield (step, worker) of training steps without a file of a worker that has one before and after.
+
+    A worker that joined late, or died, lacks files at one end only. Each launch is checked by itself.
+    """
+    newest, counts = newest_runs(files), newest_run_filter(files)
+    steps_of: dict[str | None, dict[int, set[int]]] = {}
+    for file in files:
+        place = file.place
+        if place is None or place.role != "worker" or place.step is None or place.validate:
+            continue
+        writers = {control.run_id for control in file.controls} | set(file.runs)
+        if file.path not in outside and (not writers or any(counts(file, one) for one in writers)):
+            workers = steps_of.setdefault(newest.get(file.folder), {})
+            workers.setdefault(place.worker, set()).add(place.step)
+    for workers in steps_of.values():
+        steps = sorted(set().union(*workers.values()))
+        for worker, own in workers.items():
+            yield from ((step, worker) for step in steps if min(own) < step < max(own) and step not in own)
+
+
+def _left_out(files: Sequence[File]) -> tuple[int, int]:
+    """Return how many records the writers report as dropped, and as left out by sampling.
+
+    A step of an asynchronous trainer may end, go on and end again. Each `step_closed` has the counts so far,
+    so the last one holds. Where the counts fall, the writer had forgotten the step and counts from 0 again.
+    """
+    dropped = sampled_out = 0
+    last: dict[tuple[str, str | None], tuple[int, int]] = {}
+    for file, closed in controls_of(files, STEP_CLOSED):
+        key = file.path, closed.run_id
+        now = closed.extra.dropped or 0, closed.extra.sampled_out or 0
+        before = last.get(key, (0, 0))
+        if now[0] < before[0] or now[1] < before[1]:
+            before = 0, 0
+        dropped, sampled_out = dropped + now[0] - before[0], sampled_out + now[1] - before[1]
+        last[key] = now
+    return dropped, sampled_out
+
+
+def used_runs(files: Sequence[File]) -> list[str]:
+    """Return the ids of runs that are the newest of some folder, oldest first."""
+    begun: dict[str, int] = {}
+    for file in files:
+        for control in file.controls:
+            if control.event == LOG_OPENED and control.run_id is not None:
+                begun[control.run_id] = min(control.time_us, begun.get(control.run_id, control.time_us))
+    used = set(newest_runs(files).values())
+    return sorted((run for run in begun if run in used), key=begun.__getitem__)
+
+
+def _unclosed(files: Sequence[File]) -> list[tuple[int, bool, int]]:
+    whole = ended_paths(files) | unbound_paths(files)
+    opened = {file.path: file.place for file, _ in controls_of(files, LOG_OPENED)}
+    return [
+        (place.step, place.validate, place.worker)
+        for path, place in opened.items()
+        if path not in whole and place is not None and place.role == "worker" and place.step is not None
+    ]

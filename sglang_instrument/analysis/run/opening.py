@@ -1,0 +1,224 @@
+"""Open the folder of a run, or say clearly why it is none."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import polars as pl
+
+from sglang_instrument.analysis.reading.files import File, newest_run_filter
+from sglang_instrument.analysis.reading.folders import Place, is_run_folder, other_files
+from sglang_instrument.analysis.reading.liveness import ended_abruptly, is_over
+from sglang_instrument.analysis.reading.reader import read_files
+from sglang_instrument.analysis.run.batch_job import BatchJob
+from sglang_instrument.analysis.run.batches import Progress, read_tables
+from sglang_instrument.analysis.run.cache import read_digest
+from sglang_instrument.analysis.run.digest import Digest
+from sglang_instrument.analysis.run.health import Health
+from sglang_instrument.analysis.run.losses import health_of, used_runs
+from sglang_instrument.analysis.run.outside import only_in_steps
+from sglang_instrument.analysis.timing.nesting import nest
+from sglang_instrument.analysis.timing.wall_time import split_wall_time
+from sglang_instrument.errors import LogError
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run, as its log files describe it.
+
+    Attributes:
+        folder: The experiment's folder.
+        files: Its log files and their control records.
+        everything: Steps, requests, turns and barriers of the newest runs, with records outside of any step.
+        cached: Whether tables may be cached in the folder.
+    """
+
+    folder: Path
+    files: list[File]
+    everything: Digest
+    cached: bool = True
+
+    @cached_property
+    def digest(self) -> Digest:
+        """`everything` without records outside of steps; if the workers have no others, with them."""
+        return only_in_steps(self.files, self.everything)
+
+    @cached_property
+    def health(self) -> Health:
+        """What was left out, and why."""
+        health = health_of(self.files)
+        health.ignored += other_files(self.folder)
+        health.ended_abruptly = ended_abruptly(self.folder, self.files, health.runs, self.is_over)
+        return health
+
+    @cached_property
+    def is_over(self) -> bool:
+        """Whether no process writes to it any more, as far as this host can tell."""
+        return is_over(self.folder, self.files, used_runs(self.files))
+
+    @cached_property
+    def records(self) -> pl.DataFrame:
+        """All events in memory, with the columns of `reader.COLUMNS`; without control records."""
+        return self.read_records()
+
+    @cached_property
+    def spans(self) -> pl.DataFrame:
+        """All records that have a duration, nested; see `nesting.nest` and `walls.split_wall_time`."""
+        return split_wall_time(nest(self.records))
+
+    def read_records(
+        self, step: int | None = None, worker: int | None = None, validate: bool | None = None
+    ) -> pl.DataFrame:
+        """Read again the records of the files of one step and worker; None stands for all."""
+        files = self.files_of(step, worker, validate)
+        reading = read_files(self.folder, files)
+        for before, now in zip(files, reading.files, strict=True):
+            if before.unreadable is None and now.unreadable is not None:
+                raise LogError(f"{self.folder / now.path}: {now.unreadable}")
+        counts = newest_run_filter(self.files)
+        left_out = [
+            number
+            for number, source in enumerate(reading.sources)
+            if not counts(reading.files[source.file], source.run_id)
+        ]
+        return reading.records.filter(~pl.col("source").is_in(left_out))
+
+    def read_spans(
+        self, step: int | None = None, worker: int | None = None, validate: bool | None = None
+    ) -> pl.DataFrame:
+        """Return the nested spans of the files of one step and worker; None stands for all."""
+        if step is worker is validate is None:
+            return self.spans
+        return split_wall_time(nest(self.read_records(step, worker, validate)))
+
+    def read_events(
+        self,
+        step: int | None = None,
+        worker: int | None = None,
+        validate: bool | None = None,
+        progress: Progress | None = None,
+    ) -> pl.DataFrame:
+        """Return all events of one step and worker, in a few columns; None stands for all.
+
+        Returns:
+            role, step, validate, worker, event, phase, duration_sec, self_sec, wall_sec; instant events have
+            null.
+        """
+        return self._read_tables("events", (), step, worker, validate, progress)
+
+    def event_times(self, events: Sequence[str], progress: Progress | None = None) -> pl.DataFrame:
+        """Return how long events lasted by request, and outside of requests: `narrow.event_times`."""
+        return self._read_tables("times", tuple(events), None, None, None, progress)
+
+    def _read_tables(
+        self,
+        name: str,
+        events: tuple[str, ...],
+        step: int | None,
+        worker: int | None,
+        validate: bool | None,
+        progress: Progress | None,
+    ) -> pl.DataFrame:
+        files = self.files_of(step, worker, validate)
+        read, parts = read_tables(self.folder, files, BatchJob(name, events), progress)
+        counts = newest_run_filter(self.files)
+        runs = ((file, run_id) for file in read for run_id in file.runs)
+        left_out = [number for number, (file, run_id) in enumerate(runs) if not counts(file, run_id)]
+        tables = [
+            table.filter(~pl.col("source").is_in(left_out)) for part in parts for table in part.values()
+        ]
+        return pl.concat(tables).drop("source") if tables else pl.DataFrame()
+
+    def files_of(
+        self, step: int | None = None, worker: int | None = None, validate: bool | None = None
+    ) -> list[File]:
+        """Return the files of one step and worker; None stands for all."""
+        wanted = {"step": step, "worker": worker, "validate": validate}
+        return [file for file in self.files if _lies_in(file.place, wanted)]
+
+    @property
+    def steps(self) -> list[int]:
+        """Training steps, in order."""
+        return self._sorted("step", ~pl.col("validate"))
+
+    @property
+    def workers(self) -> list[int]:
+        """Ranks of the rollout workers, in order."""
+        return self._sorted("worker", pl.col("role") == "worker")
+
+    def _sorted(self, column: str, where: pl.Expr) -> list[int]:
+        numbers: list[int] = self.digest.steps.filter(where)[column].unique().sort().to_list()
+        return numbers
+
+
+def _lies_in(place: Place | None, wanted: dict[str, int | bool | None]) -> bool:
+    return place is not None and all(
+        value is None or getattr(place, name) == value for name, value in wanted.items()
+    )
+
+
+def open_run(path: str | Path, progress: Progress | None = None, cached: bool = True) -> Run:
+    """Read the run in a folder.
+
+    Args:
+        path: The experiment's folder, or a folder that holds just one experiment.
+        progress: Called with the number of files read so far and the number of files to read.
+        cached: Whether to use and write a cache in the folder (or in the user's cache folder).
+
+    Raises:
+        LogError: There is no such folder, or it holds several experiments, no run, or no records yet.
+    """
+    folder = find_run(Path(path))
+    files, digest = read_digest(folder, progress, cached)
+    if not any(file.controls or any(file.records) for file in files):
+        known = f"; `sglang-instrument status {folder}` says which processes were reached"
+        hint = known if (folder / "processes").is_dir() else ""
+        raise LogError(f"{folder}: no records yet{_reason(health_of(files))}{hint}")
+    return Run(folder, files, digest, cached)
+
+
+def find_run(path: Path) -> Path:
+    """Return the folder of the one experiment that `path` means; raise LogError if it means none or many."""
+    if not path.exists():
+        raise LogError(f"{path}: no such folder{_nearest(path)}")
+    if not path.is_dir():
+        raise LogError(f"{path} is a file; give the experiment's folder, which holds step_N folders")
+    if is_run_folder(path):
+        return path
+    experiments = experiments_in(path)
+    if len(experiments) == 1:
+        return path / experiments[0]
+    if experiments:
+        raise LogError(f"{path} holds {len(experiments)} experiments; name one: {_joined(path, experiments)}")
+    if not any(path.iterdir()):
+        raise LogError(f"{path}: the folder is empty; did the run use another EXPERIMENT_NAME?")
+    inside = f"; it may be {path.parent}" if is_run_folder(path.parent) else ""
+    raise LogError(f"{path}: not a run{inside}; the folder of a run holds step_N/worker_R.jsonl")
+
+
+def experiments_in(folder: Path) -> list[str]:
+    """Return the names of the experiments that a folder holds."""
+    return sorted(child.name for child in folder.iterdir() if child.is_dir() and is_run_folder(child))
+
+
+def _nearest(path: Path) -> str:
+    """Suggest experiments with a similar name, next to the path or under logs/."""
+    offers = {}
+    for root in (path.parent, Path("logs")):
+        if root.is_dir():
+            offers.update({name: root / name for name in experiments_in(root)})
+    close = difflib.get_close_matches(path.name, offers, n=3)
+    if close:
+        return f"; did you mean {' or '.join(str(offers[name]) for name in close)}?"
+    return f"; there are: {', '.join(str(offer) for offer in list(offers.values())[:10])}" if offers else ""
+
+
+def _joined(root: Path, names: list[str]) -> str:
+    shown = ", ".join(str(root / name) for name in names[:20])
+    return shown + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+
+
+def _reason(health: Health) -> str:
+    return "" if health.files == 0 else f" ({health.sentence()})"

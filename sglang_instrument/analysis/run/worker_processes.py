@@ -1,0 +1,125 @@
+"""Read batches of a run in worker processes.
+
+Each is started with a plain `python -c`. `multiprocessing` would import the user's script again, and forking
+is unsafe because polars starts threads at import.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+import polars as pl
+
+from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.run.batch_job import BatchJob, BatchResult
+
+#: One polars thread per process, since there is a process for each core. The allocator keeps memory between
+#: batches: getting it from the kernel again, page by page, would take a fifth of the time.
+_SETTINGS: Final = {
+    "PYTHONSAFEPATH": "1",  # import nothing from the current folder
+    "SGLANG_INSTRUMENT": "0",  # a process that reads logs must not write one
+    "POLARS_MAX_THREADS": "1",
+    "MALLOC_TOP_PAD_": str(64 * 1024 * 1024),
+    "MALLOC_MMAP_THRESHOLD_": str(1024**3),
+    "MALLOC_TRIM_THRESHOLD_": str(4 * 1024**3),
+    "_RJEM_MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1",
+}
+# Without garbage collection from the first import on: it is a tenth of the cost of starting a process.
+_PROGRAM: Final = """
+import gc, sys
+gc.disable()
+from sglang_instrument.analysis.run.worker_processes import main
+main(*sys.argv[1:])
+"""
+_DONE: Final = b"done with batch "
+
+
+class _SharedJob(msgspec.Struct):
+    """What all worker processes do: each takes the next batch that none of them has taken."""
+
+    job: BatchJob
+    batches: list[list[File]]
+
+
+def read_in_processes(
+    folder: Path, batches: Sequence[list[File]], job: BatchJob, processes: int
+) -> Iterator[tuple[int, BatchResult]]:
+    """Yield the number and the result of each batch, in the order in which they finish.
+
+    This process only waits: it would read more slowly than the others, because its own polars has several
+    threads. At the end it reads the batches that no worker process finished.
+    """
+    left = set(range(len(batches)))
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch, "task.json").write_bytes(msgspec.json.encode(_SharedJob(job, list(batches))))
+        for number in _finished_batches(folder, scratch, processes):
+            if number in left:
+                left.discard(number)
+                yield number, _load(Path(scratch, str(number)))
+    for number in sorted(left):
+        yield number, job.run(folder, batches[number])
+
+
+def _finished_batches(folder: Path, scratch: str, processes: int) -> Iterator[int]:
+    """Start the processes; yield the number of each batch when it is finished."""
+    read_end, write_end = os.pipe()
+    with ExitStack() as stack, os.fdopen(read_end, "rb") as reports:
+        with os.fdopen(
+            write_end, "wb"
+        ) as stdout:  # closed here, so that the pipe ends with the last worker process
+            for _ in range(processes):
+                stack.callback(_kill, _start(folder, scratch, stdout))
+        yield from (int(line.removeprefix(_DONE)) for line in reports if line.startswith(_DONE))
+
+
+def _start(folder: Path, scratch: str, stdout: IO[bytes]) -> subprocess.Popen[bytes]:
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **_SETTINGS}
+    return subprocess.Popen(  # noqa: S603 - this interpreter and a module of ours
+        [sys.executable, "-c", _PROGRAM, str(folder), scratch],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def _save(result: BatchResult, folder: Path) -> None:
+    files, tables = result
+    for name, table in tables.items():
+        table.write_ipc(folder / f"{name}.arrow")
+    (folder / "files.json").write_bytes(msgspec.json.encode(files))
+
+
+def _load(folder: Path) -> BatchResult:
+    """Return a batch's result and delete its files; the folder stays, for it marks the batch as taken."""
+    files = msgspec.json.decode((folder / "files.json").read_bytes(), type=list[File])
+    tables = {path.stem: pl.read_ipc(path.read_bytes()) for path in folder.glob("*.arrow")}
+    for path in folder.iterdir():
+        path.unlink()
+    return files, tables
+
+
+def main(folder: str, scratch: str) -> None:
+    """Read batches until none is left; save each result in `scratch`, and print its number."""
+    shared = msgspec.json.decode(Path(scratch, "task.json").read_bytes(), type=_SharedJob)
+    for number, batch in enumerate(shared.batches):
+        target = Path(scratch, str(number))
+        try:
+            target.mkdir()
+        except FileExistsError:  # another process has taken this batch
+            continue
+        _save(shared.job.run(Path(folder), batch), target)
+        os.write(sys.stdout.fileno(), b"%b%d\n" % (_DONE, number))
+    os._exit(0)  # at once: a normal exit would spend time freeing memory

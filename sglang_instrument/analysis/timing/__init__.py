@@ -1,0 +1,1 @@
+"""Tell which span ran inside which, and what a second was spent on."""

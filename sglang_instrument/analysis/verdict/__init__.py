@@ -1,0 +1,1 @@
+"""Say what was wrong with a run, if anything was, and on what evidence."""

@@ -1,0 +1,105 @@
+"""Find hangs: spans still open when a log ended, for longer than any span of their phase took."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.reading.files import Control, File, controls_of, last_open_reports
+from sglang_instrument.analysis.run.digest import Digest
+from sglang_instrument.schema import STEP_CLOSED, kind_of
+
+_TIMES: Final = 2.0  # times the longest span of its phase in the run
+
+
+@dataclass(frozen=True)
+class Hang:
+    """The spans in which a worker hung, by its last report.
+
+    Attributes:
+        file: Its log, which did not end.
+        spans: As reported, the innermost first.
+        waits: Whether the worker may just wait for others: the report names steps or barriers, but no work.
+    """
+
+    file: File
+    spans: list[dict[str, Any]]
+    waits: bool
+
+
+def find_hangs(digest: Digest, files: Sequence[File]) -> list[Hang]:
+    """Return the hangs in steps that never ended; a step that is merely long is no hang."""
+    reports = last_open_reports(files)
+    if not reports:
+        return []
+    longest, last = _longest(digest, files), _last_ends(digest)
+    found = []
+    for file, control in reports:
+        place = file.place
+        if place is None or place.step is None:
+            continue
+        logged_later = last.get((place.step, place.validate, place.worker), 0) > control.time_us
+        spans = [span for span in _spans(control) if _hangs(span, longest, logged_later)]
+        if spans:
+            waits = _phases(control) <= {"step", "barrier"}
+            found.append(Hang(file, sorted(spans, key=_age), waits))
+    return found
+
+
+def waits_at_barrier(control: Control) -> bool:
+    """Return whether a report of open spans names a barrier, and otherwise only steps."""
+    return "barrier" in _phases(control) <= {"step", "barrier"}
+
+
+def open_step_age_sec(control: Control) -> float:
+    """Return for how long a report says that a step has been open; 0 if it names no step."""
+    return max((_age(span) for span in _spans(control) if _phase(span) == "step"), default=0.0)
+
+
+def _phases(control: Control) -> set[str]:
+    return {_phase(span) for span in _spans(control)}
+
+
+def _phase(span: dict[str, Any]) -> str:
+    return kind_of(str(span.get("event"))).phase
+
+
+def _spans(control: Control) -> list[dict[str, Any]]:
+    return [span for span in control.extra.spans or [] if isinstance(span, dict)]
+
+
+def _age(span: dict[str, Any]) -> float:
+    return float(span.get("age_sec") or 0.0)
+
+
+def _hangs(span: dict[str, Any], longest: dict[str, float], logged_later: bool) -> bool:
+    """Return whether a span is far older than any ended one; without any, whether the log ends with it."""
+    usual = longest.get(_phase(span), longest["step"])
+    return _age(span) > _TIMES * usual if usual else not logged_later
+
+
+def _longest(digest: Digest, files: Sequence[File]) -> dict[str, float]:
+    """Return the longest duration of each phase in steps that ended, as far as known."""
+    places = [file.place for file, _ in controls_of(files, STEP_CLOSED)]
+    closed = {(one.step, one.validate, one.worker) for one in places if one is not None}
+    keys = digest.steps.select("step", "validate", "worker").iter_rows()
+    whole = digest.steps.filter(pl.Series([key in closed for key in keys], dtype=pl.Boolean))
+    turn_sec = (digest.turns["end_us"] - digest.turns["start_us"]) / 1e6
+    found = {
+        "step": whole["duration_sec"].max(),
+        "barrier": whole["duration_sec"].max(),
+        "request": digest.requests["duration_sec"].max(),
+        "turn": turn_sec.max(),
+        "tool": digest.turns["tool_sec"].max(),
+        "reward": digest.requests["reward_sec"].max(),
+    }
+    known: dict[str, Any] = {phase: sec for phase, sec in found.items() if sec}
+    return {"step": 0.0, **known}
+
+
+def _last_ends(digest: Digest) -> dict[tuple[int, bool, int], int]:
+    """Return when each worker ended its last span of each step."""
+    ends = (pl.col("start_us") + pl.col("duration_sec").fill_null(0.0) * 1e6).max().cast(pl.Int64)
+    rows = digest.steps.group_by("step", "validate", "worker").agg(ends=ends).iter_rows()
+    return {(step, validate, worker): end for step, validate, worker, end in rows}

@@ -1,0 +1,102 @@
+"""Check whether a run's log is whole, and show what was running where it is not."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sglang_instrument.cli.numbers import count, seconds
+from sglang_instrument.cli.select import LOGS_HELP
+from sglang_instrument.cli.tables import print_json, print_line, reading
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.verdict.verdict import Finding
+
+HELP: Final = """\
+Check a run's log: records that were dropped, torn or sampled out, files that are missing, empty or of a newer
+version, spans that never ended, workers that wrote nothing or died, clocks that differ. Exit code 1 if
+something is wrong. A process that did not close its log is named, but is no fault: Ray kills its actors.
+
+    sglang-instrument check logs/gsm8k_600
+
+Use it after a run, or on a run that hangs. For patches and notices of each process: `status`. When no file
+appears at all: `doctor`.
+
+--json prints {"folder", "whole", "health": {...}, "open": [{"file", "event", "request_id", "turn", "age_sec",
+"stack"}], "clocks": [{"worker", "barriers", "offset_sec", "residual_sec"}], "round_trips": [{"client",
+"server", "calls", "low_sec", "high_sec", "offset_sec", "residual_sec", "same_clock"}], "silent":
+[PROCESS], "deaths": [{"step", "validate", "worker", "sentence", "evidence": {...}}]}."""
+
+_RESIDUAL_SEC: Final = 0.05  # above this, do not compare times of different hosts
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `check`."""
+    parser.add_argument("logs", metavar="LOGS", type=Path, help=LOGS_HELP)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what is wrong; return 1 if anything is."""
+    from sglang_instrument.analysis.answers.clocks import clock_table
+    from sglang_instrument.analysis.answers.round_trips import process_clocks, round_trip_table
+    from sglang_instrument.analysis.answers.unfinished import unended_spans, workers_without_records
+    from sglang_instrument.analysis.run.opening import open_run
+    from sglang_instrument.analysis.verdict.verdict import findings_of
+    from sglang_instrument.cli.commands.clocks import print_clocks
+
+    with reading() as progress:
+        opened = open_run(args.logs, progress)
+        clocks = clock_table(opened.digest).to_dicts()
+        pairs = round_trip_table(opened)
+        processes = process_clocks(opened, pairs)
+        found = findings_of(opened)
+    deaths = [one for one in found if one.cause == "death"]
+    health, still_open, silent = opened.health, unended_spans(opened), workers_without_records(opened)
+    files = (health.unreadable, health.missing, health.empty, health.newer)
+    wrong = health.torn + health.foreign + health.dropped
+    wrong += sum(map(len, (*files, health.unclosed, still_open, silent, deaths)))
+    if args.json:
+        print_json(
+            {
+                "folder": str(opened.folder),
+                "whole": not wrong,
+                "health": asdict(health),
+                "open": still_open,
+                "clocks": clocks,
+                "round_trips": pairs.to_dicts(),
+                "silent": silent,
+                "deaths": [_without_loss(one) for one in deaths],
+            }
+        )
+        return int(wrong > 0)
+    print_line(f"{opened.folder}: {health.sentence()}")
+    for span in still_open:
+        print_line(_describe(span))
+    for one in deaths:
+        print_line(one.sentence)
+    for process in silent:
+        print_line(f"{process} wrote no record, though processes/{process}.json exists")
+    for row in clocks:
+        if abs(row["offset_sec"]) > _RESIDUAL_SEC or row["residual_sec"] > _RESIDUAL_SEC:
+            print_line(
+                f"the clock of worker {row['worker']} differs from the median by {row['offset_sec']:+.3f} s "
+                f"+- {row['residual_sec']:.3f} s, by {count(row['barriers'])} barriers"
+            )
+    print_clocks(pairs, processes)
+    print_line("something is wrong" if wrong else "nothing is wrong")
+    return int(wrong > 0)
+
+
+def _without_loss(finding: Finding) -> dict[str, Any]:
+    """Return a death as JSON, without its cause and the time lost: a death has none."""
+    return {key: value for key, value in asdict(finding).items() if key not in ("cause", "lost_sec")}
+
+
+def _describe(span: dict[str, Any]) -> str:
+    turn = "" if span["turn"] is None else f", turn {span['turn'] + 1}"
+    asked = "" if span["request_id"] is None else f" of request {span['request_id']}{turn}"
+    at = f", at {span['stack'][-1]}" if span["stack"] else ""
+    return f"{span['file']}: {span['event']}{asked} was open for {seconds(span['age_sec'])} s{at}"

@@ -1,0 +1,101 @@
+"""Write a run as Parquet files, for programs that read tables, or as a Perfetto trace, to look at."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Final
+
+from sglang_instrument.cli import select
+from sglang_instrument.cli.tables import print_line, reading
+from sglang_instrument.errors import InstrumentError
+
+HELP: Final = """\
+Write a run as Parquet tables or as a Perfetto trace. The trace can include what the engines' profilers saw.
+
+    sglang-instrument export logs/gsm8k_600 --parquet gsm8k_600_parquet
+    sglang-instrument export logs/gsm8k_600 --perfetto step67.pftrace --step 67
+    sglang-instrument export logs/gsm8k_600 --perfetto all.pftrace --traces /tmp/sglang_profile
+    sglang-instrument export --perfetto kernels.pftrace --traces /tmp/sglang_profile     # without a run
+
+--parquet    spans/step_N.parquet and spans/validate_N.parquet: each span, nested; docs/reference/numbers.md
+             describes the columns. steps, requests, turns and barriers.parquet: the tables. Compressed by
+             zstd. steps and barriers leave out records outside of any step
+--perfetto   a track a request below its worker, turns joined by arrows, requests in flight, loop lag; clocks
+             of hosts aligned. Open it at https://ui.perfetto.dev, which reads it in the browser
+--traces     traces of torch profilers, several ranks and gigabytes: of a run, the part from the same time"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `export`."""
+    parser.add_argument("logs", metavar="LOGS", type=Path, nargs="?", help=select.LOGS_HELP)
+    form = parser.add_mutually_exclusive_group(required=True)
+    form.add_argument(
+        "--parquet", type=Path, metavar="FOLDER", help="write tables to this new or empty folder"
+    )
+    form.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace to this new file")
+    parser.add_argument("--step", type=int, metavar="N", help="with --perfetto: only this step")
+    parser.add_argument("--validate", action="store_true", help="with --perfetto: only validation")
+    parser.add_argument("--traces", type=Path, metavar="DIR", help="with --perfetto: profilers' traces")
+    parser.add_argument("--rank", metavar="RANK", help="with --traces: only this rank: TP-0, or 0")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write what was asked for."""
+    if args.perfetto is None:
+        for name in ("step", "validate", "traces", "rank"):
+            if getattr(args, name):
+                raise InstrumentError(f"--{name} goes with --perfetto; Parquet has all steps")
+        if args.logs is None:
+            raise InstrumentError("--parquet needs LOGS, the experiment's folder")
+        return _write_parquet(args)
+    if args.rank and args.traces is None:
+        raise InstrumentError("--rank goes with --traces")
+    if args.logs is None and args.traces is None:
+        raise InstrumentError("--perfetto needs LOGS, the experiment's folder, or --traces DIR")
+    if args.logs is None and (args.validate or args.step is not None):
+        raise InstrumentError("--step and --validate choose from a run: give LOGS, the experiment's folder")
+    return _write_perfetto(args)
+
+
+def _write_perfetto(args: argparse.Namespace) -> int:
+    from sglang_instrument.analysis.run.opening import open_run
+    from sglang_instrument.cli.merging import merge
+
+    with reading("steps and traces") as progress:
+        opened = None if args.logs is None else open_run(args.logs)
+        if opened is not None:
+            select.demand(opened, args, opened.everything)
+        validate = args.validate or None
+        said = merge(args.perfetto, opened, args.traces, args.step, validate, progress, args.rank)
+    for line in said:
+        print_line(line)
+    return 0
+
+
+def _write_parquet(args: argparse.Namespace) -> int:
+    """Write the files, a step at a time: memory holds one."""
+    import polars as pl
+
+    from sglang_instrument.analysis.run.opening import open_run
+
+    target: Path = args.parquet
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InstrumentError(f"{target} exists and is not an empty folder; nothing is overwritten")
+    with reading() as progress:
+        opened = open_run(args.logs, progress)
+        (target / "spans").mkdir(parents=True, exist_ok=True)
+        rows = 0
+        steps = opened.everything.steps.select("step", "validate").unique().sort("validate", "step")
+        for number, (step, validate) in enumerate(steps.iter_rows()):
+            progress(number, len(steps))
+            spans = opened.read_spans(step=step, validate=validate)
+            # As text: not every reader of Parquet knows categories.
+            texts = spans.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
+            texts.write_parquet(target / "spans" / f"{'validate' if validate else 'step'}_{step}.parquet")
+            rows += len(spans)
+        ranked = {name: getattr(opened.digest, name) for name in ("steps", "barriers")}
+        for name, table in {**opened.everything.tables(), **ranked}.items():
+            table.write_parquet(target / f"{name}.parquet")
+    print_line(f"{rows:,} spans of {len(steps)} steps in {target}")
+    return 0

@@ -1,0 +1,104 @@
+"""Show when requests stood still, and what held the event loop."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Final
+
+from sglang_instrument.cli import select
+from sglang_instrument.cli.numbers import NOTHING, count, seconds
+from sglang_instrument.cli.plain import say
+from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
+
+HELP: Final = """\
+Show plateaus, in which requests of a worker were in flight and none ended, and event loops that were held.
+
+    sglang-instrument gaps logs/gsm8k_600
+    sglang-instrument gaps logs/gsm8k_600 --step 67 --curve    # requests in flight over time
+
+A plateau is longer than max(2 s, 10 x the 99th percentile of the gaps between completions), with at least
+5 requests in flight. Seconds count from the start of the worker's first request.
+
+--json prints {"folder", "plateaus": [{"step", "validate", "worker", "from_sec", "to_sec", "still",
+"requests", "from_us", "to_us", "turn", "in_turn", "event", "since_sec", "times"}], "blocks": [{"role",
+"step", "validate", "worker", "at_us", "held_sec", "in_span", "culprit"}]} and, with --curve, "curve":
+[{"step", "validate", "worker", "at_sec", "in_flight"}]. Turns count from 0; "times" compares the engine's
+seconds a token in the turns that stood still with the usual ones."""
+
+_SHOWN: Final = 12
+_BARS: Final = 60
+_LEVELS: Final = " .:-=+*#%@"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `gaps`."""
+    select.add_arguments(parser)
+    parser.add_argument(
+        "--curve", action="store_true", help="also print the requests in flight of each worker"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print plateaus, held loops, and with --curve the requests in flight."""
+    from sglang_instrument.analysis.answers.gaps import concurrency, loop_blocks, plateaus, standstill
+    from sglang_instrument.analysis.run.opening import open_run
+
+    with reading() as progress:
+        opened = open_run(args.logs, progress)
+        still = select.of_steps(opened, plateaus(opened.digest), args).to_dicts()
+        still = [{**row, **standstill(opened.digest, row)} for row in still]
+        blocks = select.of_steps(opened, loop_blocks(opened.files), args).to_dicts()
+        curve = select.of_steps(opened, concurrency(opened.digest), args) if args.curve else None
+    if args.json:
+        told = {} if curve is None else {"curve": curve.to_dicts()}
+        print_json({"folder": str(opened.folder), "plateaus": still, "blocks": blocks, **told})
+        return 0
+    rows = [
+        (
+            f"step {row['step']}, worker {row['worker']}",
+            seconds(row["since_sec"]),
+            seconds(row["to_sec"]),
+            f"{row['still']:,} of {row['requests']:,}",
+            NOTHING if row["turn"] is None else str(row["turn"] + 1),
+            row["event"] or NOTHING,
+        )
+        for row in still[:_SHOWN]
+    ]
+    columns = ("plateau", "from s", "to s", "requests", "turn", "event")
+    if rows:
+        print_table(columns, rows, title=f"{opened.folder}: plateaus ({len(still)})")
+    else:
+        print_line(f"{opened.folder}: no plateau")
+    held = [
+        (
+            row["culprit"] or NOTHING,
+            row["in_span"] or NOTHING,
+            str(row["step"]),
+            f"{row['role']} {row['worker']}",
+            seconds(row["held_sec"]),
+        )
+        for row in blocks[:_SHOWN]
+    ]
+    if held:
+        title = f"\nthe event loop was held {count(len(blocks))} times"
+        print_table(("by", "in", "step", "process", "time s"), held, title=title, optional=("in",))
+    else:
+        print_line("no event loop was held for longer than 100 ms")
+    if curve is not None:
+        _print_curve(curve.to_dicts())
+    return 0
+
+
+def _print_curve(rows: list[dict[str, float]]) -> None:
+    """Print a line a worker: the darker a character, the more requests are in flight."""
+    last = max((row["at_sec"] for row in rows), default=0.0) or 1.0
+    most = max((row["in_flight"] for row in rows), default=1) or 1
+    levels: dict[tuple[float, float], list[float]] = {}
+    for row in rows:
+        line = levels.setdefault((row["step"], row["worker"]), [0.0] * (_BARS + 1))
+        begin = int(row["at_sec"] / last * _BARS)
+        line[begin:] = [row["in_flight"]] * (_BARS + 1 - begin)
+    print_line(f"requests in flight, from 0 to {last:.0f} s; {_LEVELS[-1]} is {most:,.0f}")
+    for (step, worker), line in sorted(levels.items()):
+        marks = "".join(_LEVELS[-(-int(value) * (len(_LEVELS) - 1) // int(most))] for value in line)
+        say(f"step {step:.0f} worker {worker:<4.0f} |{marks}|")

@@ -1,0 +1,172 @@
+"""List the patch tables, and check which of their regions are found in a trainer's source."""
+
+import argparse
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as Grid
+
+from sglang_instrument.cli.tables import print_json, print_line, text
+from sglang_instrument.errors import InstrumentError, TargetError
+from sglang_instrument.patching.places.source_archives import SourceTree, open_tree
+from sglang_instrument.patching.probes.plan import make_plan
+from sglang_instrument.patching.rewriting.check import Checked, check
+from sglang_instrument.patching.rewriting.sites import Site, State
+from sglang_instrument.patching.tables.reading import load_tables
+from sglang_instrument.patching.tables.regions import Table
+
+HELP: Final = """\
+List the patch tables, or check which of their regions are found in the source of a trainer: before a run
+with a new version, or for a table of your own. What a run itself found, `status` shows.
+
+    sglang-instrument patches list
+    sglang-instrument patches check                                  # the installed packages
+    sglang-instrument patches check --trainer sglang --source sglang-0.5.21-py3-none-any.whl
+    sglang-instrument patches check --patches my_tables --source ~/src/my_trainer
+
+found       the region's statements are at these lines
+missing     the function, or a name that marks the statements, is not in the source
+ambiguous   two places match
+refused     found, but a probe cannot be put there; the note says why
+not here    missing, as the table expects for this version
+
+It imports nothing: it reads installed packages, and with --source folders, wheels and source archives. The
+version of a checkout is read from version/version, __version__, pyproject.toml or setup.py. Without one, or
+with a development version, the version with the fewest missing regions is taken ("judged by its shape").
+Exit code 1 if a region is not found that the table expects in that version.
+--json prints a list of tables; `check` adds the "sites" of each."""
+
+_STYLES: Final[dict[State, str]] = {"found": "green", "missing": "red", "ambiguous": "red", "refused": "red"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `patches`."""
+    parser.add_argument("action", choices=("list", "check"), help="what to do")
+    parser.add_argument("--trainer", action="append", metavar="NAME", help="only tables of this trainer")
+    parser.add_argument(
+        "--source", action="append", type=Path, metavar="PATH", help="a folder, wheel or archive to check"
+    )
+    parser.add_argument(
+        "--patches", action="append", type=Path, metavar="DIR", help="a folder with tables of your own"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """List or check the tables."""
+    tables = _load(args.trainer, args.patches or [])
+    if args.action == "list":
+        _list(tables, args.json)
+        return 0
+    trees: list[SourceTree | None] = [open_tree(path) for path in args.source or []] or [None]
+    checked = [one for tree in trees for one in check(tables, tree)]
+    read = [one for one in checked if one.sites is not None]
+    if not read:
+        packages = ", ".join(sorted({table.package for table in tables}))
+        where = " nor ".join(str(path) for path in args.source or ["the installed packages"])
+        raise TargetError(f"no {packages} in {where}; --source takes a folder, a wheel or a source archive")
+    if args.json:
+        print_json([_as_json(one) for one in checked])
+    else:
+        _print(read, [one for one in checked if one.sites is None])
+    return 1 if any(_lacking(one) for one in read) else 0
+
+
+def _load(trainers: list[str] | None, folders: Sequence[Path]) -> list[Table]:
+    tables = load_tables(None, folders)
+    known = sorted({table.trainer for table in tables})
+    for name in trainers or []:
+        if name not in known:
+            raise InstrumentError(f"no tables of trainer {name!r}; there are: {', '.join(known)}")
+    tables = [table for table in tables if trainers is None or table.trainer in trainers]
+    for region in (region for table in tables for patch in table.patches for region in patch.regions):
+        make_plan(region)  # raises for an expression that is not in the language
+    return tables
+
+
+def _list(tables: Sequence[Table], as_json: bool) -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "table": table.name,
+            "trainer": table.trainer,
+            "package": table.package,
+            "functions": len(table.patches),
+            "regions": sum(len(patch.regions) for patch in table.patches),
+            "events": list(
+                dict.fromkeys(region.event for patch in table.patches for region in patch.regions)
+            ),
+        }
+        for table in tables
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    grid = _grid("table", "trainer", "functions", "regions", "events")
+    for row in rows:
+        counts = (str(row["functions"]), str(row["regions"]))
+        grid.add_row(*map(text, (row["table"], row["trainer"], *counts, ", ".join(row["events"]))))
+    Console().print(grid)
+
+
+def _print(read: Sequence[Checked], unread: Iterable[Checked]) -> None:
+    """Print each table's sites; of several sources, only what was not found."""
+    several = len({one.source for one in read}) > 1
+    for one in read:
+        sites = one.sites or ()
+        found = sum(site.state == "found" for site in sites)
+        wanted = found + len(_lacking(one))
+        version = f" {one.version or 'of unknown version'}{', judged by its shape' if one.by_shape else ''}"
+        counted = f"{found} of {wanted} found" if wanted else "for other versions"
+        print_line(f"{one.table.name} in {one.source} ({one.table.package}{version}): {counted}")
+        shown = [site for site in sites if site.state != "found"] if several else sites
+        if shown:
+            Console().print(_sites(shown))
+    for table, count in Counter(one.table.name for one in unread).items():
+        print_line(f"{table}: not in {count} source{'s' if count > 1 else ''}")
+
+
+def _sites(sites: Iterable[Site]) -> Grid:
+    grid = _grid("event", "function", "state", "lines", "note")
+    for site in sites:
+        lines = "" if site.lines is None else "{}-{}".format(*site.lines)
+        as_told = site.expected or site.state == "found"
+        state = text(site.state, _STYLES.get(site.state, "")) if as_told else text("not here", "dim")
+        grid.add_row(text(site.region.event), text(site.target.name), state, lines, text(site.note))
+    return grid
+
+
+def _grid(*columns: str) -> Grid:
+    grid = Grid(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in columns:
+        grid.add_column(column, justify="right" if column in ("functions", "regions", "lines") else "left")
+    return grid
+
+
+def _lacking(checked: Checked) -> list[Site]:
+    return [site for site in checked.sites or () if site.state != "found" and site.expected]
+
+
+def _as_json(checked: Checked) -> dict[str, Any]:
+    return {
+        "table": checked.table.name,
+        "trainer": checked.table.trainer,
+        "source": checked.source,
+        "version": checked.version,
+        "by_shape": checked.by_shape,
+        "sites": None if checked.sites is None else [_site_as_json(site) for site in checked.sites],
+    }
+
+
+def _site_as_json(site: Site) -> dict[str, Any]:
+    return {
+        "event": site.region.event,
+        "target": str(site.target),
+        "state": site.state,
+        "lines": site.lines,
+        "note": site.note,
+        "expected": site.expected,
+    }

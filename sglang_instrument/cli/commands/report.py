@@ -1,0 +1,101 @@
+"""Write the report of a run: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sglang_instrument import __version__
+from sglang_instrument.cli.select import LOGS_HELP
+from sglang_instrument.cli.tables import print_json, print_line, reading, saying
+from sglang_instrument.errors import InstrumentError
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run.opening import Run
+
+HELP: Final = """\
+Write a run as one HTML file, from the verdict to the single event. It needs no network and no server: open it
+in a browser, mail it, print it.
+
+    sglang-instrument report logs/gsm8k_600 -o gsm8k_600.html
+    sglang-instrument report logs/before logs/after -o both.html      # the second run beside the first
+    sglang-instrument report logs/gsm8k_600 --step 67 --step 68       # these steps with a timeline
+    sglang-instrument report logs/gsm8k_600 --traces logs/gsm8k_600/profiles      # also what the GPUs did
+
+The charts show all steps. The timeline shows each span of some: those given by --step, otherwise the steps
+with a finding and the slowest ones, as many as --spans allows.
+
+--json prints {"path", "bytes", "steps": [those with a timeline; v4 is the validation at step 4]}."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `report`."""
+    parser.add_argument("logs", metavar="LOGS", type=Path, help=LOGS_HELP)
+    parser.add_argument("other", metavar="OTHER", type=Path, nargs="?", help="a second run to compare with")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: EXPERIMENT.html")
+    parser.add_argument(
+        "--step",
+        type=int,
+        action="append",
+        default=[],
+        metavar="N",
+        help="give this step a timeline; repeatable",
+    )
+    parser.add_argument("--spans", type=int, metavar="N", help="most spans in the timeline (250,000)")
+    parser.add_argument(
+        "--traces", type=Path, metavar="DIR", help="the engines' traces: adds a section of kernels"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the report and print its path."""
+    try:
+        from sglang_instrument.analysis.run.opening import open_run
+        from sglang_instrument.report.html.build import write_report
+        from sglang_instrument.report.html.chosen import MOST_SPANS
+    except ModuleNotFoundError as missing:
+        raise InstrumentError(
+            f"report needs {missing.name}: pip install 'sglang-instrument[report]'"
+        ) from missing
+    most = MOST_SPANS if args.spans is None else args.spans
+    if most < 0:
+        raise InstrumentError(f"--spans must be at least 0, got {most}")
+    with reading() as progress:
+        opened = open_run(args.logs, progress)
+        other = None if args.other is None else open_run(args.other, progress)
+    path = Path(f"{opened.folder.absolute().name}.html") if args.output is None else args.output
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise InstrumentError(f"-o {path}: must be a file in an existing folder, such as report.html")
+    traces = None if args.traces is None else _traced(args.traces, opened)
+    try:
+        with saying() as stage:
+            written = write_report(
+                *(opened, path),
+                other=other,
+                traces=traces,
+                steps=args.step,
+                most_spans=most,
+                version=__version__,
+                stage=stage,
+            )
+    except OSError as error:
+        raise InstrumentError(f"-o {path}: cannot be written: {error.strerror}") from error
+    if args.json:
+        print_json({"path": str(written.path), "bytes": written.bytes, "steps": written.steps})
+        return 0
+    full = ", ".join(written.steps)
+    timelines = f"; with a timeline: step {full}" if full else ""
+    print_line(f"{written.path}: {written.bytes / 1e6:.1f} MB{timelines}")
+    return 0
+
+
+def _traced(folder: Path, opened: Run) -> dict[str, Any]:
+    """Return what the profilers of the run's engines saw."""
+    from sglang_instrument.cli.traced import beside_run, trace_rows
+    from sglang_instrument.traces.answers import analyse
+
+    with reading("MB") as progress:
+        found = analyse(folder, progress=lambda done, all_: progress(done >> 20, all_ >> 20))
+        return trace_rows(found, beside_run(found, opened))

@@ -1,0 +1,80 @@
+"""Show how many turns requests take, the time of each turn, and the time of the tools."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Final
+
+from sglang_instrument.cli import select
+from sglang_instrument.cli.numbers import NOTHING, count, percent, seconds, short_count
+from sglang_instrument.cli.tables import print_json, print_table, reading
+
+HELP: Final = """\
+Show the turns of the requests: how many requests reach each turn, its time in the engine and in tools.
+
+    sglang-instrument turns logs/gsm8k_600
+    sglang-instrument turns logs/gsm8k_600 --step 67 --tools   # also each tool by name; reads all events
+
+--json prints {"folder", "turns": [{"step", "validate", "turn", "requests", "engine_sec", "tool_sec",
+"interaction_sec", "engine_p50_sec", "engine_p99_sec", "response_tokens"}], "counts": [{"turns", "requests",
+"mean_sec", "share"}]} and, with --tools, "tools": [{"event", "tool", "count", "total_sec", "p50_sec",
+"p99_sec", "max_sec"}]. Turns count from 0 in JSON and from 1 in the table."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `turns`."""
+    select.add_arguments(parser)
+    parser.add_argument("--tools", action="store_true", help="also tools and interactions by name")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the turns, how many requests took each number of turns, and with --tools the tools."""
+    import polars as pl
+
+    from sglang_instrument.analysis.answers.turns import tool_table, turn_counts, turn_table
+    from sglang_instrument.analysis.run.opening import open_run
+
+    with reading() as progress:
+        opened = open_run(args.logs, progress)
+        select.demand(opened, args)
+        chosen = opened.digest.filter(pl.col("validate") == args.validate)
+        if args.step is not None:
+            chosen = chosen.filter(pl.col("step") == args.step)
+        by_step = turn_table(chosen, by_step=True).to_dicts()
+        turns, counts = turn_table(chosen).to_dicts(), turn_counts(chosen).to_dicts()
+        tools = []
+        if args.tools:
+            tools = tool_table(opened.read_spans(step=args.step, validate=args.validate)).to_dicts()
+    if args.json:
+        told = {"tools": tools} if args.tools else {}
+        print_json({"folder": str(opened.folder), "turns": by_step, "counts": counts, **told})
+        return 0
+    took = {row["turns"]: row for row in counts}
+    rows = [
+        (
+            str(row["turn"] + 1),
+            count(row["requests"]),
+            seconds(row["engine_sec"]),
+            seconds(row["engine_p50_sec"]),
+            seconds(row["engine_p99_sec"]),
+            seconds(row["tool_sec"] + row["interaction_sec"]),
+            short_count(row["response_tokens"]),
+            percent(took[row["turn"] + 1]["share"]) if row["turn"] + 1 in took else NOTHING,
+        )
+        for row in turns
+    ]
+    columns = ("turn", "requests", "engine s", "p50 s", "p99 s", "tools s", "tokens", "last turn of %")
+    print_table(columns, rows, title=f"{opened.folder}: turns")
+    if args.tools:
+        named = [
+            (
+                row["event"] + (f" {row['tool']}" if row["tool"] else ""),
+                count(row["count"]),
+                *(seconds(row[f"{name}_sec"]) for name in ("total", "p50", "p99", "max")),
+            )
+            for row in tools
+        ]
+        print_table(
+            ("tool", "count", "total s", "p50 s", "p99 s", "max s"), named, title="\ntools, interactions"
+        )
+    return 0

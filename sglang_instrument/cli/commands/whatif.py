@@ -1,0 +1,165 @@
+"""Estimate how long steps would take under caps, over-sampling, a faster event, or rebalanced requests."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sglang_instrument.cli import select
+from sglang_instrument.cli.numbers import NOTHING, count, percent, seconds
+from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
+from sglang_instrument.errors import InstrumentError, LogError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from sglang_instrument.analysis.answers.whatif import Rules
+    from sglang_instrument.analysis.run.batches import Progress
+    from sglang_instrument.analysis.run.opening import Run
+
+HELP: Final = """\
+Estimate, from the recorded tokens and times, how long each step would take under other rules. It is a model
+and prints its assumptions.
+
+    sglang-instrument whatif logs/gsm8k_600 --max-tokens 600 --max-turns 3
+    sglang-instrument whatif logs/gsm8k_600 --scale turn_tool_parsing=0.5 --scale reward=0
+    sglang-instrument whatif logs/gsm8k_600 --max-tokens 600 --validate-with logs/capped   # a capped run
+
+recorded s    the longest worker of the step, without its waiting at barriers
+predicted s   the same under the rules
+cut           requests that would end early; their mean reward, and that of all
+
+--json prints {"folder", "assumptions", "steps": [{"step", "validate", "recorded_sec", "predicted_sec",
+"requests", "cut", "reward_all", "reward_cut"}]} and, with --validate-with, "validation": {"steps",
+"predicted_sec", "predicted_low", "predicted_high", "real_sec", "real_low", "real_high", "ratio",
+"overlap"}."""
+
+_SCALED: Final = "engine, tool, interaction, reward, or the name of an event"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `whatif`."""
+    select.add_arguments(parser)
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="cap a response, all turns together")
+    parser.add_argument(
+        "--max-turn-tokens", type=int, metavar="N", help="cap one reply, as max_new_tokens does"
+    )
+    parser.add_argument("--max-turns", type=int, metavar="N", help="cap the turns of a request")
+    parser.add_argument("--max-seconds", type=float, metavar="S", help="cap the time of a request")
+    parser.add_argument(
+        "--oversample", type=float, metavar="X", help="end a step when 1 / (1 + X) of its requests are done"
+    )
+    parser.add_argument(
+        "--scale", action="append", default=[], metavar="EVENT=F", help=f"multiply the time of {_SCALED}"
+    )
+    parser.add_argument(
+        "--rebalance", action="store_true", help="spread the requests evenly over the workers"
+    )
+    parser.add_argument("--validate-with", type=Path, metavar="RUN", help="a run in which the rules held")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print recorded and predicted times."""
+    from sglang_instrument.analysis.answers.whatif import ASSUMPTIONS, validation_of, what_if
+    from sglang_instrument.analysis.run.opening import open_run
+
+    rules = _rules(args)
+    with reading() as progress:
+        opened = open_run(args.logs, progress)
+        times = _times(opened, rules, progress)
+        table = select.of_steps(opened, what_if(opened.digest, rules, times), args)
+        other = None if args.validate_with is None else open_run(args.validate_with, progress)
+    steps = table.to_dicts()
+    validation = None if other is None else validation_of(table, other.digest)
+    if args.json:
+        told = {} if validation is None else {"validation": validation}
+        print_json({"folder": str(opened.folder), "assumptions": list(ASSUMPTIONS), "steps": steps, **told})
+        return 0
+    rows = [
+        (
+            str(row["step"]),
+            seconds(row["recorded_sec"]),
+            seconds(row["predicted_sec"]),
+            percent(1 - row["predicted_sec"] / row["recorded_sec"]) if row["recorded_sec"] else NOTHING,
+            f"{count(row['cut'])} of {count(row['requests'])}",
+            *(NOTHING if row[name] is None else f"{row[name]:.3f}" for name in ("reward_cut", "reward_all")),
+        )
+        for row in steps
+    ]
+    columns = ("step", "recorded s", "predicted s", "saved %", "cut", "reward of cut", "reward of all")
+    print_table(columns, rows, title=f"{opened.folder}: a model, not a measurement")
+    was, new = (sum(row[name] for row in steps) for name in ("recorded_sec", "predicted_sec"))
+    print_line(f"all steps: {seconds(was)} s recorded, {seconds(new)} s predicted")
+    for assumption in ASSUMPTIONS:
+        print_line(f"assumed: {assumption}")
+    if validation is not None:
+        _print_validation(args.validate_with, validation)
+    return 0
+
+
+def _print_validation(real: Path, validation: dict[str, Any]) -> None:
+    told = [
+        f"{seconds(validation[f'{of}_sec'])} s ({seconds(validation[f'{of}_low'])} .. "
+        f"{seconds(validation[f'{of}_high'])})"
+        for of in ("predicted", "real")
+    ]
+    print_line(
+        f"compared with {real}: predicted {told[0]} a step, measured {told[1]}: {validation['ratio']:.2f} x, "
+        f"the 95 % intervals {'overlap' if validation['overlap'] else 'do not overlap'}"
+    )
+
+
+def _times(opened: Run, rules: Rules, progress: Progress) -> pl.DataFrame | None:
+    """Return the times of the events that are scaled by name; None if only kinds of work are scaled."""
+    from sglang_instrument.analysis.run.digest import KINDS
+
+    events = [name for name in rules.scale if name not in KINDS]
+    if not events:
+        return None
+    times = opened.event_times(events, progress)
+    there = times["event"].unique().to_list()
+    for name in events:
+        if name not in there:
+            names = opened.read_events(int(opened.digest.steps["step"][0]))["event"].unique().to_list()
+            near = difflib.get_close_matches(name, [*names, *KINDS], n=3) or sorted(names)
+            raise LogError(f"{opened.folder}: no event {name!r}; the events are: {', '.join(near)}")
+    return times
+
+
+def _rules(args: argparse.Namespace) -> Rules:
+    from sglang_instrument.analysis.answers.whatif import Rules
+
+    for name in ("max_tokens", "max_turn_tokens", "max_turns", "max_seconds", "oversample"):
+        value = getattr(args, name)
+        if value is not None and value <= 0:
+            raise InstrumentError(f"--{name.replace('_', '-')} must be above 0, got {value}")
+    rules = Rules(
+        max_tokens=args.max_tokens,
+        max_turn_tokens=args.max_turn_tokens,
+        max_turns=args.max_turns,
+        max_seconds=args.max_seconds,
+        oversample=args.oversample,
+        scale=dict(_scale(text) for text in args.scale),
+        rebalance=args.rebalance,
+    )
+    if rules == Rules():
+        raise InstrumentError("whatif needs a rule, such as --max-tokens, --max-turns or --oversample")
+    return rules
+
+
+def _scale(text: str) -> tuple[str, float]:
+    """Return the event or kind of work that EVENT=F means, and F."""
+    from sglang_instrument.schema import kind_of
+
+    event, _, factor = text.partition("=")
+    try:
+        scale = float(factor)
+    except ValueError:
+        scale = -1.0
+    if not event or not 0 <= scale < float("inf"):
+        raise InstrumentError(f"--scale {text}: must be EVENT=F with F >= 0 and EVENT {_SCALED}")
+    if kind_of(event).phase in ("step", "barrier"):
+        raise InstrumentError(f"--scale {text}: steps and barriers are predicted and cannot be scaled")
+    return event, scale

@@ -1,0 +1,1 @@
+"""Find where a table's statements lie in a trainer's source."""

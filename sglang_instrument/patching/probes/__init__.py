@@ -1,0 +1,1 @@
+"""Measure inside rewritten code: the probes, and the fields that they read."""

@@ -1,0 +1,106 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=True
+"""patching/probes/region_spans.py, compiled: a run whose block is entered and left without a step that could fail in the program."""
+
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_XDECREF
+
+from sglang_instrument.recording.measure._spans cimport NOT_COUNTED, Block, Span, give, give_ends, lose_pending
+
+include "sglang_instrument/native/module.pxi"
+
+# Of patching/probes/region_spans.py, which hands them over.
+cdef object leave_run = None
+cdef object count_item = None
+cdef object capture_value = None
+cdef object SKIPPED = None
+
+
+cdef class Run(Block):
+    """One run of a region; see patching/probes/region_spans.py."""
+
+    cdef public Span span
+    cdef public object plan
+    cdef public object values
+    cdef public object error_values
+    cdef public object value
+    cdef public object bound
+    cdef public object inside
+    cdef public long long items
+    cdef public long long first_item
+    cdef public bint finished
+    cdef object reader  # of the fields at its end, where reading them is all there is to do; else None
+
+    def __cinit__(self, Span span not None, plan, reader=None):
+        self.span, self.plan, self.reader = span, plan, reader
+
+    cdef int enter(self) except -1:
+        return self.span.enter()
+
+    cdef int finish(self, object error, object value) except -1:
+        cdef Span span = self.span
+        if self.reader is None or self.values is None or error is not None:
+            leave_run(self, error, value)
+            return 0
+        span.stop(None, None)
+        span.extra = self.reader(self, *self.values)
+        self.values = self.value = None
+        return give(span)
+
+    def leave(self, *values):
+        """Take the locals that the exit fields read, as they are at the region's last statement."""
+        self.values = values
+
+    def fail(self, *values):
+        """Take the locals that are read after an exception, as they are when it passes."""
+        self.error_values = values
+
+    def leave_result(self, result, *values):
+        """Take the returned value and the locals; return the former."""
+        self.value = result
+        self.values = values
+        return result
+
+    def capture(self, name, value):
+        """Take the argument of a call within the region as a field; return it."""
+        capture_value(self, name, value)
+        return value
+
+    def item(self, item, *values):
+        """Count an item on its way out, with the locals that say whether it is the last; return it."""
+        count_item(self, item, values)
+        return item
+
+    @property
+    def duration_sec(self):
+        """Wall time in seconds; up to now while the region is open."""
+        return self.span.duration_sec
+
+
+give_ends(Run)
+
+
+def begin_reading(plan, event, phase, waited, reader):
+    """Begin a run of a region that reads fields at its end and does no more."""
+    cdef PyObject *made = (<Begin><void*>begin_now)(plan, event, phase, waited, reader)
+    if made == NULL:
+        lose_pending(f"the probe of {event}")
+        return SKIPPED
+    run = <object>made
+    Py_XDECREF(made)
+    return run
+
+
+ctypedef PyObject* (*Begin)(object, object, object, object, object) noexcept
+
+
+cdef object begin_now(object plan, object event, object phase, object waited, object reader):
+    cdef Span span = Span.__new__(Span)
+    span.begin(event, None, phase, NOT_COUNTED if waited is None else waited)
+    return Run.__new__(Run, span, plan, reader)
+
+
+def connect(leaving, counting, capturing, skipped):
+    """Take what belongs to patching/probes/region_spans.py."""
+    global leave_run, count_item, capture_value, SKIPPED
+    leave_run, count_item, capture_value, SKIPPED = leaving, counting, capturing, skipped

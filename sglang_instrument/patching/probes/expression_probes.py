@@ -1,0 +1,162 @@
+"""Measure an expression: what a call gives while it is awaited, how long a `with` block takes to be entered.
+
+Rewritten code calls such a probe with the expression's value and the locals that the fields read, and goes on
+with what the probe returns. It stands in the constants of the code, and pickles by its region.
+"""
+
+from collections.abc import Coroutine
+from typing import Any
+
+from sglang_instrument.patching.pickling import PASSES_ON, travelling
+from sglang_instrument.patching.probes.contract import Probe
+from sglang_instrument.recording.measure import spans
+from sglang_instrument.recording.measure.spans import OFF
+from sglang_instrument.recording.measure.waiting import counts_awaits, waited
+from sglang_instrument.recording.safety.guard import let_through
+from sglang_instrument.recording.safety.notices import swallowed
+
+Values = tuple[Any, ...]
+
+
+class SpotProbe:
+    """Hold the probe of a region that is an expression."""
+
+    __slots__ = ("_counted", "_entering", "_reads", "locals", "probe")
+
+    def __init__(self, probe: Probe) -> None:
+        self.probe, self._counted = probe, probe.counted()
+        self.locals = (*probe.enter_locals, *probe.exit_locals)
+        self._entering = len(probe.enter_locals)
+        self._reads = bool(self.locals or probe.wants_result)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return travelling(PASSES_ON, type(self), self.probe)
+
+    def __call__(self, value: Any, *values: Any) -> Any:
+        """Return what is to take the place of `value`."""
+        raise NotImplementedError
+
+    def open(self, values: Values) -> Any:
+        """Begin a run whose block counts its own awaits."""
+        return self._counted(*values[: self._entering])
+
+    def leave(self, run: Any, values: Values, result: Any) -> Any:
+        """Hand over what the fields at exit read; return the result."""
+        return run.leave_result(result, *values[self._entering :]) if self._reads else result
+
+
+class CallProbe(SpotProbe):
+    """Measure the coroutine that a call gives, from its first step to its end; all else is left alone."""
+
+    __slots__ = ()
+
+    def __call__(self, outcome: Any, *values: Any) -> Any:
+        """Return what is to be awaited instead of what the call gave."""
+        if spans.current_buffer() is OFF:
+            return outcome
+        called = None
+        try:
+            if not isinstance(outcome, Coroutine):
+                return outcome  # a future, a task or a reference of Ray's may be asked for more than this
+            called = _Called(outcome)
+            driven: Any = _drive(self, values, called)
+            driven.__name__ = getattr(outcome, "__name__", driven.__name__)
+            driven.__qualname__ = getattr(outcome, "__qualname__", driven.__name__)
+            return driven
+        except BaseException as error:
+            if called is not None:
+                called.begun()
+            swallowed("the probe of a call", error)
+            return outcome
+
+
+class _Called:
+    """Hold the coroutine of a call until its first step.
+
+    A task that is cancelled before it leaves it unused, and Python would tell of one that was never awaited,
+    though the one that the task drove was.
+    """
+
+    __slots__ = ("_coroutine",)
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine: Coroutine[Any, Any, Any] | None = coroutine
+
+    def begun(self) -> Any:
+        coroutine, self._coroutine = self._coroutine, None
+        return coroutine
+
+    def __del__(self) -> None:
+        if self._coroutine is not None:
+            try:
+                self._coroutine.close()
+            except BaseException:  # of a kind of the trainer's own; it had not begun
+                let_through()
+
+
+@counts_awaits
+async def _drive(probe: CallProbe, values: Values, called: _Called) -> Any:
+    with probe.open(values) as run:
+        return probe.leave(run, values, await waited(called.begun()))
+
+
+class EnterProbe(SpotProbe):
+    """Measure the entering of a `with` block: how long it waits for a lock, a semaphore, a connection."""
+
+    __slots__ = ()
+
+    def __call__(self, context: Any, *values: Any) -> Any:
+        """Return what is to be entered instead of `context`."""
+        kind = type(context)
+        if spans.current_buffer() is OFF:
+            return context
+        try:
+            is_sync = hasattr(kind, "__enter__")
+            if hasattr(kind, "__aenter__") and hasattr(kind, "__aexit__"):
+                return (BothEntering if is_sync else AsyncEntering)(self, context, values)
+            return Entering(self, context, values) if is_sync else context
+        except BaseException as error:  # its metaclass has an opinion, or there is no memory
+            swallowed("the probe of a block's entering", error)
+            return context
+
+
+class _Entering:
+    __slots__ = ("_context", "_probe", "_values")
+
+    def __init__(self, probe: EnterProbe, context: Any, values: Values) -> None:
+        self._probe, self._context, self._values = probe, context, values
+
+
+class Entering(_Entering):
+    """A context manager whose entering is measured."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Any:
+        with self._probe.open(self._values) as run:
+            return self._probe.leave(run, self._values, type(self._context).__enter__(self._context))
+
+    def __exit__(self, *exception: Any) -> Any:
+        return type(self._context).__exit__(self._context, *exception)
+
+
+class AsyncEntering(_Entering):
+    """An asynchronous context manager whose entering is measured."""
+
+    __slots__ = ()
+
+    @counts_awaits
+    async def __aenter__(self) -> Any:
+        with self._probe.open(self._values) as run:
+            return self._probe.leave(
+                run, self._values, await waited(type(self._context).__aenter__(self._context))
+            )
+
+    def __aexit__(self, *exception: Any) -> Any:
+        return type(self._context).__aexit__(self._context, *exception)
+
+
+class BothEntering(Entering, AsyncEntering):
+    """A context manager of either kind, as some locks and clients are."""
+
+    __slots__ = ()

@@ -1,0 +1,339 @@
+"""Compile the fields of a region into one generated function that reads them all and never raises.
+
+The function is built as a tree from the parsed language; no text of a table is ever run. Each field stands in
+its own `try`: one that cannot be read is missing, and costs its neighbours nothing.
+"""
+
+import ast
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final, cast
+
+from sglang_instrument.patching.probes import finished_regions
+from sglang_instrument.patching.tables import field_functions
+from sglang_instrument.patching.tables.field_language import (
+    BEFORE,
+    BOUND,
+    INSIDE,
+    MODULES,
+    Constant,
+    Expression,
+    Path,
+    Step,
+)
+from sglang_instrument.recording.measure.context import CURRENT
+from sglang_instrument.recording.measure.values import SCALARS, reduce_value
+from sglang_instrument.recording.safety.guard import let_through
+
+#: Reads fields: (the run that ends, or None at entry; *locals) -> fields. Of the run it reads `duration_sec`,
+#: `inside` (records by event) and `value` (what was returned, or the item).
+Reader = Callable[..., dict[str, Any]]
+
+# Names of the generated function; a dunder prefix keeps them apart from the locals of a target.
+_RUN: Final = "__sglang_run"
+_FIELDS: Final = "__sglang_fields"
+_HERE: Final = "__sglang_here"
+_EACH: Final = "__sglang_each"
+_VALUE: Final = "__sglang_value"
+_DURATION: Final = "duration_sec"  # what every record has
+#: Roots that lead to the records of other regions.
+_OF_RECORDS: Final = frozenset({INSIDE, BEFORE})
+
+
+def _bound(name: str) -> Any:
+    """Return what is bound around the region that begins.
+
+    Raises:
+        Unreadable: Nothing was said of it.
+    """
+    value = getattr(CURRENT.get(), name)
+    if value is None:
+        raise field_functions.Unreadable(f"no {name} is bound")
+    return value
+
+
+_PLAIN: Final = frozenset({dict, list, tuple})
+_NAMESPACE: Final = {
+    "__sglang_plain": _PLAIN,
+    "__sglang_type": type,
+    "__sglang_error": BaseException,
+    "__sglang_let_through": let_through,
+    "__sglang_unbound": field_functions.UNBOUND,
+    "__sglang_unreadable": field_functions.Unreadable,
+    "__sglang_elements": field_functions.elements,
+    "__sglang_key": field_functions.key,
+    "__sglang_percent": field_functions.percent,
+    "__sglang_pick": field_functions.pick,
+    "__sglang_truth": field_functions.truth,
+    "__sglang_reduce": reduce_value,
+    "__sglang_scalars": SCALARS,
+    "__sglang_sum": sum,
+    "__sglang_len": len,
+    "__sglang_size": field_functions.size,
+    "__sglang_sized": field_functions.SIZED,
+    "__sglang_bound": _bound,
+    "__sglang_before": finished_regions.before,
+    "__sglang_modules": sys.modules,
+}
+
+
+def locals_of(expressions: Iterable[Expression]) -> tuple[str, ...]:
+    """Return the locals that the expressions read, each once, in order."""
+    return tuple(dict.fromkeys(name for expression in expressions for name in expression.locals))
+
+
+def local_arguments(names: Iterable[str]) -> ast.arguments:
+    """Return the parameters of a reader that is handed these locals."""
+    return ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
+
+
+def reader(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader | None:
+    """Build a reader; None where there is nothing to read."""
+    return build(expressions, arguments) if expressions else None
+
+
+def condition(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader | None:
+    """Build a reader of truth values."""
+    return reader(truths(expressions), arguments)
+
+
+def truths(expressions: Mapping[str, Expression]) -> dict[str, Expression]:
+    """Return what asks whether values are true; of a value, not of what the log would show of it."""
+    return {
+        name: replace(
+            expression,
+            alternatives=tuple(
+                replace(value, function="any")
+                if isinstance(value, Path) and value.function is None
+                else value
+                for value in expression.alternatives
+            ),
+        )
+        for name, expression in expressions.items()
+    }
+
+
+def build(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader:
+    """Build what reads `expressions`; its parameters are those of `Reader`, then `arguments`."""
+    namespace = dict(_NAMESPACE)
+    body: list[ast.stmt] = [_assign(_FIELDS, ast.Dict([], []))]
+    for name, expression in expressions.items():
+        body += _field(name, expression, namespace)
+    body.append(ast.Return(_load(_FIELDS)))
+    arguments.posonlyargs[:0] = [ast.arg(_RUN)]
+    # Parsed, not constructed: the fields of a FunctionDef differ between versions of Python.
+    module = ast.parse("def read(): pass")
+    function = cast("ast.FunctionDef", module.body[0])
+    function.args, function.body = arguments, body
+    code = compile(ast.fix_missing_locations(module), "<sglang_instrument fields>", "exec")
+    exec(code, namespace)  # noqa: S102 - a tree built here from the parsed language, not a text
+    return cast("Reader", namespace["read"])
+
+
+def _field(name: str, expression: Expression, namespace: dict[str, Any]) -> list[ast.stmt]:
+    """Return the statements that read one field: an alternative is tried when the one before it raised."""
+    otherwise: list[ast.stmt] = []
+    for value in reversed(expression.alternatives):
+        attempt = _attempt(name, value, expression, namespace)
+        otherwise = [ast.Try(attempt, [_when_unreadable(otherwise)], [], [])]
+    return otherwise
+
+
+def _when_unreadable(otherwise: list[ast.stmt]) -> ast.ExceptHandler:
+    """Return what takes all that a value's own code may raise; what comes from elsewhere goes on."""
+    let_through: ast.stmt = ast.Expr(_call("__sglang_let_through"))
+    return ast.ExceptHandler(_load("__sglang_error"), None, [let_through, *otherwise])
+
+
+def _attempt(
+    name: str, value: Path | Constant, expression: Expression, namespace: dict[str, Any]
+) -> list[ast.stmt]:
+    if isinstance(value, Constant):
+        return [_store_as_is(name, ast.Constant(value.value))]
+    statements, end = _walk(value, expression)
+    if value.function == "missing":
+        return [_whether_missing(name, statements, end)]
+    of_records = value.root in _OF_RECORDS and expression.is_root(value)
+    if value.function == "total" and of_records and _each_record(value) == _DURATION:
+        end = _call("__sglang_sum", end)  # these are floats: there is nothing to look at first
+    elif value.function == "percent":
+        end = _call("__sglang_percent", end, _of_run("duration_sec"))
+    elif value.function == "size" and not any(step.kind == "each" for step in value.steps):
+        statements.append(_assign(_HERE, end))
+        end = _size_here()
+    elif value.function is not None:
+        end = _measured(value, end, namespace)
+    if of_records:  # what a record holds was reduced when it was made
+        return [*statements, _store_as_is(name, end)]
+    return [*statements, *_store(name, end)]
+
+
+def _whether_missing(name: str, statements: list[ast.stmt], end: ast.expr) -> ast.stmt:
+    """Return what stores whether a value is None, or cannot be read at all."""
+    is_none = ast.Compare(end, [ast.Is()], [ast.Constant(None)])
+    handler = _when_unreadable([_store_as_is(name, ast.Constant(True))])
+    return ast.Try([*statements, _store_as_is(name, is_none)], [handler], [], [])
+
+
+def _size_here() -> ast.expr:
+    """Return `len()` of the usual collections, `measures.size()` of all else: a call in Python costs more."""
+    usual = ast.Compare(_call("__sglang_type", _load(_HERE)), [ast.In()], [_load("__sglang_sized")])
+    return ast.IfExp(usual, _call("__sglang_len", _load(_HERE)), _call("__sglang_size", _load(_HERE)))
+
+
+def _measured(path: Path, end: ast.expr, namespace: dict[str, Any]) -> ast.expr:
+    found = field_functions.measure_named(str(path.function))
+    assert found is not None  # noqa: S101 - the parser let nothing else through
+    each = any(step.kind == "each" for step in path.steps)
+    alias = f"__sglang_{path.function}{'_each' if each else ''}"
+    namespace[alias] = found[each]
+    return _call(alias, end)
+
+
+def _walk(path: Path, expression: Expression) -> tuple[list[ast.stmt], ast.expr]:
+    """Return the statements that lead to the path's end, and the expression of what lies there.
+
+    Statements, not one expression: a key's container is looked at twice, and an assignment within an
+    expression may not stand in what a comprehension goes over.
+    """
+    if path.root in _OF_RECORDS and expression.is_root(path):
+        return [], _records(path)
+    here, steps = _root(path, expression)
+    statements: list[ast.stmt] = [] if path.steps else [_refuse_unbound(here)]
+    for index, step in enumerate(steps):
+        if step.kind == "each":
+            return statements, _each(here, steps[index:], _go)
+        if step.kind in ("attribute", "pick"):
+            here = _go(here, step)
+            continue
+        statements.append(_assign(_HERE, here))
+        plain = ast.Compare(_call("__sglang_type", _load(_HERE)), [ast.In()], [_load("__sglang_plain")])
+        subscript = ast.Subscript(_load(_HERE), _key(step), ast.Load())
+        here = ast.IfExp(plain, subscript, _go(_load(_HERE), step))
+    return statements, here
+
+
+def _root(path: Path, expression: Expression) -> tuple[ast.expr, tuple[Step, ...]]:
+    """Return what a path that reads no records begins at, and the steps that go on from there."""
+    if not expression.is_root(path):
+        return _load(path.root), path.steps
+    if path.root == BOUND:
+        return _call("__sglang_bound", ast.Constant(path.steps[0].name)), path.steps[1:]
+    return _load("__sglang_modules") if path.root == MODULES else _of_run("value"), path.steps
+
+
+def _key(step: Step) -> ast.expr:
+    """Return the key of a step: a constant, or what lies at a path of attributes."""
+    if step.of is None:
+        return ast.Constant(step.name)
+    key: ast.expr = _load(step.of.root)
+    for attribute in step.of.steps:
+        key = ast.Attribute(key, str(attribute.name), ast.Load())
+    return key
+
+
+def _records(path: Path) -> ast.expr:
+    """Return the path from `inside` or `before`: an event that did not happen has no records.
+
+    Records are mappings.
+    """
+    event = ast.Constant(path.steps[0].name)
+    get = ast.Attribute(_of_run("inside"), "get", ast.Load())
+    here: ast.expr = ast.Call(get, [event, ast.List([], ast.Load())], [])
+    if path.root == BEFORE:
+        here = _call("__sglang_before", event)
+    field = _each_record(path)
+    if field is not None:
+        return _field_of_each(here, field)
+    for index, step in enumerate(path.steps[1:], 2):
+        if step.kind == "each":
+            return _each(here, path.steps[index - 1 :], _go_record)
+        here = _go_record(here, step)
+    return here
+
+
+def _each_record(path: Path) -> str | None:
+    """Return the field of a path inside.EVENT[*].FIELD, which most are; None for any other."""
+    match path.steps:
+        case (_, Step("each", ""), Step("attribute", field)):
+            return str(field)
+    return None
+
+
+def _field_of_each(records: ast.expr, field: str) -> ast.expr:
+    """Return `[each[field] for each in records if field in each]`: records are plain dicts of ours, listed.
+
+    The record of a turn that was left early lacks some fields: it does not count, the others do.
+    """
+    has = ast.Compare(ast.Constant(field), [ast.In()], [_load(_EACH)])
+    conditions: list[ast.expr] = [] if field == _DURATION else [has]
+    value = ast.Subscript(_load(_EACH), ast.Constant(field), ast.Load())
+    target = ast.Name(_EACH, ast.Store())
+    return ast.ListComp(value, [ast.comprehension(target, records, conditions, 0)])
+
+
+def _go(here: ast.expr, step: Step) -> ast.expr:
+    if step.kind == "attribute":
+        return ast.Attribute(here, str(step.name), ast.Load())
+    return _go_record(here, step)
+
+
+def _go_record(here: ast.expr, step: Step) -> ast.expr:
+    if step.kind == "pick":
+        pairs: list[ast.expr] = [
+            ast.Tuple([ast.Constant(n) for n in pair], ast.Load()) for pair in step.names
+        ]
+        return _call("__sglang_pick", here, ast.Tuple(pairs, ast.Load()))
+    return _call("__sglang_key", here, _key(step))
+
+
+def _each(over: ast.expr, steps: tuple[Step, ...], go: Callable[[ast.expr, Step], ast.expr]) -> ast.expr:
+    """Return `[<rest of the path> for each in elements(over)]`; `steps` begins with the step over all."""
+    first, *rest = steps
+    end: ast.expr = _load(_EACH)
+    for index, step in enumerate(rest):
+        if step.kind == "each":
+            end = _each(end, tuple(rest[index:]), go)
+            break
+        end = go(end, step)
+    conditions: list[ast.expr] = []
+    if go is _go_record and rest and rest[0].kind in ("attribute", "key"):  # as in _field_of_each
+        conditions.append(ast.Compare(_key(rest[0]), [ast.In()], [_load(_EACH)]))
+    if first.name:
+        asked = go(_load(_EACH), Step("attribute", first.name))
+        conditions.append(_call("__sglang_truth", asked))
+    target = ast.Name(_EACH, ast.Store())
+    return ast.ListComp(end, [ast.comprehension(target, _call("__sglang_elements", over), conditions, 0)])
+
+
+def _refuse_unbound(here: ast.expr) -> ast.stmt:
+    unbound = ast.Compare(here, [ast.Is()], [_load("__sglang_unbound")])
+    return ast.If(unbound, [ast.Raise(_load("__sglang_unreadable"), None)], [])
+
+
+def _store(name: str, value: ast.expr) -> list[ast.stmt]:
+    """Return what stores a field's value, reduced unless it is a scalar: here, for a call costs as much."""
+    scalar = ast.Compare(_call("__sglang_type", _load(_VALUE)), [ast.In()], [_load("__sglang_scalars")])
+    kept = ast.IfExp(scalar, _load(_VALUE), _call("__sglang_reduce", _load(_VALUE)))
+    return [_assign(_VALUE, value), _store_as_is(name, kept)]
+
+
+def _store_as_is(name: str, value: ast.expr) -> ast.stmt:
+    return ast.Assign([ast.Subscript(_load(_FIELDS), ast.Constant(name), ast.Store())], value)
+
+
+def _assign(name: str, value: ast.expr) -> ast.stmt:
+    return ast.Assign([ast.Name(name, ast.Store())], value)
+
+
+def _of_run(name: str) -> ast.expr:
+    return ast.Attribute(_load(_RUN), name, ast.Load())
+
+
+def _load(name: str) -> ast.expr:
+    return ast.Name(name, ast.Load())
+
+
+def _call(name: str, *arguments: ast.expr) -> ast.expr:
+    return ast.Call(_load(name), list(arguments), [])

@@ -1,0 +1,163 @@
+"""Turn a region's entry in a table into what its probe does: compiled readers, and the locals they need."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sglang_instrument.errors import TableError
+from sglang_instrument.patching.probes.field_readers import (
+    Reader,
+    condition,
+    local_arguments,
+    locals_of,
+    reader,
+)
+from sglang_instrument.patching.probes.step_counter import StepCount, step_count
+from sglang_instrument.patching.tables.field_language import ITEM, RESULT, Expression, Moment, parsed
+from sglang_instrument.patching.tables.regions import Emit, Region
+from sglang_instrument.recording.measure.spans import Span, WatchedSpan, kind_for
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What happens at the two ends of a region; readers are None where there is nothing to read.
+
+    `asks` says that a run may not be wanted, `binds` that it binds something, `collects` that it keeps what
+    finishes within it; `reports` that some region reads this event through `inside`. `wants_inside` are the
+    events that this region reads itself.
+    """
+
+    event: str
+    emit: Emit = "span"
+    phase: str | None = None
+    kind: type[Span] = Span
+    watched: bool = False
+    root: bool = False
+    asks: bool = False
+    binds: bool = False
+    collects: bool = False
+    generator: bool = False
+    reports: bool = False
+    captures: bool = False
+    when: Reader | None = None
+    leader: Reader | None = None
+    bind: Reader | None = None
+    process: Reader | None = None
+    steps: StepCount | None = None
+    new_request: bool = False
+    enter: Reader | None = None
+    exit: Reader | None = None
+    exit_after_error: Reader | None = None
+    ends: Reader | None = None
+    enter_locals: tuple[str, ...] = ()
+    exit_locals: tuple[str, ...] = ()
+    error_locals: tuple[str, ...] = ()
+    wants_result: bool = False
+    wants_item: bool = False
+    wants_inside: frozenset[str] = frozenset()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a span of the event's kind says everything."""
+        return not (self.exit or self._does_more)
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether reading fields at its end is all that a run does."""
+        return not (self.watched or self._does_more)
+
+    @property
+    def _does_more(self) -> bool:
+        at_entry = self.enter or self.asks or self.binds or self.collects
+        later = self.captures or self.reports or self.generator
+        return bool(at_entry or later) or self.emit != "span"
+
+
+def make_plan(region: Region, reports: bool = False) -> Plan:
+    """Compile a region.
+
+    Raises:
+        TableError: An expression is not in the language, or is of no use there; names the region and the key.
+    """
+    leaving: Moment = "item" if region.generator else "exit"
+    when = _parse(region, "when", _optional(region.when), "enter")
+    leader = _parse(region, "leader", _optional(region.leader), "enter")
+    bind = _parse(region, "bind", region.bind, "enter")
+    process = _parse(region, "process", region.process, "enter")
+    enter = _parse(region, "enter", region.enter, "enter")
+    always = _parse(region, "always", region.always, leaving)
+    exit_ = {**always, **_parse(region, "exit", region.exit, leaving)}
+    ends = _parse(region, "ends", _optional(region.ends), leaving)
+    after_error = {**always, **{name: one for name, one in exit_.items() if one.survives_error}}
+    error_locals = locals_of(after_error.values())
+    at_entry = (when, leader, bind, process, enter)
+    entering = locals_of([expression for fields in at_entry for expression in fields.values()])
+    leaving_locals = locals_of([*exit_.values(), *ends.values()])
+    wants_inside = _events(exit_.values())
+    binds = bool(region.bind or region.count_steps or region.new_request or region.root)
+    if region.generator and (binds or wants_inside):
+        raise _error(region, "a generator can bind nothing, be no root and not read `inside`")
+    kind = kind_for(region.event, region.phase, region.sync) if region.emit == "span" else Span
+    return Plan(
+        event=region.event,
+        emit=region.emit,
+        phase=region.phase,
+        kind=kind,
+        watched=issubclass(kind, WatchedSpan),
+        root=region.root,
+        asks=bool(when or process or leader),
+        binds=binds,
+        collects=bool(wants_inside) or region.root,
+        generator=region.generator,
+        reports=reports,
+        captures=bool(region.capture),
+        when=condition(when, local_arguments(entering)),
+        leader=condition(leader, local_arguments(entering)),
+        steps=step_count(region.origin.table) if region.count_steps else None,
+        new_request=region.new_request,
+        bind=reader(bind, local_arguments(entering)),
+        process=reader(process, local_arguments(entering)),
+        enter=reader(enter, local_arguments(entering)),
+        exit=reader(exit_, local_arguments(leaving_locals)),
+        exit_after_error=reader(after_error, local_arguments(error_locals)),
+        ends=condition(ends, local_arguments(leaving_locals)),
+        enter_locals=entering,
+        exit_locals=leaving_locals,
+        error_locals=error_locals,
+        wants_result=any(RESULT in expression.roots for expression in exit_.values()),
+        wants_item=any(ITEM in expression.roots for expression in [*exit_.values(), *ends.values()]),
+        wants_inside=wants_inside,
+    )
+
+
+def wanted_events(regions: Iterable[Region]) -> frozenset[str]:
+    """Return the events that the exit fields of any of `regions` read through `inside`."""
+    wanted: set[str] = set()
+    for region in regions:
+        try:
+            at_exit = {**region.exit, **region.always}
+            wanted |= _events(
+                _parse(region, "exit", at_exit, "item" if region.generator else "exit").values()
+            )
+        except TableError:  # said when the probe of this region is made; the other regions go on
+            continue
+    return frozenset(wanted)
+
+
+def _events(expressions: Iterable[Expression]) -> frozenset[str]:
+    return frozenset().union(*(expression.events for expression in expressions))
+
+
+def _optional(text: str | None) -> dict[str, str]:
+    return {} if text is None else {"": text}
+
+
+def _parse(region: Region, key: str, fields: Mapping[str, str], moment: Moment) -> dict[str, Expression]:
+    try:
+        return {name: parsed(text, moment) for name, text in fields.items()}
+    except TableError as error:
+        raise _error(region, f"{key}: {error}") from None
+
+
+def _error(region: Region, message: str) -> TableError:
+    table, patch, number = region.origin
+    return TableError(f"{table}: patch {patch + 1}: region {number + 1} ({region.event}): {message}")

@@ -1,0 +1,157 @@
+"""Begin a run of a region: the object that stands in the constants of rewritten code, and is called by it.
+
+`contract` says how. A region without fields costs what a plain span costs, for calling its probe is all C;
+each thing that a table asks for adds its own cost and no other.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from sglang_instrument.patching.pickling import NO_PROBE, travelling
+from sglang_instrument.patching.probes import finished_regions
+from sglang_instrument.patching.probes.plan import Plan, make_plan, wanted_events
+from sglang_instrument.patching.probes.region_spans import SKIPPED, Run, Values, begin_reading, holds
+from sglang_instrument.patching.probes.step_counter import new_request_id
+from sglang_instrument.patching.tables.regions import Origin, Region
+from sglang_instrument.recording.measure import context, identity, spans
+from sglang_instrument.recording.measure.context import Bound
+from sglang_instrument.recording.measure.spans import Span
+
+
+class Probe(partial[Any]):
+    """Stand in a code object's constants, and begin a run of its region when called with `enter_locals`.
+
+    A `partial`, because calling one that makes a Struct takes no step of Python. It travels to another
+    process as its region: there it meets code that was made for this very region, whatever tables that
+    process has. `travel` says what becomes of it where this package is not there.
+
+    Attributes:
+        exit_locals: The locals that the fields at exit read.
+        item_locals: The same, of a generator that may end at an item.
+        error_locals: The locals that are read after an exception.
+    """
+
+    region: Region
+    reports: bool
+    plan: Plan
+    counts: bool = False  # the probe is that of a coroutine
+    _counted: "Probe | None" = None
+    enter_locals: tuple[str, ...] = ()
+    exit_locals: tuple[str, ...] = ()
+    item_locals: tuple[str, ...] = ()
+    error_locals: tuple[str, ...] = ()
+    wants_result: bool = False
+    wants_items: bool = False
+    is_moment: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make = _counted if self.counts else make_probe
+        return travelling(NO_PROBE, make, self.region, self.reports)
+
+    def counted(self) -> "Probe":
+        """Return the probe of the same region in a coroutine that counts its awaits; the same each time."""
+        if self._counted is None:
+            self._counted = _dressed(_opener(self.plan, waited=0), self.region, self.plan)
+            self._counted.counts = True
+        return self._counted
+
+
+_probes: dict[tuple[Origin, bool], Probe] = {}
+
+
+def probes_for(regions: Iterable[Region]) -> Callable[[Region], Probe]:
+    """Return `make_probe` for `regions` that may read each other through `inside`."""
+    wanted = wanted_events(regions)
+    return lambda region: make_probe(region, region.event in wanted)
+
+
+def make_probe(region: Region, reports: bool = False) -> Probe:
+    """Return the probe of a region; the same one each time.
+
+    Args:
+        region: What a table says.
+        reports: Whether some region reads this one's event through `inside`.
+
+    Raises:
+        TableError: A field expression is not in the language; names the table, the region and the key.
+    """
+    key = (region.origin, reports)
+    known = _probes.get(key)
+    if known is not None and known.region == region:
+        return known
+    probe = _probes[key] = build_probe(region, reports)
+    return probe
+
+
+def build_probe(region: Region, reports: bool = False) -> Probe:
+    """Return a new probe of a region, as `make_probe` does."""
+    plan = make_plan(region, reports)
+    return _dressed(_opener(plan), region, plan)
+
+
+def _dressed(probe: Probe, region: Region, plan: Plan) -> Probe:
+    """Return the probe with what rewritten code asks of it."""
+    probe.region, probe.reports, probe.plan = region, plan.reports, plan
+    probe.enter_locals, probe.exit_locals = plan.enter_locals, plan.exit_locals
+    probe.error_locals = plan.error_locals
+    probe.item_locals = () if plan.ends is None else plan.exit_locals
+    probe.wants_result, probe.wants_items = plan.wants_result, plan.generator
+    probe.is_moment = plan.emit == "enter"
+    return probe
+
+
+def _counted(region: Region, reports: bool) -> Probe:
+    return make_probe(region, reports).counted()
+
+
+def _opener(plan: Plan, waited: int | None = None) -> Probe:
+    """Return a probe that does what `plan` needs at entry, and no more; `waited` is its spans'."""
+    if plan.is_plain:
+        return Probe(spans.begin, plan.kind, plan.event, plan.phase, waited)
+    if plan.only_reads and plan.exit is not None:
+        return Probe(begin_reading, plan, plan.event, plan.phase, waited, plan.exit)
+    return Probe(_open, plan, waited)
+
+
+def _open(plan: Plan, waited: int | None, *values: Any) -> Any:
+    """Begin a run of a region; of one that is not to be recorded, return what records nothing."""
+    bound = None
+    try:
+        if plan.asks and not _is_wanted(plan, values):
+            return SKIPPED
+        if plan.binds:
+            bound = _bind(plan, values)
+        extra = None if plan.enter is None else plan.enter(None, *values)
+        if plan.emit == "enter":
+            spans.record(Span(plan.event, extra, plan.phase))
+            return SKIPPED
+        run = Run(plan.kind(plan.event, extra, plan.phase, waited), plan)
+        run.bound = bound
+        if plan.collects:
+            run.inside = finished_regions.collect(plan.wants_inside, plan.root)
+        return run
+    except BaseException:
+        if bound is not None:
+            bound.pop()
+        spans.lose("the probe of", plan.event)
+        return SKIPPED
+
+
+def _is_wanted(plan: Plan, values: Values) -> bool:
+    """Return whether this run is to be recorded; the process may be told its number first."""
+    if plan.when is not None and not holds(plan.when(None, *values)):
+        return False
+    if plan.process is not None:
+        identity.learn(**plan.process(None, *values))
+    return plan.leader is None or holds(plan.leader(None, *values))
+
+
+def _bind(plan: Plan, values: Values) -> Bound:
+    """Bind what the table says; a root begins from nothing."""
+    changes = {} if plan.bind is None else plan.bind(None, *values)
+    if plan.steps is not None:
+        changes = plan.steps.name_step(changes)
+    if plan.new_request and changes.get("request_id") is None:
+        changes = {**changes, "request_id": new_request_id()}
+    return context.push(changes, plan.root)

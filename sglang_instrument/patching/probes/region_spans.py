@@ -1,0 +1,269 @@
+"""Be one run of a region: take values from rewritten code, and read the fields when the region ends.
+
+A run holds the program's own objects, and only while its block is open; its span, which is the record, never
+does. Nothing here raises into the function: what fails is skipped, counted and said once.
+"""
+
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Any, Final
+
+from msgspec import Struct
+
+from sglang_instrument import native
+from sglang_instrument.patching.probes import finished_regions
+from sglang_instrument.patching.probes.field_readers import Reader
+from sglang_instrument.patching.probes.finished_regions import Inside
+from sglang_instrument.patching.probes.plan import Plan
+from sglang_instrument.patching.tables.field_functions import UNBOUND
+from sglang_instrument.recording.measure import spans
+from sglang_instrument.recording.measure.context import Bound
+from sglang_instrument.recording.measure.losses import swallowed_now
+from sglang_instrument.recording.measure.spans import Span
+
+Values = tuple[Any, ...]
+
+
+class Run(Struct, eq=False):
+    """One run of a region.
+
+    `values` are the locals at the last statement, `error_values` those when an exception passed, `value` is
+    what is returned, or the item. `bound` is what the region bound, `inside` what finished within it. Of a
+    generator, `first_item` is when it gave the first of its `items`; it may have `finished` before its block.
+    """
+
+    span: Span
+    plan: Plan
+    reader: Reader | None = None  # of the fields at its end, where reading them is all there is to do
+    values: Values | None = None
+    error_values: Values | None = None
+    value: Any = None
+    bound: Bound | None = None
+    inside: Inside | None = None
+    items: int = 0
+    first_item: int = 0
+    finished: bool = False
+
+    def __enter__(self) -> "Run":
+        self.span.__enter__()
+        return self
+
+    def __exit__(
+        self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        values, reader, span = self.values, self.reader, self.span
+        if reader is None or values is None or error is not None:
+            leave_run(self, error, value)
+            return
+        try:
+            span.stop(None, None)
+            span.extra = reader(self, *values)
+            self.values = self.value = None
+            spans.buffer.append(span)
+        except BaseException:
+            spans.lose("the probe of", span.event)
+
+    def leave(self, *values: Any) -> None:
+        """Take the locals that the exit fields read, as they are at the region's last statement."""
+        self.values = values
+
+    def fail(self, *values: Any) -> None:
+        """Take the locals that are read after an exception, as they are when it passes."""
+        self.error_values = values
+
+    def leave_result(self, result: Any, *values: Any) -> Any:
+        """Take the returned value and the locals; return the former."""
+        self.value = result
+        self.values = values
+        return result
+
+    def capture(self, name: str, value: Any) -> Any:
+        """Take the argument of a call within the region as a field; return it."""
+        capture_value(self, name, value)
+        return value
+
+    def item(self, item: Any, *values: Any) -> Any:
+        """Count an item on its way out, with the locals that say whether it is the last; return it."""
+        count_item(self, item, values)
+        return item
+
+    @property
+    def duration_sec(self) -> float:
+        """Wall time in seconds; up to now while the region is open."""
+        return self.span.duration_sec
+
+
+class Skipped:
+    """A run of which nothing is recorded."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> "Skipped":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def leave(self, *values: Any) -> None:
+        """Take nothing."""
+
+    def fail(self, *values: Any) -> None:
+        """Take nothing."""
+
+    def leave_result(self, result: Any, *values: Any) -> Any:
+        """Return the result."""
+        return result
+
+    def capture(self, name: str, value: Any) -> Any:
+        """Return the value."""
+        return value
+
+    def item(self, item: Any, *values: Any) -> Any:
+        """Return the item."""
+        return item
+
+
+SKIPPED: Final = Skipped()
+
+
+def begin_reading(
+    plan: Plan, event: str, phase: str | None, waited: int | None, reader: Reader
+) -> Run | Skipped:
+    """Begin a run of a region that reads fields at its end and does no more."""
+    try:
+        return Run(Span(event, None, phase, waited), plan, reader)
+    except BaseException:
+        spans.lose("the probe of", event)
+        return SKIPPED
+
+
+def leave_run(run: Run, error: type[BaseException] | None, value: BaseException | None) -> None:
+    """End a run whose block is left."""
+    try:
+        if run.finished:  # at an item, before
+            _forget_values(run)
+        elif error is GeneratorExit and run.plan.generator:  # the consumer has seen enough
+            _end(run, None, None)
+        else:
+            _end(run, error, value)
+    except BaseException:
+        spans.lose("recording a span")
+
+
+def count_item(run: Run, item: Any, handed: Values) -> None:
+    """Count an item of a generator, and end its run if this is the last one.
+
+    A consumer may drop a generator long after the last item that it wants, or never run it to its end.
+    """
+    try:
+        if not run.items:
+            run.first_item = perf_counter_ns()
+        run.items += 1
+        plan = run.plan
+        if run.finished:
+            return
+        if plan.wants_item:
+            run.value = item
+        if plan.ends is not None:
+            values = handed or _or_unbound(run.values, plan.exit_locals)
+            if holds(plan.ends(run, *values)):
+                run.finished = True
+                run.values = values  # which the fields at exit read, too
+                _end(run, None, None)
+    except BaseException:
+        _swallow(run)
+
+
+def capture_value(run: Run, name: str, value: Any) -> None:
+    """Let a value be a field of a run that is open."""
+    try:
+        run.span.add(**{name: value})
+    except BaseException:
+        _swallow(run)
+
+
+def holds(condition: dict[str, Any]) -> bool:
+    """Return whether a condition was met; one that could not be read was not."""
+    return any(condition.values())
+
+
+def _end(run: Run, error: type[BaseException] | None, value: BaseException | None) -> None:
+    """Read the fields of a run, give it to the buffer and to those around it, and unbind what it bound."""
+    plan, span = run.plan, run.span
+    try:
+        span.stop(error, value)
+        if run.inside is not None:
+            finished_regions.stop(run.inside)
+        _read(run, error is not None)
+        if plan.emit == "span":
+            spans.buffer.append(span)
+        elif error is None:  # a point says that something happened
+            spans.record(Span(span.event, span.extra, span.phase, context=span.context))
+    except BaseException:
+        spans.lose("the probe of", span.event)
+    finally:
+        _let_go(run)
+
+
+def _read(run: Run, failed: bool) -> None:
+    """Read the fields of a run that has ended."""
+    plan, span = run.plan, run.span
+    if failed:  # the other locals may be those of an earlier turn
+        reader, values = plan.exit_after_error, _or_unbound(run.error_values, plan.error_locals)
+    else:
+        reader, values = plan.exit, _or_unbound(run.values, plan.exit_locals)
+    if reader is not None:
+        fields = reader(run, *values)
+        span.extra = fields if span.extra is None else {**span.extra, **fields}
+    if plan.generator:
+        counted: dict[str, Any] = {"items": run.items}
+        if run.items:
+            counted["first_item_sec"] = (run.first_item - span.start) / 1e9
+        span.extra = {**counted, **(span.extra or {})}
+
+
+def _let_go(run: Run) -> None:
+    plan, span = run.plan, run.span
+    if plan.watched:
+        spans.note_closed(span)
+    _forget_values(run)
+    own, run.inside, bound, run.bound = run.inside, None, run.bound, None
+    try:
+        if own is not None:
+            finished_regions.end(own)
+            finished_regions.stop(own)  # if that is not done yet
+        if plan.reports and plan.emit == "span":
+            finished_regions.report(span)
+    except BaseException:
+        _swallow(run)
+    if bound is not None:  # after the record is kept: this may end the step that it belongs to
+        try:
+            bound.pop()
+        except BaseException:
+            _swallow(run)
+
+
+def _swallow(run: Run) -> None:
+    """Note the error that is being handled."""
+    try:
+        swallowed_now(f"the probe of {run.span.event}")
+    except MemoryError:  # for the text
+        pass
+
+
+def _forget_values(run: Run) -> None:
+    run.values = run.error_values = run.value = None
+
+
+def _or_unbound(values: Values | None, names: tuple[str, ...]) -> Values:
+    """Return the values of locals that were handed over, if they were.
+
+    Rewritten code that may not add a local hands nothing over. Its frame is not read instead: before Python
+    3.13 that changes the dict which the function's own `locals()` returned.
+    """
+    return (UNBOUND,) * len(names) if values is None else values
+
+
+_compiled = native.take_over(globals(), "runs", "Run", "begin_reading")
+if _compiled is not None:
+    _compiled.connect(leave_run, count_item, capture_value, SKIPPED)

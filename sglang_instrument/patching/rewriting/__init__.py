@@ -1,0 +1,1 @@
+"""Put probes into running functions, and take them out again."""

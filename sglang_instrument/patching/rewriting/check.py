@@ -1,0 +1,229 @@
+"""Resolve tables against source that is read, not imported: what would be found, in this or any version."""
+
+import ast
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sglang_instrument.patching.places.anchors import Block, FunctionDef, statement_lists
+from sglang_instrument.patching.places.bindings import Bindings
+from sglang_instrument.patching.places.source import parse
+from sglang_instrument.patching.places.source_archives import InstalledPackages, SourceTree
+from sglang_instrument.patching.places.versions import is_release, numbers_of
+from sglang_instrument.patching.rewriting.sites import Site, Wanted, best_sites, place, without_function
+from sglang_instrument.patching.rewriting.unreadable_fields import with_dead_fields
+from sglang_instrument.patching.tables.regions import Patch, Table, Target
+
+#: Names that lead from module to module, each importing it from the next.
+_LONGEST_WAY: Final = 8
+
+_Named = ast.stmt
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One table against one source.
+
+    `sites` is None where the source has none of the table's packages. `by_shape`: the source tells no version
+    of a release, so that the regions that were found say what to expect.
+    """
+
+    table: Table
+    source: str
+    version: str | None
+    sites: tuple[Site, ...] | None
+    by_shape: bool = False
+
+
+def check(tables: Sequence[Table], tree: SourceTree | None = None) -> list[Checked]:
+    """Resolve every region of `tables` in `tree`, default what is installed; nothing is imported."""
+    tree = InstalledPackages() if tree is None else tree
+    definitions = Definitions(tree)
+    checked = []
+    for table in tables:
+        version = tree.version(table.package)
+        if all(tree.module(module) is None for module in table.modules):
+            checked.append(Checked(table, tree.name, version, None))
+        else:
+            known = version if is_release(version) else None
+            sites = _check_table(definitions, table, known)
+            checked.append(Checked(table, tree.name, version, sites, known is None))
+    for package in {one.table.package for one in checked if one.by_shape}:
+        version = _version_by_shape([one for one in checked if one.table.package == package])
+        for at, one in enumerate(checked):
+            if one.by_shape and one.table.package == package:
+                checked[at] = replace(one, sites=_check_table(definitions, one.table, version))
+    return checked
+
+
+def _version_by_shape(checked: Sequence[Checked]) -> str:
+    """Return the version, of those that a package's tables tell apart, that fits what was found best.
+
+    The fewest regions of this version are missing; among equals, most of its regions are found, then it is
+    the newest. A version without any found region comes last.
+    """
+    requirements = [(site, site.region.requires) for one in checked for site in one.sites or ()]
+    edges = {edge for _, requires in requirements if requires is not None for edge in requires.edges}
+
+    def against(version: str) -> tuple[bool, int, int]:
+        due = [site for site, requires in requirements if requires is None or requires.admits(version)]
+        found = sum(site.state == "found" for site in due)
+        return not found, sum(site.state != "found" and site.expected for site in due), -found
+
+    return min(sorted({*edges, "0"}, key=numbers_of, reverse=True), key=against)
+
+
+def _check_table(definitions: "Definitions", table: Table, version: str | None) -> tuple[Site, ...]:
+    return tuple(site for patch in table.patches for site in _check_patch(definitions, patch, version))
+
+
+def _check_patch(definitions: "Definitions", patch: Patch, version: str | None) -> list[Site]:
+    sites: list[Site] = []
+    done: list[FunctionDef] = []  # two candidates may lead to one function
+    for module in dict.fromkeys(target.module for target in patch.targets):
+        candidates = [target for target in patch.targets if target.module == module]
+        try:
+            found = _first(definitions, candidates)
+        except Unparsed as reason:
+            sites += _missing(str(reason), patch, candidates, version)
+            continue
+        if found is None:
+            sites += _missing(_what_is_missing(definitions, candidates), patch, candidates, version)
+        elif found[1] not in done:
+            target, definition = found
+            wanted = [Wanted(region, target, version) for region in patch.regions]
+            bindings = Bindings(definition)
+            placed = place(definition, wanted, bindings)
+            sites += [with_dead_fields(one.site, bindings) for one in placed]
+            done.append(definition)
+    return best_sites(patch, sites)
+
+
+def _first(definitions: "Definitions", candidates: Sequence[Target]) -> tuple[Target, FunctionDef] | None:
+    """Return the first candidate that exists, and its definition."""
+    for target in candidates:
+        definition = definitions.find(target)
+        if definition is not None:
+            return target, definition
+    return None
+
+
+def _missing(note: str, patch: Patch, candidates: Sequence[Target], version: str | None) -> list[Site]:
+    wanted = [Wanted(region, candidates[0], version) for region in patch.regions]
+    return without_function(wanted, "missing", note)
+
+
+def _what_is_missing(definitions: "Definitions", candidates: Sequence[Target]) -> str:
+    module = candidates[0].module
+    names = " or ".join(target.name for target in candidates)
+    return f"{module} has no {names}" if definitions.has_module(module) else f"no module {module}"
+
+
+class Unparsed(Exception):  # noqa: N818 - an answer of the search, not an error that reaches anybody
+    """A module on the way to a definition is not in the syntax of this Python."""
+
+
+class Definitions:
+    """Finds functions by name as `import` and inheritance would."""
+
+    def __init__(self, tree: SourceTree) -> None:
+        self._tree = tree
+        self._modules: dict[str, ast.Module | str | None] = {}  # a text is why it cannot be parsed
+
+    def has_module(self, name: str) -> bool:
+        """Say whether the tree has a module."""
+        return self._module(name) is not None
+
+    def find(self, target: Target) -> FunctionDef | None:
+        """Return the definition of a target; None if there is none, or if only running code could tell.
+
+        Raises:
+            Unparsed: A module that may have it cannot be parsed.
+        """
+        first, *rest = target.name.split(".")
+        found = self._global(target.module, first)
+        for part in rest:
+            found = None if found is None else self._member(*found, part)
+        node = None if found is None else found[1]
+        return node if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
+
+    def _module(self, name: str) -> ast.Module | None:
+        if name not in self._modules:
+            text = self._tree.module(name)
+            try:
+                self._modules[name] = None if text is None else parse(text)
+            except (SyntaxError, ValueError) as error:
+                self._modules[name] = f"{name}: {_fault(error)}"
+        found = self._modules[name]
+        if isinstance(found, str):
+            raise Unparsed(found)
+        return found
+
+    def _global(self, module: str, name: str, way: int = 0) -> tuple[str, _Named] | None:
+        """Return the definition of a module's name, and the module that it stands in."""
+        tree = self._module(module)
+        if tree is None or way > _LONGEST_WAY:
+            return None
+        found = _named(tree.body, name)
+        if isinstance(found, ast.ImportFrom):
+            source, original = self._imported(module, found, name)
+            return self._global(source, original, way + 1)
+        if isinstance(found, ast.Assign) and isinstance(found.value, ast.Name):
+            return self._global(module, found.value.id, way + 1)
+        return None if found is None else (module, found)
+
+    def _member(self, module: str, owner: _Named, name: str) -> tuple[str, _Named] | None:
+        """Return the definition of a class's member, in it or in the classes that it inherits from."""
+        if not isinstance(owner, ast.ClassDef):
+            return None
+        found = _named(owner.body, name)
+        if isinstance(found, ast.Assign) and isinstance(found.value, ast.Name):
+            return self._member(module, owner, found.value.id)
+        if found is not None:
+            return module, found
+        for base in owner.bases:
+            inherited = self._global(module, base.id) if isinstance(base, ast.Name) else None
+            member = None if inherited is None else self._member(*inherited, name)
+            if member is not None:
+                return member
+        return None
+
+    def _imported(self, module: str, statement: ast.ImportFrom, name: str) -> tuple[str, str]:
+        original = next(alias.name for alias in statement.names if (alias.asname or alias.name) == name)
+        if not statement.level:
+            return statement.module or "", original
+        is_package = self._tree.read(f"{module.replace('.', '/')}/__init__.py") is not None
+        parts = module.split(".")
+        parts = parts[: len(parts) - statement.level + is_package]
+        return ".".join([*parts, *([statement.module] if statement.module else [])]), original
+
+
+def _fault(error: SyntaxError | ValueError) -> str:
+    python = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+    if isinstance(error, SyntaxError) and error.lineno is not None:
+        return f"syntax error at line {error.lineno} for {python}: {error.msg}"
+    return f"cannot be parsed by {python}: {error}"
+
+
+def _named(body: Block, name: str) -> _Named | None:
+    """Return the last statement of a module or class that binds `name`."""
+    found = None
+    for statement in _with_branches(body):
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            bound = statement.name == name
+        elif isinstance(statement, ast.ImportFrom):
+            bound = any((alias.asname or alias.name) == name for alias in statement.names)
+        elif isinstance(statement, ast.Assign):
+            bound = any(isinstance(target, ast.Name) and target.id == name for target in statement.targets)
+        else:
+            bound = False
+        found = statement if bound else found
+    return found
+
+
+def _with_branches(body: Block) -> Iterator[ast.stmt]:
+    for statement in body:
+        yield statement
+        for inner in statement_lists(statement):
+            yield from _with_branches(inner)

@@ -1,0 +1,123 @@
+"""Find the expressions that a region may be: calls of a function, and the entering of a `with` block."""
+
+import ast
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from sglang_instrument.patching.places.anchors import DEFINITIONS, Anchor, Anchors, FunctionDef, walk_own
+from sglang_instrument.patching.places.bindings import Bindings
+from sglang_instrument.patching.probes.expression_probes import CallProbe, EnterProbe, SpotProbe
+from sglang_instrument.patching.rewriting.constants import Constants
+from sglang_instrument.patching.rewriting.handover import located
+from sglang_instrument.patching.tables.field_functions import UNBOUND
+
+_COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_SCOPES: Final = (*DEFINITIONS, ast.Lambda, *_COMPREHENSIONS)
+_WITH: Final = (ast.With, ast.AsyncWith)
+
+
+class Spot(NamedTuple):
+    """An expression to be measured, in `scope` of the function: a call, or what a `with` enters."""
+
+    owner: ast.Call | ast.withitem
+    scope: ast.AST
+
+    @property
+    def expression(self) -> ast.expr:
+        """The expression as it stands: what is called, or what is entered."""
+        return self.owner.func if isinstance(self.owner, ast.Call) else self.owner.context_expr
+
+    @property
+    def probe_kind(self) -> type[SpotProbe]:
+        """What measures it."""
+        return CallProbe if isinstance(self.owner, ast.Call) else EnterProbe
+
+
+def find_spots(definition: FunctionDef, anchors: Anchors) -> list[Spot]:
+    """Return the expressions that `anchors` describe, in nested functions and comprehensions, too."""
+    return [
+        spot
+        for scope in _scopes(definition)
+        for node in _own_nodes(scope)
+        for spot in _spots_of(node, anchors, scope)
+    ]
+
+
+def lines_of(spots: Iterable[Spot]) -> tuple[int, int]:
+    """Return the first and the last line of the expressions."""
+    nodes = [spot.expression for spot in spots]
+    return min(node.lineno for node in nodes), max(node.end_lineno or node.lineno for node in nodes)
+
+
+def put_probe(spot: Spot, probe: SpotProbe, bindings: Bindings, constants: Constants) -> None:
+    """Let `probe` make of the expression one that is measured: `PROBE(expression, values)`.
+
+    Of a call that is the whole call: the function is called where it was, and sees its caller's frame.
+    """
+    seen = {node.id for node in _own_nodes(spot.scope) if isinstance(node, ast.Name)}
+    is_always = bindings.is_always if bindings.is_of(spot.scope) else bindings.is_always_within
+    values = [
+        ast.Name(name, ast.Load()) if name in seen and is_always(name) else constants.hold(UNBOUND)
+        for name in probe.locals
+    ]
+    held, owner = constants.hold(probe), spot.owner
+    if isinstance(owner, ast.Call):  # becomes the call of the probe, wherever it stands
+        called = ast.copy_location(ast.Call(owner.func, owner.args, owner.keywords), owner)
+        owner.func, owner.args, owner.keywords = located(held, owner), [called, *values], []
+        located(owner, called)
+    else:
+        call = ast.Call(held, [owner.context_expr, *values], [])
+        owner.context_expr = located(call, owner.context_expr)
+
+
+def _spots_of(node: ast.AST, anchors: Anchors, scope: ast.AST) -> Iterator[Spot]:
+    if anchors.call and isinstance(node, ast.Call) and _names(node.func) & {*anchors.call}:
+        yield Spot(node, scope)
+    if anchors.entering and isinstance(node, _WITH):
+        for item in node.items:
+            if _mentions(item.context_expr, anchors.entering):
+                yield Spot(item, scope)
+
+
+def _names(called: ast.expr) -> set[str]:
+    name = getattr(called, "attr", None) or getattr(called, "id", None)
+    return {name} if isinstance(name, str) else set()
+
+
+def _mentions(expression: ast.expr, anchor: Anchor) -> bool:
+    return any(
+        not {getattr(node, "id", None), getattr(node, "attr", None)}.isdisjoint(anchor)
+        for node in walk_own(expression, opaque=_SCOPES)
+    )
+
+
+def _scopes(definition: ast.AST) -> Iterator[ast.AST]:
+    """Yield the function and the scopes in it, classes apart: their bodies run with names of their own."""
+    yield definition
+    for node in _own_nodes(definition):
+        if isinstance(node, _SCOPES) and not isinstance(node, ast.ClassDef):
+            yield from _scopes(node)
+
+
+def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
+    """Yield what runs in a scope itself; of the scopes in it only their nodes, and what runs out here."""
+    waiting = list(_inside(scope))
+    while waiting:
+        node = waiting.pop(0)
+        yield node
+        if isinstance(node, _COMPREHENSIONS):
+            waiting.append(node.generators[0].iter)
+        elif not isinstance(node, _SCOPES):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def _inside(scope: ast.AST) -> Iterator[ast.AST]:
+    if isinstance(scope, DEFINITIONS):
+        yield from scope.body
+    elif isinstance(scope, ast.Lambda):
+        yield scope.body
+    elif isinstance(scope, _COMPREHENSIONS):
+        for child in ast.iter_child_nodes(scope):
+            parts = ast.iter_child_nodes(child) if isinstance(child, ast.comprehension) else (child,)
+            # The first iterable runs in the scope around.
+            yield from (part for part in parts if part is not scope.generators[0].iter)

@@ -1,0 +1,260 @@
+"""Write the calls by which a region hands values to its probe: at its start, its end, its ways out."""
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from sglang_instrument.patching.places.anchors import Block, FunctionDef
+from sglang_instrument.patching.places.bindings import Bindings
+from sglang_instrument.patching.probes.contract import Probe
+from sglang_instrument.patching.rewriting.constants import Constants
+from sglang_instrument.patching.tables.field_functions import UNBOUND
+
+_RESULT: Final = "_sglang_instrument_result"
+_LEAVING: Final = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+
+Node = TypeVar("Node", bound=ast.AST)
+Names = frozenset[str]
+
+
+def located(node: Node, at: ast.AST) -> Node:
+    """Give `node` and what is below it the line of `at`, where they have none of their own; return it."""
+    for one in ast.walk(node):
+        if isinstance(one, (ast.expr, ast.stmt, ast.excepthandler)) and not hasattr(one, "lineno"):
+            one.lineno = one.end_lineno = at.lineno  # type: ignore[attr-defined]
+            one.col_offset = one.end_col_offset = at.col_offset  # type: ignore[attr-defined]
+    return node
+
+
+@dataclass(eq=False)
+class Handing:
+    """One region of a function that is being rewritten, and what its probe wants.
+
+    `sure_at_start` and `sure_at_end` are the locals that surely have a value there; others are handed over
+    under a guard. `sure_at_yields` has those of each `yield`, by the id of its node. `at` is the statement
+    whose line the generated code carries. `counts_waiting`: the function is a coroutine whose awaits are
+    counted, and the region's span is told.
+    """
+
+    number: int
+    probe: Probe
+    constants: Constants
+    bindings: Bindings
+    sure_at_start: Names
+    sure_at_end: Names
+    sure_at_yields: Mapping[int, Names]
+    at: ast.stmt
+    captures: bool
+    counts_waiting: bool = False
+    node: ast.With | None = field(default=None, init=False)
+
+    @property
+    def local(self) -> str | None:
+        """The local that holds the open region; None where nothing is handed over after the start."""
+        probe = self.probe
+        wanted = (
+            self._guards_start
+            or probe.exit_locals
+            or probe.error_locals
+            or probe.wants_result
+            or probe.wants_items
+        )
+        return (
+            f"_sglang_instrument_{self.number}"
+            if not self.bindings.are_read and (wanted or self.captures)
+            else None
+        )
+
+    def open_around(self, body: Block) -> Block:
+        """Return the statements that open the region, with `body` in it.
+
+        Where a local may have no value, the region is opened before the `with`: a guard around the `with`
+        itself would catch the body's own errors.
+        """
+        names = self.probe.enter_locals
+        if self.local is not None and self._guards_start:
+            opened: ast.expr = ast.Name(self.local, ast.Load())
+            guard = [self._guarded(self._open(names, None), self._open(names, self.sure_at_start))]
+        else:
+            opened = self._open(names, self.sure_at_start)
+            guard = []
+        if self.probe.is_moment and self.local is None:
+            return [located(ast.Expr(opened), self.at), *body]
+        stored = ast.Name(self.local, ast.Store()) if self.local is not None else None
+        self.node = ast.With(items=[ast.withitem(opened, stored)], body=body)
+        return [located(statement, self.at) for statement in (*guard, self.node)]
+
+    def leave(self, sure: Names, result: ast.expr | None = None) -> Block:
+        """Return the statements that hand over the exit locals, and the result where one is wanted."""
+        names = self.probe.exit_locals
+        wanted = result is not None and self.probe.wants_result
+        if self.local is None or not (names or wanted):
+            return []
+        method = "leave_result" if wanted else "leave"
+        return self._hand(method, names, sure, [result] if result is not None and wanted else [])
+
+    def item(self, node: ast.Yield) -> ast.Call:
+        """Return what hands an item over on its way out, with the locals that are read there.
+
+        An expression can have no guard: a local that may have no value there is not read.
+        """
+        item = node.value if node.value is not None else ast.Constant(None)
+        sure = self.sure_at_yields.get(id(node), frozenset())
+        return self.call("item", [item, *self._values(self.probe.item_locals, sure)])
+
+    def handing_over_on_errors(self, body: Block) -> Block:
+        """Return the statements, which hand over when a generator is closed or an exception passes."""
+        handlers = [
+            ast.ExceptHandler(self.constants.hold(kind), None, [*handing, ast.Raise()])
+            for kind, handing in (
+                (GeneratorExit, self.leave(self.sure_at_start) if self.probe.wants_items else []),
+                (BaseException, self._hand("fail", self.probe.error_locals, self.sure_at_start)),
+            )
+            if handing
+        ]
+        return [ast.Try(body=body, handlers=handlers, orelse=[], finalbody=[])] if handlers else body
+
+    def call(self, method: str, arguments: list[ast.expr]) -> ast.Call:
+        """Return a call of the open region's method."""
+        local = ast.Name(self.local or "", ast.Load())
+        return ast.Call(ast.Attribute(local, method, ast.Load()), arguments, [])
+
+    def _hand(self, method: str, names: Sequence[str], sure: Names, first: Sequence[ast.expr] = ()) -> Block:
+        """Return the statements that call a method with `first` and the values of the names, if any."""
+        if not (names or first):
+            return []
+        handed = ast.Expr(self.call(method, [*first, *self._values(names, None)]))
+        if self._all_sure(names, sure):
+            return [handed]
+        return [self._try(handed, ast.Expr(self.call(method, [*first, *self._values(names, sure)])))]
+
+    @property
+    def _guards_start(self) -> bool:
+        return not self._all_sure(self.probe.enter_locals, self.sure_at_start)
+
+    def _all_sure(self, names: Iterable[str], sure: Names) -> bool:
+        return all(name in sure or not self.bindings.has(name) for name in names)
+
+    def _open(self, names: Iterable[str], sure: Names | None) -> ast.Call:
+        probe = self.probe.counted() if self.counts_waiting else self.probe
+        return ast.Call(self.constants.hold(probe), self._values(names, sure), [])
+
+    def _values(self, names: Iterable[str], sure: Names | None) -> list[ast.expr]:
+        """Return a node for each name: UNBOUND for what is no local, and for what is not `sure`, if given."""
+        return [
+            ast.Name(name, ast.Load())
+            if self.bindings.has(name) and (sure is None or name in sure)
+            else self.constants.hold(UNBOUND)
+            for name in names
+        ]
+
+    def _guarded(self, opened: ast.expr, with_sure: ast.expr) -> ast.Try:
+        target = self.local or ""
+        first, second = (ast.Assign([ast.Name(target, ast.Store())], one) for one in (opened, with_sure))
+        return self._try(first, second)
+
+    def _try(self, body: ast.stmt, fallback: ast.stmt) -> ast.Try:
+        unbound = ast.ExceptHandler(self.constants.hold(NameError), None, [fallback])
+        return ast.Try(body=[body], handlers=[unbound], orelse=[], finalbody=[])
+
+
+class HandOver(ast.NodeTransformer):
+    """Insert the calls at the ends of regions, at the returns and the yields in them."""
+
+    def __init__(self, regions: Iterable[Handing]) -> None:
+        self._regions = {id(region.node): region for region in regions if region.local is not None}
+        self._open: list[Handing] = []
+        self._loops: list[int] = []  # of the loops around, how many regions were open before
+
+    def over(self, definition: FunctionDef) -> None:
+        """Go over the statements of a function whose regions are open."""
+        if not self._regions:
+            return
+        definition.body[:] = self._visited(definition.body)
+
+    def visit_With(self, node: ast.With) -> ast.With:
+        """Keep a region in mind while its statements are visited, and let it hand over behind them."""
+        region = self._regions.get(id(node))
+        if region is None:
+            self.generic_visit(node)
+            return node
+        self._open.append(region)
+        self.generic_visit(node)
+        self._open.pop()
+        if not isinstance(node.body[-1], _LEAVING):
+            node.body += region.leave(region.sure_at_end)
+        node.body = [located(one, region.at) for one in region.handing_over_on_errors(node.body)]
+        return node
+
+    def visit_For(self, node: ast.For) -> ast.For:
+        """Keep in mind which regions a `break` in the loop does not leave."""
+        node.iter = self.visit(node.iter)
+        self._visit_loop(node)
+        return node
+
+    def visit_AsyncFor(self, node: ast.AsyncFor) -> ast.AsyncFor:
+        """As a `for`."""
+        node.iter = self.visit(node.iter)
+        self._visit_loop(node)
+        return node
+
+    def visit_While(self, node: ast.While) -> ast.While:
+        """As a `for`."""
+        node.test = self.visit(node.test)
+        self._visit_loop(node)
+        return node
+
+    def visit_Break(self, node: ast.Break) -> ast.AST | list[ast.stmt]:
+        """Hand over before a way out of the regions that lie in the loop."""
+        left = self._open[self._loops[-1] if self._loops else 0 :]
+        return [*self._leaving(left, node), node]
+
+    def visit_Continue(self, node: ast.Continue) -> ast.AST | list[ast.stmt]:
+        """As a `break`."""
+        left = self._open[self._loops[-1] if self._loops else 0 :]
+        return [*self._leaving(left, node), node]
+
+    def visit_Return(self, node: ast.Return) -> ast.AST | list[ast.stmt]:
+        """Hand over between the moment when the returned value is known and the return itself."""
+        self.generic_visit(node)
+        # A generator's bare `return` must stay bare.
+        result = ast.Name(_RESULT, ast.Load()) if node.value is not None else None
+        handing = [
+            one for region in reversed(self._open) for one in region.leave(region.sure_at_start, result)
+        ]
+        if not handing:
+            return node
+        if node.value is None:
+            return [*(located(one, node) for one in handing), node]
+        stored = ast.Assign([ast.Name(_RESULT, ast.Store())], node.value)
+        node.value = ast.Name(_RESULT, ast.Load())
+        return [located(one, node) for one in (stored, *handing, node)]
+
+    def visit_Yield(self, node: ast.Yield) -> ast.Yield:
+        """Let generator regions see the item that is yielded."""
+        self.generic_visit(node)
+        for region in reversed(self._open):
+            if region.probe.wants_items:
+                node.value = located(region.item(node), node)
+        return node
+
+    def _visit_loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
+        self._loops.append(len(self._open))
+        node.body = self._visited(node.body)
+        self._loops.pop()
+        node.orelse = self._visited(node.orelse)
+
+    def _visited(self, block: Block) -> Block:
+        visited = [self.visit(statement) for statement in block]
+        return [one for part in visited for one in (part if isinstance(part, list) else [part])]
+
+    @staticmethod
+    def _leaving(regions: list[Handing], at: ast.stmt) -> Block:
+        handing = [one for region in reversed(regions) for one in region.leave(region.sure_at_start)]
+        return [located(one, at) for one in handing]
+
+    def _opaque(self, node: Node) -> Node:
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _opaque  # noqa: N815 - names of ast

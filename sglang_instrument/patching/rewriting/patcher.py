@@ -1,0 +1,227 @@
+"""Apply tables to the modules of this process, those imported already and those to come, and undo it all."""
+
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from types import FunctionType, ModuleType
+from typing import Any
+
+from sglang_instrument.patching.places.targets import Found, find_target
+from sglang_instrument.patching.places.versions import installed_version
+from sglang_instrument.patching.probes.contract import Probe
+from sglang_instrument.patching.rewriting.apply import (
+    Applier,
+    MakeProbe,
+    garbage_collection_paused,
+    resume_garbage_collection,
+)
+from sglang_instrument.patching.rewriting.imports import ImportWatch
+from sglang_instrument.patching.rewriting.sites import Site, Wanted, best_sites, without_function
+from sglang_instrument.patching.rewriting.swap import SwappedCode, SwappedEntry
+from sglang_instrument.patching.tables.regions import Origin, Patch, Table, Target
+from sglang_instrument.recording.safety.guard import let_through
+
+Wrap = Callable[[Callable[..., Any], Probe], Callable[..., Any]]
+
+
+@dataclass(eq=False)
+class _Job:
+    """A function and the regions wanted in it."""
+
+    function: FunctionType
+    wanted: list[Wanted] = field(default_factory=list)
+
+    def add(self, wanted: Iterable[Wanted]) -> None:
+        """Add the regions of a name that leads to the function; two names may lead to one."""
+        known = {one.region.origin for one in self.wanted}
+        self.wanted += [one for one in wanted if one.region.origin not in known]
+
+
+class Patcher:
+    """Keeps the functions that tables name under probes, from `install()` to `uninstall()`.
+
+    Both may be called at any time, from any thread, again and again. No method raises because of a target:
+    what could not be patched is left as it is, and `results()` says so.
+
+    Args:
+        tables: what is wanted.
+        make_probe: gives the probe of a region; may raise TableError.
+        wrap: wraps a function without source in a probe; without it such targets are left alone.
+        patched: is called after targets of a module were looked for, found or not.
+    """
+
+    def __init__(
+        self,
+        tables: Iterable[Table],
+        *,
+        make_probe: MakeProbe,
+        wrap: Wrap | None = None,
+        patched: Callable[[], object] | None = None,
+    ) -> None:
+        self._tables = tuple(tables)
+        self._make_probe = make_probe
+        self._wrap = wrap
+        self._told = patched
+        self._lock = (
+            threading.RLock()
+        )  # held while a target's import calls back, so never while importing one
+        self._watch = ImportWatch(self._on_import)
+        self._installed = False
+        self._swaps: dict[int, tuple[SwappedCode, _Job]] = {}
+        self._entries: list[SwappedEntry] = []
+        self._patched: dict[str, ModuleType] = {}
+        self._sites: dict[tuple[Target, Origin], Site] = {}
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Names of the modules that hold targets."""
+        return frozenset(name for table in self._tables for name in table.modules)
+
+    def install(self) -> None:
+        """Patch what is imported, and from now on what will be."""
+        with self._lock:
+            self._installed = True
+            self._watch.start(self.modules)
+            self._patch_ready()
+
+    def restart_in_child(self) -> None:
+        """Be usable in a forked child, whose parent may have been patching on another thread."""
+        self._lock = threading.RLock()
+        resume_garbage_collection()
+
+    def uninstall(self) -> list[str]:
+        """Restore everything; return what could not be, because somebody else changed it after us."""
+        with self._lock:
+            self._installed = False
+            self._watch.stop()
+            left = [swap.restore() for swap, _ in self._swaps.values()]
+            left += [entry.restore() for entry in reversed(self._entries)]
+            self._swaps.clear()
+            self._entries.clear()
+            self._patched.clear()
+            self._sites.clear()
+            return [reason for reason in left if reason is not None]
+
+    def results(self) -> list[Site]:
+        """Return what became of each region: where it was found, else the best answer of its candidates."""
+        with self._lock:
+            if self._installed:
+                self._patch_ready()
+            return [
+                site
+                for table in self._tables
+                for patch in table.patches
+                for site in best_sites(patch, self._sites_of(table, patch))
+            ]
+
+    def _sites_of(self, table: Table, patch: Patch) -> list[Site]:
+        sites: list[Site] = []
+        for target in patch.targets:
+            if target.module not in self._patched:
+                sites += without_function(_wanted(table, patch, target), "pending", "not imported yet")
+            for region in patch.regions:
+                site = self._sites.get((target, region.origin))
+                sites += [] if site is None else [site]
+        return sites
+
+    def _on_import(self, module: ModuleType) -> None:
+        with self._lock:
+            if self._installed:
+                self._patched.pop(module.__name__, None)  # a reload runs the callback again
+                self._patch_ready(module)
+
+    def _patch_ready(self, *also: ModuleType) -> None:
+        """Patch the modules that are imported and not patched; one that is being imported will call back."""
+        loaded = (sys.modules.get(name) for name in self.modules)
+        ready = [module for module in loaded if isinstance(module, ModuleType) and not _is_importing(module)]
+        self._patch([module for module in {*ready, *also} if module.__name__ not in self._patched])
+
+    def _patch(self, modules: Collection[ModuleType]) -> None:
+        jobs: dict[int, _Job] = {}
+        for module in modules:
+            self._patched[module.__name__] = module
+            for table in self._tables:
+                for patch in table.patches:
+                    self._find(module, table, patch, jobs)
+        if modules and self._told is not None:  # it asks for the results, and comes by here again
+            self._told()
+        if not jobs:
+            return
+        applier = Applier(self._make_probe)
+        with garbage_collection_paused():
+            # A function that holds another comes first: see Applier.
+            for job in sorted(jobs.values(), key=lambda job: job.function.__qualname__.count("<locals>")):
+                self._apply(applier, job)
+
+    def _find(self, module: ModuleType, table: Table, patch: Patch, jobs: dict[int, _Job]) -> None:
+        """Add the first candidate that `module` has to the jobs."""
+        candidates = [target for target in patch.targets if target.module == module.__name__]
+        for target in candidates:
+            found = find_target(module, target.name)
+            if found is None:
+                continue
+            wanted = _wanted(table, patch, target)
+            if found.function is None:
+                self._note(self._wrapped(found, wanted))
+            else:
+                self._job_of(found.function, jobs).add(wanted)
+            return
+        for target in candidates[:1]:
+            note = f"{module.__name__} has no {' or '.join(one.name for one in candidates)}"
+            self._note(without_function(_wanted(table, patch, target), "missing", note))
+
+    def _job_of(self, function: FunctionType, jobs: dict[int, _Job]) -> _Job:
+        """Return the job of a function; one that was done is undone, to be done again with more."""
+        if id(function) not in jobs:
+            swap, job = self._swaps.pop(id(function), (None, _Job(function)))
+            if swap is not None:
+                swap.restore()
+            jobs[id(function)] = job
+        return jobs[id(function)]
+
+    def _apply(self, applier: Applier, job: _Job) -> None:
+        function = job.function
+        try:
+            sites, code = applier.apply(function.__code__, function.__globals__, job.wanted)
+        except BaseException as error:  # whatever the target's source holds, training goes on
+            let_through()
+            sites, code = without_function(job.wanted, "refused", f"rewriting failed: {error!r}"), None
+        self._note(sites)
+        if code is not None:
+            self._swaps[id(function)] = (SwappedCode.put(function, code), job)
+
+    def _wrapped(self, found: Found, wanted: list[Wanted]) -> list[Site]:
+        """Wrap a target that has no Python code, where all that is wanted is the call as a whole."""
+        if self._wrap is None or not callable(found.raw):
+            return without_function(wanted, "no-source", "built into C")
+        whole = [one for one in wanted if one.region.is_whole_body and not one.region.generator]
+        parts = [one for one in wanted if one not in whole]
+        try:
+            ours = found.raw
+            for one in reversed(whole):
+                ours = self._wrap(ours, self._make_probe(one.region))
+            if whole:
+                self._entries.append(SwappedEntry.put(found.owner, found.name, found.raw, ours))
+        except BaseException as error:  # a class built into C takes no attribute
+            let_through()
+            return without_function(wanted, "no-source", f"built into C, and not to be wrapped: {error}")
+        return [
+            *without_function(whole, "found", "built into C: wrapped"),
+            *without_function(parts, "no-source", "built into C: it has no statements"),
+        ]
+
+    def _note(self, sites: Iterable[Site]) -> None:
+        for site in sites:
+            self._sites[site.target, site.region.origin] = site
+
+
+def _wanted(table: Table, patch: Patch, target: Target) -> list[Wanted]:
+    return [
+        Wanted(region, target, None if region.requires is None else installed_version(table.package))
+        for region in patch.regions
+    ]
+
+
+def _is_importing(module: ModuleType) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))

@@ -1,0 +1,165 @@
+"""Put the regions of a function under probes: the syntax tree is changed, nothing is compiled here."""
+
+import ast
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from sglang_instrument.patching.places.anchors import DEFINITIONS, Block, FunctionDef, Statements, walk_own
+from sglang_instrument.patching.places.bindings import Bindings
+from sglang_instrument.patching.probes.contract import Probe
+from sglang_instrument.patching.rewriting.awaits import count_awaits
+from sglang_instrument.patching.rewriting.constants import Constants
+from sglang_instrument.patching.rewriting.expression_regions import Spot, put_probe
+from sglang_instrument.patching.rewriting.handover import Handing, HandOver, located
+from sglang_instrument.patching.tables.regions import Capture
+
+SCOPES: Final = (*DEFINITIONS, ast.Lambda, ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
+
+
+class Placement(NamedTuple):
+    """Statements, or the expressions in them, and the probe that goes over them."""
+
+    statements: Statements | None
+    probe: Probe
+    captures: tuple[Capture, ...] = ()
+    spots: tuple[Spot, ...] = ()
+
+
+class _Region(NamedTuple):
+    statements: Statements
+    handing: Handing
+
+
+def rewrite(
+    definition: FunctionDef, placements: Sequence[Placement], constants: Constants, bindings: Bindings
+) -> None:
+    """Put the statements of each placement under `with` its probe, in place.
+
+    Args:
+        definition: the function; its tree is changed.
+        placements: regions that do not overlap; of equal ones the first becomes the outer.
+        constants: takes the probes.
+        bindings: of the function.
+    """
+    counts = is_coroutine(definition)
+    regions = [  # all of them before the tree changes: places are counted in the original statements
+        _region(number, placement.statements, placement, bindings, constants, counts)
+        for number, placement in enumerate(placements)
+        if placement.statements is not None
+    ]
+    for placement in reversed(
+        placements
+    ):  # of two on one expression the first is the outer, as of statements
+        for spot in placement.spots:
+            put_probe(spot, spot.probe_kind(placement.probe), bindings, constants)
+    blocks: dict[int, list[_Region]] = {}
+    for region in regions:
+        blocks.setdefault(id(region.statements.block), []).append(region)
+    for together in blocks.values():
+        block = together[0].statements.block
+        block[:] = _nested(block, 0, len(block), together)
+    HandOver(region.handing for region in regions).over(definition)
+    if counts:
+        count_awaits(definition, constants)
+
+
+def naming(names: Sequence[str], first: ast.stmt) -> ast.stmt:
+    """Return a statement, to stand before the `first`, that names locals in an order and is never run.
+
+    A frame lets go of its locals in the order in which its function names them, so what they hold dies in
+    that order, too. A probe that is handed locals may name one before the function does.
+    """
+    loads: list[ast.expr] = [ast.Name(name, ast.Load()) for name in names]
+    never = ast.If(ast.Constant(False), [ast.Expr(ast.Tuple(loads, ast.Load()))], [])
+    for node in ast.walk(never):
+        ast.copy_location(node, first)
+    return never
+
+
+def is_coroutine(definition: FunctionDef) -> bool:
+    """Say whether the function is a coroutine: async, and no generator."""
+    return isinstance(definition, ast.AsyncFunctionDef) and not any(
+        isinstance(node, ast.Yield)
+        for statement in definition.body
+        for node in walk_own(statement, opaque=SCOPES)
+    )
+
+
+def overlaps(one: Statements, other: Statements) -> bool:
+    """Say whether two regions of one block overlap without one lying in the other."""
+    if one.block is not other.block:
+        return False
+    first, second = sorted((one[1:], other[1:]))
+    return first[0] < second[0] < first[1] < second[1]
+
+
+def find_captured(statements: Statements, capture: Capture) -> list[ast.keyword]:
+    """Return the keyword arguments that a capture describes, those in nested scopes apart."""
+    return [
+        keyword
+        for statement in statements.nodes
+        for node in walk_own(statement, opaque=SCOPES)
+        if isinstance(node, ast.Call) and _called_name(node) == capture.callee
+        for keyword in node.keywords
+        if keyword.arg == capture.argument
+    ]
+
+
+def _region(
+    number: int,
+    statements: Statements,
+    placement: Placement,
+    bindings: Bindings,
+    constants: Constants,
+    counts_waiting: bool,
+) -> _Region:
+    probe, captures = placement.probe, placement.captures
+    block, start, stop = statements
+    handing = Handing(
+        number=number,
+        probe=probe,
+        constants=constants,
+        bindings=bindings,
+        sure_at_start=bindings.sure_at(block, start),
+        sure_at_end=bindings.sure_at(block, stop),
+        sure_at_yields=bindings.sure_at_yields() if probe.item_locals else {},
+        at=block[min(start, len(block) - 1)],
+        captures=bool(captures),
+        counts_waiting=counts_waiting,
+    )
+    for capture in captures:
+        for keyword in find_captured(statements, capture):
+            passed = [ast.Constant(capture.field), keyword.value]
+            keyword.value = located(handing.call("capture", passed), keyword.value)
+    return _Region(statements, handing)
+
+
+def _nested(block: Block, begin: int, end: int, regions: Sequence[_Region]) -> Block:
+    """Return `block[begin:end]` with the regions in it under their probes."""
+    result: Block = []
+    waiting = list(regions)
+    while waiting:
+        # The one that starts first; of those the longest; of equal ones the first in the table.
+        outer = min(waiting, key=lambda region: (region.statements.start, -region.statements.stop))
+        _, start, stop = outer.statements
+        within = [one for one in waiting if one is not outer and _lies_in(one.statements, outer.statements)]
+        waiting = [one for one in waiting if one is not outer and one not in within]
+        body = _nested(block, start, stop, within)
+        result += block[begin:start] + outer.handing.open_around(
+            body or [located(ast.Pass(), outer.handing.at)]
+        )
+        begin = stop
+    return result + block[begin:end]
+
+
+def _lies_in(inner: Statements, outer: Statements) -> bool:
+    if outer.start == outer.stop:
+        return False
+    if inner.start == inner.stop == outer.stop:  # an empty region behind the outer's last statement
+        return outer.stop == len(outer.block)
+    return outer.start <= inner.start and inner.stop <= outer.stop
+
+
+def _called_name(call: ast.Call) -> str | None:
+    name = getattr(call.func, "attr", None) or getattr(call.func, "id", None)
+    return name if isinstance(name, str) else None

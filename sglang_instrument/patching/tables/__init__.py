@@ -1,0 +1,1 @@
+"""Read what a patch table says: regions, events, and the language of their fields."""

@@ -1,0 +1,249 @@
+"""Measure what a field expression points at, its size, its total, its percentiles, and change nothing.
+
+A value on a device is never read: that would synchronise the GPU. `Unreadable` then drops the field.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from sglang_instrument.patching.pickling import Reduced, travelling
+
+Measure = Callable[[Any], Any]
+
+_NUMBERS: Final = frozenset({int, float, bool})
+SIZED: Final = frozenset({str, list, dict, tuple})
+_ON_HOST: Final = _NUMBERS | SIZED | {type(None)}
+
+
+class Unreadable(LookupError):  # noqa: N818 - a field that is left out, not an error that anybody sees
+    """The value cannot be measured without reading a device, consuming an iterator or changing a mapping."""
+
+
+class _Unbound:
+    """Stand for a local that has no value yet; nothing can be read from it."""
+
+    def __bool__(self) -> bool:
+        raise Unreadable("unbound local")
+
+    def __repr__(self) -> str:
+        return "UNBOUND"
+
+    def __reduce__(self) -> Reduced:
+        return travelling("None", _unbound)
+
+
+UNBOUND: Final = _Unbound()
+
+
+def _unbound() -> _Unbound:
+    return UNBOUND
+
+
+def elements(value: Any) -> Any:
+    """Return what `[*]` goes over: the values of a mapping, the elements of anything else that has a length.
+
+    Raises:
+        Unreadable: `value` has no length; going over an iterator would take its items from the program.
+    """
+    kind = type(value)
+    if kind is list or kind is tuple:  # asking whether these are mappings takes longer than going over them
+        return value
+    if kind is dict or isinstance(value, Mapping):
+        return value.values()
+    if not hasattr(type(value), "__len__"):
+        raise Unreadable(f"{type(value).__name__} has no length")
+    return value
+
+
+def key(value: Any, name: str | int) -> Any:
+    """Return `value[name]`, but never let a `defaultdict` make the entry."""
+    if hasattr(type(value), "__missing__") and name not in value:
+        raise Unreadable(f"no key {name!r}")
+    return value[name]
+
+
+def size(value: Any) -> int:
+    """Return the last dimension of a tensor or array, the length of anything else."""
+    if type(value) in SIZED:  # before an attribute is looked for that they do not have
+        return len(value)
+    shape = getattr(value, "shape", None)
+    return int(shape[-1]) if shape is not None and len(shape) else len(value)
+
+
+def total(value: Any) -> Any:
+    """Return a number as it is, else the sum of a tensor, an array or a sized collection of numbers."""
+    if isinstance(value, (int, float)):
+        return value
+    _on_host(value)
+    return value.sum().item() if hasattr(value, "sum") else sum(elements(value))
+
+
+def number(value: Any) -> Any:
+    """Return a number as it is, one in an array or a tensor of one element as a plain one.
+
+    Raises:
+        Unreadable: It is no number: a text, a record, nothing.
+    """
+    if isinstance(value, (int, float)):
+        return value
+    _on_host(value)
+    if not hasattr(value, "item") or getattr(value, "size", None) is None:
+        raise Unreadable(f"{type(value).__name__} is no number")
+    return value.item()
+
+
+def numbers(value: Any) -> dict[str, Any]:
+    """Return the numbers of a record by name; texts and all else are left out.
+
+    Raises:
+        Unreadable: There are none.
+    """
+    found = {str(name): one for name, one in value.items() if isinstance(one, (int, float))}
+    if not found:
+        raise Unreadable("no numbers")
+    return found
+
+
+def truth(value: Any) -> bool:
+    """Return `bool(value)`: for a collection, whether it has any element."""
+    _on_host(value)
+    return bool(value)
+
+
+def falsehood(value: Any) -> bool:
+    """Return whether the value is 0, empty, false or None."""
+    return not truth(value)
+
+
+def any_true(values: list[Any]) -> bool:
+    """Return whether any of the values is true."""
+    return any(map(truth, values))
+
+
+def none_true(values: list[Any]) -> bool:
+    """Return whether none of the values is true."""
+    return not any_true(values)
+
+
+def pick(record: Mapping[str, Any], names: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    """Return the fields of a record under other names, as (new name, old name); one it lacks is left out."""
+    return {new: record[old] for new, old in names if old in record}
+
+
+def sizes(values: list[Any]) -> Any:
+    """Measure each value that `[*]` gave; numbers have no size, so a list of numbers is counted."""
+    return len(values) if _numeric(values) else [size(value) for value in values]
+
+
+def totals(values: list[Any]) -> Any:
+    """Add up a list of numbers; of anything larger, return one total each."""
+    return sum(values) if _numeric(values) else [total(value) for value in values]
+
+
+def some(values: Any) -> Any:
+    """Return the total of what is there.
+
+    Raises:
+        Unreadable: there is nothing.
+    """
+    if hasattr(values, "__len__") and not len(values):
+        raise Unreadable("nothing to add up")
+    return totals(values) if isinstance(values, list) else total(values)
+
+
+def mean(values: Any) -> float:
+    """Return the arithmetic mean, 0 of nothing."""
+    numbers = _numbers(values)
+    return sum(numbers) / len(numbers) if numbers else 0
+
+
+def minimum(values: Any) -> Any:
+    """Return the smallest number, 0 of nothing."""
+    return min(_numbers(values), default=0)
+
+
+def maximum(values: Any) -> Any:
+    """Return the largest number, 0 of nothing."""
+    return max(_numbers(values), default=0)
+
+
+def percentile(rank: int) -> Measure:
+    """Return a function that gives the `rank`-th percentile, linear between neighbours as in numpy."""
+
+    def measure(values: Any) -> Any:
+        ordered = sorted(_numbers(values))
+        if not ordered:
+            return 0
+        place = (len(ordered) - 1) * rank / 100
+        below = int(place)
+        above = min(below + 1, len(ordered) - 1)
+        return round(ordered[below] + (ordered[above] - ordered[below]) * (place - below), 9)
+
+    return measure
+
+
+def over(limit: int) -> Measure:
+    """Return a function that counts the numbers above `limit`."""
+    return lambda values: sum(number > limit for number in _numbers(values))
+
+
+#: Functions with a fixed name, as (of one value, of the list that `[*]` gave).
+_FIXED: Final[dict[str, tuple[Measure, Measure]]] = {
+    "size": (size, sizes),
+    "total": (total, totals),
+    "sum": (some, some),
+    "number": (number, lambda values: [number(value) for value in values]),
+    "numbers": (numbers, lambda values: [numbers(value) for value in values]),
+    "any": (truth, any_true),
+    "not": (falsehood, none_true),
+    "mean": (mean, mean),
+    "min": (minimum, minimum),
+    "max": (maximum, maximum),
+}
+_NUMBERED: Final[dict[str, Callable[[int], Measure]]] = {"p": percentile, "over": over}
+
+#: Functions of more than a value: of the region's duration too, of whether there is a value at all.
+SPECIAL: Final = ("percent", "missing")
+NAMES: Final = (*sorted(_FIXED), *SPECIAL, "pNN", "overNN")
+
+
+def measure_named(name: str) -> tuple[Measure, Measure] | None:
+    """Return the function `name` for one value and for the list that `[*]` gave; None where there is none."""
+    if name in _FIXED:
+        return _FIXED[name]
+    match = re.fullmatch(r"(p|over)(\d+)", name, re.ASCII)
+    if match is None or (match[1] == "p" and int(match[2]) > 100):
+        return None
+    measure = _NUMBERED[match[1]](int(match[2]))
+    return measure, measure
+
+
+def percent(values: Any, duration_sec: float) -> float:
+    """Return the total of `values` as a percentage of `duration_sec`, with two decimals."""
+    amount = sum(_numbers(values)) if isinstance(values, list) else float(total(values))
+    return round(100 * amount / duration_sec, 2) if duration_sec else 0.0
+
+
+def _numeric(values: list[Any]) -> bool:
+    if _NUMBERS.issuperset(map(type, values)):  # all in C, for lists are long and numbers usual
+        return True
+    return all(isinstance(value, (int, float)) for value in values)
+
+
+def _numbers(values: Any) -> list[Any]:
+    if type(values) is list and _NUMBERS.issuperset(map(type, values)):
+        return values
+    _on_host(values)
+    if hasattr(values, "tolist"):  # a tensor or an array: one call instead of one object an element
+        values = values.tolist()
+    return [value if isinstance(value, (int, float)) else size(value) for value in elements(values)]
+
+
+def _on_host(value: Any) -> None:
+    if type(value) in _ON_HOST:
+        return
+    device = getattr(value, "device", None)
+    # numpy 2 arrays say "cpu" themselves; torch devices have a type.
+    if device is not None and getattr(device, "type", device) != "cpu":
+        raise Unreadable(f"{type(value).__name__} on {device}")

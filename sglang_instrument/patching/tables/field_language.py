@@ -1,0 +1,288 @@
+"""Read the field language of patch tables: what an expression may say, and the tree it stands for.
+
+FIELD  = VALUE {"|" VALUE}                      the first that resolves
+VALUE  = PATH | FUNCTION "(" PATH ")" | 'text' | 3 | true | false
+PATH   = ROOT {.attribute | ["key"] | [int] | [local.attribute] | [*] | [?attribute]} [{ NEW: OLD, ... }]
+ROOT   = a local | local.NAME | result | item | inside.EVENT | before.EVENT | bound.ID | modules["name"]
+"""
+
+import keyword
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final, Literal
+
+from sglang_instrument.errors import TableError
+from sglang_instrument.patching.tables.field_functions import NAMES, SPECIAL, measure_named
+
+#: Roots that are no locals: the returned value, the item a generator gives, the regions that finished within;
+#: those that finished before within the region around, what is bound around, the imported modules by name.
+RESULT: Final = "result"
+ITEM: Final = "item"
+INSIDE: Final = "inside"
+BEFORE: Final = "before"
+BOUND: Final = "bound"
+MODULES: Final = "modules"
+#: Before the name of a local that is called like a root: `local.result`.
+_LOCAL: Final = "local"
+
+#: What a region may bind; request_id and turn are inherited by everything that runs inside.
+BINDABLE: Final = ("step", "worker", "validate", "request_id", "turn", "role")
+
+#: What may be read when: nothing is returned or finished yet at entry, and only a generator gives items.
+Moment = Literal["enter", "exit", "item"]
+_ROOTS: Final[dict[Moment, frozenset[str]]] = {
+    "enter": frozenset({BEFORE, BOUND, MODULES}),
+    "exit": frozenset({RESULT, INSIDE}),
+    "item": frozenset({ITEM, INSIDE}),
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """Go one step along a path.
+
+    To an attribute, a key or index; to every element (`each`), or only those whose attribute `name` is true;
+    or to a record of some of a record's fields (`pick`), `names` being (new name, old name). The key may be
+    what lies at another path of attributes, `of`.
+    """
+
+    kind: Literal["attribute", "key", "each", "pick"]
+    name: str | int = ""
+    names: tuple[tuple[str, str], ...] = ()
+    of: "Path | None" = None
+
+
+@dataclass(frozen=True)
+class Path:
+    """Begin at a root and go along the steps; `function` measures what lies at the end.
+
+    `is_local`: the root is a local, whatever it is called.
+    """
+
+    root: str
+    steps: tuple[Step, ...] = ()
+    function: str | None = None
+    is_local: bool = False
+
+    def locals(self, reserved: frozenset[str]) -> Iterator[str]:
+        """Yield the locals that the path and the keys along it begin at."""
+        if self.is_local or self.root not in reserved:
+            yield self.root
+        for step in self.steps:
+            if step.of is not None:
+                yield from step.of.locals(reserved)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Give the same value always."""
+
+    value: str | int | bool
+
+
+@dataclass(frozen=True)
+class Expression:
+    """Hold a parsed field: alternatives, of which the first that resolves counts."""
+
+    text: str
+    alternatives: tuple[Path | Constant, ...]
+    moment: Moment = "exit"
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The alternatives that read something."""
+        return tuple(value for value in self.alternatives if isinstance(value, Path))
+
+    @property
+    def roots(self) -> frozenset[str]:
+        """The reserved roots that are read."""
+        return frozenset(path.root for path in self.paths if self.is_root(path))
+
+    @property
+    def locals(self) -> tuple[str, ...]:
+        """The locals that are read, each once, in the order of the text."""
+        reserved = _ROOTS[self.moment]
+        return tuple(dict.fromkeys(name for path in self.paths for name in path.locals(reserved)))
+
+    def is_root(self, path: Path) -> bool:
+        """Say whether a path begins at a reserved root."""
+        return not path.is_local and path.root in _ROOTS[self.moment]
+
+    @property
+    def events(self) -> frozenset[str]:
+        """The events whose finished regions are read."""
+        named = (path.steps[0].name for path in self.paths if path.root == INSIDE and self.is_root(path))
+        return frozenset(str(name) for name in named)
+
+    @property
+    def survives_error(self) -> bool:
+        """Whether it can be read after an exception, when locals may be those of an earlier turn."""
+        return not self.locals and self.roots <= {INSIDE}
+
+
+def parse(text: object, moment: Moment = "exit") -> Expression:
+    """Parse one field expression.
+
+    Args:
+        text: The expression as it stands in a table.
+        moment: When it is read. Only what can exist then is a root: `result` and `inside` at "exit", `item`
+            and `inside` at the item of a generator; at "enter" those are names of locals like any other.
+
+    Raises:
+        TableError: The text is not in the language; the message quotes it and says what would be right.
+    """
+    if not isinstance(text, str):
+        raise TableError(f"a field must be an expression in a string, got {text!r}")
+    return _Parser(text, moment).expression()
+
+
+#: A process that reads a table, or installs, again parses nothing again.
+parsed: Final = cache(parse)
+
+#: What must follow a root that is no value itself.
+_AFTER_ROOT: Final = {
+    INSIDE: "inside.EVENT, the finished regions of an event",
+    BEFORE: "before.EVENT, the regions of an event that finished before",
+    BOUND: f"bound.ID, one of {', '.join(BINDABLE)}",
+}
+_TOKEN: Final = re.compile(
+    r"""\s*(?:(?P<name>[^\W\d]\w*)|(?P<integer>-?[0-9]+)|(?P<string>"[^"]*"|'[^']*')|(?P<sign>[.\[\]{}()*?:,|]))"""
+)
+_END: Final = ("end", "the end")
+
+
+class _Parser:
+    """Go through the tokens of one expression, left to right, one token ahead."""
+
+    def __init__(self, text: str, moment: Moment) -> None:
+        self.text = text
+        self.moment: Moment = moment
+        self.tokens = self._split()
+        self.kind, self.word = next(self.tokens)
+
+    def expression(self) -> Expression:
+        alternatives = [self._value()]
+        while self._take("|"):
+            alternatives.append(self._value())
+        if (self.kind, self.word) != _END:
+            raise self._error("'|' or the end")
+        return Expression(self.text, tuple(alternatives), self.moment)
+
+    def _value(self) -> Path | Constant:
+        kind, word = self.kind, self.word
+        if kind == "string":
+            self._advance()
+            return Constant(word[1:-1])
+        if kind == "integer":
+            self._advance()
+            return Constant(int(word))
+        if kind != "name":
+            raise self._error("a name, a function, a number or a 'text'")
+        self._advance()
+        if word in ("true", "false"):
+            return Constant(word == "true")
+        return self._call(word) if self._take("(") else self._path(word)
+
+    def _call(self, function: str) -> Path:
+        if function not in SPECIAL and measure_named(function) is None:
+            raise TableError(
+                f"expression {self.text!r}: no function {function!r}, there are {', '.join(NAMES)}"
+            )
+        root = self.word
+        if self.kind != "name":
+            raise self._error("a name")
+        self._advance()
+        path = self._path(root)
+        if not self._take(")"):
+            raise self._error("')'")
+        return replace(path, function=function)
+
+    def _path(self, root: str) -> Path:
+        if keyword.iskeyword(root):
+            raise TableError(f"expression {self.text!r}: {root!r} is a keyword of Python, not a local")
+        steps = []
+        while self.word in (".", "["):
+            steps.append(self._attribute() if self._take(".") else self._bracket())
+        if self._take("{"):
+            steps.append(self._pick())
+        wanted = _AFTER_ROOT.get(root) if root in _ROOTS[self.moment] else None
+        named = steps[0].name if steps and steps[0].kind == "attribute" else None
+        if wanted is not None and (named is None or (root == BOUND and named not in BINDABLE)):
+            raise TableError(f"expression {self.text!r}: expected {wanted}")
+        if root == _LOCAL and steps and steps[0].kind == "attribute":
+            return Path(str(steps[0].name), tuple(steps[1:]), is_local=True)
+        return Path(root, tuple(steps))
+
+    def _attribute(self) -> Step:
+        return Step("attribute", self._name("an attribute's name"))
+
+    def _pick(self) -> Step:
+        names: list[tuple[str, str]] = []
+        while not names or self._take(","):
+            new = self._name("a field's name")
+            names.append((new, self._name("a field's name") if self._take(":") else new))
+        if not self._take("}"):
+            raise self._error("',' or '}'")
+        return Step("pick", names=tuple(names))
+
+    def _name(self, expected: str) -> str:
+        name = self.word
+        if self.kind != "name" or keyword.iskeyword(name):
+            raise self._error(expected)
+        self._advance()
+        return name
+
+    def _bracket(self) -> Step:
+        self._advance()
+        if self._take("?"):
+            step = Step("each", self._name("an attribute's name"))
+            if not self._take("]"):
+                raise self._error("']'")
+            return step
+        kind, word = self.kind, self.word
+        if kind == "name":
+            return self._key_of()
+        if kind not in ("integer", "string") and word != "*":
+            raise self._error('"key", an index, a local, * or ?attribute')
+        self._advance()
+        if not self._take("]"):
+            raise self._error("']'")
+        if word == "*":
+            return Step("each")
+        return Step("key", int(word) if kind == "integer" else word[1:-1])
+
+    def _key_of(self) -> Step:
+        root = self.word
+        self._advance()
+        path = self._path(root)
+        if any(step.kind != "attribute" for step in path.steps) or not self._take("]"):
+            raise self._error("attributes and ']'")
+        return Step("key", of=path)
+
+    def _take(self, sign: str) -> bool:
+        if self.kind != "sign" or self.word != sign:
+            return False
+        self._advance()
+        return True
+
+    def _advance(self) -> None:
+        self.kind, self.word = next(self.tokens)
+
+    def _split(self) -> Iterator[tuple[str, str]]:
+        position, text = 0, self.text.rstrip()
+        while position < len(text):
+            match = _TOKEN.match(text, position)
+            if match is None or match.lastgroup is None:
+                raise TableError(
+                    f"expression {self.text!r}: {text[position:].lstrip()[0]!r} has no meaning here"
+                )
+            yield match.lastgroup, match[match.lastgroup]
+            position = match.end()
+        yield _END
+        yield _END
+
+    def _error(self, expected: str) -> TableError:
+        found = self.word if (self.kind, self.word) == _END else repr(self.word)
+        return TableError(f"expression {self.text!r}: expected {expected}, got {found}")

@@ -1,0 +1,218 @@
+"""Read patch tables: which regions of which functions are which events, as a TOML file says it.
+
+The language is described in `patches/README.md`. Reading is strict, for whoever writes a table is at the
+keyboard; field expressions are checked when they are compiled.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Final, cast, get_args
+
+from sglang_instrument.errors import TableError
+from sglang_instrument.patching.places.anchors import Anchors, parse_anchors
+from sglang_instrument.patching.places.versions import Requirement
+from sglang_instrument.patching.tables.entry import Entry
+from sglang_instrument.patching.tables.field_checks import unknown_fields
+from sglang_instrument.patching.tables.field_language import BINDABLE
+from sglang_instrument.patching.tables.regions import Capture, Emit, Origin, Patch, Region, Table, Target
+from sglang_instrument.patching.tables.shipped import read_table, shipped_tables
+from sglang_instrument.schema import PHASES, Phase
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+
+FieldSets = Mapping[str, Mapping[str, str]]
+
+_TABLE_KEYS: Final = frozenset(
+    {"trainer", "package", "module", "requires", "engine_detail", "fields", "patch"}
+)
+_PATCH_KEYS: Final = frozenset({"target", "module", "requires", "leader", "region"})
+_ANCHOR_KEYS: Final = frozenset({"from", "after", "through", "before", "at", "block", "call", "entering"})
+_REGION_KEYS: Final = _ANCHOR_KEYS | {
+    *("event", "emit", "requires", "phase", "sync", "root", "generator", "count_steps", "new_request"),
+    *("enter", "exit", "always", "bind", "process", "when", "ends", "capture"),
+}
+#: What a region may say of the whole process.
+OF_PROCESS: Final = ("role", "worker", "tp")
+#: The least `engine_detail` at which a table is applied.
+_ENGINE_DETAILS: Final = ("requests", "batches")
+
+_TARGET: Final = re.compile(r"(?:(?P<module>[A-Za-z_][\w.]*):)?(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
+_CAPTURE: Final = re.compile(r"(?P<callee>[A-Za-z_]\w*)\((?P<argument>[A-Za-z_]\w*)\)")
+
+
+def load_tables(trainers: Sequence[str] | None = None, folders: Sequence[Path] = ()) -> list[Table]:
+    """Read the shipped tables and those in the users' `folders`.
+
+    Args:
+        trainers: names of the trainers wanted; None means all.
+        folders: folders that hold `<trainer>/<what>.toml` or `<what>.toml`.
+
+    Raises:
+        TableError: a table is not what the language allows, or a folder is none.
+    """
+    tables = [load_table(name) for name in shipped_tables()]
+    for folder in folders:
+        if not folder.is_dir():
+            raise TableError(f"{folder}: not a folder of patch tables")
+        tables += [load_table(str(path)) for path in sorted(folder.rglob("*.toml"))]
+    return [table for table in tables if trainers is None or table.trainer in trainers]
+
+
+@cache
+def load_table(name: str) -> Table:
+    """Return a table by its name: "sglang/engine", or a path that ends in ".toml".
+
+    Raises:
+        TableError: there is no such table, or it is not what the language allows.
+    """
+    shown = name if name.endswith(".toml") else f"patches/{name}.toml"
+    try:
+        text = read_table(name)
+        return parse_table(name, tomllib.loads(text), shown)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise TableError(f"{shown}: {error}") from None
+
+
+def region_at(origin: Origin) -> Region:
+    """Return the region that stands at `origin`.
+
+    Raises:
+        TableError: this installation has no such table or region.
+    """
+    try:
+        return load_table(origin.table).patches[origin.patch].regions[origin.region]
+    except IndexError:
+        raise TableError(f"{origin.table}: no patch {origin.patch + 1}, region {origin.region + 1}") from None
+
+
+def parse_table(name: str, content: object, shown: str | None = None) -> Table:
+    """Turn the content of a TOML file into a table.
+
+    Args:
+        name: the table's name, by which its probes travel.
+        content: what the TOML parser returned.
+        shown: how messages call the file; default is `name`.
+
+    Raises:
+        TableError: an unknown key, a wrong type, an anchor or a target that cannot be.
+    """
+    entry = Entry(shown or name, content, _TABLE_KEYS)
+    trainer = _required(entry, "trainer")
+    sets = entry.below("fields")
+    fields = {key: sets.expressions(key) for key in entry.names("fields")}
+    requires = _parse_requires(entry, None)
+    patches = tuple(
+        _parse_patch(patch, entry.text("module"), requires, fields, Origin(name, index, 0))
+        for index, patch in enumerate(entry.entries("patch", "patch", _PATCH_KEYS))
+    )
+    if not patches:
+        raise entry.error("has no [[patch]]")
+    for region, reason in unknown_fields(region for patch in patches for region in patch.regions):
+        raise entry.error(f"patch {region.origin.patch + 1}: region {region.origin.region + 1}: {reason}")
+    detail = entry.choice("engine_detail", _ENGINE_DETAILS)
+    return Table(name, trainer, entry.text("package") or trainer, patches, detail)
+
+
+def _parse_patch(
+    entry: Entry, module: str | None, requires: Requirement | None, fields: FieldSets, origin: Origin
+) -> Patch:
+    targets = tuple(
+        _parse_target(entry, text, entry.text("module") or module) for text in entry.texts("target")
+    )
+    if not targets:
+        raise entry.error("target is missing: 'Class.method' or a list of candidates")
+    requires = _parse_requires(entry, requires)
+    leader = entry.text("leader")
+    regions = tuple(
+        replace(_parse_region(region, requires, fields, origin._replace(region=index)), leader=leader)
+        for index, region in enumerate(entry.entries("region", "region", _REGION_KEYS))
+    )
+    if not regions:
+        raise entry.error("has no region")
+    return Patch(targets, regions)
+
+
+def _parse_target(entry: Entry, text: str, module: str | None) -> Target:
+    match = _TARGET.fullmatch(text)
+    if match is None:
+        raise entry.error(f"target must be 'Class.method' or 'module:Class.method', got {text!r}")
+    module = match["module"] or module
+    if module is None:
+        raise entry.error(f"target {text!r} names no module, and neither patch nor table has one")
+    return Target(module, match["name"])
+
+
+def _parse_region(entry: Entry, requires: Requirement | None, fields: FieldSets, origin: Origin) -> Region:
+    region = Region(
+        origin=origin,
+        event=_required(entry, "event"),
+        anchors=_parse_anchors(entry),
+        emit=cast("Emit", entry.choice("emit", get_args(Emit)) or "span"),
+        enter=entry.expressions("enter", fields),
+        exit=entry.expressions("exit", fields),
+        always=entry.expressions("always", fields),
+        bind=entry.expressions("bind", fields),
+        process=entry.expressions("process", fields),
+        when=entry.text("when"),
+        ends=entry.text("ends"),
+        capture=tuple(_parse_captures(entry)),
+        generator=entry.flag("generator") or False,
+        root=entry.flag("root") or False,
+        count_steps=entry.flag("count_steps") or False,
+        new_request=entry.flag("new_request") or False,
+        sync=entry.flag("sync"),
+        phase=cast("Phase | None", entry.choice("phase", PHASES)),
+        requires=_parse_requires(entry, requires),
+    )
+    for name in region.bind:
+        if name not in BINDABLE:
+            raise entry.error(f"bind.{name}: only {', '.join(BINDABLE)} can be bound")
+    for name in region.process:
+        if name not in OF_PROCESS:
+            raise entry.error(f"process.{name}: a process has only {', '.join(OF_PROCESS)}")
+    if region.emit != "span" and (
+        region.generator or region.bind or region.count_steps or region.new_request
+    ):
+        raise entry.error(f"emit = {region.emit!r} is a point: it can be no generator and bind nothing")
+    if region.is_expression and (region.emit != "span" or region.generator or region.capture):
+        raise entry.error("call and entering are spans: they can be no point, no generator, capture nothing")
+    if region.always and (region.emit != "span" or region.is_expression):
+        raise entry.error("always works for statements with a duration: not with emit, call or entering")
+    if region.ends is not None and not region.generator:
+        raise entry.error("ends needs generator = true")
+    return region
+
+
+def _parse_requires(entry: Entry, around: Requirement | None) -> Requirement | None:
+    """Return what an entry requires on top of what the patch or the table around it does."""
+    own = entry.parsed("requires", Requirement)
+    return own if around is None else around if own is None else Requirement(f"{around.text},{own.text}")
+
+
+def _parse_anchors(entry: Entry) -> Anchors:
+    try:
+        return parse_anchors({key: text for key in _ANCHOR_KEYS if (text := entry.text(key)) is not None})
+    except ValueError as error:
+        raise entry.error(str(error)) from None
+
+
+def _parse_captures(entry: Entry) -> Iterator[Capture]:
+    for field_name, text in entry.expressions("capture").items():
+        match = _CAPTURE.fullmatch(text)
+        if match is None:
+            raise entry.error(f"capture.{field_name} must be 'callee(keyword)', got {text!r}")
+        yield Capture(field_name, match["callee"], match["argument"])
+
+
+def _required(entry: Entry, key: str) -> str:
+    text = entry.text(key)
+    if text is None:
+        raise entry.error(f"{key} is missing")
+    return text

@@ -1,0 +1,1 @@
+"""Switch the profilers of the engines, and gather their traces; needs the extra `profiling`."""

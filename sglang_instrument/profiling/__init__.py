@@ -1,1 +1,0 @@
-"""Switch the engines' profilers, and analyse their traces; needs the extra `profiling`."""

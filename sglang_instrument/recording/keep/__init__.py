@@ -1,0 +1,1 @@
+"""Encode finished spans on a thread, and write them to files on another."""

@@ -1,0 +1,292 @@
+"""Turn finished spans into lines: JSON objects with the keys, and in the order, of the schema.
+
+Half of all that a record costs is spent here, so the usual record takes a short way: what all records of one
+context have in common is encoded once, and times are formatted anew only when the millisecond changes.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from sglang_instrument import native
+from sglang_instrument.recording.keep.clock import Clock
+from sglang_instrument.recording.keep.line_types import (
+    LONGEST_LINE,
+    AnyLine,
+    Line,
+    MiddleLine,
+    ShortLine,
+    cut,
+    settle_line,
+)
+from sglang_instrument.recording.measure.context import Context, Scope, scope_for
+from sglang_instrument.recording.measure.identity import process_worker
+from sglang_instrument.recording.measure.spans import Span
+from sglang_instrument.recording.measure.tasks import Task, thread_task
+from sglang_instrument.recording.safety.notices import notice, swallowed
+
+_compiled = native.take_over(globals(), "lines")
+
+# What is encoded at once, while other threads wait for the GIL: a tenth of a millisecond as a rule.
+_CHUNK: Final = 256  # spans
+_SLICE: Final = 32  # lines; after long ones others get the GIL, and the next come one by one
+
+#: Lines of a scope's file; how many of them had to be changed to be encoded at all; how many there are.
+Piece = tuple[Scope, bytes, int, int]
+
+
+class LineMaker:
+    """Make lines of spans; used by one thread at a time.
+
+    Args:
+        clock: The process's clock.
+        compiled: Whether the compiled parts encode what they can.
+    """
+
+    def __init__(self, clock: Clock, compiled: bool = _compiled is not None) -> None:
+        self._clock = clock
+        self._encoder = msgspec.json.Encoder()
+        self._compiled: Any = None
+        if compiled:
+            own = self.scope_of, thread_task, self._encode_span
+            self._compiled = _compiled.Encoder(clock.epoch_us(0), clock.timestamp, *own)
+        self._endings: tuple[str, ...] = ()  # of a timestamp, by microsecond of the millisecond
+        self._offset = ""
+        self._slice = _SLICE
+        # Times are taken from the millisecond in which the last span ended: small numbers are fast.
+        self._millisecond = (-(2**70), 0, "")
+
+    def encode_chunk(self, spans: list[Any], begin: int) -> tuple[int, list[Piece]]:
+        """Encode the next spans of a list, as many as other threads can wait for, and let go of them.
+
+        Args:
+            spans: Finished spans; those that were encoded are replaced by None.
+            begin: The first one to encode.
+
+        Returns:
+            Where the next chunk begins, and the lines: all but those of records that could not be encoded
+            at all, which is said.
+        """
+        if self._compiled is not None:
+            compiled: tuple[int, list[Piece]] = self._compiled.encode_chunk(spans, begin)
+            return compiled
+        some = spans[begin : begin + _CHUNK]
+        spans[begin : begin + len(some)] = [None] * len(some)
+        return begin + len(some), self._encode_spans(some)
+
+    def encode_all(self, spans: Iterable[Span]) -> list[Piece]:
+        """Encode spans, however many."""
+        waiting, end, pieces = list(spans), 0, list[Piece]()
+        while end < len(waiting):
+            end, more = self.encode_chunk(waiting, end)
+            pieces += more
+        return _join(pieces)
+
+    def _encode_spans(self, spans: list[Span]) -> list[Piece]:
+        """Encode spans; one that fails costs its neighbours nothing."""
+        try:
+            return [(scope, *self.encode(made), len(made)) for scope, made in self.lines(spans).items()]
+        except Exception as error:
+            if len(spans) > 1:
+                return [piece for span in spans for piece in self._encode_spans([span])]
+            swallowed("encoding a record", error)
+            return []
+
+    def _encode_span(
+        self, span: Span, scope: Scope, task: Task, spawned_by: int | None
+    ) -> tuple[bytes, bool] | None:
+        """Return the line of a span that the compiled parts could not say, and whether it was changed."""
+        try:
+            ended_us = self._clock.epoch_us(span.end or span.start)
+            line = _long_line(span, scope, task, self._clock.timestamp(ended_us), self._clock.epoch_us(0))
+            line.spawned_by = spawned_by
+            return self._encode_one(line)
+        except Exception as error:
+            swallowed("encoding a record", error)
+            return None
+
+    def lines(self, spans: Iterable[Span]) -> dict[Scope, list[AnyLine]]:
+        """Return the lines of spans by the scope whose file they belong to."""
+        offset_us = self._clock.epoch_us(0)
+        made: dict[Scope, list[AnyLine]] = {}
+        last, thread = None, -1
+        (base_ns, base_us, prefix), endings = self._millisecond, self._endings
+        for span in spans:
+            context = span.context
+            if context is not last:
+                last = context
+                scope = context.scope or self.scope_of(context)
+                part = context.part or self._part(context, scope)
+                ids = context.extra or {}
+                add = made.setdefault(scope, []).append
+            task = span.task
+            if task is None:
+                if span.thread != thread:
+                    thread = span.thread
+                    of_thread = thread_task(thread)
+                task = of_thread
+            start, end = span.start, span.end
+            microsecond = ((end or start) - base_ns) // 1000
+            if not 0 <= microsecond < 1000:
+                ended_us = (end or start) // 1000 + offset_us
+                microsecond = ended_us % 1000
+                base_us = ended_us - microsecond
+                base_ns = (base_us - offset_us) * 1000
+                prefix, endings = self._time(base_us)
+                self._millisecond = base_ns, base_us, prefix
+            if (
+                not (part and task.announced is self)
+                or span.error is not None
+                or span.phase is not None
+                or span.device_sec is not None
+            ):
+                line = _long_line(span, scope, task, prefix + endings[microsecond], offset_us)
+                if task.announced is not self:
+                    task.announced, line.spawned_by = self, task.spawned_by
+                add(line)
+            elif end and span.extra is None and span.waited is None:
+                add(
+                    ShortLine(
+                        prefix + endings[microsecond],
+                        span.event,
+                        (end - start) / 1e9,
+                        part,
+                        (start - base_ns) // 1000 + base_us,
+                        task.number,
+                    )
+                )
+            else:
+                extra, waited = span.extra, span.waited
+                add(
+                    MiddleLine(
+                        prefix + endings[microsecond],
+                        span.event,
+                        (end - start) / 1e9 if end else None,
+                        ids if extra is None else {**ids, **extra},
+                        scope.worker,
+                        scope.step,
+                        (start - base_ns) // 1000 + base_us if end else None,
+                        task.number,
+                        None if waited is None or not end else _active_sec(end - start, waited),
+                    )
+                )
+        return made
+
+    def scope_of(self, context: Context) -> Scope:
+        """Return where the records of a context go; what nobody bound goes to step 0, said once."""
+        if context.scope is not None:
+            return context.scope
+        scope = scope_for(context.role, context.worker, context.step, context.validate)
+        if scope.role == "worker":
+            notice(
+                "no step bound",
+                f"records without a bound step go to step_0/worker_{process_worker()}.jsonl; "
+                "bind it with `with sglang_instrument.step(n):`",
+            )
+        return scope
+
+    def encode(self, lines: list[AnyLine]) -> tuple[bytes, int]:
+        """Return the lines as JSON, and how many of them had to be changed to be encoded at all."""
+        encoded, changed, begin = [], 0, 0
+        while begin < len(lines):
+            end = begin + self._slice
+            self._slice = min(2 * self._slice, _SLICE)
+            some, changed_of_some = self._encode_slice(lines[begin:end])
+            encoded.append(some)
+            changed += changed_of_some
+            begin = end
+        return b"".join(encoded), changed
+
+    def control(self, event: str, scope: Scope, extra: Mapping[str, Any]) -> bytes:
+        """Return a control record of now as one line."""
+        timestamp = self._clock.timestamp(self._clock.now_us())
+        line = Line(timestamp, event, None, dict(extra), scope.worker, scope.step, validate=scope.validate)
+        return self.encode([line])[0]
+
+    def _part(self, context: Context, scope: Scope) -> Raw | None:
+        """Return, and keep in the context, what all its short lines share; None if they can't be short."""
+        if context.extra is None or scope.step is None or scope.validate:
+            return None
+        try:
+            ids = self._encoder.encode(context.extra)
+        except Exception:  # a request id that JSON cannot say: the long way mends it
+            return None
+        part = Raw(ids + b',"workid":%d,"step":%d' % (scope.worker, scope.step))
+        if context.scope is not None:  # else the process may learn its number, and the scope be another one
+            context.part = part
+        return part
+
+    def _time(self, millisecond_us: int) -> tuple[str, tuple[str, ...]]:
+        """Return the ISO timestamp of a millisecond up to its digits, and the 1000 ways in which it ends."""
+        text = self._clock.timestamp(millisecond_us)
+        if text[26:] != self._offset or not self._endings:
+            self._offset = text[26:]
+            self._endings = tuple(f"{microsecond:03d}{self._offset}" for microsecond in range(1000))
+        return text[:23], self._endings
+
+    def _encode_slice(self, lines: list[AnyLine]) -> tuple[bytes, int]:
+        try:
+            encoded = self._encoder.encode_lines(lines)
+        except Exception:  # one of them holds what JSON cannot say: find it, keep its neighbours
+            return self._encode_singly(lines)
+        if len(encoded) > LONGEST_LINE:  # else none of them is
+            self._slice = 1
+            time.sleep(0)
+            if max(map(len, encoded.split(b"\n"))) >= LONGEST_LINE:
+                return self._encode_singly(lines)
+        return encoded, 0
+
+    def _encode_singly(self, lines: list[AnyLine]) -> tuple[bytes, int]:
+        encoded, changed = bytearray(), 0
+        for line in lines:
+            one, was_changed = self._encode_one(line)
+            encoded += one
+            changed += was_changed
+            if was_changed:
+                time.sleep(0)
+        return bytes(encoded), changed
+
+    def _encode_one(self, line: AnyLine) -> tuple[bytes, bool]:
+        changed = False
+        try:
+            encoded = self._encoder.encode_lines([line])
+        except Exception:
+            settle_line(line)
+            encoded, changed = self._encoder.encode_lines([line]), True
+        if len(encoded) > LONGEST_LINE:
+            encoded, changed = self._encoder.encode_lines([cut(line)]), True
+        return encoded, changed
+
+
+def _join(pieces: list[Piece]) -> list[Piece]:
+    """Return one piece a scope, of bytes."""
+    by_scope: dict[Scope, list[Piece]] = {}
+    for piece in pieces:
+        by_scope.setdefault(piece[0], []).append(piece)
+    joined: list[Piece] = []
+    for scope, of_scope in by_scope.items():
+        _, encoded, changed, records = zip(*of_scope, strict=True)
+        joined.append((scope, b"".join(encoded), sum(changed), sum(records)))
+    return joined
+
+
+def _active_sec(duration_ns: int, waited_ns: int) -> float:
+    return max(0, duration_ns - waited_ns) / 1e9
+
+
+def _long_line(span: Span, scope: Scope, task: Task, timestamp: str, offset_us: int) -> Line:
+    """Return the line of any span, with all the keys that it has."""
+    ids, extra = span.context.extra, span.extra
+    extra = {**ids, **extra} if extra and ids else extra or ids
+    line = Line(timestamp, span.event, None, extra, scope.worker, scope.step, None, task.number)
+    if span.end:
+        line.duration_sec = (span.end - span.start) / 1e9
+        line.start_us = span.start // 1000 + offset_us
+        if span.waited is not None:
+            line.active_sec = _active_sec(span.end - span.start, span.waited)
+    line.device_sec, line.error, line.phase = span.device_sec, span.error, span.phase
+    line.validate = scope.validate
+    return line

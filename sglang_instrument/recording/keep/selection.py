@@ -1,0 +1,192 @@
+"""Decide which records are kept: down to which detail, and of which requests. The encoder's thread asks.
+
+All requests of a rollout begin together, so they end in the order of their durations, and each is the slowest
+that was seen so far. Which of them are slow is known when their step ends; until then the records of requests
+that were not drawn are held.
+"""
+
+import zlib
+from bisect import insort
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from sglang_instrument.config import Config, Detail
+from sglang_instrument.recording.measure.context import Context, Scope
+from sglang_instrument.recording.measure.spans import Span
+from sglang_instrument.schema import kind_of
+
+MOST_HELD: Final = 50_000  # spans, some 10 MB; beyond it is decided with what the step has shown so far
+SLOW: Final = 0.95  # a request as long as this quantile of its step's is always kept
+_MOST_DURATIONS: Final = 10_000  # of one step; a process that never binds one has a single, endless step
+_MOST_VERDICTS: Final = 100_000  # requests of one step that are remembered for records which come late
+_STEPS_KNOWN: Final = 8  # steps whose verdicts are remembered; older ones get no more records
+_TURN_PHASES: Final = frozenset({"turn", "generate", "tool", "interaction"})
+_DETAILS: Final[tuple[Detail, ...]] = ("step", "request", "turn", "all")
+
+ScopeOf = Callable[[Context], Scope]
+
+
+def selection_for(config: Config, scope_of: ScopeOf) -> "Selection | None":
+    """Return what selects as the settings say; None if they keep everything, which then costs nothing."""
+    if config.detail == "all" and config.sample_requests >= 1:
+        return None
+    return Selection(config.detail, config.sample_requests, scope_of)
+
+
+class Selection:
+    """Takes finished spans, returns those to write.
+
+    Args:
+        detail: The finest records that are kept.
+        share: Share of requests whose records are kept, 0 to 1.
+        scope_of: Returns the step that a context's records belong to.
+    """
+
+    def __init__(self, detail: Detail, share: float, scope_of: ScopeOf) -> None:
+        self._detail = _DETAILS.index(detail)
+        self._share = share
+        self._scope_of = scope_of
+        self.sampled_out = 0
+        self._steps: dict[Scope, _Step] = {}
+        self._held = 0
+
+    def keep(self, spans: Iterable[Span]) -> list[Span]:
+        """Return what is to be written now, of these spans and of those held; the rest is held or dropped."""
+        kept = []
+        for span in spans:
+            request_id, turn = _ids(span)
+            if self._detail < 3 and _detail(span, request_id, turn) > self._detail:
+                continue
+            if self._share >= 1 or request_id is None or is_drawn(request_id, self._share):
+                kept.append(span)
+            else:
+                kept += self._hold(span, str(request_id))
+        if self._held > MOST_HELD:
+            kept += self._decide_early()
+        return kept
+
+    def end_step(self, scope: Scope) -> list[Span]:
+        """Return what is to be written of the records that were held for a step which has ended."""
+        step = self._steps.get(scope)
+        if step is None:
+            return []
+        step.over = True
+        return self._decide(scope, step)
+
+    def end(self) -> list[Span]:
+        """Return what is to be written of all that is held: nothing comes any more."""
+        return [span for scope, step in list(self._steps.items()) for span in self._decide(scope, step)]
+
+    def _hold(self, span: Span, request_id: str) -> list[Span]:
+        scope = span.context.scope or self._scope_of(span.context)
+        step = self._steps.get(scope) or self._begin(scope)
+        verdict = step.verdicts.get(request_id)
+        if verdict is None and step.over and scope.open <= 0 and not scope.ended:
+            verdict = True  # later than its step, which nobody will end again: there is nothing to wait for
+        if verdict is None:
+            step.hold(span, request_id)
+            self._held += 1
+            return []
+        if verdict:
+            return [span]
+        self._leave_out(scope, 1)
+        return []
+
+    def _begin(self, scope: Scope) -> "_Step":
+        """Remember another step, and forget the oldest that holds nothing."""
+        step = self._steps[scope] = _Step()
+        for known, seen in list(self._steps.items())[:-_STEPS_KNOWN]:
+            if not seen.held:
+                del self._steps[known]
+        return step
+
+    def _decide(self, scope: Scope, step: "_Step", early: bool = False) -> list[Span]:
+        """Return the held records to write; drop and count those of requests that were not slow."""
+        kept: list[Span] = []
+        limit_ns = step.slow_ns()
+        for request_id, spans in list(step.held.items()):
+            duration_ns = step.ended.pop(request_id, None)
+            if early and duration_ns is None:
+                continue  # it still runs
+            # One that has not ended when its step has is as slow as can be, or hangs.
+            verdict = duration_ns is None or duration_ns >= limit_ns
+            step.decide(request_id, verdict)
+            self._held -= len(spans)
+            if verdict:
+                kept += spans
+            else:
+                self._leave_out(scope, len(spans))
+        return sorted(kept, key=_ended_ns)
+
+    def _decide_early(self) -> list[Span]:
+        """Make room: decide on what has ended; if that does not help, write the rest undecided."""
+        kept = []
+        for scope, step in list(self._steps.items()):
+            kept += self._decide(scope, step, early=True)
+        return kept if self._held <= MOST_HELD // 2 else kept + self.end()
+
+    def _leave_out(self, scope: Scope, records: int) -> None:
+        scope.sampled_out += records
+        self.sampled_out += records
+
+
+class _Step:
+    """What is known of one step's requests that were not drawn, and how long its requests took."""
+
+    __slots__ = ("durations", "ended", "held", "over", "verdicts")
+
+    def __init__(self) -> None:
+        self.over = False  # its outermost block has ended, at least once
+        self.held: dict[str, list[Span]] = {}
+        self.ended: dict[str, float] = {}  # nanoseconds; infinite if it failed
+        self.verdicts: dict[str, bool] = {}
+        self.durations: list[int] = []  # sorted
+
+    def hold(self, span: Span, request_id: str) -> None:
+        self.held.setdefault(request_id, []).append(span)
+        if span.end and (span.phase or kind_of(span.event).phase) == "request":
+            duration_ns = span.end - span.start
+            insort(self.durations, duration_ns)
+            if len(self.durations) > _MOST_DURATIONS:
+                del self.durations[::2]
+            # Trainers that sample more than they need cancel the rest: no fault, and no reason to keep it.
+            failed = span.error is not None and not span.error.startswith("CancelledError")
+            self.ended[request_id] = float("inf") if failed else duration_ns
+
+    def decide(self, request_id: str, verdict: bool) -> None:
+        del self.held[request_id]
+        if len(self.verdicts) >= _MOST_VERDICTS:
+            self.verdicts.clear()
+        self.verdicts[request_id] = verdict
+
+    def slow_ns(self) -> float:
+        """Return the duration from which a request of this step is slow; its slowest always is."""
+        return self.durations[int(len(self.durations) * SLOW)] if self.durations else 0
+
+
+def is_drawn(request_id: object, share: float) -> bool:
+    """Return whether a request belongs to the share that is kept: the same answer in every process."""
+    checksum = zlib.crc32(str(request_id).encode("utf-8", "replace"))
+    # CRC is linear: ids that differ in one digit differ in few bits. A multiplication spreads them.
+    return (checksum * 0x9E3779B97F4A7C15 >> 32) & 0xFFFFFFFF < share * 2**32
+
+
+def _ids(span: Span) -> tuple[Any, Any]:
+    """Return a record's request id and turn: its own fields, or else what was bound."""
+    context, extra = span.context, span.extra
+    if extra is None:
+        return context.request_id, context.turn
+    return extra.get("request_id", context.request_id), extra.get("turn", context.turn)
+
+
+def _detail(span: Span, request_id: object, turn: object) -> int:
+    """Return the detail of a record, as its place in `_DETAILS`, by what it names."""
+    if request_id is None:
+        return 0
+    if (span.phase or kind_of(span.event).phase) in _TURN_PHASES:
+        return 2
+    return 1 if turn is None else 3
+
+
+def _ended_ns(span: Span) -> int:
+    return span.end or span.start

@@ -1,0 +1,338 @@
+"""Empty the buffer every 50 to 100 ms, encode what it held, and hand it to the thread that owns the disk.
+
+Two threads, because they fail differently: the encoder never touches a file, so a disk that hangs cannot
+keep it from emptying the buffer; what then waits is bounded in bytes, and what comes beyond is counted.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from sglang_instrument.recording.keep.disk import Disk, Job
+from sglang_instrument.recording.keep.encoder import LineMaker
+from sglang_instrument.recording.keep.selection import Selection
+from sglang_instrument.recording.keep.wakeup import Bell
+from sglang_instrument.recording.measure import spans as hot
+from sglang_instrument.recording.measure.context import (
+    Scope,
+    count_dropped,
+    on_scope_closed,
+    scopes,
+    take_ended,
+)
+from sglang_instrument.recording.measure.spans import OFF, Buffer, Span, use_buffer
+from sglang_instrument.recording.safety.notices import notice, swallowed
+from sglang_instrument.recording.safety.own_threads import OneAtATime, OwnThread
+
+TICK_SEC: Final = 0.05
+# Where little is recorded, waking two threads costs more than the records, and takes the GIL from whoever
+# works: they are written half as often, which keeps what SIGKILL costs well within its bound.
+CALM_TICK_SEC: Final = 0.1
+_LITTLE: Final = 500  # spans a tick
+_RESTS_AFTER: Final = 10  # ticks at which nothing was recorded
+_SLAB: Final = 4096  # spans taken out of the buffer at once: they stay in the processor's cache until encoded
+MOST_SPANS: Final = 200_000  # in the buffer; only a program that never lets the encoder run gets there
+
+
+class Writer:
+    """The encoder: a buffer, its thread, and what happens between the two.
+
+    Args:
+        disk: Where lines go.
+        maker: Makes them.
+        watch: Called at each tick with the disk; reports spans that do not end. Returns for how many seconds
+            it need not be called again as long as nothing is recorded.
+        selection: Says which records are kept; None keeps them all.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        maker: LineMaker,
+        watch: Callable[[Disk], float],
+        selection: Selection | None = None,
+    ) -> None:
+        self.disk = disk
+        self.dropped_records = 0
+        self.changed_records = 0
+        self.recorded = 0
+        self._maker = maker
+        self._watch = watch
+        self._selection = selection
+        self._spans: list[Span] = []
+        self._encoding = 0  # spans that were taken out of the buffer
+        self._buffer: Buffer = self._spans  # once the threads run
+        self._bell = Bell()
+        self._all_closed: Callable[[], object] | None = self._bell.ring  # when no span is open any more
+        self._starting = OneAtATime()  # starting the threads, or writing without them
+        self._thread = OwnThread(self._run, "sglang_instrument-writer")
+        self._gives_up_at = math.inf  # time.monotonic() at which a caller that writes stops
+        self._flushes: list[tuple[Job | None, threading.Event]] = []
+        self._tick_sec = TICK_SEC
+        self._let_one_pass = True  # a tick at which nothing is written; never the first one
+        self._most_ticks = 1  # to wait for, as long as nothing is recorded; 0 while that is decided
+        self._quiet_ticks = 0  # since something was recorded
+        self._closed = False
+        self._ended = False
+
+    def open(self) -> None:
+        """Take spans from now on; threads start with the first span that opens or ends."""
+        use_buffer(_FirstSpan(self), self.start, self._all_closed)
+        on_scope_closed(self.step_ended)
+
+    def tap(self, tapped: Callable[[Buffer], Buffer]) -> None:
+        """Let spans pass through `tapped(buffer)` on their way to the buffer; call it before `open()`."""
+        self._buffer = tapped(self._buffer)
+
+    def close(self) -> None:
+        """Take no more spans."""
+        with self._starting.lock:  # another thread may be about to start the threads for its first span
+            self._stop_taking()
+
+    def _stop_taking(self) -> None:
+        use_buffer(OFF)
+        on_scope_closed(None)
+        self._closed = True
+
+    def end(self, ends: float) -> None:
+        """End both threads once they have done what they were given; wait for that until `ends` at most."""
+        self._ended = True
+        self._bell.ring()
+        self.disk.end()
+        self._thread.join(ends)
+        self.disk.join(ends)
+
+    def start(self) -> None:
+        """Start the threads, once; several threads may come here at a time."""
+        if not self.started:
+            self._starting.do(self._start_threads, "starting the writer's threads", 0.0)
+
+    def _start_threads(self) -> None:
+        if not self._closed and self._have_threads():
+            self._take_directly()
+
+    def _have_threads(self, at_once: bool = False) -> bool:
+        # The disk's first: without it the encoder's thread would write to the disk itself.
+        return self.disk.start(at_once) and self._thread.start(at_once)
+
+    def _take_directly(self) -> None:
+        if not self._closed and isinstance(hot.current_buffer(), _FirstSpan):
+            use_buffer(self._buffer, None, self._all_closed)
+
+    def take(self, span: Span) -> None:
+        """Take a span that found no thread to be running, or that it rested."""
+        self.be_awake()
+        if self._closed:
+            return
+        self._buffer.append(span)
+        if not self.started and len(self._spans) > MOST_SPANS:
+            self._starting.do(self._drop_excess, "dropping records", 0.0)
+
+    def be_awake(self) -> None:
+        """Start the threads, or have the one that rests run at once, and at each tick from now on."""
+        self.start()
+        if not self.started:
+            return
+        if not isinstance(hot.current_buffer(), _FirstSpan):
+            if self._most_ticks != 1:
+                self._most_ticks = 1  # one of the many that come here has the thread look
+                self.wake()
+            return
+        self._quiet_ticks = 0
+        self._starting.do(self._take_directly, "waking the writer", 0.0)  # else another thread does it
+        self.wake()
+
+    def _next_tick_sec(self, is_little: bool, leave_sec: float) -> float:
+        """Return for how long to sleep after few or many spans, if all else may be left for so long."""
+        if not is_little or leave_sec < CALM_TICK_SEC:
+            return TICK_SEC
+        return leave_sec if self._quiet_ticks >= _RESTS_AFTER and self._may_rest() else CALM_TICK_SEC
+
+    def _ticks_to_leave(self, leave_sec: float) -> int:
+        """Return for how many ticks nothing need be done if nothing is recorded; resting is not put off.
+
+        What passes through a tap may be held back there, and become old.
+        """
+        if self._buffer is not self._spans:
+            return 1
+        return max(1, min(round(leave_sec / self._tick_sec), _RESTS_AFTER - self._quiet_ticks))
+
+    def _may_rest(self) -> bool:
+        """Have the next span that ends, or the first that opens, wake this thread; return whether it will.
+
+        So between two rollouts nothing of ours runs.
+        """
+        with self._starting.lock:
+            if not self._closed and hot.current_buffer() is self._buffer:
+                use_buffer(_FirstSpan(self), self.be_awake, self._all_closed)
+        # What another thread was about to append meanwhile is seen here; if not, it waits for as long.
+        return isinstance(hot.current_buffer(), _FirstSpan) and not self._spans
+
+    def wake(self) -> None:
+        """Make the encoder run now, not at its next tick: something ended that may be the process's last."""
+        self._bell.ring()
+
+    def step_ended(self) -> None:
+        """Have `step_closed` written: the last block of some step has ended."""
+        self.wake()
+
+    def flush(self, timeout_sec: float) -> bool:
+        """Write all that is recorded so far; return whether that was done in time."""
+        return self.flush_then(None, timeout_sec)
+
+    def flush_then(self, job: Job | None, timeout_sec: float) -> bool:
+        """Write all that is recorded so far, then do `job`, if any; return whether that was done in time.
+
+        Where no thread can be started, the caller writes, and looks at the clock after each slab of spans.
+        """
+        wait_sec, done = max(0.0, min(timeout_sec, threading.TIMEOUT_MAX)), threading.Event()
+        ends = time.monotonic() + wait_sec
+        if not self.started:
+            self._starting.do(lambda: self._start_or_write(job, done, ends), "writing the log", wait_sec)
+        if self.started and not done.is_set():
+            self._flushes.append((job, done))
+            self._bell.ring()
+        return done.wait(max(0.0, ends - time.monotonic()))
+
+    def _start_or_write(self, job: Job | None, done: threading.Event, ends: float) -> None:
+        if self._spans and self._have_threads(at_once=True):
+            self._take_directly()
+        if self.started:
+            return
+        self._gives_up_at = ends
+        try:
+            self._write()
+            if time.monotonic() < ends:
+                self._finish_flush(job, done)
+            self.disk.do_what_waits()
+        finally:
+            self._gives_up_at = math.inf
+
+    def _finish_flush(self, job: Job | None, done: threading.Event) -> None:
+        if job is not None:
+            self.disk.do(job)
+        self.disk.do(done.set)
+
+    @property
+    def started(self) -> bool:
+        """Whether anything was recorded yet, and so the threads run."""
+        return self._thread.started
+
+    @property
+    def waiting(self) -> int:
+        """How many spans are in the buffer."""
+        return len(self._spans) + self._encoding
+
+    @property
+    def sampled_out_records(self) -> int:
+        """How many records of requests that were not drawn, and not slow, were left out."""
+        return 0 if self._selection is None else self._selection.sampled_out
+
+    def _run(self) -> None:
+        while not self._ended:
+            try:
+                self._tick(self._wait())
+            except BaseException as error:
+                swallowed("encoding the log", error)
+                time.sleep(TICK_SEC)  # if it was the waiting that failed
+
+    def _wait(self) -> bool:
+        """Wait for the next tick that has something to do; return whether somebody did not wait for it."""
+        ticks = self._bell.wait(self._tick_sec, max(1, self._most_ticks), self._spans)
+        self._quiet_ticks += max(0, ticks - 1)  # the last one is counted when it is done
+        return ticks == 0
+
+    def _tick(self, woken: bool) -> None:
+        asked = len(self._flushes)  # before the buffer is emptied: what asks later may mean later records
+        is_little = len(self._spans) <= _LITTLE
+        may_pass = is_little and self._tick_sec < CALM_TICK_SEC and not (woken or asked)
+        self._let_one_pass = may_pass and not self._let_one_pass
+        self._quiet_ticks = 0 if self._spans else self._quiet_ticks + 1
+        if not self._let_one_pass:
+            self._write()
+        self._most_ticks = 0  # a loop that comes from now on may not have been looked at
+        leave_sec = self._watch(self.disk)
+        self._tick_sec = self._next_tick_sec(is_little, leave_sec)
+        self._most_ticks = self._ticks_to_leave(leave_sec)
+        for job, done in self._flushes[:asked]:
+            self._finish_flush(job, done)
+        del self._flushes[:asked]
+
+    def _write(self) -> None:
+        """Pass on what the buffer holds, and after it the ends of the steps that had ended before."""
+        ended = [scope for scope in scopes() if scope.ended]
+        self._drop_excess()
+        self._empty_buffer()
+        if time.monotonic() >= self._gives_up_at:
+            return  # a step of which something waits is not whole
+        for scope in ended:
+            if take_ended(scope):
+                self._close_step(scope)
+        if ended:
+            self.disk.do(self.disk.files.close_old_steps)
+        if self._closed and self._selection is not None:
+            self._encode(self._selection.end())
+
+    def _empty_buffer(self) -> None:
+        for _ in range(2):  # what came meanwhile is taken, too; what comes then waits for the next tick
+            waiting = len(self._spans)
+            while waiting > 0 and time.monotonic() < self._gives_up_at:
+                slab = self._spans[: min(waiting, _SLAB)]
+                del self._spans[: len(slab)]
+                waiting -= len(slab)
+                self._encode(slab if self._selection is None else self._selection.keep(slab))
+
+    def _close_step(self, scope: Scope) -> None:
+        if self._selection is not None:
+            self._encode(self._selection.end_step(scope))
+        self.disk.do(lambda: self.disk.files.close_step(scope))
+
+    def _drop_excess(self) -> None:
+        """Drop the newest spans beyond what the buffer may hold."""
+        excess = self._spans[MOST_SPANS:]
+        if excess:
+            del self._spans[MOST_SPANS : MOST_SPANS + len(excess)]
+            for span in excess:
+                count_dropped(self._maker.scope_of(span.context), 1)
+            self.dropped_records += len(excess)
+            notice("buffer full", "more is recorded than can be encoded: new records are dropped and counted")
+
+    def _encode(self, spans: list[Span]) -> None:
+        """Pass spans on as lines, with a pause after each chunk."""
+        self._encoding, done = len(spans), 0
+        while done < len(spans):
+            begin, recorded = done, self.recorded
+            try:
+                done, pieces = self._maker.encode_chunk(spans, begin)
+            except Exception as error:  # not the fault of a record: there is no memory
+                swallowed("encoding the log", error)
+                done, pieces = len(spans), []
+            for scope, encoded, changed, records in pieces:
+                try:
+                    self.disk.write(scope, encoded, records)
+                except Exception as error:  # as above
+                    swallowed("handing over to the disk's thread", error)
+                    continue
+                self.changed_records += changed
+                self.recorded += records
+            if not self.started:
+                self.disk.do_what_waits()
+            self.dropped_records += done - begin - (self.recorded - recorded)
+            self._encoding = len(spans) - done
+            if self._encoding or self._spans:
+                time.sleep(0)  # whoever waits for the GIL gets it now, not after the interpreter's 5 ms
+
+
+class _FirstSpan:
+    """The buffer while nothing is recorded, as in a forked child: it starts or wakes the threads."""
+
+    __slots__ = ("_writer",)
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def append(self, span: Span, /) -> None:
+        """Start or wake the threads, and pass the span on."""
+        self._writer.take(span)

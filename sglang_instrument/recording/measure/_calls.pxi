@@ -1,0 +1,82 @@
+# What people call, `span` and `event`: where there is no memory for a call, nothing is raised, either.
+
+@cython.binding(True)  # it tells its signature, and takes the words of recording/measure/spans.py
+def span(event, /, *, phase=None, **extra):
+    """Time a block."""
+    cdef PyObject *made = (<Make><void*>make_span)(event, phase, extra)
+    if made == NULL:
+        lose_pending("beginning a span")
+        return LOST
+    span = <object>made
+    Py_XDECREF(made)
+    return span
+
+
+ctypedef PyObject* (*Make)(object, object, dict) noexcept
+
+
+cdef object make_span(object event, object phase, dict extra):
+    cdef Span made
+    cdef PyObject *known = NULL
+    if type(event) is not str:
+        event = reduce_one(event)
+    if type(event) is str:  # a list, say, can be no name
+        known = PyDict_GetItemWithError(kinds, event)
+        kind = learn_kind(event) if known is NULL else <object>known
+    else:
+        kind = Span
+    if phase is not None:
+        phase = to_text(phase)
+        kind = kind_of_phase(event, phase)
+    made = new_span(kind)
+    made.begin(event, reduce_extra(extra) if extra else None, phase, NOT_COUNTED)
+    return made
+
+
+@cython.binding(True)
+def event(name, /, *, phase=None, **extra):
+    """Record an instant event."""
+    cdef Span point
+    try:
+        point = Span.__new__(Span)
+        known = name if type(name) is str else reduce_one(name)
+        if phase is not None:
+            phase = to_text(phase)
+        point.begin(known, reduce_extra(extra) if extra else None, phase, NOT_COUNTED)
+        record_point(point)
+    except BaseException:
+        lose("recording an event")
+
+
+cdef extern from *:
+    """
+    static vectorcallfunc *sglang_instrument_call_of(PyObject *function) {
+        return (vectorcallfunc *)((char *)function + Py_TYPE(function)->tp_vectorcall_offset);
+    }
+    """
+    vectorcallfunc* call_of "sglang_instrument_call_of"(object) noexcept
+
+# What Cython made of the two above; without keywords, too, it makes a dict before their first line.
+cdef vectorcallfunc call_of_span = call_of(span)[0]
+cdef vectorcallfunc call_of_event = call_of(event)[0]
+
+
+cdef PyObject* span_or_lost(PyObject *called, PyObject * const *args, size_t flagged, PyObject *names) noexcept:
+    cdef PyObject *made = call_of_span(called, args, flagged, names)
+    return instead_of_call("beginning a span", LOST) if made == NULL else made
+
+
+cdef PyObject* event_or_none(PyObject *called, PyObject * const *args, size_t flagged, PyObject *names) noexcept:
+    cdef PyObject *made = call_of_event(called, args, flagged, names)
+    return instead_of_call("recording an event", None) if made == NULL else made
+
+
+cdef PyObject* instead_of_call(str where, object instead) noexcept:
+    if not PyErr_ExceptionMatches(MemoryError):
+        return NULL  # the call was not one
+    lose_pending(where)  # what it lets through, no call can have raised
+    Py_INCREF(<PyObject*>instead)
+    return <PyObject*>instead
+
+
+call_of(span)[0], call_of(event)[0] = span_or_lost, event_or_none

@@ -1,0 +1,23 @@
+# What other compiled modules may use of _context.pyx.
+
+from sglang_instrument.recording.measure._tasks cimport Task
+
+cdef class Context:
+    cdef public object worker
+    cdef public object step
+    cdef public object validate
+    cdef public object request_id
+    cdef public object turn
+    cdef public object role
+    cdef public object scope
+    cdef object fields  # {"request_id": ..., "turn": ...} as soon as somebody asks
+    cdef dict ids(self)
+    cdef public Task bound_in
+    cdef public object part
+    cdef public Context around  # what was bound before it
+    cdef bint ended  # its block
+
+cdef class Bound:
+    cdef readonly Context context
+    cdef object opened
+    cdef int undo(self) except -1

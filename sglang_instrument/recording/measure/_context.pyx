@@ -1,0 +1,193 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=True
+"""What is bound, as `recording.measure.context` says it: contexts of a request and its turns are made in C."""
+
+cimport cython
+from cpython.contextvars cimport PyContextVar_Get, PyContextVar_Set
+from cpython.long cimport PyLong_AsLongLongAndOverflow
+from cpython.mem cimport PyObject_Free, PyObject_Malloc
+from cpython.object cimport PyObject
+from cpython.pythread cimport PyThread_get_thread_ident
+from cpython.ref cimport Py_XDECREF
+from cpython.unicode cimport PyUnicode_GET_LENGTH
+
+from sglang_instrument.recording.measure._tasks cimport Task, current_task, thread_task_of
+
+include "sglang_instrument/native/module.pxi"
+
+cdef extern from *:
+    """
+    #define sglang_instrument_token_bytes() ((size_t)PyContextToken_Type.tp_basicsize + 2 * sizeof(void *))
+    """
+    const size_t TOKEN_BYTES "sglang_instrument_token_bytes()"
+
+# Of `recording.measure.context`, which hands them over.
+cdef object CURRENT = None
+cdef Context NOTHING_BOUND = None
+cdef object to_identifier = None
+cdef object to_integer = None
+cdef object new_place = None
+cdef object open_scope = None
+cdef object close_scope = None
+cdef Py_ssize_t LONGEST_ID = 0
+
+
+@cython.no_gc  # what it holds was reduced; a scope and a task lead to no context
+cdef class Context:
+    """What is bound; see recording/measure/context.py."""
+
+    def __init__(
+        self, worker=None, step=None, validate=False, request_id=None, turn=None, role=None, scope=None,
+        extra=None, Task bound_in=None, part=None,
+    ):
+        self.worker, self.step, self.validate, self.role, self.scope = worker, step, validate, role, scope
+        self.request_id, self.turn, self.fields = request_id, turn, extra
+        self.bound_in, self.part = bound_in, part
+
+    cdef dict ids(self):
+        if self.fields is None and (self.request_id is not None or self.turn is not None):
+            self.fields = {}
+            if self.request_id is not None:
+                self.fields["request_id"] = self.request_id
+            if self.turn is not None:
+                self.fields["turn"] = self.turn
+        return self.fields
+
+    @property
+    def extra(self):
+        """The bound ids, as a dict; None without any."""
+        return self.ids()
+
+    @extra.setter
+    def extra(self, value):
+        self.fields = value
+
+    def __reduce__(self):
+        from sglang_instrument.recording.measure.context import Context as public  # it may travel to where this is pure
+
+        known = (self.worker, self.step, self.validate, self.request_id, self.turn, self.role)
+        return public, (*known, None, self.extra)
+
+
+@cython.no_gc  # contexts and scopes lead nowhere
+@cython.freelist(64)
+cdef class Bound:
+    """A context that was set; see recording/measure/context.py."""
+
+    cdef int undo(self) except -1:
+        cdef Context context = self.context
+        cdef bint is_first = not context.ended
+        opened, self.opened = self.opened, None
+        context.ended = True
+        try:
+            if is_first and context.around is not None and is_around(context, current_context()):
+                put(context.around)
+        finally:
+            if opened is not None:
+                close_scope(opened)
+        return 0
+
+    def pop(self):
+        """Unset the context; the step of a block that bound it ends here."""
+        self.undo()
+
+
+cdef bint is_around(Context context, Context current) noexcept:
+    """Whether what is bound now was bound by a block of `context`, or within it."""
+    while current is not None and current is not context:
+        current = current.around
+    return current is not None
+
+
+cdef int skip_ended(Context context) except -1:
+    """Let what is around a context be open still: tasks that begin one another make no chain without end."""
+    while context.around is not None and context.around.ended:
+        context.around = context.around.around
+    return 0
+
+
+cdef int put(Context context) except -1:
+    """Set a context, or raise: without memory for a token CPython may crash, so that is asked for first."""
+    cdef void *asked = PyObject_Malloc(TOKEN_BYTES)
+    if asked == NULL:
+        raise MemoryError
+    PyObject_Free(asked)
+    PyContextVar_Set(CURRENT, context)
+    return 0
+
+
+cdef Context current_context():
+    cdef PyObject *bound = NULL
+    PyContextVar_Get(CURRENT, NULL, &bound)  # it has a default
+    context = <object>bound
+    Py_XDECREF(bound)
+    return <Context?>context
+
+
+cdef inline bint is_small(object value):
+    """Whether this is an integer of 64 bits, and of no class of somebody's own."""
+    cdef int overflow = 0
+    if type(value) is not int:
+        return False
+    PyLong_AsLongLongAndOverflow(value, &overflow)
+    return overflow == 0
+
+
+cdef Context with_ids(Context before, object request_id, object turn):
+    cdef Context made = Context.__new__(Context)
+    made.worker, made.step, made.validate = before.worker, before.step, before.validate
+    made.role, made.scope = before.role, before.scope
+    made.request_id, made.turn = before.request_id, before.turn
+    if request_id is None and turn is None:
+        made.fields = before.fields
+        return made
+    if request_id is not None:
+        if type(request_id) is not str or PyUnicode_GET_LENGTH(request_id) > LONGEST_ID:
+            request_id = to_identifier(request_id)
+        made.request_id = request_id
+    if turn is not None:
+        made.turn = turn if is_small(turn) else to_integer(turn)
+    return made
+
+
+cdef Context derived(Context before, dict changes):
+    request_id, turn = changes.get("request_id"), changes.get("turn")
+    cdef Context made = with_ids(before, request_id, turn)
+    if len(changes) > (request_id is not None) + (turn is not None):
+        made.step, made.worker, made.role, made.validate, made.scope = new_place(before, changes)
+    return made
+
+
+cdef Bound bind_on(dict changes, bint root):
+    """Bind on top of what is bound, or of nothing."""
+    cdef Context around = current_context()
+    cdef Context before = NOTHING_BOUND if root else around
+    cdef Context context = derived(before, changes)
+    cdef Bound bound = Bound.__new__(Bound)
+    cdef Task task = current_task(before.bound_in)
+    context.bound_in = thread_task_of(PyThread_get_thread_ident()) if task is None else task
+    skip_ended(around)
+    bound.context, context.around = context, around
+    put(context)
+    if changes.get("step") is not None and context.scope is not None:
+        open_scope(context.scope)
+        bound.opened = context.scope
+    return bound
+
+
+def push(changes, root=False):
+    """Bind `changes` on top of what is bound; see recording/measure/context.py."""
+    return bind_on(changes if type(changes) is dict else dict(changes), root)
+
+
+def derive(Context before not None, changes):
+    """Return `before` with `changes`; see recording/measure/context.py."""
+    return derived(before, changes if type(changes) is dict else dict(changes))
+
+
+def connect(*, current, unbound, identifier, integer, place, opening, closing, Py_ssize_t longest_id):
+    """Take what belongs to recording/measure/context.py."""
+    global CURRENT, NOTHING_BOUND, to_identifier, to_integer, new_place, open_scope, close_scope, LONGEST_ID
+    NOTHING_BOUND = unbound
+    CURRENT, to_identifier, to_integer, new_place = current, identifier, integer, place
+    open_scope, close_scope, LONGEST_ID = opening, closing, longest_id

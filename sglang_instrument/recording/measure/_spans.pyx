@@ -1,0 +1,327 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=False
+"""recording/measure/spans.py, compiled: time a block and append it to the buffer."""
+
+cimport cython
+from cpython.contextvars cimport PyContextVar_Get
+from cpython.dict cimport PyDict_GetItemWithError, PyDict_Size
+from cpython.object cimport PyObject
+from cpython.pythread cimport PyThread_get_thread_ident
+from cpython.ref cimport Py_XDECREF
+
+cdef extern from "Python.h":
+    bint PyErr_ExceptionMatches(object) noexcept
+    void Py_INCREF(PyObject*) noexcept
+
+cdef extern from *:
+    """
+    #define sglang_instrument_pending() (-1)
+    """
+    int raise_pending "sglang_instrument_pending"() except -1
+
+from sglang_instrument.recording.measure._tasks cimport Task, look_up_task, now_ns, some_task_runs, task_here
+
+include "sglang_instrument/native/module.pxi"
+include "sglang_instrument/recording/measure/_blocks.pxi"
+
+# What recording/measure/spans.py hands over when it is imported.
+cdef object OFF = None
+cdef object current_context = None  # the context variable
+cdef object reduce_extra = None
+cdef object learn_kind = None
+cdef object kind_of_phase = None
+cdef object synchronize = None
+cdef object describe_error = None
+cdef object note_lost = None
+cdef object note_swallowed = None
+cdef object let_through = None
+cdef object to_text = None
+cdef object reduce_one = None
+cdef Span LOST = None
+
+# What recording/measure/spans.py says from time to time.
+cdef object buffer = None
+cdef object first_opened = None  # the writer's
+cdef object all_closed = None
+cdef dict OPEN = None  # of recording/measure/open_spans.py
+cdef object entering_hook = None
+
+cdef dict kinds = {}
+
+
+@cython.no_gc  # what it holds was reduced, and leads to no span
+cdef class Span:
+    """A timed block; see recording/measure/spans.py."""
+
+    def __init__(
+        self,
+        event,
+        extra=None,
+        phase=None,
+        waited=None,
+        context=None,
+        thread=None,
+        start=None,
+        long long end=0,
+        error=None,
+        Task task=None,
+        device_sec=None,
+    ):
+        self.begin(event, extra, phase, NOT_COUNTED if waited is None else waited)
+        if context is not None:
+            self.context = context
+        if thread is not None:
+            self.thread = thread
+        if start is not None:
+            self.start = start
+        self.end, self.error, self.task, self.device_sec = end, error, task, device_sec
+
+    cdef int begin(self, object event, object extra, object phase, long long waited_ns) except -1:
+        self.event, self.extra, self.phase = event, extra, phase
+        self.waited_ns = waited_ns
+        self.context = context_now()
+        self.thread = PyThread_get_thread_ident()
+        self.start = now_ns()
+        return 0
+
+    cdef int enter(self) except -1:
+        return enter_task(self)
+
+    cdef int finish(self, object error, object value) except -1:
+        self.stop(error, value)
+        return give(self)
+
+    cpdef int stop(self, object error, object value) except -1:
+        """End the span's time, and name the error that passes: what all kinds of spans do when they end."""
+        self.end = now_ns()
+        if error is not None:
+            self.error = describe_error(error, value)
+        if self.waited_ns != NOT_COUNTED:
+            leave_task(self)
+        return 0
+
+    def __aenter__(self):
+        enter_block(self)
+        return at_once(self)
+
+    def __aexit__(self, error, value, trace):
+        leave_block(self, error, value)
+        return at_once(None)
+
+    def add(self, **extra):
+        """Add fields to the record; call it before the block ends."""
+        try:
+            reduced = reduce_extra(extra)
+            self.extra = reduced if self.extra is None else {**self.extra, **reduced}
+        except BaseException:
+            swallow("adding to a span")
+
+    @property
+    def duration_sec(self):
+        """Wall time of the block in seconds; up to now while it is open."""
+        return ((self.end or now_ns()) - self.start) / 1e9
+
+    @property
+    def waited(self):
+        """Nanoseconds for which its task waited; None where nobody counts them."""
+        return None if self.waited_ns == NOT_COUNTED else self.waited_ns
+
+    @waited.setter
+    def waited(self, value):
+        self.waited_ns = NOT_COUNTED if value is None else value
+
+    def __reduce__(self):
+        from sglang_instrument.recording.measure.span_copies import restored
+
+        return restored, (self.event, self.extra, self.phase, self.thread, self.start, self.end, self.error)
+
+    def __repr__(self):
+        return f"{type(self).__name__}({self.event!r}, {self.extra!r}, start={self.start}, end={self.end})"
+
+
+@cython.no_gc
+cdef class WatchedSpan(Span):
+    """A span that is known while it is open, so that one which never ends can be reported."""
+
+    cdef int enter(self) except -1:
+        enter_task(self)
+        return note_open(self)
+
+    cdef int finish(self, object error, object value) except -1:
+        try:
+            Span.finish(self, error, value)
+        finally:
+            close(self)
+        return 0
+
+
+@cython.no_gc
+cdef class SyncedSpan(WatchedSpan):
+    """A step-level span of synchronous code: the GPU's queued work is waited for at both ends."""
+
+    cdef int enter(self) except -1:
+        synchronize()
+        self.start = now_ns()
+        return WatchedSpan.enter(self)
+
+    cpdef int stop(self, object error, object value) except -1:
+        """Wait for the GPU, then end the span's time."""
+        try:
+            if error is None:  # after an exception the trainer shall meet the GPU's own error first
+                synchronize()
+        finally:
+            Span.stop(self, error, value)
+        return 0
+
+
+@cython.no_gc
+cdef class LostSpan(Span):
+    """Stand for a span that could not be made: it measures and records nothing."""
+
+    cdef int enter(self) except -1:
+        return 0
+
+    cdef int finish(self, object error, object value) except -1:
+        return 0
+
+    def add(self, **extra):
+        """Add nothing."""
+
+
+include "sglang_instrument/recording/measure/_losses.pxi"
+include "sglang_instrument/recording/measure/_open_spans.pxi"
+
+
+def begin(kind, event, phase, waited):
+    """Make a span, or stand in for one that cannot be made."""
+    cdef PyObject *made = (<Begin><void*>begin_now)(kind, event, phase, waited)
+    if made == NULL:
+        lose_pending("beginning a span")
+        return LOST
+    span = <object>made
+    Py_XDECREF(made)
+    return span
+
+
+ctypedef PyObject* (*Begin)(object, object, object, object) noexcept
+
+
+cdef object begin_now(object kind, object event, object phase, object waited):
+    cdef Span made = new_span(kind)
+    made.begin(event, None, phase, NOT_COUNTED if waited is None else waited)
+    return made
+
+
+cdef inline Span new_span(object kind):
+    if kind is Span:
+        return Span.__new__(Span)
+    if kind is WatchedSpan:
+        return WatchedSpan.__new__(WatchedSpan)
+    return kind.__new__(kind)
+
+
+cdef inline object context_now():
+    cdef PyObject *bound = NULL
+    PyContextVar_Get(current_context, NULL, &bound)  # it has a default
+    context = <object>bound
+    Py_XDECREF(bound)
+    return context
+
+
+cdef int enter_task(Span entering) except -1:
+    """Let the span know the asyncio task that runs now, and what that one has waited so far."""
+    cdef Task task
+    if entering_hook is not None:
+        entering_hook(entering)
+    if not some_task_runs():
+        return 0
+    task = task_here(entering.thread)
+    if task is None:
+        task = look_up_task(entering.context.bound_in)
+        if task is None:
+            entering.waited_ns = NOT_COUNTED
+            return 0
+    entering.task = task
+    if task.counted_by:
+        entering.waited_ns = task.waited
+    elif entering.waited_ns != NOT_COUNTED:  # its block counts its own awaits: nothing else does so far
+        task.counted_by, entering.waited_ns = <size_t><void*>entering, task.waited
+    return 0
+
+
+cdef void leave_task(Span leaving) noexcept:
+    """Turn the task's count of suspended time into that of this span."""
+    cdef Task task = leaving.task
+    if task is None:
+        leaving.waited_ns = NOT_COUNTED
+        return
+    leaving.waited_ns = task.waited - leaving.waited_ns
+    if task.counted_by == <size_t><void*>leaving:
+        task.counted_by = 0
+
+
+cdef int give(Span finished) except -1:
+    taking = buffer
+    if taking is not OFF:
+        taking.append(finished)
+    return 0
+
+
+cdef int record_point(Span point) except -1:
+    enter_task(point)
+    point.waited_ns = NOT_COUNTED
+    return give(point)
+
+
+for kind in (Span, WatchedSpan, SyncedSpan, LostSpan):
+    give_ends(kind)
+
+
+include "sglang_instrument/recording/measure/_calls.pxi"
+
+
+def record(Span point not None):
+    """Append a span that was not used as a block: a point event, or one whose times were set by hand."""
+    record_point(point)
+
+
+def connect(
+    *,
+    off,
+    context,
+    reduce,
+    known_kinds,
+    learn,
+    kind_for,
+    synchronize_device,
+    name_error,
+    open_spans,
+    noting_lost,
+    swallowed_now,
+    letting_through,
+    text,
+    reduce_value,
+):
+    """Take what belongs to the modules that this one serves; none of it changes later."""
+    global OFF, current_context, reduce_extra, kinds, learn_kind, kind_of_phase, synchronize
+    global describe_error, buffer, note_lost, note_swallowed, let_through, to_text
+    global reduce_one, LOST, OPEN
+    OPEN = open_spans
+    note_lost, note_swallowed, let_through = noting_lost, swallowed_now, letting_through
+    to_text, reduce_one = text, reduce_value
+    OFF, current_context, reduce_extra, kinds = off, context, reduce, known_kinds
+    learn_kind, kind_of_phase, synchronize, describe_error = learn, kind_for, synchronize_device, name_error
+    buffer = off
+    LOST = LostSpan("lost", start=1, end=1)
+
+
+def use_buffer(taking, on_first_opened, on_all_closed):
+    """Send finished spans to `taking`; see recording/measure/spans.py."""
+    global buffer, first_opened, all_closed
+    buffer, first_opened, all_closed = taking, on_first_opened, on_all_closed
+
+
+def call_at_entry(hook):
+    """Call `hook(span)` when a span is entered or a point recorded; None calls nothing."""
+    global entering_hook
+    entering_hook = hook

@@ -1,0 +1,31 @@
+# What other compiled modules may use of _tasks.pyx. `Task` is the class of recording/measure/tasks.py, field by field.
+
+cimport cython
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+cdef enum:
+    NOBODY = -1
+
+cdef inline long long now_ns() noexcept:
+    """Return what perf_counter_ns() does on Linux."""
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <long long>now.tv_sec * 1_000_000_000 + now.tv_nsec
+
+@cython.no_gc
+cdef class Task:
+    cdef public unsigned long thread  # what each span asks for comes first: the rest lies in colder memory
+    cdef public size_t counted_by
+    cdef object reference  # asyncio's weak one to the asyncio task; see _owners.pxi
+    cdef public long long number
+    cdef public object announced
+    cdef public long long waited
+    cdef public long long suspended_at
+    cdef public object loop
+    cdef long long made_by  # the number of who spawned it, NOBODY if that is not known; no int of its own
+
+cdef bint some_task_runs() noexcept  # it may be one of another thread
+cdef Task task_here(unsigned long thread)  # the known task of the only loop; None if that is another thread's
+cdef Task current_task(object inherited)  # the asyncio task that runs now; None outside of any
+cdef Task look_up_task(object inherited)  # the same, asking asyncio
+cdef Task thread_task_of(unsigned long ident)

@@ -1,0 +1,270 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=False
+"""recording/measure/waiting.py, compiled: count for how long a coroutine waits.
+
+`Waits` stands between two coroutines. What it does between them is C that handles no exception, so that
+tracebacks, cancellation and the order of everything stay what they were: a function that Cython guards
+would put an entry of its own into the traceback.
+"""
+
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_XDECREF
+
+from types import CoroutineType
+
+from sglang_instrument.recording.measure._tasks cimport Task, current_task, now_ns
+
+include "sglang_instrument/native/module.pxi"
+
+cdef object let_through = None  # of recording/safety/guard.py
+
+cdef extern from "Python.h":
+    void PyErr_SetNone(PyObject*) noexcept
+    ctypedef enum PySendResult:
+        PYGEN_RETURN
+        PYGEN_ERROR
+        PYGEN_NEXT
+    ctypedef PySendResult (*sendfunc)(PyObject*, PyObject*, PyObject**) noexcept
+    ctypedef PyObject* (*iternextfunc)(PyObject*) noexcept
+    ctypedef PyObject* (*fastcall)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*) noexcept
+    ctypedef struct PyAsyncMethods:
+        sendfunc am_send
+    ctypedef struct PyTypeObject:
+        const char* tp_name
+        PyAsyncMethods* tp_as_async
+        iternextfunc tp_iternext
+    ctypedef struct PyMethodDef:
+        pass
+    # Declared without exceptions: what they raise is passed on as it is.
+    PySendResult PyIter_Send(PyObject*, PyObject*, PyObject**) noexcept
+    PyObject* PyObject_Vectorcall(PyObject*, PyObject* const*, size_t, PyObject*) noexcept
+
+cdef extern from *:
+    """
+    /* StopIteration(value), also where value is a tuple or an exception itself. */
+    static void sglang_instrument_stop(PyObject *value) {
+        if (value == Py_None) return;  /* no exception at all means None, too */
+        PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, value);
+        if (stop != NULL) { PyErr_SetObject(PyExc_StopIteration, stop); Py_DECREF(stop); }
+    }
+    static PyObject *sglang_instrument_attribute(PyObject *owner, const char *name) {
+        return PyObject_GetAttrString(owner, name);
+    }
+    #define sglang_instrument_pending() (-1)
+    /* A result that is NULL where, and only where, there is an exception: what Cython takes for an object. */
+    #define sglang_instrument_object(result) (result)
+    static PyMethodDef sglang_instrument_throw = {"throw", NULL, METH_FASTCALL | METH_KEYWORDS, NULL};
+    static PyMethodDef sglang_instrument_close = {"close", NULL, METH_FASTCALL | METH_KEYWORDS, NULL};
+    static PyMethodDef sglang_instrument_send = {"send", NULL, METH_FASTCALL | METH_KEYWORDS, NULL};
+    static PyObject *sglang_instrument_bound(PyMethodDef *method, void *function, PyObject *self) {
+        method->ml_meth = (PyCFunction)function;
+        return PyCFunction_NewEx(method, self, NULL);
+    }
+    """
+    void stop_iteration "sglang_instrument_stop"(PyObject*) noexcept
+    PyObject* attribute_of "sglang_instrument_attribute"(PyObject*, const char*) noexcept
+    PyMethodDef throw_method "sglang_instrument_throw"
+    PyMethodDef close_method "sglang_instrument_close"
+    PyMethodDef send_method "sglang_instrument_send"
+    int raise_pending "sglang_instrument_pending"() except -1
+    object as_object "sglang_instrument_object"(PyObject*)
+    object bound_method "sglang_instrument_bound"(PyMethodDef*, void*, object)
+
+
+cdef inline void suspended(Task task) noexcept:
+    """See the task stop; the innermost suspension of an interval is the first to come, and counts."""
+    if task is not None and task.suspended_at == 0:
+        task.suspended_at = now_ns()
+
+
+cdef inline void resumed(Task task) noexcept:
+    """See the task go on; the outermost resumption of an interval is the first to come, and counts."""
+    if task is not None and task.suspended_at != 0:
+        task.waited += now_ns() - task.suspended_at
+        task.suspended_at = 0
+
+
+cdef class Waits:
+    """The steps of what is awaited, with each suspension and each resumption counted."""
+
+    cdef Task task
+    cdef object steps
+    cdef bint begun
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):  # for who calls it by name; the interpreter calls `next_step`, set below
+        return next_or_stop(<PyObject*>self)
+
+    @property
+    def steps(self):
+        """What is awaited: a coroutine, or the iterator of anything else."""
+        return self.steps
+
+    @property
+    def send(self):
+        """Send a value into what is awaited; asyncio sends none, other loops may."""
+        return bound_method(&send_method, <void*>&send_call, self)
+
+    @property
+    def throw(self):
+        """Throw into what is awaited, as a cancellation does; not there if that cannot be thrown into."""
+        self.steps.throw
+        return bound_method(&throw_method, <void*>&throw_call, self)
+
+    @property
+    def close(self):
+        """End what is awaited, as the end of a coroutine does that nobody finishes; not there if it has none."""
+        self.steps.close
+        return bound_method(&close_method, <void*>&close_call, self)
+
+
+cdef PySendResult send_step(PyObject *waits, PyObject *value, PyObject **result) noexcept:
+    """Do one step of what is awaited: am_send."""
+    cdef Waits self = <Waits>waits
+    cdef Task task = self.task
+    cdef PySendResult outcome
+    if self.begun:
+        resumed(task)
+    self.begun = True  # the first step resumes nothing
+    outcome = PyIter_Send(<PyObject*>self.steps, value, result)
+    if outcome == PYGEN_NEXT:
+        suspended(task)
+    return outcome
+
+
+cdef PyObject* next_step(PyObject *waits) noexcept:
+    """Do one step as an iterator does it: tp_iternext."""
+    cdef PyObject *result = NULL
+    cdef PySendResult outcome = send_step(waits, <PyObject*>None, &result)
+    return yielded(outcome, result)
+
+
+cdef object next_or_stop(PyObject *waits):
+    return as_object(send_call(waits, NULL, 0, NULL))
+
+
+cdef PyObject* yielded(PySendResult outcome, PyObject *result) noexcept:
+    if outcome == PYGEN_RETURN:
+        stop_iteration(result)
+        Py_XDECREF(result)
+        return NULL
+    return result
+
+
+cdef PyObject* send_call(PyObject *waits, PyObject * const *args, Py_ssize_t n, PyObject *names) noexcept:
+    cdef PyObject *result = NULL
+    cdef PyObject *value = args[0] if n == 1 else <PyObject*>None
+    cdef PySendResult outcome = send_step(waits, value, &result)
+    if outcome == PYGEN_RETURN and result == <PyObject*>None:
+        Py_XDECREF(result)
+        PyErr_SetNone(<PyObject*>StopIteration)
+        return NULL
+    return yielded(outcome, result)
+
+
+cdef PyObject* throw_call(PyObject *waits, PyObject * const *args, Py_ssize_t n, PyObject *names) noexcept:
+    cdef Waits self = <Waits>waits
+    cdef Task task = self.task
+    cdef PyObject *result
+    resumed(task)
+    result = call_method(<PyObject*>self.steps, "throw", args, n, names)
+    if result != NULL:  # it was caught, and something else is awaited
+        suspended(task)
+    return result
+
+
+cdef PyObject* close_call(PyObject *waits, PyObject * const *args, Py_ssize_t n, PyObject *names) noexcept:
+    cdef Waits self = <Waits>waits
+    resumed(self.task)
+    return call_method(<PyObject*>self.steps, "close", args, n, names)
+
+
+cdef PyObject* call_method(
+    PyObject *owner, const char *name, PyObject * const *args, Py_ssize_t n, PyObject *names
+) noexcept:
+    cdef PyObject *method = attribute_of(owner, name)
+    cdef PyObject *result
+    if method == NULL:
+        return NULL
+    result = PyObject_Vectorcall(method, args, n, names)
+    Py_XDECREF(method)
+    return result
+
+
+(<PyTypeObject*>Waits).tp_as_async.am_send = send_step
+(<PyTypeObject*>Waits).tp_iternext = next_step
+
+cdef object MARK = "sglang_instrument counts the awaits of this code"
+
+
+ctypedef PyObject* (*Made)() noexcept
+ctypedef PyObject* (*Counts)(object) noexcept
+
+
+cdef int pass_over_pending() except -1:
+    """Pass over what was raised, unless it is the program's own: the await goes uncounted."""
+    try:
+        raise_pending()
+    except BaseException:
+        let_through()
+    return 0
+
+
+cdef object new_waits():
+    return Waits.__new__(Waits)
+
+
+cdef object waits_of(Task task, object awaitable):
+    cdef Waits made
+    cdef PyObject *new = (<Made><void*>new_waits)()
+    if new == NULL:
+        pass_over_pending()
+        return awaitable
+    made = <Waits>new
+    Py_XDECREF(new)
+    made.task = task
+    made.steps = awaitable if type(awaitable) is CoroutineType else awaitable.__await__()
+    return made
+
+
+cdef object counts_await(object awaitable):
+    """Return the running task if the waiting for this is to be counted."""
+    cdef Task task = current_task(None)
+    if task is None or not task.counted_by:
+        return None  # no span is open in this task that would want to know
+    if type(awaitable) is CoroutineType:
+        constants = <tuple>awaitable.cr_code.co_consts
+        last = constants[len(constants) - 1] if constants else None
+        if type(last) is str and last == MARK or awaitable.cr_await is not None:
+            return None
+    elif not hasattr(type(awaitable), "__await__"):  # an old-style coroutine, or nothing: let `await` say so
+        return None
+    return task
+
+
+def waited(awaitable):
+    """Return what to await instead of `awaitable`, so that the running task's waiting is counted."""
+    cdef Task task
+    cdef PyObject *counting = (<Counts><void*>counts_await)(awaitable)
+    if counting == NULL:  # its metaclass has an opinion, or there is no memory
+        pass_over_pending()
+        return awaitable
+    task = <Task>counting
+    Py_XDECREF(counting)
+    return awaitable if task is None else waits_of(task, awaitable)
+
+
+def waits(Task task not None, awaitable):
+    """Return the steps of `awaitable` as ones that are counted; the first one resumes nothing."""
+    return waits_of(task, awaitable)
+
+
+def connect(letting_through):
+    """Take what belongs to recording/safety/guard.py."""
+    global let_through
+    let_through = letting_through

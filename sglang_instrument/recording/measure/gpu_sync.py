@@ -1,0 +1,84 @@
+"""Wait for the GPU around step-level spans, only where that can neither fail, hang nor create anything."""
+
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+from sglang_instrument.recording.safety.notices import swallowed
+
+_Policy = Callable[[], None]
+
+
+def _off() -> None:
+    """Synchronise nothing."""
+
+
+_synchronize: _Policy = _off
+
+
+def synchronize() -> None:
+    """Wait for the queued work of the current device, as the policy in force says."""
+    _synchronize()
+
+
+def use_policy(policy: str) -> None:
+    """Set when `synchronize` waits: "auto", "always", or never: "off", "events" (see `Config.sync`)."""
+    global _synchronize
+    _synchronize = _POLICIES[policy]
+
+
+def _auto() -> None:
+    """Wait where this process has work on a GPU, and never in a coroutine, where it would stop the loop."""
+    # Another thread may be importing asyncio at this moment.
+    running_loop = getattr(sys.modules.get("asyncio"), "_get_running_loop", None)
+    if running_loop is None or running_loop() is None:
+        _always()
+
+
+def _always() -> None:
+    """Wait like the reference does; the GPU must already be in use, and nothing may be captured or traced."""
+    try:
+        cuda = cuda_at_hand()
+        if cuda is not None:
+            cuda.synchronize()
+    except BaseException as error:
+        # An asynchronous error of the trainer's kernels, which meets it at its next call; or torch is being
+        # imported by another thread at this moment.
+        swallowed("torch.cuda.synchronize()", error)
+
+
+def cuda_at_hand() -> Any:
+    """Return torch.cuda where this thread may ask something of the GPU, else None.
+
+    It may not without a context, while its stream is captured, nor while torch traces it.
+    """
+    cuda = _cuda_in_use()
+    free = cuda is not None and not cuda.is_current_stream_capturing() and not _is_compiling()
+    return cuda if free else None
+
+
+def _cuda_in_use() -> Any:
+    """Return torch.cuda if this process has a CUDA context on its current device, without making one.
+
+    `is_initialized()` says that torch holds a context on some device; `_cuda_hasPrimaryContext` asks the
+    driver about one device and creates nothing.
+    """
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if torch is None or cuda is None or not cuda.is_initialized():
+        return None
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    return cuda if has_context is None or has_context(cuda.current_device()) else None
+
+
+def _is_compiling() -> bool:
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    return compiler is not None and compiler.is_compiling()
+
+
+_POLICIES: Final[dict[str, _Policy]] = {
+    "auto": _auto,
+    "always": _always,
+    "events": _off,  # `device_events` does its part without waiting
+    "off": _off,
+}

@@ -1,0 +1,102 @@
+"""Know what this process is: its role, its number in that role, its rank among those of one number."""
+
+import os
+from typing import Any, Final
+
+from sglang_instrument.recording.measure import ray_actor
+from sglang_instrument.recording.measure.values import integer
+
+#: Roles whose processes cannot know the step; readers place their records by time.
+ENGINE_ROLES: Final = frozenset({"server", "scheduler", "tokenizer", "detokenizer", "controller"})
+#: What a process is that nobody said anything of.
+DEFAULT_ROLE: Final = "worker"
+#: In the environment of what a server starts, its number and kind: a scheduler does not know its replica.
+SERVER: Final = "SGLANG_INSTRUMENT_SERVER"
+
+_said: str = DEFAULT_ROLE  # by install(role=...)
+_learned: str = DEFAULT_ROLE  # from the trainer's own objects; still true when we come back
+_worker: int | None = None
+_tp: int | None = None
+_kind: str | None = None  # of servers that are numbered apart: a reward model's, a teacher's
+_last: tuple[Any, ...] | None = None  # what was learned last: a scheduler is told the same at each request
+
+
+def use_role(role: str) -> None:
+    """Take what `install(role=...)` says this process is; the default leaves it to what is learned."""
+    global _said
+    _said = role
+    _hand_on_number()
+
+
+def learn(role: Any = None, worker: Any = None, tp: Any = None) -> None:
+    """Learn from the trainer's own objects what this process is, unless `install(role=...)` said it.
+
+    Without a worker, the number in the name of the Ray actor counts that runs here: trainers call their
+    actors `agent_loop_worker_3`. `tp` is the rank among those that do the same work as one worker.
+    """
+    global _learned, _worker, _tp, _kind, _last
+    if (role, worker, tp) == _last:
+        return
+    asked = worker
+    if _learned == DEFAULT_ROLE:
+        _learned = word(role) or DEFAULT_ROLE
+    if _learned == "server" and _kind is None:
+        _kind = ray_actor.kind_in_name(_learned)
+    if worker is None and not _inherited_rank().isdigit():
+        worker = ray_actor.number_in_name()
+    if worker is not None:
+        _worker = integer(worker)
+    if tp is not None:
+        _tp = integer(tp)
+    is_settled = _worker is not None or not ray_actor.may_run()
+    _last = (role, asked, tp) if is_settled else None
+    _hand_on_number()
+
+
+def process_role() -> str:
+    """Return what this process is to records that do not say it."""
+    return _learned if _said == DEFAULT_ROLE else _said
+
+
+def process_worker() -> int:
+    """Return the rank of this process: what its trainer calls it, else its server's number, `RANK`, or 0."""
+    if _worker is not None:
+        return _worker
+    rank = _inherited_rank()
+    return int(rank) if rank.isdigit() else 0
+
+
+def file_name(role: str, worker: int) -> str:
+    """Return what files of a role and a rank are called: `worker_3`, `scheduler_0_tp0`, `server_0_reward`."""
+    kind = (_kind or _inherited()[1]) if role in ENGINE_ROLES else ""
+    part = f"_tp{_tp}" if _tp is not None and role == process_role() else ""
+    return f"{role}_{worker}{kind and '_' + kind}{part}"
+
+
+def forget() -> None:
+    """Know nothing of this process, as when it began."""
+    global _said, _learned, _worker, _tp, _kind, _last
+    _said, _learned, _worker, _tp, _kind, _last = DEFAULT_ROLE, DEFAULT_ROLE, None, None, None, None
+
+
+def word(value: Any) -> str | None:
+    """Return a role if it can stand in a file's name, else None."""
+    if not issubclass(type(value), str):  # not isinstance(), which asks the value
+        return None
+    role = str.__str__(value)
+    return role if role.isidentifier() and role.isascii() else None
+
+
+def _inherited_rank() -> str:
+    return _inherited()[0] or os.environ.get("RANK", "")
+
+
+def _inherited() -> tuple[str, str]:
+    """Return the number and the kind of the server that started this process, as far as one did."""
+    number, _, kind = os.environ.get(SERVER, "").partition("_")
+    return number, word(kind) or ""
+
+
+def _hand_on_number() -> None:
+    if process_role() == "server" and _worker is not None:
+        os.environ[SERVER] = f"{_worker}_{_kind}" if _kind else str(_worker)

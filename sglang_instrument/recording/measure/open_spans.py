@@ -1,0 +1,38 @@
+"""Know the watched spans that are open, so that one which never ends can be reported."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from sglang_instrument.recording.safety.notices import swallowed
+
+#: Each of them, by its id().
+OPEN: Final[dict[int, Any]] = {}
+_first_opened: Callable[[], object] | None = None  # the writer's
+_all_closed: Callable[[], object] | None = None
+
+
+def watch(on_first_opened: Callable[[], object] | None, on_all_closed: Callable[[], object] | None) -> None:
+    """Call the first when a span is opened while none is, the second when the last one is closed."""
+    global _first_opened, _all_closed
+    _first_opened, _all_closed = on_first_opened, on_all_closed
+
+
+def note_open(entered: Any) -> None:
+    """Let a span be among the open ones until it is left."""
+    try:
+        if not OPEN and _first_opened is not None:
+            _first_opened()
+        entered.place = id(entered)
+        OPEN[entered.place] = entered
+    except BaseException as error:
+        swallowed("watching a span", error)
+
+
+def note_closed(left: Any) -> None:
+    """Let a span be among the open ones no more."""
+    try:
+        OPEN.pop(left.place, None)
+        if not OPEN and _all_closed is not None:
+            _all_closed()
+    except BaseException as error:
+        swallowed("watching a span", error)

@@ -1,0 +1,20 @@
+"""What becomes of a compiled span that a program copies or pickles, as part of an agent's state perhaps."""
+
+from typing import Any
+
+from sglang_instrument.recording.measure.spans import Span
+
+
+def restored(
+    event: str,
+    extra: dict[str, Any] | None,
+    phase: str | None,
+    thread: int,
+    start: int,
+    end: int,
+    error: str | None,
+) -> Span:
+    """Return a copy of a span that a program copies or pickles: what it says, without task and context."""
+    made = Span(event, extra, phase)
+    made.thread, made.start, made.end, made.error = thread, start, end, error
+    return made

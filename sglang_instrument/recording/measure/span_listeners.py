@@ -1,0 +1,30 @@
+"""Call functions with each span that begins, while somebody asks for that; at no cost to anybody else."""
+
+from collections.abc import Callable
+
+from sglang_instrument.recording.measure import spans
+from sglang_instrument.recording.measure.spans import Span
+
+_Began = Callable[[Span], object]
+
+_listening: tuple[_Began, ...] = ()
+
+
+def listen(began: _Began) -> None:
+    """Call `began(span)` with each span from now on, on its thread, right after its start was taken."""
+    global _listening
+    _listening = (*(one for one in _listening if one != began), began)
+    spans.call_at_entry(_tell)
+
+
+def ignore(began: _Began) -> None:
+    """Do not call `began` any more."""
+    global _listening
+    _listening = tuple(one for one in _listening if one != began)
+    if not _listening:
+        spans.call_at_entry(None)
+
+
+def _tell(entering: Span) -> None:
+    for began in _listening:
+        began(entering)

@@ -1,0 +1,367 @@
+"""Time a block and append it to the buffer: the hot path, a fraction of a microsecond.
+
+A span is one small Struct that is its own record. Its context and its start are read by C code while it is
+constructed; its end appends it to a list that the encoder empties. Nothing here does I/O, logs, or
+takes a lock; `docs/explanation/cost.md` says what it costs. Where it is built, `_spans.pyx` takes the
+place of what is here, which says what it has to do.
+"""
+
+from _thread import get_ident
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Any, Final
+
+from msgspec import Struct, field
+
+from sglang_instrument import native
+from sglang_instrument.recording.measure import gpu_sync, open_spans, tasks
+from sglang_instrument.recording.measure.buffers import OFF as OFF
+from sglang_instrument.recording.measure.buffers import Buffer as Buffer
+from sglang_instrument.recording.measure.buffers import Off as Off
+from sglang_instrument.recording.measure.context import CURRENT, Context
+from sglang_instrument.recording.measure.error_names import log_error_messages as log_error_messages
+from sglang_instrument.recording.measure.error_names import name_error as name_error
+from sglang_instrument.recording.measure.losses import count_lost, note_lost, swallowed_now
+from sglang_instrument.recording.measure.open_spans import OPEN as OPEN
+from sglang_instrument.recording.measure.open_spans import note_closed as note_closed
+from sglang_instrument.recording.measure.open_spans import note_open
+from sglang_instrument.recording.measure.tasks import Task, leave_task, waited_so_far
+from sglang_instrument.recording.measure.values import reduce, reduce_value, text
+from sglang_instrument.recording.safety.guard import let_through
+from sglang_instrument.recording.safety.notices import swallowed
+from sglang_instrument.schema import WATCHED_PHASES, kind_of
+
+running_tasks: Any = tasks.running  # asyncio's, as soon as a buffer is in use; kept here to save a look-up
+at_entry: Callable[[Any], object] | None = None  # is called with each span that is entered, while set
+
+
+buffer: Buffer = OFF
+
+
+class Span(Struct, gc=False, eq=False):
+    """A timed block. `start` and `end` are nanoseconds of `perf_counter_ns`; a point event has no end.
+
+    What a patch says comes first, for arguments in order are passed at no cost: `waited` is 0 where the
+    span's block counts the waiting of its task.
+    """
+
+    event: str
+    extra: dict[str, Any] | None = None
+    phase: str | None = None
+    waited: int | None = None
+    context: Context = field(default_factory=CURRENT.get)
+    thread: int = field(default_factory=get_ident)
+    start: int = field(default_factory=perf_counter_ns)
+    end: int = 0
+    error: str | None = None
+    task: Task | None = None
+    device_sec: float | None = None
+
+    def __enter__(self) -> "Span":
+        if at_entry is not None:
+            _tell_entry(self)
+        if running_tasks:
+            try:
+                [owner] = running_tasks.values()  # as in tasks.current(), without its calls
+                task = owner._sglang_instrument
+                if task.thread != self.thread:
+                    raise AttributeError
+                self.task = task
+                if task.counted_by:
+                    self.waited = task.waited if task.suspended_at >= 0 else waited_so_far(task)
+                elif self.waited is not None:
+                    task.counted_by, self.waited = id(self), task.waited
+            except BaseException:  # not the only task, one that is not known, or nothing that can be asked
+                let_through()
+                try:
+                    enter_task(self)
+                except BaseException as error:
+                    swallowed("asking for the running task", error)
+        return self
+
+    def __exit__(
+        self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.stop(error, value)
+            buffer.append(self)
+        except BaseException:
+            lose("recording a span")
+
+    def stop(self, error: type[BaseException] | None, value: BaseException | None) -> None:
+        """End the span's time, and name the error that passes: what all kinds of spans do when they end."""
+        self.end = perf_counter_ns()
+        if error is not None:
+            self.error = name_error(error, value)
+        if self.waited is not None:
+            leave_task(self)
+
+    async def __aenter__(self) -> "Span":
+        return self.__enter__()
+
+    async def __aexit__(
+        self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(error, value, trace)
+
+    def add(self, **extra: Any) -> None:
+        """Add fields to the record; call it before the block ends."""
+        try:
+            reduced = reduce(extra)
+            self.extra = reduced if self.extra is None else {**self.extra, **reduced}
+        except BaseException as error:
+            swallowed("adding to a span", error)
+
+    @property
+    def duration_sec(self) -> float:
+        """Wall time of the block in seconds; up to now while it is open."""
+        return ((self.end or perf_counter_ns()) - self.start) / 1e9
+
+
+class WatchedSpan(Span, gc=False, eq=False):
+    """A span that is known while it is open, so that one which never ends can be reported."""
+
+    place: int = 0  # among those that are open: its id(), known when there may be no memory for one
+
+    def __enter__(self) -> "WatchedSpan":
+        Span.__enter__(self)
+        note_open(self)
+        return self
+
+    def __exit__(
+        self, error: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        Span.__exit__(self, error, value, trace)
+        note_closed(self)
+
+
+class SyncedSpan(WatchedSpan, gc=False, eq=False):
+    """A step-level span of synchronous code: the GPU's queued work is waited for at both ends."""
+
+    def __enter__(self) -> "SyncedSpan":
+        try:
+            gpu_sync.synchronize()
+            self.start = perf_counter_ns()
+            WatchedSpan.__enter__(self)
+        except BaseException as failure:
+            swallowed("beginning a span", failure)
+        return self
+
+    def stop(self, error: type[BaseException] | None, value: BaseException | None) -> None:
+        """Wait for the GPU, then end the span's time."""
+        try:
+            if error is None:  # after an exception the trainer shall meet the GPU's own error first
+                gpu_sync.synchronize()
+        finally:
+            WatchedSpan.stop(self, error, value)
+
+
+class LostSpan(Span, gc=False, eq=False):
+    """Stand for a span that could not be made: it measures and records nothing."""
+
+    def __enter__(self) -> "LostSpan":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def add(self, **extra: Any) -> None:
+        """Add nothing."""
+
+
+def kind_for(event: str, phase: str | None = None, sync: bool | None = None) -> type[Span]:
+    """Return the class of the spans of `event`; `phase` and `sync` override the vocabulary."""
+    known = kind_of(event)
+    if known.synced if sync is None else sync:
+        return SyncedSpan
+    return WatchedSpan if (phase or known.phase) in WATCHED_PHASES else Span
+
+
+def begin(kind: type[Span], event: str, phase: str | None, waited: int | None) -> Span:
+    """Make a span, or stand in for one that cannot be made."""
+    try:
+        return kind(event, None, phase, waited)
+    except BaseException:
+        lose("beginning a span")
+        return LOST
+
+
+def lose(where: str, event: str = "") -> None:
+    """Count a record that could not be made or kept; called while the reason is handled."""
+    let_through()
+    if buffer is not OFF:
+        count_lost(where, event)
+
+
+_kinds: dict[str, type[Span]] = {}
+_KINDS_LIMIT: Final = 4096  # names remembered; a name made of a request id must not fill the memory
+
+
+def span(event: str, /, *, phase: str | None = None, **extra: Any) -> Span:
+    """Time a block, as in `with span("parse", n=3) as s: ... s.add(ok=True)`; `async with` works too.
+
+    Args:
+        event: The event's name.
+        phase: The phase of an event of your own; see `sglang_instrument.schema.PHASES`.
+        **extra: The event's fields; `request_id=` and `turn=` replace the bound ones.
+
+    Returns:
+        The span: `.add(**extra)` adds fields, `.duration_sec` is the wall time in seconds.
+    """
+    try:
+        try:
+            kind = _kinds[event] if type(event) is str else _learn(event := reduce_value(event))
+        except KeyError:
+            kind = _learn(event)
+        if phase is not None:
+            phase = text(phase)
+            return kind_for(event, phase)(event, reduce(extra) if extra else None, phase=phase)
+        if extra:
+            return kind(event, reduce(extra))
+        return kind(event)
+    except BaseException:
+        lose("beginning a span")
+        return LOST
+
+
+def event(name: str, /, *, phase: str | None = None, **extra: Any) -> None:
+    """Record an instant event: it has no duration; keywords are those of `span()`."""
+    try:
+        known = name if type(name) is str else reduce_value(name)
+        phase = None if phase is None else text(phase)
+        record(Span(known, reduce(extra) if extra else None, phase))
+    except BaseException:
+        lose("recording an event")
+
+
+def record(point: Span) -> None:
+    """Append a span that was not used as a block: a point event, or one whose times were set by hand."""
+    if at_entry is not None:
+        _tell_entry(point)
+    if running_tasks:
+        enter_task(point)
+        point.waited = None
+    buffer.append(point)
+
+
+def enter_task(entering: Span) -> None:
+    """Let the span know the asyncio task that runs now, and what that one has waited so far."""
+    task = entering.task = tasks.look_up(entering.context.bound_in)
+    if task is None:
+        entering.waited = None
+    elif task.counted_by:
+        entering.waited = waited_so_far(task)
+    elif entering.waited is not None:  # its block counts its own awaits: nothing else does so far
+        task.counted_by, entering.waited = id(entering), task.waited
+
+
+def _tell_entry(entering: Span) -> None:
+    try:
+        if at_entry is not None:
+            at_entry(entering)
+    except BaseException as error:
+        swallowed("beginning a span", error)
+
+
+def _learn(event: str) -> type[Span]:
+    kind = kind_for(event)
+    if type(event) is str and len(_kinds) < _KINDS_LIMIT:
+        _kinds[event] = kind
+    return kind
+
+
+def use_buffer(
+    taking: Buffer,
+    on_first_opened: Callable[[], object] | None = None,
+    on_all_closed: Callable[[], object] | None = None,
+) -> None:
+    """Send finished spans to `taking`.
+
+    Args:
+        taking: Takes the spans.
+        on_first_opened: Is called when a watched span begins while none was open.
+        on_all_closed: Is called when the last open one has ended.
+    """
+    global buffer
+    buffer = taking
+    open_spans.watch(on_first_opened, on_all_closed)
+    if _compiled is not None:
+        _compiled.use_buffer(taking, on_first_opened, on_all_closed)
+
+
+def know_tasks(task_seen: Callable[[Any, int], object]) -> None:
+    """Tell asyncio's tasks apart from now on; call `task_seen(loop, thread)` for each new one with a span."""
+    global running_tasks
+    running_tasks = tasks.know_asyncio(task_seen)
+
+
+def ignore_tasks() -> None:
+    """Ask for no task any more: a span costs less, and no loop gets a heartbeat."""
+    global running_tasks
+    running_tasks = tasks.ignore_asyncio()
+
+
+def call_at_entry(hook: Callable[[Any], object] | None) -> None:
+    """Call `hook(span)` when a span is entered or a point recorded, on its thread; None calls nothing."""
+    global at_entry
+    at_entry = hook
+
+
+def current_buffer() -> Buffer:
+    """Return where finished spans go now."""
+    return buffer
+
+
+def plain(
+    event: str, phase: str | None = None, sync: bool | None = None, waited: int | None = None
+) -> Callable[[], Span]:
+    """Return what makes spans of one event at the least cost: called without arguments, it is all C.
+
+    Args:
+        event: The event's name.
+        phase: The phase of an event that the vocabulary does not know.
+        sync: Whether to synchronise the GPU; default is what the vocabulary says.
+        waited: 0 where the spans' blocks count their own awaits.
+    """
+    event = event if type(event) is str else reduce_value(event)
+    phase = None if phase is None else text(phase)
+    kind = kind_for(event, phase, sync)
+    return partial(begin, kind, event, phase, waited)
+
+
+_compiled = native.take_over(
+    globals(),
+    "spans",
+    "LostSpan",
+    "Span",
+    "SyncedSpan",
+    "WatchedSpan",
+    "begin",
+    "call_at_entry",
+    "event",
+    "lose",
+    "note_closed",
+    "span",
+)
+
+if _compiled is not None:
+    _compiled.connect(
+        off=OFF,
+        context=CURRENT,
+        reduce=reduce,
+        known_kinds=_kinds,
+        learn=_learn,
+        kind_for=kind_for,
+        synchronize_device=gpu_sync.synchronize,
+        name_error=name_error,
+        noting_lost=note_lost,
+        swallowed_now=swallowed_now,
+        letting_through=let_through,
+        text=text,
+        reduce_value=reduce_value,
+        open_spans=OPEN,
+    )
+
+LOST: Final = LostSpan("lost", start=1, end=1)

@@ -1,0 +1,219 @@
+"""Reduce a value, where it is recorded, to something small and immutable that a line can hold."""
+
+import enum
+import math
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any, Final
+
+from sglang_instrument import native
+from sglang_instrument.recording.safety.guard import let_through, name_of_type
+
+#: Types whose values need no reducing; an integer over 64 bits is mended when its record does not encode.
+SCALARS: Final = frozenset({float, bool, type(None), int})
+LONGEST_TEXT: Final = 16 * 1024  # characters of a string; a record must stay under 64 KiB
+_LONGEST_REPR: Final = 256
+_LONGEST_KEY: Final = 16  # entries of a tuple that is the key of a dict
+_LONGEST_ARRAY: Final = 64  # numbers of a numpy array; longer ones are described
+_LONGEST_LIST: Final = 4096  # entries, nested ones included; the lengths of a step's replies are a list
+_DEEPEST: Final = 3  # nested collections that are copied: deeper than any field of the vocabulary
+_COLLECTIONS: Final[tuple[Any, ...]] = (dict, list, tuple, set, frozenset)
+_SIGNS_OF_A_HOLDER: Final = (
+    "__len__",
+    "__dataclass_fields__",
+    "__attrs_attrs__",
+    "__struct_fields__",
+    "model_dump",
+    "named_parameters",
+    "add_done_callback",
+)
+_INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
+
+
+def reduce(extra: dict[str, Any]) -> dict[str, Any]:
+    """Return `extra` with each value loggable; the same dict if all of them are already."""
+    for key, value in extra.items():
+        kind = type(value) if type(key) is str else None
+        if kind is int:
+            if _INT_MIN <= value <= _INT_MAX:
+                continue
+        elif kind is str:
+            if len(value) <= LONGEST_TEXT:
+                continue
+        elif kind is float or kind is bool or value is None:
+            continue
+        return {str.__str__(key): reduce_value(value) for key, value in extra.items()}
+    return extra
+
+
+def reduce_value(value: Any) -> Any:
+    """Return `value` as a number, string, bool, None, or a short list or dict of these; never raise.
+
+    numpy and CPU torch scalars become numbers, enums their value, a tensor on a device
+    `tensor(cuda:0, f32, [3, 4])` without being read, and anything else a repr of at most 256 characters.
+    """
+    kind = type(value)  # compared, not looked up: its metaclass may have no hash
+    if kind is float or kind is bool or value is None or (kind is int and _INT_MIN <= value <= _INT_MAX):
+        return value
+    if kind is str:
+        return value if len(value) <= LONGEST_TEXT else value[:LONGEST_TEXT] + "..."
+    return _reduce_guarded(value, 0, _LONGEST_LIST)
+
+
+def text(value: Any) -> str:
+    """Return a name, a phase or a role as a string without a class of somebody's own."""
+    reduced = value if type(value) is str else reduce_value(value)
+    return reduced if type(reduced) is str else str(reduced)
+
+
+def integer(value: Any) -> int | None:
+    """Return a step, worker or turn as an int, whatever the trainer keeps it in; None if it is none."""
+    try:
+        number = value if type(value) is int else int(reduce_value(value))
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if -(2**63) <= number < 2**63 else None
+
+
+def settle(value: Any) -> Any:
+    """Return a reduced value as an encoder can always write it; used when a record did not encode.
+
+    NaN and infinities become null, integers over 64 bits and non-string keys strings, and lone
+    surrogates are replaced.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int):
+        return value if _INT_MIN <= value <= _INT_MAX else _digits(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {settle(str(key)): settle(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [settle(entry) for entry in value]
+    return settle(_short_repr(value))
+
+
+def _reduce_guarded(value: Any, depth: int, room: int) -> Any:
+    try:
+        return _reduce_other(value, depth, room)
+    except BaseException as error:  # the value's own code failed: a __repr__, a property, even its __class__
+        let_through()
+        return f"<{name_of_type(type(value))}: {name_of_type(type(error))}>"
+
+
+def _reduce_other(value: Any, depth: int, room: int) -> Any:
+    kind = type(value)
+    if issubclass(kind, enum.Enum):
+        return _entry(value._value_, depth, room)  # what .value gives, without the descriptor's detour
+    if isinstance(value, dict | list | tuple | set | frozenset):
+        return _reduce_collection(value, depth, room)
+    if isinstance(value, str):  # a subclass, numpy.str_ among them
+        return reduce_value(str.__str__(value))
+    if isinstance(value, int):
+        number = int.__int__(value)
+        return number if _INT_MIN <= number <= _INT_MAX else _digits(number)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"<{len(value)} bytes>"
+    if kind.__module__.partition(".")[0] in ("numpy", "torch"):
+        return _reduce_array(value, depth, room)
+    return _short_repr(value)
+
+
+def _reduce_collection(value: Any, depth: int, room: int) -> Any:
+    """Copy a collection with room for so many entries, of which each gets an equal share for its own."""
+    # The methods of the built-in class, for a subclass's own are somebody's code.
+    kind = next(kind for kind in _COLLECTIONS if isinstance(value, kind))
+    size = kind.__len__(value)
+    if depth >= _DEEPEST or room < 1:  # a cycle ends here, too
+        return f"<{type(value).__name__} of {size}>"
+    share = (room - 1) // max(size, 1)
+    # list() of an islice is one step of C, in which no other thread can change what is copied.
+    if kind is dict:
+        items = list(islice(dict.items(value), room))
+        return {_key(key): _entry(entry, depth, share) for key, entry in items}
+    reduced = [_entry(entry, depth, share) for entry in list(islice(kind.__iter__(value), room))]
+    return [*reduced, f"... {size} in all"] if size > room else reduced
+
+
+def _entry(value: Any, depth: int, room: int) -> Any:
+    kind = type(value)
+    if kind is float or kind is bool or value is None or (kind is int and _INT_MIN <= value <= _INT_MAX):
+        return value
+    if kind is str:
+        return value if len(value) <= _LONGEST_REPR else value[:_LONGEST_REPR] + "..."
+    return _reduce_guarded(value, depth + 1, room)
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, int):
+        return _digits(int.__int__(key))
+    text = key if type(key) is str else str(_entry(key, _DEEPEST - 2, _LONGEST_KEY))
+    return text[:_LONGEST_REPR]
+
+
+def _reduce_array(value: Any, depth: int, room: int) -> Any:
+    """Reduce a numpy or torch value: a scalar to a number, anything larger to a description."""
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        return _short_repr(value)  # a dtype, a device: short by nature
+    of_torch = type(value).__module__.startswith("torch")
+    if of_torch and not _is_at_hand(value):
+        return _describe(value)
+    if len(shape) == 0:
+        return _reduce_scalar(value.item())
+    if not of_torch and len(shape) == 1 and shape[0] <= _LONGEST_ARRAY:
+        return _reduce_collection(value.tolist(), depth, room)
+    return _describe(value)
+
+
+def _is_at_hand(tensor: Any) -> bool:
+    """Whether a tensor's numbers lie in this process's memory, whole and for the taking.
+
+    Subclasses are not looked into: a FakeTensor has no content, and to read a DTensor is a collective call.
+    """
+    return type(tensor).__name__ in ("Tensor", "Parameter") and tensor.device.type == "cpu"
+
+
+def _reduce_scalar(value: Any) -> Any:
+    return value if type(value) in (int, float, bool, str) else _short_repr(value)
+
+
+def _describe(value: Any) -> str:
+    dtype = str(getattr(value, "dtype", "?")).removeprefix("torch.").replace("float", "f").replace("int", "i")
+    return f"tensor({getattr(value, 'device', 'cpu')}, {dtype}, {list(value.shape)})"
+
+
+def _short_repr(value: Any) -> str:
+    text = str.__str__(_REPRS.get(type(value), object.__repr__ if _holds_others(value) else repr)(value))
+    return text if len(text) <= _LONGEST_REPR else text[: _LONGEST_REPR - 3] + "..."
+
+
+def _holds_others(value: Any) -> bool:
+    """Whether a repr would show what the value holds: text that is not logged, or a tensor of the GPU's."""
+    if isinstance(value, BaseException | partial | SimpleNamespace):
+        return True
+    return any(hasattr(type(value), name) for name in _SIGNS_OF_A_HOLDER)
+
+
+def _digits(value: int) -> str:
+    """Return an integer as text; in hexadecimal where Python takes too long for the decimal, and cut."""
+    return str(value) if value.bit_length() < _LONGEST_REPR * 3 else hex(value)[:_LONGEST_REPR]
+
+
+_REPRS: Final[dict[type, Callable[[Any], str]]] = {
+    complex: str,
+    range: repr,
+    type: lambda kind: str(kind.__qualname__),
+}
+
+_unusual = reduce_value
+_compiled = native.take_over(globals(), "values", "reduce_value", "reduce")
+if _compiled is not None:
+    _compiled.connect(_unusual, _entry, let_through, LONGEST_TEXT, _LONGEST_REPR, _LONGEST_LIST)

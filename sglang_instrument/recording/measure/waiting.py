@@ -1,0 +1,148 @@
+"""Count for how long a coroutine waits: the rest of its time it held the event loop itself.
+
+Rewritten and decorated coroutines await through `waited`. What it returns is a `map` over the steps of the
+awaited thing, with one callback at each resumption and one at each suspension: C code alone stands between
+the two coroutines, so that tracebacks, cancellation and the order of everything stay what they were.
+"""
+
+from collections.abc import Callable
+from itertools import chain
+from types import CodeType, CoroutineType
+from typing import Any, Final, TypeVar
+
+from sglang_instrument import native
+from sglang_instrument.recording.measure import tasks
+from sglang_instrument.recording.measure.tasks import Task
+from sglang_instrument.recording.safety.guard import let_through
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_MARK: Final = "sglang_instrument counts the awaits of this code"
+_FIRST: Final = (True,)
+
+
+class Waits(map):  # type: ignore[type-arg]
+    """The steps of what is awaited, each followed by the callback that sees the suspension."""
+
+    __slots__ = ("steps", "task")
+    __await__ = map.__iter__  # returns itself, in C
+    task: Task
+    steps: Any  # the iterator under the map
+
+    @property
+    def throw(self) -> Callable[..., Any]:
+        """The awaited iterator's own `throw`, which a cancellation calls."""
+        self.task.unsuspend()
+        throw: Callable[..., Any] = self.steps.throw
+        return throw
+
+    @property
+    def send(self) -> Callable[[Any], Any]:
+        """The awaited iterator's own `send`; asyncio sends nothing, other loops may."""
+        send: Callable[[Any], Any] = self.steps.send
+        return send
+
+    @property
+    def close(self) -> Callable[[], None]:
+        """The awaited iterator's own `close`, which the end of a coroutine that nobody finishes calls."""
+        self.task.unsuspend()
+        close: Callable[[], None] = self.steps.close
+        return close
+
+
+class WaitingIterator:
+    """An asynchronous iterator of `async for` whose steps are counted."""
+
+    __slots__ = ("iterator",)
+    iterator: Any
+
+    def __aiter__(self) -> "WaitingIterator":
+        return self
+
+    def __anext__(self) -> Any:
+        return waited(self.iterator.__anext__())
+
+
+class WaitingContext:
+    """An asynchronous context manager of `async with` whose entry and exit are counted."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def __aenter__(self) -> Any:
+        return waited(self._context.__aenter__())
+
+    def __aexit__(self, *exception: Any) -> Any:
+        return waited(self._context.__aexit__(*exception))
+
+
+def marked(code: CodeType) -> CodeType:
+    """Return the code of a coroutine as one that counts its own awaits, so that nobody need count it."""
+    return code.replace(co_consts=(*code.co_consts, _MARK))
+
+
+def counts_awaits(function: Function) -> Function:
+    """Let a coroutine function, whose code is its own, say that it counts its awaits; return it."""
+    function.__code__ = marked(function.__code__)
+    return function
+
+
+def waited(awaitable: Any) -> Any:
+    """Return what to await instead of `awaitable`, so that the running task's waiting is counted."""
+    kind = type(awaitable)
+    try:
+        if kind is CoroutineType:
+            constants = awaitable.cr_code.co_consts
+            if (constants and constants[-1] == _MARK) or awaitable.cr_await is not None:
+                return awaitable
+        task = tasks.counted()
+        if task is None:
+            return awaitable  # no span is open in this task that would want to know
+        if not hasattr(kind, "__await__"):  # an old-style coroutine, or nothing: let `await` say so
+            return awaitable
+    except BaseException:  # its metaclass has an opinion, or there is no memory
+        let_through()
+        return awaitable
+    return waits(task, awaitable)
+
+
+def waits(task: Task, awaitable: Any) -> Any:
+    """Return the steps of `awaitable` as ones that are counted; the first one resumes nothing."""
+    try:
+        steps = awaitable.__await__()
+        made = Waits(task.suspended, chain(_FIRST, iter(task.resumed, None)), steps)
+        made.task, made.steps = task, steps
+        return made
+    except MemoryError:  # it is awaited without being counted
+        return awaitable
+
+
+def waited_iterator(iterable: Any) -> Any:
+    """Return what to iterate over in `async for` instead of `iterable`."""
+    try:
+        if not hasattr(type(iterable), "__aiter__"):
+            return iterable
+        waiting = WaitingIterator()
+    except BaseException:  # as above
+        let_through()
+        return iterable
+    waiting.iterator = iterable.__aiter__()
+    return waiting if hasattr(type(waiting.iterator), "__anext__") else iterable
+
+
+def waited_context(context: Any) -> Any:
+    """Return what to enter in `async with` instead of `context`."""
+    kind = type(context)
+    try:
+        is_one = hasattr(kind, "__aenter__") and hasattr(kind, "__aexit__")
+        return WaitingContext(context) if is_one else context
+    except BaseException:  # as above
+        let_through()
+        return context
+
+
+_compiled = native.take_over(globals(), "waiting", "Waits", "waited", "waits")
+if _compiled is not None:
+    _compiled.connect(let_through)

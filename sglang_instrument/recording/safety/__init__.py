@@ -1,0 +1,1 @@
+"""Keep our failures from training, and say them once."""

@@ -1,0 +1,55 @@
+"""Say what goes wrong once, clearly, on the `sglang_instrument` logger, and count how often it happened."""
+
+from typing import Final
+
+from sglang_instrument.recording.safety.guard import let_through, name_of_type
+
+_counts: dict[str, int] = {}
+_texts: dict[str, str] = {}
+_KINDS_LIMIT: Final = 500  # distinct notices kept; a flood of new ones must not fill the memory
+
+
+def notice(key: str, text: str) -> None:
+    """Log `text` as a warning the first time `key` happens in this process; count every time."""
+    if key in _counts:
+        _counts[key] += 1
+        return
+    if len(_counts) >= _KINDS_LIMIT:
+        return
+    _texts[key] = text  # before the count: another thread may be reading both
+    _counts[key] = 1
+    import logging  # not at the top: most processes have nothing to say
+
+    try:
+        logging.getLogger("sglang_instrument").warning("sglang_instrument: %s", text)
+    except BaseException:  # a user's broken logging handler is no reason to disturb training
+        let_through()
+
+
+def swallowed(where: str, error: BaseException) -> None:
+    """Note an error that is kept from training, while it is handled; one of the program's own goes on."""
+    let_through()
+    try:
+        kind = name_of_type(type(error))
+        notice(f"{where}: {kind}", f"{where} failed and was skipped: {_said_by(error, kind)}")
+    except BaseException:  # there is no memory
+        let_through()
+
+
+def _said_by(error: BaseException, kind: str) -> str:
+    try:
+        return str.__str__(repr(error))
+    except BaseException:  # the exception's own code failed
+        let_through()
+        return kind
+
+
+def noticed() -> list[dict[str, object]]:
+    """Return what was said so far: `{"notice", "times"}` each, in the order of first appearance."""
+    return [{"notice": _texts[key], "times": times} for key, times in list(_counts.items())]
+
+
+def forget() -> None:
+    """Start anew: the next occurrence of anything is said again."""
+    _counts.clear()
+    _texts.clear()

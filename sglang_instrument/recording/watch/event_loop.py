@@ -1,0 +1,206 @@
+"""Notice when an event loop is held: by how much, at which line, and inside which span.
+
+Each loop in which a span was seen gets a heartbeat, a callback that asks to be run every 25 ms. The encoder's
+thread looks at it from outside: when the heart stands still, it samples what the loop's thread is doing.
+"""
+
+import contextlib
+import contextvars
+import sys
+import time
+import weakref
+from _thread import get_ident
+from collections import Counter
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Final
+
+from sglang_instrument.recording.measure import spans, tasks
+from sglang_instrument.recording.measure.context import Context, current_scope
+from sglang_instrument.recording.measure.spans import OPEN, Span
+from sglang_instrument.recording.safety.notices import swallowed
+from sglang_instrument.recording.watch.stacks import of_thread
+
+if TYPE_CHECKING:
+    import asyncio
+
+BEAT_SEC: Final = 0.025
+LAG_SEC: Final = 0.020  # lateness from which a record is written
+BLOCK_SEC: Final = 0.100  # lateness from which the culprit is looked for
+_QUIET_SEC: Final = 10.0  # without a new task after which a heart stops, to start again with the next task
+_FRAMES: Final = 6
+
+_hearts: dict[int, "Heart"] = {}
+_loops: Final["weakref.WeakSet[asyncio.AbstractEventLoop]"] = weakref.WeakSet()  # that ever had one
+_wanted = False
+
+
+class Heart:
+    """The heartbeat of one running event loop."""
+
+    def __init__(self, loop: "asyncio.AbstractEventLoop", thread: int) -> None:
+        self._loop = weakref.ref(loop)
+        self.thread = thread
+        self.last_task_ns = time.perf_counter_ns()
+        self._due_ns = 0
+        self._caller: CodeType | None = None  # what calls the loop's callbacks: asyncio's, or who runs uvloop
+        self._seen_running = False  # from outside, since the last beat
+        self._seen_stopped = False
+        self._samples: Counter[tuple[str, ...]] = Counter()
+        self._blocked_span: dict[str, Any] = {}
+        self._arm()
+
+    @property
+    def loop(self) -> Any:
+        """The loop; None once it is gone."""
+        return self._loop()
+
+    def look(self) -> bool:
+        """Look at the heart from another thread: is the loop running, and if it is late, at what?
+
+        Returns:
+            Whether it is running.
+        """
+        loop = self.loop
+        if loop is None or not loop.is_running():
+            self._seen_stopped = True
+            return False
+        self._seen_running = True
+        late_ns = time.perf_counter_ns() - self._due_ns
+        if late_ns > BLOCK_SEC * 1e9 and not self._seen_stopped and self._is_held():
+            self._samples[tuple(of_thread(self.thread, _FRAMES))] += 1
+            self._blocked_span = self._blocked_span or _running_span(self.loop)
+        return True
+
+    def _is_held(self) -> bool:
+        """Whether a callback runs now; else the loop itself waits, for events, for a core or for the GIL."""
+        if self._caller is None:  # before the first beat
+            return sys.modules["asyncio"].current_task(self.loop) is not None
+        innermost = frame = sys._current_frames().get(self.thread)
+        while frame is not None and frame.f_code is not self._caller:
+            frame = frame.f_back
+        return frame is not None and frame is not innermost
+
+    @property
+    def dead(self) -> bool:
+        """Whether the loop is closed."""
+        loop = self.loop
+        return loop is None or loop.is_closed()
+
+    def _arm(self) -> None:
+        self._due_ns = time.perf_counter_ns() + int(BEAT_SEC * 1e9)
+        # An empty context: the beat belongs to no request, and must keep none alive.
+        self.loop.call_later(BEAT_SEC, self._beat, context=contextvars.Context())
+
+    def _beat(self) -> None:
+        try:
+            self._caller = sys._getframe(1).f_code
+            self._look_back()
+        except BaseException as error:  # a loop of somebody's own, or there is no memory
+            swallowed("watching an event loop", error)
+
+    def _look_back(self) -> None:
+        now = time.perf_counter_ns()
+        late_sec = (now - self._due_ns) / 1e9
+        # A loop that stood still between two runs is not late. From outside it is seen every 50 ms; what is
+        # shorter than that, and was not seen at all, is not claimed.
+        if late_sec > LAG_SEC and self._seen_running and not self._seen_stopped:
+            self._report(now, late_sec)
+        self._seen_running = self._seen_stopped = False
+        self._samples.clear()
+        self._blocked_span = {}
+        if now - self.last_task_ns >= _QUIET_SEC * 1e9 and self._is_in_use():
+            self.last_task_ns = now
+        if _hearts.get(id(self.loop)) is not self:  # forgotten; another one may beat in its place
+            return
+        if now - self.last_task_ns < _QUIET_SEC * 1e9:
+            self._arm()
+        else:
+            _hearts.pop(id(self.loop), None)
+
+    def _is_in_use(self) -> bool:
+        """Whether a task that is older than the quiet has a watched span open."""
+        loop = self.loop
+        return any(
+            span.task is not None and span.task.loop is not None and span.task.loop() is loop
+            for span in list(OPEN.values())
+        )
+
+    def _report(self, now: int, late_sec: float) -> None:
+        scope = current_scope()
+        context = Context(worker=scope.worker, step=scope.step, validate=scope.validate, scope=scope)
+        if self._samples:
+            stack, times = self._samples.most_common(1)[0]
+            extra = {"lag_sec": late_sec, "stack": list(stack), "samples": times, **self._blocked_span}
+            block = Span(
+                "event_loop_block",
+                extra,
+                context=context,
+                thread=self.thread,
+                start=self._due_ns,
+                end=now,
+            )
+        else:
+            late = {"lag_sec": late_sec}
+            block = Span("event_loop_lag", late, context=context, thread=self.thread, start=now)
+        spans.current_buffer().append(block)
+
+
+def task_seen(loop: "asyncio.AbstractEventLoop", thread: int) -> None:
+    """Be told of a task in which a span was seen, once a task: its loop gets a heart."""
+    heart = _hearts.get(id(loop))
+    if heart is None or heart.loop is not loop:
+        _hearts[id(loop)] = Heart(loop, thread)
+        _loops.add(loop)
+    else:
+        heart.last_task_ns = time.perf_counter_ns()
+
+
+def look_at_hearts() -> bool:
+    """Look at each loop from outside, and return whether one runs; the encoder calls this at its ticks."""
+    loop_runs = False
+    for key, heart in list(_hearts.items()):
+        if heart.dead:
+            _hearts.pop(key, None)
+        elif heart.look():
+            loop_runs = True
+    return loop_runs
+
+
+def forget_hearts() -> None:
+    """Let all hearts stop at their next beat."""
+    global _wanted
+    _wanted = False
+    _hearts.clear()
+
+
+def forget_loops() -> None:
+    """Know no loop any more, as in a forked child: those of its parent share a wake-up with it."""
+    forget_hearts()
+    _loops.clear()
+
+
+def revive_hearts() -> None:
+    """Give each loop that had a heart one again: its tasks are known, so that none of them is seen anew."""
+    global _wanted
+    _wanted = True
+    for loop in list(_loops):
+        with contextlib.suppress(RuntimeError):  # it is closed
+            loop.call_soon_threadsafe(_revive, loop, context=contextvars.Context())
+
+
+def _revive(loop: "asyncio.AbstractEventLoop") -> None:
+    if _wanted:
+        task_seen(loop, get_ident())
+
+
+def _running_span(loop: "asyncio.AbstractEventLoop") -> dict[str, Any]:
+    """Return the innermost watched span of the task that runs now, as fields of a record."""
+    task = sys.modules["asyncio"].current_task(loop)
+    if task is None:
+        return {}
+    known = tasks.known(task)
+    inside = [span for span in list(OPEN.values()) if known is not None and span.task is known]
+    if not inside:
+        return {"in_task": task.get_name()[:100]}
+    span = max(inside, key=lambda span: span.start)
+    return {"in_span": span.event, **(span.context.extra or {})}

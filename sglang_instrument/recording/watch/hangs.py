@@ -1,0 +1,87 @@
+"""Report spans that do not end, with where they stand, while they hang: before anybody kills the job."""
+
+import time
+from typing import Any, Final
+
+from sglang_instrument import schema
+from sglang_instrument.recording.keep.disk import Disk
+from sglang_instrument.recording.keep.encoder import LineMaker
+from sglang_instrument.recording.measure.context import Scope
+from sglang_instrument.recording.measure.spans import OPEN, Span
+from sglang_instrument.recording.watch.event_loop import look_at_hearts
+from sglang_instrument.recording.watch.stacks import Owners, of_task, owners_of
+
+_LOOK_EVERY_SEC: Final = 1.0
+_FRAMES: Final = 8  # innermost frames of where a span stands
+_MOST_REPORTED: Final = 50  # spans in one record; all of them are counted
+
+
+class Watchdog:
+    """Looks at the open spans; one that gets older than the limit, then than twice that ..., is reported.
+
+    Args:
+        maker: Makes the records.
+        first_age_sec: The age at which an open span is first reported; from then on at each doubling.
+    """
+
+    def __init__(self, maker: LineMaker, first_age_sec: float) -> None:
+        self._maker = maker
+        self._first_ns = int(first_age_sec * 1e9)
+        self._every_sec = min(_LOOK_EVERY_SEC, first_age_sec / 4)
+        self._next_look = 0.0
+        self._reported: dict[int, tuple[int, int]] = {}  # id -> (start, age at the next report)
+
+    def look(self, disk: Disk) -> float:
+        """Report what is due; called at each tick, looks at the open spans about once a second.
+
+        Returns:
+            For how many seconds it need not be called again: not for a moment while an event loop runs.
+        """
+        loop_runs = look_at_hearts()
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + self._every_sec
+            self._report_due(disk)
+        return 0.0 if loop_runs else self._every_sec
+
+    def _report_due(self, disk: Disk) -> None:
+        due = self._due(time.perf_counter_ns())
+        by_scope: dict[Scope, list[Span]] = {}
+        for span in due:
+            by_scope.setdefault(self._maker.scope_of(span.context), []).append(span)
+        for scope, spans in by_scope.items():
+            oldest = sorted(spans, key=lambda span: span.start)[:_MOST_REPORTED]
+            owners = owners_of(span.task for span in oldest)
+            extra = {"open": len(spans), "spans": [_describe(span, owners) for span in oldest]}
+            disk.write(scope, self._maker.control(schema.OPEN_SPANS, scope, extra), 0)
+
+    def _due(self, now_ns: int) -> list[Span]:
+        open_spans = list(OPEN.items())
+        due = []
+        for key, span in open_spans:
+            age = now_ns - span.start
+            if age < self._first_ns:
+                continue
+            start, next_age = self._reported.get(key, (span.start, self._first_ns))
+            if start != span.start:  # another span at the same address
+                next_age = self._first_ns
+            if age >= next_age:
+                while next_age <= age:
+                    next_age *= 2
+                self._reported[key] = (span.start, next_age)
+                due.append(span)
+        if len(self._reported) > len(open_spans):
+            still_open = dict(open_spans)
+            self._reported = {key: seen for key, seen in self._reported.items() if key in still_open}
+        return due
+
+
+def _describe(span: Span, owners: Owners) -> dict[str, Any]:
+    ids = dict(span.context.extra or {})
+    ids.update({key: value for key, value in (span.extra or {}).items() if key in ("request_id", "turn")})
+    return {
+        "event": span.event,
+        **ids,
+        "age_sec": round(span.duration_sec, 3),
+        "stack": of_task(span.task, owners, span.thread, _FRAMES),
+    }

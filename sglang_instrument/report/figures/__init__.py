@@ -1,0 +1,1 @@
+"""Draw figures of a run: PNG, SVG or PDF."""

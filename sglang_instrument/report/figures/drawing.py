@@ -1,0 +1,78 @@
+"""Draw the figures of a run as PNG, SVG or PDF, each from the tables of `analysis`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from sglang_instrument.analysis.answers.steps import step_table
+from sglang_instrument.analysis.run.opening import Run
+from sglang_instrument.report.figures import requests, steps, turns
+from sglang_instrument.report.figures.parts import STYLE, Choice, NothingToDrawError
+
+#: The figures by name: each function returns one, or raises NothingToDrawError.
+FIGURES: Final[dict[str, Callable[[Choice], Figure]]] = {
+    "overview": steps.overview,
+    "shares": steps.shares,
+    "workers": steps.workers,
+    "cdf": requests.cdf_by_step,
+    "cdf-workers": requests.cdf_by_worker,
+    "slowest": requests.slowest,
+    "turns": turns.turns,
+    "turn-counts": turns.turn_counts_by_step,
+}
+
+
+def choose(
+    run: Run,
+    step: int | None = None,
+    worker: int | None = None,
+    validate: bool = False,
+    limit: int = 20,
+    other: Run | None = None,
+) -> Choice:
+    """Choose what to draw; without `step`, the figures of one step show the one that took longest."""
+    digest = run.digest.filter(_is_validation(validate)).of_workers()
+    if step is None:
+        steps = step_table(digest).drop_nulls("duration_sec").sort("duration_sec", "step")
+        step = int(steps["step"][-1]) if len(steps) else 0
+    beside = None if other is None else other.digest.filter(_is_validation(validate)).of_workers()
+    return Choice(run, digest, step, worker, validate, limit, beside)
+
+
+def _is_validation(validate: bool) -> pl.Expr:
+    return pl.col("validate") == validate
+
+
+def draw(
+    choice: Choice, folder: Path, names: Sequence[str], suffix: str = "png", dpi: int = 150
+) -> Iterator[tuple[str, Path | str]]:
+    """Write figures into a folder, one after another.
+
+    Args:
+        choice: What to draw.
+        folder: Where; it is made if missing.
+        names: Which, of `FIGURES`.
+        suffix: png, svg or pdf.
+        dpi: Dots an inch, of a png.
+
+    Yields:
+        The name of each, and the file it went to, or why there is nothing to draw.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        try:
+            with rc_context(STYLE):
+                figure = FIGURES[name](choice)
+                target = folder / f"{name}.{suffix}"
+                # No date in the file: the same run gives the same bytes.
+                dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+                figure.savefig(target, dpi=dpi, facecolor="white", metadata=dates.get(suffix))
+            yield name, target
+        except NothingToDrawError as reason:
+            yield name, str(reason)

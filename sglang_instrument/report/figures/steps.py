@@ -1,0 +1,147 @@
+"""Draw steps: how long beside the training, of which phases, and what each worker of one did."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import polars as pl
+from matplotlib.figure import Figure
+
+from sglang_instrument.analysis.answers.steps import step_table, worker_table
+from sglang_instrument.report.figures.parts import (
+    ACCENT,
+    FAINT,
+    SECOND,
+    Choice,
+    NothingToDrawError,
+    new_figure,
+    seconds_text,
+)
+from sglang_instrument.report.palette import PHASE_ORDER, colour_of, word_for
+
+_OUTLIER: Final = 1.5  # times the median
+_SEEN: Final = 5e-4  # share of a step below which a colour cannot be seen
+_MARKED: Final = 5  # outliers that are named
+
+
+def overview(choice: Choice) -> Figure:
+    """Draw the duration of each step beside the time to the next one: the area between is no rollout."""
+    steps = step_table(choice.digest).drop_nulls("duration_sec")
+    if steps.is_empty():
+        raise NothingToDrawError("no step has a duration yet")
+    figure, axes = new_figure(
+        f"{len(steps)} {'validations' if choice.validate else 'steps'}: rollout, and the time to the next",
+        "The rollout of the slowest worker, and from its start to the next start. Between the two lines lies "
+        "what is no rollout: training, weights, saving.",
+    )
+    at, took = steps["step"].to_list(), steps["duration_sec"].to_list()
+    if steps["interval_sec"].count():
+        interval = [float("nan") if one is None else one for one in steps["interval_sec"]]
+        axes.plot(
+            at, interval, color=SECOND, linewidth=1.4, marker="o", markersize=3, label="to the next step"
+        )
+        axes.fill_between(at, took, interval, color=SECOND, alpha=0.08, linewidth=0)
+    axes.plot(at, took, color=ACCENT, linewidth=1.8, marker="o", markersize=3.5, label="rollout")
+    _draw_validations(axes, choice)
+    _mark_outliers(axes, steps)
+    axes.set(xlabel="step", ylabel="seconds")
+    axes.set_ylim(bottom=0)
+    _whole_numbers(axes)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+def _draw_validations(axes: Any, choice: Choice) -> None:
+    """Draw the validation grey, at the step it belongs to: it is none of the training steps."""
+    if choice.validate:
+        return
+    rows = step_table(choice.run.digest.filter(pl.col("validate"))).drop_nulls("duration_sec")
+    if len(rows):
+        axes.scatter(
+            *(rows["step"], rows["duration_sec"]), color=FAINT, marker="D", s=18, label="validation", zorder=3
+        )
+
+
+def _mark_outliers(axes: Any, steps: pl.DataFrame) -> None:
+    usual: Any = steps["duration_sec"].median()
+    far = steps.filter(pl.col("duration_sec") > _OUTLIER * usual).sort("duration_sec", descending=True)
+    for step, took in far.head(_MARKED).select("step", "duration_sec").iter_rows():
+        axes.annotate(
+            f"step {step}: {seconds_text(took)}, {took / usual:.1f} x the median",
+            *((step, took),),
+            xytext=(0, 7),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8.5,
+            fontweight="bold",
+            bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
+        )
+
+
+def shares(choice: Choice) -> Figure:
+    """Draw of which phases each step is made, in percent of all workers' time."""
+    steps = step_table(choice.digest).drop_nulls("duration_sec")
+    if steps.is_empty():
+        raise NothingToDrawError("no step has a duration yet")
+    figure, axes = new_figure(
+        "Where the time of each step went",
+        "All workers' time. Each moment counts once, for the phase at work in it: a step adds up to 100 %.",
+    )
+    at = steps["step"].to_list()
+    below = pl.zeros(len(steps), eager=True)
+    for phase in _present(steps):
+        part = steps[f"share_{phase}"] * 100
+        style = {"color": colour_of(phase), "label": word_for(phase)}
+        axes.bar(at, part.to_list(), bottom=below.to_list(), width=0.86, **style)
+        below = below + part
+    axes.set(xlabel="step", ylabel="% of all workers' time", ylim=(0, max(100.0, *below)))
+    axes.grid(visible=False, axis="x")
+    _whole_numbers(axes)
+    _legend(axes)
+    return figure
+
+
+def workers(choice: Choice) -> Figure:
+    """Draw what each worker of a step did: phases that add up to its duration."""
+    rows = worker_table(choice.digest).filter(step=choice.step).drop_nulls("duration_sec")
+    if choice.worker is not None:
+        rows = rows.filter(worker=choice.worker)
+    if rows.is_empty():
+        raise NothingToDrawError(f"no worker has a duration in {choice.step_word}")
+    rows = rows.sort("busy_sec", "worker", descending=[True, False])
+    figure, axes = new_figure(
+        f"The workers of {choice.step_word}, busiest first",
+        "Each moment counts once, for the phase at work in it; grey is waiting for the others at a barrier.",
+        height=max(3.0, 1.6 + 0.3 * len(rows)),
+    )
+    at = list(range(len(rows)))
+    left = pl.zeros(len(rows), eager=True)
+    for phase in _present(rows):
+        part = rows[f"share_{phase}"] * rows["duration_sec"]
+        style = {"color": colour_of(phase), "label": word_for(phase)}
+        axes.barh(at, part.to_list(), left=left.to_list(), height=0.72, **style)
+        left = left + part
+    for row, (busy, end) in enumerate(zip(rows["busy_sec"], left, strict=True)):
+        axes.text(end, row, f"  busy {seconds_text(busy)}", va="center", fontsize=8)
+    axes.set_yticks(at, [f"worker {worker}" for worker in rows["worker"]])
+    axes.set(xlabel="seconds since the step began", xlim=(0, max(left) * 1.14 or 1))
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    _legend(axes)
+    return figure
+
+
+def _present(rows: pl.DataFrame) -> list[str]:
+    """Return the phases that have a share large enough to be seen, in the order in which they are drawn."""
+    return [phase for phase in PHASE_ORDER if (rows[f"share_{phase}"] > _SEEN).any()]
+
+
+def _legend(axes: Any) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _whole_numbers(axes: Any) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))

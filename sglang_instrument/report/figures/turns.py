@@ -1,0 +1,86 @@
+"""Draw turns: how many requests take, and how long each waits for the engine."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import polars as pl
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+
+from sglang_instrument.analysis.answers.turns import turn_table
+from sglang_instrument.report.figures.parts import FAINT, INK, Choice, NothingToDrawError, new_figure
+from sglang_instrument.report.palette import colour_of
+
+_KINDS: Final = {"engine": "generate", "tool": "tool", "interaction": "interaction"}
+_MOST: Final = 12  # kinds of requests by turns; more are one
+
+
+def turns(choice: Choice) -> Figure:
+    """Draw the mean time of each turn in the engine, tools and interactions, and how many requests had it."""
+    table = turn_table(choice.digest)
+    if table.is_empty():
+        raise NothingToDrawError("no turn with a call of the engine yet")
+    figure, axes = new_figure(
+        f"A turn's time, by its place in the request ({max(table['requests']):,} requests)",
+        "Mean over the requests that came so far; the whiskers reach the 99th percentile of the engine. "
+        "Late turns: few requests, long prompts.",
+    )
+    at = [turn + 1 for turn in table["turn"]]  # people count from 1
+    left = pl.zeros(len(table), eager=True)
+    for kind, phase in _KINDS.items():
+        mean = table[f"{kind}_sec"] / table["requests"]
+        if (mean > 0).any():
+            axes.bar(at, mean.to_list(), bottom=left.to_list(), width=0.7, color=colour_of(phase), label=kind)
+            left = left + mean
+    p99 = table["engine_p99_sec"].to_list()
+    axes.plot(at, p99, linestyle="none", marker="_", markersize=14, color=INK, label="engine p99")
+    axes.vlines(at, table["engine_p50_sec"].to_list(), p99, color=INK, linewidth=0.8)
+    _count_axis(axes, at, table["requests"])
+    axes.set(xlabel="turn", ylabel="seconds")
+    axes.set_xticks(at if len(at) <= 30 else at[:: len(at) // 15])
+    axes.grid(visible=False, axis="x")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.06, 1.0))
+    return figure
+
+
+def _count_axis(axes: Any, at: list[int], requests: pl.Series) -> None:
+    """Say on an axis of its own how many requests had each turn."""
+    counts = axes.twinx()
+    counts.plot(at, requests.to_list(), color=FAINT, linestyle=":", marker=".", linewidth=1.2)
+    counts.set_ylabel("requests that had this turn (dotted)", color=FAINT)
+    counts.set_ylim(bottom=0)
+    counts.grid(visible=False)
+    counts.spines["right"].set_visible(True)
+
+
+def turn_counts_by_step(choice: Choice) -> Figure:
+    """Draw, step by step, how many turns the requests took."""
+    requests = choice.digest.requests.drop_nulls(["turns", "step"])
+    if requests.is_empty():
+        raise NothingToDrawError("the log does not say how many turns requests took")
+    requests = requests.with_columns(turns=pl.col("turns").clip(upper_bound=_MOST))
+    counts = requests.group_by("step", "turns").agg(requests=pl.len().cast(pl.Int64))
+    steps = requests["step"].unique().sort().to_list()
+    figure, axes = new_figure(
+        f"How many turns {len(requests):,} requests took, step by step",
+        "Each bar is a step's requests. A colour that grows from step to step is a model that learns to use "
+        "more turns, or fewer.",
+    )
+    kinds = counts["turns"].unique().sort().to_list()
+    below = dict.fromkeys(steps, 0)
+    for number, turns_taken in enumerate(kinds):
+        mine = dict(counts.filter(turns=turns_taken).select("step", "requests").iter_rows())
+        heights = [mine.get(step, 0) for step in steps]
+        shade = colormaps["cividis"](number / max(1, len(kinds) - 1))
+        share = sum(heights) / len(requests)
+        more = "+" if turns_taken == _MOST else ""
+        label = f"{turns_taken}{more} turn{'s' if turns_taken != 1 else ''}: {share:.1%}"
+        axes.bar(steps, heights, bottom=list(below.values()), width=0.86, color=shade, label=label)
+        below = {step: under + height for (step, under), height in zip(below.items(), heights, strict=True)}
+    axes.set(xlabel="step", ylabel="requests")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(visible=False, axis="x")
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure

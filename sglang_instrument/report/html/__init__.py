@@ -1,0 +1,1 @@
+"""Make the report: one HTML file that needs no network."""

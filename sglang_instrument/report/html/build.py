@@ -1,0 +1,121 @@
+"""Write the report of a run: one HTML file that needs no network and no server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.answers.round_trips import ahead_us
+from sglang_instrument.analysis.answers.steps import accounting, step_table
+from sglang_instrument.analysis.verdict.verdict import findings_of
+from sglang_instrument.report.html import answers
+from sglang_instrument.report.html.chosen import MOST_SPANS, Chosen, choose
+from sglang_instrument.report.html.grid import whatif_grid
+from sglang_instrument.report.html.kernels import kernel_section
+from sglang_instrument.report.html.page import render
+from sglang_instrument.report.html.slowest import slowest_requests
+from sglang_instrument.report.html.spans import pack_step
+from sglang_instrument.report.html.story import story
+from sglang_instrument.schema import EVENTS
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run.opening import Run
+    from sglang_instrument.analysis.verdict.verdict import Finding
+
+Stage = Callable[[str], object]
+
+_TRAINING: Final = ~pl.col("validate")
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written: the file, its size in bytes, and the keys of the steps shown span by span."""
+
+    path: Path
+    bytes: int
+    steps: list[str]
+
+
+def write_report(
+    run: Run,
+    path: Path,
+    *,
+    other: Run | None = None,
+    traces: Mapping[str, Any] | None = None,
+    steps: Sequence[int] = (),
+    most_spans: int = MOST_SPANS,
+    version: str = "",
+    stage: Stage = lambda action: None,
+) -> Written:
+    """Write the report of a run.
+
+    Args:
+        run: The run.
+        path: The file to write.
+        other: A second run to compare with.
+        traces: What engines' profilers recorded meanwhile, as `trace analyze --run --json` prints it.
+        steps: Training steps to show span by span; by default those with a finding, and the slowest.
+        most_spans: Of all steps shown span by span; steps in `steps` are shown in any case.
+        version: Of this package, for the foot of the page.
+        stage: Called with the current action.
+
+    Raises:
+        LogError: One of `steps` does not exist.
+    """
+    findings = findings_of(run)
+    table = step_table(run.digest)
+    chosen = choose(run, table, findings, steps, most_spans)
+    packed: dict[str, bytes] = {}
+    parts: dict[str, Any] = {}
+    events: dict[str, str] = {name: kind.phase for name, kind in EVENTS.items()}
+    stage("aligning clocks")
+    ahead = ahead_us(run)
+    for one in chosen:
+        stage(f"reading {'validation' if one.validate else 'step'} {one.step}")
+        packed[one.key], phases = pack_step(run, one, ahead)
+        events |= phases
+        parts[one.key] = _parts(run, table, one)
+    stage("asking what if")
+    grid = whatif_grid(run.digest, lambda done, total: stage(f"asking what if: {done} of {total}"))
+    stage("splitting requests into events")
+    facts = _chart_facts(run, other, table, findings, chosen)
+    facts |= {"whatif": grid, "parts": parts, "events": events}
+    stage("writing the file")
+    words = story(run, table, findings, other)
+    words["kernels"] = None if traces is None else kernel_section(traces)
+    text = render(words, facts, packed, version)
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")  # file names may not be UTF-8
+    return Written(path, path.stat().st_size, list(packed))
+
+
+def _chart_facts(
+    run: Run, other: Run | None, table: pl.DataFrame, findings: Sequence[Finding], chosen: Sequence[Chosen]
+) -> dict[str, Any]:
+    """Return the data of the charts, by section."""
+    return {
+        "steps": answers.step_rows(table, findings),
+        "curves": answers.curves(run.digest, chosen),
+        "heat": answers.heat(run.digest),
+        "cdf": answers.cdfs(run.digest, chosen),
+        "slowest": slowest_requests(run),
+        "turns": answers.turns(run.digest),
+        "lengths": answers.lengths(run.digest),
+        "gaps": answers.gaps(run),
+        "clocks": answers.clocks(run.digest),
+        "findings": [asdict(one) for one in findings],
+        "other": None if other is None else answers.comparison(run, other),
+    }
+
+
+def _parts(run: Run, table: pl.DataFrame, one: Chosen) -> dict[str, Any]:
+    """Return the parts of a step of its slowest worker."""
+    slowest = table.filter(step=one.step, validate=one.validate)["slowest_worker"]
+    if slowest.is_empty() or slowest[0] is None:
+        return {"worker": None, "rows": []}
+    worker = slowest[0]
+    spans = run.read_spans(step=one.step, worker=worker, validate=one.validate)
+    return {"worker": worker, "rows": accounting(spans, one.step, worker, one.validate).to_dicts()}

@@ -1,0 +1,104 @@
+"""Put words, numbers and code into one HTML file that asks for nothing from outside."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import importlib.util
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from sglang_instrument.analysis.answers.as_json import as_json
+from sglang_instrument.errors import InstrumentError
+from sglang_instrument.report.html.numbers import count, percent, seconds, short_bytes, short_count
+from sglang_instrument.report.palette import PHASE_COLOURS, word_for
+from sglang_instrument.schema import PHASES
+
+#: In the order in which they are put into the page.
+SCRIPTS: Final = (
+    "base.js",
+    "state.js",
+    "charts.js",
+    "steps.js",
+    "workers.js",
+    "distributions.js",
+    "requests.js",
+    "gaps.js",
+    "comparison.js",
+    "whatif.js",
+    "timeline_model.js",
+    "timeline_paint.js",
+    "timeline_moment.js",
+    "timeline.js",
+    "timeline_hands.js",
+    "main.js",
+)
+
+
+def render(
+    story: Mapping[str, Any], told: Mapping[str, Any], packed: Mapping[str, bytes], version: str
+) -> str:
+    """Return the page.
+
+    Args:
+        story: What the templates say in words.
+        told: What the charts draw.
+        packed: The spans of the steps that are shown in full, by the step's key.
+        version: Of what made it.
+    """
+    pages = Environment(
+        loader=PackageLoader("sglang_instrument.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pages.filters |= {
+        "seconds": seconds,
+        "count": count,
+        "percent": percent,
+        "bytes": short_bytes,
+        "short_count": short_count,
+    }
+    facts = {
+        **told,
+        "phases": list(PHASES),
+        "colours": [PHASE_COLOURS[phase] for phase in PHASES],
+        "words": [word_for(phase) for phase in PHASES],
+        "chain": story["chain"],
+        "title": story["title"],
+    }
+    return pages.get_template("report.html").render(
+        story=story,
+        told=told,
+        made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        version=version,
+        style=_read("style.css"),
+        scripts=[_read(name) for name in SCRIPTS],
+        facts=_packed(as_json(facts)),
+        spans={key: _packed(raw) for key, raw in packed.items()},
+        plotly=_packed(_plotly()),
+    )
+
+
+def _packed(raw: bytes) -> str:
+    """Return bytes as text that needs no escaping; a browser unpacks it faster than a disk reads it plain."""
+    return base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode()
+
+
+def _read(name: str) -> str:
+    return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
+
+
+def _plotly() -> bytes:
+    """Return plotly.js as the plotly package brings it; importing that would take a second for nothing."""
+    spec = importlib.util.find_spec("plotly")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder, "package_data", "plotly.min.js")
+        if path.is_file():
+            return path.read_bytes()
+    raise InstrumentError("the report needs plotly: pip install 'sglang-instrument[report]'")

@@ -1,0 +1,36 @@
+"""Split the slowest requests of a run into their events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from sglang_instrument.analysis.answers.engine_calls import reported_calls
+from sglang_instrument.analysis.answers.requests import request_table, waterfall
+from sglang_instrument.report.html.chosen import Chosen
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run.opening import Run
+
+_SHOWN: Final = 12
+_MOST_EVENTS: Final = 400  # per request; the timeline shows the others
+
+
+def slowest_requests(run: Run) -> list[dict[str, Any]]:
+    """Return the slowest requests of training steps, with their events and the engine's own times."""
+    found = []
+    spans: dict[tuple[int, int], Any] = {}
+    for row in request_table(run.digest).filter(validate=False).head(_SHOWN).to_dicts():
+        place = (row["step"], row["worker"])
+        if place not in spans:
+            spans[place] = run.read_spans(step=row["step"], worker=row["worker"], validate=False)
+        events = waterfall(spans[place], row["request_id"])
+        found.append(
+            {
+                **row,
+                "key": Chosen(False, row["step"]).key,
+                "of_events": len(events),
+                "events": events.head(_MOST_EVENTS).to_dicts(),
+                "calls": reported_calls(run, row).head(_MOST_EVENTS).to_dicts(),
+            }
+        )
+    return found

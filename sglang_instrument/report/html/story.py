@@ -1,0 +1,125 @@
+"""Collect what the head of the report says: the verdict, its reason, the run, the cost of measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.answers.workers import chain_of
+from sglang_instrument.analysis.reading.processes import read_process
+from sglang_instrument.analysis.verdict.verdict import verdict_of
+from sglang_instrument.errors import LogError
+from sglang_instrument.report.html.chosen import Chosen
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run.opening import Run
+    from sglang_instrument.analysis.verdict.verdict import Finding
+
+_MOST_FINDINGS: Final = 8
+_SPAN_US: Final = 0.44  # time of the thread that ends a span, in pure Python; see benchmarks/results.md
+
+
+def story(run: Run, steps: pl.DataFrame, findings: Sequence[Finding], other: Run | None) -> dict[str, Any]:
+    """Return what the head of the report says.
+
+    Args:
+        run: The run.
+        steps: As `step_table` returns them.
+        findings: As `findings_of` returns them.
+        other: The run to compare with.
+    """
+    training = steps.filter(~pl.col("validate"))
+    return {
+        "title": run.folder.name,
+        "folder": str(run.folder),
+        "other": None if other is None else other.folder.name,
+        "clean": not findings,
+        "verdict": findings[0].sentence if findings else verdict_of(run),
+        "where": _where(findings[0]) if findings else None,
+        "findings": [{**asdict(one), "key": _where(one)} for one in findings[1 : _MOST_FINDINGS + 1]],
+        "of_findings": len(findings),
+        "chain": _chain(run, training, findings),
+        "figures": _figures(run, training, steps),
+        "cost": _cost(run, training),
+        "health": asdict(run.health),
+        "health_sentence": run.health.sentence(),
+        "processes": _processes(run.folder),
+    }
+
+
+def _where(finding: Finding) -> str:
+    return Chosen(finding.validate, finding.step).key
+
+
+def _chain(run: Run, training: pl.DataFrame, findings: Sequence[Finding]) -> dict[str, Any] | None:
+    """Return why the barrier of the first finding's step, or else of the slowest step, took so long."""
+    if findings:
+        step, validate = findings[0].step, findings[0].validate
+    elif not training.is_empty():
+        step, validate = training.sort("duration_sec", nulls_last=True)["step"][-1], False
+    else:
+        return None
+    chain = chain_of(run, step, validate)
+    return None if chain is None else {**asdict(chain), "key": Chosen(validate, step).key}
+
+
+def _figures(run: Run, training: pl.DataFrame, steps: pl.DataFrame) -> dict[str, Any]:
+    durations = training["duration_sec"].drop_nulls()
+    slowest = training.sort("duration_sec", nulls_last=True).tail(1).to_dicts()
+    median: Any = durations.median()
+    return {
+        "steps": len(training),
+        "validations": len(steps) - len(training),
+        "workers": len(run.workers),
+        "requests": training["requests"].sum(),
+        "tokens": training["response_tokens"].sum() if training["response_tokens"].count() else None,
+        "median_sec": median,
+        "slowest": slowest[0] if slowest else None,
+        "times": slowest[0]["duration_sec"] / median if slowest and median else None,
+    }
+
+
+def _cost(run: Run, training: pl.DataFrame) -> dict[str, Any]:
+    """Return how much was written, and an estimate of the time that it took."""
+    seconds = float((training["duration_sec"] * training["workers"]).sum())
+    written = sum(file.size for file in run.files)
+    return {
+        "records": run.health.records,
+        "bytes": written,
+        "per_sec": run.health.records / seconds if seconds else None,
+        "span_us": _SPAN_US,
+        "share": run.health.records * _SPAN_US / 1e6 / seconds if seconds else None,
+        "dropped": run.health.dropped,
+    }
+
+
+def _processes(folder: Path) -> list[dict[str, Any]]:
+    """Return the self-description of each process; one that cannot be read is listed as such."""
+    found = []
+    for path in sorted((folder / "processes").glob("[!.]*.json")):
+        try:
+            facts = read_process(path)
+            patches = facts.get("patches") or []
+            found.append(
+                {
+                    "name": path.stem,
+                    "host": facts.get("host"),
+                    "pid": facts.get("pid"),
+                    "versions": facts.get("versions") or {},
+                    "found": sum(patch.get("state") == "found" for patch in patches),
+                    "missing": [patch.get("event") for patch in patches if _lacks(patch)],
+                    "dropped": (facts.get("records") or {}).get("dropped"),
+                }
+            )
+        except LogError as error:
+            found.append({"name": path.stem, "unreadable": str(error)})
+    return found
+
+
+def _lacks(patch: dict[str, Any]) -> bool:
+    """Return whether an event is missing that the table expects in this version."""
+    return patch.get("state") not in ("found", "pending") and bool(patch.get("expected", True))

@@ -1,0 +1,249 @@
+"""Switch instrumentation on and off in this process: what `sglang_instrument.install()` and its kin do."""
+
+import os
+import sys
+from _thread import RLock
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import sglang_instrument
+from sglang_instrument import config as settings
+from sglang_instrument.config import Config, Detail, Durability, EngineDetail, Sync
+from sglang_instrument.errors import ConfigError
+from sglang_instrument.recording.safety import notices
+from sglang_instrument.startup import run_ids
+
+if TYPE_CHECKING:
+    from sglang_instrument.startup.session import Session
+
+_session: "Session | None" = None
+_told = False
+_lock = RLock()
+
+
+def install(
+    config: Config | None = None,
+    /,
+    *,
+    experiment: str | None = None,
+    log_dir: str | PathLike[str] | None = None,
+    run_id: str | None = None,
+    role: str | None = None,
+    sync: Sync | None = None,
+    nvtx: bool | None = None,
+    durability: Durability | None = None,
+    detail: Detail | None = None,
+    engine_detail: EngineDetail | None = None,
+    sample_requests: float | None = None,
+    log_error_messages: bool | None = None,
+    hang_after_sec: float | None = None,
+    memory_limit_mb: int | None = None,
+    patches: str | PathLike[str] | Iterable[str | PathLike[str]] | None = None,
+    trainers: str | Iterable[str] | None = None,
+    all_ranks: bool | None = None,
+    profile_steps: str | None = None,
+    profile_workers: str | None = None,
+    profile_options: str | None = None,
+    profile_when: str | None = None,
+    profile_router: str | None = None,
+) -> None:
+    """Record every event of every rollout in this process and in those that it starts, from now on.
+
+    A keyword that is not given is read from the environment variable `SGLANG_INSTRUMENT_<KEYWORD>`. A second
+    call changes nothing. A function that cannot be patched is left out, and `status()` names it.
+
+    Args:
+        config: The same settings as one object. A field that has its default counts as not given.
+        experiment: Name of the run's folder, one path component. Also read from `EXPERIMENT_NAME`.
+            Default "multiturn_log_dir".
+        log_dir: Folder of all runs. Default "logs", in the working directory.
+        run_id: Id of the run. The driver makes one and its workers inherit it: leave it empty.
+        role: What this process is: worker, trainer, reward, server, scheduler. Default "worker".
+        sync: When `torch.cuda.synchronize()` is called around step-level spans of synchronous code. "auto":
+            where this process already uses a GPU; "always"; "off"; "events": never, CUDA events measure the
+            GPU's own time in `device_sec`. Default "auto".
+        nvtx: Whether spans are NVTX ranges, too, which Nsight Systems shows.
+        durability: "buffered": records are written within 100 ms; "line": before the span's exit returns.
+            Default "buffered".
+        detail: The finest records that are kept: "step", "request", "turn" or "all". Default "all".
+        engine_detail: What SGLang's own processes record: "off", "requests" (a few records a request) or
+            "batches" (also one a forward pass). Default "requests".
+        sample_requests: Share of the requests whose records are kept, 0 to 1; slow requests are always kept.
+            Default 1.0.
+        log_error_messages: Whether the message of an exception is logged beside its type.
+        hang_after_sec: Age in seconds at which an open span is first logged as `open_spans`. Default 30.0.
+        memory_limit_mb: Most MiB of records that wait to be written; beyond it, new records are dropped.
+            Default 64.
+        patches: Folders with patch tables of your own, read after the shipped ones. One text names several
+            folders as PATH does.
+        trainers: Trainers whose patch tables are used, such as "verl"; empty means all.
+        all_ranks: Whether each rank of a tensor-parallel group writes a file; otherwise the first alone does.
+        profile_steps: Steps in which the engines' profilers record, such as "5-7,20".
+        profile_workers: Workers or servers whose engines are profiled, such as "0-3" or "all". Default "0".
+        profile_options: What the profilers record: "num_steps=20,activities=CPU+GPU" (docs/profiling.md).
+        profile_when: Slow requests that are profiled, too: "request>60s"; at most once in 10 minutes.
+        profile_router: Address of the servers' router, where the trainer's objects do not tell it.
+
+    Raises:
+        ConfigError: A given setting has a value that it cannot have.
+    """
+    _install(**locals())  # the parameters by name
+
+
+def _install(config: Config | None, **keywords: object) -> None:
+    global _session, _told
+    given = settings.given_in(config)
+    given |= {name: value for name, value in keywords.items() if value is not None}
+    with _lock:
+        _told = True
+        if _session is not None:
+            return
+        is_child = run_ids.DRIVER in os.environ
+        try:
+            loaded = settings.load(given, os.environ, _complain)
+            if any(name.startswith("profile_") for name in given):
+                _check_plan(loaded)
+            _session = _started(loaded)
+        except ConfigError:
+            raise
+        except Exception as error:  # a broken table or disk must not stop a training that begins
+            notices.swallowed("install()", error)
+            return
+        _guarded("install()", _hook_process_events)
+        if not is_child and os.environ.get("RANK", "0") == "0":
+            _guarded("install()", _announce)
+
+
+def uninstall() -> None:
+    """Restore everything that `install()` changed, and write what was recorded, within 2 s."""
+    global _session, _told
+    with _lock:
+        _told = True
+        if _session is not None:
+            session, _session = _session, None
+            _guarded("uninstall()", session.stop)
+
+
+def installed() -> bool:
+    """Return whether this process is instrumented."""
+    return _session is not None
+
+
+def was_told() -> bool:
+    """Return whether `install()` or `uninstall()` was called here, or in a parent before the fork."""
+    return _told
+
+
+def handed_on() -> Mapping[str, str]:
+    """Return the environment variables for children and Ray's workers; none while nothing is installed."""
+    return {} if _session is None else _session.handed_on()
+
+
+def flush(timeout_sec: float = 2.0) -> bool:
+    """Write what was recorded so far; return whether that was done within `timeout_sec`."""
+    session = _session
+    return session is None or session.recorder.flush(timeout_sec)
+
+
+def status() -> Mapping[str, Any]:
+    """Return the state of the instrumentation in this process.
+
+    Returns:
+        `installed`; and, while installed, `folder` (absolute), `run_id`, `versions`, `settings`,
+        `patches` (each with its event, target and state: found, pending, missing, ambiguous, changed, ...),
+        `records` (recorded, waiting, changed, dropped), `open_spans`, and `notices` (what went wrong).
+    """
+    session = _session
+    return {"installed": False, "notices": notices.noticed()} if session is None else session.status()
+
+
+def _started(config: Config) -> "Session":
+    from sglang_instrument.startup.session import Session
+
+    for name in sglang_instrument.__all__:
+        getattr(sglang_instrument, name)  # now: an exiting interpreter cannot import
+    session = Session(config if config.run_id else config.with_run_id(run_ids.new_run_id(os.environ)))
+    try:
+        session.start()
+    except BaseException:
+        _guarded("install()", session.stop)
+        raise
+    return session
+
+
+def _check_plan(config: Config) -> None:
+    """Raise ConfigError for keywords whose profiling plan cannot be read."""
+    from sglang_instrument.profilers.attach import plan_of
+
+    plan_of(config)
+
+
+def _announce() -> None:
+    """Print one line for the person who started this, if there is a standard error."""
+    if _session is not None and sys.stderr is not None:
+        print(_session.announcement(), file=sys.stderr)  # noqa: T201
+
+
+def _complain(text: str) -> None:
+    notices.notice(f"setting: {text}", text)
+
+
+_hooked = False
+
+
+def _hook_process_events() -> None:
+    """Register hooks for forks and the exit. They cannot be removed, so each asks what is installed."""
+    global _hooked
+    if not _hooked:
+        import atexit
+
+        _hooked = True
+        os.register_at_fork(after_in_child=_after_fork)
+        atexit.register(_at_exit)
+    _hook_multiprocessing()
+    process: Any = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        _finalize()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = RLock()  # a thread that does not exist here may hold the parent's
+    if _session is not None:
+        _guarded("after fork", _session.restart_in_child)
+    _guarded("after fork", _hook_multiprocessing)
+
+
+_hooked_multiprocessing = False
+
+
+def _hook_multiprocessing() -> None:
+    """Have multiprocessing call `_finalize` when a child begins its work.
+
+    A child may install between its fork and its work, when it imports its target's module. multiprocessing
+    drops all finalizers in between, and up to Python 3.12 a forked child runs no atexit hooks.
+    """
+    global _hooked_multiprocessing
+    util: Any = sys.modules.get("multiprocessing.util")
+    if util is not None and not _hooked_multiprocessing:
+        util.register_after_fork(_at_exit, _finalize)
+        _hooked_multiprocessing = True
+
+
+def _finalize(hook: Any = None) -> None:
+    """Have multiprocessing call `_at_exit` when this process, one of its children, ends."""
+    util: Any = sys.modules["multiprocessing.util"]
+    util.Finalize(None, _at_exit, exitpriority=-100)  # after all other finalizers
+
+
+def _at_exit() -> None:
+    if _session is not None:
+        _guarded("at exit", _session.end)
+
+
+def _guarded(where: str, action: Any) -> None:
+    try:
+        action()
+    except Exception as error:
+        notices.swallowed(where, error)

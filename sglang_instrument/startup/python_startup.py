@@ -1,0 +1,170 @@
+"""Install when a process first imports a package that there are patches for, or what records events.
+
+`sglang_instrument.pth`, shipped beside the package, imports this in every Python process that has
+`SGLANG_INSTRUMENT=1`; verl and SGLang find it by entry points, where no `.pth` is read. Until a target is
+imported it costs a comparison an import: no thread, no file. Without the variable it does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from sglang_instrument.startup import run_ids
+
+TYPE_CHECKING = False  # typing's own costs more to import than the hook may
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+
+    from sglang_instrument.startup.ray_workers import RayInit
+
+_DEMO = "demo"  # its table patches this package itself
+
+
+class Trigger:
+    """A finder that finds nothing of its own, but sees what is imported."""
+
+    @classmethod
+    def find_spec(
+        cls, name: str, path: Sequence[str] | None = None, target: object = None
+    ) -> ModuleSpec | None:
+        """Install, once, before the first of the packages is imported."""
+        if "." in name or cls not in sys.meta_path:
+            return None
+        if name == "ray" and _ray is None:
+            return _watch_ray(name, path)
+        return _install_before(name, path) if name in _packages() else None
+
+
+def start() -> None:
+    """Install if this process has a target already, else when it imports one; nothing if nobody asked.
+
+    SGLang's plugin loader calls it; verl's imports this module, which does the same.
+    """
+    if not run_ids.is_asked(os.environ):
+        return
+    if run_ids.PATCHES in os.environ and run_ids.PACKAGES not in os.environ:
+        os.environ[run_ids.PACKAGES] = ",".join(sorted(_packages_of_own_tables()))
+    if _packages() & sys.modules.keys():
+        _install()
+    elif Trigger not in sys.meta_path:
+        # Processes that have no driver in common, such as those of a script that only calls Ray, share this.
+        os.environ.setdefault(run_ids.LAUNCH, run_ids.new_run_id(os.environ))
+        sys.meta_path.insert(0, Trigger)
+
+
+def used() -> None:
+    """Install if this process waits for a target: it records by itself."""
+    if Trigger in sys.meta_path:
+        _install()
+
+
+def _install_before(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """Install, and let whoever now watches imports find this module: this search is past where they stand."""
+    _install()
+    try:
+        from sglang_instrument.patching.rewriting.imports import ImportWatch
+
+        watches = [finder for finder in sys.meta_path if isinstance(finder, ImportWatch)]
+        return next((spec for watch in watches if (spec := watch.find_spec(name, path)) is not None), None)
+    except Exception:  # what is wrong with the import, the import says itself
+        return None
+
+
+_ray: RayInit | None = None
+
+
+_shipped: frozenset[str] = frozenset()
+
+
+def shipped_packages() -> frozenset[str]:
+    """Return the packages of the shipped tables: a folder of `patches/` is called what it patches.
+
+    The tables themselves are not read: that would cost what the hook must not.
+    """
+    global _shipped
+    if not _shipped:
+        package = os.path.dirname(__file__)  # noqa: PTH120 - pathlib takes long to import
+        for root in (package, os.path.dirname(package)):  # noqa: PTH120 - in a wheel, in a checkout
+            try:
+                names = os.listdir(os.path.join(root, "patches"))  # noqa: PTH118, PTH208 - as above
+            except OSError:
+                continue
+            _shipped = frozenset(name for name in names if "." not in name and name != _DEMO)
+            break
+    return _shipped
+
+
+def _packages() -> frozenset[str]:
+    return shipped_packages().union(os.environ.get(run_ids.PACKAGES, "").split(",")) - {""}
+
+
+def _packages_of_own_tables() -> set[str]:
+    """Return the packages that tables of the user's own name; what is wrong with a table is said later.
+
+    Without a reader of TOML, which would cost what the hook must not: names stand behind `module =`, and
+    before the colon of a target. One name too many does no harm.
+    """
+    from sglang_instrument.regular_files import read_regular
+
+    found = set[str]()
+    for path in _own_tables():
+        try:
+            pieces = read_regular(path).decode().replace("'", '"').split('"')
+        except (OSError, ValueError):
+            continue
+        for before, quoted in zip(pieces[::2], pieces[1::2], strict=False):
+            is_module = before.rstrip(" \t=").endswith("module")
+            name, colon, _ = quoted.partition(":")
+            top = name.partition(".")[0]
+            if (is_module or colon) and top.isidentifier():
+                found.add(top)
+    return found
+
+
+def _own_tables() -> list[str]:
+    folders = os.environ[run_ids.PATCHES].split(os.pathsep)
+    walks = (walked for folder in folders if folder for walked in os.walk(folder))
+    return [os.path.join(at, name) for at, _, names in walks for name in names if name.endswith(".toml")]  # noqa: PTH118
+
+
+def _install() -> None:
+    global _ray
+    try:
+        sys.meta_path.remove(Trigger)
+    except ValueError:
+        pass  # it was not there, or another thread was first
+    try:
+        if _ray is not None:
+            _ray.stop()  # the session has one of its own
+            _ray = None
+        from sglang_instrument.startup import install
+
+        if not install.was_told():  # who called uninstall() has the last word
+            install.install()
+    except Exception as error:
+        print(f"sglang_instrument: not installed: {error!r}", file=sys.stderr)  # noqa: T201 - nobody else can say it
+
+
+def _watch_ray(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """Install when `ray.init()` is called: a driver may import no target itself, and only its workers do."""
+    global _ray
+    try:
+        from sglang_instrument.startup.ray_workers import RayInit
+
+        _ray = RayInit(_at_ray_init)
+        return _ray.start_with(name, path)
+    except Exception as error:
+        print(f"sglang_instrument: Ray is not watched: {error!r}", file=sys.stderr)  # noqa: T201 - as above
+        return None
+
+
+def _at_ray_init() -> dict[str, str]:
+    _install()
+    from sglang_instrument.startup.install import handed_on
+
+    return dict(handed_on())
+
+
+start()

@@ -1,0 +1,274 @@
+"""One session of instrumentation: settings, recorder and patches, from start to stop."""
+
+import importlib.util
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sglang_instrument import __version__, native
+from sglang_instrument.config import Config
+from sglang_instrument.errors import ConfigError
+from sglang_instrument.patching.places.versions import installed_version
+from sglang_instrument.patching.probes.instrument import wrap_function
+from sglang_instrument.patching.probes.probe import probes_for
+from sglang_instrument.patching.rewriting.patcher import Patcher
+from sglang_instrument.patching.rewriting.sites import Site
+from sglang_instrument.patching.tables.reading import load_tables
+from sglang_instrument.patching.tables.regions import Table
+from sglang_instrument.recording.keep.clock import HOST
+from sglang_instrument.recording.keep.presence import Presence
+from sglang_instrument.recording.measure import identity, ray_actor, spans
+from sglang_instrument.recording.recorder import LONGEST_WAIT_SEC, Recorder
+from sglang_instrument.recording.safety import notices
+from sglang_instrument.startup import run_ids
+from sglang_instrument.startup.ray_workers import RayInit
+
+if TYPE_CHECKING:
+    from sglang_instrument.profilers.attach import Scheduled
+
+_ADDRESS: Final = ("--host", "--port")
+_DEMO: Final = "sglang_instrument.demo"  # always installed; counts as a trainer only while it runs
+_FRAMEWORKS: Final = ("sglang", "torch", "ray", "vllm")  # below every trainer
+
+
+class Session:
+    """What `install()` set up in this process, and how to undo it.
+
+    Raises:
+        TableError: One of the user's patch tables cannot be read.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        tables = load_tables(config.trainers or None, [Path(folder) for folder in config.patches])
+        tables = [table for table in tables if table.is_wanted(config.engine_detail)]
+        self._tables = [table.for_all_ranks() for table in tables] if config.all_ranks else tables
+        self._versions = versions_of(frozenset(table.package for table in tables))
+        regions = [region for table in self._tables for patch in table.patches for region in patch.regions]
+        self.recorder = Recorder(config, self.describe)
+        self.presence = Presence(config.folder, self.describe)
+        self.patcher = Patcher(
+            self._tables,
+            make_probe=probes_for(regions),
+            wrap=wrap_function,
+            patched=self._patched,
+        )
+        self._schedule = _schedule_for(config)
+        self.driver = os.environ.get(run_ids.DRIVER) or f"{HOST}:{os.getpid()}"
+        self._ray = RayInit(self.handed_on)
+        changed = (*self.handed_on(), identity.SERVER)
+        self._environment_before = {name: os.environ.get(name) for name in changed}
+
+    def start(self) -> None:
+        """Record, patch what is imported now and later, and pass the settings on to children."""
+        os.environ.update(self.handed_on())
+        self.recorder.start()
+        self.patcher.install()
+        self._ray.start()
+        if self._schedule is not None:
+            self._schedule.start()
+
+    def stop(self) -> None:
+        """Undo everything and write what was recorded; a step that fails does not stop the others."""
+        ends = time.monotonic() + LONGEST_WAIT_SEC
+        self.presence.cancel()
+        if self._schedule is not None:
+            self._schedule.stop()  # awaited below: all waits together stay within one limit
+        try:
+            for reason in (self._ray.stop(), *self.patcher.uninstall()):
+                if reason is not None:
+                    notices.notice(f"restore: {reason}", reason)
+        finally:
+            try:
+                self.recorder.stop()
+            finally:
+                self._restore_environment()
+                self._await_threads(ends)
+
+    def handed_on(self) -> dict[str, str]:
+        """Return the environment variables by which a child or a Ray worker joins this run."""
+        return {
+            run_ids.SWITCH: "1",
+            run_ids.DRIVER: self.driver,
+            run_ids.PACKAGES: ",".join(sorted(_outside(self._tables))),
+            **self.config.environment(),
+        }
+
+    def _restore_environment(self) -> None:
+        for name, value in self._environment_before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    def restart_in_child(self) -> None:
+        """Continue in a forked child, without anything that the parent's threads hold."""
+        self.presence = Presence(self.config.folder, self.describe)
+        if self._schedule is not None:
+            self._schedule.restart_in_child()
+        self.patcher.restart_in_child()
+        self.recorder.restart_in_child()
+
+    def _patched(self) -> None:
+        self.presence.tell()  # looked up now: a forked child has a presence of its own
+
+    def end(self) -> None:
+        """Write what was recorded, because the process ends; the patches stay."""
+        ends = time.monotonic() + LONGEST_WAIT_SEC
+        self.presence.end(0)
+        if self._schedule is not None:
+            self._schedule.stop()
+        self.recorder.stop()
+        self._await_threads(ends)
+
+    def _await_threads(self, ends: float) -> None:
+        self.presence.end(max(0.0, ends - time.monotonic()))
+        if self._schedule is not None:
+            self._schedule.stop(max(0.0, ends - time.monotonic()))
+
+    def status(self) -> dict[str, Any]:
+        """Return what `sglang_instrument.status()` returns while installed."""
+        folder = str(self.config.folder)
+        facts = {"installed": True, "folder": folder, "open_spans": len(spans.OPEN), **self.describe()}
+        return {**facts, "patches": [_described(table, site) for table, site in self._all_sites()]}
+
+    def describe(self) -> dict[str, Any]:
+        """Return the description of this process: versions, settings, patches, counts, notices."""
+        return {
+            "run_id": self.config.run_id,
+            "host": HOST,
+            "pid": os.getpid(),
+            "driver": self.driver,
+            "actor": ray_actor.actor_name(),
+            "command": program(sys.orig_argv),
+            "python": platform.python_version(),
+            "versions": self._versions,
+            "native": native.ON,
+            "native_reason": native.REASON,
+            "settings": self.config.environment(),
+            "records": self.recorder.counts(),
+            # Without targets that are not expected here or not imported: they would fill most of the file.
+            "patches": [_described(table, site) for table, site in self._all_sites() if _is_answer(site)],
+            "notices": notices.noticed(),
+        }
+
+    def announcement(self) -> str:
+        """Return the line that `install()` prints."""
+        sites = self._sites_by_table()
+        parts = [text for table in self._tables if (text := _coverage(table, sites.get(table.name, [])))]
+        found = "; ".join(parts) or "no known trainer is installed"
+        return f"sglang_instrument {__version__}: {found} -> {self.config.folder}"
+
+    def _all_sites(self) -> Iterator[tuple[Table, Site]]:
+        sites = self._sites_by_table()
+        return ((table, site) for table in self._tables for site in sites.get(table.name, []))
+
+    def _sites_by_table(self) -> dict[str, list[Site]]:
+        found: dict[str, list[Site]] = {}
+        for site in self.patcher.results():
+            found.setdefault(site.region.origin.table, []).append(site)
+        return found
+
+
+def _schedule_for(config: Config) -> "Scheduled | None":
+    """Return the schedule of the steps to profile, if any; without one, import nothing of it."""
+    if not (config.profile_steps or config.profile_when):
+        return None
+    from sglang_instrument.profilers.attach import Scheduled
+
+    try:
+        return Scheduled(config)
+    except ConfigError as error:  # from a variable: `install()` has checked its keywords
+        notices.notice(f"setting: {error}", f"{error}; nothing is profiled")
+        return None
+
+
+def _coverage(table: Table, sites: Iterable[Site]) -> str:
+    """Return how many events of a table will be recorded; "" if its trainer is not installed."""
+    expected = [site for site in sites if site.expected]
+    if not (expected and _is_here(table)):
+        return ""
+    events = {site.region.event for site in expected}
+    lost = {site.region.event for site in expected if site.state not in ("found", "pending")}
+    missing = f", {len(lost)} missing (status() names them)" if lost else ""
+    version = _version(table.package)
+    of = f" ({table.package} {version})" if version is not None else ""
+    return f"{table.name}{of}: {len(events - lost)} of {len(events)} events{missing}"
+
+
+def _is_here(table: Table) -> bool:
+    """Return whether the table's trainer can be imported, installed or from sources on a path."""
+    if table.trainer == "demo":
+        return _DEMO in sys.modules
+    return _version(table.package) is not None or any(map(_can_be_imported, _outside([table])))
+
+
+def _can_be_imported(package: str) -> bool:
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):  # another finder failed, or the module has no spec
+        return package in sys.modules
+    return spec is not None and spec.origin is not None  # no origin: just a folder of that name
+
+
+def _outside(tables: Iterable[Table]) -> set[str]:
+    """Return the packages of the targets, without this one, in which the demo's targets are."""
+    modules = {module.partition(".")[0] for table in tables for module in table.modules}
+    return modules - {"sglang_instrument"}
+
+
+def program(words: list[str]) -> list[str]:
+    """Return what a command line runs and where it listens; other arguments may hold secrets."""
+    named = next((at for at, word in enumerate(words[1:], 1) if not word.startswith("-")), len(words))
+    kept = ["-c"] if "-c" in words[1:named] else words[1 : named + 1]
+    return [words[0], *kept, *_address(words[named + 1 :])] if words else []
+
+
+def _address(words: list[str]) -> list[str]:
+    """Return the words that name a server's address: `serve`, `--port 30000`, `--port=30000`."""
+    kept: list[str] = []
+    for word, value in zip(words, [*words[1:], ""], strict=False):
+        if word == "serve":
+            kept.append(word)
+        elif word in _ADDRESS:
+            kept += [word, value]
+        elif word.startswith(tuple(f"{option}=" for option in _ADDRESS)):
+            kept.append(word)
+    return kept
+
+
+@cache
+def versions_of(packages: frozenset[str]) -> dict[str, str]:
+    """Return the versions of this package, of `packages` and of the frameworks below them that are installed.
+
+    Read once, before anything is recorded: reading metadata holds the GIL for a tenth of a second.
+    """
+    wanted = [*sorted(packages.difference(_FRAMEWORKS, {"sglang-instrument"})), *_FRAMEWORKS]
+    found = {package: version for package in wanted if (version := installed_version(package)) is not None}
+    return {"sglang_instrument": __version__, **found}
+
+
+def _version(package: str) -> str | None:
+    return __version__ if package == "sglang-instrument" else installed_version(package)
+
+
+def _is_answer(site: Site) -> bool:
+    return site.state == "found" or (site.expected and site.state != "pending")
+
+
+def _described(table: Table, site: Site) -> dict[str, Any]:
+    described = {
+        "table": table.name,
+        "event": site.region.event,
+        "target": str(site.target),
+        "state": site.state,
+        "lines": list(site.lines) if site.lines else None,
+        "note": site.note or None,
+        "expected": None if site.expected else False,
+    }
+    return {key: value for key, value in described.items() if value is not None}

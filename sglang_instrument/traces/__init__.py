@@ -1,0 +1,1 @@
+"""Say what the traces of the engines' profilers show."""

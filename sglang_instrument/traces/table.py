@@ -1,0 +1,178 @@
+"""Turn the events of a torch profiler's trace into one table of typed columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from sglang_instrument.errors import LogError
+from sglang_instrument.gc_pause import uncollected
+from sglang_instrument.traces.file import Event, Header, read_events
+
+#: Kinds by the profiler's categories, as old and new versions for CUDA and ROCm name them.
+KINDS: Final = {
+    "kernel": "kernel",
+    "gpu_memcpy": "memcpy",
+    "memcpy": "memcpy",
+    "gpu_memset": "memset",
+    "memset": "memset",
+    "gpu_user_annotation": "gpu_annotation",
+    "cpu_op": "cpu_op",
+    "operator": "cpu_op",
+    "user_annotation": "annotation",
+    "cuda_runtime": "runtime",
+    "cuda_driver": "runtime",
+    "runtime": "runtime",
+    "driver": "runtime",
+    "python_function": "python",
+}
+ON_GPU: Final = ("kernel", "memcpy", "memset")
+#: Columns. Times are nanoseconds since the Unix epoch if the trace has a `Header.base_ns`, else since any
+#: time. `lane` is an index of `Trace.lanes`. Only work on a GPU has `stream` and `device`; `correlation`
+#: joins it with the call that launched it.
+COLUMNS: Final[dict[str, Any]] = {
+    "kind": pl.Enum(sorted(set(KINDS.values()))),
+    "name": pl.Categorical,
+    "lane": pl.Int32,
+    "start_ns": pl.Int64,
+    "end_ns": pl.Int64,
+    "device": pl.Int32,
+    "stream": pl.Int32,
+    "correlation": pl.Int64,
+    "bytes": pl.Int64,
+}
+_BUFFERED_EVENTS: Final = 200_000  # turned into columns at once; bounds the memory of Python's objects
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A trace, as read from its file.
+
+    Attributes:
+        path: The file.
+        header: What it says about itself, and what is wrong with it.
+        events: One row per event that has a duration, with `COLUMNS`, in the order of the file.
+        lanes: Process and thread of each lane, as the trace names them.
+        left_out: The number of events of other kinds, or without a duration.
+    """
+
+    path: Path
+    header: Header
+    events: pl.DataFrame
+    lanes: list[tuple[str, str]]
+    left_out: int
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether the times are wall-clock times, so that they can be compared with a run's."""
+        first = self.events["start_ns"].min()
+        return isinstance(first, int) and first > 10**18  # 2001 in nanoseconds; up-times stay below
+
+
+def read_trace(
+    path: str | Path, progress: Callable[[int, int], object] | None = None, python: bool = True
+) -> Trace:
+    """Read a trace file, JSON or gzip, complete or truncated.
+
+    Args:
+        path: The file.
+        progress: Called with the bytes read so far, and the size of the file.
+        python: Whether to keep Python frames, which profilers with stacks write by the million.
+
+    Raises:
+        LogError: The file cannot be read, or holds no trace.
+    """
+    path = Path(path)
+    header = Header()
+    rows = _Rows(python)
+    seen = 0
+    try:
+        with uncollected():
+            for events in read_events(path, header, progress):
+                seen += len(events)
+                rows.add(events)
+    except OSError as error:
+        raise LogError(f"{path}: {error.strerror or error}") from error
+    table, lanes = rows.table()
+    if header.base_ns:  # may be at the end of the file
+        table = table.with_columns(pl.col("start_ns", "end_ns") + header.base_ns)
+    return Trace(path, header, table, lanes, seen - len(table))
+
+
+class _Rows:
+    """Events on their way into columns.
+
+    Values that many events share are stored once: an event is the number of its `_SharedKey`, and four more
+    values.
+    """
+
+    def __init__(self, python: bool) -> None:
+        self._kinds = {name: kind for name, kind in KINDS.items() if python or kind != "python"}
+        self._kinds |= {name.capitalize(): kind for name, kind in self._kinds.items()}  # of old versions
+        self._shared_keys: dict[_SharedKey, int] = {}
+        self._columns: tuple[list[Any], ...] = ([], [], [], [], [])
+        self._tables: list[pl.DataFrame] = []
+
+    def add(self, events: Sequence[Event]) -> None:
+        """Add events; they are converted at once, while they are in the processor's cache."""
+        shared_keys = self._shared_keys
+        codes, starts, lengths, correlations, sizes = self._columns
+        codes += [
+            shared_keys.setdefault(
+                (one.cat, one.name, one.pid, one.tid, (args := one.args).device, args.stream),
+                len(shared_keys),
+            )
+            for one in events
+        ]
+        starts += [one.ts for one in events]
+        lengths += [one.dur for one in events]
+        correlations += [one.args.correlation for one in events]
+        sizes += [one.args.size_bytes for one in events]
+        if len(codes) >= _BUFFERED_EVENTS:
+            self._flush()
+
+    def table(self) -> tuple[pl.DataFrame, list[tuple[str, str]]]:
+        """Return the events of the wanted kinds that have a duration, and the lanes."""
+        self._flush()
+        lanes: dict[tuple[int | str, int | str], int] = {}
+        rows = [
+            (
+                self._kinds.get(cat),
+                str(name),
+                lanes.setdefault((process, thread), len(lanes)) if cat in self._kinds else None,
+                *(value if type(value) is int else None for value in (device, stream)),
+            )
+            for cat, name, process, thread, device, stream in self._shared_keys
+        ]
+        shared = pl.DataFrame(rows, schema=_OF_SHARED_KEYS, orient="row")
+        tables = []
+        while self._tables:  # one by one, so that memory never holds everything twice
+            own = self._tables.pop(0)
+            known = pl.concat([own.drop("shared_key"), shared[own["shared_key"]]], how="horizontal")
+            tables.append(known.filter(pl.col("kind").is_not_null()).select(list(COLUMNS)))
+        named = [(str(process), str(thread)) for process, thread in lanes]
+        return pl.concat(tables), named
+
+    def _flush(self) -> None:
+        """Turn the buffered events into columns."""
+        own = pl.DataFrame(dict(zip(_OWN, self._columns, strict=True)), schema=_OWN, strict=False)
+        self._columns = ([], [], [], [], [])
+        start, took = ((pl.col(name) * 1e3).round().cast(pl.Int64) for name in ("start_ns", "end_ns"))
+        own = own.filter(pl.col("end_ns").is_not_null()).with_columns(start_ns=start, end_ns=start + took)
+        self._tables.append(own)
+
+
+#: Category, name, process, thread, device and stream: the values that many events share.
+_SharedKey = tuple[str, str | int, int | str, int | str, int | str | None, int | str | None]
+_OF_SHARED_KEYS: Final = {name: COLUMNS[name] for name in ("kind", "name", "lane", "device", "stream")}
+_OWN: Final[dict[str, Any]] = {
+    "shared_key": pl.UInt32,
+    "start_ns": pl.Float64,
+    "end_ns": pl.Float64,
+    "correlation": pl.Int64,
+    "bytes": pl.Int64,
+}

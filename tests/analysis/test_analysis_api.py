@@ -1,0 +1,182 @@
+"""What a command answers with --json, `sglang_instrument.analysis` returns to a program."""
+
+import importlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from sglang_instrument import analysis as a
+from sglang_instrument.analysis import Run
+from sglang_instrument.analysis.answers.as_json import as_json
+from sglang_instrument.cli.main import COMMANDS, main, parser_of
+from sglang_instrument.testing import Hang, Straggler, synthetic_run
+
+TRAINING = ~pl.col("validate")
+RULES = a.Rules(max_tokens=100)
+
+
+def rows(table: pl.DataFrame) -> list[dict[str, Any]]:
+    return table.filter(TRAINING).to_dicts() if "validate" in table.columns else table.to_dicts()
+
+
+def first(run: Run) -> dict[str, Any]:
+    """The slowest request."""
+    return a.request_table(run.everything).row(0, named=True)
+
+
+def timed(run: Run) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The events that have a duration, and the others."""
+    events = run.read_events(validate=False).filter(TRAINING).drop_nulls("step")
+    lasts = pl.col("duration_sec").is_not_null()
+    return events.filter(lasts), events.filter(~lasts)
+
+
+#: By command: its arguments, and what a program calls for each key of the answer.
+ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
+    "summary": (
+        ["--step", "2"],
+        {
+            "findings": lambda run: [asdict(one) for one in a.findings_of(run)],
+            "steps": lambda run: rows(a.step_table(run.digest).filter(step=2)),
+            "workers": lambda run: rows(a.worker_table(run.digest).filter(step=2)),
+            "engine": a.engine_summary,
+            "health": lambda run: asdict(run.health),
+            "accounting": lambda run: {
+                str(rank): a.accounting(run.read_spans(step=2), 2, rank).to_dicts() for rank in run.workers
+            },
+        },
+    ),
+    "events": ([], {"events": lambda run: a.event_table(*timed(run)).to_dicts()}),
+    "requests": ([], {"requests": lambda run: rows(a.request_table(run.everything))[:20]}),
+    "workers": (
+        ["--step", "2"],
+        {
+            "workers": lambda run: a.blame_table(run.digest.filter(TRAINING)).to_dicts(),
+            "barriers": lambda run: rows(a.barrier_table(run.digest).filter(step=2)),
+            "clocks": lambda run: a.clock_table(run.digest.filter(TRAINING)).to_dicts(),
+            "round_trips": lambda run: a.round_trip_table(run).to_dicts(),
+            "chain": lambda run: asdict(found) if (found := a.chain_of(run, 2)) else None,
+        },
+    ),
+    "turns": (
+        ["--tools"],
+        {
+            "turns": lambda run: a.turn_table(run.digest.filter(TRAINING), by_step=True).to_dicts(),
+            "counts": lambda run: a.turn_counts(run.digest.filter(TRAINING)).to_dicts(),
+            "tools": lambda run: a.tool_table(run.read_spans(validate=False)).to_dicts(),
+        },
+    ),
+    "lengths": (
+        [],
+        {
+            "lengths": lambda run: a.length_table(run.digest.filter(TRAINING)).to_dicts(),
+            "rewards": lambda run: a.reward_by_length(run.digest.filter(TRAINING)).to_dicts(),
+        },
+    ),
+    "gaps": (
+        ["--curve"],
+        {
+            "plateaus": lambda run: [
+                {**row, **a.standstill(run.digest, row)} for row in rows(a.plateaus(run.digest))
+            ],
+            "blocks": lambda run: rows(a.loop_blocks(run.files)),
+            "curve": lambda run: rows(a.concurrency(run.digest)),
+        },
+    ),
+    "whatif": (
+        ["--max-tokens", "100"],
+        {
+            "assumptions": lambda run: a.ASSUMPTIONS,
+            "steps": lambda run: rows(a.what_if(run.digest, RULES)),
+            "validation": lambda run: a.validation_of(
+                a.what_if(run.digest, RULES).filter(TRAINING), run.digest
+            ),
+        },
+    ),
+    "compare": ([], {"metrics": lambda run: a.comparison_table(run.digest, run.digest).to_dicts()}),
+    "check": (
+        [],
+        {
+            "health": lambda run: asdict(run.health),
+            "open": a.unended_spans,
+            "clocks": lambda run: a.clock_table(run.digest).to_dicts(),
+            "round_trips": lambda run: a.round_trip_table(run).to_dicts(),
+            "silent": a.workers_without_records,
+            "deaths": lambda run: [asdict(one) for one in a.findings_of(run) if one.cause == "death"],
+        },
+    ),
+    "status": ([], {"processes": lambda run: list(a.read_processes(run.folder).processes.values())}),
+}
+#: Beside the tables of the run: what was asked for, and what is one of the answers above in other words.
+ASKED = {"folder", "step", "worker", "validate", "a", "b", "failed", "whole", "run_id", "older", "unreadable"}
+#: Commands that answer about something else than the log of a run, and what a program has instead.
+NOT_OF_A_LOG = {
+    "demo": "runs something",
+    "run": "runs something",
+    "doctor": "looks at this machine",
+    "patches": "looks at sources",
+    "profile": "talks to servers",
+    "trace": "reads profilers' traces: profiling.traces.analyse()",
+    "report": "writes a file: report.build.write_report()",
+    "plot": "writes files: report.figures.draw()",
+    "export": "writes files: the tables of Run.digest and Run.spans",
+}
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("logs") / "exp"
+    return synthetic_run(
+        folder,
+        steps=3,
+        workers=2,
+        requests=8,
+        validate_every=3,
+        straggler=Straggler(2, 1, factor=6.0),
+        hang=Hang(3, 1),
+    )
+
+
+def test_each_command_is_one_a_program_can_ask_instead() -> None:
+    assert sorted([*ANSWERS, *NOT_OF_A_LOG]) == sorted(COMMANDS)
+    assert all("--json" in parser_of(name).format_help() for name in ANSWERS)
+
+
+@pytest.mark.parametrize("command", ANSWERS)
+def test_the_analysis_returns_what_the_command_answers(
+    logs: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, functions = ANSWERS[command]
+    if command == "status":
+        (logs / "processes").mkdir(exist_ok=True)
+        (logs / "processes/worker_0.json").write_text('{"run_id": "r", "role": "worker", "rank": 0}')
+    other = {"compare": [str(logs)], "whatif": ["--validate-with", str(logs)]}.get(command, [])
+    assert main([command, str(logs), *other, *arguments, "--json"]) in (0, 1)
+    answer = json.loads(capsys.readouterr().out)
+    assert set(answer) <= {*functions, *ASKED}
+    run = a.open_run(logs)
+    for key, function in functions.items():
+        returned = json.loads(as_json(function(run)))
+        assert same(answer[key], returned), key
+
+
+def same(answer: Any, returned: Any) -> bool:
+    """Whether all that an answer says is in what a function returned, which may have more keys."""
+    if isinstance(answer, list) and isinstance(returned, list):
+        return len(answer) == len(returned) and all(map(same, answer, returned))
+    if isinstance(answer, dict) and isinstance(returned, dict):
+        return all(same(answer[key], returned[key]) for key in answer.keys() & returned.keys())
+    return bool(answer == (pytest.approx(returned) if isinstance(returned, float) else returned))
+
+
+def test_every_name_of_the_analysis_is_documented_and_no_name_of_a_module() -> None:
+    assert a.__all__ == sorted(a.__all__)
+    for name in a.__all__:
+        assert name == "ASSUMPTIONS" or getattr(a, name).__doc__, name
+        with pytest.raises(ModuleNotFoundError):  # else `analysis.name` would be the module, once imported
+            importlib.import_module(f"sglang_instrument.analysis.{name}")

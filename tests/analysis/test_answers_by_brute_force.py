@@ -1,0 +1,237 @@
+"""Requests, turns, lengths and what-if equal what plain loops over made-up requests give."""
+
+import json
+import math
+from collections import defaultdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_instrument.analysis import Run, length_table, open_run, request_table, turn_table
+from sglang_instrument.analysis.answers.whatif import Rules, what_if
+
+EPOCH_US = 1_767_600_000_000_000
+TICK_US = 100_000
+MARGIN = 2  # ticks of a step before its first request and after its last
+
+
+class Turn(NamedTuple):
+    """Ticks in the engine and in a tool (0 is none), and the tokens written."""
+
+    engine: int
+    tokens: int
+    tool: int
+
+
+class Request(NamedTuple):
+    """A request; times in ticks, `begin` since its worker's first moment."""
+
+    begin: int
+    turns: tuple[Turn, ...]
+    reward: int
+    cut: bool
+
+    @property
+    def ticks(self) -> int:
+        return sum(turn.engine + turn.tool for turn in self.turns) + self.reward
+
+    @property
+    def tokens(self) -> int:
+        return sum(turn.tokens for turn in self.turns)
+
+
+turns = st.builds(Turn, st.integers(1, 9), st.integers(1, 40), st.sampled_from([0, 0, 3, 7]))
+requests = st.builds(
+    Request,
+    st.integers(0, 20),
+    st.lists(turns, min_size=1, max_size=4).map(tuple),
+    st.integers(0, 3),
+    st.booleans(),
+)
+#: Requests by step and worker; some workers are missing, some steps of workers are empty.
+made_runs = st.dictionaries(
+    st.tuples(st.integers(1, 3), st.integers(0, 2)), st.lists(requests, max_size=5), min_size=1
+).filter(lambda made: any(made.values()))
+Made = dict[tuple[int, int], list[Request]]
+
+
+def length(mine: list[Request]) -> int:
+    return max((one.begin + one.ticks for one in mine), default=0) + 2 * MARGIN
+
+
+def write(folder: Path, made: Made) -> None:
+    for (step, worker), mine in made.items():
+        spans: list[tuple[str, int, int, int, dict[str, Any] | None]] = []
+        for number, one in enumerate(mine):
+            ids = {"request_id": f"{step}.{worker}.{number}"}
+            now = begin = MARGIN + one.begin
+            for turn_number, turn in enumerate(one.turns):
+                fields = {**ids, "turn": turn_number, "generated_tokens": turn.tokens}
+                spans.append(("turn_engine_call", now, now + turn.engine, 1 + number, fields))
+                now += turn.engine
+                if turn.tool:
+                    of_turn = {**ids, "turn": turn_number}
+                    spans.append(("tool_execution", now, now + turn.tool, 1 + number, of_turn))
+                    now += turn.tool
+            if one.reward:
+                spans.append(("reward_calculation", now, now + one.reward, 1 + number, ids))
+            reason = "length" if one.cut else "stop"
+            told = {
+                **ids,
+                "turns": len(one.turns),
+                "actual_response_tokens": one.tokens,
+                "finish_reason": reason,
+            }
+            spans.append(("async_rollout_request_complete", begin, begin + one.ticks, 1 + number, told))
+        spans.append(("total_step_duration", 0, length(mine), 0, None))
+        path = folder / f"step_{step}" / f"worker_{worker}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(line(step, worker, *span) for span in sorted(spans, key=lambda one: one[2])))
+
+
+def line(
+    step: int, worker: int, event: str, start: int, end: int, task: int, extra: dict[str, Any] | None
+) -> str:
+    times = {"duration_sec": (end - start) * TICK_US / 1e6, "start_us": EPOCH_US + start * TICK_US}
+    ids = {"workid": worker, "step": step, "task": task, **({"spawned_by": 0} if task else {})}
+    fields = {} if extra is None else {"extra": extra}
+    stamp = {"timestamp": "2026-01-05T08:00:00.000000+00:00"}
+    return json.dumps({**stamp, "event": event, **times, **fields, **ids}) + "\n"
+
+
+def read(made: Made) -> Run:
+    with TemporaryDirectory() as folder:
+        write(Path(folder), made)
+        return open_run(folder)
+
+
+def sec(ticks: float) -> Any:
+    return pytest.approx(ticks * TICK_US / 1e6, abs=1e-5)
+
+
+def quantile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
+    return low + (high - low) * (place - math.floor(place))
+
+
+@settings(max_examples=25, deadline=None)
+@given(made_runs)
+def test_each_request_is_the_sum_of_its_parts(made: Made) -> None:
+    table = {row["request_id"]: row for row in request_table(read(made).digest).iter_rows(named=True)}
+    assert len(table) == sum(map(len, made.values()))
+    for (step, worker), mine in made.items():
+        for number, one in enumerate(mine):
+            row = table[f"{step}.{worker}.{number}"]
+            assert (row["step"], row["worker"], row["turns"]) == (step, worker, len(one.turns))
+            assert row["response_tokens"] == one.tokens
+            assert row["duration_sec"] == sec(one.ticks)
+            assert row["engine_sec"] == sec(sum(turn.engine for turn in one.turns))
+            assert row["tool_sec"] == sec(sum(turn.tool for turn in one.turns))
+            assert row["reward_sec"] == sec(one.reward)
+            assert row["rest_sec"] == sec(0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(made_runs)
+def test_turns_are_counted_and_summed_by_their_number(made: Made) -> None:
+    by_turn: dict[int, list[Turn]] = defaultdict(list)
+    for mine in made.values():
+        for one in mine:
+            for number, turn in enumerate(one.turns):
+                by_turn[number].append(turn)
+    table = {row["turn"]: row for row in turn_table(read(made).digest).iter_rows(named=True)}
+    assert table.keys() == by_turn.keys()
+    for number, each in by_turn.items():
+        row, engine = table[number], [float(turn.engine) for turn in each]
+        assert (row["requests"], row["response_tokens"]) == (len(each), sum(turn.tokens for turn in each))
+        assert (row["engine_sec"], row["tool_sec"]) == (
+            sec(sum(engine)),
+            sec(sum(turn.tool for turn in each)),
+        )
+        assert row["engine_p50_sec"] == sec(quantile(engine, 0.5))
+        assert row["engine_p99_sec"] == sec(quantile(engine, 0.99))
+
+
+@settings(max_examples=25, deadline=None)
+@given(made_runs)
+def test_lengths_of_a_step_are_those_of_all_its_requests(made: Made) -> None:
+    table = {row["step"]: row for row in length_table(read(made).digest).iter_rows(named=True)}
+    for step in {step for (step, _), mine in made.items() if mine}:
+        mine = [one for (of, _), each in made.items() if of == step for one in each]
+        tokens = [float(one.tokens) for one in mine]
+        row = table.pop(step)
+        assert (row["requests"], row["min"], row["max"]) == (len(mine), min(tokens), max(tokens))
+        assert row["mean"] == pytest.approx(sum(tokens) / len(tokens))
+        assert row["p95"] == pytest.approx(quantile(tokens, 0.95))
+        assert row["cut"] == pytest.approx(sum(one.cut for one in mine) / len(mine))
+        longest = max(length(each) for (of, _), each in made.items() if of == step) * TICK_US / 1e6
+        assert row["tokens_per_sec"] == pytest.approx(sum(tokens) / longest, rel=1e-4)
+    assert not table
+
+
+rules = st.builds(
+    Rules,
+    max_tokens=st.none() | st.integers(1, 60),
+    max_turn_tokens=st.none() | st.integers(1, 40),
+    max_turns=st.none() | st.integers(1, 4),
+    max_seconds=st.none() | st.sampled_from([0.5137, 1.0271, 2.5413]),
+    oversample=st.none() | st.sampled_from([0.25, 1.0]),
+    scale=st.dictionaries(st.sampled_from(["engine", "tool", "reward"]), st.sampled_from([0.0, 0.5, 2.0])),
+)
+
+
+def shortened(one: Request, rules: Rules) -> tuple[float, bool]:
+    """Return the ticks that a request would take, and whether it is cut."""
+    ticks, left, cut = float(one.ticks), rules.max_tokens, False
+    for number, turn in enumerate(one.turns):
+        if cut or (rules.max_turns is not None and number >= rules.max_turns):
+            ticks, cut = ticks - turn.engine - turn.tool, True
+            continue
+        allowed = min(
+            turn.tokens, *(cap for cap in (left, rules.max_turn_tokens) if cap is not None), turn.tokens
+        )
+        left = None if left is None else left - allowed
+        ends_here = rules.max_turns == number + 1 < len(one.turns)
+        ticks -= turn.engine * (1 - allowed / turn.tokens)
+        if allowed < turn.tokens or ends_here:
+            ticks -= turn.tool
+        cut = allowed < turn.tokens
+    kinds = {
+        "engine": sum(turn.engine for turn in one.turns),
+        "tool": sum(turn.tool for turn in one.turns),
+        "reward": one.reward,
+    }
+    ticks -= sum(kinds[kind] * (1 - factor) for kind, factor in rules.scale.items())
+    ticks = max(0.0, ticks)
+    if rules.max_seconds is not None and ticks > rules.max_seconds * 1e6 / TICK_US + 1e-6:
+        return rules.max_seconds * 1e6 / TICK_US, True
+    return ticks, cut
+
+
+@settings(max_examples=60, deadline=None)
+@given(made_runs, rules)
+def test_what_if_is_what_the_rules_make_of_each_request(made: Made, rules: Rules) -> None:
+    table = {row["step"]: row for row in what_if(read(made).digest, rules).iter_rows(named=True)}
+    for step in {step for (step, _), mine in made.items() if mine}:
+        predicted, cuts = [], 0
+        for (of, _), mine in made.items():
+            if of != step or not mine:
+                continue
+            ends = []
+            for one in mine:
+                ticks, cut = shortened(one, rules)
+                ends.append((MARGIN + one.begin + ticks, cut))
+            ends.sort()
+            needed = math.ceil(len(ends) / (1 + (rules.oversample or 0)))
+            was = max(MARGIN + one.begin + one.ticks for one in mine)
+            predicted.append(max(0.0, length(mine) - was + ends[needed - 1][0]))
+            cuts += len(ends) - needed + sum(cut for _, cut in ends[:needed])
+        assert table[step]["predicted_sec"] == sec(max(predicted))
+        if rules.oversample is None:  # else, of requests that end together, either may be the one that is cut
+            assert table[step]["cut"] == cuts

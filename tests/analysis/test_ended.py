@@ -1,0 +1,164 @@
+"""A run that ended in the middle of a step tells which worker fell silent first, and only once it is over."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dead_worker import kill_worker
+
+from sglang_instrument.analysis import Finding, findings_of, open_run
+from sglang_instrument.analysis.verdict.verdict import verdict_of
+from sglang_instrument.cli.main import main
+from sglang_instrument.testing import synthetic_run
+
+LAST = 5  # step
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return synthetic_run(tmp_path / "exp", steps=LAST, workers=3, requests=8)
+
+
+def kill(folder: Path, lines_of: dict[int, int]) -> None:
+    """Leave of the last step only the first lines of each worker, as a kill would."""
+    for worker, lines in lines_of.items():
+        path = folder / f"step_{LAST}" / f"worker_{worker}.jsonl"
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+
+
+def describe(folder: Path, worker: int, pid: int) -> None:
+    """Write what a process of a synthetic run would say of itself."""
+    (folder / "processes").mkdir(exist_ok=True)
+    facts = {"run_id": "synthetic-0", "host": os.uname().nodename, "pid": pid}
+    (folder / "processes" / f"worker_{worker}.json").write_text(json.dumps(facts))
+
+
+def dead_pid() -> int:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid
+
+
+def deaths(folder: Path, over: bool) -> list[tuple[int, int]]:
+    run = open_run(folder)
+    return [(one.step, one.worker) for one in findings_of(run, over) if one.cause == "death"]
+
+
+def test_the_worker_that_fell_silent_first_is_named(folder: Path) -> None:
+    kill(folder, {0: 200, 1: 60, 2: 200})
+    (finding,) = (one for one in findings_of(open_run(folder), over=True))
+    assert (finding.cause, finding.step, finding.worker) == ("death", LAST, 1)
+    assert "worker 1 was the first to stop logging" in finding.sentence
+    assert [one["worker"] for one in finding.evidence["workers"]] == [0, 1, 2]
+
+
+def test_of_a_run_that_goes_on_nobody_is_said_to_have_died(folder: Path) -> None:
+    kill(folder, {0: 200, 1: 60, 2: 200})
+    assert deaths(folder, over=False) == []
+
+
+def found_after(folder: Path, share: float, ahead_sec: float, over: bool = True) -> list[Finding]:
+    """Return what is found where worker 2 of 4 dies in step 3, and the others so much later."""
+    synthetic_run(folder, steps=4, workers=4, requests=16)
+    kill_worker(folder, 3, 2, share, ahead_sec)
+    run = open_run(folder)
+    return findings_of(run, over)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.95])
+def test_the_one_that_is_dead_is_told_from_those_that_wait_for_it(tmp_path: Path, share: float) -> None:
+    (finding,) = found_after(tmp_path, share, 80.0)
+    assert (finding.cause, finding.step, finding.worker) == ("death", 3, 2)
+    assert finding.evidence["ahead_sec"] > 20
+
+
+def test_where_all_others_were_done_the_one_at_work_is_named(tmp_path: Path) -> None:
+    (finding,) = found_after(tmp_path, 0.95, 0.0)
+    assert (finding.cause, finding.step, finding.worker) == ("death", 3, 2)
+    assert finding.sentence.endswith("had completed 15 requests, the others 16")
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_where_all_are_killed_at_once_nobody_is_accused(tmp_path: Path, share: float) -> None:
+    assert found_after(tmp_path, share, 0.0) == []
+    run = open_run(tmp_path)
+    assert verdict_of(run, over=True).startswith("the run ended in step 3, and the log does not")
+
+
+def test_a_worker_that_was_killed_before_its_first_record_is_missed(folder: Path) -> None:
+    """Nobody can tell it from one whose first reply took long: it is said, and not accused."""
+    kill(folder, {0: 60, 2: 60})
+    (folder / f"step_{LAST}" / "worker_1.jsonl").unlink()
+    assert deaths(folder, over=True) == []
+    run = open_run(folder)
+    assert verdict_of(run, over=True).endswith("the others; worker 1 wrote nothing in it")
+
+
+def test_a_step_that_goes_on_for_long_is_no_hang(tmp_path: Path) -> None:
+    """Its step and requests were reported as open after 30 s, which such requests take."""
+    assert found_after(tmp_path, 0.8, 0.0, over=False) == []
+
+
+def test_in_a_run_that_goes_on_the_one_that_others_wait_for_is_named(tmp_path: Path) -> None:
+    (finding,) = found_after(tmp_path, 0.8, 40.0, over=False)
+    assert (finding.cause, finding.step, finding.worker) == ("hang", 3, 2)
+    assert "worker 2 kept 3 other workers waiting" in finding.sentence
+
+
+def test_a_run_that_ended_as_it_should_has_no_deaths(folder: Path) -> None:
+    assert deaths(folder, over=True) == []
+
+
+def test_a_torn_file_in_the_middle_of_a_run_is_no_death(folder: Path) -> None:
+    path = folder / "step_2" / "worker_1.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:60]))
+    assert deaths(folder, over=True) == []
+
+
+def test_a_clock_that_is_ahead_hides_nobody(tmp_path: Path) -> None:
+    folder = synthetic_run(tmp_path / "exp", steps=LAST, workers=3, requests=8, clock_skew={1: 500.0})
+    kill(folder, {0: 200, 1: 60, 2: 200})
+    assert deaths(folder, over=True) == [(LAST, 1)]
+
+
+def test_a_run_is_over_when_its_workers_are_gone(folder: Path) -> None:
+    describe(folder, 0, dead_pid())
+    assert open_run(folder).is_over
+
+
+def test_a_worker_that_has_ended_and_that_nobody_asked_about_is_gone(folder: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        describe(folder, 0, child.pid)
+        assert open_run(folder).is_over
+
+
+def test_a_run_is_not_over_while_a_worker_lives(folder: Path) -> None:
+    describe(folder, 0, dead_pid())
+    describe(folder, 1, os.getpid())
+    assert not open_run(folder).is_over
+
+
+def test_a_run_of_other_hosts_is_over_after_two_silent_minutes(folder: Path) -> None:
+    assert not open_run(folder).is_over
+    for path in folder.rglob("*.jsonl"):
+        os.utime(path, (1, 1))
+    assert open_run(folder).is_over
+
+
+def test_check_says_who_fell_silent(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kill(folder, {0: 200, 1: 60, 2: 200})
+    describe(folder, 0, dead_pid())
+    assert main(["check", str(folder)]) == 1
+    assert "worker 1 was the first to stop logging" in " ".join(capsys.readouterr().out.split())
+    assert main(["check", str(folder), "--json"]) == 1
+    (death,) = json.loads(capsys.readouterr().out)["deaths"]
+    assert (death["step"], death["worker"]) == (LAST, 1)
+
+
+def test_a_run_without_plateaus_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gaps", str(folder)]) == 0
+    assert "exp: no plateau" in " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,93 @@
+"""Plateaus are found where they are planted and nowhere else, and the culprit of a held loop is named."""
+
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_instrument.analysis import Digest, open_run
+from sglang_instrument.analysis.answers.gaps import concurrency, loop_blocks, plateaus, standstill
+from sglang_instrument.analysis.verdict.verdict import findings_of
+from sglang_instrument.testing import BlockedLoop, Plateau, synthetic_run
+
+
+def brute_plateaus(digest: Digest) -> list[tuple[int, int, int, int, int]]:
+    """Return (step, worker, from, to, still) by looking at every completion of every worker."""
+    groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in digest.requests.iter_rows(named=True):
+        groups.setdefault((row["step"], row["worker"]), []).append(row)
+    gaps = []
+    for place, rows in groups.items():
+        ends = sorted({row["end_us"] for row in rows})
+        for before, after in pairwise(ends):
+            running = sum(row["start_us"] <= before < row["end_us"] for row in rows)
+            still = sum(row["start_us"] <= before and row["end_us"] >= after for row in rows)
+            if running >= 5:
+                gaps.append((*place, before, after, still))
+    if not gaps:
+        return []
+    lengths = sorted(to - begin for _, _, begin, to, _ in gaps)
+    at = 0.99 * (len(lengths) - 1)
+    low = lengths[int(at)]
+    usual = low + (lengths[min(int(at) + 1, len(lengths) - 1)] - low) * (at - int(at))
+    limit = max(2e6, 10 * usual)
+    return sorted(gap for gap in gaps if gap[3] - gap[2] > limit and gap[4] >= 5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 999), st.booleans())
+def test_plateaus_are_those_of_the_definition(seed: int, planted: bool) -> None:
+    plateau = Plateau(2, 0, 20.0, 90.0, 8) if planted else None
+    with TemporaryDirectory() as folder:
+        synthetic_run(folder, steps=3, workers=2, requests=24, seed=seed, plateau=plateau)
+        digest = open_run(folder).digest
+    found = sorted(plateaus(digest).select("step", "worker", "from_us", "to_us", "still").rows())
+    assert found == brute_plateaus(digest)
+
+
+def test_a_planted_plateau_is_described(tmp_path: Path) -> None:
+    plateau = Plateau(2, 1, 20.0, 90.0, 8)
+    digest = open_run(synthetic_run(tmp_path, steps=4, workers=2, requests=24, plateau=plateau)).digest
+    (row,) = plateaus(digest).iter_rows(named=True)
+    doing = standstill(digest, row)
+    assert (row["step"], row["worker"], row["still"], row["requests"]) == (2, 1, 8, 24)
+    assert (doing["turn"], doing["event"], doing["in_turn"]) == (1, "turn_engine_call", 8)
+    assert row["to_sec"] == pytest.approx(90, abs=5)
+    assert 8 < doing["since_sec"] <= 20
+
+
+def test_the_curve_counts_the_requests_in_flight(tmp_path: Path) -> None:
+    digest = open_run(synthetic_run(tmp_path, steps=1, workers=1, requests=9)).digest
+    curve = concurrency(digest)
+    assert curve["in_flight"].max() == 9
+    assert curve["in_flight"].to_list()[-1] == 0
+    begun = digest.requests["start_us"].min()
+    for row in curve.iter_rows(named=True):
+        moment = begun + round(row["at_sec"] * 1e6)
+        rows = digest.requests.iter_rows(named=True)
+        assert row["in_flight"] == sum(one["start_us"] <= moment < one["end_us"] for one in rows)
+
+
+def test_the_culprit_of_a_held_loop_is_named(tmp_path: Path) -> None:
+    run = open_run(
+        synthetic_run(tmp_path, steps=2, workers=2, requests=4, blocked_loop=BlockedLoop(2, 1, 1.0, 3.0))
+    )
+    (row,) = loop_blocks(run.files).iter_rows(named=True)
+    assert (row["step"], row["worker"], row["held_sec"]) == (2, 1, pytest.approx(3.0))
+    assert (row["in_span"], row["culprit"]) == ("reward_calculation", "scoring.py:41 score")
+
+
+def test_a_held_loop_says_whose_it_was(tmp_path: Path) -> None:
+    synthetic_run(tmp_path, steps=1, workers=1, requests=4, blocked_loop=BlockedLoop(1, 0, 1.0, 3.0))
+    worker = tmp_path / "step_1/worker_0.jsonl"
+    lines = [one for one in worker.read_text().splitlines() if '"log_opened"' in one or "_block" in one]
+    worker.with_name("trainer_0.jsonl").write_text("".join(one + "\n" for one in lines))
+    run = open_run(tmp_path)
+    blocks = loop_blocks(run.files)
+    assert sorted(zip(blocks["role"], blocks["worker"], strict=True)) == [("trainer", 0), ("worker", 0)]
+    held = [one for one in findings_of(run, over=False) if one.cause == "blocked_loop"]
+    assert [one.lost_sec for one in held] == [pytest.approx(3.0)]  # the worker's, and not the trainer's too

@@ -1,0 +1,157 @@
+"""A process that ended without closing its log is told from one that runs, and from one that closed it."""
+
+import json
+
+import pytest
+
+from sglang_instrument.analysis import open_run
+from sglang_instrument.cli.main import main
+
+RECORDED = """
+    import os, signal, sys
+    import sglang_instrument as si
+    si.install()
+    with si.step(1), si.span("total_step_duration"):
+        si.event("did")
+    assert si.flush()
+    for number in range(1000):
+        with si.step(2), si.span("lost"):
+            pass
+"""
+ENDS = {
+    "os._exit(0)": 0,
+    "os.abort()": -6,
+    "os.kill(os.getpid(), signal.SIGTERM)": -15,
+    "os.kill(os.getpid(), signal.SIGKILL)": -9,
+    "os.execv(sys.executable, [sys.executable, '-c', ''])": 0,
+}
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "240")
+
+
+@pytest.fixture
+def printed(capsys):
+    def call(*arguments, code=0):
+        assert main([str(argument) for argument in arguments]) == code
+        return capsys.readouterr().out
+
+    return call
+
+
+def states(printed, folder):
+    """Return the state of each process, as `status` has it."""
+    processes = json.loads(printed("status", folder, "--json"))["processes"]
+    return {process["process"]: process["state"] for process in processes}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_process_that_ended_abruptly_is_named(run_script, printed, end):
+    folder = run_script(f"{RECORDED}\n    {end}", code=ENDS[end]).folder
+    said = "1 process ended abruptly (worker_0): records of the last 0.1 s may be missing"
+    assert said in printed("summary", folder)
+    assert json.loads(printed("summary", folder, "--json"))["health"]["ended_abruptly"] == ["worker_0"]
+    assert states(printed, folder) == {"worker_0": "ended abruptly"}
+    assert "ended abruptly: worker_0" in printed("status", folder)
+
+
+HELPS = {
+    "flush": ("si.install()", "si.flush(); os._exit(0)"),
+    "durability": ("si.install(durability='line')", "os._exit(0)"),
+    "handler": (
+        "si.install(); signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))",
+        "os.kill(os.getpid(), signal.SIGTERM)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("install", "end"), HELPS.values(), ids=HELPS)
+def test_what_the_page_on_cost_offers_keeps_every_record(run_script, install, end):
+    source = RECORDED.replace("si.install()", install).replace("assert si.flush()", "pass")
+    folder = run_script(f"{source}\n    {end}").folder
+    assert open_run(folder).health.records == 2 + 1000
+
+
+def test_a_process_that_became_another_program_is_gone_though_its_number_lives_on(start_script, printed):
+    script = start_script(
+        f"""{RECORDED}
+    code = "import time; print('another', flush=True); time.sleep(600)"
+    os.execv(sys.executable, [sys.executable, "-c", code])
+    """
+    )
+    script.says("another")
+    assert script.process.poll() is None
+    assert states(printed, script.folder) == {"worker_0": "ended abruptly"}
+    assert open_run(script.folder).health.ended_abruptly == ["worker_0"]
+
+
+def test_a_process_that_runs_is_said_to_run(start_script, printed):
+    script = start_script(f"{RECORDED}\n    print('recorded', flush=True)\n    input()")
+    script.says("recorded")
+    assert states(printed, script.folder) == {"worker_0": "running"}
+    assert open_run(script.folder).health.ended_abruptly == []
+    script.tell("end")
+    script.wait()
+    assert states(printed, script.folder) == {"worker_0": "ended"}
+    assert open_run(script.folder).health.ended_abruptly == []
+
+
+def test_a_process_that_uninstalled_and_lives_on_is_no_loss(start_script, printed):
+    script = start_script(f"{RECORDED}\n    si.uninstall()\n    print('off', flush=True)\n    input()")
+    script.says("off")
+    assert states(printed, script.folder) == {"worker_0": "running"}
+    assert open_run(script.folder).health.ended_abruptly == []
+
+
+def test_one_that_began_to_record_again_and_was_killed_is_named(run_script):
+    again = "si.uninstall(); si.install(); si.step(3).__enter__(); si.event('did'); si.flush(); os._exit(0)"
+    folder = run_script(f"{RECORDED}\n    {again}").folder
+    assert open_run(folder).health.ended_abruptly == ["worker_0"]
+
+
+def test_a_kill_after_the_last_step_was_closed_is_no_fault(run_script, printed):
+    whole = """
+    import os
+    import sglang_instrument as si
+    si.install()
+    si.event("before any step")
+    for number in (1, 2):
+        with si.step(number), si.span("total_step_duration"):
+            si.event("did")
+    assert si.flush()
+    os._exit(0)  # as Ray ends its actors
+    """
+    folder = run_script(whole).folder
+    shown = printed("check", folder)
+    assert "nothing is wrong" in shown
+    assert "1 process ended abruptly (worker_0)" in shown
+
+
+def test_a_process_whose_files_are_not_there_is_named_by_what_it_said_of_itself(run_script, printed):
+    folder = run_script(f"{RECORDED}\n    os._exit(0)").folder
+    processes = folder / "processes"
+    facts = json.loads((processes / "worker_0.json").read_text())
+    for name, more in (
+        ("worker_1", {}),
+        ("worker_2", {"log_closed": True}),
+        ("worker_3", {"run_id": "else"}),
+    ):
+        (processes / f"{name}.json").write_text(json.dumps({**facts, **more}))
+    assert open_run(folder).health.ended_abruptly == ["worker_0", "worker_1"]
+
+
+def test_of_another_host_nobody_is_said_to_be_gone_before_the_run_is_over(run_script, monkeypatch):
+    folder = run_script(f"{RECORDED}\n    os._exit(0)").folder
+    for path in folder.rglob("*.json*"):
+        lines = path.read_text().splitlines()  # none of a file that it had just made
+        if path.suffix == ".jsonl" and lines:
+            host = json.loads(lines[0])["extra"]["host"]
+            path.write_text(path.read_text().replace(f'"host":"{host}"', '"host":"elsewhere"'))
+    (folder / "processes/worker_0.json").unlink()
+    run = open_run(folder)
+    assert not run.is_over  # it was written to a moment ago
+    assert run.health.ended_abruptly == []
+    monkeypatch.setattr("sglang_instrument.analysis.reading.liveness._SILENT_SEC", 0.0)
+    assert open_run(folder).health.ended_abruptly == ["worker_0"]

@@ -1,0 +1,356 @@
+"""Only regular files are read or written: what else has their name is named, and holds nobody up."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+from made_traces import engine_trace
+
+from sglang_instrument.analysis import open_run
+from sglang_instrument.analysis.reading.chunks import whole_lines
+from sglang_instrument.analysis.run import cache
+from sglang_instrument.cli.main import main
+from sglang_instrument.errors import LogError
+from sglang_instrument.profilers import notes
+from sglang_instrument.testing import synthetic_run
+
+#: Of a test in which something waits for ever; none of them takes so long by itself.
+pytestmark = pytest.mark.usefixtures("no_waiting_for_ever")
+COMMANDS = {
+    "summary": [],
+    "events": [],
+    "requests": [],
+    "workers": [],
+    "turns": [],
+    "lengths": [],
+    "gaps": [],
+    "whatif": ["--max-tokens", "100"],
+    "check": [],
+    "status": [],
+}
+
+
+@pytest.fixture
+def no_waiting_for_ever():
+    """End the whole process when a test hangs: what hangs here is deaf to anything less."""
+    import faulthandler
+
+    faulthandler.dump_traceback_later(1800, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+def make_socket(path: Path) -> None:
+    here = Path.cwd()
+    os.chdir(path.parent)  # the path of a socket is limited to 100 characters
+    try:
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def linked_fifo(path: Path) -> None:
+    hidden = path.with_name(f".fifo of {path.stem}")
+    os.mkfifo(hidden)
+    path.symlink_to(hidden)
+
+
+KINDS: dict[str, Callable[[Path], object]] = {
+    "a FIFO": os.mkfifo,
+    "a link to a FIFO": linked_fifo,
+    "a link to a device that never ends": lambda path: path.symlink_to("/dev/zero"),
+    "a link to a device that waits": lambda path: path.symlink_to("/dev/ptmx"),
+    "a socket": make_socket,
+    "a folder": Path.mkdir,
+    "a link to itself": lambda path: path.symlink_to(path),
+}
+
+
+@pytest.fixture(params=KINDS)
+def odd(request):
+    """Make one kind of what is no regular file."""
+    return KINDS[request.param]
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = synthetic_run(tmp_path / "run", steps=2, workers=2, requests=4)
+    described = {"run_id": "r", "role": "worker", "rank": 0, "host": "elsewhere", "pid": 1}
+    (folder / "processes").mkdir(exist_ok=True)
+    for rank in range(2):
+        (folder / "processes" / f"worker_{rank}.json").write_bytes(orjson.dumps({**described, "rank": rank}))
+    return folder
+
+
+@pytest.fixture
+def printed(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+
+    def call(*arguments: object) -> str:
+        assert main([str(argument) for argument in arguments]) in (0, 1, 2)
+        out, error = capsys.readouterr()
+        assert "Traceback" not in error
+        return out + error
+
+    return call
+
+
+def test_what_is_no_regular_file_among_the_logs_is_named_and_costs_no_other(run, odd, printed):
+    (run / "engine").mkdir(exist_ok=True)
+    for name in ("step_1/worker_7.jsonl", "step_2/worker_8.jsonl.zst", "engine/server_0.jsonl"):
+        odd(run / name)
+    for command, options in COMMANDS.items():
+        assert printed(command, run, *options)
+    said = printed("summary", run)
+    assert "2 steps, 2 workers, 16 requests" in said
+    for name in ("step_1/worker_7.jsonl", "step_2/worker_8.jsonl.zst", "engine/server_0.jsonl"):
+        assert name in said
+    health = json.loads(printed("check", run, "--json"))["health"]
+    assert len(health["unreadable"]) == 3
+    printed("report", run, "-o", run.parent / "report.html")
+    printed("export", run, "--perfetto", run.parent / "run.pftrace")
+
+
+def test_links_to_regular_files_are_read(run, printed):
+    elsewhere = run.parent / "elsewhere.jsonl"
+    (run / "step_1/worker_0.jsonl").rename(elsewhere)
+    (run / "step_1/worker_0.jsonl").symlink_to(elsewhere)
+    assert "16 requests" in printed("summary", run)
+
+
+def test_folders_of_a_run_that_are_none_are_no_folders(run, printed):
+    for name in ("step_7", "engine", "processes/reached"):
+        os.mkfifo(run / name)
+    for command, options in COMMANDS.items():
+        printed(command, run, *options)
+
+
+def test_a_process_file_that_is_none_is_named(run, odd, printed):
+    odd(run / "processes" / "worker_9.json")
+    (run / "processes" / "reached").mkdir()
+    odd(run / "processes" / "reached" / "host-1.json")
+    said = printed("status", run)
+    assert "processes/worker_9.json cannot be read" in said
+    assert "processes/host-1.json cannot be read" in said
+    for command, options in COMMANDS.items():
+        printed(command, run, *options)
+    printed("report", run, "-o", run.parent / "report.html")
+    printed("profile", "status", "--run", run)
+
+
+def test_a_line_that_never_ends_takes_no_memory(run, printed):
+    path = run / "step_1/worker_0.jsonl"
+    with path.open("ab") as file:
+        file.truncate(file.tell() + 2**29)  # zeros that take no disk
+        file.seek(0, os.SEEK_END)
+        file.write(b'\n{"timestamp": "2026-01-05T08:00:01+00:00", "event": "behind", "duration_sec": 1.0}\n')
+    with path.open("rb") as file:
+        assert max(map(len, whole_lines(file))) < 2**27
+    read = open_run(run, cached=False)
+    assert read.health.foreign == 1
+    assert "behind" in read.records["event"].to_list()
+    assert "1 foreign line" in printed("summary", run)
+
+
+def test_a_line_too_long_to_be_kept_is_no_record_of_what_is_left_of_it(run):
+    path = run / "step_1/worker_0.jsonl"
+    with path.open("ab") as file:
+        file.write(b'{"timestamp": "2026-01-05T08:00:01+00:00", "event": "long", "error": "')
+        for _ in range(100):
+            file.write(b"x" * 2**20)
+        file.write(b'", "duration_sec": 1.0}\n')
+    read = open_run(run, cached=False)
+    assert read.health.torn + read.health.foreign == 1
+    assert "long" not in read.records["event"].to_list()
+
+
+def test_a_cache_of_which_a_file_is_none_is_made_anew(run, odd, monkeypatch):
+    monkeypatch.setattr(cache, "_WORTHWHILE_BYTES", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(run.parent / "cache"))
+    expected = open_run(run).digest.requests
+    for name in ("digest", "steps", "requests", "turns", "barriers"):
+        path = next(one for one in (run / ".cache").glob(f"{name}[-.]*") if one.is_file())
+        path.unlink()
+        odd(path)
+        assert open_run(run).digest.requests.equals(expected)
+    shutil.rmtree(run / ".cache")
+    odd(run / ".cache")
+    assert open_run(run).digest.requests.equals(expected)
+    assert open_run(run).digest.requests.equals(expected)
+
+
+def test_traces_and_notes_that_are_no_files_are_left_alone(tmp_path, odd, printed):
+    folder = tmp_path / "traces"
+    (folder / "one").mkdir(parents=True)
+    (folder / "two").mkdir(parents=True)
+    engine_trace().write(folder / "one" / "17-TP-0.trace.json.gz")
+    odd(folder / "one" / "17-TP-1.trace.json.gz")
+    odd(folder / "two" / "profile.json")
+    assert "GPU" in printed("trace", "analyze", folder)
+    printed("export", "--perfetto", tmp_path / "all.pftrace", "--traces", folder)
+    printed("profile", "status", "--worker-url", "127.0.0.1:9", "--output-dir", folder)
+    odd(tmp_path / "train.log")
+    assert "train.log" in printed("profile", "status", "--log", tmp_path / "train.log")
+    assert "train.log" in printed("profile", "check", "--log", tmp_path / "train.log")
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        b"[]",
+        b"[" * 100_000,
+        b'{"workers": [1]}',
+        b'{"workers": [], "started_unix": "soon"}',
+        b'{"workers": [{"url": "http://127.0.0.1:9", "folder": 5}]}',
+        b'{"workers": [{"url": "http://127.0.0.1:9", "folder": "a\\u0000b"}], "started_unix": NaN}',
+        b'{"workers": [{"url": "http://127.0.0.1:9"}], "options": 3}',
+        b'{"workers": [{"url": ["http://127.0.0.1:9"]}]}',
+        b"\xff\x00",
+        b"",
+    ],
+)
+def test_a_note_that_is_none_of_ours_is_none(note, tmp_path, printed):
+    """The folder of traces is often everybody's, below /tmp."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "profile.json").write_bytes(note)
+    for action in ("status", "stop"):
+        printed("profile", action, "--worker-url", "127.0.0.1:9", "--output-dir", tmp_path, "--timeout", "1")
+
+
+def test_what_others_put_into_the_folder_of_traces_is_neither_followed_nor_waited_for(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    for name in (f".writable-{os.getpid()}", "one"):
+        (traces / name).symlink_to(victim) if name != "one" else (traces / name).mkdir()
+    (traces / "one" / "profile.json").symlink_to(victim)
+    notes.check_folder(str(traces), ["http://127.0.0.1:9"], least_free_bytes=0)
+    assert notes.write_note(notes.ProfileOptions(output_dir=str(traces)), "one", []) == traces / "one"
+    assert victim.read_text() == "kept"
+    assert json.loads((traces / "one" / "profile.json").read_text())["profile_id"] == "one"
+
+
+def test_tables_and_sources_that_are_no_files_are_refused(tmp_path, odd, printed):
+    odd(tmp_path / "mine.toml")
+    assert "mine.toml" in printed("patches", "list", "--patches", tmp_path)
+    source = tmp_path / "source"
+    (source / "sglang").mkdir(parents=True)
+    odd(source / "sglang" / "__init__.py")
+    assert printed("patches", "check", "--source", source)
+    for name in ("sglang-1.whl", "sglang-1.tar.gz"):
+        odd(tmp_path / name)
+        assert name in printed("patches", "check", "--source", tmp_path / name)
+
+
+BAD = {
+    "nothing": b"",
+    "no JSON": b"{",
+    "binary": bytes(range(256)) * 50,
+    "another type": b"[1, 2]",
+    "a text": b'"running"',
+    "deep": b'{"settings": ' + b"[" * 900 + b"]" * 900 + b"}",
+    "too deep": b"[" * 100_000,
+    "NaN": b'{"pid": NaN}',
+    "lone surrogate": b'{"host": "\\ud800"}',
+    "patches of texts": b'{"patches": ["found"]}',
+    "patches without a state": b'{"patches": [{"event": "a"}]}',
+    "patches in a text": b'{"patches": "found"}',
+    "notices of numbers": b'{"notices": [3]}',
+    "times of texts": b'{"notices": [{"notice": "a", "times": "often"}]}',
+    "records of texts": b'{"records": {"recorded": "many", "dropped": []}}',
+    "records in a list": b'{"records": [1]}',
+    "versions of numbers": b'{"versions": {"verl": 3}}',
+    "versions in a list": b'{"versions": ["verl"]}',
+    "pid of letters": b'{"pid": "../../etc/passwd", "host": "HOST"}',
+    "pid of a fraction": b'{"pid": 1.5, "host": "HOST"}',
+    "a large pid": b'{"pid": 99999999999999999999999999, "host": "HOST"}',
+    "a pid of many digits": b'{"pid": ' + b"9" * 5000 + b', "host": "HOST"}',
+    "a negative pid": b'{"pid": -1, "host": "HOST"}',
+    "host in a list": b'{"host": ["HOST"]}',
+    "run_id in an object": b'{"run_id": {}}',
+    "role of a number": b'{"role": 3, "rank": "x"}',
+    "command of a number": b'{"command": 3}',
+    "everything null": b'{"run_id": null, "role": null, "patches": null, "notices": null, "records": null}',
+    "huge": b'{"host": "' + b"x" * 20_000_000 + b'"}',
+}
+
+
+#: What is odd in it nobody asks for, or it is a number that any process may have.
+READABLE = ("deep", "a negative pid", "command of a number")
+
+
+def test_what_no_process_says_of_itself_ends_no_command_and_is_named(run, printed):
+    (run / "processes" / "reached").mkdir()
+    for number, content in enumerate(BAD.values(), 10):
+        content = content.replace(b"HOST", os.uname().nodename.encode())
+        (run / "processes" / f"worker_{number}.json").write_bytes(content)
+        (run / "processes" / "reached" / f"host-{number}.json").write_bytes(content)
+    (run / "processes" / "worker_\u00b2.json").write_text("{}")  # a digit, and no number
+    for command, options in COMMANDS.items():
+        assert printed(command, run, *options)
+        assert json.loads(printed(command, run, *options, "--json"))
+    unreadable = json.loads(printed("status", run, "--json"))["unreadable"]
+    named = [kind for number, kind in enumerate(BAD, 10) if f"worker_{number}.json" in unreadable]
+    assert named == [kind for kind in BAD if kind not in READABLE]
+    printed("report", run, "-o", run.parent / "report.html")
+    printed("profile", "status", "--run", run)
+
+
+def test_processes_that_cannot_be_read_leave_no_other_unsaid(run, printed):
+    (run / "processes" / "worker_9.json").write_text('{"patches": [1]}')
+    said = printed("status", run)
+    assert "worker_0" in said
+    assert "processes/worker_9.json cannot be read: Expected `object`" in said
+
+
+def test_a_run_whose_processes_cannot_be_read_at_all_says_so(run, printed):
+    for path in (run / "processes").glob("*.json"):
+        path.write_text("{")
+    assert "processes/ holds no readable file" in printed("status", run)
+
+
+def test_reports_of_open_spans_that_nobody_writes_end_no_command(run, printed):
+    path = run / "step_2/worker_0.jsonl"
+    ends = ("step_closed", "log_closed")
+    lines = [line for line in path.read_text().splitlines() if not any(end in line for end in ends)]
+    odd = {
+        "event": ["5", "null", "[]"],
+        "age_sec": ['"old"', "[]", "1e400", "null", "-5"],
+        "turn": ['"first"', "{}", "1e400", "1.5"],
+        "request_id": ["{}", "[1]", "1e400"],
+        "stack": ["{}", '""', "[[[1]]]", "7", "[null]"],
+    }
+    sound = {"event": '"tool_execution"', "age_sec": "31.5", "turn": "0", "request_id": '"r"', "stack": "[]"}
+    spans = ["3", *(_object({**sound, key: value}) for key, values in odd.items() for value in values)]
+    stamp = json.loads(lines[-1])["timestamp"]
+    for spans_told in (spans, [*spans, _object(sound)]):
+        report = _object({"spans": f"[{', '.join(spans_told)}]"})
+        told = _object({"timestamp": f'"{stamp}"', "event": '"open_spans"', "extra": report})
+        path.write_text("\n".join([*lines, told]) + "\n")
+        for command in ("check", "summary", "workers", "requests"):
+            printed(command, run)
+            printed(command, run, "--json")
+        assert "1 foreign line" in printed("check", run)
+    (span,) = json.loads(printed("check", run, "--json"))["open"]
+    assert span["event"] == "tool_execution"
+
+
+def _object(fields: dict[str, str]) -> str:
+    return "{" + ", ".join(f'"{key}": {value}' for key, value in fields.items()) + "}"
+
+
+def test_nothing_but_a_folder_of_a_run_is_one(tmp_path, odd, printed):
+    odd(tmp_path / "logs")
+    with pytest.raises(LogError):
+        open_run(tmp_path / "logs")
+    odd(tmp_path / "step_1")
+    assert "no" in printed("summary", tmp_path)

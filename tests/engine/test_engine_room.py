@@ -1,0 +1,293 @@
+"""SGLang's own processes, real ones: a server and its schedulers, detokenizer and controller, on the CPU."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from logged import own, read_records
+from sglang_server import DEADLINE_SEC, model_of_the_demo, start_server
+
+from sglang_instrument.analysis.answers.join import engine_request_table
+from sglang_instrument.analysis.run.opening import open_run
+
+pytestmark = pytest.mark.engine
+
+PROMPTS = [[300 + 7 * number + place for place in range(number % 3 + 2)] for number in range(8)]
+TOKENS = 24
+SAMPLING = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+RIDS = [f"request-{number}" for number in range(len(PROMPTS))]
+
+GREEDY = """
+import json, sys, torch, transformers
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
+for prompt in json.loads(sys.argv[2]):
+    ids = torch.tensor([prompt])
+    for _ in range(int(sys.argv[3])):
+        with torch.no_grad():
+            ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], 1)
+    print(json.dumps(ids[0, len(prompt):].tolist()))
+"""
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """What the model says without SGLang, and without us."""
+    command = [sys.executable, "-W", "ignore", "-c", GREEDY, str(model_of_the_demo())]
+    done = subprocess.run(
+        [*command, json.dumps(PROMPTS), str(TOKENS)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return list(map(json.loads, done.stdout.splitlines()))
+
+
+@dataclass
+class Served:
+    """What a server answered, and the run that it logged."""
+
+    replies: list
+    folder: Path
+
+    @property
+    def records(self):
+        """{file: [record, ...]} of the engine's processes, without control records."""
+        return {path: own(records) for path, records in read_records(self.folder).items()}
+
+    def of(self, path, event):
+        """Return the fields of the records of one event in one file."""
+        return [record.get("extra", {}) for record in self.records[path] if record["event"] == event]
+
+    def lives(self):
+        """Return the join, by rid."""
+        return {
+            row["rid"]: row for row in engine_request_table(open_run(self.folder, cached=False)).to_dicts()
+        }
+
+
+def environment(folder, **more):
+    clean = {name: "" for name in os.environ if name.startswith("SGLANG_INSTRUMENT")}
+    ours = {"SGLANG_INSTRUMENT": "1", "SGLANG_INSTRUMENT_LOG_DIR": str(folder), "EXPERIMENT_NAME": "run"}
+    return {**clean, **ours, **more}
+
+
+def wait_for(condition, what):
+    deadline = time.monotonic() + DEADLINE_SEC
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def lines_of(path):
+    return path.read_bytes().splitlines() if path.exists() else []
+
+
+def rids_in(path, event):
+    """Return the requests of which a file has this event by now; its last line may be half written."""
+    found = set()
+    for line in lines_of(path):
+        with suppress(ValueError):
+            record = json.loads(line)
+            if record["event"] == event:
+                extra = record.get("extra", {})
+                found |= set(extra.get("rids") or [extra.get("rid")])
+    return found
+
+
+def is_quiet(folder):
+    """Return whether three seconds pass in which nothing is logged."""
+    before = {path.name: len(lines_of(path)) for path in folder.iterdir()}
+    time.sleep(3)
+    return before == {path.name: len(lines_of(path)) for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """One scheduler, killed while it works on a request; `requests` of the engine, as is the default."""
+    folder = tmp_path_factory.mktemp("one")
+    server = start_server(folder, environment(folder / "logs"), "--max-running-requests=4")
+    log = folder / "logs/run/engine"
+    try:
+
+        def ask(number):
+            body = {"input_ids": PROMPTS[number], "rid": RIDS[number], "sampling_params": SAMPLING}
+            return server.post("/generate", body)
+
+        with ThreadPoolExecutor(len(PROMPTS)) as pool:
+            replies = list(pool.map(ask, range(len(PROMPTS))))
+        for name, event in (("detokenizer_0", "engine_detokenize"), ("server_0", "engine_request")):
+            path = log / f"{name}.jsonl"
+            wait_for(lambda path=path, event=event: rids_in(path, event) >= set(RIDS), f"{path}: {event}")
+
+        long = {**SAMPLING, "max_new_tokens": 480}
+
+        def ask_in_vain():
+            with suppress(Exception):
+                server.post("/generate", {"input_ids": PROMPTS[0], "rid": "in-vain", "sampling_params": long})
+
+        asking = threading.Thread(target=ask_in_vain, daemon=True)
+        asking.start()
+        scheduler = log / "scheduler_0_tp0.jsonl"
+        wait_for(lambda: "in-vain" in rids_in(scheduler, "scheduler_admit"), "the scheduler logged nothing")
+        opened = json.loads(lines_of(scheduler)[0])
+        os.kill(opened["extra"]["pid"], signal.SIGKILL)
+    finally:
+        server.stop()
+    return Served(replies, folder / "logs/run")
+
+
+def test_replies_are_what_they_are_without_us(killed, expected):
+    assert [reply["output_ids"] for reply in killed.replies] == expected
+
+
+def test_each_process_writes_a_file_of_its_own_below_engine(killed):
+    assert set(killed.records) == {
+        "engine/server_0.jsonl",
+        "engine/scheduler_0_tp0.jsonl",
+        "engine/detokenizer_0.jsonl",
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "event"),
+    [
+        ("engine/server_0.jsonl", "engine_request"),
+        ("engine/server_0.jsonl", "engine_tokenize"),
+        ("engine/server_0.jsonl", "engine_send"),
+        ("engine/server_0.jsonl", "engine_wait"),
+        ("engine/scheduler_0_tp0.jsonl", "scheduler_receive"),
+    ],
+)
+def test_each_request_is_recorded_once_where_it_passes(killed, path, event):
+    rids = [extra["rid"] for extra in killed.of(path, event)]
+    assert sorted(rid for rid in rids if rid in RIDS) == RIDS
+
+
+def test_a_request_says_what_it_was_answered(killed):
+    found = {extra["rid"]: extra for extra in killed.of("engine/server_0.jsonl", "engine_request")}
+    for rid, reply in zip(RIDS, killed.replies, strict=True):
+        assert found[rid]["completion_tokens"] == TOKENS == len(reply["output_ids"])
+        assert found[rid]["finish_reason"] == "length"
+
+
+def test_no_batch_is_recorded_unless_it_is_asked_for(killed):
+    events = {record["event"] for records in killed.records.values() for record in records}
+    assert events.isdisjoint({"scheduler_batch", "scheduler_result", "model_forward", "engine_output"})
+
+
+def test_a_scheduler_that_is_killed_leaves_whole_lines(killed):
+    path = "engine/scheduler_0_tp0.jsonl"  # read_records() refuses torn ones
+    assert "in-vain" in {extra["rid"] for extra in killed.of(path, "scheduler_receive")}
+    assert open_run(killed.folder, cached=False).health.torn == 0
+
+
+def test_the_join_says_what_each_request_waited_for(killed):
+    lives = killed.lives()
+    assert set(lives) == {*RIDS, "in-vain"}
+    for rid in RIDS:
+        life = lives[rid]
+        parts = life["queue_sec"] + life["prefill_sec"] + life["decode_sec"]
+        assert life["scheduler"] == "scheduler_0_tp0"
+        assert life["server"] == "server_0"
+        assert 0 < parts <= life["duration_sec"] + 0.5  # the clocks of three processes
+        assert life["retractions"] == 0
+
+
+@pytest.fixture(scope="module")
+def parallel(tmp_path_factory):
+    """Two data-parallel schedulers that overlap batches and retract some requests; `batches` are recorded."""
+    folder = tmp_path_factory.mktemp("two")
+    settings = {
+        "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
+        "SGLANG_TEST_RETRACT": "1",
+        "SGLANG_TEST_RETRACT_INTERVAL": "10",
+        "SGLANG_INSTRUMENT_ENGINE_DETAIL": "batches",
+    }
+    server = start_server(folder, environment(folder / "logs", **settings), "--dp-size=2", overlap=True)
+    log = folder / "logs/run/engine"
+    try:
+        body = {"input_ids": PROMPTS, "rid": RIDS, "sampling_params": SAMPLING}
+        replies = server.post("/generate", body)
+        path = log / "detokenizer_0.jsonl"
+        wait_for(lambda: rids_in(path, "engine_detokenize") >= set(RIDS), "the detokenizer logged nothing")
+        wait_for(lambda: is_quiet(log), "an idle engine goes on logging")
+    finally:
+        server.stop()
+    return Served(replies, folder / "logs/run")
+
+
+def test_replies_of_two_schedulers_are_what_they_are_without_us(parallel, expected):
+    assert [reply["output_ids"] for reply in parallel.replies] == expected
+
+
+def test_two_schedulers_and_their_controller_write_files_of_their_own(parallel):
+    assert set(parallel.records) == {
+        "engine/server_0.jsonl",
+        "engine/controller_0.jsonl",
+        "engine/scheduler_0_tp0.jsonl",
+        "engine/scheduler_1_tp0.jsonl",
+        "engine/detokenizer_0.jsonl",
+        "engine/tokenizer_0.jsonl",
+    }
+
+
+def test_the_controller_dispatches_each_request_to_one_scheduler(parallel):
+    dispatched = [extra["rid"] for extra in parallel.of("engine/controller_0.jsonl", "engine_dispatch")]
+    received = [
+        extra["rid"]
+        for rank in (0, 1)
+        for extra in parallel.of(f"engine/scheduler_{rank}_tp0.jsonl", "scheduler_receive")
+    ]
+    assert sorted(rid for rid in dispatched if rid in RIDS) == RIDS
+    assert sorted(rid for rid in received if rid in RIDS) == RIDS
+    assert {life["scheduler"] for life in parallel.lives().values()} == {
+        "scheduler_0_tp0",
+        "scheduler_1_tp0",
+    }
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_batches_say_how_they_ran(parallel, rank):
+    path = f"engine/scheduler_{rank}_tp0.jsonl"
+    batches = parallel.of(path, "scheduler_batch")
+    modes = {batch["forward_mode"] for batch in batches}
+    assert {"EXTEND", "DECODE"} <= modes
+    assert all(batch["batch_size"] > 0 for batch in batches)
+    assert len(parallel.of(path, "scheduler_result")) == len(batches)
+    assert len(parallel.of(path, "model_forward")) >= len(batches)
+    decoding = [run for run in parallel.of(path, "model_forward") if run["forward_mode"] == "DECODE"]
+    assert decoding
+    assert all(run["tokens"] == run["batch_size"] for run in decoding)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_overlapping_scheduler_is_seen_to_launch_a_batch_before_it_is_done_with_the_last(parallel, rank):
+    records = parallel.records[f"engine/scheduler_{rank}_tp0.jsonl"]
+    runs = [record for record in records if record["event"] in ("scheduler_batch", "scheduler_result")]
+    order = [record["event"] for record in sorted(runs, key=lambda record: record["start_us"])]
+    assert ("scheduler_batch", "scheduler_batch") in pairwise(order)
+
+
+def test_a_retracted_request_says_so(parallel):
+    retracted = [
+        rid
+        for rank in (0, 1)
+        for extra in parallel.of(f"engine/scheduler_{rank}_tp0.jsonl", "scheduler_retract")
+        for rid in extra["rids"]
+    ]
+    lives = parallel.lives()
+    assert retracted
+    assert {rid: life["retractions"] for rid, life in lives.items() if life["retractions"]} == {
+        rid: retracted.count(rid) for rid in retracted
+    }

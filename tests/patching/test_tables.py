@@ -1,0 +1,156 @@
+import importlib.resources
+from pathlib import Path
+
+import pytest
+
+from sglang_instrument.errors import TableError
+from sglang_instrument.patching.places.versions import Requirement, numbers_of
+from sglang_instrument.patching.tables.reading import (
+    load_table,
+    load_tables,
+    parse_table,
+    region_at,
+    shipped_tables,
+)
+from sglang_instrument.patching.tables.regions import Origin, Target
+
+
+def table(region=None, **patch):
+    entry = {"target": "C.m", "region": [{"event": "e", **(region or {})}], **patch}
+    return parse_table("patches/x/y.toml", {"trainer": "x", "module": "pkg.mod", "patch": [entry]})
+
+
+def region(**keys):
+    return table(keys).patches[0].regions[0]
+
+
+def test_a_target_takes_its_module_from_the_table_the_patch_or_itself():
+    assert table().patches[0].targets == (Target("pkg.mod", "C.m"),)
+    assert table(module="other").patches[0].targets == (Target("other", "C.m"),)
+    assert table(target=["a.b:f", "C.m"]).patches[0].targets == (Target("a.b", "f"), Target("pkg.mod", "C.m"))
+
+
+def test_a_region_knows_where_it_stands():
+    origin = region().origin
+    assert origin == Origin("patches/x/y.toml", 0, 0)
+
+
+def test_what_table_patch_and_region_require_has_to_hold_together():
+    entry = [{"event": "a"}, {"event": "b", "requires": "<2"}]
+    patch = {"target": "m:f", "requires": ">=0.5", "region": entry}
+    content = {"trainer": "x", "requires": "!=1", "patch": [patch]}
+    regions = parse_table("t", content).patches[0].regions
+    assert [one.requires.text for one in regions] == ["!=1,>=0.5", "!=1,>=0.5,<2"]
+    assert [regions[1].requires.admits(version) for version in ("0.4", "1", "1.5", "2")] == [
+        *(False, False, True, False)
+    ]
+
+
+def test_a_set_of_fields_can_be_shared_by_name():
+    content = {
+        "trainer": "x",
+        "module": "m",
+        "fields": {"reply": {"tokens": "size(result)"}},
+        "patch": [{"target": "f", "region": [{"event": "e", "exit": "reply"}]}],
+    }
+    assert parse_table("t", content).patches[0].regions[0].exit == {"tokens": "size(result)"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"form": "x"}, "patch 1: region 1: unknown key 'form'; did you mean 'from'?"),
+        ({"event": 3}, "patch 1: region 1: event must be a non-empty string, got 3"),
+        ({"emit": "range"}, "emit must be one of 'span', 'enter', 'exit', got 'range'"),
+        ({"phase": "coffee"}, "phase must be one of 'step', 'request'"),
+        ({"at": "a b"}, "at must be a name or a quoted string"),
+        ({"at": "a", "block": "b"}, "at, block, call and entering stand alone, got at, block"),
+        ({"enter": {"n": 3}}, "enter.n must be a string holding an expression, got 3"),
+        ({"enter": "reply"}, "enter must be a table of names and expressions; got 'reply'"),
+        (
+            {"bind": {"rid": "x"}},
+            "bind.rid: only step, worker, validate, request_id, turn, role can be bound",
+        ),
+        ({"root": "yes"}, "root must be true or false, got 'yes'"),
+        ({"capture": {"rid": "call"}}, "capture.rid must be 'callee(keyword)', got 'call'"),
+        ({"requires": "0.5"}, "requires: expected comparisons like '>=0.5.1,<0.6', got '0.5'"),
+        ({"emit": "exit", "bind": {"step": "s"}}, "emit = 'exit' is a point"),
+        ({"ends": "item"}, "ends needs generator = true"),
+    ],
+)
+def test_a_region_that_cannot_be_is_named_with_what_would_be_right(keys, message):
+    with pytest.raises(TableError) as caught:
+        region(**keys)
+    assert str(caught.value).startswith("patches/x/y.toml: patch 1: region 1: ")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"module": "m"}, "t: trainer is missing"),
+        ({"trainer": "x"}, "t: has no [[patch]]"),
+        ({"trainer": "x", "patch": {}}, "t: patch must be a list of tables, got {}"),
+        ({"trainer": "x", "patch": [{"target": "f"}]}, "t: patch 1: target 'f' names no module"),
+        (
+            {"trainer": "x", "module": "m", "patch": [{"target": "generate()"}]},
+            "t: patch 1: target must be 'Class.method' or 'module:Class.method', got 'generate()'",
+        ),
+        ({"trainer": "x", "module": "m", "patch": [{"target": "f"}]}, "t: patch 1: has no region"),
+        ({"trainer": "x", "module": "m", "patch": [{}]}, "t: patch 1: target is missing"),
+        ({"trainer": "x", "patches": []}, "t: unknown key 'patches'; did you mean 'patch'?"),
+    ],
+)
+def test_a_table_that_cannot_be_is_named_with_what_would_be_right(content, message):
+    with pytest.raises(TableError) as caught:
+        parse_table("t", content)
+    assert message in str(caught.value)
+
+
+def test_a_table_can_be_read_from_a_folder_of_ones_own(tmp_path):
+    path = tmp_path / "mine" / "rollout.toml"
+    path.parent.mkdir()
+    path.write_text('trainer = "mine"\nmodule = "m"\n[[patch]]\ntarget = "f"\nregion = [{ event = "e" }]\n')
+    (found,) = load_tables(["mine"], [tmp_path])
+    assert found.name == str(path)
+    assert region_at(found.patches[0].regions[0].origin) is found.patches[0].regions[0]
+
+
+def test_toml_that_does_not_parse_and_a_table_that_is_not_there_are_table_errors(tmp_path):
+    path = tmp_path / "broken.toml"
+    path.write_text("trainer = ")
+    with pytest.raises(TableError, match=r"broken\.toml: "):
+        load_table(str(path))
+    with pytest.raises(TableError, match=r"patches/no/such\.toml"):
+        load_table("no/such")
+    with pytest.raises(TableError, match="not a folder of patch tables"):
+        load_tables(None, [tmp_path / "nowhere"])
+
+
+def test_every_table_in_the_tree_ships_and_can_be_read():
+    beside = Path(str(importlib.resources.files("sglang_instrument"))).parent / "patches"
+    in_tree = sorted(f"{path.parent.name}/{path.stem}" for path in beside.glob("*/*.toml"))
+    assert shipped_tables() == in_tree
+    assert [load_table(name).name for name in in_tree] == in_tree
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "admitted"),
+    [
+        (">=0.4.6", "0.4.6.post5", True),
+        (">=0.4.6.post5", "0.4.6", False),
+        (">=0.5.10,<0.6", "0.5.9", False),
+        (">=0.5.10,<0.6", "0.5.10.post1", True),
+        ("==0.5", "0.5.0", True),
+        ("!=0.5.2", "0.5.2+cu128", False),
+        ("<0.5.1", "0.5.1.dev3", False),
+        (">=99", None, True),
+    ],
+)
+def test_a_requirement_compares_numbers(text, version, admitted):
+    assert Requirement(text).admits(version) is admitted
+
+
+def test_numbers_of_a_version_leave_out_local_and_development_marks():
+    assert numbers_of("0.4.6.post5") == (0, 4, 6, 5, 0)
+    assert numbers_of("0.5.1rc2+g1234567") == (0, 5, 1, 0, 0)

@@ -1,0 +1,196 @@
+"""Traces are laid beside the run they belong to, and a real engine's own profiler is read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+
+import polars as pl
+import pytest
+from made_traces import BASE_NS, engine_trace, run_beside, trace_of_work
+from own_group import run_in_group
+from perfetto_tracks import group_of, parsed
+
+from sglang_instrument.cli.main import main
+from sglang_instrument.traces.answers import analyse, analyse_trace
+from sglang_instrument.traces.run import idle_in_steps, worker_of
+from sglang_instrument.traces.table import KINDS, read_trace
+
+
+def test_idle_time_of_an_engine_is_laid_beside_what_requests_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Busy from 1 to 4 and from 8 to 9: of the 8 s that both run, 4 are idle, and all of these is the tool's.
+    path = trace_of_work(tmp_path / "p-TP-0.trace.json", [(1, 4), (8, 9)])
+    logs = run_beside(tmp_path / "exp")
+    assert main(["trace", "analyze", str(path), "--run", str(logs), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["steps"]
+    assert (row["step"], row["worker"], row["rank"], row["validate"]) == (6, 0, "TP-0", False)
+    assert row["overlap_sec"] == pytest.approx(8.0)
+    assert row["idle"] == pytest.approx(0.5)
+    assert row["requests"] == {"waited for a tool": pytest.approx(2.0)}
+    sentence = "in step 6 the engine of worker 0 (TP-0) was idle 50% while, on average, 2 waited for a tool"
+    assert row["sentence"] == sentence
+    assert main(["trace", "analyze", str(path), "--run", str(logs)]) == 0
+    assert sentence in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_of_another_time_is_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = trace_of_work(tmp_path / "p-TP-0.trace.json", [(20, 21), (22, 23)])
+    assert main(["trace", "analyze", str(path), "--run", str(run_beside(tmp_path / "exp"))]) == 0
+    assert "no step ran while the traces were recorded" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_profile_id_that_names_a_worker_is_of_that_worker_alone(tmp_path: Path) -> None:
+    one = analyse(trace_of_work(tmp_path / "exp-step_6-worker_2-TP-0.trace.json", [(0, 1)])).traces[0]
+    assert worker_of(one, [0, 1, 2]) == [2]
+    assert worker_of(one, [0, 1]) == [0, 1]
+
+
+def test_a_trace_without_a_clock_is_laid_beside_nothing(tmp_path: Path) -> None:
+    trace = engine_trace()
+    path = tmp_path / "old.trace.json"
+    path.write_text(json.dumps({"traceEvents": trace.events}))
+    one = analyse_trace(read_trace(path))
+    assert one.start_us is None
+    assert idle_in_steps(one, pl.DataFrame(), pl.DataFrame(), [0]) == []
+    logs = run_beside(tmp_path / "exp")
+    out = tmp_path / "out.pftrace"
+    assert main(["export", str(logs), "--perfetto", str(out), "--traces", str(path)]) == 2
+    assert not out.exists()
+    assert main(["export", "--perfetto", str(out), "--traces", str(path)]) == 0
+
+
+def test_merged_traces_have_every_event_under_the_rollouts(tmp_path: Path) -> None:
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    for rank in (0, 1):
+        engine_trace().write(traces / f"p-TP-{rank}.trace.json.gz")
+    logs = run_beside(tmp_path / "exp")
+    out = tmp_path / "out.pftrace"
+    assert main(["export", str(logs), "--perfetto", str(out), "--traces", str(traces)]) == 0
+    tracks = parsed(out)
+    expected = Counter(
+        (event["name"], round(event["ts"] * 1000), round(event["dur"] * 1000))
+        for event in engine_trace().events
+    )
+    for rank in (0, 1):
+        shown = Counter(
+            (name, start - BASE_NS, end - start)
+            for track in tracks.values()
+            if group_of(track, tracks).name == f"engine TP-{rank}"
+            for name, start, end, *_ in track.slices
+        )
+        assert shown == expected
+    titles = {track.name for track in tracks.values() if group_of(track, tracks).name == "engine TP-0"}
+    assert {"GPU 0 stream 7", "GPU 0 stream 13", "GPU marks"} <= titles
+    # The kernels lie within the step, on the same clock.
+    (step,) = (one for track in tracks.values() for one in track.slices if one[0] == "total_step_duration")
+    begins = [start for track in tracks.values() for name, start, *_ in track.slices if "gemm" in name]
+    assert all(step[1] <= begin <= step[2] for begin in begins)
+
+
+def test_traces_are_written_without_a_run_and_by_rank(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        engine_trace().write(tmp_path / f"p-TP-{rank}.trace.json.gz")
+    out = tmp_path / "out.pftrace"
+    assert main(["export", "--perfetto", str(out), "--traces", str(tmp_path), "--rank", "1"]) == 0
+    tracks = parsed(out)
+    assert {group_of(track, tracks).name for track in tracks.values() if track.slices} == {"engine TP-1"}
+
+
+def test_only_kernels_of_the_same_time_are_merged_into_one_step(tmp_path: Path) -> None:
+    path = trace_of_work(tmp_path / "p-TP-0.trace.json", [(1, 4), (500, 501)])
+    logs = run_beside(tmp_path / "exp")
+    out = tmp_path / "out.pftrace"
+    arguments = ["--perfetto", str(out), "--step", "6", "--traces", str(path)]
+    assert main(["export", str(logs), *arguments]) == 0
+    kernels = [one for track in parsed(out).values() for one in track.slices if one[0] == "gemm"]
+    assert len(kernels) == 1
+
+
+ENGINE = """
+    import sys, time
+    from pathlib import Path
+    from sglang_instrument.demo.engine import start_engine
+    from sglang_instrument.demo.model import make_tokenizer
+
+    def make_model(folder):
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        tokenizer = make_tokenizer()
+        small = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1}
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 1024}
+        config = LlamaConfig(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, **small, **heads)
+        LlamaForCausalLM(config).float().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    if __name__ == "__main__":
+        out, scratch = Path(sys.argv[1]), Path(sys.argv[2])
+        engine = start_engine(make_model(scratch / "model"), rank=0, context_length=512, scratch=scratch)
+        engine.start_profile(output_dir=str(out), activities=["CPU"], with_stack=False, record_shapes=False)
+        sampling = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
+        engine.generate(prompt=["one and two", "three"], sampling_params=sampling)
+        engine.stop_profile()
+        until = time.monotonic() + 120
+        while not list(out.glob("*.json.gz")) and time.monotonic() < until:
+            time.sleep(0.1)
+        engine.shutdown()
+"""
+
+
+@pytest.fixture(scope="module")
+def engines_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the real SGLang's scheduler writes of a prefill and five decode steps on the CPU."""
+    folder = tmp_path_factory.mktemp("engine")
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(ENGINE))
+    out, scratch = folder / "traces", folder / "scratch"
+    out.mkdir()
+    scratch.mkdir()
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_INSTRUMENT")}
+    done = run_in_group(
+        [sys.executable, "-W", "ignore", str(script), str(out), str(scratch)],
+        env={**clean, "OMP_NUM_THREADS": "1"},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=600,
+    )
+    found = list(out.glob("*.json.gz"))
+    assert found, done.stderr[-3000:]
+    return found[0]
+
+
+@pytest.mark.engine
+def test_a_real_engines_steps_equal_a_brute_force_read(engines_trace: Path) -> None:
+    one = analyse(engines_trace.parent, top=10_000).traces[0]
+    whole = json.loads(gzip.decompress(engines_trace.read_bytes()))
+    events = [event for event in whole["traceEvents"] if event.get("cat") in KINDS and "dur" in event]
+    assert one.events == len(events)
+    assert (one.rank, one.on_gpu, one.truncated) == ("TP-0", False, False)
+    marked: dict[str, list[float]] = {}
+    for event in events:
+        if event["name"].startswith("step["):
+            stage = {"E": "prefill", "D": "decode"}[event["name"][5]]
+            marked.setdefault(stage, []).append(event["dur"])
+    assert set(marked) == {"prefill", "decode"}
+    rows = {row["stage"]: row for row in one.tables["stages"]}
+    for stage, times in marked.items():
+        assert rows[stage]["steps"] == len(times)
+        assert rows[stage]["step_sec"] == pytest.approx(sum(times) / 1e6)
+    assert one.use["busy_sec"] == pytest.approx(sum(map(sum, marked.values())) / 1e6)
+    begins = [event["ts"] for event in events]
+    assert one.window_sec * 1e6 == pytest.approx(
+        max(event["ts"] + event["dur"] for event in events) - min(begins), abs=1.0
+    )
+    counts = Counter(event["name"] for event in events)
+    assert {row["name"]: row["count"] for row in one.tables["cpu_ops"]} == counts

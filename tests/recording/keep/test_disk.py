@@ -1,0 +1,226 @@
+"""What waits for the disk's thread: its order, its bounds, its memory, and whom it makes wait."""
+
+import gc
+import json
+import os
+import sys
+import threading
+import time
+import weakref
+from functools import partial
+
+import pytest
+
+from sglang_instrument import flush, install, span, status, step, uninstall
+from sglang_instrument.recording.keep.clock import Clock
+from sglang_instrument.recording.keep.disk import Disk
+from sglang_instrument.recording.keep.files import Files
+from sglang_instrument.recording.measure.context import Scope
+from sglang_instrument.recording.safety import notices
+
+WAIT_SEC = 60
+
+
+def lines_of(*numbers):
+    return b"".join(b'{"event":"parse","number":%d}\n' % number for number in numbers)
+
+
+def scope_of(number):
+    return Scope("worker", 0, number, False)
+
+
+def wait_for(disk):
+    done = threading.Event()
+    disk.do(done.set)
+    assert done.wait(WAIT_SEC)
+
+
+@pytest.fixture
+def files(log_dir):
+    return Files(log_dir, Clock(), "run", dict)
+
+
+@pytest.fixture
+def disk(files):
+    disk = Disk(files, 2**20)
+    disk.start()
+    yield disk
+    disk.do(files.close)
+    disk.end()
+    disk.join(time.monotonic() + WAIT_SEC)
+    assert "sglang_instrument-disk" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.fixture
+def written(log_dir):
+    """Read the file of a step: numbers of its records, names of its control records."""
+
+    def read(number):
+        lines = (log_dir / f"step_{number}" / "worker_0.jsonl").read_text().splitlines()
+        return [record.get("number", record["event"]) for record in map(json.loads, lines)]
+
+    return read
+
+
+def test_what_is_put_is_done_in_order_whoever_does_it(disk, written):
+    seen, scope = [], scope_of(1)
+
+    def look(expected):
+        seen.append((expected, written(1)[1:]))
+
+    for number in range(200):
+        disk.write(scope, lines_of(number), 1)
+        if number % 10 == 9:
+            disk.do(partial(look, list(range(number + 1))))
+    wait_for(disk)
+    assert len(seen) == 20
+    assert all(there == expected for expected, there in seen)
+
+
+def test_what_waits_is_bounded_in_bytes_and_what_comes_beyond_is_counted(files, written):
+    notices.forget()
+    scope, line = scope_of(1), lines_of(0)
+    disk = Disk(files, 3 * len(line))  # not started: it hangs
+    for _ in range(5):
+        disk.write(scope, line, 1)
+    assert (disk.dropped_records, scope.dropped) == (2, 2)
+    assert len([said for said in notices.noticed() if "keep up" in said["notice"]]) == 1
+    disk.start()
+    wait_for(disk)
+    for _ in range(3):  # what is done makes room
+        disk.write(scope, line, 1)
+    disk.do(files.close)
+    disk.end()
+    disk.join(time.monotonic() + WAIT_SEC)
+    assert disk.dropped_records == 2
+    assert written(1) == ["log_opened", *[0] * 6, "log_closed"]
+
+
+def test_records_are_counted_wherever_they_were_written(disk, files, written):
+    scope = scope_of(1)
+    for number in range(5):
+        disk.write(scope, lines_of(number, number), 2)
+    disk.do(partial(files.close_step, scope))
+    disk.write(scope, lines_of(5), 1)
+    disk.do(partial(files.close_step, scope))
+    wait_for(disk)
+    assert files.written_records == scope.written == 11
+    assert written(1)[-3:] == ["step_closed", 5, "step_closed"]
+
+
+def test_the_file_that_was_not_used_for_longest_is_closed_for_another_one(disk, written):
+    scopes = [scope_of(number) for number in range(17)]
+    for scope in scopes[:16]:
+        disk.write(scope, lines_of(0), 1)
+    wait_for(disk)
+    for scope in scopes[:15]:  # all but the last one, again
+        disk.write(scope, lines_of(1), 1)
+    disk.write(scopes[16], lines_of(0), 1)
+    for scope in scopes[:16]:
+        disk.write(scope, lines_of(2), 1)
+    wait_for(disk)
+    opened = {number: written(number).count("log_opened") for number in range(17)}
+    assert opened == {number: 2 if number == 15 else 1 for number in range(17)}
+
+
+def test_a_job_that_fails_costs_only_itself(disk, written, caplog):
+    scope = scope_of(1)
+    disk.write(scope, lines_of(0), 1)
+    disk.do(lambda: 1 / 0)
+    disk.write(scope, lines_of(1), 1)
+    wait_for(disk)
+    assert written(1) == ["log_opened", 0, 1]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_what_was_written_is_let_go_of(disk):
+    class Job:
+        def __call__(self):
+            pass
+
+    job, scope = Job(), scope_of(1)
+    gone = weakref.ref(job)
+    before = sys.getrefcount(scope)
+    disk.do(job)
+    for number in range(10):
+        disk.write(scope, lines_of(number), 1)
+    del job
+    wait_for(disk)
+    disk.do(int)
+    wait_for(disk)
+    assert gone() is None
+    assert sys.getrefcount(scope) <= before + 3  # of the open file; of none that was written
+
+
+def test_what_nobody_will_do_any_more_keeps_nothing_alive(log_dir):
+    def one():
+        files = Files(log_dir, Clock(), "run", dict)
+        disk = Disk(files, 2**20)
+        disk.start()
+        disk.write(scope_of(1), lines_of(0), 1)
+        disk.do(files.close)
+        disk.end()
+        disk.do(files.describe_process)
+        disk.join(time.monotonic() + WAIT_SEC)
+        disk.do(files.describe_process)
+        disk.write(scope_of(1), lines_of(1), 1)
+        return weakref.ref(files)
+
+    gone = one()
+    gc.collect()
+    assert gone() is None
+
+
+def test_what_is_put_and_never_done_keeps_nothing_alive(log_dir):
+    def ended():
+        files = Files(log_dir, Clock(), "run", dict)
+        disk = Disk(files, 2**20)
+        disk.do(partial(id, disk))  # nothing is put after it that would let go of it
+        return weakref.ref(files)
+
+    files = ended()
+    gc.collect()
+    assert files() is None
+
+
+def test_a_recorder_that_was_taken_out_is_let_go_of(log_dir):
+    seen = []
+    for _ in range(3):
+        install(log_dir=str(log_dir), experiment="run", trainers="none")
+        with step(1), span("parse"):
+            pass
+        assert flush()
+        gc.collect()
+        seen.append(sum(type(one) is Files for one in gc.get_objects()))
+        uninstall()
+    assert status()["installed"] is False
+    assert seen[-1] <= seen[0] + 1  # the encoder's last tick may not be over
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_that_is_forked_while_lines_wait_has_none_of_them(run_script):
+    forked = run_script(
+        """
+        import os
+        import sglang_instrument
+
+        sglang_instrument.install()
+        for number in range(20):
+            with sglang_instrument.step(1):
+                for _ in range(200):
+                    with sglang_instrument.span("parse", process=0):
+                        pass
+            child = os.fork()
+            if child == 0:
+                with sglang_instrument.step(1), sglang_instrument.span("parse", process=1):
+                    pass
+                sglang_instrument.uninstall()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+        """
+    )
+    processes = [
+        [record["extra"]["process"] for record in records if record["event"] == "parse"]
+        for records in forked.records.values()
+    ]
+    assert sorted(processes) == [[0] * 4000] + [[1]] * 20

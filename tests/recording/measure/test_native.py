@@ -1,0 +1,183 @@
+"""The compiled parts are used where they were built, all of them or none, and nobody has to notice which."""
+
+import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sglang_instrument
+from sglang_instrument import native
+from sglang_instrument.native.stamps import NEEDS, PARTS, stamp_of
+
+ROOT = Path(native.__file__).parents[2]  # the tree, or what is installed
+ASKED_FOR_PURE = os.environ.get("SGLANG_INSTRUMENT_NATIVE") == "0"
+
+SEEN = """
+import asyncio, json, sys
+import sglang_instrument as si
+from sglang_instrument import native
+from sglang_instrument.testing import records
+
+@si.instrument
+async def turn(number):
+    async with si.span("parse", tokens=number):
+        await asyncio.sleep(0)
+
+with records() as seen, si.bind(step=3, worker=1, request_id="r"):
+    asyncio.run(turn(7))
+    si.event("after")
+kept = [{key: record.get(key) for key in ("event", "extra", "step", "task")} for record in seen]
+print(json.dumps([native.ON, native.REASON, kept]))
+"""
+
+
+def told(package_parent, **environment):
+    """Return what a process that imports the package from there says: compiled or not, why not, records."""
+    done = subprocess.run(
+        [sys.executable, "-c", SEEN],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=package_parent,
+        env={**os.environ, "PYTHONPATH": str(package_parent), "SGLANG_INSTRUMENT_NATIVE": "", **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def built(root, part):
+    """Return the files into which a part was compiled, for each Python that did."""
+    *folders, name = PARTS[part].split(".")
+    return list(root.joinpath(*folders).glob(f"{name}.*.so"))
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A copy of the package, compiled parts included, to be spoilt."""
+    ignored = shutil.ignore_patterns("__pycache__", ".build*")
+    shutil.copytree(ROOT / "sglang_instrument", tmp_path / "sglang_instrument", ignore=ignored)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Skip where nothing is built, as on a machine without a compiler."""
+    if not all(built(ROOT, part) for part in PARTS):
+        pytest.skip("the compiled parts are not built: `make native`")
+
+
+def test_what_was_built_is_used_unless_it_is_asked_not_to(compiled):
+    assert native.ON is not ASKED_FOR_PURE, native.REASON
+    assert (native.REASON is None) is not ASKED_FOR_PURE
+
+
+def test_pure_and_compiled_processes_record_the_same(compiled):
+    with_it, without = told(ROOT), told(ROOT, SGLANG_INSTRUMENT_NATIVE="0")
+    assert (with_it[:2], without[:2]) == ([True, None], [False, "SGLANG_INSTRUMENT_NATIVE=0"])
+    assert with_it[2] == without[2]
+    assert [record["event"] for record in without[2]] == ["parse", "turn", "after"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_one_part_with_what_it_needs_records_the_same(compiled, part):
+    on, reason, records = told(ROOT, SGLANG_INSTRUMENT_NATIVE=part)
+    assert on
+    assert reason == f"SGLANG_INSTRUMENT_NATIVE={part}"
+    assert records == told(ROOT, SGLANG_INSTRUMENT_NATIVE="0")[2]
+
+
+def test_a_part_that_there_is_not_is_said_and_everything_is_pure():
+    on, reason, records = told(ROOT, SGLANG_INSTRUMENT_NATIVE="spans,spam")
+    assert not on
+    assert "no part 'spam', there are values, tasks" in reason
+    assert records
+
+
+def test_parts_need_parts():
+    assert {one for needed in NEEDS.values() for one in needed} <= PARTS.keys()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_compiled_module_has_the_names_of_the_pure_one_beside_it_in_the_same_order(part):
+    path = ROOT / (PARTS[part].replace(".", "/") + ".pyx")
+    pure = names_in(path.with_name(path.name.removeprefix("_")).with_suffix(".py").read_text())
+    both = [name for name in names_in(path.read_text()) if name in pure]
+    assert both == sorted(both, key=pure.index)
+
+
+def names_in(source):
+    """Return the names that a module defines at its top for others, in order."""
+    found = re.findall(
+        r"^(?:async def|def|class|cdef class|cpdef(?: \w+)?) ([A-Za-z]\w*)", source, re.MULTILINE
+    )
+    return list(dict.fromkeys(found))
+
+
+def test_parts_of_another_state_of_the_sources_are_refused(compiled, copied):
+    source = copied / "sglang_instrument/recording/measure/_spans.pyx"
+    source.write_text(source.read_text() + "\n# changed\n")
+    on, reason, records = told(copied)
+    assert not on
+    assert "spans was built from another state of its sources" in reason
+    assert records
+
+
+def test_one_missing_part_turns_all_of_them_off(compiled, copied):
+    for file in built(copied, "runs"):
+        file.unlink()
+    on, reason, records = told(copied)
+    assert not on
+    assert "patching.probes._region_spans was not built for this Python" in reason
+    assert records
+
+
+def test_a_broken_file_is_no_reason_to_fail(compiled, copied):
+    for file in built(copied, "spans"):
+        file.write_bytes(b"not a library")
+    on, reason, records = told(copied)
+    assert not on
+    assert reason.startswith("ImportError")
+    assert records
+
+
+def test_a_stamp_covers_what_a_module_includes_and_cimports(tmp_path):
+    folder = tmp_path / "sglang_instrument"
+    folder.mkdir()
+    (folder / "one.pyx").write_text(
+        'include "sglang_instrument/part.pxi"\n'
+        "from sglang_instrument.two cimport Two\nfrom libc.math cimport floor\n"
+    )
+    for name in ("part.pxi", "two.pxd", "other.pxd", "one.pxd"):
+        (folder / name).write_text("")
+    before = stamp_of(str(tmp_path), "sglang_instrument.one")
+    (folder / "other.pxd").write_text("# nothing of ours")
+    assert stamp_of(str(tmp_path), "sglang_instrument.one") == before
+    for name in ("part.pxi", "two.pxd", "one.pyx", "one.pxd"):
+        (folder / name).write_text((folder / name).read_text() + "# changed\n")
+        changed = stamp_of(str(tmp_path), "sglang_instrument.one")
+        assert changed != before
+        before = changed
+
+
+def test_status_says_which_it_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("EXPERIMENT_NAME", "run")
+    sglang_instrument.install(log_dir=str(tmp_path), trainers="none")
+    try:
+        said = sglang_instrument.status()
+    finally:
+        sglang_instrument.uninstall()
+    assert (said["native"], said["native_reason"]) == (native.ON, native.REASON)
+
+
+def test_what_people_call_tells_its_signature_and_its_words():
+    assert list(inspect.signature(sglang_instrument.span).parameters) == ["event", "phase", "extra"]
+    assert list(inspect.signature(sglang_instrument.event).parameters) == ["name", "phase", "extra"]
+    assert "Time a block, as in" in sglang_instrument.span.__doc__
+    assert "Record an instant event: " in sglang_instrument.event.__doc__
+    assert sglang_instrument.span.__module__ == "sglang_instrument.recording.measure.spans"

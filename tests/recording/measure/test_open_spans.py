@@ -1,0 +1,44 @@
+"""The watched spans that are open, as the watchdog reads them: the same compiled as in pure Python."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_instrument.recording.measure.spans import OPEN, WatchedSpan
+
+
+def ids(spans):
+    return {id(span) for span in spans}
+
+
+@given(st.lists(st.tuples(st.sampled_from(["enter", "enter again", "leave", "clear"]), st.integers(0, 1000))))
+def test_what_is_open_is_what_was_entered_and_not_left(steps):
+    entered, expected = [], []
+    for what, number in steps:
+        if what == "enter":
+            span = WatchedSpan(f"event {number}")
+            span.__enter__()
+            entered.append(span)
+            expected.append(span)
+        elif what == "enter again" and expected:
+            expected[number % len(expected)].__enter__()
+        elif what == "leave" and entered:
+            span = entered.pop(number % len(entered))
+            span.__exit__(None, None, None)
+            expected = [one for one in expected if one is not span]
+        elif what == "clear":  # as in a forked child, which may still leave what its parent entered
+            OPEN.clear()
+            expected = []
+        assert len(OPEN) == len(expected)
+        assert bool(OPEN) is bool(expected)
+        assert ids(OPEN.values()) == ids(expected)
+        assert {key: span.event for key, span in OPEN.items()} == {id(one): one.event for one in expected}
+    OPEN.clear()
+    for span in entered:
+        span.__exit__(None, None, None)
+    assert not OPEN
+
+
+def test_a_span_that_is_open_lives_on_though_nobody_else_holds_it():
+    WatchedSpan("kept").__enter__()
+    assert [span.event for span in OPEN.values()] == ["kept"]
+    OPEN.clear()

@@ -1,0 +1,166 @@
+"""An event loop that is held is logged, with the line that holds it; one that stands still is not."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+import sglang_instrument
+from sglang_instrument import bind, event, span
+from sglang_instrument.recording.watch import event_loop as heartbeats
+from sglang_instrument.testing import records
+
+
+class Outside:
+    """Stands in for the writer's thread: looks at the hearts every 20 ms, from another thread."""
+
+    def __enter__(self):
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def _look(self):
+        while not self._stop.wait(0.02):
+            heartbeats.look_at_hearts()
+
+    def __exit__(self, *exc):
+        self._stop.set()
+        self._thread.join()
+
+
+def hold_the_loop(seconds):
+    """Hold it so long at least, and until it was seen to be held: on a busy machine that may take longer."""
+    time.sleep(seconds)
+    deadline = time.monotonic() + 60
+    while seconds and time.monotonic() < deadline:
+        for heart in list(heartbeats._hearts.values()):
+            if heart._samples:
+                return
+        time.sleep(0.01)
+
+
+def longest_block(seen):
+    """Return the block that was planted: a busy machine may add a short one of its own."""
+    return max(seen.of("event_loop_block"), key=lambda block: block["duration_sec"])
+
+
+async def request(seconds):
+    with bind(request_id="r7", turn=1), span("tool_execution"):
+        await asyncio.sleep(0.06)
+        hold_the_loop(seconds)
+        await asyncio.sleep(0.06)
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def new_loop(request):
+    made = []
+
+    def make():
+        module = asyncio if request.param == "asyncio" else pytest.importorskip("uvloop")
+        made.append(module.new_event_loop())
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_a_held_loop_is_logged_with_the_line_and_the_span_that_hold_it(new_loop):
+    with records(watch_loops=True) as seen, Outside(), bind(step=3):
+        new_loop().run_until_complete(request(0.4))
+    block = longest_block(seen)
+    assert block["duration_sec"] > 0.3
+    assert block["extra"]["stack"][-1].endswith("hold_the_loop")
+    assert (block["extra"]["in_span"], block["extra"]["request_id"]) == ("tool_execution", "r7")
+    assert block["step"] == 3
+
+
+def test_a_loop_that_stood_still_between_two_runs_is_not_accused(new_loop):
+    running = new_loop()
+    with records(watch_loops=True) as seen, Outside():
+        running.run_until_complete(request(0))
+        time.sleep(2)
+        running.run_until_complete(request(0))
+    # A busy machine may hold the loop for a moment; the 2 s in which it did not run are not among it.
+    assert all(block["duration_sec"] < 1.5 for block in seen.of("event_loop_block"))
+
+
+def test_a_heart_stops_when_its_loop_is_closed_or_nothing_is_recorded(new_loop):
+    running = new_loop()
+    with records(watch_loops=True):
+        running.run_until_complete(request(0))
+        assert len(heartbeats._hearts) == 1
+        running.close()
+        heartbeats.look_at_hearts()
+        assert not heartbeats._hearts
+
+
+def test_a_beat_carries_no_request(new_loop):
+    with records(watch_loops=True) as seen, Outside(), bind(step=1):
+
+        async def run():
+            await asyncio.create_task(request(0.15))
+            event("after")
+            await asyncio.sleep(0.05)
+
+        new_loop().run_until_complete(run())
+    block = longest_block(seen)
+    assert "turn" not in {key for key in block["extra"] if key not in ("request_id", "turn")}
+
+
+def test_a_loop_has_its_heart_again_when_recording_is_off_and_on_though_its_tasks_are_known(
+    new_loop, install
+):
+    running = new_loop()
+
+    async def goes_on():
+        with span("tool_execution"):
+            await asyncio.sleep(0)
+        [before] = heartbeats._hearts.values()
+        sglang_instrument.uninstall()
+        assert not heartbeats._hearts
+        install()
+        for _ in range(10):  # of the old heart a beat is to come, which may not take the new one along
+            await asyncio.sleep(heartbeats.BEAT_SEC)
+            with span("tool_execution"):
+                pass
+        [after] = heartbeats._hearts.values()
+        assert after is not before
+
+    install()
+    running.run_until_complete(goes_on())
+
+
+def test_a_forked_child_leaves_its_parents_loops_alone(run_script):
+    run_script("""
+        import asyncio, os, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on: threads and fork
+        import sglang_instrument as si
+        from sglang_instrument.recording.watch import event_loop
+
+        async def main():
+            with si.span("tool_execution"):
+                await asyncio.sleep(0)
+            assert list(event_loop._loops)
+            child = os.fork()
+            if child == 0:
+                os._exit(1 if list(event_loop._loops) or event_loop._hearts else 0)
+            assert os.waitpid(child, 0)[1] == 0
+
+        si.install()
+        asyncio.run(main())
+        """)
+
+
+def test_no_heart_comes_back_to_a_loop_that_is_closed_or_after_recording_is_off(new_loop, install):
+    closed, open_still = new_loop(), new_loop()
+    with records(watch_loops=True):
+        for loop in (closed, open_still):
+            loop.run_until_complete(request(0))
+    closed.close()
+    install()
+    sglang_instrument.uninstall()  # before the loop came to it
+    open_still.run_until_complete(asyncio.sleep(0.05))
+    assert not heartbeats._hearts

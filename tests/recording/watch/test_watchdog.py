@@ -1,0 +1,125 @@
+"""What does not end is in the log while it hangs, with where it stands."""
+
+import asyncio
+import json
+import math
+import threading
+import time
+
+from sglang_instrument import bind, instrument, span
+from sglang_instrument.recording.keep.clock import Clock
+from sglang_instrument.recording.keep.encoder import LineMaker
+from sglang_instrument.recording.watch.hangs import Watchdog
+from sglang_instrument.testing import records
+
+
+class Pages:
+    """Takes the place of the disk: keeps what the watchdog writes, decoded."""
+
+    def __init__(self):
+        self.lines = []
+
+    def write(self, scope, line, count):
+        self.lines.append(json.loads(line))
+
+
+def look_for(watchdog, seconds, lines=1):
+    """Look so long at least, and until there are so many lines: on a busy machine that may take longer."""
+    pages = Pages()
+    begun = time.monotonic()
+    while (passed := time.monotonic() - begun) < seconds or (len(pages.lines) < lines and passed < 60):
+        watchdog.look(pages)
+        time.sleep(0.005)
+    return pages.lines
+
+
+def test_an_open_span_is_reported_when_it_is_old_and_at_each_doubling():
+    watchdog = Watchdog(LineMaker(Clock()), first_age_sec=0.05)
+    with records(), bind(step=4, worker=1, request_id="r", turn=2), span("tool_execution"):
+        reports = look_for(watchdog, 0.5)
+    ages = [report["extra"]["spans"][0]["age_sec"] for report in reports]
+    assert 1 <= len(ages) <= 1 + math.log2(ages[-1] / 0.05)
+    assert all(age >= 0.05 * 2**number for number, age in enumerate(ages))
+    (first,) = reports[0]["extra"]["spans"]
+    assert (first["event"], first["request_id"], first["turn"]) == ("tool_execution", "r", 2)
+    assert (reports[0]["step"], reports[0]["workid"]) == (4, 1)
+
+
+def test_the_report_says_where_a_waiting_coroutine_stands():
+    watchdog = Watchdog(LineMaker(Clock()), first_age_sec=0.02)
+    lines = []
+
+    async def never_ending_tool():
+        with span("tool_execution"):
+            await asyncio.Event().wait()
+
+    async def run():
+        task = asyncio.create_task(never_ending_tool())
+        await asyncio.sleep(0.05)
+        looking = threading.Thread(target=lambda: lines.extend(look_for(watchdog, 0.1)))
+        looking.start()
+        await asyncio.to_thread(looking.join)
+        task.cancel()
+
+    with records():
+        asyncio.run(run())
+    stack = lines[0]["extra"]["spans"][0]["stack"]
+    assert any(place.endswith("never_ending_tool") for place in stack)
+
+
+def test_the_report_follows_a_coroutine_whose_awaits_are_counted():
+    watchdog = Watchdog(LineMaker(Clock()), first_age_sec=0.02)
+    lines = []
+
+    @instrument(phase="tool")
+    async def counted():
+        await inner()
+
+    async def inner():
+        await asyncio.Event().wait()
+
+    async def run():
+        task = asyncio.create_task(counted())
+        await asyncio.sleep(0.05)
+        await asyncio.to_thread(lambda: lines.extend(look_for(watchdog, 0.1)))
+        task.cancel()
+
+    with records():
+        asyncio.run(run())
+    assert any(place.endswith(" inner") for place in lines[0]["extra"]["spans"][0]["stack"])
+
+
+def test_a_span_that_ended_is_not_reported_and_not_remembered():
+    watchdog = Watchdog(LineMaker(Clock()), first_age_sec=0.02)
+    with records():
+        for _ in range(3):
+            with span("tool_execution"):
+                look_for(watchdog, 0.05)
+        assert not look_for(watchdog, 0.05, lines=0)
+    assert not watchdog._reported
+
+
+def test_a_report_of_many_tasks_goes_through_those_of_a_loop_once(monkeypatch):
+    watchdog = Watchdog(LineMaker(Clock()), first_age_sec=0.02)
+    asked, all_tasks = [], asyncio.all_tasks
+    monkeypatch.setattr(asyncio, "all_tasks", lambda loop: asked.append(loop) or all_tasks(loop))
+
+    async def hang(number):
+        with span("tool_execution", number=number):
+            await asyncio.Event().wait()
+
+    async def run():
+        tasks = [asyncio.create_task(hang(number)) for number in range(30)]
+        await asyncio.sleep(0.1)
+        pages = Pages()
+        await asyncio.to_thread(watchdog.look, pages)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return pages.lines
+
+    with records():
+        (report,) = asyncio.run(run())
+    assert report["extra"]["open"] == 30
+    assert all(" hang" in "".join(one["stack"]) for one in report["extra"]["spans"])
+    assert len(asked) == 1

@@ -1,0 +1,108 @@
+"""The pages: README.md, docs/, patches/README.md and benchmarks/: their fenced blocks, commands and links."""
+
+import re
+import shlex
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+#: The change log tells of what was, the support matrix of what was found.
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "patches/README.md",
+    ROOT / "benchmarks/README.md",
+    *(
+        page
+        for page in sorted((ROOT / "docs").rglob("*.md"))
+        if page.name not in ("changelog.md", "support-matrix.md")
+    ),
+]
+_FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+_PROMPT = re.compile(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*")
+_OURS = ("sglang-instrument", ".venv/bin/sglang-instrument")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its page, its first line's number there, the language it names, its text."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+    def __str__(self):
+        return f"{self.page}:{self.line}"
+
+    @property
+    def lines(self):
+        """The lines, those that a backslash continues joined."""
+        return self.text.replace("\\\n", " ").splitlines()
+
+
+def blocks(language=None):
+    """Return the blocks of all pages, or those of one language."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in _FENCE.finditer(text):
+            place = text.count("\n", 0, match.start(3)) + 1
+            found.append(Block(str(page.relative_to(ROOT)), place, match[2], textwrap.dedent(match[3])))
+    return [block for block in found if language in (None, block.language)]
+
+
+def inline(page, start):
+    """Return the code within the lines of a page that begins with `start`."""
+    text = re.sub(_FENCE, "", page.read_text(encoding="utf-8"))
+    return [code for code in re.findall(r"`([^`\n]+)`", text) if code.startswith(start)]
+
+
+def own_commands():
+    """Return (place, words behind `sglang-instrument`) of each of our commands, in blocks and in lines."""
+    found = [(str(block), _words(line)) for block in blocks() for line in block.lines]
+    for page in PAGES:
+        found += [(str(page.relative_to(ROOT)), _words(code)) for code in inline(page, "sglang-instrument ")]
+    return [
+        (at, one) for at, words in found if words and words[0] in _OURS for one in _alternatives(words[1:])
+    ]
+
+
+def _alternatives(words):
+    """Return the commands of a line: `turns | lengths | gaps` are three."""
+    while "|" in words:
+        at = words.index("|")
+        yield words[:at]
+        words = words[at + 1 :]
+    yield words
+
+
+def shell_blocks():
+    """Return the blocks for a shell: those that say so, and those that begin with a program's call."""
+    plain = [block for block in blocks("") if programs(block, first=True)]
+    return [*blocks("bash"), *plain]
+
+
+def programs(block, first=False):
+    """Return the programs that the lines of a shell block call, or that of its first line; no shell words."""
+    lines = block.lines[:1] if first else block.lines
+    words = [_words(call) for line in lines for call in line.split(" && ")]
+    return {Path(call[0]).name for call in words if call} & {*PROGRAMS, "sglang-instrument", "make"}
+
+
+#: What examples call beside our own commands, and why no test of these pages runs it.
+PROGRAMS = {
+    "python": "a trainer or a server is started: tests/trainers run those that can be had here",
+    "ray": "needs a cluster of Ray's, and a trainer",
+    "srun": "needs Slurm, and a trainer",
+    "docker": "needs Docker, and a trainer's image",
+    "nsys": "needs a GPU and Nsight Systems",
+    "vllm": "needs vLLM",
+}
+
+
+def _words(line):
+    try:
+        return shlex.split(_PROMPT.sub("", line.strip()), comments=True)
+    except ValueError:  # a quote that goes on in the next line
+        return _PROMPT.sub("", line.strip()).split()

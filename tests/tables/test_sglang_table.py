@@ -1,0 +1,59 @@
+"""The engine's table against the wheels of SGLang, from the oldest version that is promised to the newest."""
+
+import pytest
+from wheels import wheel_of
+
+from sglang_instrument.patching.places.source_archives import open_tree
+from sglang_instrument.patching.rewriting.check import check
+from sglang_instrument.patching.tables.reading import load_table
+from sglang_instrument.recording.measure.spans import SyncedSpan, kind_for
+
+# Where something the table names changed its shape, and both ends.
+VERSIONS = ["0.4.6.post5", "0.4.9.post6", "0.5.2", "0.5.5", "0.5.10.post1", "0.5.12.post1", "0.5.23"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_region_of_the_engine_is_found_where_its_version_has_one(version):
+    [result] = check([load_table("sglang/engine")], open_tree(wheel_of("sglang", version)))
+    assert result.version == version
+    states = {str(site.target): site.state for site in result.sites if site.expected}
+    assert {target for target, state in states.items() if state != "found"} == set()
+    assert {site.region.event for site in result.sites if site.state == "found"} == {
+        "engine_generate",
+        "engine_stream",
+        "engine_cache_flush",
+        "weights_update",
+        "memory_release",
+        "memory_resume",
+    }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("table", "events"),
+    [
+        (
+            "sglang/requests",
+            {
+                *("engine_start", "engine_request", "engine_tokenize", "engine_send", "engine_wait"),
+                *("engine_dispatch", "engine_detokenize", "scheduler_receive", "scheduler_admit"),
+                *("scheduler_first_tokens", "scheduler_retract"),
+            },
+        ),
+        ("sglang/batches", {"scheduler_batch", "scheduler_result", "model_forward", "engine_output"}),
+    ],
+)
+def test_every_region_of_the_engine_room_is_found_in_every_version(version, table, events):
+    [result] = check([load_table(table)], open_tree(wheel_of("sglang", version)))
+    expected = [site for site in result.sites if site.expected]
+    assert {site.region.event: site.note for site in expected if site.state != "found"} == {}
+    assert {site.region.event for site in expected} == events
+    assert [site.region.event for site in expected if site.note] == []  # no field without its local
+
+
+@pytest.mark.parametrize("name", ["sglang/requests", "sglang/batches"])
+def test_nothing_in_the_engines_own_processes_waits_for_the_gpu(name):
+    regions = [region for patch in load_table(name).patches for region in patch.regions]
+    waiting = [r.event for r in regions if issubclass(kind_for(r.event, r.phase, r.sync), SyncedSpan)]
+    assert regions
+    assert waiting == []
