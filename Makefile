@@ -16,9 +16,7 @@ PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadgroup --no-loadsc
 PYTEST := $(BIN)/python -m pytest $(PARALLEL)
 
 # What records or patches: tested as pure Python, too.
-PURE := spans known_tasks waiting instrument lines writer disk files selection threads unwinding loop watchdog device \
-	device_events values fields probe rewrite spots install native always own_locals fuzz scarce collected \
-	hostile_values out_of_memory odd_targets
+PURE := tests/recording tests/patching tests/startup/test_install.py
 
 .PHONY: demo native test test-ray test-trainers test-gpu lint bench environments $(ENVIRONMENTS:%=environment-%)
 
@@ -29,10 +27,10 @@ demo: $(BIN)/python
 
 test: $(VENV)/.demo $(VENV)/.develop $(VENV)/.native environment-router
 	$(PYTEST) --ignore tests/trainers
-	SGLANG_INSTRUMENT_NATIVE=0 $(PYTEST) $(PURE:%=tests/test_%.py)
+	SGLANG_INSTRUMENT_NATIVE=0 $(PYTEST) $(PURE)
 
 test-ray: environment-ray
-	.envs/ray/bin/python -m pytest $(PARALLEL) tests/ray/test_ray.py tests/ray/test_ray_classes.py tests/ray/test_reach_ray.py
+	.envs/ray/bin/python -m pytest $(PARALLEL) tests/ray
 
 test-trainers: environments test-ray $(VENV)/.develop
 	$(PYTEST) tests/trainers
@@ -67,7 +65,7 @@ $(VENV)/.package: pyproject.toml | $(BIN)/python
 
 native: $(VENV)/.native
 
-$(VENV)/.native: hatch_build.py $(wildcard sglang_instrument/native/*.p* sglang_instrument/*/_[a-z]*.p*) | $(VENV)/.package
+$(VENV)/.native: hatch_build.py $(wildcard sglang_instrument/native/*.p* sglang_instrument/*/*/_[a-z]*.p*) | $(VENV)/.package
 	@$(BIN)/python hatch_build.py >/dev/null 2>&1 || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@

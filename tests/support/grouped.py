@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 
 def group_of_each(items):

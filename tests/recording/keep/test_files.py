@@ -221,7 +221,7 @@ def test_a_process_whose_disk_hangs_ends(start_script):
                 si.event("did", index=index)
         print("done")
     """,
-        PYTHONPATH=str(Path(__file__).parent),
+        PYTHONPATH=str(Path(__file__).parents[2] / "support"),
     )
     script.wait(timeout=600)
     assert "records were not written within 2 s" in script.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[2] / "support"
 MOUNTED = [sys.executable, str(HERE / "hanging_folder.py")]
 
 

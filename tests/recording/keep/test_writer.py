@@ -295,7 +295,7 @@ def test_a_disk_that_hangs_costs_bounded_memory_and_is_told_of_once(run_script):
         print("written", closed[0]["written"] == len(written))
         print("all", closed[0]["written"] + closed[0]["dropped"])
         """,
-        PYTHONPATH=str(Path(__file__).parent),
+        PYTHONPATH=str(Path(__file__).parents[2] / "support"),
     )
     said = dict(line.split(" ", 1) for line in run.stdout.splitlines() if not line.startswith("flushed"))
     assert run.stdout.count("flushed False") == run.stdout.count("flushed True") == 1
@@ -317,7 +317,7 @@ def test_a_process_ends_although_its_disk_hangs(run_script):
                 with sglang_instrument.span("parse"):
                     pass
         """,
-        PYTHONPATH=str(Path(__file__).parent),
+        PYTHONPATH=str(Path(__file__).parents[2] / "support"),
     )
     assert "may be lost" in run.stderr
 
