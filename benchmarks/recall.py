@@ -1,9 +1,9 @@
 """Say how often the verdict finds what is planted, and how often it accuses a clean run: `python recall.py`.
 
 `python recall.py clean 1000` and `python recall.py other 1000` try so many clean runs of our own generator
-and of one that the rules were not tuned on (`tests/support/other_runs.py`); `python recall.py curves 20` prints the
-recall curves of benchmarks/results.md from so many runs a row, `python recall.py deaths 20` those of
-workers that are killed.
+and of one that the rules were not tuned on (`tests/support/other_runs.py`); `python recall.py curves 20`
+prints the recall curves of benchmarks/results.md from so many runs a row, `python recall.py deaths 20` those
+of workers that are killed.
 """
 
 import shutil

@@ -1,10 +1,9 @@
 """Decide, once a process, which compiled parts take the place of the pure Python beside them.
 
-A compiled part (`recording/measure/_spans.pyx`) has the names of the pure module that it mirrors
-(`recording/measure/spans.py`) and does the same at a fraction of the cost. `SGLANG_INSTRUMENT_NATIVE` says which are
-used: `0` none, `spans,values` these and what they need; by default all. Where one of them was not built, or
-was built from another state of its sources or for another Python, everything is pure Python, and `REASON`
-says why.
+A compiled part (`_spans.pyx`) has the names of the pure module that it mirrors (`spans.py` beside it) and
+does the same at a fraction of the cost. `SGLANG_INSTRUMENT_NATIVE` says which are used: `0` none,
+`spans,values` these and what they need; by default all. Where one of them was not built, or was built from
+another state of its sources or for another Python, everything is pure Python, and `REASON` says why.
 """
 
 import os

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from sglang_instrument.analysis.answers import engine_requests
 from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, engine_requests
 from sglang_instrument.analysis.answers.join import (
     engine_request_table,
@@ -145,8 +144,8 @@ def test_requests_that_nobody_named_are_placed_by_time(log):
     log.call(2, "b", "r1", 0, 20, 3)
     for rid, arrived in (("early", 2), ("first", 11), ("second", 21)):
         log.life(rid, arrived, ("admit", arrived + 1), end=arrived + 2)
-    lives = {row["rid"]: row["step"] for row in engine_request_table(opened(log)).to_dicts()}
-    assert engine_requests == {"early": None, "first": 1, "second": 2}
+    placed = {row["rid"]: row["step"] for row in engine_request_table(opened(log)).to_dicts()}
+    assert placed == {"early": None, "first": 1, "second": 2}
 
 
 def test_a_request_that_never_left_the_queue_has_no_prefill(log):
@@ -204,7 +203,7 @@ def test_what_the_engine_did_is_kept_beside_the_run_until_its_files_change(log, 
     first = cached_engine_requests(open_run(log.folder))
     assert first.equals(engine_requests(opened(log)))
     with monkeypatch.context() as patch:
-        patch.setattr(engine_requests, "engine_requests", None)  # nobody asks for it
+        patch.setattr(f"{engine_requests.__module__}.engine_requests", None)  # nobody asks for it
         assert cached_engine_requests(open_run(log.folder)).equals(first)
     log.life("b", 200, ("admit", 201), ("first", 202), end=203)
     assert "b" in cached_engine_requests(open_run(log.folder))["rid"].to_list()

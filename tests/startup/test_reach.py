@@ -201,14 +201,9 @@ def test_who_uninstalls_has_the_last_word_over_the_hook(run_script, trainer):
 
 def test_the_entry_points_of_both_plugin_loaders_lead_here():
     text = (ROOT / "pyproject.toml").read_text()
-    assert (
-        '[project.entry-points."sglang.srt.plugins"]\nsglang-instrument = "sglang_instrument.startup.python_startup:start"'
-        in text
-    )
-    assert (
-        '[project.entry-points."verl.plugins"]\nsglang-instrument = "sglang_instrument.startup.python_startup"\n'
-        in text
-    )
+    hook = "sglang_instrument.startup.python_startup"
+    assert f'[project.entry-points."sglang.srt.plugins"]\nsglang-instrument = "{hook}:start"' in text
+    assert f'[project.entry-points."verl.plugins"]\nsglang-instrument = "{hook}"\n' in text
 
 
 def test_a_worker_in_a_package_cache_of_rays_says_where_its_logs_go(tmp_path):

@@ -1,1 +1,1 @@
-"""Measure what happens: spans, whose they are, how long a coroutine waited. What training pays for at each event."""
+"""Measure what training pays for at each event: spans, whose they are, how long a coroutine waited."""
