@@ -85,7 +85,7 @@ def shipped_packages() -> frozenset[str]:
     """
     global _shipped
     if not _shipped:
-        package = os.path.dirname(__file__)  # noqa: PTH120 - pathlib takes long to import
+        package = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120 - pathlib takes long to import
         for root in (package, os.path.dirname(package)):  # noqa: PTH120 - in a wheel, in a checkout
             try:
                 names = os.listdir(os.path.join(root, "patches"))  # noqa: PTH118, PTH208 - as above

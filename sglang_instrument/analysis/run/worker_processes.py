@@ -79,7 +79,7 @@ def _finished_batches(folder: Path, scratch: str, processes: int) -> Iterator[in
 
 
 def _start(folder: Path, scratch: str, stdout: IO[bytes]) -> subprocess.Popen[bytes]:
-    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **_SETTINGS}
     return subprocess.Popen(  # noqa: S603 - this interpreter and a module of ours
         [sys.executable, "-c", _PROGRAM, str(folder), scratch],

@@ -168,7 +168,7 @@ def _options(args: argparse.Namespace) -> DemoOptions:
 def _check(args: argparse.Namespace) -> None:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        folder = Path(__file__).parents[1] / "demo"
+        folder = Path(__file__).parents[2] / "demo"
         raise InstrumentError(
             f"the demo needs {', '.join(missing)}: use `make demo`, or "
             f"pip install -r {folder}/requirements.txt, then "
@@ -209,7 +209,7 @@ def _show_installed(printed: Path) -> None:
 
 def _show_tables(folder: Path) -> None:
     for name in ("summary", "events"):
-        command = importlib.import_module(f"sglang_instrument.cli.{name}")
+        command = importlib.import_module(f"sglang_instrument.cli.commands.{name}")
         parser = argparse.ArgumentParser()
         command.add_arguments(parser)
         say()

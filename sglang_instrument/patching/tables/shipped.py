@@ -34,4 +34,4 @@ def _shipped_root() -> "Traversable":
     inside = resources.files("sglang_instrument") / "patches"
     if inside.is_dir():
         return inside
-    return Path(__file__).resolve().parents[2] / "patches"
+    return Path(__file__).resolve().parents[3] / "patches"

@@ -51,7 +51,7 @@ def render(
         version: Of what made it.
     """
     pages = Environment(
-        loader=PackageLoader("sglang_instrument.report"),
+        loader=PackageLoader("sglang_instrument.report.html"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
