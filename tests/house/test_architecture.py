@@ -17,7 +17,7 @@ COMPILED = sorted(path for kind in ("*.pyx", "*.pxi", "*.pxd") for path in ROOT.
 
 WORDS = {"errors", "schema", "config", "gc_pause", "regular_files"}
 FACADE = {"", "auto", "rollout"}
-MEASURE = {"words", "recording.safety", "recording.measure"}
+MEASURE = {"words", "native", "recording.safety", "recording.measure"}
 TABLES = {"words", "patching", "patching.places", "patching.tables"}
 RUN = {"words", "analysis.reading", "analysis.timing", "analysis.run"}
 ANSWERS = RUN | {"analysis.answers", "analysis.verdict"}
@@ -26,6 +26,7 @@ ANSWERS = RUN | {"analysis.answers", "analysis.verdict"}
 #: one lives inside training (recording, patching, startup), the other reads what it left.
 MAY_IMPORT = {
     "words": set(),
+    "native": set(),  # what is compiled is handed what it needs
     "recording.safety": {"words"},
     "recording.measure": MEASURE,
     "recording.keep": MEASURE,
