@@ -67,8 +67,9 @@ def standstill(digest: Digest, plateau: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         turn: the turn (0-based) in which most of them were, or None; in_turn: how many; event: the longest
-        part of most of these turns, or None; since_sec: when the last of the requests had entered its turn;
-        times: the median of their engine seconds per token over that of all turns of the run, or None.
+        part of most of these turns, or None; since_sec: the plateau's start, or, if later, when the last of
+        them entered its turn; times: the median of their engine seconds per token over that of all turns of
+        the run, or None.
     """
     here = pl.all_horizontal(pl.col(name) == plateau[name] for name in _OF_WORKER)
     middle = (plateau["from_us"] + plateau["to_us"]) // 2
