@@ -15,7 +15,7 @@ setting() { echo "$settings" | sed -n "s/^[^=]*\.$1='\(.*\)'$/\1/p" | tail -n 1;
 
 command -v uv >/dev/null || pip install --quiet uv || true
 if command -v uv >/dev/null; then
-  settings=$(pip config list)
+  settings=$(pip config list || true)
   find_links=${UV_FIND_LINKS-$(setting find-links | tr ' ' ',')}
   index=${UV_DEFAULT_INDEX-$(setting index-url)}
   [ -z "$find_links" ] || export UV_FIND_LINKS="$find_links"
