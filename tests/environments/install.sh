@@ -11,10 +11,11 @@ python=$1
 shift
 PATH=$PATH:$(dirname "$python"):$(dirname "$0")/../../${VENV:-.venv}/bin
 pip() { "$python" -m pip --disable-pip-version-check "$@"; }
-setting() { pip config list 2>/dev/null | sed -n "s/^[^=]*\.$1='\(.*\)'$/\1/p" | tail -n 1; }
+setting() { echo "$settings" | sed -n "s/^[^=]*\.$1='\(.*\)'$/\1/p" | tail -n 1; }
 
 command -v uv >/dev/null || pip install --quiet uv || true
 if command -v uv >/dev/null; then
+  settings=$(pip config list || true)
   find_links=${UV_FIND_LINKS-$(setting find-links | tr ' ' ',')}
   index=${UV_DEFAULT_INDEX-$(setting index-url)}
   [ -z "$find_links" ] || export UV_FIND_LINKS="$find_links"
