@@ -236,7 +236,7 @@ def test_a_report_that_cannot_be_written_says_what_would_be_right(
 ) -> None:
     for output in (tmp_path, tmp_path / "not" / "there.html"):
         assert main(["report", str(DEMO), "-o", str(output)]) == 2
-        assert "must be a file in a folder that is there" in capsys.readouterr().err
+        assert "must be a file in an existing folder" in capsys.readouterr().err
 
 
 def test_light_and_dark_differ_and_the_phases_keep_their_colours(
