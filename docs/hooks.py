@@ -34,7 +34,7 @@ def events() -> str:
 
 
 def _marks(kind: schema.EventKind) -> str:
-    marks = {"instant": kind.point, "may wait for the GPU": kind.synced, "of the reference": kind.reference}
+    marks = {"instant": kind.instant, "may wait for the GPU": kind.synced, "of the reference": kind.reference}
     return ", ".join(word for word, holds in marks.items() if holds)
 
 
