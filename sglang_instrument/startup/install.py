@@ -81,7 +81,8 @@ def install(
         all_ranks: Whether each rank of a tensor-parallel group writes a file; otherwise the first alone does.
         profile_steps: Steps in which the engines' profilers record, such as "5-7,20".
         profile_workers: Workers or servers whose engines are profiled, such as "0-3" or "all". Default "0".
-        profile_options: What the profilers record: "num_steps=20,activities=CPU+GPU" (docs/how-to/profiling.md).
+        profile_options: What the profilers record: "num_steps=20,activities=CPU+GPU"; see
+            docs/how-to/profiling.md.
         profile_when: Slow requests that are profiled, too: "request>60s"; at most once in 10 minutes.
         profile_router: Address of the servers' router, where the trainer's objects do not tell it.
 
