@@ -49,7 +49,9 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
     },
 }
 #: Each command's module, which has HELP, add_arguments(parser) and run(args) -> int.
-COMMANDS: Final = {name: f"sglang_instrument.cli.commands.{name}" for group in GROUPS.values() for name in group}
+COMMANDS: Final = {
+    name: f"sglang_instrument.cli.commands.{name}" for group in GROUPS.values() for name in group
+}
 
 #: Packages of the extra `analysis`: training does not need them, so that a plain install leaves them out.
 _OF_ANALYSIS: Final = frozenset({"polars", "rich", "zstandard"})

@@ -1,9 +1,8 @@
 """Time a block and append it to the buffer: the hot path, a fraction of a microsecond.
 
 A span is one small Struct that is its own record. Its context and its start are read by C code while it is
-constructed; its end appends it to a list that the encoder empties. Nothing here does I/O, logs, or
-takes a lock; `docs/explanation/cost.md` says what it costs. Where it is built, `_spans.pyx` takes the
-place of what is here, which says what it has to do.
+constructed; its end appends it to a list that the encoder empties. Nothing here does I/O, logs, or takes a
+lock. Where it is built, `_spans.pyx` takes the place of this module, which says what it has to do.
 """
 
 from _thread import get_ident
@@ -35,7 +34,6 @@ from sglang_instrument.schema import WATCHED_PHASES, kind_of
 
 running_tasks: Any = tasks.running  # asyncio's, as soon as a buffer is in use; kept here to save a look-up
 at_entry: Callable[[Any], object] | None = None  # is called with each span that is entered, while set
-
 
 buffer: Buffer = OFF
 
@@ -277,13 +275,7 @@ def use_buffer(
     on_first_opened: Callable[[], object] | None = None,
     on_all_closed: Callable[[], object] | None = None,
 ) -> None:
-    """Send finished spans to `taking`.
-
-    Args:
-        taking: Takes the spans.
-        on_first_opened: Is called when a watched span begins while none was open.
-        on_all_closed: Is called when the last open one has ended.
-    """
+    """Send finished spans to `taking`; call the others when the first watched span opens, the last one ends."""
     global buffer
     buffer = taking
     open_spans.watch(on_first_opened, on_all_closed)
@@ -334,16 +326,8 @@ def plain(
 _compiled = native.take_over(
     globals(),
     "spans",
-    "LostSpan",
-    "Span",
-    "SyncedSpan",
-    "WatchedSpan",
-    "begin",
-    "call_at_entry",
-    "event",
-    "lose",
-    "note_closed",
-    "span",
+    *("LostSpan", "Span", "SyncedSpan", "WatchedSpan", "span", "event", "begin", "lose"),
+    *("call_at_entry", "note_closed"),
 )
 
 if _compiled is not None:
