@@ -34,7 +34,6 @@ from sglang_instrument.schema import WATCHED_PHASES, kind_of
 
 running_tasks: Any = tasks.running  # asyncio's, as soon as a buffer is in use; kept here to save a look-up
 at_entry: Callable[[Any], object] | None = None  # is called with each span that is entered, while set
-
 buffer: Buffer = OFF
 
 
@@ -275,7 +274,7 @@ def use_buffer(
     on_first_opened: Callable[[], object] | None = None,
     on_all_closed: Callable[[], object] | None = None,
 ) -> None:
-    """Send finished spans to `taking`; call the others when the first watched span opens, the last one ends."""
+    """Send finished spans to `taking`; call the others when the first watched span opens, the last ends."""
     global buffer
     buffer = taking
     open_spans.watch(on_first_opened, on_all_closed)
