@@ -157,7 +157,7 @@ def test_commands_print_in_two_places_alone():
         r"^\s*(?:print\(|.*sys\.std(?:out|err)\.write|.*import .*\bText\b|.*markup)", re.MULTILINE
     )
     folder = Path(plain.__file__).parent
-    files = [path.name for path in sorted(folder.glob("*.py")) if printing.search(path.read_text())]
+    files = [path.name for path in sorted(folder.rglob("*.py")) if printing.search(path.read_text())]
     assert files == ["plain.py", "tables.py"]
 
 

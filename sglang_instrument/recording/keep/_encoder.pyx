@@ -40,7 +40,7 @@ from sglang_instrument.recording.keep._text cimport (
 include "sglang_instrument/native/module.pxi"
 
 cdef enum:
-    LONGEST_LINE = 64 * 1024  # bytes; shapes.py says the same
+    LONGEST_LINE = 64 * 1024  # bytes; line_types.py says the same
     # What is encoded at once, while other threads wait for the GIL: a tenth of a millisecond as a rule.
     CHUNK = 1024  # spans
     CHUNK_BYTES = 256 * 1024

@@ -124,7 +124,7 @@ def test_each_allocation_that_fails_costs_one_record_at_most_and_raises_nothing(
     if native == "":
         escaped = [one for one in escaped if one[0] not in ("a_bind", "a_step")]
         assert escaped == []
-    ours = [one for one in escaped if "sglang_instrument" in one[2] and not one[2].endswith("wrap.py")]
+    ours = [one for one in escaped if "sglang_instrument" in one[2] and not one[2].endswith("instrument.py")]
     assert ours == []
     assert uncounted == []
 
