@@ -32,9 +32,9 @@ SCRIPTS: Final = (
     "whatif.js",
     "timeline_model.js",
     "timeline_paint.js",
-    "timeline_moment.js",
+    "timeline_cursor.js",
     "timeline.js",
-    "timeline_hands.js",
+    "timeline_input.js",
     "main.js",
 )
 
