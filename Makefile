@@ -29,8 +29,9 @@ test: $(VENV)/.demo $(VENV)/.develop $(VENV)/.native environment-router
 	$(PYTEST) --ignore tests/trainers
 	SGLANG_INSTRUMENT_NATIVE=0 $(PYTEST) $(PURE)
 
+# One after the other: a driver joins any cluster that it finds on its machine.
 test-ray: environment-ray
-	.envs/ray/bin/python -m pytest $(PARALLEL) tests/ray
+	.envs/ray/bin/python -m pytest tests/on_ray
 
 test-trainers: environments test-ray $(VENV)/.develop
 	$(PYTEST) tests/trainers

@@ -154,9 +154,9 @@ def test_the_parts_of_a_step_add_up_to_the_step(plain: DemoRun) -> None:
         parts = [record for record in plain.records(step, worker) if record["event"] in PARTS]
         assert sorted(part["event"] for part in parts) == sorted(PARTS)
         remainders.append(1 - sum(part["duration_sec"] for part in parts) / whole)
-    # A busy machine may stop a worker between two parts, but not most of them.
+    # A busy machine may stop a worker between two parts, for a second or so, but not most of them.
     assert statistics.median(remainders) <= 0.02
-    assert all(-1e-6 <= remainder < 0.2 for remainder in remainders)
+    assert all(-1e-6 <= remainder < 0.6 for remainder in remainders)
 
 
 @pytest.mark.engine

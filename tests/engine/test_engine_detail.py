@@ -78,7 +78,7 @@ def test_what_a_server_starts_has_the_servers_number(monkeypatch, install):
 
 
 def test_a_server_of_another_kind_and_what_it_starts_are_called_so(monkeypatch, install):
-    monkeypatch.setattr(identity.actors, "actor_name", lambda: "sglang_server_reward_0_0")
+    monkeypatch.setattr(identity.ray_actor, "actor_name", lambda: "sglang_server_reward_0_0")
     install()
     identity.learn("server", 0)
     assert identity.file_name("server", 0) == "server_0_reward"
@@ -121,9 +121,9 @@ def test_a_process_that_is_told_the_same_again_and_again_still_hears_what_is_new
 
 
 def test_an_actor_that_has_no_name_yet_learns_its_number_when_it_has_one(monkeypatch):
-    monkeypatch.setattr(identity.actors, "may_run", lambda: True)
+    monkeypatch.setattr(identity.ray_actor, "may_run", lambda: True)
     names = iter([None, None, "sglang_server_4"])
-    monkeypatch.setattr(identity.actors, "actor_name", lambda: next(names))
+    monkeypatch.setattr(identity.ray_actor, "actor_name", lambda: next(names))
     identity.learn("scheduler", None, 0)
     assert identity.process_worker() == 0
     identity.learn("scheduler", None, 0)
