@@ -23,6 +23,7 @@ _CPU: Final[dict[str, Any]] = {
     "disable_overlap_schedule": True,
     "chunked_prefill_size": 512,
     "mem_fraction_static": 0.2,
+    "sleep_on_idle": True,  # else an idle scheduler keeps a core busy, of which there are few
 }
 #: Several workers share a GPU when there are fewer GPUs than workers, so each takes little of it.
 _CUDA: Final[dict[str, Any]] = {"device": "cuda", "dtype": "float32", "mem_fraction_static": 0.1}

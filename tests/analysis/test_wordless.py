@@ -124,7 +124,7 @@ def test_a_kill_after_the_last_step_was_closed_is_no_fault(run_script, printed):
     os._exit(0)  # as Ray ends its actors
     """
     folder = run_script(whole).folder
-    shown = printed("check", folder)
+    shown = " ".join(printed("check", folder).split())
     assert "nothing is wrong" in shown
     assert "1 process ended abruptly (worker_0)" in shown
 

@@ -148,15 +148,15 @@ def test_a_run_has_no_other_step_folders(plain: DemoRun) -> None:
 
 @pytest.mark.engine
 def test_the_parts_of_a_step_add_up_to_the_step(plain: DemoRun) -> None:
-    remainders = []
+    shares = []
     for step, worker in itertools.product(STEPS, WORKERS):
         (whole,) = plain.durations("total_step_duration", step, worker)
         parts = [record for record in plain.records(step, worker) if record["event"] in PARTS]
         assert sorted(part["event"] for part in parts) == sorted(PARTS)
-        remainders.append(1 - sum(part["duration_sec"] for part in parts) / whole)
-    # A busy machine may stop a worker between two parts, for a second or so, but not most of them.
-    assert statistics.median(remainders) <= 0.02
-    assert all(-1e-6 <= remainder < 0.6 for remainder in remainders)
+        shares.append(sum(part["duration_sec"] for part in parts) / whole)
+    assert max(shares) <= 1 + 1e-6
+    # A busy machine may stop a worker between two parts of some steps.
+    assert statistics.median(shares) >= 0.98
 
 
 @pytest.mark.engine

@@ -35,7 +35,7 @@ ARGUMENTS = (
     *("--sampling-backend", "pytorch", "--grammar-backend", "none", "--disable-cuda-graph"),
     *("--disable-overlap-schedule", "--max-total-tokens", "4096", "--max-running-requests", "8"),
     *("--context-length", "512", "--chunked-prefill-size", "512", "--mem-fraction-static", "0.2"),
-    *("--skip-server-warmup", "--log-level", "warning", "--host", "127.0.0.1"),
+    *("--skip-server-warmup", "--sleep-on-idle", "--log-level", "warning", "--host", "127.0.0.1"),
 )
 
 

@@ -20,7 +20,7 @@ ARGUMENTS = [
     *("--device=cpu", "--dtype=float32", "--attention-backend=torch_native", "--sampling-backend=pytorch"),
     *("--grammar-backend=none", "--disable-cuda-graph"),
     *("--chunked-prefill-size=512", "--mem-fraction-static=0.2", "--context-length=512"),
-    *("--skip-server-warmup", "--log-level=error", "--host=127.0.0.1"),
+    *("--skip-server-warmup", "--sleep-on-idle", "--log-level=error", "--host=127.0.0.1"),
 ]
 IN_TURN = "--disable-overlap-schedule"  # a batch is launched when the one before it is done with
 DEADLINE_SEC = 1200  # a busy machine takes minutes to start one

@@ -169,7 +169,7 @@ def test_people_see_the_sites_of_one_source_and_a_count(tmp_path, tables, capsys
             str(as_folder(tmp_path)),
         ]
     )
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     assert "(trainer 1.4): 4 of 7 found" in shown
     assert "no statement mentions nowhere" in shown
     assert "not here" in shown

@@ -23,7 +23,7 @@ SERVER = (
     "--device cpu --dtype float32 --attention-backend torch_native --sampling-backend pytorch "
     "--grammar-backend none --disable-cuda-graph --disable-overlap-schedule --max-total-tokens 4096 "
     "--max-running-requests 8 --context-length 1024 --chunked-prefill-size 512 --mem-fraction-static 0.2 "
-    "--enable-metrics --host 127.0.0.1"
+    "--enable-metrics --sleep-on-idle --host 127.0.0.1"
 )
 
 
