@@ -92,7 +92,7 @@ class SGLangLogManager:
                 _close(self.file_handles.popitem()[1])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a new object, without files and locks: a trainer's object that holds one stays picklable."""
+        """Pickle as a new object, without files and locks: trainer objects that hold one stay picklable."""
         return type(self), ()
 
     def _guard(self) -> RLock:

@@ -25,7 +25,7 @@ _NAME: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 
 
 def let_through() -> None:
-    """Re-raise the exception being handled if it comes from Ctrl-C or one of the program's signal handlers."""
+    """Re-raise the exception being handled if it comes from Ctrl-C or a signal handler of the program."""
     _, error, trace = sys.exc_info()
     if error is None or issubclass(type(error), _OF_VALUES):
         return
@@ -39,7 +39,7 @@ def name_of_type(kind: type) -> str:
 
 
 def _is_of_signal(trace: TracebackType | None) -> bool:
-    """Return whether a signal handler raised the exception; Python runs handlers between any two bytecodes."""
+    """Return whether a signal handler raised the exception; Python runs handlers between bytecodes."""
     threading = sys.modules.get("threading")
     if threading is not None and get_ident() != threading.main_thread().ident:
         return False  # handlers run on the main thread alone
