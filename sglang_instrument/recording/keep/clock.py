@@ -36,7 +36,7 @@ class Clock:
 
     @staticmethod
     def pair() -> dict[str, int]:
-        """Return both clocks at the same time, in nanoseconds, for readers that align hosts or measure drift."""
+        """Return both clocks at the same time, in nanoseconds, so that readers can align hosts."""
         offset_us = _offset_us()
         perf_ns = time.perf_counter_ns()
         return {"wall_ns": perf_ns + offset_us * 1000, "perf_ns": perf_ns}

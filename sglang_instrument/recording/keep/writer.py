@@ -298,7 +298,7 @@ class Writer:
             for span in excess:
                 count_dropped(self._maker.scope_of(span.context), 1)
             self.dropped_records += len(excess)
-            notice("buffer full", "spans end faster than they are encoded: new ones are dropped and counted")
+            notice("buffer full", "spans come too fast to be encoded: new records are dropped and counted")
 
     def _encode(self, spans: list[Span]) -> None:
         """Pass spans on as lines, with a pause after each chunk."""
