@@ -327,7 +327,7 @@ class Writer:
 
 
 class _FirstSpan:
-    """The buffer while the threads are not started, or the encoder's thread rests: it starts or wakes them."""
+    """The buffer while the threads are not started, or the encoder's rests: it starts or wakes them."""
 
     __slots__ = ("_writer",)
 

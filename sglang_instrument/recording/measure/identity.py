@@ -18,7 +18,7 @@ _learned: str = DEFAULT_ROLE  # from the trainer's own objects; stays true after
 _worker: int | None = None
 _tp: int | None = None
 _kind: str | None = None  # of servers with their own numbering: those of a reward model, of a teacher
-_last: tuple[Any, ...] | None = None  # the last arguments of learn(): a scheduler repeats them at each request
+_last: tuple[Any, ...] | None = None  # the last arguments of learn(): a scheduler repeats them often
 
 
 def use_role(role: str) -> None:

@@ -25,7 +25,7 @@ class Task(Struct, gc=False, eq=False):
 
     The garbage collector does not visit it, so nothing in it may refer back to it: `loop` is a weak
     reference, because a loop refers to its tasks; `counted_by` is the id of the outermost span that counts
-    the task's waiting. `announced` is the encoder that has written the task's first record, with `spawned_by`.
+    the task's waiting. `announced` is the encoder of the task's first record, which has `spawned_by`.
 
     `waited` is in nanoseconds. `suspended_at` is the time of the last suspension, 0 while the task runs, and
     negative after an exception was thrown into the task: then the task runs, unless it has caught the
