@@ -1,6 +1,6 @@
 """Open regular files only: a read of a FIFO waits for a writer, and a device may never end.
 
-Anyone who may write to a folder of logs may put such a file, or a link to one, under a name that we read.
+Anyone with write access to a log folder can put such a file, or a link to one, under a name that we read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
         OSError: As `demand_regular`, or the file cannot be read.
     """
     demand_regular(path)  # before open(): opening a device may already have an effect
-    # Someone may replace the file between check and open(): open without waiting, and check again.
+    # Another process may replace the file between check and open(): open without waiting, and check again.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         _demand(os.fstat(descriptor).st_mode, path)

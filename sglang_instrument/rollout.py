@@ -1,4 +1,4 @@
-"""A rollout function that only waits, so that a person can send requests to the engines and profile them.
+"""A rollout function that only waits, so that a user can send requests to the engines and profile them.
 
 In slime and its forks: `--rollout-function-path sglang_instrument.rollout.sleep`.
 """
@@ -34,20 +34,20 @@ def sleep(
 ) -> NoReturn:
     """Wait, and print every minute on stderr how to reach the engines.
 
-    It ends by Ctrl-C, by a signal, when a person touches the wake file, or after SGLANG_INSTRUMENT_SLEEP_SEC
-    seconds. SGLANG_INSTRUMENT_WAKE names the wake file; by default it is in a new folder that only this user
-    can write to.
+    The wait ends on Ctrl-C, on a signal, when a user touches the wake file, or after
+    SGLANG_INSTRUMENT_SLEEP_SEC seconds. SGLANG_INSTRUMENT_WAKE names the wake file; by default it is in a new
+    folder that only this user can write to.
 
     Args:
         args: The trainer's arguments, which hold the router's address.
         rollout_id: The step.
         data_source: Not used; trainers pass it to every rollout function.
         evaluation: Not used.
-        heartbeat_sec: Seconds between two lines; default SGLANG_INSTRUMENT_HEARTBEAT_SEC, else 60.
+        heartbeat_sec: Seconds between two printed lines; default SGLANG_INSTRUMENT_HEARTBEAT_SEC, else 60.
         **others: Not used.
 
     Raises:
-        SystemExit: It has ended. There are no samples, so that the training cannot continue.
+        SystemExit: The wait has ended. There are no samples, so training cannot continue.
     """
     named = os.environ.get(f"{PREFIX}WAKE")
     if named:

@@ -1,9 +1,9 @@
-"""Decide, once a process, which compiled parts take the place of the pure Python beside them.
+"""Decide, once per process, which compiled parts replace the pure Python beside them.
 
-A compiled part (`_spans.pyx`) has the names of the pure module that it mirrors (`spans.py` beside it) and
-does the same at a fraction of the cost. `SGLANG_INSTRUMENT_NATIVE` says which are used: `0` none,
-`spans,values` these and what they need; by default all. Where one of them was not built, or was built from
-another state of its sources or for another Python, everything is pure Python, and `REASON` says why.
+A compiled part (`_spans.pyx`) has the same names as the pure module that it mirrors (`spans.py` beside it)
+and does the same at a fraction of the cost. `SGLANG_INSTRUMENT_NATIVE` selects the parts: `0` none,
+`spans,values` these two and the parts that they need; by default all. If a selected part is missing, or was
+built from other sources or for another Python, this process uses pure Python only; `REASON` says why.
 """
 
 import os
@@ -15,7 +15,7 @@ from sglang_instrument.native.stamps import NEEDS, PARTS, stamp_of
 
 
 def _asked_for(asked: str) -> list[str]:
-    """Return the parts to use, each after those that it needs.
+    """Return the parts to use; each part follows the parts that it needs.
 
     Raises:
         ValueError: There is no such part.
@@ -36,7 +36,7 @@ def _asked_for(asked: str) -> list[str]:
 
 
 def _load() -> tuple[dict[str, Any], str | None]:
-    """Return the compiled modules to use, by part, and why it is not all of them."""
+    """Return the compiled modules to use, by part, and the reason if some are not used."""
     asked = os.environ.get("SGLANG_INSTRUMENT_NATIVE", "")
     root = os.path.join(os.path.dirname(__file__), "..", "..")  # noqa: PTH118, PTH120 - pathlib takes long
     loaded: dict[str, Any] = {}
@@ -44,30 +44,30 @@ def _load() -> tuple[dict[str, Any], str | None]:
         for part in _asked_for(asked):
             module = import_module(PARTS[part])
             if stamp_of(root, PARTS[part]) != module.STAMP:
-                return {}, f"{part} was built from another state of its sources: `make native` builds it"
+                return {}, f"{part} was built from other sources: `make native` rebuilds it"
             loaded[part] = module
     except ModuleNotFoundError as error:
-        return {}, f"{error.name} was not built for this Python: there was no compiler, or it is a pure wheel"
-    except Exception as error:  # another Python's, a broken file, a subinterpreter: training goes on
+        return {}, f"{error.name} was not built for this Python: no compiler was found, or the wheel is pure"
+    except Exception as error:  # built for another Python, a broken file, a subinterpreter: training goes on
         return {}, f"{type(error).__name__}: {error}"
     return loaded, None if len(loaded) == len(PARTS) else f"SGLANG_INSTRUMENT_NATIVE={asked}"
 
 
 _LOADED, _REASON = _load()
-#: Why not all compiled parts are used; None if they are.
+#: Why some compiled parts are not used; None if all are used.
 REASON: Final = _REASON
-#: Whether any is.
+#: Whether any compiled part is used.
 ON: Final = bool(_LOADED)
 
 
 def take_over(public: dict[str, Any], part: str, *names: str) -> Any:
-    """Put what is compiled in the place of `names` in a public module's `globals()`, if that part is used.
+    """Replace `names` in a public module's `globals()` by their compiled twins, if that part is used.
 
-    From then on it says that it comes from there: by that name it is pickled, and found by a process in which
-    nothing is compiled.
+    The twins take the public module's name as their `__module__`: they are pickled by that name, and a
+    process without compiled parts can unpickle them.
 
     Returns:
-        The compiled module; None if it is not used.
+        The compiled module; None if the part is not used.
     """
     compiled: Any = _LOADED.get(part)
     if compiled is None:
@@ -79,6 +79,6 @@ def take_over(public: dict[str, Any], part: str, *names: str) -> Any:
             compiled.call_by_home(value, public["__name__"])
         elif callable(value):
             value.__module__ = public["__name__"]
-            with suppress(AttributeError):  # of a function that is no part of the public API
+            with suppress(AttributeError):  # a function outside the public API has a fixed docstring
                 value.__doc__ = getattr(pure, "__doc__", None)
     return compiled

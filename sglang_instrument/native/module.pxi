@@ -1,5 +1,5 @@
-# What each compiled module has: the state of the sources from which it was compiled, which the build defines (see
-# stamps.py), and a way to let its types go by the name of the pure module beside it.
+# Included by each compiled module: the stamp of the sources that it was compiled from, which the build defines (see
+# stamps.py), and a function that gives its types the name of the pure module beside it.
 
 cdef extern from *:
     """
@@ -15,11 +15,11 @@ cdef extern from *:
 
 STAMP = SGLANG_INSTRUMENT_STAMP.decode("ascii")
 
-cdef list homes = []  # the names in use, which must not go
+cdef list homes = []  # keeps the names alive: the types point into them
 
 
 def call_by_home(kind, str module):
-    """Call a type by the module that shows it, by which it is pickled, too."""
+    """Name a type after the public module that exports it; it is pickled by that name."""
     home = f"{module}.{kind.__name__}".encode("ascii")
     homes.append(home)
     rename_type(kind, home)

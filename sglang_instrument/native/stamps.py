@@ -1,11 +1,11 @@
-"""Say which modules are compiled, and from which state of their sources they have to come."""
+"""List the compiled modules, and compute the stamp of the sources that each must be built from."""
 
 import os
 import re
-from binascii import crc32  # hashlib and pathlib take longer to import than all else that is done here
+from binascii import crc32  # importing hashlib or pathlib takes longer than everything else here
 from typing import Final
 
-#: The compiled modules by part, in the order in which they need each other.
+#: The compiled modules by part; each part follows the parts that it needs.
 PARTS: Final = {
     "values": "sglang_instrument.recording.measure._values",
     "tasks": "sglang_instrument.recording.measure._tasks",
@@ -15,7 +15,7 @@ PARTS: Final = {
     "lines": "sglang_instrument.recording.keep._encoder",
     "runs": "sglang_instrument.patching.probes._region_spans",
 }
-#: What a part does not work without.
+#: The parts that a part needs.
 NEEDS: Final = {
     "tasks": ["waiting"],
     "waiting": ["tasks"],
@@ -30,7 +30,7 @@ _OURS: Final = "sglang_instrument."
 
 
 def stamp_of(root: str, module: str) -> str:
-    """Return the stamp of `module`: of its own source below `root`, and of all that it includes or cimports.
+    """Return the stamp of `module`: a checksum of its source below `root`, and of its includes and cimports.
 
     Raises:
         OSError: The sources cannot be read.

@@ -1,7 +1,7 @@
-"""Stand in for the class of the same name that people pasted into their rollout: one import, no other edit.
+"""Replace the class of the same name that users pasted into their rollout: one import, no other edit.
 
-The line is the reference's: the same keys in the same order, in exactly the file that the caller names, there
-at once. What differs: a timestamp has its UTC offset, no call raises, and few files stay open.
+Each line equals that of the reference class: the same keys in the same order, in the file that the caller
+names, written at once. Three differences: timestamps have a UTC offset, no call raises, few files stay open.
 """
 
 import atexit
@@ -20,14 +20,14 @@ from sglang_instrument.recording.safety.guard import let_through
 from sglang_instrument.recording.safety.notices import notice, swallowed
 
 _MOST_OPEN: Final = 16
-_SHORT: Final = 256  # characters of what is kept of a record that is too long
+_SHORT: Final = 256  # characters; longer fields of a record that is too long are dropped
 _OPTIONS: Final = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 class SGLangLogManager:
-    """Writes one JSON line a call: `log(path, "barrier", duration=0.2, workid=0, step=3)`.
+    """Writes one JSON line per call: `log(path, "barrier", duration=0.2, workid=0, step=3)`.
 
-    It needs no `install()`. Threads may share one; a forked child may go on using its parent's.
+    It needs no `install()`. Threads may share one object; a forked child may use its parent's.
 
     Attributes:
         file_handles: The open files by path, the one used last at the end.
@@ -53,13 +53,13 @@ class SGLangLogManager:
         """Append one record; the line is in the file when this returns.
 
         Args:
-            log_path: The file; its folder is made.
+            log_path: The file; a missing folder is created.
             event: The event's name.
             duration: Seconds.
             extra: The event's own fields.
             workid: Rank of the worker.
             step: Training step.
-            **extra_keys: More keys of the record; they come after the known ones, and win over them.
+            **extra_keys: More keys of the record; they come after the known ones and override them.
         """
         try:
             known = {"duration_sec": duration, "extra": extra, "workid": workid, "step": step}
@@ -74,16 +74,16 @@ class SGLangLogManager:
             swallowed("SGLangLogManager.log()", error)
 
     def get_handle(self, log_path: str | os.PathLike[str]) -> TextIO:
-        """Return the open file of a path, line buffered, for whoever writes lines of their own.
+        """Return the open file of a path, line buffered, for callers that write their own lines.
 
-        Where the path cannot be opened this is said once, and what is returned swallows what is written.
+        If the path cannot be opened, log one warning and return a file that discards everything.
         """
         try:
             with self._guard():
                 return self._open(os.fspath(log_path))
         except BaseException as error:
             swallowed("SGLangLogManager.get_handle()", error)
-            return open(os.devnull, "a")  # noqa: PTH123 - the caller's to close, as any handle here
+            return open(os.devnull, "a")  # noqa: PTH123 - the caller closes it, as any handle here
 
     def close_all(self) -> None:
         """Close the files; a later `log` opens its file again."""
@@ -92,11 +92,11 @@ class SGLangLogManager:
                 _close(self.file_handles.popitem()[1])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel, with the trainer's object that owns it, as a new one: files and locks stay behind."""
+        """Pickle as a new object, without files and locks: trainer objects that hold one stay picklable."""
         return type(self), ()
 
     def _guard(self) -> RLock:
-        """Return the lock; a forked child's own, for a thread that it does not have may hold its parent's."""
+        """Return the lock. A forked child makes a new one: a thread of the parent may hold the old one."""
         if self._pid != os.getpid():
             self._pid, self._lock = os.getpid(), RLock()
         return self._lock
@@ -107,12 +107,12 @@ class SGLangLogManager:
             if os.fstat(handle.fileno()).st_nlink:
                 self.file_handles.move_to_end(path)
                 return handle
-            notice("deleted", f"{path} was deleted while it was written; a new one is begun")
+            notice("deleted", f"{path} was deleted while it was open; a new file is created")
             _close(handle)
         self.file_handles.pop(path, None)
         while len(self.file_handles) >= _MOST_OPEN:
             _close(self.file_handles.popitem(last=False)[1])
-        if folder := os.path.dirname(path):  # noqa: PTH120 - the caller's text as it is, as the reference takes it
+        if folder := os.path.dirname(path):  # noqa: PTH120 - the caller's string unchanged, as in the reference
             os.makedirs(folder, exist_ok=True)  # noqa: PTH103
         handle = open(path, "a", buffering=1, encoding="utf-8", opener=_at_once)  # noqa: SIM115
         if _is_torn(path):
@@ -121,19 +121,19 @@ class SGLangLogManager:
         return handle
 
     def _append(self, path: str, line: bytes) -> None:
-        """Write one whole line past the handle's buffer, which then has nothing that a fork could double."""
+        """Write one whole line past the handle's buffer: a fork would write a buffered line twice."""
         descriptor = self._open(path).fileno()
         try:
             written = os.write(descriptor, line)
             while written < len(line):
                 written += os.write(descriptor, line[written:])
-        except OSError:  # a full disk: opened again, the file shows whether its last line is whole
+        except OSError:  # a full disk: the next _open() checks whether the last line is complete
             _close(self.file_handles.pop(path))
             raise
 
 
 def _with_duration_third(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the record with its duration behind the event, wherever the caller put it."""
+    """Return the record with its duration as the third key, wherever the caller put it."""
     if "duration_sec" not in record:
         return record
     return {"timestamp": record["timestamp"], "event": record["event"]} | {
@@ -143,7 +143,7 @@ def _with_duration_third(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encode(record: dict[str, Any]) -> bytes:
-    """Return the record as a line: as it is where JSON allows that, else with its values reduced."""
+    """Return the record as a line; reduce its values if JSON cannot encode them, or the line is too long."""
     try:
         line = orjson.dumps(record, default=reduce_value, option=_OPTIONS)
         if len(line) <= LONGEST_LINE:
@@ -169,19 +169,19 @@ def _short_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open a file; for a FIFO that nobody reads this raises an OSError instead of waiting for a reader."""
+    """Open a file; a FIFO without a reader raises an OSError instead of waiting for one."""
     descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
     os.set_blocking(descriptor, True)
     return descriptor
 
 
 def _is_torn(path: str) -> bool:
-    """Return whether a file's last line was cut short, by a kill or a full disk."""
+    """Return whether a file's last line is incomplete, after a kill or on a full disk."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123
             size = file.seek(0, os.SEEK_END)
             return size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
-    except OSError:  # a pipe or a terminal, which has no end to look at
+    except OSError:  # a pipe or a terminal cannot seek
         return False
 
 

@@ -1,4 +1,4 @@
-"""Put the parts of recording together: one recorder while something is installed."""
+"""Connect the parts of recording: one recorder exists while a session is installed."""
 
 import time
 from _thread import start_new_thread
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import asyncio
 
 LONGEST_WAIT_SEC: Final = 2.0  # for flush, uninstall and exit
-_TO_END_SEC: Final = 0.1  # of those, kept to join the encoder's thread, which no disk holds up
+_TO_END_SEC: Final = 0.1  # of these 2 s: reserved to join the encoder's thread, which never waits for a disk
 
 
 class Recorder:
@@ -32,7 +32,7 @@ class Recorder:
 
     Args:
         config: The settings.
-        describe: Returns what this process is, for its file in `processes/`.
+        describe: Returns the description of this process, for its file in `processes/`.
     """
 
     def __init__(self, config: Config, describe: Callable[[], Mapping[str, Any]]) -> None:
@@ -43,7 +43,7 @@ class Recorder:
         self._build()
 
     def start(self) -> None:
-        """Take spans from now on; threads and files come with the first one."""
+        """Accept spans from now on; the first span starts the threads and opens a file."""
         preload_libgcc()
         identity.use_role(self.config.role)
         gpu_sync.use_policy(self.config.sync)
@@ -58,7 +58,7 @@ class Recorder:
             self._writer.start()
 
     def stop(self, timeout_sec: float = LONGEST_WAIT_SEC) -> None:
-        """Take no more spans, write what is recorded, end the files; what is not written in time is lost."""
+        """Accept no more spans, write all records, close the files; records not written in time are lost."""
         if self._stopped:
             return
         self._stopped = True
@@ -75,14 +75,14 @@ class Recorder:
         self._writer.end(ends)
 
     def flush(self, timeout_sec: float = LONGEST_WAIT_SEC) -> bool:
-        """Write what is recorded so far; return whether that was done in time."""
+        """Write all records so far; return whether that was done in time."""
         self._held_back.settle_all()
         return self._writer.flush(timeout_sec)
 
     def restart_in_child(self) -> None:
-        """Make a forked child start anew, with nothing of its parent's: no files, no claims, no spans."""
+        """Start anew in a forked child, without files, claims and spans of the parent."""
         was_on = not isinstance(spans.current_buffer(), spans.Off)
-        # What the parent has bound is its own, even if its disk thread did not come to claim it yet.
+        # The files of steps that the parent has bound are the parent's, even if it has not claimed them yet.
         self._parents |= self._files.claimed() | {(scope.role, scope.worker) for scope in context.scopes()}
         _let_go(self._files)
         spans.OPEN.clear()
@@ -106,7 +106,7 @@ class Recorder:
         }
 
     def _lost(self) -> int:
-        """Return how many records did not even come to the buffer."""
+        """Return how many records were lost before they reached the buffer."""
         return losses.lost() - self._lost_before
 
     def _open(self) -> None:
@@ -118,8 +118,8 @@ class Recorder:
     def _task_seen(self, running: "asyncio.AbstractEventLoop", thread: int) -> None:
         try:
             event_loop.task_seen(running, thread)
-            self._writer.be_awake()  # it looks at the loop from outside
-        except BaseException as error:  # a loop of somebody's own, which cannot do what asyncio's can
+            self._writer.be_awake()  # the encoder's thread checks the loop's heartbeat
+        except BaseException as error:  # a third-party event loop that lacks a method of asyncio's
             swallowed("watching an event loop", error)
 
     def _build(self) -> None:
@@ -142,7 +142,7 @@ class Recorder:
             self._writer.tap(nvtx.Ranges)
 
     def _look(self, disk: Disk) -> float:
-        """Look at what does not come from a span; return for how many seconds that may be left alone."""
+        """Do the periodic checks; return for how many seconds they may be skipped."""
         self._held_back.let_old_go()
         leave_sec = self._watchdog.look(disk)
         if leave_sec:  # no event loop runs
@@ -153,16 +153,16 @@ class Recorder:
 
 
 def _let_go(files: Files) -> None:
-    """Close a parent's files in its forked child, in a thread: close() waits for a disk that hangs."""
+    """Close a parent's files in its forked child, on a thread: close() may block on a disk that hangs."""
     if files.claimed():
         try:
             start_new_thread(files.abandon, ())
-        except (RuntimeError, MemoryError) as error:  # no more threads: they stay open until the child ends
+        except (RuntimeError, MemoryError) as error:  # no more threads: the files stay open until exit
             swallowed("letting go of the parent's files", error)
 
 
 def _let_go_of_earlier_steps() -> None:
-    """Forget the steps that ended before; of those in progress nothing was written yet."""
+    """Forget the steps that have ended; reset the counts of open steps, which have no records yet."""
     for scope in context.scopes():
         if scope.open <= 0:
             context.forget_scope(scope)

@@ -1,4 +1,4 @@
-"""Switch instrumentation on and off in this process: what `sglang_instrument.install()` and its kin do."""
+"""Switch instrumentation on and off in this process: `install()`, `uninstall()`, `status()`, `flush()`."""
 
 import os
 import sys
@@ -48,46 +48,46 @@ def install(
     profile_when: str | None = None,
     profile_router: str | None = None,
 ) -> None:
-    """Record every event of every rollout in this process and in those that it starts, from now on.
+    """Record every event of every rollout in this process and in its children, from now on.
 
     A keyword that is not given is read from the environment variable `SGLANG_INSTRUMENT_<KEYWORD>`. A second
     call changes nothing. A function that cannot be patched is left out, and `status()` names it.
 
     Args:
-        config: The same settings as one object. A field that has its default counts as not given.
+        config: The same settings as one object. A field with its default value counts as not given.
         experiment: Name of the run's folder, one path component. Also read from `EXPERIMENT_NAME`.
             Default "multiturn_log_dir".
         log_dir: Folder of all runs. Default "logs", in the working directory.
-        run_id: Id of the run. The driver makes one and its workers inherit it: leave it empty.
-        role: What this process is: worker, trainer, reward, server, scheduler. Default "worker".
+        run_id: Id of the run. The driver creates one and its workers inherit it: leave it empty.
+        role: The role of this process: worker, trainer, reward, server, scheduler. Default "worker".
         sync: When `torch.cuda.synchronize()` is called around step-level spans of synchronous code. "auto":
             where this process already uses a GPU; "always"; "off"; "events": never, CUDA events measure the
             GPU's own time in `device_sec`. Default "auto".
-        nvtx: Whether spans are NVTX ranges, too, which Nsight Systems shows.
+        nvtx: Whether spans are also NVTX ranges, which Nsight Systems shows.
         durability: "buffered": records are written within 100 ms; "line": before the span's exit returns.
             Default "buffered".
         detail: The finest records that are kept: "step", "request", "turn" or "all". Default "all".
-        engine_detail: What SGLang's own processes record: "off", "requests" (a few records a request) or
-            "batches" (also one a forward pass). Default "requests".
+        engine_detail: What SGLang's own processes record: "off", "requests" (a few records per request) or
+            "batches" (also one per forward pass). Default "requests".
         sample_requests: Share of the requests whose records are kept, 0 to 1; slow requests are always kept.
             Default 1.0.
         log_error_messages: Whether the message of an exception is logged beside its type.
         hang_after_sec: Age in seconds at which an open span is first logged as `open_spans`. Default 30.0.
-        memory_limit_mb: Most MiB of records that wait to be written; beyond it, new records are dropped.
+        memory_limit_mb: Limit in MiB on records that wait to be written; above it, new records are dropped.
             Default 64.
-        patches: Folders with patch tables of your own, read after the shipped ones. One text names several
-            folders as PATH does.
+        patches: Folders with your own patch tables, read after the shipped ones. One string may name several
+            folders, separated as in PATH.
         trainers: Trainers whose patch tables are used, such as "verl"; empty means all.
-        all_ranks: Whether each rank of a tensor-parallel group writes a file; otherwise the first alone does.
+        all_ranks: Whether each rank of a tensor-parallel group writes a file; otherwise only the first does.
         profile_steps: Steps in which the engines' profilers record, such as "5-7,20".
         profile_workers: Workers or servers whose engines are profiled, such as "0-3" or "all". Default "0".
         profile_options: What the profilers record: "num_steps=20,activities=CPU+GPU"; see
             docs/how-to/profiling.md.
-        profile_when: Slow requests that are profiled, too: "request>60s"; at most once in 10 minutes.
-        profile_router: Address of the servers' router, where the trainer's objects do not tell it.
+        profile_when: Slow requests that are also profiled: "request>60s"; at most once in 10 minutes.
+        profile_router: Address of the servers' router, for trainers whose objects do not hold it.
 
     Raises:
-        ConfigError: A given setting has a value that it cannot have.
+        ConfigError: A given setting has an invalid value.
     """
     _install(**locals())  # the parameters by name
 
@@ -117,7 +117,7 @@ def _install(config: Config | None, **keywords: object) -> None:
 
 
 def uninstall() -> None:
-    """Restore everything that `install()` changed, and write what was recorded, within 2 s."""
+    """Restore everything that `install()` changed, and write all records, within 2 s."""
     global _session, _told
     with _lock:
         _told = True
@@ -137,12 +137,12 @@ def was_told() -> bool:
 
 
 def handed_on() -> Mapping[str, str]:
-    """Return the environment variables for children and Ray's workers; none while nothing is installed."""
+    """Return the environment variables for children and Ray workers; empty while nothing is installed."""
     return {} if _session is None else _session.handed_on()
 
 
 def flush(timeout_sec: float = 2.0) -> bool:
-    """Write what was recorded so far; return whether that was done within `timeout_sec`."""
+    """Write all records so far; return whether that was done within `timeout_sec`."""
     session = _session
     return session is None or session.recorder.flush(timeout_sec)
 
@@ -163,7 +163,7 @@ def _started(config: Config) -> "Session":
     from sglang_instrument.startup.session import Session
 
     for name in sglang_instrument.__all__:
-        getattr(sglang_instrument, name)  # now: an exiting interpreter cannot import
+        getattr(sglang_instrument, name)  # import it now: an exiting interpreter cannot
     session = Session(config if config.run_id else config.with_run_id(run_ids.new_run_id(os.environ)))
     try:
         session.start()
@@ -181,7 +181,7 @@ def _check_plan(config: Config) -> None:
 
 
 def _announce() -> None:
-    """Print one line for the person who started this, if there is a standard error."""
+    """Print one line for the user who started this process, if there is a standard error."""
     if _session is not None and sys.stderr is not None:
         print(_session.announcement(), file=sys.stderr)  # noqa: T201
 
@@ -194,7 +194,7 @@ _hooked = False
 
 
 def _hook_process_events() -> None:
-    """Register hooks for forks and the exit. They cannot be removed, so each asks what is installed."""
+    """Register hooks for forks and exit. They cannot be removed, so each checks for an installed session."""
     global _hooked
     if not _hooked:
         import atexit
@@ -210,7 +210,7 @@ def _hook_process_events() -> None:
 
 def _after_fork() -> None:
     global _lock
-    _lock = RLock()  # a thread that does not exist here may hold the parent's
+    _lock = RLock()  # a thread that does not exist in this child may hold the parent's lock
     if _session is not None:
         _guarded("after fork", _session.restart_in_child)
     _guarded("after fork", _hook_multiprocessing)

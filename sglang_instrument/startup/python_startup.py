@@ -1,8 +1,8 @@
-"""Install when a process first imports a package that there are patches for, or what records events.
+"""Install when a process first imports a package that has patches, or first records an event itself.
 
-`sglang_instrument.pth`, shipped beside the package, imports this in every Python process that has
-`SGLANG_INSTRUMENT=1`; verl and SGLang find it by entry points, where no `.pth` is read. Until a target is
-imported it costs a comparison an import: no thread, no file. Without the variable it does nothing.
+`sglang_instrument.pth`, shipped beside the package, imports this module in every Python process that has
+`SGLANG_INSTRUMENT=1`; verl and SGLang find it by entry points, where Python reads no `.pth`. Until a target
+is imported, it costs one comparison per import: no thread, no file. Without the variable it does nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 from sglang_instrument.startup import run_ids
 
-TYPE_CHECKING = False  # typing's own costs more to import than the hook may
+TYPE_CHECKING = False  # importing it from typing takes longer than this hook may
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
@@ -23,13 +23,13 @@ _DEMO = "demo"  # its table patches this package itself
 
 
 class Trigger:
-    """A finder that finds nothing of its own, but sees what is imported."""
+    """A finder on `sys.meta_path` that only observes imports: it installs, and finds no modules itself."""
 
     @classmethod
     def find_spec(
         cls, name: str, path: Sequence[str] | None = None, target: object = None
     ) -> ModuleSpec | None:
-        """Install, once, before the first of the packages is imported."""
+        """Install, once, before the first patched package is imported."""
         if "." in name or cls not in sys.meta_path:
             return None
         if name == "ray" and _ray is None:
@@ -38,9 +38,9 @@ class Trigger:
 
 
 def start() -> None:
-    """Install if this process has a target already, else when it imports one; nothing if nobody asked.
+    """Install now if a target is already imported, else at its import; without the switch, do nothing.
 
-    SGLang's plugin loader calls it; verl's imports this module, which does the same.
+    SGLang's plugin loader calls this function; verl's imports this module, which does the same.
     """
     if not run_ids.is_asked(os.environ):
         return
@@ -49,26 +49,26 @@ def start() -> None:
     if _packages() & sys.modules.keys():
         _install()
     elif Trigger not in sys.meta_path:
-        # Processes that have no driver in common, such as those of a script that only calls Ray, share this.
+        # Processes without a common driver, such as those of a script that only calls Ray, share this id.
         os.environ.setdefault(run_ids.LAUNCH, run_ids.new_run_id(os.environ))
         sys.meta_path.insert(0, Trigger)
 
 
 def used() -> None:
-    """Install if this process waits for a target: it records by itself."""
+    """Install if this process still waits for a target: its own code records an event now."""
     if Trigger in sys.meta_path:
         _install()
 
 
 def _install_before(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """Install, and let whoever now watches imports find this module: this search is past where they stand."""
+    """Install, and ask the new finder for this module: the running import has already passed its place."""
     _install()
     try:
         from sglang_instrument.patching.rewriting.imports import ImportWatch
 
         watches = [finder for finder in sys.meta_path if isinstance(finder, ImportWatch)]
         return next((spec for watch in watches if (spec := watch.find_spec(name, path)) is not None), None)
-    except Exception:  # what is wrong with the import, the import says itself
+    except Exception:  # if the import is broken, the import itself raises
         return None
 
 
@@ -79,9 +79,9 @@ _shipped: frozenset[str] = frozenset()
 
 
 def shipped_packages() -> frozenset[str]:
-    """Return the packages of the shipped tables: a folder of `patches/` is called what it patches.
+    """Return the packages of the shipped tables: each folder in `patches/` has the name of its package.
 
-    The tables themselves are not read: that would cost what the hook must not.
+    The tables themselves are not read: that takes longer than this hook may.
     """
     global _shipped
     if not _shipped:
@@ -101,10 +101,10 @@ def _packages() -> frozenset[str]:
 
 
 def _packages_of_own_tables() -> set[str]:
-    """Return the packages that tables of the user's own name; what is wrong with a table is said later.
+    """Return the packages that the user's own tables name; `install()` reports errors in tables later.
 
-    Without a reader of TOML, which would cost what the hook must not: names stand behind `module =`, and
-    before the colon of a target. One name too many does no harm.
+    Importing a TOML reader takes longer than this hook may, so this reads names after `module =` and before
+    the colon of a target. One name too many does no harm.
     """
     from sglang_instrument.regular_files import read_regular
 
@@ -134,21 +134,21 @@ def _install() -> None:
     try:
         sys.meta_path.remove(Trigger)
     except ValueError:
-        pass  # it was not there, or another thread was first
+        pass  # it was not there, or another thread has removed it
     try:
         if _ray is not None:
-            _ray.stop()  # the session has one of its own
+            _ray.stop()  # the session makes its own RayInit
             _ray = None
         from sglang_instrument.startup import install
 
-        if not install.was_told():  # who called uninstall() has the last word
+        if not install.was_told():  # an earlier install() or uninstall() call decides
             install.install()
     except Exception as error:
-        print(f"sglang_instrument: not installed: {error!r}", file=sys.stderr)  # noqa: T201 - nobody else can say it
+        print(f"sglang_instrument: not installed: {error!r}", file=sys.stderr)  # noqa: T201 - no other way to report
 
 
 def _watch_ray(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """Install when `ray.init()` is called: a driver may import no target itself, and only its workers do."""
+    """Install when `ray.init()` is called: a driver may import no target, while its workers do."""
     global _ray
     try:
         from sglang_instrument.startup.ray_workers import RayInit

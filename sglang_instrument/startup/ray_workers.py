@@ -1,7 +1,7 @@
-"""Hand the settings of a driver to Ray's workers: `ray.init()` gets them merged into its runtime environment.
+"""Pass a driver's settings to Ray's workers: merge them into the runtime environment of `ray.init()`.
 
-The environment alone reaches the workers of a cluster that the driver starts itself; in a cluster that was
-there before, only the runtime environment does.
+Environment variables alone reach the workers of a cluster that the driver starts itself; in a cluster that
+already runs, only the runtime environment reaches them.
 """
 
 import copy
@@ -19,16 +19,16 @@ from sglang_instrument.patching.rewriting.swap import SwappedEntry
 from sglang_instrument.recording.safety.notices import notice, swallowed
 
 _RAY: Final = "ray"
-_JOB: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # what `ray job submit` hands to a driver
+_JOB: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # `ray job submit` sets it for a driver
 
 Settings = Callable[[], Mapping[str, str]]
 
 
 class RayInit:
-    """`ray.init` as long as it hands our settings on.
+    """Replaces `ray.init` by a function that passes our settings on, from `start` to `stop`.
 
     Args:
-        settings: Returns the variables that the workers shall have; is called when Ray is initialised.
+        settings: Returns the environment variables for the workers; called when Ray is initialised.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -37,20 +37,20 @@ class RayInit:
         self._entries: list[SwappedEntry] = []
 
     def start(self) -> None:
-        """Be there when `ray.init()` is called, whether Ray is imported already or not."""
+        """Replace `ray.init` now, or as soon as Ray is imported."""
         ray = sys.modules.get(_RAY)
-        if ray is None or not hasattr(ray, "init"):  # imported this very moment: the watch cannot see its end
+        if ray is None or not hasattr(ray, "init"):  # an import in progress: the watch cannot see its end
             self._watch.start(frozenset({_RAY}))
         else:
             self._put(ray)
 
     def start_with(self, name: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
-        """Start from within the import of Ray: return its spec, which calls back."""
+        """Start during the import of Ray: return a spec that calls back after the import."""
         self._watch.start(frozenset({_RAY}))
         return self._watch.find_spec(name, path)
 
     def stop(self) -> str | None:
-        """Put `ray.init` back; return what stands in the way, None if nothing does."""
+        """Restore `ray.init`; return why that is impossible, None if it was done."""
         self._watch.stop()
         entries, self._entries = self._entries, []
         return next((left for entry in entries if (left := entry.restore()) is not None), None)
@@ -69,25 +69,25 @@ class RayInit:
                 swallowed("handing settings to Ray's workers", error)
             return init(*args, **kwargs)
 
-        # Where it is defined, too: what pickles a function looks there whether it is the same.
+        # Replace it in its defining module, too: pickle checks there that the function is the same.
         for module in (ray, sys.modules.get(init.__module__)):
             if module is not None and vars(module).get("init") is init:
                 self._entries.append(SwappedEntry.put(module, "init", init, init_with_settings))
         if _is_initialised(ray):
             notice(
                 "ray before install",
-                "Ray was initialised before install(): its workers get no settings from here; call install() "
-                "before ray.init(), or set SGLANG_INSTRUMENT=1 in the runtime environment",
+                "Ray was initialised before install(): its workers do not get this process's settings; call "
+                "install() before ray.init(), or set SGLANG_INSTRUMENT=1 in the runtime environment",
             )
 
 
 def with_settings(
     kwargs: Mapping[str, Any], settings: Mapping[str, str], environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the arguments of `ray.init` with `settings` among the variables of the runtime environment.
+    """Return the arguments of `ray.init` with `settings` added to the variables of the runtime environment.
 
-    What the user set there stays. What `ray job submit` set is left out: Ray refuses to merge a variable that
-    both have, and the workers have it anyway.
+    Variables that the user set there win. Variables that `ray job submit` set are left out: Ray refuses to
+    merge a variable that is set twice, and the workers have it anyway.
     """
     given = kwargs.get("runtime_env")
     if given is None:
@@ -109,15 +109,15 @@ def _variables_of_job(environment: Mapping[str, str]) -> Mapping[str, object]:
     try:
         submitted = json.loads(environment.get(_JOB) or "{}")
         return (submitted.get("runtime_env") or {}).get("env_vars") or {}
-    except (ValueError, AttributeError):  # Ray says itself that it cannot read it
+    except (ValueError, AttributeError):  # Ray itself reports that it cannot read the variable
         return {}
 
 
 def _is_initialised(ray: ModuleType) -> bool:
-    """Return whether this process is a driver of Ray's that has begun; a worker has its settings from one."""
+    """Return whether this process is an initialised Ray driver; workers get settings from their driver."""
     try:
         if not ray.is_initialized():
             return False
-        return bool(ray.get_runtime_context().worker.mode == 0)  # a script's
+        return bool(ray.get_runtime_context().worker.mode == 0)  # the mode of a driver script
     except Exception:
         return False

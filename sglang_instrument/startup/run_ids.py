@@ -1,4 +1,4 @@
-"""Name the launch that a process belongs to; light, for the start-up hook imports it in every process."""
+"""Name the launch that a process belongs to. Few imports: the start-up hook loads this in every process."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import os
 import sys
 import time
 
-TYPE_CHECKING = False  # typing's own costs more to import than the hook may
+TYPE_CHECKING = False  # importing it from typing takes longer than the hook may
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Final
 
 #: The switch: "1" in the environment of a process asks the start-up hook and the plugins to install.
 SWITCH: Final = "SGLANG_INSTRUMENT"
-#: What the first process of a launch calls it, before anything is installed there.
+#: Id of the launch; its first process sets it before it installs anything.
 LAUNCH: Final = "SGLANG_INSTRUMENT_LAUNCH"
-#: Host and process id of the process that installed first; the others are its children, near or far.
+#: Host and process id of the process that installed first; all others are its descendants or Ray workers.
 DRIVER: Final = "SGLANG_INSTRUMENT_DRIVER"
-#: Folders with tables of the user's own: a setting, and what the hook has to look into.
+#: Folders with the user's own tables; the hook reads the packages from them.
 PATCHES: Final = "SGLANG_INSTRUMENT_PATCHES"
-#: More packages at whose first import the hook installs: those of the users' own tables.
+#: More packages at whose first import the hook installs: those of the user's own tables.
 PACKAGES: Final = "SGLANG_INSTRUMENT_PACKAGES"
 
 
@@ -29,12 +29,12 @@ def is_asked(environment: Mapping[str, str]) -> bool:
 
 
 def is_refused(environment: Mapping[str, str]) -> bool:
-    """Return whether the environment says, in so many words, that nothing shall be installed."""
+    """Return whether the environment explicitly forbids instrumentation, as `SGLANG_INSTRUMENT=0` does."""
     return SWITCH in environment and environment[SWITCH] != "" and not is_asked(environment)
 
 
 def new_run_id(environment: Mapping[str, str]) -> str:
-    """Return an id that all processes of one launch share, as far as a launcher or a parent names one."""
+    """Return the id of the launch if a launcher or a parent sets one, else a new id."""
     elastic = environment.get("TORCHELASTIC_RUN_ID", "none")
     if elastic != "none":
         return f"{elastic}-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
@@ -48,9 +48,9 @@ def new_run_id(environment: Mapping[str, str]) -> str:
 
 
 def _ray_job() -> str | None:
-    """Return a name of the Ray job that this process is a worker of, one for all nodes; None outside of one.
+    """Return the name of this worker's Ray job, the same on all nodes; None outside a Ray worker.
 
-    Under Slurm, too: there each node's `ray start` is a job step with a number of its own.
+    It also wins over Slurm's id: there each node's `ray start` is a job step with its own number.
     """
     named = [word for word in sys.orig_argv if word.startswith("--session-name=session_")]
     try:

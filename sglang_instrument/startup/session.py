@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from sglang_instrument.profilers.attach import Scheduled
 
 _ADDRESS: Final = ("--host", "--port")
-_DEMO: Final = "sglang_instrument.demo"  # always installed; counts as a trainer only while it runs
+_DEMO: Final = "sglang_instrument.demo"  # always installed; counts as a trainer only once it is imported
 _FRAMEWORKS: Final = ("sglang", "torch", "ray", "vllm")  # below every trainer
 
 
 class Session:
-    """What `install()` set up in this process, and how to undo it.
+    """Everything that `install()` sets up in this process, and how to undo it.
 
     Raises:
         TableError: One of the user's patch tables cannot be read.
@@ -65,7 +65,7 @@ class Session:
         self._environment_before = {name: os.environ.get(name) for name in changed}
 
     def start(self) -> None:
-        """Record, patch what is imported now and later, and pass the settings on to children."""
+        """Record, patch targets that are imported now or later, and pass the settings on to children."""
         os.environ.update(self.handed_on())
         self.recorder.start()
         self.patcher.install()
@@ -74,7 +74,7 @@ class Session:
             self._schedule.start()
 
     def stop(self) -> None:
-        """Undo everything and write what was recorded; a step that fails does not stop the others."""
+        """Undo everything and write all records; a step that fails does not stop the others."""
         ends = time.monotonic() + LONGEST_WAIT_SEC
         self.presence.cancel()
         if self._schedule is not None:
@@ -107,7 +107,7 @@ class Session:
                 os.environ[name] = value
 
     def restart_in_child(self) -> None:
-        """Continue in a forked child, without anything that the parent's threads hold."""
+        """Continue in a forked child, without files, locks and threads of the parent."""
         self.presence = Presence(self.config.folder, self.describe)
         if self._schedule is not None:
             self._schedule.restart_in_child()
@@ -115,10 +115,10 @@ class Session:
         self.recorder.restart_in_child()
 
     def _patched(self) -> None:
-        self.presence.tell()  # looked up now: a forked child has a presence of its own
+        self.presence.tell()  # the attribute is read now: a forked child has its own Presence
 
     def end(self) -> None:
-        """Write what was recorded, because the process ends; the patches stay."""
+        """Write all records, because the process ends; the patches stay."""
         ends = time.monotonic() + LONGEST_WAIT_SEC
         self.presence.end(0)
         if self._schedule is not None:
@@ -152,7 +152,7 @@ class Session:
             "native_reason": native.REASON,
             "settings": self.config.environment(),
             "records": self.recorder.counts(),
-            # Without targets that are not expected here or not imported: they would fill most of the file.
+            # Without targets that are not expected or not imported: they would fill most of the file.
             "patches": [_described(table, site) for table, site in self._all_sites() if _is_answer(site)],
             "notices": notices.noticed(),
         }
@@ -176,14 +176,14 @@ class Session:
 
 
 def _schedule_for(config: Config) -> "Scheduled | None":
-    """Return the schedule of the steps to profile, if any; without one, import nothing of it."""
+    """Return the schedule of the steps to profile, if any; without one, import no profiler code."""
     if not (config.profile_steps or config.profile_when):
         return None
     from sglang_instrument.profilers.attach import Scheduled
 
     try:
         return Scheduled(config)
-    except ConfigError as error:  # from a variable: `install()` has checked its keywords
+    except ConfigError as error:  # from an environment variable: `install()` has checked its keywords
         notices.notice(f"setting: {error}", f"{error}; nothing is profiled")
         return None
 
@@ -202,7 +202,7 @@ def _coverage(table: Table, sites: Iterable[Site]) -> str:
 
 
 def _is_here(table: Table) -> bool:
-    """Return whether the table's trainer can be imported, installed or from sources on a path."""
+    """Return whether the table's trainer is installed, or can be imported from `sys.path`."""
     if table.trainer == "demo":
         return _DEMO in sys.modules
     return _version(table.package) is not None or any(map(_can_be_imported, _outside([table])))
@@ -213,17 +213,17 @@ def _can_be_imported(package: str) -> bool:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):  # another finder failed, or the module has no spec
         return package in sys.modules
-    return spec is not None and spec.origin is not None  # no origin: just a folder of that name
+    return spec is not None and spec.origin is not None  # no origin: only a folder has that name
 
 
 def _outside(tables: Iterable[Table]) -> set[str]:
-    """Return the packages of the targets, without this one, in which the demo's targets are."""
+    """Return the packages of the targets, except this package, which has the demo's targets."""
     modules = {module.partition(".")[0] for table in tables for module in table.modules}
     return modules - {"sglang_instrument"}
 
 
 def program(words: list[str]) -> list[str]:
-    """Return what a command line runs and where it listens; other arguments may hold secrets."""
+    """Return the program and the listening address of a command line; other arguments may hold secrets."""
     named = next((at for at, word in enumerate(words[1:], 1) if not word.startswith("-")), len(words))
     kept = ["-c"] if "-c" in words[1:named] else words[1 : named + 1]
     return [words[0], *kept, *_address(words[named + 1 :])] if words else []

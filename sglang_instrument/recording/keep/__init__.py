@@ -1,1 +1,1 @@
-"""Encode finished spans on a thread, and write them to files on another."""
+"""Encode finished spans on one thread, and write them to files on another."""

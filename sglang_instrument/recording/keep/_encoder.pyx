@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=False
-"""Finished spans to lines of JSON, without an object a line: what recording/keep/encoder.py does, compiled.
+"""recording/keep/encoder.py, compiled: turn finished spans into lines of JSON, without an object per line.
 
-The usual values are said here. A record with anything else in it, or too long for a line, is begun anew by
-the pure Python, which says all there is. Nothing in here runs Python code between the first and the last
-byte of a record, so that nobody changes what is being read.
+Usual values are encoded here. The pure encoder starts again with a record that has any other value, or is too
+long for a line; it can encode every value. Nothing in here runs Python code between the first and the last
+byte of a record, so that no other thread changes the values meanwhile.
 """
 
 cimport cython
@@ -41,10 +41,10 @@ include "sglang_instrument/native/module.pxi"
 
 cdef enum:
     LONGEST_LINE = 64 * 1024  # bytes; line_types.py says the same
-    # What is encoded at once, while other threads wait for the GIL: a tenth of a millisecond as a rule.
+    # Encoded at once, while other threads wait for the GIL: usually for a tenth of a millisecond.
     CHUNK = 1024  # spans
     CHUNK_BYTES = 256 * 1024
-    NS_OF_A_BYTE = 4  # a chunk of what the pure Python has to say takes a millisecond
+    NS_OF_A_BYTE = 4  # a chunk of records for the pure encoder takes a millisecond
     SMALL = 128  # bytes: room for a key and a number
 
 include "sglang_instrument/recording/keep/_json.pxi"
@@ -60,7 +60,7 @@ cdef class Encoder:
         timestamp: Returns ISO 8601 of microseconds since the Unix epoch.
         scope_of: Returns the scope of a context that has none.
         thread_task: Returns the task that stands for a thread.
-        encode_span: Returns the line of any span, and whether it had to be changed; None if there is none.
+        encode_span: Returns the line of any span, and whether it had to be changed; None if that failed.
     """
 
     cdef long long offset_us
@@ -70,7 +70,7 @@ cdef class Encoder:
     cdef Sink sink  # of the last span
     cdef object context, scope
     cdef Part part
-    cdef object placed  # the scope of which the following two are to
+    cdef object placed  # the scope that `place` and `validate` belong to
     cdef bytes place
     cdef bint validate
     cdef Text scratch
@@ -94,20 +94,20 @@ cdef class Encoder:
     def encode_chunk(self, list spans not None, Py_ssize_t begin):
         """Encode the next spans of a list; see LineMaker.encode_chunk()."""
         cdef Py_ssize_t end = begin, stop = begin + CHUNK, left = CHUNK_BYTES
-        self.context = self.part = self.of_thread = self.sink = None  # what is known may be out of date
+        self.context = self.part = self.of_thread = self.sink = None  # cached values may be stale
         try:
             while end < stop and end < PyList_GET_SIZE(spans) and left > 0:
                 left -= self.add(spans[end])
-                if end < PyList_GET_SIZE(spans):  # the pure Python was run, and that lets others run
+                if end < PyList_GET_SIZE(spans):  # the pure encoder may have let other threads change the list
                     spans[end] = None
                 end += 1
-        finally:  # of what raised, which only a lack of memory does, nothing is left for the next chunk
+        finally:  # after an error (only MemoryError), keep nothing for the next chunk
             pieces = self.take()
-            self.context = self.part = self.scope = self.placed = self.of_thread = None  # a task knows this, uncollected
+            self.context = self.part = self.scope = self.placed = self.of_thread = None  # break cycles
         return end, pieces
 
     cdef list take(self):
-        """Return what this chunk has become, by scope."""
+        """Return the pieces of this chunk, one per scope."""
         cdef list pieces = []
         cdef Sink sink
         for sink in (self.first,) if self.sinks is None else self.sinks.values():
@@ -121,14 +121,14 @@ cdef class Encoder:
         return pieces
 
     cdef Py_ssize_t add(self, object added) except -1:
-        """Put the line of a span; return its bytes, or more if it took longer than those take."""
+        """Put the line of a span; return its size in bytes, or more if it took longer than its size suggests."""
         cdef Span span
         cdef Text *text
         cdef Py_ssize_t begin
         cdef long long before_ns
         cdef Task task
         if not isinstance(added, Span) or not isinstance((<Span>added).context, Context):
-            self.encode_span(added, None, None, None)  # says that it failed
+            self.encode_span(added, None, None, None)  # fails, and logs a notice
             return 0
         span = <Span>added
         if span.context is not self.context:
@@ -159,7 +159,7 @@ cdef class Encoder:
         return text.size - begin
 
     cdef int enter(self, object entered) except -1:
-        """Know what the records of another context have in common, and where they go."""
+        """Look up the common part and the sink of the records of another context."""
         cdef Context context = entered
         part, scope = context.part, context.scope
         if scope is None:
@@ -211,7 +211,7 @@ cdef class Encoder:
         return part
 
     cdef int know_place(self, object scope) except -1:
-        """Know what all contexts of a scope say of it."""
+        """Cache the keys that all contexts of a scope share."""
         place = f',"workid":{scope.worker:d}'
         if scope.step is not None:
             place += f',"step":{scope.step:d}'
@@ -219,7 +219,7 @@ cdef class Encoder:
         return 0
 
     cdef int put_line(self, Text *text, Span span, Task task, object spawned_by) except -1:
-        """Put the keys of a span in the order of schema.KEYS; return CANNOT if one needs the pure Python."""
+        """Put the keys of a span in the order of schema.KEYS; return CANNOT if one needs the pure encoder."""
         cdef long long ended_us
         cdef Py_ssize_t duration_at = 0, duration_size = 0
         cdef Part part = self.part
@@ -249,7 +249,7 @@ cdef class Encoder:
             put_integer(text, spawned_by)
         if span.waited_ns != NOT_COUNTED and span.end:
             put(text, ',"active_sec":', 14)
-            if span.waited_ns == 0 and span.end >= span.start:  # it says the same again
+            if span.waited_ns == 0 and span.end >= span.start:  # the same number as duration_sec
                 put_again(text, duration_at, duration_size)
             else:
                 put_seconds(text, max(0, span.end - span.start - span.waited_ns))
@@ -297,7 +297,7 @@ cdef class Encoder:
         return DONE
 
     cdef int put_extra(self, Text *text, Part part, Span span) except -1:
-        """Put the bound ids and the span's own fields, which win over them, and the worker and step."""
+        """Put the bound ids, the span's own fields, which override them, and the worker and step."""
         if type(span.extra) is not dict:
             return CANNOT
         fields = <dict>span.extra

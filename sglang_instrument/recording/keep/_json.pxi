@@ -1,9 +1,9 @@
-# Reduced values as JSON. What cannot be said here is left to the pure Python: see _lines.pyx.
+# Reduced values as JSON. The pure encoder encodes all values that this code cannot: see _encoder.pyx.
 
 from msgspec.json import Encoder as ValueEncoder
 
 cdef enum:
-    NAMES = 256  # that are remembered, by where they lie in memory
+    NAMES = 256  # cached names, by their address
     DEEPEST = 16  # collections in one another; values are reduced to fewer
 
 cdef struct Name:
@@ -11,14 +11,14 @@ cdef struct Name:
     Py_ssize_t size
 
 
-# Names of events and fields, and how JSON says them: they are the same few objects again and again.
+# A cache of names of events and fields, with their JSON: records use the same few objects again and again.
 cdef list names = [None] * NAMES
 cdef Name[NAMES] said_names
 cdef object encode_float = ValueEncoder().encode
 
 
 cdef int put_fields(Text *text, dict fields, int depth) except -1:
-    """Put what stands between the braces of a dict."""
+    """Put a dict's entries, without the braces."""
     cdef PyObject *key
     cdef PyObject *value
     cdef Py_ssize_t place = 0, before = text.size
@@ -35,7 +35,7 @@ cdef int put_fields(Text *text, dict fields, int depth) except -1:
 
 
 cdef int put_any_float(Text *text, double number) except -1:
-    """Put a float; there is room for one that is short."""
+    """Put a float; the caller has made room for a short one."""
     if not put_float(text, number):
         encoded = encode_float(number)
         put(text, PyBytes_AS_STRING(encoded), PyBytes_GET_SIZE(encoded))
@@ -43,7 +43,7 @@ cdef int put_any_float(Text *text, double number) except -1:
 
 
 cdef inline int put_name(Text *text, object name) except -1:
-    """Put a str with its quotes, and have room for some more: one that is likely to come again."""
+    """Put a str that is likely to come again, with its quotes; leave room for a key and a number."""
     cdef Py_ssize_t begin = text.size, at = (<size_t><void *>name >> 4) & (NAMES - 1)  # never followed
     cdef Name *said = &said_names[at]
     if names[at] is name:
@@ -118,7 +118,7 @@ cdef int put_list(Text *text, object values, int depth) except -1:
 
 
 cdef inline int put_key_if_any(Text *text, const char *key, Py_ssize_t size, object value) except -1:
-    """Put a key, with its comma and colon, and its text; nothing if that is None."""
+    """Put a key, with its comma and colon, and its str value; nothing if the value is None."""
     if value is None:
         return DONE
     if type(value) is not str:

@@ -1,4 +1,4 @@
-# Where lines are put, and what lines have in common.
+# The buffer of a scope's lines, and the part that all lines of a context share.
 
 @cython.final
 @cython.no_gc
@@ -15,12 +15,12 @@ cdef class Sink:
 
 
 @cython.final
-@cython.no_gc  # a scope leads nowhere, and what is bound are names and numbers
+@cython.no_gc  # a scope refers to no Part, and bound ids are strings and numbers
 cdef class Part:
-    """What all records of a context share: `context.part`.
+    """The part of a line that all records of a context share: `context.part`.
 
-    In `text` stand `"extra"` with the ids that are bound, if any are, and `"workid"` and `"step"`, each key after
-    a comma: a record without fields of its own has all of it.
+    `text` holds `"extra"` with the bound ids, if any, then `"workid"` and `"step"`, each key after a comma. A
+    record without its own fields contains the whole text.
     """
 
     cdef object scope
@@ -29,7 +29,7 @@ cdef class Part:
     cdef Py_ssize_t size_ids
     cdef const char *place  # what comes after it
     cdef Py_ssize_t size_place
-    cdef bint cannot  # a request id that only the pure Python can say
+    cdef bint cannot  # a request id that only the pure encoder can encode
     cdef bint validate
 
     def __dealloc__(self):
@@ -37,7 +37,7 @@ cdef class Part:
 
 
 cdef int put_ids(Text *text, Context context) except -1:
-    """Put the ids that are bound, as they stand between braces; there is room for a key and a number."""
+    """Put the bound ids, without braces; the caller has made room for a key and a number."""
     if context.fields is not None:
         return put_fields(text, context.fields, 0)
     if context.request_id is not None:

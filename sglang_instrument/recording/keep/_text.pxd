@@ -1,4 +1,4 @@
-# Bytes that grow, and how JSON says numbers and texts in them: the ways that need no object and no Python.
+# A growing byte buffer, and functions that put numbers and strings as JSON into it without making Python objects.
 
 cimport cython
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
@@ -21,7 +21,7 @@ cdef struct Text:
 cdef enum:
     DONE = 0
     ENOUGH = 352 * 1024  # bytes; a chunk of lines has 256 KiB, and a line more
-    CANNOT = 1  # what is to be said needs somebody who can do more
+    CANNOT = 1  # the pure encoder has to encode this value
 
 cdef extern from *:
     """
@@ -62,7 +62,7 @@ cdef extern from *:
 
 
 cdef inline int make_room(Text *text, Py_ssize_t more) except -1:
-    """See to it that `more` bytes can be put: by doubling what there is, up to ENOUGH."""
+    """Make room for `more` bytes: double the buffer, up to ENOUGH."""
     cdef Py_ssize_t room
     cdef void *data
     if text.size + more <= text.room:
@@ -81,10 +81,11 @@ cdef inline void let_go(Text *text) noexcept nogil:
     text.data, text.size, text.room = NULL, 0, 0
 
 
-# What follows needs room for what it puts. It is `nogil`, although called with it, as proof that no object is used.
+# The callers of the functions below make room first. They are `nogil`, though called with the GIL: so the compiler
+# checks that they use no object.
 
 cdef inline void put_short(Text *text, const char *some, Py_ssize_t size) noexcept nogil:
-    """Put at most 64 bytes of a buffer which has that many."""
+    """Put the first `size` of 64 bytes; all 64 must be readable."""
     memcpy(text.data + text.size, some, 64)  # a constant number: no call
     text.size += size
 
@@ -95,13 +96,13 @@ cdef inline void put(Text *text, const char *some, Py_ssize_t size) noexcept nog
 
 
 cdef inline void put_again(Text *text, Py_ssize_t at, Py_ssize_t size) noexcept nogil:
-    """Put at most 32 bytes once more that stand at a place before; more of them may be touched."""
+    """Put a copy of at most 32 bytes from an earlier place; this always writes 32."""
     memcpy(text.data + text.size, text.data + at, 32)  # a constant number: no call
     text.size += size
 
 
 cdef inline int keep(Text *kept, const Text *text) except -1:
-    """Copy what there is into memory of its own, of that size; what was kept before is let go."""
+    """Copy a text into memory of exactly its size; free what `kept` held before."""
     let_go(kept)
     kept.data = <char *>PyMem_RawMalloc(max(1, text.size))
     if kept.data == NULL:
@@ -113,7 +114,7 @@ cdef inline int keep(Text *kept, const Text *text) except -1:
 
 @cython.cdivision(True)
 cdef inline void put_digits(Text *text, uint64_t number) noexcept nogil:
-    """Put a number: at most 20 bytes, and up to 40 are touched."""
+    """Put a number: at most 20 bytes; this always writes 20."""
     cdef char digits[40]
     cdef Py_ssize_t at = 20
     cdef uint64_t rest
@@ -143,7 +144,7 @@ cdef inline void put_integer(Text *text, long long number) noexcept nogil:
 
 @cython.cdivision(True)
 cdef inline void put_padded(Text *text, uint64_t number, int places) noexcept nogil:
-    """Put a number with leading zeros: so many bytes."""
+    """Put a number with leading zeros: `places` bytes."""
     cdef char *end = text.data + text.size + places
     cdef uint64_t rest
     text.size += places
@@ -157,7 +158,7 @@ cdef inline void put_padded(Text *text, uint64_t number, int places) noexcept no
 
 
 cdef inline void put_decimal(Text *text, uint64_t whole, uint64_t fraction, int places) noexcept nogil:
-    """Put a number with so many decimals less those that are zero at the end: at most 21 bytes and them."""
+    """Put a number with `places` decimals, without zeros at the end: at most 21 bytes and the decimals."""
     put_digits(text, whole)
     put(text, ".", 1)
     if fraction == 0:
@@ -170,11 +171,11 @@ cdef inline void put_decimal(Text *text, uint64_t whole, uint64_t fraction, int 
 
 @cython.cdivision(True)
 cdef inline bint put_float(Text *text, double number) noexcept nogil:
-    """Put a number as no more digits than it needs, and return True; at most 40 bytes.
+    """Put a number with no more digits than it needs, and return True; at most 40 bytes.
 
-    Return False where it needs more than fifteen. Fifteen decimal digits or fewer name one double alone,
-    and integers below 2**53 over a power of ten below 1e22 are rounded once: the number that a reader sees
-    is this one, or it is not put.
+    Return False if it needs more than fifteen. At most fifteen decimal digits identify one double, and an
+    integer below 2**53 divided by a power of ten below 1e22 is rounded once: so a reader gets exactly this
+    number.
     """
     cdef double size = -number if number < 0 else number
     cdef uint64_t scaled

@@ -1,4 +1,4 @@
-"""Tell wall time from the monotonic clock: one anchor a process, so that starts never run backwards."""
+"""Compute wall time from the monotonic clock: one anchor per process, so that start times never go back."""
 
 import os
 import time
@@ -7,20 +7,20 @@ from typing import Final
 
 
 class Clock:
-    """The anchor of one process: what the wall clock said at one moment of `perf_counter_ns`."""
+    """The anchor of one process: the offset of the wall clock from `perf_counter_ns`, read once."""
 
     def __init__(self) -> None:
         self._offset_us = _offset_us()
-        self._second = (-1, "", "")  # what is known of the last one, up to its microseconds and after them
+        self._second = (-1, "", "")  # the last second, and its text before and after the microseconds
 
     def epoch_us(self, perf_ns: int) -> int:
-        """Return a moment of `perf_counter_ns` in microseconds since the Unix epoch."""
+        """Convert a time of `perf_counter_ns` to microseconds since the Unix epoch."""
         return perf_ns // 1000 + self._offset_us
 
     def timestamp(self, epoch_us: int) -> str:
-        """Return ISO 8601 local time with microseconds and UTC offset; several threads may ask.
+        """Return ISO 8601 local time with microseconds and UTC offset; several threads may call this.
 
-        Only the first call of a second formats a date: that costs thirty times the rest.
+        Only the first call in each second formats a date, which takes thirty times as long as the rest.
         """
         second, microsecond = divmod(epoch_us, 1_000_000)
         known, prefix, suffix = self._second
@@ -36,14 +36,14 @@ class Clock:
 
     @staticmethod
     def pair() -> dict[str, int]:
-        """Return both clocks at one moment, in nanoseconds, for readers that align hosts or see drift."""
+        """Return both clocks at the same time, in nanoseconds, so that readers can align hosts."""
         offset_us = _offset_us()
         perf_ns = time.perf_counter_ns()
         return {"wall_ns": perf_ns + offset_us * 1000, "perf_ns": perf_ns}
 
 
 def _offset_us() -> int:
-    """Return wall minus monotonic time: of a few tries the one read in the shortest time."""
+    """Return wall time minus monotonic time: of five readings, the one that took the shortest time."""
     tries = []
     for _ in range(5):
         before = time.perf_counter_ns()

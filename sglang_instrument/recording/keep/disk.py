@@ -1,4 +1,4 @@
-"""The thread that owns the disk, which may hang: what waits for it is bounded in bytes."""
+"""Write on the disk's own thread, because a disk may hang; the queue of lines is limited in bytes."""
 
 import queue
 from collections.abc import Callable
@@ -12,15 +12,15 @@ Job = Callable[[], object]
 
 
 class Disk:
-    """A thread that does what is put to it, in order; what waits is bounded in bytes."""
+    """A thread that runs queued jobs in order; the lines that wait in the queue are limited in bytes."""
 
     def __init__(self, files: Files, limit_bytes: int) -> None:
         self.files = files
         self.dropped_records = 0
         self._ended = False
         self._limit_bytes = limit_bytes
-        self._bytes_put = 0  # by the encoder's thread alone
-        self._bytes_done = 0  # by this one's alone: two counters need no lock
+        self._bytes_put = 0  # only the encoder's thread changes this one
+        self._bytes_done = 0  # only the disk's thread changes this one: so neither needs a lock
         self._waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._thread = OwnThread(self._run, "sglang_instrument-disk")
 
@@ -29,11 +29,11 @@ class Disk:
         return self._thread.start(at_once)
 
     def join(self, ends: float) -> None:
-        """Wait until the thread has ended, until `time.monotonic()` is `ends` at most."""
+        """Wait for the thread's end, at most until `time.monotonic()` reaches `ends`."""
         self._thread.join(ends)
 
     def write(self, scope: Scope, lines: bytes, records: int) -> None:
-        """Append lines to the scope's file, later; drop them if too much waits already."""
+        """Queue lines for the scope's file; drop them if the queue is over its limit."""
         if self._bytes_put - self._bytes_done + len(lines) > self._limit_bytes:
             count_dropped(scope, records)
             self.dropped_records += records
@@ -48,11 +48,11 @@ class Disk:
         self._waiting.put(job)
 
     def do(self, job: Job) -> None:
-        """Run `job` after everything that was put before."""
+        """Run `job` after all jobs that are already queued."""
         self._waiting.put(job)
 
     def do_what_waits(self) -> None:
-        """Do all jobs on the caller's thread if the disk's thread could not be started."""
+        """Run all queued jobs on the caller's thread if the disk's thread could not be started."""
         if not self._thread.started:
             waiting = [True]
             self._waiting.put(waiting.clear)  # _do_next() would block on an empty queue
@@ -60,7 +60,7 @@ class Disk:
                 self._do_next()
 
     def end(self) -> None:
-        """End the thread after everything that was put before."""
+        """End the thread after all jobs that are already queued."""
         self._waiting.put(self._end)
         self.do_what_waits()
 
@@ -70,7 +70,7 @@ class Disk:
     def _run(self) -> None:
         while not self._ended:
             self._do_next()
-        self._waiting = queue.SimpleQueue()  # nobody will do the rest, and it may refer to this
+        self._waiting = queue.SimpleQueue()  # the remaining jobs never run, and may refer to this object
 
     def _do_next(self) -> None:
         try:

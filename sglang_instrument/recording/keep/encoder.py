@@ -1,7 +1,7 @@
-"""Turn finished spans into lines: JSON objects with the keys, and in the order, of the schema.
+"""Turn finished spans into lines: JSON objects with the keys of the schema, in its order.
 
-Half of all that a record costs is spent here, so the usual record takes a short way: what all records of one
-context have in common is encoded once, and times are formatted anew only when the millisecond changes.
+Half of a record's cost is spent here, so usual records take a fast path: the part that all records of one
+context share is encoded once, and times are formatted anew only when the millisecond changes.
 """
 
 import time
@@ -30,20 +30,20 @@ from sglang_instrument.recording.safety.notices import notice, swallowed
 
 _compiled = native.take_over(globals(), "lines")
 
-# What is encoded at once, while other threads wait for the GIL: a tenth of a millisecond as a rule.
+# Encoded at once, while other threads wait for the GIL: usually for a tenth of a millisecond.
 _CHUNK: Final = 256  # spans
-_SLICE: Final = 32  # lines; after long ones others get the GIL, and the next come one by one
+_SLICE: Final = 32  # lines; after long lines the encoder gives up the GIL, and encodes the next ones singly
 
-#: Lines of a scope's file; how many of them had to be changed to be encoded at all; how many there are.
+#: A scope; lines of its file; how many lines had to be changed to be encoded at all; how many there are.
 Piece = tuple[Scope, bytes, int, int]
 
 
 class LineMaker:
-    """Make lines of spans; used by one thread at a time.
+    """Turns spans into lines; used by one thread at a time.
 
     Args:
         clock: The process's clock.
-        compiled: Whether the compiled parts encode what they can.
+        compiled: Whether the compiled encoder is used for the spans that it can encode.
     """
 
     def __init__(self, clock: Clock, compiled: bool = _compiled is not None) -> None:
@@ -53,22 +53,22 @@ class LineMaker:
         if compiled:
             own = self.scope_of, thread_task, self._encode_span
             self._compiled = _compiled.Encoder(clock.epoch_us(0), clock.timestamp, *own)
-        self._endings: tuple[str, ...] = ()  # of a timestamp, by microsecond of the millisecond
+        self._endings: tuple[str, ...] = ()  # the ends of timestamps, by microsecond within the millisecond
         self._offset = ""
         self._slice = _SLICE
         # Times are taken from the millisecond in which the last span ended: small numbers are fast.
         self._millisecond = (-(2**70), 0, "")
 
     def encode_chunk(self, spans: list[Any], begin: int) -> tuple[int, list[Piece]]:
-        """Encode the next spans of a list, as many as other threads can wait for, and let go of them.
+        """Encode the next chunk of a list, small enough not to hold the GIL for long, and release its spans.
 
         Args:
-            spans: Finished spans; those that were encoded are replaced by None.
-            begin: The first one to encode.
+            spans: Finished spans; encoded ones are replaced by None.
+            begin: Index of the first span to encode.
 
         Returns:
-            Where the next chunk begins, and the lines: all but those of records that could not be encoded
-            at all, which is said.
+            The index of the next chunk, and the lines. Records that cannot be encoded at all have no line; a
+            notice says so.
         """
         if self._compiled is not None:
             compiled: tuple[int, list[Piece]] = self._compiled.encode_chunk(spans, begin)
@@ -78,7 +78,7 @@ class LineMaker:
         return begin + len(some), self._encode_spans(some)
 
     def encode_all(self, spans: Iterable[Span]) -> list[Piece]:
-        """Encode spans, however many."""
+        """Encode all spans of a sequence."""
         waiting, end, pieces = list(spans), 0, list[Piece]()
         while end < len(waiting):
             end, more = self.encode_chunk(waiting, end)
@@ -86,7 +86,7 @@ class LineMaker:
         return _join(pieces)
 
     def _encode_spans(self, spans: list[Span]) -> list[Piece]:
-        """Encode spans; one that fails costs its neighbours nothing."""
+        """Encode spans; if one fails, the others still get their lines."""
         try:
             return [(scope, *self.encode(made), len(made)) for scope, made in self.lines(spans).items()]
         except Exception as error:
@@ -98,7 +98,7 @@ class LineMaker:
     def _encode_span(
         self, span: Span, scope: Scope, task: Task, spawned_by: int | None
     ) -> tuple[bytes, bool] | None:
-        """Return the line of a span that the compiled parts could not say, and whether it was changed."""
+        """Return the line of a span that the compiled encoder cannot encode, and whether it was changed."""
         try:
             ended_us = self._clock.epoch_us(span.end or span.start)
             line = _long_line(span, scope, task, self._clock.timestamp(ended_us), self._clock.epoch_us(0))
@@ -176,7 +176,7 @@ class LineMaker:
         return made
 
     def scope_of(self, context: Context) -> Scope:
-        """Return where the records of a context go; what nobody bound goes to step 0, said once."""
+        """Return the scope that a context's records go to; unbound records go to step 0, with one notice."""
         if context.scope is not None:
             return context.scope
         scope = scope_for(context.role, context.worker, context.step, context.validate)
@@ -201,26 +201,26 @@ class LineMaker:
         return b"".join(encoded), changed
 
     def control(self, event: str, scope: Scope, extra: Mapping[str, Any]) -> bytes:
-        """Return a control record of now as one line."""
+        """Return a control record with the current time as one line."""
         timestamp = self._clock.timestamp(self._clock.now_us())
         line = Line(timestamp, event, None, dict(extra), scope.worker, scope.step, validate=scope.validate)
         return self.encode([line])[0]
 
     def _part(self, context: Context, scope: Scope) -> Raw | None:
-        """Return, and keep in the context, what all its short lines share; None if they can't be short."""
+        """Return, and cache in the context, the part its short lines share; None if they can't be short."""
         if context.extra is None or scope.step is None or scope.validate:
             return None
         try:
             ids = self._encoder.encode(context.extra)
-        except Exception:  # a request id that JSON cannot say: the long way mends it
+        except Exception:  # JSON cannot encode the request id: the slow path repairs it
             return None
         part = Raw(ids + b',"workid":%d,"step":%d' % (scope.worker, scope.step))
-        if context.scope is not None:  # else the process may learn its number, and the scope be another one
+        if context.scope is not None:  # else the scope changes if the process learns its number later
             context.part = part
         return part
 
     def _time(self, millisecond_us: int) -> tuple[str, tuple[str, ...]]:
-        """Return the ISO timestamp of a millisecond up to its digits, and the 1000 ways in which it ends."""
+        """Return a millisecond's ISO timestamp up to its microseconds, and the 1000 possible endings."""
         text = self._clock.timestamp(millisecond_us)
         if text[26:] != self._offset or not self._endings:
             self._offset = text[26:]
@@ -230,9 +230,9 @@ class LineMaker:
     def _encode_slice(self, lines: list[AnyLine]) -> tuple[bytes, int]:
         try:
             encoded = self._encoder.encode_lines(lines)
-        except Exception:  # one of them holds what JSON cannot say: find it, keep its neighbours
+        except Exception:  # JSON cannot encode a value of one line: find that line, keep the others
             return self._encode_singly(lines)
-        if len(encoded) > LONGEST_LINE:  # else none of them is
+        if len(encoded) > LONGEST_LINE:  # else no single line is too long
             self._slice = 1
             time.sleep(0)
             if max(map(len, encoded.split(b"\n"))) >= LONGEST_LINE:
@@ -262,7 +262,7 @@ class LineMaker:
 
 
 def _join(pieces: list[Piece]) -> list[Piece]:
-    """Return one piece a scope, of bytes."""
+    """Return the pieces with those of the same scope joined."""
     by_scope: dict[Scope, list[Piece]] = {}
     for piece in pieces:
         by_scope.setdefault(piece[0], []).append(piece)
@@ -278,7 +278,7 @@ def _active_sec(duration_ns: int, waited_ns: int) -> float:
 
 
 def _long_line(span: Span, scope: Scope, task: Task, timestamp: str, offset_us: int) -> Line:
-    """Return the line of any span, with all the keys that it has."""
+    """Return the line of any span, with all its keys."""
     ids, extra = span.context.extra, span.extra
     extra = {**ids, **extra} if extra and ids else extra or ids
     line = Line(timestamp, span.event, None, extra, scope.worker, scope.step, None, task.number)

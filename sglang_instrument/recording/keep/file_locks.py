@@ -1,7 +1,7 @@
-"""Claim a (role, rank) for this process, so that no two processes write one file.
+"""Claim a (role, rank) for this process, so that no two processes write to the same file.
 
-`fcntl.flock` itself rather than the filelock package: importing filelock 4 installs an audit hook, which
-cannot be removed, and fork hooks, which hold up the trainer's fork for up to 30 s while a lock file hangs.
+This uses `fcntl.flock`, not the filelock package: importing filelock 4 installs an audit hook, which cannot
+be removed, and fork hooks, which delay the trainer's fork for up to 30 s if a lock file hangs.
 """
 
 import fcntl
@@ -16,11 +16,11 @@ from sglang_instrument.recording.safety.notices import notice
 
 
 class Claims:
-    """The claims of this process in one run's folder. They end with the process, however it ends.
+    """The claims of this process in one run's folder. The kernel releases them when the process ends.
 
     Args:
         folder: The run's folder.
-        parents: What a forked child's parent writes, though it may not have come to claim it yet.
+        parents: (role, rank) that a forked child's parent writes, even if the parent has not claimed it yet.
     """
 
     def __init__(self, folder: Path, parents: Collection[tuple[str, int]] = ()) -> None:
@@ -30,10 +30,10 @@ class Claims:
         self._descriptors: list[int] = []
 
     def name(self, role: str, rank: int) -> str:
-        """Return what this process's files are called: see `file_name`, and `.<host>-<pid>` if that is taken.
+        """Return the name of this process's files: see `file_name`; with `.<host>-<pid>` if that is taken.
 
         Raises:
-            OSError: The folder cannot be made; nothing is claimed yet.
+            OSError: The folder cannot be created; nothing is claimed yet.
         """
         known = self._names.get((role, rank))
         if known is None:
@@ -48,30 +48,30 @@ class Claims:
         return [(role, rank, name) for (role, rank), name in self._names.items()]
 
     def release(self) -> None:
-        """Let go of all claims. In a forked child this leaves the parent's locks as they are."""
+        """Release all claims. In a forked child the parent's locks stay locked."""
         for descriptor in self._descriptors:
-            os.close(descriptor)  # not LOCK_UN: that would unlock the parent's, which shares the open file
+            os.close(descriptor)  # not LOCK_UN: that would also unlock the parent, which shares the open file
         self._descriptors.clear()
         self._names.clear()
 
     def _claim(self, name: str, is_parents: bool) -> bool:
         """Return whether this process is now the only one that writes files of this name."""
         if is_parents:
-            return _refused(name, "the process that forked this one writes it")
+            return _refused(name, "the parent process writes it")
         try:
             descriptor = os.open(self._folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            return _refused(name, f"no lock can be made ({error})")
+            return _refused(name, f"the lock file cannot be opened ({error})")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
             taken = isinstance(error, BlockingIOError)
-            return _refused(name, "another process writes it" if taken else f"no locks here ({error})")
+            return _refused(name, "another process writes it" if taken else f"locking failed ({error})")
         self._descriptors.append(descriptor)
         return True
 
 
 def _refused(name: str, reason: str) -> bool:
-    notice("claim", f"{name}: {reason}; this process's files are called {name}.{HOST}-{os.getpid()}.jsonl")
+    notice("claim", f"{name}: {reason}; this process writes {name}.{HOST}-{os.getpid()}.jsonl instead")
     return False

@@ -1,4 +1,4 @@
-"""Own the run's files: folders, claims, opening, whole lines, closing. Only the disk thread works here."""
+"""Own the run's files: folders, claims, opening, whole lines, closing. Used by the disk's thread alone."""
 
 import contextlib
 import os
@@ -21,21 +21,21 @@ from sglang_instrument.recording.safety.notices import notice
 from sglang_instrument.regular_files import demand_regular, write_anew
 
 _MOST_OPEN: Final = 16
-#: How often a process that goes on recording says anew what it is.
+#: How often a process that keeps recording rewrites its file in `processes/`.
 NEWS_EVERY_SEC: Final = 10.0
-QUIET_SEC: Final = 1.0  # after so long without a record, it is said at once: it may be the last word
-_STEPS_KEPT: Final = 2  # a step's file stays open until this many newer steps were seen
+QUIET_SEC: Final = 1.0  # after this long without a record it does so at once: the process may be killed next
+_STEPS_KEPT: Final = 2  # a step's file stays open until this many newer steps have begun
 
 
 class Files:
     """The files of this process in one run's folder.
 
     Args:
-        folder: The run's folder; it is made when the first record is written.
+        folder: The run's folder; it is created when the first record is written.
         clock: The process's clock.
         run_id: The run that each file's `log_opened` names.
-        describe: Returns what this process is, for `processes/<role>_<rank>.json`.
-        parents: (role, rank) of what a forked child must leave to its parent.
+        describe: Returns the description of this process, for `processes/<role>_<rank>.json`.
+        parents: (role, rank) of the files that belong to a forked child's parent.
     """
 
     def __init__(
@@ -62,30 +62,30 @@ class Files:
         """Append whole lines to the file of `scope`; count them as lost if that is impossible.
 
         Args:
-            scope: Whose lines they are.
-            lines: All of them.
-            records: How many records they are.
+            scope: The scope of the lines.
+            lines: The lines, each with its newline.
+            records: The number of records among them.
         """
         try:
             if not self._file(scope).append(lines):
                 self._begin_anew(scope, lines)
-        except Exception as error:  # an OSError as a rule; nothing is lost without being counted
+        except Exception as error:  # usually an OSError; every lost record is counted
             self._lose(scope, lines, records, error)
         else:
             scope.written += records
             self.written_records += records
 
     def close_step(self, scope: Scope) -> None:
-        """Say in its file that this step of this worker is whole, with what was written and what was not."""
+        """Write to its file that a worker's step is complete, with the counts of its records."""
         if scope not in self._open and not scope.written and not scope.dropped:
             return  # nothing was ever recorded in this step
         counts = {"written": scope.written, "dropped": scope.dropped, "sampled_out": scope.sampled_out}
         self.write(scope, self._maker.control(schema.STEP_CLOSED, scope, counts), 0)
 
     def close_old_steps(self) -> None:
-        """Close the files of steps that have ended and lie two newer steps back."""
+        """Close the files of ended steps after which two newer steps have begun."""
         known = scopes()
-        # Late records reopen the file of a scope that was forgotten, and is known by its file alone.
+        # Late records reopen the file of a scope that was forgotten; only its open file still refers to it.
         late = [scope for scope in self._open if scope not in known]
         for scope in known + late:
             if scope.open <= 0 and not scope.ended and len(_newer_steps(scope, known)) >= _STEPS_KEPT:
@@ -94,7 +94,7 @@ class Files:
                     forget_scope(scope)
 
     def close(self) -> None:
-        """End each open file with `log_closed` and close it; let go of the claims."""
+        """End each open file with `log_closed` and close it; release the claims."""
         for scope in list(self._open):
             self.write(scope, self._maker.control(schema.LOG_CLOSED, scope, {}), 0)
             self._close(scope)
@@ -102,20 +102,20 @@ class Files:
         self._claims.release()
 
     def claimed(self) -> set[tuple[str, int]]:
-        """Return (role, rank) of what this process writes."""
+        """Return (role, rank) of the files that this process writes."""
         return {(role, rank) for role, rank, _ in self._claims.held()}
 
     def abandon(self) -> None:
-        """Close everything without writing: what a forked child does with its parent's files."""
+        """Close all files without writing to them, as a forked child does with its parent's files."""
         for scope in list(self._open):
             self._close(scope)
         self._claims.release()
 
     def is_news(self) -> bool:
-        """Return whether to say anew what this process is and how much it recorded; asked at each tick.
+        """Return whether to rewrite the file in `processes/`; called at each tick.
 
-        It has after its first records, after a second without any, and every ten seconds of records without
-        such a pause: who is killed has no other word of its patches and of what was dropped.
+        True after the first records, after a second without records, and every ten seconds of records without
+        such a pause: a killed process leaves no other record of its patches and its dropped records.
         """
         now, written = time.monotonic(), self.written_records
         if written != self._seen_records:
@@ -127,10 +127,10 @@ class Files:
         return True
 
     def describe_process(self, log_closed: bool = False) -> None:
-        """Write what this process is into `processes/`, for each rank it writes for.
+        """Write the description of this process into `processes/`, for each claimed (role, rank).
 
         Args:
-            log_closed: Whether all its records are written, and no more will come.
+            log_closed: Whether all records are written, and no more will come.
         """
         for role, rank, name in self._claims.held():
             path = self._folder / "processes" / f"{name}.json"
@@ -140,7 +140,7 @@ class Files:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_anew(new, orjson.dumps(settle(facts), option=orjson.OPT_INDENT_2))
                 new.replace(path)
-            except Exception as error:  # records do not wait for what only describes them
+            except Exception as error:  # a missing description must not stop the records
                 notice("process file", f"{path} cannot be written: {error}")
 
     def _file(self, scope: Scope) -> OpenFile:
@@ -154,8 +154,8 @@ class Files:
         return file
 
     def _begin_anew(self, scope: Scope, lines: bytes) -> None:
-        """Append lines to a new file in the place of one that was deleted."""
-        notice("deleted", f"{self._open[scope].path} was deleted while it was written; a new one is begun")
+        """Append lines to a new file that replaces a deleted one."""
+        notice("deleted", f"{self._open[scope].path} was deleted while it was open; a new file is created")
         self._close(scope)
         if not self._file(scope).append(lines):
             raise FileNotFoundError("it was deleted again")
@@ -165,15 +165,15 @@ class Files:
         claimed_before = len(self._claims.held())
         path = self._folder / folder_of(scope) / f"{self._claims.name(scope.role, scope.worker)}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A FIFO would take what fits into it, and then hold up this thread; a device takes it for nobody.
+        # A full FIFO would block this thread; a device would discard the lines.
         with contextlib.suppress(FileNotFoundError):
             demand_regular(path)
-        # Read access, too: whether the last line is whole is seen at the file's end.
+        # Read access, too: the file's last byte shows whether its last line is complete.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             file = OpenFile(descriptor, path)
             file.append(self._maker.control(schema.LOG_OPENED, scope, self._header(scope, descriptor)))
-        except BaseException:  # a full disk is tried again and again: each try must give its descriptor back
+        except BaseException:  # on a full disk this runs again and again: each try must close its descriptor
             os.close(descriptor)
             raise
         if len(self._claims.held()) > claimed_before:
@@ -188,12 +188,12 @@ class Files:
             "host": HOST,
             **Clock.pair(),
         }
-        if scope.step == 0:  # the first step of some trainers; of others, what lies outside of any step
+        if scope.step == 0:  # either a trainer's first step, or the records outside of any step
             header["step_bound"] = scope.bound
         return {**header, "reopened": True} if os.fstat(descriptor).st_size else header
 
     def _lose(self, scope: Scope, lines: bytes, records: int, error: Exception) -> None:
-        """Count what was not written; a disk that fills up still took the first of the lines."""
+        """Count the records that were not written; a disk that fills up has taken the first lines."""
         file = self._open.get(scope)
         written = memoryview(lines)[: file.done].tobytes().count(b"\n") if file is not None and records else 0
         scope.written += written
@@ -228,7 +228,7 @@ def _newer_steps(scope: Scope, known: Iterable[Scope]) -> set[int]:
 
 
 def folder_of(scope: Scope) -> str:
-    """Return the folder of a scope's file below the run's: by step, or `engine` where no step is known."""
+    """Return the folder of a scope's file below the run's folder: by step, or `engine` without a step."""
     if scope.step is None:
         return "engine"
     return f"validate_{scope.step}" if scope.validate else f"step_{scope.step}"

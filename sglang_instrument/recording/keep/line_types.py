@@ -1,4 +1,4 @@
-"""Say what a record is when it is encoded: its keys, how long it may be, what is left of a longer one."""
+"""Define the encoded form of a record: its keys, its longest line, and how a longer one is cut."""
 
 from typing import Any, Final
 
@@ -9,13 +9,13 @@ from sglang_instrument import schema
 from sglang_instrument.recording.measure.values import settle
 
 LONGEST_LINE: Final = 64 * 1024  # bytes of a record, newline included
-# What is kept of a longer one; a character may take six bytes: 6 * 256 * (2 * 18 + 3) < LONGEST_LINE.
-_LONGEST_KEPT: Final = 256
-_MOST_KEPT: Final = 18
+# Limits of a cut line; a character may take six bytes: 6 * 256 * (2 * 18 + 3) < LONGEST_LINE.
+_LONGEST_KEPT: Final = 256  # characters of a key or value
+_MOST_KEPT: Final = 18  # fields
 
 
 class Line(Struct, omit_defaults=True, gc=False):
-    """A record as it is encoded; its fields are `schema.KEYS`, in that order."""
+    """A record with all its keys: `schema.KEYS`, in that order."""
 
     timestamp: str
     event: str
@@ -34,11 +34,11 @@ class Line(Struct, omit_defaults=True, gc=False):
 
 
 if Line.__struct_fields__ != schema.KEYS:
-    raise AssertionError("shapes.Line and schema.KEYS differ")
+    raise AssertionError("line_types.Line and schema.KEYS differ")
 
 
 class ShortLine(Struct, gc=False):
-    """The usual record: a span without fields of its own, an error, or anything else that is rare.
+    """The usual record: a span without its own fields, and without an error or any other rare key.
 
     `extra` holds the text of three keys, from the value of "extra" through that of "step": Raw is copied
     into the line as it is, and all records of a context share it.
@@ -53,7 +53,7 @@ class ShortLine(Struct, gc=False):
 
 
 class MiddleLine(Struct, omit_defaults=True, gc=False):
-    """A span with fields of its own, one whose waiting was counted, or a point; nothing is rare in it."""
+    """A span with its own fields or with `active_sec`, or an instant event; without rare keys."""
 
     timestamp: str
     event: str
@@ -70,19 +70,19 @@ AnyLine = Line | MiddleLine | ShortLine
 
 
 def settle_line(line: AnyLine) -> None:
-    """Make the line one that can be encoded, whatever it holds."""
+    """Change the line so that JSON can always encode it."""
     line.event = settle(line.event)
     if not isinstance(line, ShortLine):
         try:
             line.extra = settle(line.extra)
-        except RecursionError:  # values are reduced where they are recorded: somebody went round that
+        except RecursionError:  # this value was not reduced when it was recorded
             line.extra = {"truncated": True}
     if isinstance(line, Line):
         line.error, line.phase = settle(line.error), settle(line.phase)
 
 
 def cut(line: AnyLine) -> AnyLine:
-    """Return what a record may be of a line that is longer."""
+    """Shorten a line that is longer than LONGEST_LINE; return the shorter line."""
     if isinstance(line, ShortLine):
         line = _spell_out(line)
     line.event = line.event[:_LONGEST_KEPT]
@@ -101,7 +101,7 @@ def _spell_out(line: ShortLine) -> Line:
 
 
 def _cut_fields(extra: dict[str, Any]) -> dict[str, Any]:
-    """Return the short fields of an extra that is too long for a line."""
+    """Return the short fields of an `extra` that is too long for a line."""
     kept = {
         key: value
         for key, value in extra.items()

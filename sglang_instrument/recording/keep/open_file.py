@@ -1,4 +1,4 @@
-"""Append to a file as long as it is the one that was opened."""
+"""Append to an open file, as long as its path and descriptor still belong to it."""
 
 import errno
 import os
@@ -8,8 +8,8 @@ from pathlib import Path
 class OpenFile:
     """One open file.
 
-    `torn` says that its last line is not whole, `done` how many bytes of the last append it took, `inode`
-    which file it is.
+    `torn` says that its last line is incomplete, `done` how many bytes of the last append were written,
+    `inode` identifies the file.
     """
 
     __slots__ = ("descriptor", "done", "inode", "path", "torn")
@@ -21,21 +21,22 @@ class OpenFile:
         self.torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
 
     def is_ours(self) -> bool:
-        """Return whether the descriptor still is this file's.
+        """Return whether the descriptor still belongs to this file.
 
-        Who closes all that there are, or one twice, closes it; then a checkpoint may have its number.
+        The program may close all descriptors, or one of its own twice, and so close this one; then another
+        file, such as a checkpoint, may get its number.
         """
         try:
             status = os.fstat(self.descriptor)
-        except OSError as error:  # a stale handle is ours, and must be closed
+        except OSError as error:  # a stale network file handle is still ours, and must be closed
             return error.errno != errno.EBADF
         return (status.st_dev, status.st_ino) == self.inode
 
     def append(self, lines: bytes) -> bool:
-        """Write `lines` on a line of their own.
+        """Write `lines`, after a newline if the last line is incomplete.
 
         Returns:
-            Whether that was done; it is not where nobody would find them.
+            Whether they were written; False if the file is gone (see `write_unless_gone`).
         """
         self.done = 0
         if self.torn:
@@ -51,14 +52,14 @@ class OpenFile:
 
 
 def write_unless_gone(descriptor: int, inode: tuple[int, int], lines: bytes, begin: int) -> int:
-    """Write lines to a file, from a byte of them on, as far as it takes them.
+    """Write `lines[begin:]` to a file, once; the file may take fewer bytes.
 
     Returns:
-        How many bytes were written; -1 if nothing was: the file was deleted, its handle is stale, or the
-        descriptor is another file's by now.
+        How many bytes were written; -1 if none: the file was deleted, its handle is stale, or the descriptor
+        now belongs to another file.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     try:
         status = os.fstat(descriptor)

@@ -1,7 +1,7 @@
-"""Say that this process was reached, though it may never record anything.
+"""Write a file that shows that patches were applied in this process, even if it never records anything.
 
-A process that records describes itself in `processes/`. One whose code was patched does so in
-`processes/reached/` even before, from a thread that lives until nothing more is patched.
+A process that records describes itself in `processes/`. A process whose code was patched describes itself in
+`processes/reached/` before that, from a thread that ends when no more patches follow.
 """
 
 import os
@@ -17,29 +17,29 @@ from sglang_instrument.recording.measure.values import settle
 from sglang_instrument.recording.safety.notices import swallowed
 from sglang_instrument.regular_files import write_anew
 
-QUIET_SEC: Final = 2.0  # one import patches after another; the last one of them is worth a file
+QUIET_SEC: Final = 2.0  # imports follow one another, each with patches; the file is written after the last
 _EXIT_SEC: Final = 0.5  # at exit, for a process that ends at once
 
 
 class Presence:
-    """Writes what this process is, some time after something in it was patched.
+    """Writes the description of this process, up to two seconds after a patch was applied.
 
     Args:
         folder: The run's folder.
-        describe: Returns what this process is.
+        describe: Returns the description of this process.
     """
 
     def __init__(self, folder: Path, describe: Callable[[], Mapping[str, Any]]) -> None:
         self._path = folder / "processes" / "reached" / f"{HOST}-{os.getpid()}.json"
         self._describe = describe
-        self._lock = threading.RLock()  # a signal handler's import may be patched while the thread is started
+        self._lock = threading.RLock()  # a signal handler may import, and so patch, while the thread starts
         self._thread: threading.Thread | None = None
         self._is_news = False
         self._ending = threading.Event()
         self._cancelled = False
 
     def tell(self) -> None:
-        """Have it written that something was patched here, or could not be."""
+        """Schedule the file: a patch was applied here, or failed."""
         with self._lock:
             self._is_news = True
             if self._thread is None and not self._ending.is_set():
@@ -53,14 +53,14 @@ class Presence:
                     swallowed("saying that this process was reached", error)
 
     def end(self, wait_sec: float) -> None:
-        """Write what is not written yet, as the process ends; wait for it so long, and only a moment."""
+        """Write what is not written yet, as the process ends; wait at most `wait_sec`, and at most 0.5 s."""
         self._ending.set()
         thread = self._thread
         if thread is not None and thread.is_alive():
             thread.join(min(wait_sec, _EXIT_SEC))
 
     def cancel(self) -> None:
-        """Write nothing any more: what was patched is being put back."""
+        """Write nothing any more: the patches are being removed."""
         self._cancelled = True
         self._ending.set()
 
@@ -74,7 +74,7 @@ class Presence:
                 self._is_news = False
             try:
                 self._write()
-            except Exception as error:  # a disk that cannot be written is said where records are lost
+            except Exception as error:  # for a disk that cannot be written, `Files` logs the lost records
                 swallowed("saying that this process was reached", error)
 
     def _write(self) -> None:

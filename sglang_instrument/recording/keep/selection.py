@@ -1,8 +1,8 @@
-"""Decide which records are kept: down to which detail, and of which requests. The encoder's thread asks.
+"""Decide which records are kept: down to which detail, and of which requests. Used by the encoder's thread.
 
 All requests of a rollout begin together, so they end in the order of their durations, and each is the slowest
-that was seen so far. Which of them are slow is known when their step ends; until then the records of requests
-that were not drawn are held.
+so far. The slow ones are known only when their step ends; until then the records of requests that are not in
+the sample are held.
 """
 
 import zlib
@@ -15,11 +15,11 @@ from sglang_instrument.recording.measure.context import Context, Scope
 from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.schema import kind_of
 
-MOST_HELD: Final = 50_000  # spans, some 10 MB; beyond it is decided with what the step has shown so far
-SLOW: Final = 0.95  # a request as long as this quantile of its step's is always kept
-_MOST_DURATIONS: Final = 10_000  # of one step; a process that never binds one has a single, endless step
-_MOST_VERDICTS: Final = 100_000  # requests of one step that are remembered for records which come late
-_STEPS_KNOWN: Final = 8  # steps whose verdicts are remembered; older ones get no more records
+MOST_HELD: Final = 50_000  # spans, about 10 MB; above it, the durations so far decide
+SLOW: Final = 0.95  # a request that takes at least this quantile of its step's durations is always kept
+_MOST_DURATIONS: Final = 10_000  # of one step; a process that never binds a step has a single, endless one
+_MOST_VERDICTS: Final = 100_000  # requests of one step that are remembered for late records
+_STEPS_KNOWN: Final = 8  # steps whose verdicts are remembered; older steps get no more records
 _TURN_PHASES: Final = frozenset({"turn", "generate", "tool", "interaction"})
 _DETAILS: Final[tuple[Detail, ...]] = ("step", "request", "turn", "all")
 
@@ -27,14 +27,14 @@ ScopeOf = Callable[[Context], Scope]
 
 
 def selection_for(config: Config, scope_of: ScopeOf) -> "Selection | None":
-    """Return what selects as the settings say; None if they keep everything, which then costs nothing."""
+    """Return the selection that the settings ask for; None if they keep everything, at no cost."""
     if config.detail == "all" and config.sample_requests >= 1:
         return None
     return Selection(config.detail, config.sample_requests, scope_of)
 
 
 class Selection:
-    """Takes finished spans, returns those to write.
+    """Takes finished spans and returns those to write.
 
     Args:
         detail: The finest records that are kept.
@@ -51,7 +51,7 @@ class Selection:
         self._held = 0
 
     def keep(self, spans: Iterable[Span]) -> list[Span]:
-        """Return what is to be written now, of these spans and of those held; the rest is held or dropped."""
+        """Return the spans to write now, of these and of the held ones; hold or drop the others."""
         kept = []
         for span in spans:
             request_id, turn = _ids(span)
@@ -66,7 +66,7 @@ class Selection:
         return kept
 
     def end_step(self, scope: Scope) -> list[Span]:
-        """Return what is to be written of the records that were held for a step which has ended."""
+        """Decide on the held spans of an ended step; return those to write."""
         step = self._steps.get(scope)
         if step is None:
             return []
@@ -74,7 +74,7 @@ class Selection:
         return self._decide(scope, step)
 
     def end(self) -> list[Span]:
-        """Return what is to be written of all that is held: nothing comes any more."""
+        """Decide on all held spans, as no more follow; return those to write."""
         return [span for scope, step in list(self._steps.items()) for span in self._decide(scope, step)]
 
     def _hold(self, span: Span, request_id: str) -> list[Span]:
@@ -82,7 +82,7 @@ class Selection:
         step = self._steps.get(scope) or self._begin(scope)
         verdict = step.verdicts.get(request_id)
         if verdict is None and step.over and scope.open <= 0 and not scope.ended:
-            verdict = True  # later than its step, which nobody will end again: there is nothing to wait for
+            verdict = True  # the record is later than its step, which will not end again: do not wait
         if verdict is None:
             step.hold(span, request_id)
             self._held += 1
@@ -101,14 +101,14 @@ class Selection:
         return step
 
     def _decide(self, scope: Scope, step: "_Step", early: bool = False) -> list[Span]:
-        """Return the held records to write; drop and count those of requests that were not slow."""
+        """Return the held records to write; drop and count those of fast requests."""
         kept: list[Span] = []
         limit_ns = step.slow_ns()
         for request_id, spans in list(step.held.items()):
             duration_ns = step.ended.pop(request_id, None)
             if early and duration_ns is None:
-                continue  # it still runs
-            # One that has not ended when its step has is as slow as can be, or hangs.
+                continue  # the request still runs
+            # A request that outlasts its step is the slowest possible, or hangs.
             verdict = duration_ns is None or duration_ns >= limit_ns
             step.decide(request_id, verdict)
             self._held -= len(spans)
@@ -119,7 +119,7 @@ class Selection:
         return sorted(kept, key=_ended_ns)
 
     def _decide_early(self) -> list[Span]:
-        """Make room: decide on what has ended; if that does not help, write the rest undecided."""
+        """Make room: decide on ended requests; if that is not enough, write the rest."""
         kept = []
         for scope, step in list(self._steps.items()):
             kept += self._decide(scope, step, early=True)
@@ -131,12 +131,12 @@ class Selection:
 
 
 class _Step:
-    """What is known of one step's requests that were not drawn, and how long its requests took."""
+    """Requests of one step that are not in the sample: their held records, verdicts and durations."""
 
     __slots__ = ("durations", "ended", "held", "over", "verdicts")
 
     def __init__(self) -> None:
-        self.over = False  # its outermost block has ended, at least once
+        self.over = False  # whether its outermost block has ended, at least once
         self.held: dict[str, list[Span]] = {}
         self.ended: dict[str, float] = {}  # nanoseconds; infinite if it failed
         self.verdicts: dict[str, bool] = {}
@@ -149,7 +149,7 @@ class _Step:
             insort(self.durations, duration_ns)
             if len(self.durations) > _MOST_DURATIONS:
                 del self.durations[::2]
-            # Trainers that sample more than they need cancel the rest: no fault, and no reason to keep it.
+            # Trainers that start more requests than they need cancel the rest: that is no failure.
             failed = span.error is not None and not span.error.startswith("CancelledError")
             self.ended[request_id] = float("inf") if failed else duration_ns
 
@@ -160,19 +160,19 @@ class _Step:
         self.verdicts[request_id] = verdict
 
     def slow_ns(self) -> float:
-        """Return the duration from which a request of this step is slow; its slowest always is."""
+        """Return the duration in ns from which a request of this step is slow; the slowest one always is."""
         return self.durations[int(len(self.durations) * SLOW)] if self.durations else 0
 
 
 def is_drawn(request_id: object, share: float) -> bool:
-    """Return whether a request belongs to the share that is kept: the same answer in every process."""
+    """Return whether a request is in the sample of size `share`: the same answer in every process."""
     checksum = zlib.crc32(str(request_id).encode("utf-8", "replace"))
-    # CRC is linear: ids that differ in one digit differ in few bits. A multiplication spreads them.
+    # CRC is linear: ids that differ in one digit give checksums that differ in few bits. Multiply to spread.
     return (checksum * 0x9E3779B97F4A7C15 >> 32) & 0xFFFFFFFF < share * 2**32
 
 
 def _ids(span: Span) -> tuple[Any, Any]:
-    """Return a record's request id and turn: its own fields, or else what was bound."""
+    """Return a record's request id and turn: its own fields, or else the bound ones."""
     context, extra = span.context, span.extra
     if extra is None:
         return context.request_id, context.turn
@@ -180,7 +180,7 @@ def _ids(span: Span) -> tuple[Any, Any]:
 
 
 def _detail(span: Span, request_id: object, turn: object) -> int:
-    """Return the detail of a record, as its place in `_DETAILS`, by what it names."""
+    """Return the detail of a record, as its index in `_DETAILS`, from its request id, turn and phase."""
     if request_id is None:
         return 0
     if (span.phase or kind_of(span.event).phase) in _TURN_PHASES:

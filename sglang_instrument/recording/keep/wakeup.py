@@ -1,4 +1,4 @@
-"""What the encoder's thread sleeps on."""
+"""Let the encoder's thread sleep, and wake it."""
 
 import contextlib
 import queue
@@ -6,21 +6,21 @@ from typing import Any
 
 
 class Bell:
-    """Wakes who waits for it, at once or at a tick."""
+    """Wakes the waiting thread at a tick, or at once when it rings."""
 
     def __init__(self) -> None:
         self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()  # signal handlers may put, too
 
     def ring(self) -> None:
-        """Wake who waits, or who waits next."""
+        """Wake the waiting thread, or make the next `wait` return at once."""
         if self._rings.empty():
             self._rings.put(None)
 
     def wait(self, tick_sec: float, most_ticks: int, buffer: list[Any]) -> int:
-        """Wait for a tick, or for several as long as nothing is in the buffer.
+        """Wait for a tick, or up to `most_ticks` while the buffer is empty.
 
         Returns:
-            How many ticks have passed; 0 if the bell rang.
+            The number of ticks that have passed; 0 if the bell rang.
         """
         for tick in range(1, most_ticks + 1):
             try:

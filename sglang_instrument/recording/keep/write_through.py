@@ -1,6 +1,6 @@
-"""Write each record before its span's exit returns, for `durability="line"`: a kill loses nothing that ended.
+"""Write each record before its span's exit returns, for `durability="line"`: a kill loses no finished span.
 
-This is the one mode in which training waits for the disk, because somebody asked for it.
+Only in this mode does training wait for the disk.
 """
 
 from _thread import RLock
@@ -19,7 +19,7 @@ from sglang_instrument.recording.safety.own_threads import OneAtATime
 
 
 class CallersDisk(Disk):
-    """Does what is put to it at once, on the thread that puts it: one thread at a time."""
+    """Runs each job at once on the calling thread, one thread at a time."""
 
     def __init__(self, files: Files) -> None:
         super().__init__(files, limit_bytes=0)
@@ -49,7 +49,7 @@ class CallersDisk(Disk):
 
 
 class LineWriter(Writer):
-    """A buffer whose append empties it. The thread remains for what hangs, and for `flush`."""
+    """A buffer whose append writes everything. The encoder's thread remains for the watchdog and `flush`."""
 
     def __init__(
         self,
@@ -60,11 +60,11 @@ class LineWriter(Writer):
     ) -> None:
         super().__init__(disk, maker, watch, selection)
         self._buffer = self
-        self._all_closed = None  # nothing waits
+        self._all_closed = None  # no record waits
         self._one_at_a_time = OneAtATime()
 
     def append(self, span: Span, /) -> None:
-        """Write the span, and what other threads appended meanwhile."""
+        """Write the span, and spans that other threads have appended meanwhile."""
         self._spans.append(span)
         self._alone(self._empty_buffer, "writing a record")
 
@@ -73,10 +73,10 @@ class LineWriter(Writer):
         self._alone(self._write, "ending a step")
 
     def wake(self) -> None:
-        """Do nothing: nothing waits."""
+        """Do nothing: no record waits."""
 
     def _may_rest(self) -> bool:
-        """Rest never: no span would wake the thread."""
+        """Never rest: in this mode no span would wake the thread."""
         return False
 
     def _tick(self, woken: bool) -> None:
@@ -86,9 +86,9 @@ class LineWriter(Writer):
         self._alone(lambda: super(LineWriter, self)._start_or_write(job, done, ends), "writing the log")
 
     def _alone(self, act: Callable[[], object], doing: str) -> None:
-        """Run `act` while no other thread does.
+        """Run `act` while no other thread writes.
 
-        A signal handler or finalizer may record in the middle of this same thread's write: what it appended
-        is written when that write goes on to the rest of the buffer, or by the next one.
+        A signal handler or finalizer may record during this thread's write: the interrupted write, or the
+        next one, then also writes that record.
         """
         self._one_at_a_time.do(act, doing)

@@ -1,7 +1,8 @@
-"""Empty the buffer every 50 to 100 ms, encode what it held, and hand it to the thread that owns the disk.
+"""Empty the buffer every 50 to 100 ms, encode its spans, and pass the lines to the disk's thread.
 
-Two threads, because they fail differently: the encoder never touches a file, so a disk that hangs cannot
-keep it from emptying the buffer; what then waits is bounded in bytes, and what comes beyond is counted.
+There are two threads because they fail differently: the encoder's thread never touches a file, so a disk that
+hangs cannot stop it from emptying the buffer. The queue to the disk is limited in bytes; records above the
+limit are dropped and counted.
 """
 
 import math
@@ -27,24 +28,24 @@ from sglang_instrument.recording.safety.notices import notice, swallowed
 from sglang_instrument.recording.safety.own_threads import OneAtATime, OwnThread
 
 TICK_SEC: Final = 0.05
-# Where little is recorded, waking two threads costs more than the records, and takes the GIL from whoever
-# works: they are written half as often, which keeps what SIGKILL costs well within its bound.
+# With few records, waking two threads costs more than the records, and takes the GIL from training: so they
+# are written half as often, which keeps the loss at a SIGKILL well below its limit.
 CALM_TICK_SEC: Final = 0.1
 _LITTLE: Final = 500  # spans a tick
-_RESTS_AFTER: Final = 10  # ticks at which nothing was recorded
+_RESTS_AFTER: Final = 10  # ticks without a record
 _SLAB: Final = 4096  # spans taken out of the buffer at once: they stay in the processor's cache until encoded
-MOST_SPANS: Final = 200_000  # in the buffer; only a program that never lets the encoder run gets there
+MOST_SPANS: Final = 200_000  # in the buffer; reached only if the program never lets the encoder's thread run
 
 
 class Writer:
-    """The encoder: a buffer, its thread, and what happens between the two.
+    """The buffer of spans, and the encoder's thread that empties it.
 
     Args:
-        disk: Where lines go.
-        maker: Makes them.
+        disk: Takes the lines.
+        maker: Makes the lines.
         watch: Called at each tick with the disk; reports spans that do not end. Returns for how many seconds
-            it need not be called again as long as nothing is recorded.
-        selection: Says which records are kept; None keeps them all.
+            it need not be called while nothing is recorded.
+        selection: Decides which records are kept; None keeps all.
     """
 
     def __init__(
@@ -62,32 +63,32 @@ class Writer:
         self._watch = watch
         self._selection = selection
         self._spans: list[Span] = []
-        self._encoding = 0  # spans that were taken out of the buffer
-        self._buffer: Buffer = self._spans  # once the threads run
+        self._encoding = 0  # spans taken out of the buffer, and not encoded yet
+        self._buffer: Buffer = self._spans  # in use once the threads run
         self._bell = Bell()
-        self._all_closed: Callable[[], object] | None = self._bell.ring  # when no span is open any more
+        self._all_closed: Callable[[], object] | None = self._bell.ring  # called when the last open span ends
         self._starting = OneAtATime()  # starting the threads, or writing without them
         self._thread = OwnThread(self._run, "sglang_instrument-writer")
-        self._gives_up_at = math.inf  # time.monotonic() at which a caller that writes stops
+        self._gives_up_at = math.inf  # time.monotonic() at which a caller that writes itself stops
         self._flushes: list[tuple[Job | None, threading.Event]] = []
         self._tick_sec = TICK_SEC
-        self._let_one_pass = True  # a tick at which nothing is written; never the first one
-        self._most_ticks = 1  # to wait for, as long as nothing is recorded; 0 while that is decided
+        self._let_one_pass = True  # whether the last tick wrote nothing; the first tick always writes
+        self._most_ticks = 1  # ticks to sleep while nothing is recorded; 0 while the thread computes it
         self._quiet_ticks = 0  # since something was recorded
         self._closed = False
         self._ended = False
 
     def open(self) -> None:
-        """Take spans from now on; threads start with the first span that opens or ends."""
+        """Accept spans from now on; the first span that opens or ends starts the threads."""
         use_buffer(_FirstSpan(self), self.start, self._all_closed)
         on_scope_closed(self.step_ended)
 
     def tap(self, tapped: Callable[[Buffer], Buffer]) -> None:
-        """Let spans pass through `tapped(buffer)` on their way to the buffer; call it before `open()`."""
+        """Send spans through `tapped(buffer)` instead of directly to the buffer; call it before `open()`."""
         self._buffer = tapped(self._buffer)
 
     def close(self) -> None:
-        """Take no more spans."""
+        """Accept no more spans."""
         with self._starting.lock:  # another thread may be about to start the threads for its first span
             self._stop_taking()
 
@@ -97,7 +98,7 @@ class Writer:
         self._closed = True
 
     def end(self, ends: float) -> None:
-        """End both threads once they have done what they were given; wait for that until `ends` at most."""
+        """End both threads after their remaining work; wait for that until `ends` at most."""
         self._ended = True
         self._bell.ring()
         self.disk.end()
@@ -105,7 +106,7 @@ class Writer:
         self.disk.join(ends)
 
     def start(self) -> None:
-        """Start the threads, once; several threads may come here at a time."""
+        """Start the threads, once; several threads may call this at the same time."""
         if not self.started:
             self._starting.do(self._start_threads, "starting the writer's threads", 0.0)
 
@@ -114,7 +115,7 @@ class Writer:
             self._take_directly()
 
     def _have_threads(self, at_once: bool = False) -> bool:
-        # The disk's first: without it the encoder's thread would write to the disk itself.
+        # The disk's thread first: without it the encoder's thread would write to the disk itself.
         return self.disk.start(at_once) and self._thread.start(at_once)
 
     def _take_directly(self) -> None:
@@ -122,7 +123,7 @@ class Writer:
             use_buffer(self._buffer, None, self._all_closed)
 
     def take(self, span: Span) -> None:
-        """Take a span that found no thread to be running, or that it rested."""
+        """Take a span that came while the threads were not started, or while the encoder's thread rested."""
         self.be_awake()
         if self._closed:
             return
@@ -131,13 +132,13 @@ class Writer:
             self._starting.do(self._drop_excess, "dropping records", 0.0)
 
     def be_awake(self) -> None:
-        """Start the threads, or have the one that rests run at once, and at each tick from now on."""
+        """Start the threads, or wake the encoder's resting thread; from now on it runs at each tick."""
         self.start()
         if not self.started:
             return
         if not isinstance(hot.current_buffer(), _FirstSpan):
             if self._most_ticks != 1:
-                self._most_ticks = 1  # one of the many that come here has the thread look
+                self._most_ticks = 1  # so only the first of many callers wakes the thread
                 self.wake()
             return
         self._quiet_ticks = 0
@@ -145,47 +146,47 @@ class Writer:
         self.wake()
 
     def _next_tick_sec(self, is_little: bool, leave_sec: float) -> float:
-        """Return for how long to sleep after few or many spans, if all else may be left for so long."""
+        """Return how long to sleep: depends on how many spans came, and how long `watch` may be skipped."""
         if not is_little or leave_sec < CALM_TICK_SEC:
             return TICK_SEC
         return leave_sec if self._quiet_ticks >= _RESTS_AFTER and self._may_rest() else CALM_TICK_SEC
 
     def _ticks_to_leave(self, leave_sec: float) -> int:
-        """Return for how many ticks nothing need be done if nothing is recorded; resting is not put off.
+        """Return for how many ticks to sleep if nothing is recorded; this does not delay resting.
 
-        What passes through a tap may be held back there, and become old.
+        A tap may hold spans back, which need a check at each tick.
         """
         if self._buffer is not self._spans:
             return 1
         return max(1, min(round(leave_sec / self._tick_sec), _RESTS_AFTER - self._quiet_ticks))
 
     def _may_rest(self) -> bool:
-        """Have the next span that ends, or the first that opens, wake this thread; return whether it will.
+        """Let the next span that ends, or the first that opens, wake this thread; return whether it will.
 
-        So between two rollouts nothing of ours runs.
+        So no thread of this package runs between two rollouts.
         """
         with self._starting.lock:
             if not self._closed and hot.current_buffer() is self._buffer:
                 use_buffer(_FirstSpan(self), self.be_awake, self._all_closed)
-        # What another thread was about to append meanwhile is seen here; if not, it waits for as long.
+        # A span that another thread appends right now shows here; if not, it waits until the next tick.
         return isinstance(hot.current_buffer(), _FirstSpan) and not self._spans
 
     def wake(self) -> None:
-        """Make the encoder run now, not at its next tick: something ended that may be the process's last."""
+        """Wake the encoder's thread now, not at its next tick: these may be the process's last records."""
         self._bell.ring()
 
     def step_ended(self) -> None:
-        """Have `step_closed` written: the last block of some step has ended."""
+        """Have `step_closed` written: the last block of a step has ended."""
         self.wake()
 
     def flush(self, timeout_sec: float) -> bool:
-        """Write all that is recorded so far; return whether that was done in time."""
+        """Write all records so far; return whether that was done in time."""
         return self.flush_then(None, timeout_sec)
 
     def flush_then(self, job: Job | None, timeout_sec: float) -> bool:
-        """Write all that is recorded so far, then do `job`, if any; return whether that was done in time.
+        """Write all records so far, then run `job`, if any; return whether that was done in time.
 
-        Where no thread can be started, the caller writes, and looks at the clock after each slab of spans.
+        If no thread can be started, the caller writes, and checks the time after each slab of spans.
         """
         wait_sec, done = max(0.0, min(timeout_sec, threading.TIMEOUT_MAX)), threading.Event()
         ends = time.monotonic() + wait_sec
@@ -217,17 +218,17 @@ class Writer:
 
     @property
     def started(self) -> bool:
-        """Whether anything was recorded yet, and so the threads run."""
+        """Whether the threads run: the first span starts them."""
         return self._thread.started
 
     @property
     def waiting(self) -> int:
-        """How many spans are in the buffer."""
+        """How many spans are not encoded yet."""
         return len(self._spans) + self._encoding
 
     @property
     def sampled_out_records(self) -> int:
-        """How many records of requests that were not drawn, and not slow, were left out."""
+        """How many records of fast requests outside the sample were left out."""
         return 0 if self._selection is None else self._selection.sampled_out
 
     def _run(self) -> None:
@@ -236,23 +237,23 @@ class Writer:
                 self._tick(self._wait())
             except BaseException as error:
                 swallowed("encoding the log", error)
-                time.sleep(TICK_SEC)  # if it was the waiting that failed
+                time.sleep(TICK_SEC)  # in case the wait itself failed
 
     def _wait(self) -> bool:
-        """Wait for the next tick that has something to do; return whether somebody did not wait for it."""
+        """Wait for the next tick with work; return whether the bell ended the wait."""
         ticks = self._bell.wait(self._tick_sec, max(1, self._most_ticks), self._spans)
-        self._quiet_ticks += max(0, ticks - 1)  # the last one is counted when it is done
+        self._quiet_ticks += max(0, ticks - 1)  # _tick() counts the last one
         return ticks == 0
 
     def _tick(self, woken: bool) -> None:
-        asked = len(self._flushes)  # before the buffer is emptied: what asks later may mean later records
+        asked = len(self._flushes)  # before the buffer is emptied: later flushes may want later records
         is_little = len(self._spans) <= _LITTLE
         may_pass = is_little and self._tick_sec < CALM_TICK_SEC and not (woken or asked)
         self._let_one_pass = may_pass and not self._let_one_pass
         self._quiet_ticks = 0 if self._spans else self._quiet_ticks + 1
         if not self._let_one_pass:
             self._write()
-        self._most_ticks = 0  # a loop that comes from now on may not have been looked at
+        self._most_ticks = 0  # the watch below may miss an event loop that appears from now on
         leave_sec = self._watch(self.disk)
         self._tick_sec = self._next_tick_sec(is_little, leave_sec)
         self._most_ticks = self._ticks_to_leave(leave_sec)
@@ -261,12 +262,12 @@ class Writer:
         del self._flushes[:asked]
 
     def _write(self) -> None:
-        """Pass on what the buffer holds, and after it the ends of the steps that had ended before."""
+        """Encode the buffer's spans, then close the steps that had ended before."""
         ended = [scope for scope in scopes() if scope.ended]
         self._drop_excess()
         self._empty_buffer()
         if time.monotonic() >= self._gives_up_at:
-            return  # a step of which something waits is not whole
+            return  # a step whose records still wait is not complete
         for scope in ended:
             if take_ended(scope):
                 self._close_step(scope)
@@ -276,7 +277,7 @@ class Writer:
             self._encode(self._selection.end())
 
     def _empty_buffer(self) -> None:
-        for _ in range(2):  # what came meanwhile is taken, too; what comes then waits for the next tick
+        for _ in range(2):  # the second pass takes spans that came during the first; later ones wait
             waiting = len(self._spans)
             while waiting > 0 and time.monotonic() < self._gives_up_at:
                 slab = self._spans[: min(waiting, _SLAB)]
@@ -290,14 +291,14 @@ class Writer:
         self.disk.do(lambda: self.disk.files.close_step(scope))
 
     def _drop_excess(self) -> None:
-        """Drop the newest spans beyond what the buffer may hold."""
+        """Drop the newest spans above the buffer's limit."""
         excess = self._spans[MOST_SPANS:]
         if excess:
             del self._spans[MOST_SPANS : MOST_SPANS + len(excess)]
             for span in excess:
                 count_dropped(self._maker.scope_of(span.context), 1)
             self.dropped_records += len(excess)
-            notice("buffer full", "more is recorded than can be encoded: new records are dropped and counted")
+            notice("buffer full", "spans come too fast to be encoded: new records are dropped and counted")
 
     def _encode(self, spans: list[Span]) -> None:
         """Pass spans on as lines, with a pause after each chunk."""
@@ -306,14 +307,14 @@ class Writer:
             begin, recorded = done, self.recorded
             try:
                 done, pieces = self._maker.encode_chunk(spans, begin)
-            except Exception as error:  # not the fault of a record: there is no memory
+            except Exception as error:  # no single record is at fault: memory has run out
                 swallowed("encoding the log", error)
                 done, pieces = len(spans), []
             for scope, encoded, changed, records in pieces:
                 try:
                     self.disk.write(scope, encoded, records)
                 except Exception as error:  # as above
-                    swallowed("handing over to the disk's thread", error)
+                    swallowed("passing lines to the disk's thread", error)
                     continue
                 self.changed_records += changed
                 self.recorded += records
@@ -322,11 +323,11 @@ class Writer:
             self.dropped_records += done - begin - (self.recorded - recorded)
             self._encoding = len(spans) - done
             if self._encoding or self._spans:
-                time.sleep(0)  # whoever waits for the GIL gets it now, not after the interpreter's 5 ms
+                time.sleep(0)  # give the GIL to a waiting thread now, not after the interpreter's 5 ms
 
 
 class _FirstSpan:
-    """The buffer while nothing is recorded, as in a forked child: it starts or wakes the threads."""
+    """The buffer while the threads are not started, or the encoder's rests: it starts or wakes them."""
 
     __slots__ = ("_writer",)
 

@@ -1,1 +1,1 @@
-"""Measure what training pays for at each event: spans, whose they are, how long a coroutine waited."""
+"""The part of recording that runs on training's threads: spans, their ids, the waiting time of coroutines."""

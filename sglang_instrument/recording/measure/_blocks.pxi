@@ -1,8 +1,8 @@
-# How a `with` block finds the two ends of a span or a run, at no cost.
+# Let `with` enter and leave a span, or a run of a region, without creating bound methods.
 #
-# A `with` looks up __enter__ and __exit__ on the type and binds both: two objects a block, of which the
-# second one lives, and is looked at by the collector, until the block ends. Here both are descriptors that
-# give the span itself: called with nothing it is entered, called with an exception's three parts it is left.
+# A `with` looks up __enter__ and __exit__ on the type and binds both: two objects per block. The second one
+# lives, and the garbage collector visits it, until the block ends. Here both are descriptors that return the
+# span itself: a call without arguments enters it, a call with an exception's three parts leaves it.
 
 cdef extern from *:
     """
@@ -33,7 +33,7 @@ cdef extern from *:
 
 @cython.no_gc
 cdef class Block:
-    """What is entered and left by a `with`: a span, a run of a region."""
+    """Base of all that a `with` enters and leaves: a span, a run of a region."""
 
     def __cinit__(self):
         self.called = <vectorcallfunc>call_block
@@ -59,7 +59,7 @@ cdef object call_block(PyObject *called, PyObject * const *args, size_t flagged,
     raise TypeError(f"{type(self).__name__!r} object is not callable: use it as `with span(...):`")
 
 
-# What may fail is called as what cannot: a `try` of Cython's takes some nanoseconds though nothing fails.
+# Functions that may fail are called as if they could not: Cython's `try` takes some nanoseconds even without a failure.
 ctypedef int (*Enter)(Block) noexcept
 ctypedef int (*Leave)(Block, object, object) noexcept
 
@@ -73,12 +73,12 @@ cdef int leave_now(Block self, object error, object value) except -1:
 
 
 cdef int enter_block(Block self) except -1:
-    """Enter a block; what fails there costs no more than what it would have known."""
+    """Enter a block; log a failure: the span then lacks only what the failed part would have set."""
     return swallow_pending("beginning a span") if (<Enter><void*>enter_now)(self) < 0 else 0
 
 
 cdef int leave_block(Block self, object error, object value) except -1:
-    """Leave a block; what fails there costs its record."""
+    """Leave a block; a failure loses its record, which is counted."""
     return lose_pending("recording a span") if (<Leave><void*>leave_now)(self, error, value) < 0 else 0
 
 
@@ -86,7 +86,7 @@ cdef object NOT_GIVEN = object()
 
 
 cdef class End:
-    """Stand for `__enter__` or `__exit__` of a block: bound to one, it is the block."""
+    """The descriptor `__enter__` or `__exit__` of a block: bound to a block, it returns the block itself."""
 
     cdef str name
 
@@ -107,7 +107,7 @@ cdef class End:
 
 
 cdef class EndOf:
-    """Enter or leave a block whose class was derived in Python: such a class may do otherwise when it is called."""
+    """Enter or leave a block of a subclass made in Python, which may define another `__call__`."""
 
     cdef Block block
 
@@ -122,7 +122,7 @@ cdef class EndOf:
 
 
 cdef int give_ends(object kind) except -1:
-    """Let a type of blocks be entered and left without binding anything."""
+    """Let `with` enter and leave blocks of a type without bound methods."""
     cdef Block some = Block.__new__(Block)
     make_callable(kind, <char*>&some.called - <char*><PyObject*>some)
     put_into_type(kind, "__enter__", End("__enter__"))
@@ -131,7 +131,7 @@ cdef int give_ends(object kind) except -1:
 
 
 cdef class AtOnce:
-    """Await nothing, and get a value."""
+    """An awaitable that returns a value at once."""
 
     cdef object value
 

@@ -1,6 +1,6 @@
-# What people call, `span` and `event`: where there is no memory for a call, nothing is raised, either.
+# `span` and `event`, which users call: they raise nothing even without memory for the call.
 
-@cython.binding(True)  # it tells its signature, and takes the words of recording/measure/spans.py
+@cython.binding(True)  # it has a signature, and gets the docstring of recording/measure/spans.py
 def span(event, /, *, phase=None, **extra):
     """Time a block."""
     cdef PyObject *made = (<Make><void*>make_span)(event, phase, extra)
@@ -20,7 +20,7 @@ cdef object make_span(object event, object phase, dict extra):
     cdef PyObject *known = NULL
     if type(event) is not str:
         event = reduce_one(event)
-    if type(event) is str:  # a list, say, can be no name
+    if type(event) is str:  # a list, for example, cannot be a name
         known = PyDict_GetItemWithError(kinds, event)
         kind = learn_kind(event) if known is NULL else <object>known
     else:
@@ -56,7 +56,7 @@ cdef extern from *:
     """
     vectorcallfunc* call_of "sglang_instrument_call_of"(object) noexcept
 
-# What Cython made of the two above; without keywords, too, it makes a dict before their first line.
+# Cython's own entry points of these two; they make a dict before the first line, even without keywords.
 cdef vectorcallfunc call_of_span = call_of(span)[0]
 cdef vectorcallfunc call_of_event = call_of(event)[0]
 
@@ -73,8 +73,8 @@ cdef PyObject* event_or_none(PyObject *called, PyObject * const *args, size_t fl
 
 cdef PyObject* instead_of_call(str where, object instead) noexcept:
     if not PyErr_ExceptionMatches(MemoryError):
-        return NULL  # the call was not one
-    lose_pending(where)  # what it lets through, no call can have raised
+        return NULL  # the caller's own error, such as a wrong argument
+    lose_pending(where)  # it re-raises only errors that a call cannot raise here
     Py_INCREF(<PyObject*>instead)
     return <PyObject*>instead
 

@@ -10,12 +10,12 @@ cdef class Context:
     cdef public object turn
     cdef public object role
     cdef public object scope
-    cdef object fields  # {"request_id": ..., "turn": ...} as soon as somebody asks
+    cdef object fields  # {"request_id": ..., "turn": ...}, made on first use
     cdef dict ids(self)
     cdef public Task bound_in
     cdef public object part
-    cdef public Context around  # what was bound before it
-    cdef bint ended  # its block
+    cdef public Context around  # the context that was bound before
+    cdef bint ended  # whether its block has ended
 
 cdef class Bound:
     cdef readonly Context context

@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=True
-"""What is bound, as `recording.measure.context` says it: contexts of a request and its turns are made in C."""
+"""recording/measure/context.py, compiled: the bound ids; contexts of a request and its turns are made in C."""
 
 cimport cython
 from cpython.contextvars cimport PyContextVar_Get, PyContextVar_Set
@@ -21,7 +21,7 @@ cdef extern from *:
     """
     const size_t TOKEN_BYTES "sglang_instrument_token_bytes()"
 
-# Of `recording.measure.context`, which hands them over.
+# recording/measure/context.py sets these.
 cdef object CURRENT = None
 cdef Context NOTHING_BOUND = None
 cdef object to_identifier = None
@@ -32,7 +32,7 @@ cdef object close_scope = None
 cdef Py_ssize_t LONGEST_ID = 0
 
 
-@cython.no_gc  # what it holds was reduced; a scope and a task lead to no context
+@cython.no_gc  # its values were reduced; a scope and a task refer to no context
 cdef class Context:
     """What is bound; see recording/measure/context.py."""
 
@@ -63,13 +63,13 @@ cdef class Context:
         self.fields = value
 
     def __reduce__(self):
-        from sglang_instrument.recording.measure.context import Context as public  # it may travel to where this is pure
+        from sglang_instrument.recording.measure.context import Context as public  # other processes may be pure
 
         known = (self.worker, self.step, self.validate, self.request_id, self.turn, self.role)
         return public, (*known, None, self.extra)
 
 
-@cython.no_gc  # contexts and scopes lead nowhere
+@cython.no_gc  # contexts and scopes refer to no Bound
 @cython.freelist(64)
 cdef class Bound:
     """A context that was set; see recording/measure/context.py."""
@@ -88,26 +88,26 @@ cdef class Bound:
         return 0
 
     def pop(self):
-        """Unset the context; the step of a block that bound it ends here."""
+        """Unset the context; if the block bound a step, count the block as ended."""
         self.undo()
 
 
 cdef bint is_around(Context context, Context current) noexcept:
-    """Whether what is bound now was bound by a block of `context`, or within it."""
+    """Return whether `context` is the current one, or encloses it."""
     while current is not None and current is not context:
         current = current.around
     return current is not None
 
 
 cdef int skip_ended(Context context) except -1:
-    """Let what is around a context be open still: tasks that begin one another make no chain without end."""
+    """Drop ended contexts around a context: else tasks that spawn one another make an endless chain."""
     while context.around is not None and context.around.ended:
         context.around = context.around.around
     return 0
 
 
 cdef int put(Context context) except -1:
-    """Set a context, or raise: without memory for a token CPython may crash, so that is asked for first."""
+    """Set a context, or raise MemoryError: without memory for a token, CPython itself may crash."""
     cdef void *asked = PyObject_Malloc(TOKEN_BYTES)
     if asked == NULL:
         raise MemoryError
@@ -125,7 +125,7 @@ cdef Context current_context():
 
 
 cdef inline bint is_small(object value):
-    """Whether this is an integer of 64 bits, and of no class of somebody's own."""
+    """Return whether this is a plain int of at most 64 bits, not a subclass."""
     cdef int overflow = 0
     if type(value) is not int:
         return False
@@ -159,7 +159,7 @@ cdef Context derived(Context before, dict changes):
 
 
 cdef Bound bind_on(dict changes, bint root):
-    """Bind on top of what is bound, or of nothing."""
+    """Bind on top of the current context, or, with `root`, of an empty one."""
     cdef Context around = current_context()
     cdef Context before = NOTHING_BOUND if root else around
     cdef Context context = derived(before, changes)
@@ -176,7 +176,7 @@ cdef Bound bind_on(dict changes, bint root):
 
 
 def push(changes, root=False):
-    """Bind `changes` on top of what is bound; see recording/measure/context.py."""
+    """Bind `changes` on top of the current context; see recording/measure/context.py."""
     return bind_on(changes if type(changes) is dict else dict(changes), root)
 
 
@@ -186,7 +186,7 @@ def derive(Context before not None, changes):
 
 
 def connect(*, current, unbound, identifier, integer, place, opening, closing, Py_ssize_t longest_id):
-    """Take what belongs to recording/measure/context.py."""
+    """Take objects and functions of recording/measure/context.py."""
     global CURRENT, NOTHING_BOUND, to_identifier, to_integer, new_place, open_scope, close_scope, LONGEST_ID
     NOTHING_BOUND = unbound
     CURRENT, to_identifier, to_integer, new_place = current, identifier, integer, place

@@ -1,10 +1,10 @@
-# recording/measure/losses.py, compiled: records that could not be made or kept are counted without memory.
+# recording/measure/losses.py, compiled: count records that could not be made or kept, without using memory.
 
 cdef long long lost_records = 0
 
 
 cpdef int lose(str where, event="") except -1:
-    """Count a record that could not be made or kept; called while the reason is handled."""
+    """Count a record that could not be made or kept; call it while the exception is handled."""
     global lost_records
     try:
         if buffer is OFF:
@@ -12,7 +12,7 @@ cpdef int lose(str where, event="") except -1:
         else:
             lost_records += 1
             note_lost(where, event)
-    except MemoryError:  # there may be none even to say so
+    except MemoryError:  # there may be no memory for the notice, either
         pass
     return 0
 

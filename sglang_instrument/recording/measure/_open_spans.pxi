@@ -1,7 +1,7 @@
 # recording/measure/open_spans.py, compiled: OPEN is the same dictionary.
 
 cdef int note_open(WatchedSpan entered) except -1:
-    """Let a span be among the open ones until it is left; see recording/measure/open_spans.py."""
+    """Add a span to the open ones; see recording/measure/open_spans.py."""
     if first_opened is not None and PyDict_Size(OPEN) == 0:
         tell(first_opened)
     entered.place = <size_t><void*>entered
@@ -18,13 +18,13 @@ cdef int close(WatchedSpan left) except -1:
 
 
 def note_closed(WatchedSpan left not None):
-    """Let a span be among the open ones no more."""
+    """Remove a span from the open ones."""
     close(left)
 
 
-cdef int tell(object who) except -1:
+cdef int tell(object hook) except -1:
     try:
-        who()
+        hook()
     except BaseException:
         swallow("watching a span")
     return 0

@@ -1,10 +1,10 @@
-# How an asyncio task is known: by its address, for as long as it has the weak reference that asyncio made of it.
+# Find our Task of an asyncio task ("owner") by the owner's address, checked against asyncio's weak reference to it.
 #
-# An attribute, or whatever else hangs on a task, is one object more that the collector visits in each of its
-# passes; with ten thousand tasks that takes longer than their spans. But asyncio has a weak set of all tasks, and
-# the reference in it is held by us, too: so nothing else gets that reference's address, and a task that has it
-# among its weak references is the one that was met at this address, not a later one. Where there is no such
-# reference (a task that starts eagerly, a loop with tasks of its own), a task is known by an attribute.
+# An attribute on the owner would be one more object that the garbage collector visits in each pass; with ten
+# thousand tasks that takes longer than their spans. asyncio has a weak set of all tasks, and our Task also holds
+# the weak reference in it: so no other object gets that reference's address, and an owner with this weak reference
+# is the one that was numbered at this address, not a later one. Without such a reference (a task that starts
+# eagerly, a loop with its own task type), our Task is an attribute of the owner.
 
 from libc.stdlib cimport calloc, free
 
@@ -34,17 +34,17 @@ cdef struct Owner:
     PyObject *address  # of an asyncio task, which may be gone; NULL: nothing is here
     PyObject *task
 
-cdef Owner *owners = NULL  # each where its address says, or in the next place that was free
+cdef Owner *owners = NULL  # a hash table by address, with linear probing
 cdef size_t owners_room = 0  # a power of two, or 0
 cdef size_t owners_filled = 0
-cdef bint owners_met = False  # since those that are gone were forgotten
-cdef object forgets_owner = None  # what asyncio's weak references call when a task is gone
+cdef bint owners_met = False  # whether any was added since gone ones were dropped
+cdef object forgets_owner = None  # the callback of asyncio's weak references to tasks
 cdef enum:
     FEWEST_OWNERS = 256
 
 
 cdef inline Owner* place_of(PyObject *address) noexcept:
-    """Return where this address is, or would be put; there is room."""
+    """Return the place of this address, or the free place for it; the table is never full."""
     cdef size_t at = <size_t>address // 16 * <size_t>0x9E3779B97F4A7C15 >> 20
     while True:
         at &= owners_room - 1
@@ -77,17 +77,17 @@ cdef inline Task task_known_of(object owner):
 cdef Task task_in_attribute(object owner):
     try:
         known = getattr(owner, "_sglang_instrument", None)
-    except BaseException:  # a task of somebody's own, which may raise anything
+    except BaseException:  # a third-party task, which may raise anything
         let_through()
         return None
     return <Task>known if type(known) is Task else None
 
 
 cdef int know_task(object owner, Task task) except -1:
-    """Let an asyncio task be known.
+    """Remember our Task of an asyncio task.
 
     Raises:
-        AttributeError: asyncio has no reference to it, and it has no room for an attribute.
+        AttributeError: asyncio has no weak reference to the owner, and the owner takes no attributes.
     """
     cdef PyObject *reference = first_reference(<PyObject*>owner)
     while reference != NULL and callback_of(reference) != <PyObject*>forgets_owner:
@@ -101,7 +101,7 @@ cdef int know_task(object owner, Task task) except -1:
 
 
 cdef void put_owner(PyObject *address, PyObject *task) noexcept:
-    """Remember a task in the place of the one that had this address before it, if there was one."""
+    """Store a task by its owner's address; release the task of an earlier owner at this address, if any."""
     global owners_filled, owners_met
     cdef Owner *place = place_of(address)
     cdef PyObject *gone = place.task
@@ -114,7 +114,7 @@ cdef void put_owner(PyObject *address, PyObject *task) noexcept:
 
 cdef void let_owner_go(PyObject *task) noexcept:
     if task != NULL:
-        (<Task>task).reference = None  # spans may keep the rest
+        (<Task>task).reference = None  # spans may still refer to the task
         Py_XDECREF(task)
 
 
@@ -127,7 +127,7 @@ cdef inline bint lives(Owner *owner) noexcept:
 
 
 cdef bint keep_living_owners() noexcept:
-    """Forget the tasks that are gone, and have room for as many as are left; return whether there is memory."""
+    """Drop the entries of owners that are gone, and resize the table; return False without memory."""
     global owners, owners_room, owners_filled, owners_met
     cdef Owner *old = owners
     cdef size_t old_room = owners_room

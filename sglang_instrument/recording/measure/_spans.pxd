@@ -1,5 +1,5 @@
 # What other compiled modules may use of _spans.pyx.
-# The classes are those of recording/measure/spans.py, field by field. Nothing leads from a span back to itself: it is
+# The classes have the fields of those in recording/measure/spans.py. A span never refers back to itself: so it is
 # no_gc, as its Struct is gc=False.
 
 cimport cython
@@ -12,12 +12,12 @@ cdef extern from "Python.h":
     ctypedef PyObject* (*vectorcallfunc)(PyObject*, PyObject* const*, size_t, PyObject*)
 
 cdef enum:
-    NOT_COUNTED = -1  # waited_ns of a span whose waiting nobody counts; None in Python
+    NOT_COUNTED = -1  # waited_ns of a span whose waiting is not counted; None in Python
 
-@cython.no_gc  # said here too: else a subclass in another module is the collector's
+@cython.no_gc  # needed here too: else the garbage collector tracks subclasses in other modules
 cdef class Block:
     cdef vectorcallfunc called  # see _blocks.pxi
-    # A `with` block calls these; subclasses override them, and no __enter__ or __exit__.
+    # A `with` block calls these; subclasses override these, not __enter__ and __exit__.
     cdef int enter(self) except -1
     cdef int finish(self, object error, object value) except -1
 
@@ -32,8 +32,8 @@ cdef class Span(Block):
     cdef public object device_sec  # float or None
     cdef public unsigned long thread
     cdef public long long start
-    cdef public long long end  # 0 of a point
-    cdef long long waited_ns  # NOT_COUNTED where nobody counts
+    cdef public long long end  # 0 for an instant event
+    cdef long long waited_ns  # NOT_COUNTED if waiting is not counted
 
     # Sets everything that a span has at its start: context, thread and clock are read here.
     cdef int begin(self, object event, object extra, object phase, long long waited_ns) except -1
@@ -41,7 +41,7 @@ cdef class Span(Block):
 
 @cython.no_gc
 cdef class WatchedSpan(Span):
-    cdef public object place  # among those that are open: its id(), known when there may be no memory for one
+    cdef public object place  # its key in OPEN: its id(), kept because at its end there may be no memory for an int
 
 @cython.no_gc
 cdef class SyncedSpan(WatchedSpan):
@@ -51,7 +51,7 @@ cdef class SyncedSpan(WatchedSpan):
 cdef class LostSpan(Span):
     pass
 
-cdef int give_ends(object kind) except -1  # lets a type of blocks be entered and left; see _blocks.pxi
+cdef int give_ends(object kind) except -1  # lets `with` enter and leave blocks of a type; see _blocks.pxi
 cpdef int lose(str where, event=*) except -1  # spans.lose
-cdef int lose_pending(str where) except -1  # ... of one that was raised, and that nobody handles yet
+cdef int lose_pending(str where) except -1  # the same, for a C-level exception that no `except` handles yet
 cdef int give(Span finished) except -1  # append to the buffer in use

@@ -24,7 +24,7 @@ from sglang_instrument.recording.measure._tasks cimport Task, look_up_task, now_
 include "sglang_instrument/native/module.pxi"
 include "sglang_instrument/recording/measure/_blocks.pxi"
 
-# What recording/measure/spans.py hands over when it is imported.
+# recording/measure/spans.py sets these when it is imported.
 cdef object OFF = None
 cdef object current_context = None  # the context variable
 cdef object reduce_extra = None
@@ -39,7 +39,7 @@ cdef object to_text = None
 cdef object reduce_one = None
 cdef Span LOST = None
 
-# What recording/measure/spans.py says from time to time.
+# recording/measure/spans.py changes these later.
 cdef object buffer = None
 cdef object first_opened = None  # the writer's
 cdef object all_closed = None
@@ -49,7 +49,7 @@ cdef object entering_hook = None
 cdef dict kinds = {}
 
 
-@cython.no_gc  # what it holds was reduced, and leads to no span
+@cython.no_gc  # its values were reduced, and refer to no span
 cdef class Span:
     """A timed block; see recording/measure/spans.py."""
 
@@ -92,7 +92,7 @@ cdef class Span:
         return give(self)
 
     cpdef int stop(self, object error, object value) except -1:
-        """End the span's time, and name the error that passes: what all kinds of spans do when they end."""
+        """Take the span's end time, and name the exception that ends the block; for all kinds of spans."""
         self.end = now_ns()
         if error is not None:
             self.error = describe_error(error, value)
@@ -123,7 +123,7 @@ cdef class Span:
 
     @property
     def waited(self):
-        """Nanoseconds for which its task waited; None where nobody counts them."""
+        """Nanoseconds for which its task waited; None if they are not counted."""
         return None if self.waited_ns == NOT_COUNTED else self.waited_ns
 
     @waited.setter
@@ -141,7 +141,7 @@ cdef class Span:
 
 @cython.no_gc
 cdef class WatchedSpan(Span):
-    """A span that is known while it is open, so that one which never ends can be reported."""
+    """A span that is tracked while it is open, so that the watchdog can report one that never ends."""
 
     cdef int enter(self) except -1:
         enter_task(self)
@@ -157,7 +157,7 @@ cdef class WatchedSpan(Span):
 
 @cython.no_gc
 cdef class SyncedSpan(WatchedSpan):
-    """A step-level span of synchronous code: the GPU's queued work is waited for at both ends."""
+    """A step-level span of synchronous code: it waits for the GPU's queued work at both ends."""
 
     cdef int enter(self) except -1:
         synchronize()
@@ -165,9 +165,9 @@ cdef class SyncedSpan(WatchedSpan):
         return WatchedSpan.enter(self)
 
     cpdef int stop(self, object error, object value) except -1:
-        """Wait for the GPU, then end the span's time."""
+        """Wait for the GPU, then take the span's end time."""
         try:
-            if error is None:  # after an exception the trainer shall meet the GPU's own error first
+            if error is None:  # after an exception the trainer itself must get the GPU's error first
                 synchronize()
         finally:
             Span.stop(self, error, value)
@@ -176,7 +176,7 @@ cdef class SyncedSpan(WatchedSpan):
 
 @cython.no_gc
 cdef class LostSpan(Span):
-    """Stand for a span that could not be made: it measures and records nothing."""
+    """Replaces a span that could not be made: it measures and records nothing."""
 
     cdef int enter(self) except -1:
         return 0
@@ -193,7 +193,7 @@ include "sglang_instrument/recording/measure/_open_spans.pxi"
 
 
 def begin(kind, event, phase, waited):
-    """Make a span, or stand in for one that cannot be made."""
+    """Make a span; return `LOST` if that fails."""
     cdef PyObject *made = (<Begin><void*>begin_now)(kind, event, phase, waited)
     if made == NULL:
         lose_pending("beginning a span")
@@ -229,7 +229,7 @@ cdef inline object context_now():
 
 
 cdef int enter_task(Span entering) except -1:
-    """Let the span know the asyncio task that runs now, and what that one has waited so far."""
+    """Store in the span the asyncio task that runs now, and for how long that task has waited so far."""
     cdef Task task
     if entering_hook is not None:
         entering_hook(entering)
@@ -244,13 +244,13 @@ cdef int enter_task(Span entering) except -1:
     entering.task = task
     if task.counted_by:
         entering.waited_ns = task.waited
-    elif entering.waited_ns != NOT_COUNTED:  # its block counts its own awaits: nothing else does so far
+    elif entering.waited_ns != NOT_COUNTED:  # its block counts awaits, and no outer span does
         task.counted_by, entering.waited_ns = <size_t><void*>entering, task.waited
     return 0
 
 
 cdef void leave_task(Span leaving) noexcept:
-    """Turn the task's count of suspended time into that of this span."""
+    """Set the span's waiting time: the task's suspended time now, minus that at the span's start."""
     cdef Task task = leaving.task
     if task is None:
         leaving.waited_ns = NOT_COUNTED
@@ -281,7 +281,7 @@ include "sglang_instrument/recording/measure/_calls.pxi"
 
 
 def record(Span point not None):
-    """Append a span that was not used as a block: a point event, or one whose times were set by hand."""
+    """Append a span that was not used as a block: an instant event, or one with times set by hand."""
     record_point(point)
 
 
@@ -302,7 +302,7 @@ def connect(
     text,
     reduce_value,
 ):
-    """Take what belongs to the modules that this one serves; none of it changes later."""
+    """Take objects and functions of the pure modules; none of them changes later."""
     global OFF, current_context, reduce_extra, kinds, learn_kind, kind_of_phase, synchronize
     global describe_error, buffer, note_lost, note_swallowed, let_through, to_text
     global reduce_one, LOST, OPEN
@@ -322,6 +322,6 @@ def use_buffer(taking, on_first_opened, on_all_closed):
 
 
 def call_at_entry(hook):
-    """Call `hook(span)` when a span is entered or a point recorded; None calls nothing."""
+    """Call `hook(span)` for each entered span and each instant event; None calls nothing."""
     global entering_hook
     entering_hook = hook

@@ -1,4 +1,4 @@
-# What other compiled modules may use of _tasks.pyx. `Task` is the class of recording/measure/tasks.py, field by field.
+# What other compiled modules may use of _tasks.pyx. `Task` has the fields of the class in recording/measure/tasks.py.
 
 cimport cython
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
@@ -14,15 +14,15 @@ cdef inline long long now_ns() noexcept:
 
 @cython.no_gc
 cdef class Task:
-    cdef public unsigned long thread  # what each span asks for comes first: the rest lies in colder memory
+    cdef public unsigned long thread  # fields that each span reads come first, in one cache line
     cdef public size_t counted_by
-    cdef object reference  # asyncio's weak one to the asyncio task; see _owners.pxi
+    cdef object reference  # asyncio's weak reference to its task; see _owners.pxi
     cdef public long long number
     cdef public object announced
     cdef public long long waited
     cdef public long long suspended_at
     cdef public object loop
-    cdef long long made_by  # the number of who spawned it, NOBODY if that is not known; no int of its own
+    cdef long long made_by  # spawned_by as a C number, without an int object; NOBODY if unknown
 
 cdef bint some_task_runs() noexcept  # it may be one of another thread
 cdef Task task_here(unsigned long thread)  # the known task of the only loop; None if that is another thread's

@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=False
-"""recording/measure/tasks.py, compiled: asyncio's tasks and threads, told apart by small numbers."""
+"""recording/measure/tasks.py, compiled: give asyncio tasks and threads small numbers."""
 
 cimport cython
 from cpython.dict cimport PyDict_Next, PyDict_Size
@@ -13,15 +13,15 @@ include "sglang_instrument/native/module.pxi"
 cdef extern from "Python.h":
     object PyWeakref_NewRef(object, object)
 
-# Of recording/measure/tasks.py, which hands them over.
+# recording/measure/tasks.py sets these.
 cdef object ask_asyncio = None
 cdef object let_through = None
 
-cdef dict running = {}  # asyncio's own, by loop; empty while nobody asks for tasks
-cdef object asking = None  # what stands in for it where asyncio hides it
+cdef dict running = {}  # asyncio's running tasks, by loop; empty before know_asyncio()
+cdef object asking = None  # an AskAsyncio that replaces it where asyncio hides it
 cdef object running_loop = None  # asyncio's function
-cdef object seen = None  # is called for new tasks
-cdef object told_loop = None  # what it was told last, and when
+cdef object seen = None  # called for new tasks
+cdef object told_loop = None  # the arguments and time of the last call of `seen`
 cdef unsigned long told_thread = 0
 cdef long long told_at = 0
 cdef enum:
@@ -34,7 +34,7 @@ _THREADS_LIMIT = 10_000
 cdef Py_ssize_t threads_limit = _THREADS_LIMIT
 
 
-@cython.no_gc  # it leads to no other object that could lead back: `loop` is weak, `announced` knows no task
+@cython.no_gc  # nothing in it refers back to it: `loop` is a weak reference, the encoder in `announced` keeps no task
 cdef class Task:
     """An asyncio task or a thread; see recording/measure/tasks.py."""
 
@@ -82,7 +82,7 @@ include "sglang_instrument/recording/measure/_owners.pxi"
 cdef Task task_here(unsigned long thread):
     """Return the known task of the only loop in the process, if it runs on this thread.
 
-    To ask for this thread's loop takes longer.
+    Reading this thread's loop takes longer.
     """
     cdef PyObject *key = NULL
     cdef PyObject *value = NULL
@@ -133,19 +133,19 @@ cdef Task meet(object owner, object loop, object inherited):
         made_by = <Task>inherited if type(inherited) is Task else thread_task_of(thread)
         met.made_by, met.thread, met.loop = made_by.number, thread, PyWeakref_NewRef(loop, None)
         know_task(owner, met)
-    except BaseException:  # a task or loop of somebody's own, without room for it
+    except BaseException:  # a third-party task or loop that takes no attribute or weak reference
         let_through()
         return None
     return met
 
 
 cdef int tell_of_new_task(object loop, unsigned long thread) except -1:
-    """Tell who wants to know that a task is new in this loop; of the same loop not more often than it matters."""
+    """Call `seen` for a new task; for tasks of the same loop at most every TELL_AGAIN_NS."""
     global told_loop, told_thread, told_at
     cdef long long now = now_ns()
     loop_ref = None
     try:
-        loop_ref = PyWeakref_NewRef(loop, None)  # the same each time while the loop lives, and no other one's
+        loop_ref = PyWeakref_NewRef(loop, None)  # the same object while the loop lives
     except TypeError:
         pass
     if loop_ref is None or loop_ref is not told_loop or thread != told_thread or now - told_at >= TELL_AGAIN_NS:
@@ -169,9 +169,9 @@ cdef Task thread_task_of(unsigned long ident):
 
 
 def know_asyncio(task_seen):
-    """Tell asyncio's tasks apart from now on; call `task_seen(loop, thread)` for each new one with a span."""
+    """Distinguish asyncio tasks from now on; call `task_seen(loop, thread)` for each new one with a span."""
     global running, asking, running_loop, seen, told_loop, forgets_owner
-    import asyncio.tasks  # not at the top: it costs more than all else that `import sglang_instrument` does
+    import asyncio.tasks  # not at the top: it takes longer than the rest of `import sglang_instrument`
 
     theirs = getattr(asyncio.tasks, "_current_tasks", None)
     if type(theirs) is dict:
@@ -185,7 +185,7 @@ def know_asyncio(task_seen):
 
 
 def ignore_asyncio():
-    """Ask for no task any more; return the empty dictionary of running tasks that is asked from now on."""
+    """Stop reading asyncio tasks; return `running`, now an empty dictionary."""
     global running, asking, seen
     running, asking, seen = {}, None, None
     forget_gone()
@@ -198,34 +198,34 @@ def current(inherited):
 
 
 def counted():
-    """Return the asyncio task that runs now if some span counts its waiting."""
+    """Return the task that runs now if a span counts its waiting, else None."""
     cdef Task task = current_task(None)
     return task if task is not None and task.counted_by else None
 
 
 def look_up(inherited):
-    """Return the asyncio task that runs now on this thread, be it known or not; None outside of any."""
+    """Return the task that runs now on this thread, and number a new one; None outside of any."""
     return look_up_task(inherited)
 
 
 def known(owner):
-    """Return what is known of an asyncio task; None if no span was seen in it."""
+    """Return our Task of an asyncio task; None if no span was seen in it."""
     return task_known_of(owner)
 
 
 def thread_task(ident):
-    """Return the task that stands for a thread: what runs in it outside of asyncio."""
+    """Return the Task of a thread: of its code outside of asyncio."""
     return thread_task_of(ident)
 
 
 def forget_gone():
-    """Give back what is kept of asyncio tasks that are gone; called while no event loop runs."""
+    """Free the entries of asyncio tasks that are gone; called while no event loop runs."""
     if owners_met:
         keep_living_owners()
 
 
 def forget_tasks():
-    """Start anew, as after a fork: no thread is known, tasks are numbered from zero."""
+    """Start anew, as after a fork: forget all threads, number tasks from zero."""
     global next_number, told_loop
     known_threads.clear()
     forget_owners()
@@ -233,6 +233,6 @@ def forget_tasks():
 
 
 def connect(asking_asyncio, letting_through):
-    """Take what belongs to recording/measure/tasks.py."""
+    """Take objects and functions of recording/measure/tasks.py."""
     global ask_asyncio, let_through
     ask_asyncio, let_through = asking_asyncio, letting_through

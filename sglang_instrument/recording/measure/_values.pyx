@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=False
-"""Reduce values where they are recorded: the usual ones in C, the rest as `recording.measure.values` does."""
+"""recording/measure/values.py, compiled: reduce usual values in C; the pure module reduces the others."""
 
 from cpython.dict cimport PyDict_Copy, PyDict_Next
 from cpython.long cimport PyLong_AsLongLongAndOverflow
@@ -17,7 +17,7 @@ cdef extern from "Python.h":
 include "sglang_instrument/native/module.pxi"
 
 cdef object Enum = enum.Enum
-# Of `recording.measure.values`, which sets them: what is unusual is reduced there.
+# recording/measure/values.py sets these; it reduces unusual values.
 cdef object reduce_unusual = None
 cdef object reduce_entry = None
 cdef object let_through = None
@@ -36,7 +36,7 @@ def connect(
 
 
 cdef inline bint is_plain(object value, Py_ssize_t longest):
-    """Whether a value is loggable as it is: a number in 64 bits, a bool, None, a text so long at most."""
+    """Return whether a value needs no reducing: a number in 64 bits, a bool, None, a str up to `longest`."""
     cdef int overflow = 0
     kind = type(value)
     if kind is str:
@@ -58,7 +58,7 @@ cdef object reduced(object value):
         return reduced_list(value)
     if kind is dict:
         return reduced_dict(value)
-    # Not isinstance(), which asks the value: even its __class__ may raise.
+    # Not isinstance(), which reads the value's __class__: even that may raise.
     if PyType_IsSubtype(<PyTypeObject*>kind, <PyTypeObject*>Enum):
         try:
             named = getattr(value, "_value_", None)
@@ -71,7 +71,7 @@ cdef object reduced(object value):
 
 
 cdef object reduced_list(object value):
-    cdef list entries = list(value)  # one step of C, in which no other thread can change what is copied
+    cdef list entries = list(value)  # in C without releasing the GIL: no other thread can change it meanwhile
     cdef Py_ssize_t index, share, size = len(entries)
     if size > LONGEST_LIST:
         return reduce_unusual(value)
@@ -91,7 +91,7 @@ cdef object reduced_dict(dict value):
     cdef bint all_plain = True
     if len(copied) > LONGEST_LIST:
         return reduce_unusual(copied)
-    # Nothing in this loop runs Python, and nobody else has the copy: what it lends stays where it is.
+    # Nothing in this loop runs Python, and no other code has the copy: borrowed references stay valid.
     while PyDict_Next(copied, &place, &key, &entry):
         if type(<object>key) is not str or not is_plain(<object>key, LONGEST_REPR):
             return reduce_unusual(copied)
@@ -101,7 +101,7 @@ cdef object reduced_dict(dict value):
 
 
 cdef dict reduced_entries(dict copied):
-    """Reduce the entries of a dict that hold others, as `reward_scores` of verl's does."""
+    """Reduce the entries of a dict with nested collections, such as verl's `reward_scores`."""
     cdef Py_ssize_t share = (LONGEST_LIST - 1) // len(copied)
     for key in list(copied):
         entry = copied[key]
@@ -123,7 +123,7 @@ cdef bint is_plain_list(list value, Py_ssize_t room):
 
 
 cpdef dict reduce(dict extra):
-    """Return `extra` with each value loggable; the same dict if all of them are already."""
+    """Return `extra` with each value reduced; the same dict if no value needs it."""
     cdef PyObject *key
     cdef PyObject *value
     cdef Py_ssize_t place = 0

@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=False
-"""recording/measure/waiting.py, compiled: count for how long a coroutine waits.
+"""recording/measure/waiting.py, compiled: count how long a coroutine is suspended.
 
-`Waits` stands between two coroutines. What it does between them is C that handles no exception, so that
-tracebacks, cancellation and the order of everything stay what they were: a function that Cython guards
-would put an entry of its own into the traceback.
+`Waits` runs between two coroutines. Its functions there are C code without exception handling, so tracebacks,
+cancellation and execution order stay the same: a Cython function that handles exceptions would add its own
+entry to the traceback.
 """
 
 from cpython.object cimport PyObject
@@ -35,7 +35,7 @@ cdef extern from "Python.h":
         iternextfunc tp_iternext
     ctypedef struct PyMethodDef:
         pass
-    # Declared without exceptions: what they raise is passed on as it is.
+    # Declared noexcept: their exceptions pass through unchanged.
     PySendResult PyIter_Send(PyObject*, PyObject*, PyObject**) noexcept
     PyObject* PyObject_Vectorcall(PyObject*, PyObject* const*, size_t, PyObject*) noexcept
 
@@ -51,7 +51,7 @@ cdef extern from *:
         return PyObject_GetAttrString(owner, name);
     }
     #define sglang_instrument_pending() (-1)
-    /* A result that is NULL where, and only where, there is an exception: what Cython takes for an object. */
+    /* Lets Cython take a PyObject* as an object: NULL if, and only if, an exception is set. */
     #define sglang_instrument_object(result) (result)
     static PyMethodDef sglang_instrument_throw = {"throw", NULL, METH_FASTCALL | METH_KEYWORDS, NULL};
     static PyMethodDef sglang_instrument_close = {"close", NULL, METH_FASTCALL | METH_KEYWORDS, NULL};
@@ -72,13 +72,13 @@ cdef extern from *:
 
 
 cdef inline void suspended(Task task) noexcept:
-    """See the task stop; the innermost suspension of an interval is the first to come, and counts."""
+    """Note that the task is suspended; of nested calls the innermost comes first, and counts."""
     if task is not None and task.suspended_at == 0:
         task.suspended_at = now_ns()
 
 
 cdef inline void resumed(Task task) noexcept:
-    """See the task go on; the outermost resumption of an interval is the first to come, and counts."""
+    """Note that the task runs again; of nested calls the outermost comes first, and counts."""
     if task is not None and task.suspended_at != 0:
         task.waited += now_ns() - task.suspended_at
         task.suspended_at = 0
@@ -97,12 +97,12 @@ cdef class Waits:
     def __iter__(self):
         return self
 
-    def __next__(self):  # for who calls it by name; the interpreter calls `next_step`, set below
+    def __next__(self):  # for calls by name; the interpreter calls `next_step`, set below
         return next_or_stop(<PyObject*>self)
 
     @property
     def steps(self):
-        """What is awaited: a coroutine, or the iterator of anything else."""
+        """The awaited coroutine, or the iterator of another awaitable."""
         return self.steps
 
     @property
@@ -112,13 +112,13 @@ cdef class Waits:
 
     @property
     def throw(self):
-        """Throw into what is awaited, as a cancellation does; not there if that cannot be thrown into."""
+        """Throw into what is awaited, as a cancellation does; missing if the awaited iterator has no `throw`."""
         self.steps.throw
         return bound_method(&throw_method, <void*>&throw_call, self)
 
     @property
     def close(self):
-        """End what is awaited, as the end of a coroutine does that nobody finishes; not there if it has none."""
+        """End what is awaited, as for a coroutine that is never finished; missing if the iterator has no `close`."""
         self.steps.close
         return bound_method(&close_method, <void*>&close_call, self)
 
@@ -173,7 +173,7 @@ cdef PyObject* throw_call(PyObject *waits, PyObject * const *args, Py_ssize_t n,
     cdef PyObject *result
     resumed(task)
     result = call_method(<PyObject*>self.steps, "throw", args, n, names)
-    if result != NULL:  # it was caught, and something else is awaited
+    if result != NULL:  # the coroutine caught the exception, and awaits something else
         suspended(task)
     return result
 
@@ -207,7 +207,7 @@ ctypedef PyObject* (*Counts)(object) noexcept
 
 
 cdef int pass_over_pending() except -1:
-    """Pass over what was raised, unless it is the program's own: the await goes uncounted."""
+    """Swallow the pending exception, unless it is the program's own: the await is not counted."""
     try:
         raise_pending()
     except BaseException:
@@ -233,16 +233,16 @@ cdef object waits_of(Task task, object awaitable):
 
 
 cdef object counts_await(object awaitable):
-    """Return the running task if the waiting for this is to be counted."""
+    """Return the running task if this await is to be counted, else None."""
     cdef Task task = current_task(None)
     if task is None or not task.counted_by:
-        return None  # no span is open in this task that would want to know
+        return None  # no open span of this task counts waiting
     if type(awaitable) is CoroutineType:
         constants = <tuple>awaitable.cr_code.co_consts
         last = constants[len(constants) - 1] if constants else None
         if type(last) is str and last == MARK or awaitable.cr_await is not None:
             return None
-    elif not hasattr(type(awaitable), "__await__"):  # an old-style coroutine, or nothing: let `await` say so
+    elif not hasattr(type(awaitable), "__await__"):  # an old-style coroutine, or not awaitable: `await` itself raises
         return None
     return task
 
@@ -251,7 +251,7 @@ def waited(awaitable):
     """Return what to await instead of `awaitable`, so that the running task's waiting is counted."""
     cdef Task task
     cdef PyObject *counting = (<Counts><void*>counts_await)(awaitable)
-    if counting == NULL:  # its metaclass has an opinion, or there is no memory
+    if counting == NULL:  # its metaclass raises, or memory has run out
         pass_over_pending()
         return awaitable
     task = <Task>counting
@@ -260,11 +260,11 @@ def waited(awaitable):
 
 
 def waits(Task task not None, awaitable):
-    """Return the steps of `awaitable` as ones that are counted; the first one resumes nothing."""
+    """Return the steps of `awaitable`, counted; the first step is no resumption."""
     return waits_of(task, awaitable)
 
 
 def connect(letting_through):
-    """Take what belongs to recording/safety/guard.py."""
+    """Take the function of recording/safety/guard.py."""
     global let_through
     let_through = letting_through

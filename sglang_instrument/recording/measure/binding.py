@@ -9,10 +9,10 @@ from sglang_instrument.recording.safety.notices import swallowed
 
 
 class Binding(Struct, eq=False):
-    """Binds `changes` while one of its blocks is open. None of it raises: what fails is not bound."""
+    """Binds `changes` while one of its blocks is open. It never raises: ids that fail are not bound."""
 
     changes: dict[str, Any]
-    # By id() of the context that was set: each block has its own.
+    # By id() of the context that was set: each block sets its own.
     bounds: dict[int, Bound] = field(default_factory=dict)
 
     def __enter__(self) -> "Binding":
@@ -29,7 +29,7 @@ class Binding(Struct, eq=False):
     def __exit__(self, *exception: object) -> None:
         try:
             bound = self.bounds.pop(id(CURRENT.get()), None)
-            if bound is None and self.bounds:  # left in another task than it was entered in
+            if bound is None and self.bounds:  # another task than the one that entered the block leaves it
                 _, bound = self.bounds.popitem()
             if bound is not None:
                 bound.pop()
@@ -51,15 +51,15 @@ def bind(
 ) -> Binding:
     """Bind the given ids for a block: `with bind(step=3, worker=1): ...`, in coroutines too.
 
-    What it returns may be entered again within itself, and by several threads and tasks at a time.
+    The returned object may be entered again within its own block, and by several threads and tasks at once.
 
     Args:
         step: Training step. The end of the outermost block that binds it is the end of the step.
         worker: Rank of the rollout worker; default `RANK`, or 0.
         request_id: A string or integer.
         turn: 0-based turn of the request.
-        validate: Whether this is validation, whose records are kept apart from training's.
-        role: What this process is to these records; default "worker".
+        validate: Whether this is validation; its records are kept apart from training's.
+        role: The role of this process in these records; default "worker".
     """
     try:
         changes: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Say what finished spans are appended to, and be that while nothing is installed."""
+"""Define the buffer that finished spans are appended to, and the one used while nothing is installed."""
 
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -7,19 +7,19 @@ if TYPE_CHECKING:
 
 
 class Buffer(Protocol):
-    """Where finished spans go: a list, or something that looks like one to the hot path."""
+    """Takes finished spans: a list, or any object with `append`."""
 
     def append(self, span: "Span", /) -> object:
         """Take one finished span."""
 
 
 class Off:
-    """The buffer while nothing is installed: what is off is not there."""
+    """The buffer while nothing is installed: it discards spans."""
 
     __slots__ = ()
 
     def append(self, span: "Span", /) -> None:
-        """Let the span go."""
+        """Discard the span."""
 
 
 OFF: Final = Off()

@@ -1,4 +1,4 @@
-"""Know, at any moment, for which step, worker, request and turn the program is working."""
+"""Keep the bound ids: the step, worker, request and turn that the program works on now."""
 
 import sys
 from _thread import RLock, get_ident
@@ -19,13 +19,13 @@ Identifier = str | int
 
 
 class Scope(Struct, eq=False):
-    """One step of one worker as this process sees it: the file that its records go to.
+    """One step of one worker in this process; its records go to one file.
 
-    A process of the engine cannot know the step: it has one scope, whose step is None.
+    An engine process cannot know the step: it has one scope, whose step is None.
 
-    `open` counts the blocks that bound this step and have not ended; the step is whole when it falls to
-    zero, which `ended` remembers until `step_closed` is written. `bound` is False for records outside of
-    any step: they lie in the file of step 0, which may be a real step, too.
+    `open` counts the blocks that bound this step and have not ended; the step is complete when it falls to
+    zero, and `ended` is True from then until `step_closed` is written. `bound` is False for records outside
+    of any step: they go to the file of step 0, which may also be a real step.
     """
 
     role: str
@@ -41,11 +41,11 @@ class Scope(Struct, eq=False):
 
 
 class Context(Struct, gc=False, eq=False):
-    """What is bound, None where nothing was said. All records made under it share it: derive, don't set.
+    """The bound ids; None where an id is not bound. All records made under it share it: derive, don't set.
 
-    `extra` is {"request_id": ..., "turn": ...}; `part` what the encoder keeps of it (see `lines`). `bound_in`
-    is the task that bound it: other tasks that have it were made by that one. `around` is what was bound
-    before it, `ended` says that its block has ended: what was begun under it may still have it.
+    `extra` is {"request_id": ..., "turn": ...}; `part` is the encoder's cache (see `LineMaker`). `bound_in`
+    is the task that bound it: it has spawned the other tasks with this context. `around` is the context that
+    was bound before; `ended` says that the block has ended, though spawned tasks may keep the context.
     """
 
     worker: int | None = None
@@ -67,16 +67,16 @@ _compiled = native.take_over(globals(), "context", "Context")
 UNBOUND: Final = Context()
 CURRENT: Final[ContextVar[Context]] = ContextVar("sglang_instrument", default=UNBOUND)
 
-#: Roles that may know the step, and are placed by time where they do not.
+#: Roles that may know the step; where they do not, readers place their records by time.
 _SOMETIMES_STEPLESS: Final = frozenset({"reward", "learner", "receiver"})
 
 _scopes: dict[tuple[str, int, int | None, bool, bool], Scope] = {}
-# Of the open blocks of a step, which several threads may open and close, and a signal handler meanwhile.
+# Held while open blocks are counted: several threads and a signal handler may open and close them.
 _counting = RLock()
 
 
 def scope_for(role: str | None, worker: int | None, step: int | None, validate: bool) -> Scope:
-    """Return the one scope of these ids; what was never bound gets its default."""
+    """Return the one scope of these ids; ids that were never bound get their default."""
     role = process_role() if role is None else role
     worker = process_worker() if worker is None else worker
     stepless = role in ENGINE_ROLES or (step is None and role in _SOMETIMES_STEPLESS)
@@ -94,12 +94,12 @@ def scopes() -> list[Scope]:
 
 
 def current_scope() -> Scope:
-    """Return the step that this process works on: the last bound that has not ended, else its last one."""
+    """Return the scope that this process works on: the newest open one, else the newest of its role."""
     newest_first = scopes()[::-1]
     for scope in newest_first:
         if scope.open > 0:
             return scope
-    # An asynchronous trainer's requests run on when the call that began them is over.
+    # An asynchronous trainer's requests continue after the call that began them has returned.
     for scope in newest_first:
         if scope.role == process_role():
             return scope
@@ -107,32 +107,32 @@ def current_scope() -> Scope:
 
 
 def forget_scope(scope: Scope) -> None:
-    """Let go of a scope whose file was closed; later records of that step get a new one."""
+    """Forget a scope whose file was closed; later records of that step get a new scope."""
     _scopes.pop((scope.role, scope.worker, scope.step, scope.validate, scope.bound), None)
 
 
-# Of a token of a context variable, with what the collector puts before it.
+# The size of a context variable's token, with the garbage collector's header.
 _TOKEN_BYTES: Final = Token.__basicsize__ + 2 * tuple.__itemsize__ - sys.getsizeof(b"")
 
 
 def put(variable: ContextVar[Any], value: Any) -> None:
-    """Set a context variable, or raise MemoryError: without memory for a token CPython itself may crash."""
-    bytes(_TOKEN_BYTES)  # given back at once, for the token
+    """Set a context variable, or raise MemoryError: without memory for a token, CPython itself may crash."""
+    bytes(_TOKEN_BYTES)  # freed at once, so that the token fits
     variable.set(value)
 
 
 class Bound(Struct, gc=False, eq=False):
     """A context that was set.
 
-    What was set before it stands in the context itself, and no token of the `ContextVar` anywhere: a token
-    leads to all variables of the program, which may lead back to the coroutine that holds this.
+    The context itself refers to the previous one, and no `ContextVar` token is kept: a token refers to all
+    context variables of the program, which may refer back to the coroutine that holds this object.
     """
 
     context: Context
     opened: Scope | None
 
     def pop(self) -> None:
-        """Unset the context; the step of a block that bound it ends here."""
+        """Unset the context; if the block bound a step, count the block as ended."""
         opened, self.opened = self.opened, None
         context = self.context
         is_first, context.ended = not context.ended, True
@@ -145,9 +145,9 @@ class Bound(Struct, gc=False, eq=False):
 
 
 def is_around(context: Context, current: Context | None) -> bool:
-    """Whether what is bound now was bound by a block of `context`, or within it.
+    """Return whether `context` is the current one, or encloses it.
 
-    If not, that block was entered in another task or context: there is nothing to undo in this one.
+    If not, its block was entered in another task or context: there is nothing to undo in this one.
     """
     while current is not None and current is not context:
         current = current.around
@@ -155,18 +155,18 @@ def is_around(context: Context, current: Context | None) -> bool:
 
 
 def skip_ended(context: Context) -> None:
-    """Let what is around a context be open still: tasks that begin one another make no chain without end."""
+    """Drop ended contexts around a context: else tasks that spawn one another make an endless chain."""
     around = context.around
     while around is not None and around.ended:
         context.around = around = around.around
 
 
 def push(changes: Mapping[str, Any], root: bool = False) -> Bound:
-    """Bind `changes` (step, worker, request_id, turn, validate, role) on top of what is bound.
+    """Bind `changes` (step, worker, request_id, turn, validate, role) on top of the current context.
 
     Args:
-        changes: By name.
-        root: Whether to begin from nothing.
+        changes: Values by name.
+        root: Whether to ignore the current context, and start from an empty one.
     """
     around = CURRENT.get()
     before = UNBOUND if root else around
@@ -183,7 +183,7 @@ def push(changes: Mapping[str, Any], root: bool = False) -> Bound:
 
 
 def derive(before: Context, changes: Mapping[str, Any]) -> Context:
-    """Return `before` with `changes`; a change to None leaves what was bound."""
+    """Return `before` with `changes`; a change to None keeps the bound value."""
     request_id, turn = changes.get("request_id"), changes.get("turn")
     request_id = before.request_id if request_id is None else _identifier(request_id)
     turn = before.turn if turn is None else integer(turn)
@@ -219,7 +219,7 @@ def _new_place(before: Context, changes: Mapping[str, Any]) -> _Place:
     return step, worker, role, validate, scope
 
 
-_ended: Callable[[], object] | None = None  # the writer's, while there is one
+_ended: Callable[[], object] | None = None  # the writer sets it
 
 
 def on_scope_closed(ended: Callable[[], object] | None) -> None:
@@ -228,7 +228,7 @@ def on_scope_closed(ended: Callable[[], object] | None) -> None:
     _ended = ended
 
 
-_step_began: Callable[[Scope], object] | None = None  # the profilers', while there are steps to profile
+_step_began: Callable[[Scope], object] | None = None  # the profilers set it while there are steps to profile
 _step_left: Callable[[Scope], object] | None = None
 
 
@@ -244,7 +244,7 @@ def open_scope(scope: Scope) -> None:
         scope.open += 1
         scope.ended = False
         is_first = scope.open == 1
-    began = _step_began  # another thread may uninstall between two looks at it
+    began = _step_began  # read once: another thread may uninstall meanwhile
     try:
         if is_first and began is not None:
             began(scope)
@@ -253,7 +253,7 @@ def open_scope(scope: Scope) -> None:
 
 
 def close_scope(scope: Scope) -> None:
-    """Count one block of the step as ended; the last one makes the step whole."""
+    """Count one block of the step as ended; after the last one the step is complete."""
     with _counting:
         scope.open -= 1
         scope.ended = scope.open <= 0
@@ -269,19 +269,19 @@ def _tell_ended(scope: Scope) -> None:
     if left is not None:
         left(scope)
     if ended is None:
-        forget_scope(scope)  # nothing is installed: nobody will ask for it
+        forget_scope(scope)  # nothing is installed, so no writer will use it
     else:
         ended()
 
 
 def count_dropped(scope: Scope, records: int) -> None:
-    """Count records of the step that are lost, as the encoder and the disk thread both see them."""
+    """Count lost records of the step; the encoder's and the disk's thread both call this."""
     with _counting:
         scope.dropped += records
 
 
 def take_ended(scope: Scope) -> bool:
-    """Return whether the step has ended since it was asked last, and is not open again."""
+    """Return whether the step has ended since the last call, and is not open again."""
     with _counting:
         ended = scope.ended and scope.open <= 0
         scope.ended = scope.ended and not ended
@@ -289,7 +289,7 @@ def take_ended(scope: Scope) -> bool:
 
 
 def _identifier(value: Any) -> Identifier:
-    """Return a request id as a short text or number, for it stands in every line of its request."""
+    """Return a request id as a short string or a number: every line of the request repeats it."""
     if type(value) is str and len(value) <= _LONGEST_ID:
         return value
     identifier = reduce_value(value)
@@ -297,7 +297,7 @@ def _identifier(value: Any) -> Identifier:
 
 
 def _flag(value: Any, otherwise: bool) -> bool:
-    """Return whether a value is true, of which only numbers and texts can be asked; else `otherwise`."""
+    """Return the truth value of a number or string; `otherwise` for any other value."""
     reduced = reduce_value(value)
     known = type(reduced) in (bool, int, float) or issubclass(type(value), str)
     return bool(reduced) if known else otherwise
@@ -306,7 +306,7 @@ def _flag(value: Any, otherwise: bool) -> bool:
 def forget_all() -> None:
     """Start anew, as after a fork: no scope, no block, tasks numbered from zero."""
     global _counting
-    _counting = RLock()  # the parent's may be held by a thread that does not exist here
+    _counting = RLock()  # a thread that does not exist in this child may hold the parent's lock
     _scopes.clear()
     tasks.forget_tasks()
 

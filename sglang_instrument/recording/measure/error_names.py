@@ -7,17 +7,17 @@ _with_messages = False
 
 
 def log_error_messages(on: bool) -> None:
-    """Log the text of exceptions beside their type, or, as by default, the type alone."""
+    """Log the message of exceptions beside their type; by default only the type is logged."""
     global _with_messages
     _with_messages = on
 
 
 def name_error(error: type[BaseException], value: BaseException | None) -> str:
-    """Return the exception's type; not itself, whose frames hold the trainer's tensors."""
+    """Return the exception's type as text; the exception itself would keep the trainer's tensors alive."""
     name = "?"
     try:
         name = name_of_type(error)
         return f"{name}: {reduce_value(str(value)) if value is not None else ''}" if _with_messages else name
-    except BaseException:  # the exception's own code failed, or there is no memory
+    except BaseException:  # the exception's own code failed, or memory has run out
         let_through()
         return name

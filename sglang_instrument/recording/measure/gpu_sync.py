@@ -1,4 +1,4 @@
-"""Wait for the GPU around step-level spans, only where that can neither fail, hang nor create anything."""
+"""Wait for the GPU around step-level spans, only where that cannot fail, hang or create a CUDA context."""
 
 import sys
 from collections.abc import Callable
@@ -28,29 +28,29 @@ def use_policy(policy: str) -> None:
 
 
 def _auto() -> None:
-    """Wait where this process has work on a GPU, and never in a coroutine, where it would stop the loop."""
-    # Another thread may be importing asyncio at this moment.
+    """Wait where this process has work on a GPU; never in a coroutine, where it would block the loop."""
+    # Another thread may be importing asyncio now: then it has no _get_running_loop yet.
     running_loop = getattr(sys.modules.get("asyncio"), "_get_running_loop", None)
     if running_loop is None or running_loop() is None:
         _always()
 
 
 def _always() -> None:
-    """Wait like the reference does; the GPU must already be in use, and nothing may be captured or traced."""
+    """Wait, in coroutines too, if the GPU is already in use, and nothing is being captured or traced."""
     try:
         cuda = cuda_at_hand()
         if cuda is not None:
             cuda.synchronize()
     except BaseException as error:
-        # An asynchronous error of the trainer's kernels, which meets it at its next call; or torch is being
-        # imported by another thread at this moment.
+        # Either an asynchronous error of the trainer's kernels, which its next CUDA call raises again; or
+        # another thread is importing torch now.
         swallowed("torch.cuda.synchronize()", error)
 
 
 def cuda_at_hand() -> Any:
-    """Return torch.cuda where this thread may ask something of the GPU, else None.
+    """Return torch.cuda if this thread may call the GPU, else None.
 
-    It may not without a context, while its stream is captured, nor while torch traces it.
+    It may not without a CUDA context, while its stream is captured, or while torch traces it.
     """
     cuda = _cuda_in_use()
     free = cuda is not None and not cuda.is_current_stream_capturing() and not _is_compiling()
@@ -79,6 +79,6 @@ def _is_compiling() -> bool:
 _POLICIES: Final[dict[str, _Policy]] = {
     "auto": _auto,
     "always": _always,
-    "events": _off,  # `device_events` does its part without waiting
+    "events": _off,  # `watch.gpu_events` measures without waiting
     "off": _off,
 }

@@ -1,4 +1,4 @@
-"""Know what this process is: its role, its number in that role, its rank among those of one number."""
+"""Know the identity of this process: its role, its number in that role, and its tensor-parallel rank."""
 
 import os
 from typing import Any, Final
@@ -8,31 +8,31 @@ from sglang_instrument.recording.measure.values import integer
 
 #: Roles whose processes cannot know the step; readers place their records by time.
 ENGINE_ROLES: Final = frozenset({"server", "scheduler", "tokenizer", "detokenizer", "controller"})
-#: What a process is that nobody said anything of.
+#: The role of a process for which no role is set or learned.
 DEFAULT_ROLE: Final = "worker"
-#: In the environment of what a server starts, its number and kind: a scheduler does not know its replica.
+#: A server gives its number and kind to its children here: a scheduler does not know its replica.
 SERVER: Final = "SGLANG_INSTRUMENT_SERVER"
 
-_said: str = DEFAULT_ROLE  # by install(role=...)
-_learned: str = DEFAULT_ROLE  # from the trainer's own objects; still true when we come back
+_said: str = DEFAULT_ROLE  # set by install(role=...)
+_learned: str = DEFAULT_ROLE  # from the trainer's own objects; stays true after uninstall() and install()
 _worker: int | None = None
 _tp: int | None = None
-_kind: str | None = None  # of servers that are numbered apart: a reward model's, a teacher's
-_last: tuple[Any, ...] | None = None  # what was learned last: a scheduler is told the same at each request
+_kind: str | None = None  # of servers with their own numbering: those of a reward model, of a teacher
+_last: tuple[Any, ...] | None = None  # the last arguments of learn(): a scheduler repeats them often
 
 
 def use_role(role: str) -> None:
-    """Take what `install(role=...)` says this process is; the default leaves it to what is learned."""
+    """Use the role of `install(role=...)`; the default role leaves the choice to `learn`."""
     global _said
     _said = role
     _hand_on_number()
 
 
 def learn(role: Any = None, worker: Any = None, tp: Any = None) -> None:
-    """Learn from the trainer's own objects what this process is, unless `install(role=...)` said it.
+    """Learn the identity of this process from the trainer's own objects; `install(role=...)` wins.
 
-    Without a worker, the number in the name of the Ray actor counts that runs here: trainers call their
-    actors `agent_loop_worker_3`. `tp` is the rank among those that do the same work as one worker.
+    Without `worker`, the number in the name of this process's Ray actor is used: trainers name their actors
+    `agent_loop_worker_3`. `tp` is the tensor-parallel rank within one worker.
     """
     global _learned, _worker, _tp, _kind, _last
     if (role, worker, tp) == _last:
@@ -54,12 +54,12 @@ def learn(role: Any = None, worker: Any = None, tp: Any = None) -> None:
 
 
 def process_role() -> str:
-    """Return what this process is to records that do not say it."""
+    """Return the role of records without a bound role."""
     return _learned if _said == DEFAULT_ROLE else _said
 
 
 def process_worker() -> int:
-    """Return the rank of this process: what its trainer calls it, else its server's number, `RANK`, or 0."""
+    """Return this process's rank: the trainer's number for it, else its server's, else `RANK`, else 0."""
     if _worker is not None:
         return _worker
     rank = _inherited_rank()
@@ -67,21 +67,21 @@ def process_worker() -> int:
 
 
 def file_name(role: str, worker: int) -> str:
-    """Return what files of a role and a rank are called: `worker_3`, `scheduler_0_tp0`, `server_0_reward`."""
+    """Return the name of a role's and rank's files: `worker_3`, `scheduler_0_tp0`, `server_0_reward`."""
     kind = (_kind or _inherited()[1]) if role in ENGINE_ROLES else ""
     part = f"_tp{_tp}" if _tp is not None and role == process_role() else ""
     return f"{role}_{worker}{kind and '_' + kind}{part}"
 
 
 def forget() -> None:
-    """Know nothing of this process, as when it began."""
+    """Forget the identity of this process, as at its start."""
     global _said, _learned, _worker, _tp, _kind, _last
     _said, _learned, _worker, _tp, _kind, _last = DEFAULT_ROLE, DEFAULT_ROLE, None, None, None, None
 
 
 def word(value: Any) -> str | None:
-    """Return a role if it can stand in a file's name, else None."""
-    if not issubclass(type(value), str):  # not isinstance(), which asks the value
+    """Return a role if it can be part of a file's name, else None."""
+    if not issubclass(type(value), str):  # not isinstance(), which reads the value's __class__
         return None
     role = str.__str__(value)
     return role if role.isidentifier() and role.isascii() else None
@@ -92,7 +92,7 @@ def _inherited_rank() -> str:
 
 
 def _inherited() -> tuple[str, str]:
-    """Return the number and the kind of the server that started this process, as far as one did."""
+    """Return the number and the kind of the server that started this process; "" without one."""
     number, _, kind = os.environ.get(SERVER, "").partition("_")
     return number, word(kind) or ""
 

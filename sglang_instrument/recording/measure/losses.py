@@ -1,4 +1,4 @@
-"""Count records that could not be made or kept, and say why, where there may be no memory for that."""
+"""Count records that could not be made or kept, and log why, even if memory has run out."""
 
 import sys
 from itertools import count
@@ -9,11 +9,11 @@ from sglang_instrument.recording.measure.context import CURRENT, count_dropped
 from sglang_instrument.recording.safety.guard import let_through
 from sglang_instrument.recording.safety.notices import swallowed
 
-_lost: Final = count()  # goes on even where there is no memory for the next number
+_lost: Final = count()  # counts on even without memory for the next number
 
 
 def count_lost(where: str, event: str = "") -> None:
-    """Count a lost record; called while the reason is handled, as everything here."""
+    """Count a lost record; call it, as all functions here, while the exception is handled."""
     try:
         next(_lost)
     except MemoryError:
@@ -22,7 +22,7 @@ def count_lost(where: str, event: str = "") -> None:
 
 
 def note_lost(where: str, event: str = "") -> None:
-    """Count a lost record in its step, and say why; there may be no memory even for that."""
+    """Count a lost record in its step, and log why; without memory for that, do nothing."""
     let_through()
     try:
         scope = CURRENT.get().scope
@@ -34,7 +34,7 @@ def note_lost(where: str, event: str = "") -> None:
 
 
 def swallowed_now(where: str) -> None:
-    """Note the error that is being handled, as `swallowed` does."""
+    """Log the error that is being handled, as `swallowed` does."""
     error = sys.exc_info()[1]
     if error is not None:
         swallowed(where, error)
@@ -45,4 +45,4 @@ def lost() -> int:
     return int(repr(_lost)[len("count(") : -1])
 
 
-native.take_over(globals(), "spans", "lost")  # compiled, the number takes no memory
+native.take_over(globals(), "spans", "lost")  # the compiled counter needs no memory

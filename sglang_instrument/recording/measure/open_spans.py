@@ -1,13 +1,13 @@
-"""Know the watched spans that are open, so that one which never ends can be reported."""
+"""Track the open watched spans, so that the watchdog can report one that never ends."""
 
 from collections.abc import Callable
 from typing import Any, Final
 
 from sglang_instrument.recording.safety.notices import swallowed
 
-#: Each of them, by its id().
+#: The open watched spans, each by its id().
 OPEN: Final[dict[int, Any]] = {}
-_first_opened: Callable[[], object] | None = None  # the writer's
+_first_opened: Callable[[], object] | None = None  # the writer sets both
 _all_closed: Callable[[], object] | None = None
 
 
@@ -18,7 +18,7 @@ def watch(on_first_opened: Callable[[], object] | None, on_all_closed: Callable[
 
 
 def note_open(entered: Any) -> None:
-    """Let a span be among the open ones until it is left."""
+    """Add a span to the open ones."""
     try:
         if not OPEN and _first_opened is not None:
             _first_opened()
@@ -29,7 +29,7 @@ def note_open(entered: Any) -> None:
 
 
 def note_closed(left: Any) -> None:
-    """Let a span be among the open ones no more."""
+    """Remove a span from the open ones."""
     try:
         OPEN.pop(left.place, None)
         if not OPEN and _all_closed is not None:

@@ -1,4 +1,4 @@
-"""What becomes of a compiled span that a program copies or pickles, as part of an agent's state perhaps."""
+"""Rebuild a compiled span that a program has copied or pickled, for example within an agent's state."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def restored(
     end: int,
     error: str | None,
 ) -> Span:
-    """Return a copy of a span that a program copies or pickles: what it says, without task and context."""
+    """Return a copy of a span with its fields and times, without task and context."""
     made = Span(event, extra, phase)
     made.thread, made.start, made.end, made.error = thread, start, end, error
     return made

@@ -1,4 +1,4 @@
-"""Call functions with each span that begins, while somebody asks for that; at no cost to anybody else."""
+"""Call listeners with each span that begins; without listeners this costs nothing."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ _listening: tuple[_Began, ...] = ()
 
 
 def listen(began: _Began) -> None:
-    """Call `began(span)` with each span from now on, on its thread, right after its start was taken."""
+    """Call `began(span)` with each span from now on, on its thread, right after its start time is read."""
     global _listening
     _listening = (*(one for one in _listening if one != began), began)
     spans.call_at_entry(_tell)

@@ -1,8 +1,8 @@
 """Time a block and append it to the buffer: the hot path, a fraction of a microsecond.
 
-A span is one small Struct that is its own record. Its context and its start are read by C code while it is
-constructed; its end appends it to a list that the encoder empties. Nothing here does I/O, logs, or takes a
-lock. Where it is built, `_spans.pyx` takes the place of this module, which says what it has to do.
+A span is one small Struct that is its own record. C code reads its context and its start while it is
+constructed; its end appends it to a list that the encoder's thread empties. Nothing here does I/O, logs, or
+takes a lock. Where `_spans.pyx` is built, it replaces this module; this module defines what it has to do.
 """
 
 from _thread import get_ident
@@ -32,15 +32,15 @@ from sglang_instrument.recording.safety.guard import let_through
 from sglang_instrument.recording.safety.notices import swallowed
 from sglang_instrument.schema import WATCHED_PHASES, kind_of
 
-running_tasks: Any = tasks.running  # asyncio's, as soon as a buffer is in use; kept here to save a look-up
-at_entry: Callable[[Any], object] | None = None  # is called with each span that is entered, while set
+running_tasks: Any = tasks.running  # asyncio's, once a buffer is in use; cached here to save a lookup
+at_entry: Callable[[Any], object] | None = None  # if set, is called with each entered span
 buffer: Buffer = OFF
 
 
 class Span(Struct, gc=False, eq=False):
-    """A timed block. `start` and `end` are nanoseconds of `perf_counter_ns`; a point event has no end.
+    """A timed block. `start` and `end` are nanoseconds of `perf_counter_ns`; an instant event has no end.
 
-    What a patch says comes first, for arguments in order are passed at no cost: `waited` is 0 where the
+    The arguments that patches pass come first: passing them by position costs nothing. `waited` is 0 if the
     span's block counts the waiting of its task.
     """
 
@@ -70,7 +70,7 @@ class Span(Struct, gc=False, eq=False):
                     self.waited = task.waited if task.suspended_at >= 0 else waited_so_far(task)
                 elif self.waited is not None:
                     task.counted_by, self.waited = id(self), task.waited
-            except BaseException:  # not the only task, one that is not known, or nothing that can be asked
+            except BaseException:  # several loops run, the task is unknown, or its attributes raise
                 let_through()
                 try:
                     enter_task(self)
@@ -88,7 +88,7 @@ class Span(Struct, gc=False, eq=False):
             lose("recording a span")
 
     def stop(self, error: type[BaseException] | None, value: BaseException | None) -> None:
-        """End the span's time, and name the error that passes: what all kinds of spans do when they end."""
+        """Take the span's end time, and name the exception that ends the block; for all kinds of spans."""
         self.end = perf_counter_ns()
         if error is not None:
             self.error = name_error(error, value)
@@ -118,9 +118,9 @@ class Span(Struct, gc=False, eq=False):
 
 
 class WatchedSpan(Span, gc=False, eq=False):
-    """A span that is known while it is open, so that one which never ends can be reported."""
+    """A span that is tracked while it is open, so that the watchdog can report one that never ends."""
 
-    place: int = 0  # among those that are open: its id(), known when there may be no memory for one
+    place: int = 0  # its key in OPEN: its id(), kept because at its end there may be no memory for an int
 
     def __enter__(self) -> "WatchedSpan":
         Span.__enter__(self)
@@ -135,7 +135,7 @@ class WatchedSpan(Span, gc=False, eq=False):
 
 
 class SyncedSpan(WatchedSpan, gc=False, eq=False):
-    """A step-level span of synchronous code: the GPU's queued work is waited for at both ends."""
+    """A step-level span of synchronous code: it waits for the GPU's queued work at both ends."""
 
     def __enter__(self) -> "SyncedSpan":
         try:
@@ -147,16 +147,16 @@ class SyncedSpan(WatchedSpan, gc=False, eq=False):
         return self
 
     def stop(self, error: type[BaseException] | None, value: BaseException | None) -> None:
-        """Wait for the GPU, then end the span's time."""
+        """Wait for the GPU, then take the span's end time."""
         try:
-            if error is None:  # after an exception the trainer shall meet the GPU's own error first
+            if error is None:  # after an exception the trainer itself must get the GPU's error first
                 gpu_sync.synchronize()
         finally:
             WatchedSpan.stop(self, error, value)
 
 
 class LostSpan(Span, gc=False, eq=False):
-    """Stand for a span that could not be made: it measures and records nothing."""
+    """Replaces a span that could not be made: it measures and records nothing."""
 
     def __enter__(self) -> "LostSpan":
         return self
@@ -169,7 +169,7 @@ class LostSpan(Span, gc=False, eq=False):
 
 
 def kind_for(event: str, phase: str | None = None, sync: bool | None = None) -> type[Span]:
-    """Return the class of the spans of `event`; `phase` and `sync` override the vocabulary."""
+    """Return the class for spans of `event`; `phase` and `sync` override the vocabulary."""
     known = kind_of(event)
     if known.synced if sync is None else sync:
         return SyncedSpan
@@ -177,7 +177,7 @@ def kind_for(event: str, phase: str | None = None, sync: bool | None = None) -> 
 
 
 def begin(kind: type[Span], event: str, phase: str | None, waited: int | None) -> Span:
-    """Make a span, or stand in for one that cannot be made."""
+    """Make a span; return `LOST` if that fails."""
     try:
         return kind(event, None, phase, waited)
     except BaseException:
@@ -186,14 +186,14 @@ def begin(kind: type[Span], event: str, phase: str | None, waited: int | None) -
 
 
 def lose(where: str, event: str = "") -> None:
-    """Count a record that could not be made or kept; called while the reason is handled."""
+    """Count a record that could not be made or kept; call it while the exception is handled."""
     let_through()
     if buffer is not OFF:
         count_lost(where, event)
 
 
 _kinds: dict[str, type[Span]] = {}
-_KINDS_LIMIT: Final = 4096  # names remembered; a name made of a request id must not fill the memory
+_KINDS_LIMIT: Final = 4096  # event names; names with a request id in them must not fill the memory
 
 
 def span(event: str, /, *, phase: str | None = None, **extra: Any) -> Span:
@@ -234,7 +234,7 @@ def event(name: str, /, *, phase: str | None = None, **extra: Any) -> None:
 
 
 def record(point: Span) -> None:
-    """Append a span that was not used as a block: a point event, or one whose times were set by hand."""
+    """Append a span that was not used as a block: an instant event, or one with times set by hand."""
     if at_entry is not None:
         _tell_entry(point)
     if running_tasks:
@@ -244,13 +244,13 @@ def record(point: Span) -> None:
 
 
 def enter_task(entering: Span) -> None:
-    """Let the span know the asyncio task that runs now, and what that one has waited so far."""
+    """Store in the span the asyncio task that runs now, and for how long that task has waited so far."""
     task = entering.task = tasks.look_up(entering.context.bound_in)
     if task is None:
         entering.waited = None
     elif task.counted_by:
         entering.waited = waited_so_far(task)
-    elif entering.waited is not None:  # its block counts its own awaits: nothing else does so far
+    elif entering.waited is not None:  # its block counts awaits, and no outer span does
         task.counted_by, entering.waited = id(entering), task.waited
 
 
@@ -274,7 +274,7 @@ def use_buffer(
     on_first_opened: Callable[[], object] | None = None,
     on_all_closed: Callable[[], object] | None = None,
 ) -> None:
-    """Send finished spans to `taking`; call the others when the first watched span opens, the last ends."""
+    """Send finished spans to `taking`; call the hooks when the first watched span opens, the last ends."""
     global buffer
     buffer = taking
     open_spans.watch(on_first_opened, on_all_closed)
@@ -283,38 +283,38 @@ def use_buffer(
 
 
 def know_tasks(task_seen: Callable[[Any, int], object]) -> None:
-    """Tell asyncio's tasks apart from now on; call `task_seen(loop, thread)` for each new one with a span."""
+    """Distinguish asyncio tasks from now on; call `task_seen(loop, thread)` for each new one with a span."""
     global running_tasks
     running_tasks = tasks.know_asyncio(task_seen)
 
 
 def ignore_tasks() -> None:
-    """Ask for no task any more: a span costs less, and no loop gets a heartbeat."""
+    """Stop reading asyncio tasks: spans cost less, and no loop gets a heartbeat."""
     global running_tasks
     running_tasks = tasks.ignore_asyncio()
 
 
 def call_at_entry(hook: Callable[[Any], object] | None) -> None:
-    """Call `hook(span)` when a span is entered or a point recorded, on its thread; None calls nothing."""
+    """Call `hook(span)` for each entered span and each instant event, on its thread; None calls nothing."""
     global at_entry
     at_entry = hook
 
 
 def current_buffer() -> Buffer:
-    """Return where finished spans go now."""
+    """Return the buffer that takes finished spans now."""
     return buffer
 
 
 def plain(
     event: str, phase: str | None = None, sync: bool | None = None, waited: int | None = None
 ) -> Callable[[], Span]:
-    """Return what makes spans of one event at the least cost: called without arguments, it is all C.
+    """Return a callable without arguments that makes spans of one event at the least cost: it is all C.
 
     Args:
         event: The event's name.
         phase: The phase of an event that the vocabulary does not know.
-        sync: Whether to synchronise the GPU; default is what the vocabulary says.
-        waited: 0 where the spans' blocks count their own awaits.
+        sync: Whether to synchronise the GPU; the vocabulary gives the default.
+        waited: 0 if the spans' blocks count their own awaits.
     """
     event = event if type(event) is str else reduce_value(event)
     phase = None if phase is None else text(phase)

@@ -1,8 +1,8 @@
-"""Tell asyncio's tasks and threads apart by small numbers, at the price of two look-ups a span.
+"""Give asyncio tasks and threads small numbers, at the cost of two lookups per span.
 
-What is known of an asyncio task stands in an attribute of it; a context variable or a weak dictionary makes
-three more objects a task for the garbage collector to visit, and with ten thousand requests in flight each
-costs as much as all their spans. Compiled, it takes none (`_owners.pxi`).
+Our `Task` is an attribute of the asyncio task. A context variable or a weak dictionary would add three more
+objects per task for the garbage collector to visit; with ten thousand requests in flight, each of them costs
+as much as all their spans. The compiled twin adds no object (`_owners.pxi`).
 """
 
 import itertools
@@ -17,19 +17,19 @@ from msgspec import Struct
 from sglang_instrument import native
 from sglang_instrument.recording.safety.guard import let_through
 
-_THREADS_LIMIT: Final = 10_000  # remembered; a program may start a thread for every request
+_THREADS_LIMIT: Final = 10_000  # remembered threads; a program may start a thread for every request
 
 
 class Task(Struct, gc=False, eq=False):
-    """An asyncio task or a thread, by a small number of this process; and how long it was suspended.
+    """An asyncio task or a thread, with a number that is unique in this process, and its suspended time.
 
-    The collector does not look at it, so nothing in it may lead back to it: `loop` is a weak reference, for a
-    loop holds its tasks; `counted_by` is the id of the outermost span that counts the task's waiting.
-    `announced` is who has made the task's first record, which names who spawned it.
+    The garbage collector does not visit it, so nothing in it may refer back to it: `loop` is a weak
+    reference, because a loop refers to its tasks; `counted_by` is the id of the outermost span that counts
+    the task's waiting. `announced` is the encoder of the task's first record, which has `spawned_by`.
 
-    `waited` is in nanoseconds. `suspended_at` is when the task last was, 0 while it runs, and negative
-    after an exception was thrown into it: then it runs, unless the exception was caught and something else
-    is awaited, which nobody sees begin.
+    `waited` is in nanoseconds. `suspended_at` is the time of the last suspension, 0 while the task runs, and
+    negative after an exception was thrown into the task: then the task runs, unless it has caught the
+    exception and awaits something else; no callback sees that suspension begin.
     """
 
     number: int
@@ -42,16 +42,16 @@ class Task(Struct, gc=False, eq=False):
     suspended_at: int = 0
 
     def suspended(self, resumed: bool, step: Any) -> Any:
-        """See one step of what the task awaits; pass it on."""
+        """Note that the task is suspended; return the awaited step unchanged."""
         if self.suspended_at <= 0:
             self.suspended_at = perf_counter_ns()
         return step
 
     def resumed(self) -> bool:
-        """See the task go on.
+        """Note that the task runs again.
 
-        Counted coroutines may lie in one another: only the innermost suspension and the outermost
-        resumption of an interval count, which are the first to come.
+        Counted coroutines may be nested: only the innermost suspension and the outermost resumption of an
+        interval count, which are the first ones to be called.
         """
         if self.suspended_at:
             self.waited += perf_counter_ns() - abs(self.suspended_at)
@@ -59,15 +59,15 @@ class Task(Struct, gc=False, eq=False):
         return True
 
     def unsuspend(self) -> None:
-        """Count a suspension that an exception ends; whether another follows shows when that one ends."""
-        if self.suspended_at:  # negative: thrown into before, and suspended unseen since then
+        """Count a suspension that an exception ends; another one may follow, and shows only at its end."""
+        if self.suspended_at:  # negative: an exception was thrown before; suspended, unseen, since then
             now = perf_counter_ns()
             self.waited += now - abs(self.suspended_at)
             self.suspended_at = -now
 
 
-# asyncio's own: the running task of each running loop. It is empty while no coroutine runs, which is the
-# cheapest question that tells synchronous code from coroutines. Until `know_asyncio()` nobody asks.
+# asyncio's own dictionary: the running task of each running loop. It is empty while no coroutine runs: the
+# cheapest test for synchronous code. Until `know_asyncio()` it is our own empty dictionary.
 running: Any = {}
 
 _numbers = itertools.count()
@@ -75,14 +75,14 @@ _threads: dict[int, Task] = {}
 
 
 def no_loop() -> None:
-    """Return nothing: nobody has asked for event loops yet."""
+    """Return None: `know_asyncio` was not called yet."""
 
 
 _running_loop: Callable[[], Any] = no_loop  # asyncio's
 
 
 class AskAsyncio:
-    """Stands in for the dictionary of running tasks where asyncio hides it."""
+    """Replaces the dictionary of running tasks where asyncio hides it."""
 
     __slots__ = ("_running_loop",)
 
@@ -99,7 +99,7 @@ class AskAsyncio:
         return None if loop is None else asyncio.current_task(loop)
 
     def values(self) -> tuple[()]:
-        """Return nothing: who wants to know has to `get` it."""
+        """Return nothing: callers have to use `get`."""
         return ()
 
 
@@ -111,13 +111,13 @@ _seen: Callable[[Any, int], object] = unseen
 
 
 def know_asyncio(seen: Callable[[Any, int], object]) -> Any:
-    """Tell asyncio's tasks apart from now on; call `seen(loop, thread)` for each new one that has a span.
+    """Distinguish asyncio tasks from now on; call `seen(loop, thread)` for each new one that has a span.
 
     Returns:
         `running`: asyncio's dictionary of running tasks by loop.
     """
     global running, _running_loop, _seen
-    import asyncio.tasks  # not at the top: it costs more than all else that `import sglang_instrument` does
+    import asyncio.tasks  # not at the top: it takes longer than the rest of `import sglang_instrument`
 
     running = getattr(asyncio.tasks, "_current_tasks", None)
     _running_loop, _seen = asyncio._get_running_loop, seen
@@ -126,43 +126,43 @@ def know_asyncio(seen: Callable[[Any, int], object]) -> Any:
 
 
 def ignore_asyncio() -> Any:
-    """Ask for no task any more; return the empty dictionary that `running` now is."""
+    """Stop reading asyncio tasks; return `running`, now an empty dictionary."""
     global running, _seen
     running, _seen = {}, unseen
     return running
 
 
 def current(inherited: Task | None) -> Task | None:
-    """Return the asyncio task that runs now on this thread; None outside of any.
+    """Return our Task of the asyncio task that runs now on this thread; None outside of any.
 
     Args:
-        inherited: Who made it, as far as its context tells.
+        inherited: The task that spawned it, if its context names one.
     """
     if not running:
         return None
     try:
-        [owner] = running.values()  # the only one in the process: to ask for this thread's loop takes longer
+        [owner] = running.values()  # the only one in the process: reading this thread's loop takes longer
         task: Task = owner._sglang_instrument
         if task.thread == get_ident():
             return task
-    except BaseException:  # several loops; not known; a task of somebody's own, which may raise anything
+    except BaseException:  # several loops; an unknown task; a third-party task, which may raise anything
         let_through()
     return look_up(inherited)
 
 
 def counted() -> Task | None:
-    """Return the asyncio task that runs now if some span counts its waiting."""
+    """Return the task that runs now if a span counts its waiting, else None."""
     task = current(None)
     return task if task is not None and task.counted_by else None
 
 
 def look_up(inherited: Task | None) -> Task | None:
-    """Return the asyncio task that runs now on this thread, be it known or not; None outside of any."""
+    """Return the task that runs now on this thread, and number a new one; None outside of any."""
     loop = _running_loop()
     owner = running.get(loop) if loop else None
     if owner is None:
         return None
-    task = known(owner)  # not by an exception, which costs more than all else here
+    task = known(owner)  # not by catching AttributeError, which takes longer than all else here
     if task is None:
         return _meet(owner, loop, inherited)
     task.thread = get_ident()  # its loop may have been moved
@@ -170,17 +170,17 @@ def look_up(inherited: Task | None) -> Task | None:
 
 
 def known(owner: Any) -> Task | None:
-    """Return what is known of an asyncio task; None if no span was seen in it."""
+    """Return our Task of an asyncio task; None if no span was seen in it."""
     try:
         task: Task | None = getattr(owner, "_sglang_instrument", None)
-    except BaseException:  # a task of somebody's own, which may raise anything
+    except BaseException:  # a third-party task, which may raise anything
         let_through()
         return None
     return task
 
 
 def thread_task(ident: int) -> Task:
-    """Return the task that stands for a thread: what runs in it outside of asyncio."""
+    """Return the Task of a thread: of its code outside of asyncio."""
     task = _threads.get(ident)
     if task is None:
         if len(_threads) >= _THREADS_LIMIT:
@@ -190,14 +190,14 @@ def thread_task(ident: int) -> Task:
 
 
 def waited_so_far(task: Task) -> int:
-    """Return how long a task was suspended, for a span of it, which therefore runs now."""
-    if task.suspended_at < 0:  # thrown into, and running still
+    """Return how long a task was suspended; called from a span of it, so the task runs now."""
+    if task.suspended_at < 0:  # an exception was thrown into it, and it still runs
         task.suspended_at = -perf_counter_ns()
     return task.waited
 
 
 def leave_task(leaving: Any) -> None:
-    """Turn the task's count of suspended time into that of this span."""
+    """Set the span's waiting time: the task's suspended time now, minus that at the span's start."""
     task, waited = leaving.task, leaving.waited
     if task is None or waited is None:
         leaving.waited = None
@@ -208,7 +208,7 @@ def leave_task(leaving: Any) -> None:
 
 
 def owner_of(task: Task) -> Any:
-    """Return the asyncio task itself; slow, for reports of what hangs. None if it is gone."""
+    """Return the asyncio task itself; None if it is gone. Slow: only for reports of hanging spans."""
     loop = None if task.loop is None else task.loop()
     if loop is None:
         return None
@@ -219,11 +219,11 @@ def owner_of(task: Task) -> Any:
 
 
 def forget_gone() -> None:
-    """Give back what is kept of asyncio tasks that are gone: here they took it with them."""
+    """Free the entries of asyncio tasks that are gone; the pure Python keeps none."""
 
 
 def forget_tasks() -> None:
-    """Start anew, as after a fork: no thread is known, tasks are numbered from zero."""
+    """Start anew, as after a fork: forget all threads, number tasks from zero."""
     global _numbers
     _threads.clear()
     _numbers = itertools.count()
@@ -236,7 +236,7 @@ def _meet(owner: Any, loop: Any, inherited: Task | None) -> Task | None:
     try:
         met = Task(next(_numbers), (inherited or thread_task(thread)).number, thread, ref(loop))
         owner._sglang_instrument = met
-    except BaseException:  # a task or loop of somebody's own, without room for it
+    except BaseException:  # a third-party task or loop that takes no attribute or weak reference
         let_through()
         return None
     return met

@@ -1,4 +1,4 @@
-"""Reduce a value, where it is recorded, to something small and immutable that a line can hold."""
+"""Reduce a value, when it is recorded, to a small copy that a line can hold."""
 
 import enum
 import math
@@ -11,14 +11,14 @@ from typing import Any, Final
 from sglang_instrument import native
 from sglang_instrument.recording.safety.guard import let_through, name_of_type
 
-#: Types whose values need no reducing; an integer over 64 bits is mended when its record does not encode.
+#: Types whose values need no reducing; an integer over 64 bits is repaired when its record does not encode.
 SCALARS: Final = frozenset({float, bool, type(None), int})
 LONGEST_TEXT: Final = 16 * 1024  # characters of a string; a record must stay under 64 KiB
 _LONGEST_REPR: Final = 256
-_LONGEST_KEY: Final = 16  # entries of a tuple that is the key of a dict
+_LONGEST_KEY: Final = 16  # entries of a tuple that is a dict's key
 _LONGEST_ARRAY: Final = 64  # numbers of a numpy array; longer ones are described
-_LONGEST_LIST: Final = 4096  # entries, nested ones included; the lengths of a step's replies are a list
-_DEEPEST: Final = 3  # nested collections that are copied: deeper than any field of the vocabulary
+_LONGEST_LIST: Final = 4096  # entries, nested ones included; a step records the list of its response lengths
+_DEEPEST: Final = 3  # levels of nested collections that are copied: more than any field of the vocabulary has
 _COLLECTIONS: Final[tuple[Any, ...]] = (dict, list, tuple, set, frozenset)
 _SIGNS_OF_A_HOLDER: Final = (
     "__len__",
@@ -33,7 +33,7 @@ _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
 
 def reduce(extra: dict[str, Any]) -> dict[str, Any]:
-    """Return `extra` with each value loggable; the same dict if all of them are already."""
+    """Return `extra` with each value reduced; the same dict if no value needs it."""
     for key, value in extra.items():
         kind = type(value) if type(key) is str else None
         if kind is int:
@@ -54,7 +54,7 @@ def reduce_value(value: Any) -> Any:
     numpy and CPU torch scalars become numbers, enums their value, a tensor on a device
     `tensor(cuda:0, f32, [3, 4])` without being read, and anything else a repr of at most 256 characters.
     """
-    kind = type(value)  # compared, not looked up: its metaclass may have no hash
+    kind = type(value)  # compared, not looked up in a dict: its metaclass may not be hashable
     if kind is float or kind is bool or value is None or (kind is int and _INT_MIN <= value <= _INT_MAX):
         return value
     if kind is str:
@@ -63,13 +63,13 @@ def reduce_value(value: Any) -> Any:
 
 
 def text(value: Any) -> str:
-    """Return a name, a phase or a role as a string without a class of somebody's own."""
+    """Return a name, a phase or a role as a plain str, not a subclass."""
     reduced = value if type(value) is str else reduce_value(value)
     return reduced if type(reduced) is str else str(reduced)
 
 
 def integer(value: Any) -> int | None:
-    """Return a step, worker or turn as an int, whatever the trainer keeps it in; None if it is none."""
+    """Return a step, worker or turn of any numeric type as an int; None if that is impossible."""
     try:
         number = value if type(value) is int else int(reduce_value(value))
     except (TypeError, ValueError, OverflowError):
@@ -78,7 +78,7 @@ def integer(value: Any) -> int | None:
 
 
 def settle(value: Any) -> Any:
-    """Return a reduced value as an encoder can always write it; used when a record did not encode.
+    """Return a reduced value in a form that always encodes; used when a record did not encode.
 
     NaN and infinities become null, integers over 64 bits and non-string keys strings, and lone
     surrogates are replaced.
@@ -109,7 +109,7 @@ def _reduce_guarded(value: Any, depth: int, room: int) -> Any:
 def _reduce_other(value: Any, depth: int, room: int) -> Any:
     kind = type(value)
     if issubclass(kind, enum.Enum):
-        return _entry(value._value_, depth, room)  # what .value gives, without the descriptor's detour
+        return _entry(value._value_, depth, room)  # the same as .value, without calling its descriptor
     if isinstance(value, dict | list | tuple | set | frozenset):
         return _reduce_collection(value, depth, room)
     if isinstance(value, str):  # a subclass, numpy.str_ among them
@@ -127,14 +127,14 @@ def _reduce_other(value: Any, depth: int, room: int) -> Any:
 
 
 def _reduce_collection(value: Any, depth: int, room: int) -> Any:
-    """Copy a collection with room for so many entries, of which each gets an equal share for its own."""
-    # The methods of the built-in class, for a subclass's own are somebody's code.
+    """Copy a collection, at most `room` entries in all; nested entries share it equally."""
+    # Call the methods of the built-in class: a subclass's methods are the program's code.
     kind = next(kind for kind in _COLLECTIONS if isinstance(value, kind))
     size = kind.__len__(value)
     if depth >= _DEEPEST or room < 1:  # a cycle ends here, too
         return f"<{type(value).__name__} of {size}>"
     share = (room - 1) // max(size, 1)
-    # list() of an islice is one step of C, in which no other thread can change what is copied.
+    # list() of an islice runs in C without releasing the GIL: no other thread can change the collection.
     if kind is dict:
         items = list(islice(dict.items(value), room))
         return {_key(key): _entry(entry, depth, share) for key, entry in items}
@@ -162,7 +162,7 @@ def _reduce_array(value: Any, depth: int, room: int) -> Any:
     """Reduce a numpy or torch value: a scalar to a number, anything larger to a description."""
     shape = getattr(value, "shape", None)
     if shape is None:
-        return _short_repr(value)  # a dtype, a device: short by nature
+        return _short_repr(value)  # a dtype, a device: always short
     of_torch = type(value).__module__.startswith("torch")
     if of_torch and not _is_at_hand(value):
         return _describe(value)
@@ -174,9 +174,9 @@ def _reduce_array(value: Any, depth: int, room: int) -> Any:
 
 
 def _is_at_hand(tensor: Any) -> bool:
-    """Whether a tensor's numbers lie in this process's memory, whole and for the taking.
+    """Return whether a tensor's numbers can be read directly from this process's memory.
 
-    Subclasses are not looked into: a FakeTensor has no content, and to read a DTensor is a collective call.
+    False for subclasses: a FakeTensor has no content, and reading a DTensor is a collective call.
     """
     return type(tensor).__name__ in ("Tensor", "Parameter") and tensor.device.type == "cpu"
 
@@ -196,14 +196,14 @@ def _short_repr(value: Any) -> str:
 
 
 def _holds_others(value: Any) -> bool:
-    """Whether a repr would show what the value holds: text that is not logged, or a tensor of the GPU's."""
+    """Return whether a repr would show the value's contents: text that is not logged, or a GPU tensor."""
     if isinstance(value, BaseException | partial | SimpleNamespace):
         return True
     return any(hasattr(type(value), name) for name in _SIGNS_OF_A_HOLDER)
 
 
 def _digits(value: int) -> str:
-    """Return an integer as text; in hexadecimal where Python takes too long for the decimal, and cut."""
+    """Return an integer as text; a huge one in hexadecimal, which Python converts fast, and cut."""
     return str(value) if value.bit_length() < _LONGEST_REPR * 3 else hex(value)[:_LONGEST_REPR]
 
 

@@ -1,8 +1,8 @@
-"""Count for how long a coroutine waits: the rest of its time it held the event loop itself.
+"""Count how long a coroutine is suspended; the rest of its time it occupies the event loop itself.
 
-Rewritten and decorated coroutines await through `waited`. What it returns is a `map` over the steps of the
-awaited thing, with one callback at each resumption and one at each suspension: C code alone stands between
-the two coroutines, so that tracebacks, cancellation and the order of everything stay what they were.
+Rewritten and decorated coroutines await through `waited`. It returns a `map` over the steps of the awaitable,
+with one callback at each resumption and one at each suspension. Only C code runs between the two coroutines,
+so tracebacks, cancellation and execution order stay the same.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _FIRST: Final = (True,)
 
 
 class Waits(map):  # type: ignore[type-arg]
-    """The steps of what is awaited, each followed by the callback that sees the suspension."""
+    """The steps of an awaitable; at each step, a callback notes the suspension."""
 
     __slots__ = ("steps", "task")
     __await__ = map.__iter__  # returns itself, in C
@@ -44,14 +44,14 @@ class Waits(map):  # type: ignore[type-arg]
 
     @property
     def close(self) -> Callable[[], None]:
-        """The awaited iterator's own `close`, which the end of a coroutine that nobody finishes calls."""
+        """The awaited iterator's own `close`, which Python calls for a coroutine that is never finished."""
         self.task.unsuspend()
         close: Callable[[], None] = self.steps.close
         return close
 
 
 class WaitingIterator:
-    """An asynchronous iterator of `async for` whose steps are counted."""
+    """An asynchronous iterator of `async for` whose waiting is counted."""
 
     __slots__ = ("iterator",)
     iterator: Any
@@ -64,7 +64,7 @@ class WaitingIterator:
 
 
 class WaitingContext:
-    """An asynchronous context manager of `async with` whose entry and exit are counted."""
+    """An asynchronous context manager of `async with` whose waiting at entry and exit is counted."""
 
     __slots__ = ("_context",)
 
@@ -79,12 +79,12 @@ class WaitingContext:
 
 
 def marked(code: CodeType) -> CodeType:
-    """Return the code of a coroutine as one that counts its own awaits, so that nobody need count it."""
+    """Return a coroutine's code with a mark that it counts its own awaits: its callers then do not count."""
     return code.replace(co_consts=(*code.co_consts, _MARK))
 
 
 def counts_awaits(function: Function) -> Function:
-    """Let a coroutine function, whose code is its own, say that it counts its awaits; return it."""
+    """Mark a coroutine function, in place, as one that counts its own awaits; return it."""
     function.__code__ = marked(function.__code__)
     return function
 
@@ -99,23 +99,23 @@ def waited(awaitable: Any) -> Any:
                 return awaitable
         task = tasks.counted()
         if task is None:
-            return awaitable  # no span is open in this task that would want to know
-        if not hasattr(kind, "__await__"):  # an old-style coroutine, or nothing: let `await` say so
+            return awaitable  # no open span of this task counts waiting
+        if not hasattr(kind, "__await__"):  # an old-style coroutine, or not awaitable: `await` itself raises
             return awaitable
-    except BaseException:  # its metaclass has an opinion, or there is no memory
+    except BaseException:  # its metaclass raises, or memory has run out
         let_through()
         return awaitable
     return waits(task, awaitable)
 
 
 def waits(task: Task, awaitable: Any) -> Any:
-    """Return the steps of `awaitable` as ones that are counted; the first one resumes nothing."""
+    """Return the steps of `awaitable`, counted; the first step is no resumption."""
     try:
         steps = awaitable.__await__()
         made = Waits(task.suspended, chain(_FIRST, iter(task.resumed, None)), steps)
         made.task, made.steps = task, steps
         return made
-    except MemoryError:  # it is awaited without being counted
+    except MemoryError:  # the await is not counted
         return awaitable
 
 

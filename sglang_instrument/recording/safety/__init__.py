@@ -1,1 +1,1 @@
-"""Keep our failures from training, and say them once."""
+"""Keep failures of this package away from training, and log each kind once."""

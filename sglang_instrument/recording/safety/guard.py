@@ -1,8 +1,8 @@
-"""Keep from training what fails on the way of a record; let pass what is the program's own.
+"""Swallow errors of recording; re-raise the program's own.
 
-A value's method may raise anything, SystemExit and GeneratorExit included, and there may be no memory for us.
-Training must see none of that. It must see a KeyboardInterrupt, and what one of its signal handlers raises
-while our code runs. So whatever runs the program's code, or is called by it, catches in one way:
+A value's method may raise anything, SystemExit and GeneratorExit included, and memory may run out. Training
+must see none of that. It must see a KeyboardInterrupt, and any exception that one of its signal handlers
+raises while our code runs. So each function that calls the program's code, or is called by it, catches so:
 
     except BaseException:
         let_through()
@@ -10,7 +10,7 @@ while our code runs. So whatever runs the program's code, or is called by it, ca
 
 import sys
 
-# Those of `signal` make an enum of a handler, and ask for the repr of one that is a function.
+# The functions of `signal` convert a handler to an enum, and call repr() of a handler that is a function.
 from _signal import getsignal, valid_signals  # type: ignore[import-not-found]
 from _thread import get_ident
 from collections.abc import Callable
@@ -18,14 +18,14 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
-# Not looked into, for in each record some fields are missing: a handler that raises one is not known.
+# Missing fields raise these in most records, so they are swallowed without a search for a signal handler.
 _OF_VALUES: Final = (AttributeError, LookupError, TypeError, ValueError, MemoryError, RecursionError)
-# Of a type whose metaclass has an opinion about it, too.
+# The descriptor of `type` itself: a metaclass may override `__name__`.
 _NAME: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 
 
 def let_through() -> None:
-    """Raise what is being handled again if it comes from Ctrl-C or from a signal handler of the program."""
+    """Re-raise the exception being handled if it comes from Ctrl-C or a signal handler of the program."""
     _, error, trace = sys.exc_info()
     if error is None or issubclass(type(error), _OF_VALUES):
         return
@@ -34,12 +34,12 @@ def let_through() -> None:
 
 
 def name_of_type(kind: type) -> str:
-    """Return a type's name without asking its metaclass, and without the class that a name may have."""
+    """Return a type's name as a plain str, without calling its metaclass."""
     return str.__str__(_NAME(kind))
 
 
 def _is_of_signal(trace: TracebackType | None) -> bool:
-    """Whether an exception came through a signal handler, which Python runs between any two steps."""
+    """Return whether a signal handler raised the exception; Python runs handlers between bytecodes."""
     threading = sys.modules.get("threading")
     if threading is not None and get_ident() != threading.main_thread().ident:
         return False  # handlers run on the main thread alone
@@ -52,11 +52,11 @@ def _is_of_signal(trace: TracebackType | None) -> bool:
 
 
 def _code_of(handler: Any) -> Any:
-    """Return the code of a signal handler; None of one that is no Python function."""
+    """Return the code of a signal handler; None if the handler is not a Python function."""
     while type(handler) is partial:
         handler = handler.func
     try:
         function = getattr(handler, "__func__", handler)
         return getattr(function, "__code__", None) or type(handler).__call__.__code__
-    except BaseException:  # an enum, as SIG_DFL is, or an object of somebody's own
+    except BaseException:  # an enum such as SIG_DFL, or a foreign object
         return None

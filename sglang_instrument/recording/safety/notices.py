@@ -1,4 +1,4 @@
-"""Say what goes wrong once, clearly, on the `sglang_instrument` logger, and count how often it happened."""
+"""Log each kind of failure once, on the `sglang_instrument` logger, and count how often it happens."""
 
 from typing import Final
 
@@ -18,16 +18,16 @@ def notice(key: str, text: str) -> None:
         return
     _texts[key] = text  # before the count: another thread may be reading both
     _counts[key] = 1
-    import logging  # not at the top: most processes have nothing to say
+    import logging  # not at the top: most processes log nothing
 
     try:
         logging.getLogger("sglang_instrument").warning("sglang_instrument: %s", text)
-    except BaseException:  # a user's broken logging handler is no reason to disturb training
+    except BaseException:  # a user's broken logging handler must not disturb training
         let_through()
 
 
 def swallowed(where: str, error: BaseException) -> None:
-    """Note an error that is kept from training, while it is handled; one of the program's own goes on."""
+    """Log an error that is kept from training, while it is handled; re-raise one of the program's own."""
     let_through()
     try:
         kind = name_of_type(type(error))
@@ -45,11 +45,11 @@ def _said_by(error: BaseException, kind: str) -> str:
 
 
 def noticed() -> list[dict[str, object]]:
-    """Return what was said so far: `{"notice", "times"}` each, in the order of first appearance."""
+    """Return the notices so far: `{"notice", "times"}` each, in the order of first appearance."""
     return [{"notice": _texts[key], "times": times} for key, times in list(_counts.items())]
 
 
 def forget() -> None:
-    """Start anew: the next occurrence of anything is said again."""
+    """Forget all notices: the next occurrence of each is logged again."""
     _counts.clear()
     _texts.clear()

@@ -1,4 +1,4 @@
-"""Start threads of our own where that is possible, and end them before the interpreter does."""
+"""Start this package's threads where that is possible, and end them before the interpreter exits."""
 
 import contextlib
 import threading
@@ -8,7 +8,7 @@ from typing import Final
 
 from sglang_instrument.recording.safety.notices import notice, swallowed
 
-#: A thread that could not be started is tried again after so long: each try costs tens of microseconds.
+#: Delay between two tries to start a thread: each failed try costs tens of microseconds.
 TRY_AGAIN_SEC: Final = 1.0
 
 
@@ -20,14 +20,14 @@ class OneAtATime:
         self._is_busy = False
 
     def do(self, act: Callable[[], object], doing: str, wait_sec: float = -1) -> None:
-        """Run `act`, or return without it; note what it raises instead of raising it.
+        """Run `act`, or return without running it; log an error instead of raising it.
 
-        It is not run where this thread already runs an action, which a signal handler or finalizer has
-        interrupted, nor where another thread's action takes longer than `wait_sec`; -1 waits without a limit.
+        `act` is not run if this thread already runs an action, which a signal handler or finalizer has
+        interrupted, or if another thread's action takes longer than `wait_sec`; -1 waits without a limit.
 
         Args:
-            act: What to run.
-            doing: What it does, for the notice.
+            act: The function to run.
+            doing: What `act` does, for the notice.
             wait_sec: Seconds to wait for another thread.
         """
         if not self.lock.acquire(timeout=wait_sec):
@@ -46,11 +46,11 @@ class OneAtATime:
 
 
 class OwnThread:
-    """A daemon thread, which a limit on processes or memory may forbid to start.
+    """A daemon thread that copes with limits on processes or memory, under which no thread may start.
 
     Args:
-        run: What it runs.
-        name: Its name, for whoever lists threads.
+        run: The function that it runs.
+        name: The thread's name.
     """
 
     def __init__(self, run: Callable[[], None], name: str) -> None:
@@ -61,14 +61,14 @@ class OwnThread:
 
     @property
     def started(self) -> bool:
-        """Whether it was started."""
+        """Whether the thread was started."""
         return self._thread is not None
 
     def start(self, at_once: bool = False) -> bool:
-        """Start it, unless that was done or has just failed; return whether it was started.
+        """Start the thread, unless it runs or a start has just failed; return whether it was started.
 
         Args:
-            at_once: Try even if that has just failed.
+            at_once: Try even if a start has just failed.
         """
         if self._thread is not None:
             return True
@@ -82,32 +82,32 @@ class OwnThread:
             self._thread = None
             notice(
                 "threads",
-                f"no thread can be started ({error!r}): records are kept in memory until one can, which is "
-                "tried every second, or until flush() or the end of the process writes them",
+                f"no thread can be started ({error!r}): records stay in memory until a thread starts (one "
+                "try per second), or until flush() or the end of the process writes them",
             )
             return False
         return True
 
     def _start(self) -> None:
-        # Set before start(): Ctrl-C may interrupt start() when the thread runs already.
+        # Set before start(): Ctrl-C may interrupt start() when the thread already runs.
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
     def join(self, ends: float) -> None:
-        """Wait until it has ended, until `time.monotonic()` is `ends` at most."""
+        """Wait for the thread's end, at most until `time.monotonic()` reaches `ends`."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(max(0.0, ends - time.monotonic()))
 
 
 def preload_libgcc() -> None:
-    """Load libgcc_s now: glibc aborts the process where it cannot load it to end a thread.
+    """Load libgcc_s now: glibc aborts the process if it cannot load this library to end a thread.
 
-    A thread that a disk holds up cannot be joined. If it returns while the interpreter ends, Python calls
-    `pthread_exit()`, for which glibc needs the library; no descriptor or memory may be left then.
+    A thread that is blocked on a disk cannot be joined. If it returns while the interpreter exits, Python
+    calls `pthread_exit()`, which needs the library; then no descriptor or memory may be left to load it.
     """
     with contextlib.suppress(Exception):  # other C libraries do not need it
-        import _ctypes  # not ctypes, which takes ten times as long
+        import _ctypes  # not ctypes: its import takes ten times as long
         import os
 
         _ctypes.dlopen("libgcc_s.so.1", os.RTLD_NOW)

@@ -1,1 +1,1 @@
-"""Watch from beside: spans that do not end, event loops that are held, the GPU."""
+"""Watch open spans that do not end, event loops that are blocked, and the GPU's time."""

@@ -1,7 +1,7 @@
-"""Notice when an event loop is held: by how much, at which line, and inside which span.
+"""Detect a blocked event loop: for how long, at which line, and inside which span.
 
-Each loop in which a span was seen gets a heartbeat, a callback that asks to be run every 25 ms. The encoder's
-thread looks at it from outside: when the heart stands still, it samples what the loop's thread is doing.
+Each loop in which a span was seen gets a heartbeat, a callback that the loop runs every 25 ms. The encoder's
+thread checks it from outside: if the beat is late, this thread samples the stack of the loop's thread.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 BEAT_SEC: Final = 0.025
 LAG_SEC: Final = 0.020  # lateness from which a record is written
-BLOCK_SEC: Final = 0.100  # lateness from which the culprit is looked for
-_QUIET_SEC: Final = 10.0  # without a new task after which a heart stops, to start again with the next task
+BLOCK_SEC: Final = 0.100  # lateness from which stacks are sampled
+_QUIET_SEC: Final = 10.0  # a heart stops after this long without a new task, until the next one
 _FRAMES: Final = 6
 
 _hearts: dict[int, "Heart"] = {}
-_loops: Final["weakref.WeakSet[asyncio.AbstractEventLoop]"] = weakref.WeakSet()  # that ever had one
+_loops: Final["weakref.WeakSet[asyncio.AbstractEventLoop]"] = weakref.WeakSet()  # that ever had a heart
 _wanted = False
 
 
@@ -42,8 +42,8 @@ class Heart:
         self.thread = thread
         self.last_task_ns = time.perf_counter_ns()
         self._due_ns = 0
-        self._caller: CodeType | None = None  # what calls the loop's callbacks: asyncio's, or who runs uvloop
-        self._seen_running = False  # from outside, since the last beat
+        self._caller: CodeType | None = None  # calls the loop's callbacks: asyncio's, or uvloop's caller
+        self._seen_running = False  # seen from outside, since the last beat
         self._seen_stopped = False
         self._samples: Counter[tuple[str, ...]] = Counter()
         self._blocked_span: dict[str, Any] = {}
@@ -55,10 +55,10 @@ class Heart:
         return self._loop()
 
     def look(self) -> bool:
-        """Look at the heart from another thread: is the loop running, and if it is late, at what?
+        """Check the heart from another thread; sample the loop's stack if the beat is late.
 
         Returns:
-            Whether it is running.
+            Whether the loop is running.
         """
         loop = self.loop
         if loop is None or not loop.is_running():
@@ -72,7 +72,7 @@ class Heart:
         return True
 
     def _is_held(self) -> bool:
-        """Whether a callback runs now; else the loop itself waits, for events, for a core or for the GIL."""
+        """Return whether a callback runs now; else the loop waits for events, for a core or for the GIL."""
         if self._caller is None:  # before the first beat
             return sys.modules["asyncio"].current_task(self.loop) is not None
         innermost = frame = sys._current_frames().get(self.thread)
@@ -88,21 +88,21 @@ class Heart:
 
     def _arm(self) -> None:
         self._due_ns = time.perf_counter_ns() + int(BEAT_SEC * 1e9)
-        # An empty context: the beat belongs to no request, and must keep none alive.
+        # An empty context: the beat belongs to no request, and must keep no bound objects alive.
         self.loop.call_later(BEAT_SEC, self._beat, context=contextvars.Context())
 
     def _beat(self) -> None:
         try:
             self._caller = sys._getframe(1).f_code
             self._look_back()
-        except BaseException as error:  # a loop of somebody's own, or there is no memory
+        except BaseException as error:  # a third-party event loop, or memory has run out
             swallowed("watching an event loop", error)
 
     def _look_back(self) -> None:
         now = time.perf_counter_ns()
         late_sec = (now - self._due_ns) / 1e9
-        # A loop that stood still between two runs is not late. From outside it is seen every 50 ms; what is
-        # shorter than that, and was not seen at all, is not claimed.
+        # A loop that was stopped between two runs is not late. The encoder's thread checks every 50 ms; a
+        # delay that it has not seen is not reported.
         if late_sec > LAG_SEC and self._seen_running and not self._seen_stopped:
             self._report(now, late_sec)
         self._seen_running = self._seen_stopped = False
@@ -110,7 +110,7 @@ class Heart:
         self._blocked_span = {}
         if now - self.last_task_ns >= _QUIET_SEC * 1e9 and self._is_in_use():
             self.last_task_ns = now
-        if _hearts.get(id(self.loop)) is not self:  # forgotten; another one may beat in its place
+        if _hearts.get(id(self.loop)) is not self:  # forgotten; another heart may have replaced it
             return
         if now - self.last_task_ns < _QUIET_SEC * 1e9:
             self._arm()
@@ -118,7 +118,7 @@ class Heart:
             _hearts.pop(id(self.loop), None)
 
     def _is_in_use(self) -> bool:
-        """Whether a task that is older than the quiet has a watched span open."""
+        """Return whether a task of this loop has a watched span open."""
         loop = self.loop
         return any(
             span.task is not None and span.task.loop is not None and span.task.loop() is loop
@@ -146,7 +146,7 @@ class Heart:
 
 
 def task_seen(loop: "asyncio.AbstractEventLoop", thread: int) -> None:
-    """Be told of a task in which a span was seen, once a task: its loop gets a heart."""
+    """Give the loop of a new task a heart; called once per task in which a span was seen."""
     heart = _hearts.get(id(loop))
     if heart is None or heart.loop is not loop:
         _hearts[id(loop)] = Heart(loop, thread)
@@ -156,7 +156,7 @@ def task_seen(loop: "asyncio.AbstractEventLoop", thread: int) -> None:
 
 
 def look_at_hearts() -> bool:
-    """Look at each loop from outside, and return whether one runs; the encoder calls this at its ticks."""
+    """Check each loop, and return whether one runs; the encoder's thread calls this at its ticks."""
     loop_runs = False
     for key, heart in list(_hearts.items()):
         if heart.dead:
@@ -174,13 +174,13 @@ def forget_hearts() -> None:
 
 
 def forget_loops() -> None:
-    """Know no loop any more, as in a forked child: those of its parent share a wake-up with it."""
+    """Forget all loops, as in a forked child: the parent's loops share their wake-up socket with it."""
     forget_hearts()
     _loops.clear()
 
 
 def revive_hearts() -> None:
-    """Give each loop that had a heart one again: its tasks are known, so that none of them is seen anew."""
+    """Give each known loop a heart again: its tasks are already numbered, so `task_seen` is not called."""
     global _wanted
     _wanted = True
     for loop in list(_loops):

@@ -1,11 +1,11 @@
-"""Know the GPU's time of step-level spans without waiting for it, for `sync="events"`.
+"""Measure the GPU's time of step-level spans without waiting for the GPU, for `sync="events"`.
 
-A CUDA event is put into the stream at both ends of a span. The finished span is held back until the second
-one has come, which is asked when its thread records something else; the time between them is `device_sec`. A
-span is held until its step ends, for a second at most; it goes on without if the GPU has not come that far.
+A CUDA event is recorded in the stream at both ends of a span. The finished span is held back until the second
+event has completed; its thread queries that when it records something else. The time between both events is
+`device_sec`. A span is held until its step ends, at most for a second; then it goes on without `device_sec`.
 
-No thread of ours asks: while any thread captures a graph, CUDA by default forbids every other one to ask, and
-breaks the capture. A thread that queued work itself would break it anyhow.
+No thread of this package queries events: while any thread captures a graph, CUDA by default forbids queries
+on all others, and a query breaks the capture. A thread that queues GPU work itself would break it anyway.
 """
 
 from _thread import get_ident
@@ -22,9 +22,9 @@ from sglang_instrument.recording.measure.spans import OFF, Buffer, Span, SyncedS
 from sglang_instrument.recording.safety.notices import notice, swallowed
 
 LONGEST_HOLD_NS: Final = 1_000_000_000
-_LAST_LOOK_NS: Final = 100_000  # at the end of a step, of what was queued a moment ago
+_LAST_LOOK_NS: Final = 100_000  # longest wait at the end of a step, for work that was queued just before
 _LOOK_EVERY_NS: Final = 1_000_000
-_MOST_BEGUN: Final = 1_000  # spans; one that never ends stays until so many newer ones began
+_MOST_BEGUN: Final = 1_000  # spans; one that never ends is dropped after this many newer ones
 
 
 class _Mark(Struct, eq=False):
@@ -37,26 +37,26 @@ class _Mark(Struct, eq=False):
 
 
 class _Held(deque[tuple[Span, _Mark]]):
-    """What one thread's spans wait for, and when it looks again."""
+    """The held spans of one thread, and when the thread queries their events again."""
 
     next_look: int = 0
 
 
 _NOT_BEGUN: Final[tuple[int, None]] = (0, None)
-_ABANDONED: Final[list[object]] = []  # kept, for a CUDA event must not be destroyed in a forked child
+_ABANDONED: Final[list[object]] = []  # kept alive: a CUDA event must not be destroyed in a forked child
 
 
 class HeldBack:
     """A buffer that holds synced spans back until their GPU time is known, and passes all others on.
 
     Args:
-        holds: Whether spans may be held; else what is not known at once never will be.
+        holds: Whether spans may be held; else a span whose GPU time is not known at its end has none.
     """
 
     def __init__(self, holds: bool = True) -> None:
         self._taking: Buffer = OFF
         self._holds = holds
-        # By id() of the span, with its start, for another one may get the id of a span that never ended.
+        # By id() of the span, with its start: a new span may get the id of one that never ended.
         self._begun: dict[int, tuple[int, _Mark]] = {}
         self._held: dict[int, _Held] = {}  # by thread
         self._spare: dict[int, list[Any]] = {}  # CUDA events by device: none is destroyed on a thread of ours
@@ -70,11 +70,11 @@ class HeldBack:
         return self
 
     def on(self) -> None:
-        """Mark the beginnings of spans from now on."""
+        """Record a CUDA event at the start of each synced span from now on."""
         span_listeners.listen(self._span_began)
 
     def off(self) -> None:
-        """Mark no more; what is held is passed on."""
+        """Record no more CUDA events; pass all held spans on."""
         span_listeners.ignore(self._span_began)
         self.settle_all()
 
@@ -84,23 +84,23 @@ class HeldBack:
         _ABANDONED.append(self)
 
     def append(self, span: Span, /) -> None:
-        """Hold the span back if the GPU has been asked about it, else pass it on."""
+        """Hold the span back if it has a CUDA event, else pass it on."""
         start, mark = self._begun.pop(id(span), _NOT_BEGUN) if self._begun else _NOT_BEGUN
         if mark is None or start != span.start:
             self._taking.append(span)
             self._look_now_and_then(span)
         elif span.error is not None or not self._put_end(mark):
-            self._pass_on(span, mark)  # after an exception the trainer shall meet the GPU's own error first
+            self._pass_on(span, mark)  # after an exception the trainer itself must get the GPU's error first
         else:
             self._held.setdefault(get_ident(), _Held()).append((span, mark))
             if not self._holds:
                 self.settle()
 
     def settle(self) -> list[Scope]:
-        """Look a last time at what this thread holds, for a tenth of a millisecond at most; let it all go.
+        """Query this thread's held spans for at most a tenth of a millisecond; then pass them all on.
 
         Returns:
-            The steps of what was held.
+            The scopes of these spans.
         """
         held = self._held.get(get_ident())
         if not held:
@@ -113,23 +113,23 @@ class HeldBack:
         return [scope for scope in scopes if scope is not None]
 
     def settle_all(self) -> None:
-        """Settle what this thread holds, and let go of what the others do."""
+        """Settle this thread's spans, and pass on those of other threads without querying."""
         self.settle()
         for held in list(self._held.values()):
             self._let_go(held)
 
     def let_old_go(self) -> None:
-        """Pass on what was held too long: its thread records nothing more, or the GPU is far behind."""
+        """Pass on spans that were held too long: their thread records no more, or the GPU is far behind."""
         before = perf_counter_ns() - LONGEST_HOLD_NS
         for held in list(self._held.values()):
             self._let_go(held, before)
 
     def settling(self, step_ended: Callable[[], object]) -> Callable[[], None]:
-        """Return `step_ended` with what this thread holds settled before it."""
+        """Return a function that settles this thread's spans, and then calls `step_ended`."""
 
         def settled() -> None:
             for scope in self.settle():
-                # The encoder may have closed the step already: then it does so again, behind these records.
+                # The encoder's thread may have closed the step already: it does so again after these records.
                 scope.ended = scope.open <= 0
             step_ended()
 
@@ -172,16 +172,16 @@ class HeldBack:
             self._look(held)
 
     def _look(self, held: _Held) -> bool:
-        """Pass on what the GPU has done; return whether something is left for which to look again.
+        """Pass on the spans that the GPU has finished; return whether to query the others again.
 
-        Each span is taken out before it is looked at: the encoder's thread may let old ones go meanwhile.
+        Each span is taken out before its query: the encoder's thread may pass on old ones meanwhile.
         """
         try:
             if gpu_sync.cuda_at_hand() is None:
                 return False
             for _ in range(len(held)):
                 self._look_at(held, *held.popleft())
-        except IndexError:  # all gone
+        except IndexError:  # the encoder's thread has taken the rest
             pass
         except BaseException as error:
             swallowed("asking for a CUDA event", error)
@@ -202,7 +202,7 @@ class HeldBack:
             held.append((span, mark))
 
     def _let_go(self, held: _Held, before: int | None = None) -> None:
-        """Pass on, without its GPU time, what ended `before` some nanosecond, or all."""
+        """Pass on, without `device_sec`, the spans that ended before time `before` in ns; None means all."""
         for _ in range(len(held)):
             try:
                 span, mark = held.popleft()
@@ -213,7 +213,7 @@ class HeldBack:
                 continue
             notice(
                 "device_sec unknown",
-                "the GPU was not done with a span when its step ended, or a second after it: no device_sec",
+                "the GPU had not finished a span when its step ended, or one second later: no device_sec",
             )
             self._pass_on(span, mark)
 

@@ -1,4 +1,4 @@
-"""Report spans that do not end, with where they stand, while they hang: before anybody kills the job."""
+"""Report spans that do not end, with their stacks, while they hang: before the job is killed."""
 
 import time
 from typing import Any, Final
@@ -12,12 +12,12 @@ from sglang_instrument.recording.watch.event_loop import look_at_hearts
 from sglang_instrument.recording.watch.stacks import Owners, of_task, owners_of
 
 _LOOK_EVERY_SEC: Final = 1.0
-_FRAMES: Final = 8  # innermost frames of where a span stands
+_FRAMES: Final = 8  # innermost frames of a span's stack
 _MOST_REPORTED: Final = 50  # spans in one record; all of them are counted
 
 
 class Watchdog:
-    """Looks at the open spans; one that gets older than the limit, then than twice that ..., is reported.
+    """Reports an open span when its age exceeds the limit, and again at each doubling of that age.
 
     Args:
         maker: Makes the records.
@@ -32,10 +32,10 @@ class Watchdog:
         self._reported: dict[int, tuple[int, int]] = {}  # id -> (start, age at the next report)
 
     def look(self, disk: Disk) -> float:
-        """Report what is due; called at each tick, looks at the open spans about once a second.
+        """Report old spans; called at each tick, checks the open spans about once a second.
 
         Returns:
-            For how many seconds it need not be called again: not for a moment while an event loop runs.
+            For how many seconds it need not be called; 0 while an event loop runs.
         """
         loop_runs = look_at_hearts()
         now = time.monotonic()

@@ -1,6 +1,6 @@
-"""Show spans as NVTX ranges, for nsys; on request, and at no cost to anybody else.
+"""Show spans as NVTX ranges, for nsys; on request only, and without cost otherwise.
 
-Ranges are of the kind that may overlap (`range_start`, `range_end`): those of coroutines do.
+Ranges are of the kind that may overlap (`range_start`, `range_end`): ranges of coroutines do.
 """
 
 import sys
@@ -16,7 +16,7 @@ _open: dict[int, Any] = {}
 
 
 class Ranges:
-    """A buffer that ends the range of each span on its way to the real one."""
+    """A buffer that ends the range of each span, and passes the span on to the real buffer."""
 
     __slots__ = ("_taking",)
 

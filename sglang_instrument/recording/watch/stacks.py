@@ -1,4 +1,4 @@
-"""Say where a thread or a suspended asyncio task stands, as short lines: `file:line function`."""
+"""Return the stack of a thread or of a suspended asyncio task, as short lines: `file:line function`."""
 
 import gc
 import sys
@@ -9,16 +9,16 @@ from typing import Any
 from sglang_instrument.recording.measure.tasks import Task, known
 from sglang_instrument.recording.measure.waiting import Waits
 
-_DEEPEST = 200  # frames followed; a recursion shall not make a record of its own
+_DEEPEST = 200  # frames followed; a deep recursion must not fill the record
 
 
 Owners = Mapping[int, Any]
 
 
 def owners_of(tasks: Iterable[Task | None]) -> Owners:
-    """Return the asyncio tasks themselves, as far as they are not gone, by id() of what is known of each.
+    """Return the asyncio tasks that still exist, by the id() of our Task of each.
 
-    All tasks of a loop are looked at, once: ask for many at a time.
+    This visits all tasks of each loop, once: pass many tasks in one call.
     """
     wanted = {id(task): task for task in tasks if task is not None and task.loop is not None}
     loops = {id(loop): loop for task in wanted.values() if (loop := task.loop()) is not None}
@@ -54,12 +54,12 @@ def _tasks_of(loop: Any) -> Iterable[Any]:
 
     try:
         return asyncio.all_tasks(loop)
-    except RuntimeError:  # other threads make and end tasks faster than they can be counted
+    except RuntimeError:  # other threads change the set of tasks while asyncio copies it
         return ()
 
 
 def _awaited(awaited: Any) -> list[str]:
-    """Follow what a suspended coroutine waits for, from the outside in."""
+    """Return the stack of a suspended coroutine: follow what it awaits, outermost first."""
     places: list[str] = []
     for _ in range(_DEEPEST):
         if awaited is None:
@@ -75,14 +75,14 @@ def _awaited(awaited: Any) -> list[str]:
 
 
 def _under(steps: Any) -> Any:
-    """Return the coroutine whose steps these are; a future's or generator's are itself."""
+    """Return the coroutine that these steps belong to; a future or generator is its own steps."""
     if type(steps).__name__ != "coroutine_wrapper":
         return steps
     return next((held for held in gc.get_referents(steps) if type(held) is CoroutineType), None)
 
 
 def _own(waiting: Any, *names: str) -> Any:
-    """Return an attribute that a coroutine or generator has; to ask anything else would run its code."""
+    """Return an attribute of a coroutine or generator; reading one of another object could run its code."""
     kind = vars(type(waiting))
     return next((getattr(waiting, name) for name in names if name in kind), None)
 

@@ -190,7 +190,7 @@ def test_what_is_deleted_while_it_is_written_begins_anew(install, deleted):
     records = read_records(folder)["step_1/worker_0.jsonl"]
     assert [record["event"] for record in records] == ["log_opened", "after", "step_closed", "log_closed"]
     assert len(noticed()) == 1
-    assert "was deleted while it was written" in noticed()[0]
+    assert "was deleted while it was open" in noticed()[0]
 
 
 def test_a_disk_that_hangs_holds_flush_and_uninstall_for_two_seconds_at_most(install, hanging_file):

@@ -132,7 +132,7 @@ def test_a_file_system_that_has_no_locks_gives_each_process_a_file_of_its_own(tr
     assert path.startswith("run/step_1/worker_0.")
     assert path.endswith(f"-{said[0]}.jsonl")
     assert events(files, path)[:3] == ["log_opened", "parse", "step_closed"]
-    assert complaints.count("no locks here") == 1
+    assert complaints.count("locking failed") == 1
 
 
 def test_a_disk_that_answers_while_the_interpreter_ends_does_not_abort_the_process(train):
