@@ -65,7 +65,7 @@ class Fault:
         if self._rewards == 1 and "slow-reward" in self._active:
             await pause(SLOW_SEC)
         if self._rewards == 2 and "starved-reward" in self._active:
-            asyncio.get_running_loop().call_soon(somebody_elses_work)
+            asyncio.get_running_loop().call_soon(unmeasured_work)
             await asyncio.sleep(0)  # the reward itself is quick, but others come first
 
     async def _first_tool_call(self) -> None:
@@ -88,7 +88,7 @@ async def pause(duration_sec: float) -> None:
         await asyncio.sleep(left)
 
 
-def somebody_elses_work() -> None:
+def unmeasured_work() -> None:
     """Hold the event loop, in code that nobody measures."""
     time.sleep(STARVED_SEC)
 

@@ -117,16 +117,16 @@ def _follow(workers: list[Worker], options: DemoOptions) -> Iterator[tuple[int, 
     with selectors.DefaultSelector() as selector:
         for worker in workers:
             selector.register(worker.pipe, selectors.EVENT_READ, worker)
-        heard = time.monotonic()
+        last_report = time.monotonic()
         while not all(worker.done for worker in workers):
             for key, _ in selector.select(POLL_SEC):
                 reports = key.data.read()
                 if not reports and key.data.process.poll() is not None:
                     selector.unregister(key.fd)
                 for report in reports:
-                    heard = time.monotonic()
+                    last_report = time.monotonic()
                     yield key.data.rank, report
-            check_workers(workers, options, silent_sec=time.monotonic() - heard)
+            check_workers(workers, options, silent_sec=time.monotonic() - last_report)
 
 
 def check_workers(workers: list[Worker], options: DemoOptions, *, silent_sec: float) -> None:
@@ -142,7 +142,7 @@ def check_workers(workers: list[Worker], options: DemoOptions, *, silent_sec: fl
     """
     dead = [worker for worker in workers if worker.process.poll() is not None and not worker.done]
     if dead:
-        raise DemoError(_obituary(dead))
+        raise DemoError(_describe_death(dead))
     limit_sec = options.give_up_sec if all(worker.ready for worker in workers) else options.start_sec
     if silent_sec > limit_sec:
         waiting = ", ".join(str(worker.rank) for worker in workers if not worker.done)
@@ -152,7 +152,7 @@ def check_workers(workers: list[Worker], options: DemoOptions, *, silent_sec: fl
         )
 
 
-def _obituary(dead: list[Worker]) -> str:
+def _describe_death(dead: list[Worker]) -> str:
     """Name one that was killed, if any was: those that waited for it fail because it is gone."""
     first = min(dead, key=lambda worker: worker.process.returncode >= 0)
     code = first.process.returncode

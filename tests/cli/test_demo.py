@@ -298,7 +298,7 @@ def test_a_reward_that_is_quick_but_starved_is_told_from_a_slow_one_and_the_culp
     assert starved["duration_sec"] >= STARVED_SEC
     assert starved["active_sec"] < STARVED_SEC / 2
     blocks = [one for one in records if one["event"] == "event_loop_block"]
-    [block] = [one for one in blocks if "somebody_elses_work" in one["extra"]["stack"][-1]]
+    [block] = [one for one in blocks if "unmeasured_work" in one["extra"]["stack"][-1]]
     assert block["duration_sec"] > STARVED_SEC / 2
     assert block["start_us"] < starved["start_us"] + starved["duration_sec"] * 1e6
     assert starved["start_us"] < block["start_us"] + block["duration_sec"] * 1e6

@@ -5,7 +5,7 @@ import pytest
 from sglang_instrument.patching.places.anchors import (
     AnchorsAmbiguous,
     AnchorsMissing,
-    Shape,
+    FunctionOutline,
     Unresolved,
     parse_anchors,
 )
@@ -33,7 +33,7 @@ SOURCE = '''def f(self):
 
 @pytest.fixture(scope="module")
 def shape():
-    return Shape(ast.parse(SOURCE).body[0])
+    return FunctionOutline(ast.parse(SOURCE).body[0])
 
 
 def lines(shape, **anchors):
@@ -107,7 +107,7 @@ def test_names_in_the_wrong_order_are_missing(shape):
 
 def test_a_loop_that_mentions_a_name_twice_is_not_ambiguous():
     source = "def f():\n    a()\n    while b():\n        a()\n        c()\n"
-    shape = Shape(ast.parse(source).body[0])
+    shape = FunctionOutline(ast.parse(source).body[0])
     assert lines(shape, at="a") == (4, 4)
     assert lines(shape, start="a", before="b") == (2, 2)
 
@@ -118,7 +118,7 @@ def test_statements_of_handlers_finally_and_match_are_blocks_too():
         "    else:\n        c()\n    finally:\n        d()\n"
         "    match x:\n        case 1:\n            g()\n"
     )
-    shape = Shape(ast.parse(source).body[0])
+    shape = FunctionOutline(ast.parse(source).body[0])
     assert [lines(shape, block=name) for name in "abcdg"] == [(3, 3), (5, 5), (7, 7), (9, 9), (12, 12)]
 
 

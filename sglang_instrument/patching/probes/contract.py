@@ -10,7 +10,7 @@ A region of statements becomes, where `a` is named by the fields read at entry a
         local.leave(b)                   # the region's last line, and before a `break` or `continue` from it
         local.fail(b)                    # where an exception passes, which goes on
 
-A region that hands nothing over is `with PROBE(a):`, without a local; one whose probe `is_moment`, for it
+A region that hands nothing over is `with PROBE(a):`, without a local; one whose probe `is_instant`, for it
 records its beginning and no more, is `PROBE(a)` before the statements. A local of the program that is not
 there, or has no value yet, arrives as `measures.UNBOUND`. None of these calls may ever raise.
 """
@@ -40,7 +40,7 @@ class Probe(Protocol):
     error_locals: tuple[str, ...]
     wants_result: bool
     wants_items: bool
-    is_moment: bool
+    is_instant: bool
 
     def counted(self) -> "Probe":
         """Return the probe of the same region in a coroutine that counts its own awaits."""

@@ -7,7 +7,7 @@ with what the probe returns. It stands in the constants of the code, and pickles
 from collections.abc import Coroutine
 from typing import Any
 
-from sglang_instrument.patching.pickling import PASSES_ON, travelling
+from sglang_instrument.patching.pickling import PASS_THROUGH, reduce_with_stand_in
 from sglang_instrument.patching.probes.contract import Probe
 from sglang_instrument.recording.measure import spans
 from sglang_instrument.recording.measure.spans import OFF
@@ -18,7 +18,7 @@ from sglang_instrument.recording.safety.notices import swallowed
 Values = tuple[Any, ...]
 
 
-class SpotProbe:
+class ExpressionProbe:
     """Hold the probe of a region that is an expression."""
 
     __slots__ = ("_counted", "_entering", "_reads", "locals", "probe")
@@ -30,7 +30,7 @@ class SpotProbe:
         self._reads = bool(self.locals or probe.wants_result)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return travelling(PASSES_ON, type(self), self.probe)
+        return reduce_with_stand_in(PASS_THROUGH, type(self), self.probe)
 
     def __call__(self, value: Any, *values: Any) -> Any:
         """Return what is to take the place of `value`."""
@@ -45,7 +45,7 @@ class SpotProbe:
         return run.leave_result(result, *values[self._entering :]) if self._reads else result
 
 
-class CallProbe(SpotProbe):
+class CallProbe(ExpressionProbe):
     """Measure the coroutine that a call gives, from its first step to its end; all else is left alone."""
 
     __slots__ = ()
@@ -100,7 +100,7 @@ async def _drive(probe: CallProbe, values: Values, called: _Called) -> Any:
         return probe.leave(run, values, await waited(called.begun()))
 
 
-class EnterProbe(SpotProbe):
+class EnterProbe(ExpressionProbe):
     """Measure the entering of a `with` block: how long it waits for a lock, a semaphore, a connection."""
 
     __slots__ = ()

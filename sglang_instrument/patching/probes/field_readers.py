@@ -95,10 +95,10 @@ def reader(expressions: Mapping[str, Expression], arguments: ast.arguments) -> R
 
 def condition(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader | None:
     """Build a reader of truth values."""
-    return reader(truths(expressions), arguments)
+    return reader(_truth_tests(expressions), arguments)
 
 
-def truths(expressions: Mapping[str, Expression]) -> dict[str, Expression]:
+def _truth_tests(expressions: Mapping[str, Expression]) -> dict[str, Expression]:
     """Return what asks whether values are true; of a value, not of what the log would show of it."""
     return {
         name: replace(
@@ -203,14 +203,14 @@ def _walk(path: Path, expression: Expression) -> tuple[list[ast.stmt], ast.expr]
     statements: list[ast.stmt] = [] if path.steps else [_refuse_unbound(here)]
     for index, step in enumerate(steps):
         if step.kind == "each":
-            return statements, _each(here, steps[index:], _go)
+            return statements, _each(here, steps[index:], _take_step)
         if step.kind in ("attribute", "pick"):
-            here = _go(here, step)
+            here = _take_step(here, step)
             continue
         statements.append(_assign(_HERE, here))
         plain = ast.Compare(_call("__sglang_type", _load(_HERE)), [ast.In()], [_load("__sglang_plain")])
         subscript = ast.Subscript(_load(_HERE), _key(step), ast.Load())
-        here = ast.IfExp(plain, subscript, _go(_load(_HERE), step))
+        here = ast.IfExp(plain, subscript, _take_step(_load(_HERE), step))
     return statements, here
 
 
@@ -248,8 +248,8 @@ def _records(path: Path) -> ast.expr:
         return _field_of_each(here, field)
     for index, step in enumerate(path.steps[1:], 2):
         if step.kind == "each":
-            return _each(here, path.steps[index - 1 :], _go_record)
-        here = _go_record(here, step)
+            return _each(here, path.steps[index - 1 :], _take_record_step)
+        here = _take_record_step(here, step)
     return here
 
 
@@ -273,13 +273,13 @@ def _field_of_each(records: ast.expr, field: str) -> ast.expr:
     return ast.ListComp(value, [ast.comprehension(target, records, conditions, 0)])
 
 
-def _go(here: ast.expr, step: Step) -> ast.expr:
+def _take_step(here: ast.expr, step: Step) -> ast.expr:
     if step.kind == "attribute":
         return ast.Attribute(here, str(step.name), ast.Load())
-    return _go_record(here, step)
+    return _take_record_step(here, step)
 
 
-def _go_record(here: ast.expr, step: Step) -> ast.expr:
+def _take_record_step(here: ast.expr, step: Step) -> ast.expr:
     if step.kind == "pick":
         pairs: list[ast.expr] = [
             ast.Tuple([ast.Constant(n) for n in pair], ast.Load()) for pair in step.names
@@ -288,20 +288,20 @@ def _go_record(here: ast.expr, step: Step) -> ast.expr:
     return _call("__sglang_key", here, _key(step))
 
 
-def _each(over: ast.expr, steps: tuple[Step, ...], go: Callable[[ast.expr, Step], ast.expr]) -> ast.expr:
+def _each(over: ast.expr, steps: tuple[Step, ...], take_step: Callable[[ast.expr, Step], ast.expr]) -> ast.expr:
     """Return `[<rest of the path> for each in elements(over)]`; `steps` begins with the step over all."""
     first, *rest = steps
     end: ast.expr = _load(_EACH)
     for index, step in enumerate(rest):
         if step.kind == "each":
-            end = _each(end, tuple(rest[index:]), go)
+            end = _each(end, tuple(rest[index:]), take_step)
             break
-        end = go(end, step)
+        end = take_step(end, step)
     conditions: list[ast.expr] = []
-    if go is _go_record and rest and rest[0].kind in ("attribute", "key"):  # as in _field_of_each
+    if take_step is _take_record_step and rest and rest[0].kind in ("attribute", "key"):  # as in _field_of_each
         conditions.append(ast.Compare(_key(rest[0]), [ast.In()], [_load(_EACH)]))
     if first.name:
-        asked = go(_load(_EACH), Step("attribute", first.name))
+        asked = take_step(_load(_EACH), Step("attribute", first.name))
         conditions.append(_call("__sglang_truth", asked))
     target = ast.Name(_EACH, ast.Store())
     return ast.ListComp(end, [ast.comprehension(target, _call("__sglang_elements", over), conditions, 0)])

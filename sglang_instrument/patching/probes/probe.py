@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from sglang_instrument.patching.pickling import NO_PROBE, travelling
+from sglang_instrument.patching.pickling import NO_PROBE, reduce_with_stand_in
 from sglang_instrument.patching.probes import finished_regions
 from sglang_instrument.patching.probes.plan import Plan, make_plan, wanted_events
 from sglang_instrument.patching.probes.region_spans import SKIPPED, Run, Values, begin_reading, holds
@@ -43,16 +43,16 @@ class Probe(partial[Any]):
     error_locals: tuple[str, ...] = ()
     wants_result: bool = False
     wants_items: bool = False
-    is_moment: bool = False
+    is_instant: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = _counted if self.counts else make_probe
-        return travelling(NO_PROBE, make, self.region, self.reports)
+        return reduce_with_stand_in(NO_PROBE, make, self.region, self.reports)
 
     def counted(self) -> "Probe":
         """Return the probe of the same region in a coroutine that counts its awaits; the same each time."""
         if self._counted is None:
-            self._counted = _dressed(_opener(self.plan, waited=0), self.region, self.plan)
+            self._counted = _with_contract(_new_probe(self.plan, waited=0), self.region, self.plan)
             self._counted.counts = True
         return self._counted
 
@@ -87,17 +87,17 @@ def make_probe(region: Region, reports: bool = False) -> Probe:
 def build_probe(region: Region, reports: bool = False) -> Probe:
     """Return a new probe of a region, as `make_probe` does."""
     plan = make_plan(region, reports)
-    return _dressed(_opener(plan), region, plan)
+    return _with_contract(_new_probe(plan), region, plan)
 
 
-def _dressed(probe: Probe, region: Region, plan: Plan) -> Probe:
+def _with_contract(probe: Probe, region: Region, plan: Plan) -> Probe:
     """Return the probe with what rewritten code asks of it."""
     probe.region, probe.reports, probe.plan = region, plan.reports, plan
     probe.enter_locals, probe.exit_locals = plan.enter_locals, plan.exit_locals
     probe.error_locals = plan.error_locals
     probe.item_locals = () if plan.ends is None else plan.exit_locals
     probe.wants_result, probe.wants_items = plan.wants_result, plan.generator
-    probe.is_moment = plan.emit == "enter"
+    probe.is_instant = plan.emit == "enter"
     return probe
 
 
@@ -105,16 +105,16 @@ def _counted(region: Region, reports: bool) -> Probe:
     return make_probe(region, reports).counted()
 
 
-def _opener(plan: Plan, waited: int | None = None) -> Probe:
+def _new_probe(plan: Plan, waited: int | None = None) -> Probe:
     """Return a probe that does what `plan` needs at entry, and no more; `waited` is its spans'."""
     if plan.is_plain:
         return Probe(spans.begin, plan.kind, plan.event, plan.phase, waited)
     if plan.only_reads and plan.exit is not None:
         return Probe(begin_reading, plan, plan.event, plan.phase, waited, plan.exit)
-    return Probe(_open, plan, waited)
+    return Probe(_begin_run, plan, waited)
 
 
-def _open(plan: Plan, waited: int | None, *values: Any) -> Any:
+def _begin_run(plan: Plan, waited: int | None, *values: Any) -> Any:
     """Begin a run of a region; of one that is not to be recorded, return what records nothing."""
     bound = None
     try:

@@ -13,16 +13,16 @@ from sglang_instrument.patching.places.bindings import Bindings, aliases_in
 from sglang_instrument.patching.places.source import Chain, Source, definition_of, read_source
 from sglang_instrument.patching.probes.contract import Probe
 from sglang_instrument.patching.rewriting.constants import Constants
-from sglang_instrument.patching.rewriting.rewrite import Placement, is_coroutine, naming, rewrite
+from sglang_instrument.patching.rewriting.rewrite import Placement, is_coroutine, name_locals_in_order, rewrite
 from sglang_instrument.patching.rewriting.sites import Placed, Site, Wanted, place, without_function
-from sglang_instrument.patching.rewriting.unreadable_fields import with_dead_fields
+from sglang_instrument.patching.rewriting.unreadable_fields import with_unreadable_fields
 from sglang_instrument.patching.tables.regions import Region
 from sglang_instrument.recording.measure.waiting import marked
 
 MakeProbe = Callable[[Region], Probe]
 
 #: What rewriting may not change, for others look at it.
-_SHAPE: Final = (
+_UNCHANGED: Final = (
     *("co_name", "co_flags", "co_freevars", "co_cellvars", "co_firstlineno"),
     *("co_argcount", "co_posonlyargcount", "co_kwonlyargcount"),
 )
@@ -85,8 +85,8 @@ class Applier:
                 continue
             try:
                 probe = self._make_probe(region)
-                placements.append(Placement(one.statements, probe, region.capture, one.spots))
-                placed.append(replace(one, site=with_dead_fields(one.site, bindings)))
+                placements.append(Placement(one.statements, probe, region.capture, one.expressions))
+                placed.append(replace(one, site=with_unreadable_fields(one.site, bindings)))
             except TableError as error:
                 placed.append(one.refused(str(error)))
         return placed, placements
@@ -125,10 +125,10 @@ def _compiled(
     order = [name for name in running.co_varnames if bindings.has(name)]
     if [name for name in code.co_varnames if name in order] != order:
         place = 0 if ast.get_docstring(definition, clean=False) is None else 1
-        definition.body.insert(place, naming(order, definition.body[place]))
+        definition.body.insert(place, name_locals_in_order(order, definition.body[place]))
         code = source.compile(chain)
     code = constants.fill(code)
-    for name in _SHAPE:
+    for name in _UNCHANGED:
         if getattr(code, name) != getattr(running, name):
             raise ValueError(f"{name} would change")
     return marked(code) if is_coroutine(definition) else code

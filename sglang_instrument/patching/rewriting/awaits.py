@@ -4,7 +4,7 @@ import ast
 from collections.abc import Callable
 from typing import TypeVar
 
-from sglang_instrument.patching.pickling import PassingOn
+from sglang_instrument.patching.pickling import PassThrough
 from sglang_instrument.patching.places.anchors import FunctionDef
 from sglang_instrument.patching.rewriting.constants import Constants
 from sglang_instrument.patching.rewriting.handover import located
@@ -47,7 +47,7 @@ class _AwaitCounter(ast.NodeTransformer):
         return node
 
     def _through(self, function: Callable[..., object], value: ast.expr) -> ast.expr:
-        return located(ast.Call(self._constants.hold(PassingOn(function)), [value], []), value)
+        return located(ast.Call(self._constants.hold(PassThrough(function)), [value], []), value)
 
     def _opaque(self, node: Node) -> Node:
         return node

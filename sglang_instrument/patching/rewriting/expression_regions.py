@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from sglang_instrument.patching.places.anchors import DEFINITIONS, Anchor, Anchors, FunctionDef, walk_own
 from sglang_instrument.patching.places.bindings import Bindings
-from sglang_instrument.patching.probes.expression_probes import CallProbe, EnterProbe, SpotProbe
+from sglang_instrument.patching.probes.expression_probes import CallProbe, EnterProbe, ExpressionProbe
 from sglang_instrument.patching.rewriting.constants import Constants
 from sglang_instrument.patching.rewriting.handover import located
 from sglang_instrument.patching.tables.field_functions import UNBOUND
@@ -16,7 +16,7 @@ _SCOPES: Final = (*DEFINITIONS, ast.Lambda, *_COMPREHENSIONS)
 _WITH: Final = (ast.With, ast.AsyncWith)
 
 
-class Spot(NamedTuple):
+class MeasuredExpression(NamedTuple):
     """An expression to be measured, in `scope` of the function: a call, or what a `with` enters."""
 
     owner: ast.Call | ast.withitem
@@ -28,39 +28,39 @@ class Spot(NamedTuple):
         return self.owner.func if isinstance(self.owner, ast.Call) else self.owner.context_expr
 
     @property
-    def probe_kind(self) -> type[SpotProbe]:
+    def probe_kind(self) -> type[ExpressionProbe]:
         """What measures it."""
         return CallProbe if isinstance(self.owner, ast.Call) else EnterProbe
 
 
-def find_spots(definition: FunctionDef, anchors: Anchors) -> list[Spot]:
+def find_expressions(definition: FunctionDef, anchors: Anchors) -> list[MeasuredExpression]:
     """Return the expressions that `anchors` describe, in nested functions and comprehensions, too."""
     return [
-        spot
+        measured
         for scope in _scopes(definition)
         for node in _own_nodes(scope)
-        for spot in _spots_of(node, anchors, scope)
+        for measured in _expressions_in(node, anchors, scope)
     ]
 
 
-def lines_of(spots: Iterable[Spot]) -> tuple[int, int]:
+def lines_of(expressions: Iterable[MeasuredExpression]) -> tuple[int, int]:
     """Return the first and the last line of the expressions."""
-    nodes = [spot.expression for spot in spots]
+    nodes = [measured.node for measured in expressions]
     return min(node.lineno for node in nodes), max(node.end_lineno or node.lineno for node in nodes)
 
 
-def put_probe(spot: Spot, probe: SpotProbe, bindings: Bindings, constants: Constants) -> None:
+def put_probe(measured: MeasuredExpression, probe: ExpressionProbe, bindings: Bindings, constants: Constants) -> None:
     """Let `probe` make of the expression one that is measured: `PROBE(expression, values)`.
 
     Of a call that is the whole call: the function is called where it was, and sees its caller's frame.
     """
-    seen = {node.id for node in _own_nodes(spot.scope) if isinstance(node, ast.Name)}
-    is_always = bindings.is_always if bindings.is_of(spot.scope) else bindings.is_always_within
+    seen = {node.id for node in _own_nodes(measured.scope) if isinstance(node, ast.Name)}
+    is_always = bindings.is_always if bindings.is_of(measured.scope) else bindings.is_always_within
     values = [
         ast.Name(name, ast.Load()) if name in seen and is_always(name) else constants.hold(UNBOUND)
         for name in probe.locals
     ]
-    held, owner = constants.hold(probe), spot.owner
+    held, owner = constants.hold(probe), measured.owner
     if isinstance(owner, ast.Call):  # becomes the call of the probe, wherever it stands
         called = ast.copy_location(ast.Call(owner.func, owner.args, owner.keywords), owner)
         owner.func, owner.args, owner.keywords = located(held, owner), [called, *values], []
@@ -70,13 +70,13 @@ def put_probe(spot: Spot, probe: SpotProbe, bindings: Bindings, constants: Const
         owner.context_expr = located(call, owner.context_expr)
 
 
-def _spots_of(node: ast.AST, anchors: Anchors, scope: ast.AST) -> Iterator[Spot]:
+def _expressions_in(node: ast.AST, anchors: Anchors, scope: ast.AST) -> Iterator[MeasuredExpression]:
     if anchors.call and isinstance(node, ast.Call) and _names(node.func) & {*anchors.call}:
-        yield Spot(node, scope)
+        yield MeasuredExpression(node, scope)
     if anchors.entering and isinstance(node, _WITH):
         for item in node.items:
             if _mentions(item.context_expr, anchors.entering):
-                yield Spot(item, scope)
+                yield MeasuredExpression(item, scope)
 
 
 def _names(called: ast.expr) -> set[str]:

@@ -28,7 +28,7 @@ def located(node: Node, at: ast.AST) -> Node:
 
 
 @dataclass(eq=False)
-class Handing:
+class RegionHandover:
     """One region of a function that is being rewritten, and what its probe wants.
 
     `sure_at_start` and `sure_at_end` are the locals that surely have a value there; others are handed over
@@ -79,7 +79,7 @@ class Handing:
         else:
             opened = self._open(names, self.sure_at_start)
             guard = []
-        if self.probe.is_moment and self.local is None:
+        if self.probe.is_instant and self.local is None:
             return [located(ast.Expr(opened), self.at), *body]
         stored = ast.Name(self.local, ast.Store()) if self.local is not None else None
         self.node = ast.With(items=[ast.withitem(opened, stored)], body=body)
@@ -106,12 +106,12 @@ class Handing:
     def handing_over_on_errors(self, body: Block) -> Block:
         """Return the statements, which hand over when a generator is closed or an exception passes."""
         handlers = [
-            ast.ExceptHandler(self.constants.hold(kind), None, [*handing, ast.Raise()])
-            for kind, handing in (
+            ast.ExceptHandler(self.constants.hold(kind), None, [*calls, ast.Raise()])
+            for kind, calls in (
                 (GeneratorExit, self.leave(self.sure_at_start) if self.probe.wants_items else []),
                 (BaseException, self._hand("fail", self.probe.error_locals, self.sure_at_start)),
             )
-            if handing
+            if calls
         ]
         return [ast.Try(body=body, handlers=handlers, orelse=[], finalbody=[])] if handlers else body
 
@@ -159,12 +159,12 @@ class Handing:
         return ast.Try(body=[body], handlers=[unbound], orelse=[], finalbody=[])
 
 
-class HandOver(ast.NodeTransformer):
+class HandoverInserter(ast.NodeTransformer):
     """Insert the calls at the ends of regions, at the returns and the yields in them."""
 
-    def __init__(self, regions: Iterable[Handing]) -> None:
+    def __init__(self, regions: Iterable[RegionHandover]) -> None:
         self._regions = {id(region.node): region for region in regions if region.local is not None}
-        self._open: list[Handing] = []
+        self._open: list[RegionHandover] = []
         self._loops: list[int] = []  # of the loops around, how many regions were open before
 
     def over(self, definition: FunctionDef) -> None:
@@ -220,16 +220,16 @@ class HandOver(ast.NodeTransformer):
         self.generic_visit(node)
         # A generator's bare `return` must stay bare.
         result = ast.Name(_RESULT, ast.Load()) if node.value is not None else None
-        handing = [
+        calls = [
             one for region in reversed(self._open) for one in region.leave(region.sure_at_start, result)
         ]
-        if not handing:
+        if not calls:
             return node
         if node.value is None:
-            return [*(located(one, node) for one in handing), node]
+            return [*(located(one, node) for one in calls), node]
         stored = ast.Assign([ast.Name(_RESULT, ast.Store())], node.value)
         node.value = ast.Name(_RESULT, ast.Load())
-        return [located(one, node) for one in (stored, *handing, node)]
+        return [located(one, node) for one in (stored, *calls, node)]
 
     def visit_Yield(self, node: ast.Yield) -> ast.Yield:
         """Let generator regions see the item that is yielded."""
@@ -250,9 +250,9 @@ class HandOver(ast.NodeTransformer):
         return [one for part in visited for one in (part if isinstance(part, list) else [part])]
 
     @staticmethod
-    def _leaving(regions: list[Handing], at: ast.stmt) -> Block:
-        handing = [one for region in reversed(regions) for one in region.leave(region.sure_at_start)]
-        return [located(one, at) for one in handing]
+    def _leaving(regions: list[RegionHandover], at: ast.stmt) -> Block:
+        calls = [one for region in reversed(regions) for one in region.leave(region.sure_at_start)]
+        return [located(one, at) for one in calls]
 
     def _opaque(self, node: Node) -> Node:
         return node

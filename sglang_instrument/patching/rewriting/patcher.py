@@ -62,7 +62,7 @@ class Patcher:
         self._tables = tuple(tables)
         self._make_probe = make_probe
         self._wrap = wrap
-        self._told = patched
+        self._on_patched = patched
         self._lock = (
             threading.RLock()
         )  # held while a target's import calls back, so never while importing one
@@ -144,8 +144,8 @@ class Patcher:
             for table in self._tables:
                 for patch in table.patches:
                     self._find(module, table, patch, jobs)
-        if modules and self._told is not None:  # it asks for the results, and comes by here again
-            self._told()
+        if modules and self._on_patched is not None:  # it asks for the results, and comes by here again
+            self._on_patched()
         if not jobs:
             return
         applier = Applier(self._make_probe)

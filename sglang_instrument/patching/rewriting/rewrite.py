@@ -9,8 +9,8 @@ from sglang_instrument.patching.places.bindings import Bindings
 from sglang_instrument.patching.probes.contract import Probe
 from sglang_instrument.patching.rewriting.awaits import count_awaits
 from sglang_instrument.patching.rewriting.constants import Constants
-from sglang_instrument.patching.rewriting.expression_regions import Spot, put_probe
-from sglang_instrument.patching.rewriting.handover import Handing, HandOver, located
+from sglang_instrument.patching.rewriting.expression_regions import MeasuredExpression, put_probe
+from sglang_instrument.patching.rewriting.handover import RegionHandover, HandoverInserter, located
 from sglang_instrument.patching.tables.regions import Capture
 
 SCOPES: Final = (*DEFINITIONS, ast.Lambda, ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
@@ -22,12 +22,12 @@ class Placement(NamedTuple):
     statements: Statements | None
     probe: Probe
     captures: tuple[Capture, ...] = ()
-    spots: tuple[Spot, ...] = ()
+    expressions: tuple[MeasuredExpression, ...] = ()
 
 
 class _Region(NamedTuple):
     statements: Statements
-    handing: Handing
+    handover: RegionHandover
 
 
 def rewrite(
@@ -50,20 +50,20 @@ def rewrite(
     for placement in reversed(
         placements
     ):  # of two on one expression the first is the outer, as of statements
-        for spot in placement.spots:
-            put_probe(spot, spot.probe_kind(placement.probe), bindings, constants)
+        for measured in placement.expressions:
+            put_probe(measured, measured.probe_kind(placement.probe), bindings, constants)
     blocks: dict[int, list[_Region]] = {}
     for region in regions:
         blocks.setdefault(id(region.statements.block), []).append(region)
     for together in blocks.values():
         block = together[0].statements.block
         block[:] = _nested(block, 0, len(block), together)
-    HandOver(region.handing for region in regions).over(definition)
+    HandoverInserter(region.handover for region in regions).over(definition)
     if counts:
         count_awaits(definition, constants)
 
 
-def naming(names: Sequence[str], first: ast.stmt) -> ast.stmt:
+def name_locals_in_order(names: Sequence[str], first: ast.stmt) -> ast.stmt:
     """Return a statement, to stand before the `first`, that names locals in an order and is never run.
 
     A frame lets go of its locals in the order in which its function names them, so what they hold dies in
@@ -115,7 +115,7 @@ def _region(
 ) -> _Region:
     probe, captures = placement.probe, placement.captures
     block, start, stop = statements
-    handing = Handing(
+    handover = RegionHandover(
         number=number,
         probe=probe,
         constants=constants,
@@ -130,8 +130,8 @@ def _region(
     for capture in captures:
         for keyword in find_captured(statements, capture):
             passed = [ast.Constant(capture.field), keyword.value]
-            keyword.value = located(handing.call("capture", passed), keyword.value)
-    return _Region(statements, handing)
+            keyword.value = located(handover.call("capture", passed), keyword.value)
+    return _Region(statements, handover)
 
 
 def _nested(block: Block, begin: int, end: int, regions: Sequence[_Region]) -> Block:
@@ -145,8 +145,8 @@ def _nested(block: Block, begin: int, end: int, regions: Sequence[_Region]) -> B
         within = [one for one in waiting if one is not outer and _lies_in(one.statements, outer.statements)]
         waiting = [one for one in waiting if one is not outer and one not in within]
         body = _nested(block, start, stop, within)
-        result += block[begin:start] + outer.handing.open_around(
-            body or [located(ast.Pass(), outer.handing.at)]
+        result += block[begin:start] + outer.handover.open_around(
+            body or [located(ast.Pass(), outer.handover.at)]
         )
         begin = stop
     return result + block[begin:end]

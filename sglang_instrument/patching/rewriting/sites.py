@@ -9,12 +9,12 @@ from sglang_instrument.patching.places.anchors import (
     AnchorsAmbiguous,
     AnchorsMissing,
     FunctionDef,
-    Shape,
+    FunctionOutline,
     Statements,
     walk_own,
 )
 from sglang_instrument.patching.places.bindings import Bindings
-from sglang_instrument.patching.rewriting.expression_regions import Spot, find_spots, lines_of
+from sglang_instrument.patching.rewriting.expression_regions import MeasuredExpression, find_expressions, lines_of
 from sglang_instrument.patching.rewriting.rewrite import SCOPES, find_captured, overlaps
 from sglang_instrument.patching.tables.regions import Patch, Region, Target
 
@@ -56,16 +56,16 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True)
 class Placed:
-    """A site, and its statements where it was found; of a region that is an expression, its spots."""
+    """A site, and its statements where it was found; of a region that is an expression, its expressions."""
 
     site: Site
     statements: Statements | None = None
-    spots: tuple[Spot, ...] = ()
+    expressions: tuple[MeasuredExpression, ...] = ()
 
     @property
     def is_found(self) -> bool:
         """Whether there is anything to put a probe on."""
-        return self.statements is not None or bool(self.spots)
+        return self.statements is not None or bool(self.expressions)
 
     def refused(self, note: str) -> "Placed":
         """Return the same region, without what was found."""
@@ -80,8 +80,8 @@ def place(definition: FunctionDef, wanted: Iterable[Wanted], bindings: Bindings)
         wanted: the regions; variants of one event are told apart by `requires`.
         bindings: of the function.
     """
-    shape = Shape(definition)
-    return _without_overlaps(_without_rivals([_resolve(shape, one, bindings) for one in wanted]))
+    outline = FunctionOutline(definition)
+    return _without_overlaps(_without_rivals([_resolve(outline, one, bindings) for one in wanted]))
 
 
 def without_function(wanted: Iterable[Wanted], state: State, note: str) -> list[Site]:
@@ -103,20 +103,20 @@ def best_sites(patch: Patch, sites: Sequence[Site]) -> list[Site]:
 
 
 def _resolve_expression(definition: FunctionDef, wanted: Wanted) -> Placed:
-    spots = tuple(find_spots(definition, wanted.region.anchors))
-    if not spots:
+    expressions = tuple(find_expressions(definition, wanted.region.anchors))
+    if not expressions:
         names = " | ".join(wanted.region.anchors.call or wanted.region.anchors.entering)
         what = "call of" if wanted.region.anchors.call else "block entered with"
         return Placed(wanted.site("missing", note=f"no {what} {names}"))
-    note = f"{len(spots)} places" if len(spots) > 1 else ""
-    return Placed(wanted.site("found", lines_of(spots), note), spots=spots)
+    note = f"{len(expressions)} places" if len(expressions) > 1 else ""
+    return Placed(wanted.site("found", lines_of(expressions), note), expressions=expressions)
 
 
-def _resolve(shape: Shape, wanted: Wanted, bindings: Bindings) -> Placed:
+def _resolve(outline: FunctionOutline, wanted: Wanted, bindings: Bindings) -> Placed:
     if wanted.region.is_expression:
-        return _resolve_expression(shape.definition, wanted)
+        return _resolve_expression(outline.definition, wanted)
     try:
-        statements = shape.resolve(wanted.region.anchors)
+        statements = outline.resolve(wanted.region.anchors)
     except AnchorsMissing as reason:
         return Placed(wanted.site("missing", note=str(reason)))
     except AnchorsAmbiguous as reason:

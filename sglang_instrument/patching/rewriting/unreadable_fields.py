@@ -11,11 +11,11 @@ from sglang_instrument.patching.tables.field_language import Expression, Moment,
 from sglang_instrument.patching.tables.regions import Region
 
 
-def with_dead_fields(site: Site, bindings: Bindings) -> Site:
+def with_unreadable_fields(site: Site, bindings: Bindings) -> Site:
     """Add to the note of a site that was found the fields that it will never have."""
     if site.state != "found":
         return site
-    notes = [site.note, _say_dead(dead_fields(site.region, bindings))]
+    notes = [site.note, _describe_unreadable(unreadable_fields(site.region, bindings))]
     unread = fields_not_read(site.region, bindings)
     if unread:
         why = "the function reads its own locals(), so none may be added"
@@ -23,7 +23,7 @@ def with_dead_fields(site: Site, bindings: Bindings) -> Site:
     return replace(site, note="; ".join(note for note in notes if note))
 
 
-def dead_fields(region: Region, bindings: Bindings) -> dict[str, str]:
+def unreadable_fields(region: Region, bindings: Bindings) -> dict[str, str]:
     """Return, as written, the fields whose every alternative begins at a local that is not in `bindings`."""
     leaving: Moment = "item" if region.generator else "exit"
     read: list[tuple[Mapping[str, str], Moment]] = [
@@ -38,7 +38,7 @@ def dead_fields(region: Region, bindings: Bindings) -> dict[str, str]:
         name: text
         for fields, moment in read
         for name, text in fields.items()
-        if _is_dead(text, moment, bindings)
+        if _is_unreadable(text, moment, bindings)
     }
 
 
@@ -49,12 +49,12 @@ def fields_not_read(region: Region, bindings: Bindings) -> list[str]:
     return [name for name, text in region.exit.items() if not _survives_error(text)]
 
 
-def _say_dead(dead: Mapping[str, str]) -> str:
-    if not dead:
+def _describe_unreadable(unreadable: Mapping[str, str]) -> str:
+    if not unreadable:
         return ""
-    bare = {text for text in dead.values() if text.isidentifier()}
+    bare = {text for text in unreadable.values() if text.isidentifier()}
     texts = f"; a text is written {', '.join(map(in_quotes, sorted(bare)))}" if bare else ""
-    return f"no local for {', '.join(dead)}{texts}"
+    return f"no local for {', '.join(unreadable)}{texts}"
 
 
 def _survives_error(text: str) -> bool:
@@ -64,13 +64,13 @@ def _survives_error(text: str) -> bool:
         return True
 
 
-def _is_dead(text: str, moment: Moment, bindings: Bindings) -> bool:
+def _is_unreadable(text: str, moment: Moment, bindings: Bindings) -> bool:
     try:
         expression = parsed(text, moment)
     except TableError:  # said where the region's probe is made
         return False
-    return all(_begins_nowhere(expression, value, bindings) for value in expression.alternatives)
+    return all(_begins_at_no_local(expression, value, bindings) for value in expression.alternatives)
 
 
-def _begins_nowhere(expression: Expression, value: object, bindings: Bindings) -> bool:
+def _begins_at_no_local(expression: Expression, value: object, bindings: Bindings) -> bool:
     return isinstance(value, Path) and not expression.is_root(value) and not bindings.has(value.root)

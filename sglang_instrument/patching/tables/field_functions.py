@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from sglang_instrument.patching.pickling import Reduced, travelling
+from sglang_instrument.patching.pickling import Reduced, reduce_with_stand_in
 
 Measure = Callable[[Any], Any]
 
@@ -30,7 +30,7 @@ class _Unbound:
         return "UNBOUND"
 
     def __reduce__(self) -> Reduced:
-        return travelling("None", _unbound)
+        return reduce_with_stand_in("None", _unbound)
 
 
 UNBOUND: Final = _Unbound()
