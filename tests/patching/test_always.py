@@ -164,6 +164,6 @@ def test_a_point_or_an_expression_has_none(kind):
     region = {"event": "e", "always": ALWAYS, **kind}
     content = {"trainer": "t", "module": "m", "patch": [{"target": "f", "region": [region]}]}
     with pytest.raises(
-        TableError, match="always works for statements with a duration: not with emit, call or"
+        TableError, match="always needs a span of statements: emit, call and entering are not"
     ):
         parse_table("t", content)

@@ -126,7 +126,7 @@ def test_statements_of_handlers_finally_and_match_are_blocks_too():
     ("texts", "message"),
     [
         ({"at": "a.b"}, "at must be a name or a quoted string, or several with ' | ', got 'a.b'"),
-        ({"at": "a", "from": "b"}, "at, block, call and entering stand alone, got at, from"),
+        ({"at": "a", "from": "b"}, "at, block, call and entering allow no other anchor, got at, from"),
         ({"from": "a", "after": "b"}, "give from or after, not both"),
         ({"through": "a", "before": "b"}, "give through or before, not both"),
         ({"block": "a |b"}, "block must be a name"),
@@ -140,7 +140,7 @@ def test_anchors_that_cannot_be_are_explained(texts, message):
 def test_a_text_that_is_written_as_a_name_is_shown_with_the_quotes_that_it_needs(shape):
     with pytest.raises(AnchorsMissing) as missing:
         shape.resolve(parse_anchors({"from": "prepare", "through": "gen"}))
-    assert str(missing.value) == "no statement mentions gen; as a text it is there: write \"'gen'\""
+    assert str(missing.value) == "no statement mentions gen; it occurs as a string: write \"'gen'\""
     with pytest.raises(AnchorsMissing) as missing:
         shape.resolve(parse_anchors({"from": "'gen'", "through": "gone"}))
     assert str(missing.value) == "no statement mentions gone"

@@ -273,7 +273,7 @@ def test_without_a_session_a_decorated_function_runs_and_records_nothing():
     [
         (
             {"fields": {"n": "size(promts)"}},
-            "'size\\(promts\\)': no argument 'promts', there are prompts, limit",
+            "'size\\(promts\\)': no argument 'promts'; the arguments are prompts, limit",
         ),
         ({"bind": {"step": "stepp"}}, "no argument 'stepp'"),
         ({"bind": {"stage": "limit"}}, "only step, worker, validate, request_id, turn, role can be bound"),
