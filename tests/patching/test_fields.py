@@ -278,7 +278,7 @@ def test_large_values_become_loggable():
         ("lambda", "'lambda' is a Python keyword, not a local"),
         ("inside", "expected inside.EVENT"),
         ("inside[0]", "expected inside.EVENT"),
-        ("'text", '"\'" has no meaning here'),
+        ("'text", '"\'" is not allowed here'),
     ],
 )
 def test_an_error_quotes_the_expression_and_says_what_would_be_right(text, complaint):

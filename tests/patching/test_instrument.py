@@ -319,7 +319,7 @@ def test_static_and_class_methods_are_wrapped_as_such_and_classes_not_at_all(rec
 def test_a_generator_is_wrapped_only_as_one():
     with pytest.raises(TargetError, match="needs generator = true"):
         wrap_function(inspect.unwrap(generated), make_probe(region()))
-    with pytest.raises(TargetError, match="is no generator"):
+    with pytest.raises(TargetError, match="is not a generator"):
         wrap_function(inspect.unwrap(plain), make_probe(region(generator=True)))
 
 

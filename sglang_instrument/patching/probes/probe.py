@@ -106,7 +106,7 @@ def _counted(region: Region, reports: bool) -> Probe:
 
 
 def _new_probe(plan: Plan, waited: int | None = None) -> Probe:
-    """Return a probe that does only what `plan` needs at entry; `waited` starts the spans' await count."""
+    """Return a probe that does only what `plan` needs at entry; `waited=0`: its spans count awaits."""
     if plan.is_plain:
         return Probe(spans.begin, plan.kind, plan.event, plan.phase, waited)
     if plan.only_reads and plan.exit is not None:
@@ -139,7 +139,7 @@ def _begin_run(plan: Plan, waited: int | None, *values: Any) -> Any:
 
 
 def _is_wanted(plan: Plan, values: Values) -> bool:
-    """Return whether to record this run; set the ids of the process first, as `leader` may need them."""
+    """Return whether to record this run; first give the values of `process` to `identity`."""
     if plan.when is not None and not holds(plan.when(None, *values)):
         return False
     if plan.process is not None:
