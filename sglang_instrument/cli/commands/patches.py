@@ -119,7 +119,9 @@ def _print(read: Sequence[Checked], unread: Iterable[Checked]) -> None:
         sites = one.sites or ()
         found = sum(site.state == "found" for site in sites)
         wanted = found + len(_lacking(one))
-        version = f" {one.version or 'of unknown version'}{', judged by its shape' if one.version_inferred else ''}"
+        version = (
+            f" {one.version or 'of unknown version'}{', judged by its shape' if one.version_inferred else ''}"
+        )
         counted = f"{found} of {wanted} found" if wanted else "for other versions"
         print_line(f"{one.table.name} in {one.source} ({one.table.package}{version}): {counted}")
         shown = [site for site in sites if site.state != "found"] if several else sites

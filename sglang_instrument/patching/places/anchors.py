@@ -79,7 +79,9 @@ def parse_anchors(texts: Mapping[str, str]) -> Anchors:
     parsed = {key: _parse_anchor(key, text) for key, text in texts.items()}
     anchors = Anchors(start=parsed.pop("from", ()), **parsed)
     if (anchors.at or anchors.block or anchors.call or anchors.entering) and len(texts) > 1:
-        raise ValueError(f"at, block, call and entering allow no other anchor, got {', '.join(sorted(texts))}")
+        raise ValueError(
+            f"at, block, call and entering allow no other anchor, got {', '.join(sorted(texts))}"
+        )
     for one, other in (("from", "after"), ("through", "before")):
         if one in texts and other in texts:
             raise ValueError(f"give {one} or {other}, not both")

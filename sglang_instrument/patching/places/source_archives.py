@@ -96,7 +96,9 @@ def _zip(path: Path) -> SourceTree:
         return archive.read(name) if name in names else None
 
     folders = _top_folders(names)
-    return SourceTree(str(path), _package_reader(folders, read), _versions_in_name(path), _project_readers(folders, read))
+    return SourceTree(
+        str(path), _package_reader(folders, read), _versions_in_name(path), _project_readers(folders, read)
+    )
 
 
 def _tar(path: Path) -> SourceTree:
@@ -108,7 +110,9 @@ def _tar(path: Path) -> SourceTree:
         return None if member is None else member.read()
 
     folders = _top_folders(names)
-    return SourceTree(str(path), _package_reader(folders, read), _versions_in_name(path), _project_readers(folders, read))
+    return SourceTree(
+        str(path), _package_reader(folders, read), _versions_in_name(path), _project_readers(folders, read)
+    )
 
 
 def _prefixes(folders: Iterable[str]) -> list[str]:

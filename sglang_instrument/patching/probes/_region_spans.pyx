@@ -67,7 +67,7 @@ cdef class Run(Block):
         return value
 
     def item(self, item, *values):
-        """Count a yielded item; `values` are the locals that `ends` reads; return the item."""
+        """Count a yielded item; `values` are the exit locals, for `ends`; return the item."""
         count_item(self, item, values)
         return item
 

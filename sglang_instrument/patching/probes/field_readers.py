@@ -1,7 +1,7 @@
-"""Compile the fields of a region into one generated function that reads them all and never raises.
+"""Compile the fields of a region into one function, the reader, which reads them all and never raises.
 
-The function is built as a tree from the parsed language; no text of a table is ever run. Each field stands in
-its own `try`: one that cannot be read is missing, and costs its neighbours nothing.
+The reader is built as a syntax tree from the parsed fields; no text of a table is executed. Each field has its
+own `try`: a field that cannot be read is left out, and the other fields are still read.
 """
 
 import ast
@@ -288,7 +288,9 @@ def _take_record_step(here: ast.expr, step: Step) -> ast.expr:
     return _call("__sglang_key", here, _key(step))
 
 
-def _each(over: ast.expr, steps: tuple[Step, ...], take_step: Callable[[ast.expr, Step], ast.expr]) -> ast.expr:
+def _each(
+    over: ast.expr, steps: tuple[Step, ...], take_step: Callable[[ast.expr, Step], ast.expr]
+) -> ast.expr:
     """Return `[<rest of the path> for each in elements(over)]`; the first of `steps` is the `[*]`."""
     first, *rest = steps
     end: ast.expr = _load(_EACH)
@@ -298,7 +300,9 @@ def _each(over: ast.expr, steps: tuple[Step, ...], take_step: Callable[[ast.expr
             break
         end = take_step(end, step)
     conditions: list[ast.expr] = []
-    if take_step is _take_record_step and rest and rest[0].kind in ("attribute", "key"):  # as in _field_of_each
+    if (
+        take_step is _take_record_step and rest and rest[0].kind in ("attribute", "key")
+    ):  # as in _field_of_each
         conditions.append(ast.Compare(_key(rest[0]), [ast.In()], [_load(_EACH)]))
     if first.name:
         asked = take_step(_load(_EACH), Step("attribute", first.name))

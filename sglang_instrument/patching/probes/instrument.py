@@ -86,7 +86,9 @@ def wrap_function(function: Function, probe: "Probe") -> Function:
         raise TargetError(f"{function!r} is a class; a wrapper would break isinstance()")
     is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
     if is_generator is not probe.wants_items:
-        problem = "is a generator: its region needs generator = true" if is_generator else "is not a generator"
+        problem = (
+            "is a generator: its region needs generator = true" if is_generator else "is not a generator"
+        )
         raise TargetError(f"{function!r} {problem}")
     if is_generator:
         return _wrap_generator(function, probe)

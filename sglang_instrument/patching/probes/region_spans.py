@@ -84,7 +84,7 @@ class Run(Struct, eq=False):
         return value
 
     def item(self, item: Any, *values: Any) -> Any:
-        """Count a yielded item; `values` are the locals that `ends` reads; return the item."""
+        """Count a yielded item; `values` are the exit locals, for `ends`; return the item."""
         count_item(self, item, values)
         return item
 

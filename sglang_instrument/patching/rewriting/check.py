@@ -1,4 +1,4 @@
-"""Resolve tables against source that is read, not imported: what would be found, in this or any version."""
+"""Check which regions of tables exist in a package's source, of any version, without importing it."""
 
 import ast
 import sys
@@ -15,7 +15,7 @@ from sglang_instrument.patching.rewriting.sites import Site, Wanted, best_sites,
 from sglang_instrument.patching.rewriting.unreadable_fields import with_unreadable_fields
 from sglang_instrument.patching.tables.regions import Patch, Table, Target
 
-#: Names that lead from module to module, each importing it from the next.
+#: How many modules may pass a name on by import before the search gives up.
 _MAX_IMPORTS: Final = 8
 
 _Definition = ast.stmt
@@ -25,8 +25,8 @@ _Definition = ast.stmt
 class Checked:
     """One table against one source.
 
-    `sites` is None where the source has none of the table's packages. `version_inferred`: the source tells no version
-    of a release, so that the regions that were found say what to expect.
+    `sites` is None if the source has none of the table's modules. `version_inferred`: the source names no
+    release, so the check infers the version from the regions that it finds.
     """
 
     table: Table
@@ -37,7 +37,7 @@ class Checked:
 
 
 def check(tables: Sequence[Table], tree: SourceTree | None = None) -> list[Checked]:
-    """Resolve every region of `tables` in `tree`, default what is installed; nothing is imported."""
+    """Find every region of `tables` in `tree`, by default the installed packages; import nothing."""
     tree = InstalledPackages() if tree is None else tree
     definitions = Definitions(tree)
     checked = []
@@ -58,10 +58,10 @@ def check(tables: Sequence[Table], tree: SourceTree | None = None) -> list[Check
 
 
 def _inferred_version(checked: Sequence[Checked]) -> str:
-    """Return the version, of those that a package's tables tell apart, that fits what was found best.
+    """Return the version that fits the found regions best, of those that the tables' `requires` tell apart.
 
-    The fewest regions of this version are missing; among equals, most of its regions are found, then it is
-    the newest. A version without any found region comes last.
+    The best version has the fewest missing regions; then the most found regions; then it is the newest. A
+    version without any found region comes last.
     """
     requirements = [(site, site.region.requires) for one in checked for site in one.sites or ()]
     edges = {edge for _, requires in requirements if requires is not None for edge in requires.edges}
@@ -80,7 +80,7 @@ def _check_table(definitions: "Definitions", table: Table, version: str | None) 
 
 def _check_patch(definitions: "Definitions", patch: Patch, version: str | None) -> list[Site]:
     sites: list[Site] = []
-    done: list[FunctionDef] = []  # two candidates may lead to one function
+    done: list[FunctionDef] = []  # two candidates may name one function
     for module in dict.fromkeys(target.module for target in patch.targets):
         candidates = [target for target in patch.targets if target.module == module]
         try:
@@ -120,8 +120,8 @@ def _what_is_missing(definitions: "Definitions", candidates: Sequence[Target]) -
     return f"{module} has no {names}" if definitions.has_module(module) else f"no module {module}"
 
 
-class Unparsed(Exception):  # noqa: N818 - an answer of the search, not an error that reaches anybody
-    """A module on the way to a definition is not in the syntax of this Python."""
+class Unparsed(Exception):  # noqa: N818 - a result of the search; callers catch it
+    """This Python cannot parse a module that the search needs."""
 
 
 class Definitions:
@@ -129,17 +129,19 @@ class Definitions:
 
     def __init__(self, tree: SourceTree) -> None:
         self._tree = tree
-        self._modules: dict[str, ast.Module | str | None] = {}  # a text is why it cannot be parsed
+        self._modules: dict[
+            str, ast.Module | str | None
+        ] = {}  # a string is the reason why it cannot be parsed
 
     def has_module(self, name: str) -> bool:
         """Say whether the tree has a module."""
         return self._module(name) is not None
 
     def find(self, target: Target) -> FunctionDef | None:
-        """Return the definition of a target; None if there is none, or if only running code could tell.
+        """Return the definition of a target; None if there is none, or if it cannot be found without imports.
 
         Raises:
-            Unparsed: A module that may have it cannot be parsed.
+            Unparsed: A module that may define it cannot be parsed.
         """
         first, *rest = target.name.split(".")
         found = self._global(target.module, first)
@@ -161,7 +163,7 @@ class Definitions:
         return found
 
     def _global(self, module: str, name: str, depth: int = 0) -> tuple[str, _Definition] | None:
-        """Return the definition of a module's name, and the module that it stands in."""
+        """Return the module that defines a module's global name, and the definition."""
         tree = self._module(module)
         if tree is None or depth > _MAX_IMPORTS:
             return None
@@ -174,7 +176,7 @@ class Definitions:
         return None if found is None else (module, found)
 
     def _member(self, module: str, owner: _Definition, name: str) -> tuple[str, _Definition] | None:
-        """Return the definition of a class's member, in it or in the classes that it inherits from."""
+        """Return the module that defines a class's member, and the definition; search base classes, too."""
         if not isinstance(owner, ast.ClassDef):
             return None
         found = _named(owner.body, name)

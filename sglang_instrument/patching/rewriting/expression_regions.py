@@ -1,4 +1,4 @@
-"""Find the expressions that a region may be: calls of a function, and the entering of a `with` block."""
+"""Find and rewrite regions that are expressions: calls of a function, or the entering of `with` blocks."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -17,24 +17,24 @@ _WITH: Final = (ast.With, ast.AsyncWith)
 
 
 class MeasuredExpression(NamedTuple):
-    """An expression to be measured, in `scope` of the function: a call, or what a `with` enters."""
+    """An expression to measure, in a `scope` of the function: a call, or the context that a `with` enters."""
 
     owner: ast.Call | ast.withitem
     scope: ast.AST
 
     @property
     def expression(self) -> ast.expr:
-        """The expression as it stands: what is called, or what is entered."""
+        """The expression that is called or entered."""
         return self.owner.func if isinstance(self.owner, ast.Call) else self.owner.context_expr
 
     @property
     def probe_kind(self) -> type[ExpressionProbe]:
-        """What measures it."""
+        """The kind of probe that measures it."""
         return CallProbe if isinstance(self.owner, ast.Call) else EnterProbe
 
 
 def find_expressions(definition: FunctionDef, anchors: Anchors) -> list[MeasuredExpression]:
-    """Return the expressions that `anchors` describe, in nested functions and comprehensions, too."""
+    """Return the expressions that `anchors` describe, also in nested functions and comprehensions."""
     return [
         measured
         for scope in _scopes(definition)
@@ -49,10 +49,12 @@ def lines_of(expressions: Iterable[MeasuredExpression]) -> tuple[int, int]:
     return min(node.lineno for node in nodes), max(node.end_lineno or node.lineno for node in nodes)
 
 
-def put_probe(measured: MeasuredExpression, probe: ExpressionProbe, bindings: Bindings, constants: Constants) -> None:
-    """Let `probe` make of the expression one that is measured: `PROBE(expression, values)`.
+def put_probe(
+    measured: MeasuredExpression, probe: ExpressionProbe, bindings: Bindings, constants: Constants
+) -> None:
+    """Replace the expression by `PROBE(expression, values)`.
 
-    Of a call that is the whole call: the function is called where it was, and sees its caller's frame.
+    For a call, the expression is the whole call: the same frame still calls the function.
     """
     seen = {node.id for node in _own_nodes(measured.scope) if isinstance(node, ast.Name)}
     is_always = bindings.is_always if bindings.is_of(measured.scope) else bindings.is_always_within
@@ -61,7 +63,7 @@ def put_probe(measured: MeasuredExpression, probe: ExpressionProbe, bindings: Bi
         for name in probe.locals
     ]
     held, owner = constants.hold(probe), measured.owner
-    if isinstance(owner, ast.Call):  # becomes the call of the probe, wherever it stands
+    if isinstance(owner, ast.Call):  # changed in place: becomes the call of the probe
         called = ast.copy_location(ast.Call(owner.func, owner.args, owner.keywords), owner)
         owner.func, owner.args, owner.keywords = located(held, owner), [called, *values], []
         located(owner, called)
@@ -92,7 +94,7 @@ def _mentions(expression: ast.expr, anchor: Anchor) -> bool:
 
 
 def _scopes(definition: ast.AST) -> Iterator[ast.AST]:
-    """Yield the function and the scopes in it, classes apart: their bodies run with names of their own."""
+    """Yield the function and its nested scopes, except classes, whose bodies have their own names."""
     yield definition
     for node in _own_nodes(definition):
         if isinstance(node, _SCOPES) and not isinstance(node, ast.ClassDef):
@@ -100,7 +102,7 @@ def _scopes(definition: ast.AST) -> Iterator[ast.AST]:
 
 
 def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
-    """Yield what runs in a scope itself; of the scopes in it only their nodes, and what runs out here."""
+    """Yield the nodes that run in this scope; of a nested scope, only its node and what runs out here."""
     waiting = list(_inside(scope))
     while waiting:
         node = waiting.pop(0)
@@ -119,5 +121,5 @@ def _inside(scope: ast.AST) -> Iterator[ast.AST]:
     elif isinstance(scope, _COMPREHENSIONS):
         for child in ast.iter_child_nodes(scope):
             parts = ast.iter_child_nodes(child) if isinstance(child, ast.comprehension) else (child,)
-            # The first iterable runs in the scope around.
+            # The first iterable runs in the enclosing scope.
             yield from (part for part in parts if part is not scope.generators[0].iter)

@@ -1,4 +1,4 @@
-"""Put the regions of a function under probes: the syntax tree is changed, nothing is compiled here."""
+"""Put probes around the regions of a function, in its syntax tree; nothing is compiled here."""
 
 import ast
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ SCOPES: Final = (*DEFINITIONS, ast.Lambda, ast.GeneratorExp, ast.ListComp, ast.S
 
 
 class Placement(NamedTuple):
-    """Statements, or the expressions in them, and the probe that goes over them."""
+    """Statements or expressions, and the probe that measures them."""
 
     statements: Statements | None
     probe: Probe
@@ -33,23 +33,23 @@ class _Region(NamedTuple):
 def rewrite(
     definition: FunctionDef, placements: Sequence[Placement], constants: Constants, bindings: Bindings
 ) -> None:
-    """Put the statements of each placement under `with` its probe, in place.
+    """Put each placement's statements into a `with` of its probe, and wrap its expressions, in place.
 
     Args:
-        definition: the function; its tree is changed.
-        placements: regions that do not overlap; of equal ones the first becomes the outer.
-        constants: takes the probes.
-        bindings: of the function.
+        definition: the function; this changes its tree.
+        placements: regions that do not overlap; of equal regions the first becomes the outer one.
+        constants: gets the probes.
+        bindings: the function's locals.
     """
     counts = is_coroutine(definition)
-    regions = [  # all of them before the tree changes: places are counted in the original statements
+    regions = [  # all before the tree changes: indices refer to the original statements
         _region(number, placement.statements, placement, bindings, constants, counts)
         for number, placement in enumerate(placements)
         if placement.statements is not None
     ]
     for placement in reversed(
         placements
-    ):  # of two on one expression the first is the outer, as of statements
+    ):  # of two placements on one expression the first is the outer one, as for statements
         for measured in placement.expressions:
             put_probe(measured, measured.probe_kind(placement.probe), bindings, constants)
     blocks: dict[int, list[_Region]] = {}
@@ -64,10 +64,10 @@ def rewrite(
 
 
 def name_locals_in_order(names: Sequence[str], first: ast.stmt) -> ast.stmt:
-    """Return a statement, to stand before the `first`, that names locals in an order and is never run.
+    """Return a statement that names locals in an order and never runs; it goes before `first`.
 
-    A frame lets go of its locals in the order in which its function names them, so what they hold dies in
-    that order, too. A probe that is handed locals may name one before the function does.
+    A frame releases its locals in the order in which the function's code first names them. Without this
+    statement a probe's arguments could change the order, and so the order in which objects are destroyed.
     """
     loads: list[ast.expr] = [ast.Name(name, ast.Load()) for name in names]
     never = ast.If(ast.Constant(False), [ast.Expr(ast.Tuple(loads, ast.Load()))], [])
@@ -77,7 +77,7 @@ def name_locals_in_order(names: Sequence[str], first: ast.stmt) -> ast.stmt:
 
 
 def is_coroutine(definition: FunctionDef) -> bool:
-    """Say whether the function is a coroutine: async, and no generator."""
+    """Say whether the function is a coroutine: async, and not a generator."""
     return isinstance(definition, ast.AsyncFunctionDef) and not any(
         isinstance(node, ast.Yield)
         for statement in definition.body
@@ -86,7 +86,7 @@ def is_coroutine(definition: FunctionDef) -> bool:
 
 
 def overlaps(one: Statements, other: Statements) -> bool:
-    """Say whether two regions of one block overlap without one lying in the other."""
+    """Say whether two regions of one block overlap and neither contains the other."""
     if one.block is not other.block:
         return False
     first, second = sorted((one[1:], other[1:]))
@@ -94,7 +94,7 @@ def overlaps(one: Statements, other: Statements) -> bool:
 
 
 def find_captured(statements: Statements, capture: Capture) -> list[ast.keyword]:
-    """Return the keyword arguments that a capture describes, those in nested scopes apart."""
+    """Return the keyword arguments that a capture describes, except in nested scopes."""
     return [
         keyword
         for statement in statements.nodes
@@ -135,11 +135,11 @@ def _region(
 
 
 def _nested(block: Block, begin: int, end: int, regions: Sequence[_Region]) -> Block:
-    """Return `block[begin:end]` with the regions in it under their probes."""
+    """Return `block[begin:end]` with its regions in their `with` blocks."""
     result: Block = []
     waiting = list(regions)
     while waiting:
-        # The one that starts first; of those the longest; of equal ones the first in the table.
+        # The region that starts first; then the longest; then the first in the table.
         outer = min(waiting, key=lambda region: (region.statements.start, -region.statements.stop))
         _, start, stop = outer.statements
         within = [one for one in waiting if one is not outer and _lies_in(one.statements, outer.statements)]
@@ -155,7 +155,7 @@ def _nested(block: Block, begin: int, end: int, regions: Sequence[_Region]) -> B
 def _lies_in(inner: Statements, outer: Statements) -> bool:
     if outer.start == outer.stop:
         return False
-    if inner.start == inner.stop == outer.stop:  # an empty region behind the outer's last statement
+    if inner.start == inner.stop == outer.stop:  # an empty region after the outer one's last statement
         return outer.stop == len(outer.block)
     return outer.start <= inner.start and inner.stop <= outer.stop
 

@@ -145,7 +145,9 @@ def _parse_target(entry: Entry, text: str, module: str | None) -> Target:
         raise entry.error(f"target must be 'Class.method' or 'module:Class.method', got {text!r}")
     module = match["module"] or module
     if module is None:
-        raise entry.error(f"target {text!r} names no module, and neither the patch nor the table has the key module")
+        raise entry.error(
+            f"target {text!r} names no module, and neither the patch nor the table has the key module"
+        )
     return Target(module, match["name"])
 
 
