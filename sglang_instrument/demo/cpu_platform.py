@@ -1,7 +1,7 @@
 """Let SGLang's engine run on a plain CPU, as a platform plugin of SGLang.
 
 SGLang's CPU build needs a compiled kernel package. With a plugin platform named "cpu", every operation takes
-its native PyTorch path instead. SGLang finds the plugin by an entry point of the group `sglang.srt.platforms`;
+its native PyTorch path. SGLang finds the plugin by an entry point in `sglang.srt.platforms`;
 `write_plugin` writes that entry point into a folder on PYTHONPATH, so nothing needs to be installed.
 """
 

@@ -8,7 +8,7 @@ import signal
 import time
 from typing import Final
 
-# Longer than the delays on a busy machine, so that the injected faults stand out.
+# Longer than delays on a busy machine, so that faults stand out.
 SLOW_SEC: Final = 4.0
 BLOCK_SEC: Final = 0.5
 STRAGGLE_SEC: Final = 3.0
@@ -18,7 +18,7 @@ DYING_SEC: Final = 4.0  # by then the others wait at the barrier, and earlier re
 #: Where each fault occurs; one run can have several. In a run of one step, "step 2" means step 1.
 FAULTS: Final[dict[str, str]] = {
     "slow-reward": f"step 2, worker 0: the first reward takes {SLOW_SEC} s",
-    "starved-reward": f"first step, worker 0: other code holds the event loop for {STARVED_SEC} s while a reward awaits",
+    "starved-reward": f"first step, worker 0: other code holds the loop for {STARVED_SEC} s while a reward awaits",
     "slow-tool": f"step 2, worker 0: the first tool call takes {SLOW_SEC} s",
     "loop-block": f"step 2, worker 0: the second tool call holds the event loop for {BLOCK_SEC} s",
     "straggler": f"step 2, last worker: every tool call takes {STRAGGLE_SEC} s longer",

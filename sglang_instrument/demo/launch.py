@@ -149,8 +149,8 @@ def check_workers(workers: list[Worker], options: DemoOptions, *, silent_sec: fl
     if silent_sec > limit_sec:
         waiting = ", ".join(str(worker.rank) for worker in workers if not worker.done)
         raise DemoError(
-            f"nothing happened for {limit_sec:.0f} s; worker {waiting} did not finish and was killed; "
-            f"the workers printed to {workers[0].output.parent}"
+            f"no report for {limit_sec:.0f} s; worker {waiting} did not finish and was killed; "
+            f"the workers' output is in {workers[0].output.parent}"
         )
 
 
@@ -159,7 +159,7 @@ def _describe_death(dead: list[Worker]) -> str:
     first = min(dead, key=lambda worker: worker.process.returncode >= 0)
     code = first.process.returncode
     tail = _tail(first.output) if code > 0 else ""  # a killed worker prints nothing about it
-    return f"worker {first.rank} {_cause(code)}; it printed to {first.output}{tail}"
+    return f"worker {first.rank} {_cause(code)}; its output is in {first.output}{tail}"
 
 
 def _cause(code: int) -> str:

@@ -10,8 +10,8 @@ class DemoOptions:
     """The options of a demo run.
 
     `requests` counts the requests per worker and step; `max_tokens` limits each reply; with `install` the
-    workers call this package's `install()`; `validate` adds a validation after the last step. The run fails if
-    no report comes for `give_up_sec`, or, until all engines are ready, for `start_sec`.
+    workers call this package's `install()`; `validate` adds a validation after the last step. The run fails
+    if no report comes for `give_up_sec`, or, until all engines are ready, for `start_sec`.
     """
 
     steps: int = 3

@@ -65,7 +65,7 @@ class DemoRollout:
         self._on_request_done = on_request_done
         self.sampling_params = {"temperature": 1.0, "top_p": 1.0, "skip_special_tokens": True}
         self._rank = dist.get_rank()
-        # One engine per rank, no tensor parallelism: each rank is its own group. All ranks must make all groups.
+        # One engine per rank, no tensor parallelism: a group per rank. All ranks must make all groups.
         groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
         self._tp_group = groups[self._rank]
         self._tp_rank = 0

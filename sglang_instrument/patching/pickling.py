@@ -21,7 +21,7 @@ NO_PROBE: Final = """type("NoProbe", (), {
     "leave_result": lambda self, *values: None,
 })()"""
 #: Stands in for a function that is called with a value and returns it.
-PASS_THROUGH: Final = "lambda value, *values: value"
+IDENTITY: Final = "lambda value, *values: value"
 
 _UNPICKLE: Final = """(
     (lambda made: made[0](*made[1]))(__import__("pickle").loads(sent))
@@ -32,7 +32,7 @@ Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def reduce_with_stand_in(stand_in: str, make: Callable[..., Any], *arguments: Any) -> Reduced:
-    """Return what `__reduce__` returns for `make(*arguments)`; without this package, `stand_in` is unpickled."""
+    """Return what `__reduce__` returns for `make(*arguments)`; without this package, `stand_in` appears."""
     return eval, (_UNPICKLE.format(stand_in=stand_in), {"sent": pickle.dumps((make, arguments))})
 
 
@@ -40,4 +40,4 @@ class PassThrough(partial[Any]):
     """Hold a function in the constants of rewritten code; its stand-in returns the first argument."""
 
     def __reduce__(self) -> Reduced:
-        return reduce_with_stand_in(PASS_THROUGH, PassThrough, self.func)
+        return reduce_with_stand_in(IDENTITY, PassThrough, self.func)

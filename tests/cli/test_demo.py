@@ -320,7 +320,7 @@ def test_the_other_worker_is_seen_waiting_for_a_straggler(hanging: DemoRun) -> N
 @pytest.mark.engine
 def test_a_tool_that_never_returns_ends_the_demo_and_is_seen_open(hanging: DemoRun) -> None:
     assert hanging.code == 1
-    assert f"nothing happened for {SILENT_SEC} s" in hanging.errors
+    assert f"no report for {SILENT_SEC} s" in hanging.errors
     records = hanging.records(3, 0)
     events = [record["event"] for record in records]
     assert STEP_CLOSED not in events

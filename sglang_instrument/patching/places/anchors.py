@@ -99,7 +99,7 @@ def _parse_anchor(key: str, text: str) -> Anchor:
 
 
 class FunctionOutline:
-    """A function's blocks and the names that their statements mention, computed once for all its regions."""
+    """A function's blocks and the names that their statements mention, computed once per function."""
 
     def __init__(self, definition: FunctionDef) -> None:
         self.definition = definition
@@ -108,7 +108,7 @@ class FunctionOutline:
         self._mentions: dict[int, frozenset[str]] = {}
 
     def resolve(self, anchors: Anchors) -> Statements:
-        """Return the statements that `anchors` describe; without anchors, the whole body except the docstring.
+        """Return the statements that `anchors` describe; without anchors, the body except the docstring.
 
         Raises:
             AnchorsMissing: no block mentions all anchors in order.

@@ -50,7 +50,7 @@ class Source:
                 self._chains.setdefault((definition.name, _first_line(definition)), []).append(chain)
 
     def chain_of(self, code: CodeType) -> Chain | None:
-        """Return the module, the enclosing classes and functions, and last the definition of `code`.
+        """Return the module, the enclosing classes and functions, and the definition of `code`.
 
         None where the source has no such definition at this line, or more than one.
         """
@@ -58,7 +58,7 @@ class Source:
         return chains[0] if len(chains) == 1 else None
 
     def matches(self, chain: Chain, running: CodeType) -> bool:
-        """Say whether the definition at the end of `chain` compiles to `running`; false once it is rewritten."""
+        """Say whether the definition at the end of `chain` compiles to `running`; false once rewritten."""
         if same_code(self.compile(chain), running):
             return True
         # Rarely, the rest of the module matters: since 3.12, a bare mention of `super` in it does.

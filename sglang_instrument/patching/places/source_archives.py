@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from sglang_instrument.errors import TargetError
-from sglang_instrument.patching.places.source_versions import Read, normalized, declared_version
+from sglang_instrument.patching.places.source_versions import Read, declared_version, normalized
 from sglang_instrument.patching.places.versions import installed_version
 from sglang_instrument.regular_files import demand_regular, read_regular
 

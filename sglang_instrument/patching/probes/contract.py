@@ -30,7 +30,7 @@ class OpenRegion(Protocol):
 class Probe(Protocol):
     """The constant in rewritten code; it is hashable and picklable.
 
-    Fields read `enter_locals` at entry, `exit_locals` at exit and `error_locals` after an exception. Rewritten
+    Fields read `enter_locals` at entry, `exit_locals` at exit and `error_locals` after an exception. The
     code hands over `item_locals` with each item: the exit locals if `ends` may end the region at an item.
     """
 

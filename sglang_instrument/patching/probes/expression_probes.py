@@ -7,7 +7,7 @@ the probe's result in place of the value. The probe is a constant of the code, a
 from collections.abc import Coroutine
 from typing import Any
 
-from sglang_instrument.patching.pickling import PASS_THROUGH, reduce_with_stand_in
+from sglang_instrument.patching.pickling import IDENTITY, reduce_with_stand_in
 from sglang_instrument.patching.probes.contract import Probe
 from sglang_instrument.recording.measure import spans
 from sglang_instrument.recording.measure.spans import OFF
@@ -30,7 +30,7 @@ class ExpressionProbe:
         self._reads = bool(self.locals or probe.wants_result)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return reduce_with_stand_in(PASS_THROUGH, type(self), self.probe)
+        return reduce_with_stand_in(IDENTITY, type(self), self.probe)
 
     def __call__(self, value: Any, *values: Any) -> Any:
         """Return the object that replaces `value`."""
@@ -46,7 +46,7 @@ class ExpressionProbe:
 
 
 class CallProbe(ExpressionProbe):
-    """Measure the coroutine that a call returns, from its first step to its end; leave other results alone."""
+    """Measure the coroutine that a call returns, from first step to end; leave other results alone."""
 
     __slots__ = ()
 

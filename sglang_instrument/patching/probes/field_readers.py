@@ -1,7 +1,7 @@
 """Compile the fields of a region into one function, the reader, which reads them all and never raises.
 
-The reader is built as a syntax tree from the parsed fields; no text of a table is executed. Each field has its
-own `try`: a field that cannot be read is left out, and the other fields are still read.
+The reader is built as a syntax tree from the parsed fields; no text of a table is executed. Each field has
+its own `try`: a field that cannot be read is left out, and the other fields are still read.
 """
 
 import ast

@@ -21,9 +21,9 @@ from sglang_instrument.recording.measure.spans import Span, WatchedSpan, kind_fo
 class Plan:
     """What a probe does at the start and the end of a region; a reader without fields is None.
 
-    `asks`: a condition decides whether a run is recorded. `binds`: a run binds ids. `collects`: a run keeps the
-    regions that finish inside it. `reports`: another region reads this event through `inside`. `wants_inside`:
-    the events that this region reads through `inside`.
+    `asks`: a condition decides whether a run is recorded. `binds`: a run binds ids. `collects`: a run keeps
+    the regions that finish inside it. `reports`: another region reads this event through `inside`.
+    `wants_inside`: the events that this region reads through `inside`.
     """
 
     event: str

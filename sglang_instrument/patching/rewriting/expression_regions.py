@@ -23,7 +23,7 @@ class MeasuredExpression(NamedTuple):
     scope: ast.AST
 
     @property
-    def expression(self) -> ast.expr:
+    def node(self) -> ast.expr:
         """The expression that is called or entered."""
         return self.owner.func if isinstance(self.owner, ast.Call) else self.owner.context_expr
 

@@ -10,7 +10,7 @@ from sglang_instrument.patching.probes.contract import Probe
 from sglang_instrument.patching.rewriting.awaits import count_awaits
 from sglang_instrument.patching.rewriting.constants import Constants
 from sglang_instrument.patching.rewriting.expression_regions import MeasuredExpression, put_probe
-from sglang_instrument.patching.rewriting.handover import RegionHandover, HandoverInserter, located
+from sglang_instrument.patching.rewriting.handover import HandoverInserter, RegionHandover, located
 from sglang_instrument.patching.tables.regions import Capture
 
 SCOPES: Final = (*DEFINITIONS, ast.Lambda, ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)

@@ -144,7 +144,7 @@ def _objection(bindings: Bindings, region: Region, statements: Statements) -> st
     for capture in region.capture:
         count = len(find_captured(statements, capture))
         if count != 1:
-            return f"capture {capture.callee}({capture.argument}) occurs {count} times in the region, must be once"
+            return f"capture {capture.callee}({capture.argument}) occurs {count} times, must be once"
     return ""
 
 
@@ -172,7 +172,7 @@ def _without_overlaps(placed: list[Placed]) -> list[Placed]:
     for one in placed:
         rival = next((other for other in kept if _overlap(one, other)), None)
         if rival is not None:
-            note = f"overlaps {rival.site.region.event}, lines {rival.site.lines}, and neither contains the other"
+            note = f"overlaps {rival.site.region.event}, lines {rival.site.lines}; neither contains the other"
             kept.append(one.refused(note))
         else:
             kept.append(one)

@@ -81,4 +81,5 @@ def _read_fields(path: Path) -> Iterator[str]:
 def _correction(event: str, field: str, known: set[str]) -> str:
     near = difflib.get_close_matches(field, known, 1)
     right = f"did you mean {near[0]!r}? " if near else ""
-    return f"no region {event} of this table has a field {field!r}; {right}the fields are {', '.join(sorted(known))}"
+    fields = ", ".join(sorted(known))
+    return f"no region {event} of this table has a field {field!r}; {right}the fields are {fields}"

@@ -16,8 +16,8 @@ from typing import Final, Literal
 from sglang_instrument.errors import TableError
 from sglang_instrument.patching.tables.field_functions import NAMES, SPECIAL, measure_named
 
-#: Roots that are not locals: the returned value; the item that a generator yields; the regions that finished
-#: inside this one; those that finished before it in the enclosing region; the bound ids; the imported modules.
+#: Roots that are not locals: the returned value; a generator's item; the regions that finished inside this
+#: one; those that finished before it in the enclosing region; the bound ids; the imported modules.
 RESULT: Final = "result"
 ITEM: Final = "item"
 INSIDE: Final = "inside"
