@@ -32,7 +32,7 @@ class RegionHandover:
     """Generates the code of one region in a function that is being rewritten.
 
     `sure_at_start` and `sure_at_end` are the locals that surely have a value there; a `try` guards others.
-    `sure_at_yields` holds such locals for each `yield`, by the id of its node. The generated code has the line
+    `sure_at_yields` holds such locals for each `yield`, by the id of its node. Generated code has the line
     of `at`. `counts_waiting`: the function is a coroutine that counts its awaits; so does the region's span.
     """
 
