@@ -1,1 +1,1 @@
-"""Run a small real rollout on the real SGLang engine: the stand-in for a trainer."""
+"""Run a small real rollout on the real SGLang engine, as a trainer does."""

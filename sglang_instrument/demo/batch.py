@@ -1,4 +1,4 @@
-"""Carry a batch between a trainer and its rollout: tensors, the rest, and how both are padded and sent."""
+"""Hold a batch that a trainer and its rollout exchange; pad and broadcast its content."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 class TensorDict(dict[str, torch.Tensor]):
-    """Tensors by name that all have the same first dimension."""
+    """Tensors by name; all have the same first dimension."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], batch_size: int) -> None:
         for name, tensor in tensors.items():
@@ -23,7 +23,7 @@ class TensorDict(dict[str, torch.Tensor]):
 
 @dataclass
 class DataProto:
-    """A batch: tensors, one list entry a row for what is no tensor, and facts about the batch as a whole."""
+    """A batch: tensors, lists with one entry per row for other values, and values for the whole batch."""
 
     batch: TensorDict = field(default_factory=lambda: TensorDict({}, batch_size=0))
     non_tensor_batch: dict[str, list[Any]] = field(default_factory=dict)
@@ -33,13 +33,13 @@ class DataProto:
 def pad_sequence_to_length(
     tensor: torch.Tensor, length: int, value: int, *, left_pad: bool = False
 ) -> torch.Tensor:
-    """Pad the last dimension of [rows, tokens] with `value` up to `length`; what is longer stays as it is."""
+    """Pad the last dimension of [rows, tokens] with `value` up to `length`; longer rows stay unchanged."""
     missing = max(0, length - tensor.shape[-1])
     return torch.nn.functional.pad(tensor, (missing, 0) if left_pad else (0, missing), value=value)
 
 
 def broadcast_pyobj(objects: list[Any], *, rank: int, group: dist.ProcessGroup, src: int) -> list[Any]:
-    """Send a list of objects from rank `src` to every rank of the group; all of them return the list."""
+    """Send a list of objects from rank `src` to every rank of the group; every rank returns the list."""
     sent = pickle.dumps(objects) if rank == src else b""
     size = torch.tensor([len(sent)], dtype=torch.long)
     dist.broadcast(size, src=src, group=group)
@@ -47,5 +47,5 @@ def broadcast_pyobj(objects: list[Any], *, rank: int, group: dist.ProcessGroup, 
     if rank == src:
         content = torch.frombuffer(bytearray(sent), dtype=torch.uint8)
     dist.broadcast(content, src=src, group=group)
-    received: list[Any] = pickle.loads(content.numpy().tobytes())  # noqa: S301 - sent by this program's own rank
+    received: list[Any] = pickle.loads(content.numpy().tobytes())  # noqa: S301 - another rank of this program sent it
     return received

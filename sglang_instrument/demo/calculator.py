@@ -1,4 +1,4 @@
-"""Calculate: the tool that the tiny model calls, from the text of a call to the tool's answer."""
+"""The calculator tool: parse the tiny model's tool calls, and answer them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OPERATIONS: Final = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 @dataclass(frozen=True)
 class OpenAIFunctionToolCall:
-    """One call that the model asked for: the tool's name and its arguments."""
+    """One tool call of the model: the tool's name and its arguments."""
 
     name: str
     arguments: dict[str, str]
@@ -32,7 +32,7 @@ class OpenAIFunctionToolCall:
 
 @dataclass(frozen=True)
 class ToolResponse:
-    """What a tool says to the model."""
+    """The answer of a tool to the model."""
 
     text: str
 
@@ -48,7 +48,7 @@ class FunctionCallParser:
         """Split a whole reply into its plain text and its calls.
 
         Raises:
-            json.JSONDecodeError: A call is no JSON.
+            json.JSONDecodeError: A call is not valid JSON.
         """
         return _CALL.sub("", text), [json.loads(body) for body in _CALL.findall(text)]
 
@@ -63,7 +63,7 @@ class Calculator:
         self._expected: dict[str, str] = {}
 
     async def create(self, request_id: str, *, expected: str) -> None:
-        """Open the tool for a request whose right answer is `expected`."""
+        """Register a request whose correct answer is `expected`."""
         self._expected[request_id] = expected
 
     async def execute(
@@ -72,7 +72,7 @@ class Calculator:
         """Calculate `arguments["expression"]`.
 
         Returns:
-            The response, the reward of this call (1.0 if it is the answer itself), and counts.
+            The response, the reward of this call (1.0 if the result is the expected answer), and counts.
         """
         await self._fault.at_tool_call()
         await asyncio.sleep(LATENCY_SEC)
@@ -80,7 +80,7 @@ class Calculator:
         return ToolResponse(answer), float(answer == self._expected[request_id]), {"calls": 1}
 
     async def calc_reward(self, request_id: str, *, reply: str) -> float:
-        """Return the reward of a whole request, by its last reply."""
+        """Return the reward of a request for its last reply."""
         await self._fault.at_reward()
         return score(reply, self._expected[request_id])
 
@@ -90,7 +90,7 @@ class Calculator:
 
 
 def calculate(expression: str) -> str:
-    """Return the value of `a + b`, `a - b` or `a * b` as text, or what is wrong with the expression."""
+    """Return the value of `a + b`, `a - b` or `a * b` as text, or an error message as text."""
     match = _EXPRESSION.fullmatch(expression)
     if match is None:
         return "error: write a + b, a - b or a * b"

@@ -1,4 +1,4 @@
-"""Write a dialogue as the tiny model reads it."""
+"""Format and tokenize dialogues for the tiny model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PAD: Final = "<|endoftext|>"
 SPECIAL_TOKENS: Final = (PAD, "<|im_start|>", EOS)
 GENERATION_PROMPT: Final = "<|im_start|>assistant\n"
 
-#: The same text as `message_text`, for whoever loads the tokenizer from the model's folder.
+#: Makes the same text as `message_text`, for users who load the tokenizer from the model's folder.
 CHAT_TEMPLATE: Final = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -22,6 +22,6 @@ def message_text(role: str, content: str) -> str:
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """Return the token ids of a text, without any that the tokenizer would add."""
+    """Return the token ids of a text, without special tokens added by the tokenizer."""
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids

@@ -1,8 +1,8 @@
-"""Let SGLang's engine run on a plain CPU, through SGLang's own plugin point for platforms.
+"""Let SGLang's engine run on a plain CPU, as a platform plugin of SGLang.
 
-SGLang's CPU builds need a compiled kernel package. A platform that is named "cpu" and is not SGLang's own
-makes every operation take its native PyTorch path instead. SGLang finds it by an entry point of the group
-`sglang.srt.platforms`; `write_plugin` writes one into a folder for PYTHONPATH, so nothing is installed.
+SGLang's CPU build needs a compiled kernel package. With a plugin platform named "cpu", every operation takes
+its native PyTorch path. SGLang finds the plugin by an entry point in `sglang.srt.platforms`;
+`write_plugin` writes that entry point into a folder on PYTHONPATH, so nothing needs to be installed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ENTRY_POINTS = "[sglang.srt.platforms]\ndemo_cpu = sglang_instrument.demo.cpu_p
 
 
 def write_plugin(folder: Path) -> None:
-    """Declare the platform in `folder`: whoever has it on PYTHONPATH finds the platform."""
+    """Declare the platform in `folder`; processes with `folder` on PYTHONPATH find it."""
     distribution = folder / "sglang_instrument_demo_cpu-0.dist-info"
     distribution.mkdir(parents=True, exist_ok=True)
     (distribution / "METADATA").write_text(_METADATA)
@@ -23,12 +23,12 @@ def write_plugin(folder: Path) -> None:
 
 
 def activate() -> str:
-    """Name the platform's class, as SGLang asks of such an entry point."""
+    """Return the name of the platform's class, as SGLang requires of the entry point."""
     return f"{__name__}:CpuPlatform"
 
 
 def __getattr__(name: str) -> Any:
-    # Built when SGLang asks for it: finding the entry point must import neither torch nor SGLang.
+    # Made on request: loading the entry point must import neither torch nor SGLang.
     if name != "CpuPlatform":
         raise AttributeError(name)
     from sglang.srt.platforms.device_mixin import PlatformEnum
@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _PlainCpu:
-    """What SGLang asks of a platform, answered for a CPU. Memory is in bytes."""
+    """SGLang's platform interface for a CPU. Memory is in bytes."""
 
     device_name = device_type = "cpu"
 
@@ -104,5 +104,5 @@ def _allocator(size: int, page_size: int, dtype: Any, device: str, kvcache: Any,
     from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 
     if page_size != 1:
-        raise ValueError(f"the demo's CPU platform knows pages of 1 token, not of {page_size}")
+        raise ValueError(f"the demo's CPU platform supports only pages of 1 token, got {page_size}")
     return TokenToKVPoolAllocator(size, dtype, device, kvcache, need_sort)

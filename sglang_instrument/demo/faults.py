@@ -1,4 +1,4 @@
-"""Plant faults at known places, so that their traces in the log can be looked for."""
+"""Inject faults at known places, so that tests can look for them in the log."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import signal
 import time
 from typing import Final
 
-# Long beside what a machine that does other work, too, holds everybody up: what is planted has to stand out.
+# Longer than delays on a busy machine, so that faults stand out.
 SLOW_SEC: Final = 4.0
 BLOCK_SEC: Final = 0.5
 STRAGGLE_SEC: Final = 3.0
 STARVED_SEC: Final = 2.0
-DYING_SEC: Final = 4.0  # the others wait at the barrier by then, and what ended before is on disk
+DYING_SEC: Final = 4.0  # by then the others wait at the barrier, and earlier records are on disk
 
-#: Where each fault is planted: several fit into one run. "Step 2" is the last step of a run of one step.
+#: Where each fault occurs; one run can have several. In a run of one step, "step 2" means step 1.
 FAULTS: Final[dict[str, str]] = {
     "slow-reward": f"step 2, worker 0: the first reward takes {SLOW_SEC} s",
-    "starved-reward": f"first step, worker 0: others hold the loop for {STARVED_SEC} s while a reward awaits",
+    "starved-reward": f"first step, worker 0: other code holds the loop for {STARVED_SEC} s during a reward",
     "slow-tool": f"step 2, worker 0: the first tool call takes {SLOW_SEC} s",
     "loop-block": f"step 2, worker 0: the second tool call holds the event loop for {BLOCK_SEC} s",
     "straggler": f"step 2, last worker: every tool call takes {STRAGGLE_SEC} s longer",
@@ -28,9 +28,9 @@ FAULTS: Final[dict[str, str]] = {
 
 
 class Fault:
-    """The faults that are planted in one worker.
+    """The faults of one worker.
 
-    `begin_step` says which step follows; `at_tool_call` and `at_reward` are awaited by the calculator.
+    The worker calls `begin_step` before each step; the calculator awaits `at_tool_call` and `at_reward`.
     """
 
     def __init__(self, planted: tuple[str, ...], *, worker: int, workers: int, steps: int) -> None:
@@ -42,7 +42,7 @@ class Fault:
         self.begin_step(0)
 
     def begin_step(self, step: int) -> None:
-        """Count calls anew; from now on the faults of this step are active. No step 0 has any."""
+        """Reset the counts and activate the faults of this step; step 0, a validation, has none."""
         second = min(2, self._steps)
         when = {**dict.fromkeys(_IN_FIRST_STEP, 1), **dict.fromkeys(_IN_LAST_STEP, self._steps)}
         self._active = {name for name in self._planted if step == when.get(name, second)}
@@ -57,7 +57,7 @@ class Fault:
         if self._tool_calls == 1:
             await self._first_tool_call()
         if self._tool_calls == 2 and "loop-block" in self._active:
-            time.sleep(BLOCK_SEC)  # a coroutine that blocks: that is the fault
+            time.sleep(BLOCK_SEC)  # the fault: a coroutine that blocks the loop
 
     async def at_reward(self) -> None:
         """Do what the active faults do to a reward."""
@@ -65,8 +65,8 @@ class Fault:
         if self._rewards == 1 and "slow-reward" in self._active:
             await pause(SLOW_SEC)
         if self._rewards == 2 and "starved-reward" in self._active:
-            asyncio.get_running_loop().call_soon(somebody_elses_work)
-            await asyncio.sleep(0)  # the reward itself is quick, but others come first
+            asyncio.get_running_loop().call_soon(unmeasured_work)
+            await asyncio.sleep(0)  # the reward itself is quick, but other code runs first
 
     async def _first_tool_call(self) -> None:
         if "crash" in self._active:
@@ -79,17 +79,17 @@ class Fault:
 
 
 async def pause(duration_sec: float) -> None:
-    """Sleep for at least so long: uvloop, which SGLang brings, may wake a sleeper up to a millisecond early.
+    """Sleep for at least `duration_sec`.
 
-    Its timers count in whole milliseconds.
+    uvloop, which SGLang installs, may wake a sleeper up to 1 ms early: its timers have whole milliseconds.
     """
     end = time.perf_counter() + duration_sec
     while (left := end - time.perf_counter()) > 0:
         await asyncio.sleep(left)
 
 
-def somebody_elses_work() -> None:
-    """Hold the event loop, in code that nobody measures."""
+def unmeasured_work() -> None:
+    """Hold the event loop in code without instrumentation."""
     time.sleep(STARVED_SEC)
 
 

@@ -1,4 +1,4 @@
-"""Answer the model as a user would: content with a right answer, not with a wrong one."""
+"""Answer the model as a user: accept a right answer, and reject a wrong one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Verifier:
         """Reply to the last message.
 
         Returns:
-            Whether the dialogue ends, the user's reply, the reward of this turn, and metrics (none).
+            Whether the dialogue ends, the user's reply, the reward of this turn, and empty metrics.
         """
         await asyncio.sleep(LATENCY_SEC)
         right = is_right(messages[-1]["content"], self._expected[request_id])

@@ -1,4 +1,4 @@
-"""Start the demo's workers, follow what they report, and end all of them whatever happens."""
+"""Start the demo's workers, read their reports, and always end all of them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from sglang_instrument.errors import InstrumentError
 
 POLL_SEC: Final = 0.2
 LAST_LINES: Final = 12
-#: Without warnings: SGLang's imports give dozens, of packages that a tiny model needs nothing of.
+#: Without warnings: SGLang's imports show dozens, about packages that the demo does not use.
 _COMMAND: Final = (sys.executable, "-W", "ignore", "-m", "sglang_instrument.demo.worker")
 
-#: What a worker says: `event` is ready, request, step or done; a step has `step`, `tokens` and `reward`.
+#: A worker's message: `event` is ready, request, step or done; a step has `step`, `tokens` and `reward`.
 Report = dict[str, Any]
 
 
 class DemoError(InstrumentError):
-    """A worker died, or nothing happened for too long."""
+    """A worker died, or no report came for too long."""
 
 
 @dataclass
 class Worker:
-    """A worker process, the end of its pipe that is read here, and the file that holds what it printed."""
+    """A worker process, the read end of its pipe, and the file with its output."""
 
     rank: int
     process: subprocess.Popen[bytes]
@@ -43,7 +43,7 @@ class Worker:
     unread: bytes = field(default=b"", repr=False)
 
     def read(self) -> list[Report]:
-        """Return the reports that have come in; an empty list at the end of the pipe, too."""
+        """Return the reports received since the last call; also an empty list at the end of the pipe."""
         *lines, self.unread = (self.unread + os.read(self.pipe, 65536)).split(b"\n")
         reports = [json.loads(line) for line in lines]
         self.ready |= any(report["event"] == "ready" for report in reports)
@@ -59,18 +59,18 @@ def run_workers(
     Args:
         options: The run.
         model: Folder of the model.
-        scratch: Empty folder for what the workers need and leave; each gets one of its own.
-        outputs: Folder for what each worker prints.
+        scratch: Empty folder for the workers' files; each worker gets its own subfolder.
+        outputs: Folder for the output of each worker.
 
     Raises:
-        DemoError: A worker died, or nothing happened for too long. The others are killed.
+        DemoError: A worker died, or no report came for too long. All workers are killed.
     """
     outputs.mkdir(parents=True, exist_ok=True)
     workers: list[Worker] = []
     try:
         for rank in range(options.workers):
-            workers.append(_start(rank, options, model, scratch, outputs))  # noqa: PERF401 - one by one: a
-            # start that fails must leave those before it in the list, to be ended
+            workers.append(_start(rank, options, model, scratch, outputs))  # noqa: PERF401 - if a start
+            # fails, the list must hold the workers started before, so that they are ended
         yield from _follow(workers, options)
     finally:
         for worker in workers:
@@ -84,14 +84,14 @@ def _start(rank: int, options: DemoOptions, model: Path, scratch: Path, outputs:
     read_end, write_end = os.pipe()
     order = WorkerOrder(options, rank, str(model), str(own), write_end)
     with output.open("wb") as printed:
-        process = subprocess.Popen(  # noqa: S603 - our own module, with our own arguments
+        process = subprocess.Popen(  # noqa: S603 - a fixed command
             [*_COMMAND, json.dumps(asdict(order))],
             stdout=printed,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             pass_fds=[write_end],
             env=_environment(rank, options, run_id=scratch.name),
-            start_new_session=True,  # a process group with its engine: nothing of it outlives the demo
+            start_new_session=True,  # one process group with its engine, which _end() kills
         )
     os.close(write_end)
     os.set_blocking(read_end, False)
@@ -99,7 +99,7 @@ def _start(rank: int, options: DemoOptions, model: Path, scratch: Path, outputs:
 
 
 def _environment(rank: int, options: DemoOptions, run_id: str) -> dict[str, str]:
-    """Return a worker's environment: what torchrun sets, too, and one thread, for cores are few."""
+    """Return a worker's environment: with torchrun's variables, and one thread, as cores are few."""
     environment = {
         **os.environ,
         "TORCHELASTIC_RUN_ID": run_id,
@@ -109,7 +109,9 @@ def _environment(rank: int, options: DemoOptions, run_id: str) -> dict[str, str]
         "TOKENIZERS_PARALLELISM": "false",
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
     }
-    environment.pop("SGLANG_USE_CPU_ENGINE", None)  # asks for compiled CPU kernels instead of our platform
+    environment.pop(
+        "SGLANG_USE_CPU_ENGINE", None
+    )  # would select compiled CPU kernels, not the demo's platform
     return environment
 
 
@@ -117,47 +119,47 @@ def _follow(workers: list[Worker], options: DemoOptions) -> Iterator[tuple[int, 
     with selectors.DefaultSelector() as selector:
         for worker in workers:
             selector.register(worker.pipe, selectors.EVENT_READ, worker)
-        heard = time.monotonic()
+        last_report = time.monotonic()
         while not all(worker.done for worker in workers):
             for key, _ in selector.select(POLL_SEC):
                 reports = key.data.read()
                 if not reports and key.data.process.poll() is not None:
                     selector.unregister(key.fd)
                 for report in reports:
-                    heard = time.monotonic()
+                    last_report = time.monotonic()
                     yield key.data.rank, report
-            check_workers(workers, options, silent_sec=time.monotonic() - heard)
+            check_workers(workers, options, silent_sec=time.monotonic() - last_report)
 
 
 def check_workers(workers: list[Worker], options: DemoOptions, *, silent_sec: float) -> None:
-    """Go on if all is well.
+    """Raise an error if the workers cannot finish.
 
     Args:
-        workers: All of them.
+        workers: All workers.
         options: The run.
-        silent_sec: For how long nobody has reported anything.
+        silent_sec: Seconds since the last report of any worker.
 
     Raises:
-        DemoError: A worker is dead before it was done, or nothing happened for too long.
+        DemoError: A worker died before it was done, or no report came for too long.
     """
     dead = [worker for worker in workers if worker.process.poll() is not None and not worker.done]
     if dead:
-        raise DemoError(_obituary(dead))
+        raise DemoError(_describe_death(dead))
     limit_sec = options.give_up_sec if all(worker.ready for worker in workers) else options.start_sec
     if silent_sec > limit_sec:
         waiting = ", ".join(str(worker.rank) for worker in workers if not worker.done)
         raise DemoError(
-            f"nothing happened for {limit_sec:.0f} s; worker {waiting} did not finish and was killed; "
-            f"the workers printed to {workers[0].output.parent}"
+            f"no report for {limit_sec:.0f} s; worker {waiting} did not finish and was killed; "
+            f"the workers' output is in {workers[0].output.parent}"
         )
 
 
-def _obituary(dead: list[Worker]) -> str:
-    """Name one that was killed, if any was: those that waited for it fail because it is gone."""
+def _describe_death(dead: list[Worker]) -> str:
+    """Describe one death, a kill first: other workers then fail because the killed one is gone."""
     first = min(dead, key=lambda worker: worker.process.returncode >= 0)
     code = first.process.returncode
-    tail = _tail(first.output) if code > 0 else ""  # who is killed has nothing to say about it
-    return f"worker {first.rank} {_cause(code)}; it printed to {first.output}{tail}"
+    tail = _tail(first.output) if code > 0 else ""  # a killed worker prints nothing about it
+    return f"worker {first.rank} {_cause(code)}; its output is in {first.output}{tail}"
 
 
 def _cause(code: int) -> str:
@@ -165,13 +167,13 @@ def _cause(code: int) -> str:
 
 
 def _tail(output: Path) -> str:
-    """Return the last lines that a worker printed, on lines of their own, or nothing."""
+    """Return the last lines of a worker's output, each after a newline; may be empty."""
     lines = output.read_text(errors="replace").splitlines()[-LAST_LINES:]
     return "".join(f"\n  | {line}" for line in lines)
 
 
 def _end(worker: Worker) -> None:
-    """Wait for a worker that is done; kill its process group whatever it is."""
+    """Wait for a worker that is done; then kill its process group in any case."""
     if worker.done:
         try:
             worker.process.wait(timeout=30)

@@ -1,4 +1,4 @@
-"""Build the tiny model on the spot: teach it the demo's dialogues by heart, and check that it knows them."""
+"""Train the tiny model until it repeats the demo's dialogues exactly, and check that it does."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from sglang_instrument.errors import InstrumentError
 VOCABULARY: Final = 900
 EPOCHS: Final = 150
 LEARNING_RATE: Final = 7e-3
-#: It is asked what it knows only when its loss is below this; it knows a token by so much in logits.
+#: Below this loss the model is checked: each token must lead all others by this margin in logits.
 LEARNED_LOSS: Final = 0.02
 LEARNED_MARGIN: Final = 3.0
 SEEDS: Final = (0, 1, 2)
 IGNORED: Final = -100
 
-#: Called with the share of the training that is done, 0 to 1.
+#: Called with the completed share of the training, 0 to 1.
 Progress = Callable[[float], None]
 
 
@@ -41,19 +41,19 @@ class ModelError(InstrumentError):
 
 
 def model_folder(parent: Path) -> Path:
-    """Return the folder of the model that today's dialogues and this file make."""
+    """Return the model's folder; its name is a hash of the dialogues and of this file."""
     sources = (Path(__file__), *(Path(__file__).with_name(f"{name}.py") for name in ("problems", "chat")))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     return parent / f"tiny-llama-{digest[:12]}"
 
 
 def ensure_model(parent: Path, progress: Progress = lambda share: None) -> Path:
-    """Return the folder of the trained model; build it below `parent` if it is not there.
+    """Return the folder of the trained model; build it below `parent` if it is missing.
 
-    Two processes may build at the same time: each has a folder of its own, and the first to finish stays.
+    Two processes may build at the same time: each uses its own folder, and the first to finish wins.
 
     Raises:
-        ModelError: The model does not say what it was taught, whichever seed it began with.
+        ModelError: The model did not learn its dialogues with any seed.
     """
     folder = model_folder(parent)
     if folder.is_dir():
@@ -62,7 +62,7 @@ def ensure_model(parent: Path, progress: Progress = lambda share: None) -> Path:
     building = Path(tempfile.mkdtemp(prefix="building-", dir=parent))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of libraries that nobody here calls, such as those for images
+            warnings.simplefilter("ignore")  # about libraries that the demo does not use
             _build(building, progress)
         building.rename(folder)
     except OSError:
@@ -76,7 +76,7 @@ def ensure_model(parent: Path, progress: Progress = lambda share: None) -> Path:
 def _build(folder: Path, progress: Progress) -> None:
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # it would draw over ours
+    logging.disable_progress_bar()  # it would overwrite the demo's bar
     tokenizer = make_tokenizer()
     batches = _batches(tokenizer)
     with _one_thread():
@@ -91,7 +91,7 @@ def _build(folder: Path, progress: Progress) -> None:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute in one thread: on a busy machine two wait for each other for ten times as long."""
+    """Compute in one thread: on a busy machine, two threads waiting for each other take ten times as long."""
     import torch
 
     before = torch.get_num_threads()
@@ -124,7 +124,7 @@ def make_tokenizer() -> Any:
 
 
 def _example(tokenizer: Any, messages: list[tuple[str, str]]) -> tuple[list[int], list[int]]:
-    """Return a dialogue's token ids, and the same as labels: only what the assistant says is learned."""
+    """Return a dialogue's token ids, and its labels: IGNORED except for the assistant's tokens."""
     ids: list[int] = []
     labels: list[int] = []
     for role, text in [("system", SYSTEM), *messages]:
@@ -140,7 +140,7 @@ def _example(tokenizer: Any, messages: list[tuple[str, str]]) -> tuple[list[int]
 
 
 def _batches(tokenizer: Any) -> list[tuple[Any, Any]]:
-    """Return (input ids, labels), each int64 [rows, tokens]: dialogues of like length together."""
+    """Return (input ids, labels), each int64 [rows, tokens]; each batch has dialogues of similar length."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
@@ -171,7 +171,7 @@ def _train(tokenizer: Any, batches: list[tuple[Any, Any]], seed: int, progress: 
             worst = max(worst, loss.item())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        # Training mostly ends long before the last epoch, so the bar is set for half of them.
+        # Training usually ends long before the last epoch, so the bar shows half of them.
         progress(min(1.0, (epoch + 1) / (EPOCHS / 2)))
         if worst < LEARNED_LOSS and _knows(model, batches):
             break
@@ -187,9 +187,9 @@ def _untrained(tokenizer: Any) -> Any:
             hidden_size=64,
             intermediate_size=128,
             num_hidden_layers=2,
-            num_attention_heads=1,  # a head of 64: a size that attention kernels for GPUs know
+            num_attention_heads=1,  # a head of 64: GPU attention kernels support this size
             num_key_value_heads=1,
-            initializer_range=0.1,  # the usual 0.02 is for wide models: this one then learns in half the time
+            initializer_range=0.1,  # the usual 0.02 suits wide models; 0.1 halves this model's training time
             max_position_embeddings=2048,
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
@@ -200,7 +200,7 @@ def _untrained(tokenizer: Any) -> Any:
 
 
 def _knows(model: Any, batches: list[tuple[Any, Any]]) -> bool:
-    """Say whether each token of each reply is far ahead of any other: then greedy decoding says it."""
+    """Say whether each token of each reply leads by the margin, so that greedy decoding repeats it."""
     import torch
 
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Say what a run of the demo is: what the parent asks for, and what each worker is told."""
+"""The options of a demo run, and the order that the parent sends to each worker."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """A run of the demo.
+    """The options of a demo run.
 
-    `requests` are those of one worker in one step; `max_tokens` caps each reply; `install` says whether the
-    workers call this package's `install()`; `validate` adds a validation after the last step.
-    The run gives up when nothing has happened for `give_up_sec`, and when no engine is up after `start_sec`.
+    `requests` counts the requests per worker and step; `max_tokens` limits each reply; with `install` the
+    workers call this package's `install()`; `validate` adds a validation after the last step. The run fails
+    if no report comes for `give_up_sec`, or, until all engines are ready, for `start_sec`.
     """
 
     steps: int = 3
@@ -28,7 +28,7 @@ class DemoOptions:
 
 @dataclass(frozen=True)
 class WorkerOrder:
-    """What one worker process is told; `report_fd` is where it says how far it is."""
+    """The arguments of one worker process; it writes its reports to `report_fd`."""
 
     run: DemoOptions
     rank: int

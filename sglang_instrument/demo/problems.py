@@ -1,4 +1,4 @@
-"""Name the demo's word problems, and what the tiny model is taught to say to each."""
+"""The demo's word problems, and the replies that the tiny model learns for each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SYSTEM = "You solve problems. tool: calculator"
 class Problem:
     """A question, its answer, and the assistant's replies in turn.
 
-    `weight` is how often the problem is drawn; long answers are rare, so that lengths have a heavy tail.
+    `weight` is the relative frequency of the problem; long answers are rare: lengths have a heavy tail.
     """
 
     question: str
@@ -67,7 +67,7 @@ def _running_sum(*numbers: int) -> Problem:
     return Problem(f"Add {listed}, one call each.", str(total), (*calls, say(total)), weight=0.7)
 
 
-#: Every problem the model knows. The first one calls the tool: a batch always has it, so faults find a call.
+#: All problems. The first one calls the tool and is in every batch, so that each fault finds a tool call.
 PROBLEMS: tuple[Problem, ...] = (
     _one_call("Mia has 4 apples and buys 9. How many?", "4 + 9"),
     _one_call("A bus has 31 seats, 17 are taken. How many are free?", "31 - 17"),
@@ -98,14 +98,14 @@ PROBLEMS: tuple[Problem, ...] = (
 
 
 def draw(count: int, *, seed: int, step: int, worker: int, validate: bool = False) -> list[Problem]:
-    """Draw a batch of problems: the same one for the same arguments.
+    """Draw a batch of problems; equal arguments give equal batches.
 
     Args:
         count: Number of problems, at least 1. The first one always calls the tool.
         seed: Seed of the run.
         step: Training step.
         worker: Rank of the worker.
-        validate: Whether the batch is a validation's.
+        validate: Whether the batch is for a validation.
     """
     chance = random.Random(f"{seed}/{step}/{worker}/{validate}")
     weights = [problem.weight for problem in PROBLEMS]
@@ -113,10 +113,10 @@ def draw(count: int, *, seed: int, step: int, worker: int, validate: bool = Fals
 
 
 def transcript(problem: Problem) -> list[tuple[str, str]]:
-    """Play a problem's replies against the tool and the interaction.
+    """Play a problem's replies with the tool and the interaction.
 
     Returns:
-        (role, text) of every message after the system's, in the order of the dialogue.
+        (role, text) of every message after the system message, in order.
     """
     messages = [("user", problem.question)]
     for reply in problem.replies:

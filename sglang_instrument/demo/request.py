@@ -1,4 +1,4 @@
-"""Hold one request of a rollout: its messages, its tokens, and which of them the model said."""
+"""Hold one request of a rollout: its messages, its tokens, and a mask of the generated tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_instrument.demo.chat import GENERATION_PROMPT, encode, message_text
 
 
 class AsyncRolloutRequestStateEnum(str, Enum):
-    """Where a request stands."""
+    """The state of a request."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -23,7 +23,7 @@ class AsyncRolloutRequestStateEnum(str, Enum):
 
 
 class FinishReasonTypeEnum(str, Enum):
-    """Why a turn, or in the end the request, finished."""
+    """Why a turn or the request finished."""
 
     LENGTH = "length"
     STOP = "stop"
@@ -44,7 +44,7 @@ class AsyncRolloutRequest:
     """One dialogue of a batch. Tensors are int64 [1, tokens].
 
     `loss_mask` marks the tokens that the model generated. `prompt_ids` are the tokens before the first reply,
-    `response_ids` all that follow; `finalize` splits them.
+    `response_ids` all later ones; `finalize` splits them.
     """
 
     batch_data_id: int
@@ -67,7 +67,7 @@ class AsyncRolloutRequest:
         self.response_loss_mask = self.response_ids
 
     def get_generation_prompt_ids(self, processing_class: Any) -> list[int]:
-        """Return the tokens to generate from; append the assistant's header if it is not there yet."""
+        """Return the tokens to generate from; first append the assistant's header if it is missing."""
         header = encode(processing_class, GENERATION_PROMPT)
         if self.input_ids[0, -len(header) :].tolist() != header:
             self._append(header, said=False)
@@ -75,12 +75,12 @@ class AsyncRolloutRequest:
         return ids
 
     def add_user_message(self, processing_class: Any, content: str) -> None:
-        """Append what the user says."""
+        """Append the user's message."""
         self.messages.append(Message("user", content))
         self._append(encode(processing_class, message_text("user", content)), said=False)
 
     def add_tool_response_messages(self, processing_class: Any, responses: list[ToolResponse]) -> None:
-        """Append what the tools answer."""
+        """Append the answers of the tools."""
         for response in responses:
             self.messages.append(Message("tool", response.text))
             self._append(encode(processing_class, message_text("tool", response.text)), said=False)
@@ -92,13 +92,13 @@ class AsyncRolloutRequest:
         content_ids: list[int],
         tool_calls: list[OpenAIFunctionToolCall] | None = None,
     ) -> None:
-        """Append what the model said: the tokens themselves, then the newline that closes a message."""
+        """Append the model's reply: its tokens, then the newline that ends a message."""
         self.messages.append(Message("assistant", content, tool_calls))
         self._append(content_ids, said=True)
         self._append(encode(processing_class, "\n"), said=False)
 
     def update_metrics(self, metrics: dict[str, int], tool_name: str) -> None:
-        """Keep what a tool counted in one call."""
+        """Store the counts of one tool call."""
         self.metrics.setdefault(tool_name, []).append(metrics)
 
     def finalize(self, reward_scores: dict[str, Any], finish_reason: FinishReasonTypeEnum | None) -> None:

@@ -1,8 +1,8 @@
 """Roll out a batch of dialogues on the SGLang engine: the demo's stand-in for a trainer's rollout.
 
-Its shape is that of verl's `SGLangRollout` (0.5 to 0.6): what is instrumented there has its counterpart here,
-under the same names, which is why some functions are as long as they are there. Like any trainer it knows
-nothing of this package: `patches/demo/rollout.toml` instruments it.
+It follows verl's `SGLangRollout` (0.5 to 0.6): every instrumented function of verl has its counterpart here
+with the same name, and some are as long as in verl. Like any trainer, this module does not use this package:
+`patches/demo/rollout.toml` instruments it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sglang_instrument.demo.request import (
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    """Limits of a rollout, lengths in tokens; `response_length` is the most that one turn may generate."""
+    """Limits of a rollout, lengths in tokens; `response_length` is the limit for one turn."""
 
     prompt_length: int = 64
     response_length: int = 512
@@ -43,7 +43,7 @@ class RolloutConfig:
 
 
 class DemoRollout:
-    """Generate the replies to a batch of problems, one coroutine a request, each over several turns."""
+    """Generate the replies to a batch of problems; one coroutine runs all turns of a request."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class DemoRollout:
         self._on_request_done = on_request_done
         self.sampling_params = {"temperature": 1.0, "top_p": 1.0, "skip_special_tokens": True}
         self._rank = dist.get_rank()
-        # An engine a rank, no tensor parallelism: each rank is a group alone. All ranks must make all groups.
+        # One engine per rank, no tensor parallelism: a group per rank. All ranks must make all groups.
         groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
         self._tp_group = groups[self._rank]
         self._tp_rank = 0
@@ -263,7 +263,7 @@ class DemoRollout:
         return _req
 
     def _generated_ids(self, output: dict[str, Any]) -> list[int]:
-        """Return what the model generated, its end of turn included: not every engine returns that."""
+        """Return the generated tokens with the end of turn, which not every engine returns."""
         ids = list(output["output_ids"])
         stopped = output["meta_info"]["finish_reason"]["type"] == "stop"
         return ids + self._eos_ids if stopped and ids[-1:] != self._eos_ids else ids

@@ -1,4 +1,4 @@
-"""Score a reply: a user's own function, and the one place of the demo that shows the decorator."""
+"""Score a reply, with a user's own function: the demo's only use of the decorator."""
 
 import re
 
@@ -9,7 +9,7 @@ _ANSWER = re.compile(r"#### (-?\d+)")
 
 @instrument(phase="reward")
 def score(reply: str, expected: str) -> float:
-    """Return 1.0 if the reply gives the expected answer, 0.1 if it gives another one, and 0.0 for none."""
+    """Return 1.0 if the reply gives the expected answer, 0.1 for another answer, and 0.0 for none."""
     answer = answer_of(reply)
     if answer is None:
         return 0.0

@@ -1,4 +1,4 @@
-"""Show a person how far the demo is: one bar for the model, one for each worker, a line for each step."""
+"""Show the demo's progress: one bar for the model, one for each worker, a line for each step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sglang_instrument.demo.options import DemoOptions
 
 
 def train_model(parent: Path, console: Console) -> Path:
-    """Return the folder of the tiny model; show its training where it has to be trained."""
+    """Return the folder of the tiny model; train it with a progress bar if it is missing."""
     if model_folder(parent).is_dir():
         return ensure_model(parent)
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
@@ -28,14 +28,14 @@ def train_model(parent: Path, console: Console) -> Path:
 
 
 def follow(reports: Iterable[tuple[int, Report]], options: DemoOptions, console: Console) -> None:
-    """Show reports until they end."""
+    """Show all reports."""
     with Bars(options, console) as bars:
         for rank, report in reports:
             bars.update(rank, report)
 
 
 class Bars:
-    """A bar for each worker; a line for each step, once all workers are through it."""
+    """A bar for each worker, and a line for each step that all workers have finished."""
 
     def __init__(self, options: DemoOptions, console: Console) -> None:
         self._options = options
@@ -62,7 +62,7 @@ class Bars:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the bars as they are."""
+        """Stop drawing; the bars stay on the screen."""
         self._progress.stop()
 
     def update(self, rank: int, report: Report) -> None:

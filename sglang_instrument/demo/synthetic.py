@@ -1,4 +1,4 @@
-"""Make up the run of the README's story: a step that is three times slower, for a cause that can be found."""
+"""Generate the synthetic run of the README: one step is three times slower, for a known cause."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from sglang_instrument.testing.synthetic import synthetic_run
 def write(folder: Path) -> None:
     """Write steps 65 to 69 of eight workers with 512 requests each.
 
-    In step 67 109 requests of worker 0 stand still in the engine call of their second turn, from 22 s to
-    165 s after the start of generation, and worker 0 reaches the barrier long after the other seven.
+    In step 67, 109 requests of worker 0 hang in the engine call of their second turn, from 22 s to 165 s
+    after the start of generation, so worker 0 reaches the barrier long after the other seven.
     """
     synthetic_run(
         folder,

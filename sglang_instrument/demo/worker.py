@@ -1,6 +1,6 @@
-"""Be one worker of the demo: an engine, its rollout, and step after step a batch of problems.
+"""Run one worker of the demo: start an engine and its rollout, and process one batch per step.
 
-All that a trainer needs for this package is in `main`: one call of `install()`.
+A trainer needs only one call for this package: `install()`, in `main`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from sglang_instrument.demo.faults import Fault
     from sglang_instrument.demo.rollout import DemoRollout
 
-_WRITTEN_SEC: Final = 1.0  # an engine's processes are killed: what they recorded last is on disk by then
+_WRITTEN_SEC: Final = (
+    1.0  # time for the engine's processes to write their last records before they are killed
+)
 
 
 def main(order: WorkerOrder) -> None:
@@ -53,10 +55,10 @@ def main(order: WorkerOrder) -> None:
 
 
 class _Reports:
-    """Tell the parent what happens: one JSON object a line."""
+    """Send reports to the parent, one JSON object per line."""
 
     def __init__(self, descriptor: int) -> None:
-        os.set_inheritable(descriptor, False)  # or the engine's processes would keep the pipe open
+        os.set_inheritable(descriptor, False)  # else the engine's processes would keep the pipe open
         self._pipe = os.fdopen(descriptor, "w", buffering=1)
         threading.Thread(target=_end_with_parent, args=(descriptor,), daemon=True).start()
 
@@ -68,9 +70,9 @@ class _Reports:
 
 
 def _end_with_parent(descriptor: int) -> None:
-    """Kill this worker and its engine when nobody reads the pipe any more: a killed parent cannot do it."""
+    """Kill this worker and its engine when the parent closes the pipe or dies."""
     pipe = select.poll()
-    pipe.register(descriptor, 0)  # asks for no event: only errors are reported, such as a closed other end
+    pipe.register(descriptor, 0)  # no event: poll() returns only for errors, such as a closed read end
     pipe.poll()
     os.killpg(os.getpid(), signal.SIGKILL)
 
@@ -85,8 +87,8 @@ def _start(order: WorkerOrder, reports: _Reports) -> tuple[Any, DemoRollout, Fau
     from sglang_instrument.demo.interaction import Verifier
     from sglang_instrument.demo.rollout import DemoRollout, RolloutConfig
 
-    meeting = Path(order.scratch).with_name("meeting").as_uri()  # a file, for any port may be taken
-    dist.init_process_group("gloo", init_method=meeting, rank=order.rank, world_size=order.run.workers)
+    rendezvous = Path(order.scratch).with_name("meeting").as_uri()  # a file, because a port could be in use
+    dist.init_process_group("gloo", init_method=rendezvous, rank=order.rank, world_size=order.run.workers)
     limits = {"max_model_len": 1024, "response_length": order.run.max_tokens}
     engine = start_engine(
         Path(order.model),
@@ -109,7 +111,7 @@ def _start(order: WorkerOrder, reports: _Reports) -> tuple[Any, DemoRollout, Fau
 
 
 def _plan(run: DemoOptions) -> Iterator[tuple[int, bool]]:
-    """Yield (step, whether it is a validation): all training steps, and perhaps a validation after them."""
+    """Yield (step, is a validation): all training steps, then a validation if the options ask for it."""
     yield from ((step, False) for step in range(1, run.steps + 1))
     if run.validate:
         yield run.steps, True
@@ -132,7 +134,7 @@ def _prompts(problems: list[Problem], *, step: int, validate: bool) -> DataProto
 
 
 def _result(step: int, validate: bool, problems: list[Problem], done: DataProto) -> dict[str, Any]:
-    """Return a step's outcome, all of it free of times and ids: equal for equal runs."""
+    """Return a step's outcome without times and ids, so that equal runs give equal outcomes."""
     masks = done.batch["response_mask"].bool()
     rewards = done.non_tensor_batch["reward_scores"]
     return {
@@ -150,5 +152,5 @@ def _result(step: int, validate: bool, problems: list[Problem], done: DataProto)
 
 
 if __name__ == "__main__":
-    told = json.loads(sys.argv[1])
-    main(WorkerOrder(**{**told, "run": DemoOptions(**told["run"])}))
+    order = json.loads(sys.argv[1])
+    main(WorkerOrder(**{**order, "run": DemoOptions(**order["run"])}))

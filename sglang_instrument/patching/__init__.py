@@ -1,1 +1,1 @@
-"""Change the code of the program under measurement in memory, and restore it exactly."""
+"""Patch the code of the measured program in memory, and restore it exactly."""

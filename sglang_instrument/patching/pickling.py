@@ -1,7 +1,7 @@
-"""Let what stands in rewritten code travel, with a class that Ray pickles by value, to where nobody knows us.
+"""Make probes picklable; without this package they unpickle as stand-ins that do nothing.
 
-A node without this package gets something in its place that does nothing: the class works there as it did
-before it was patched. `eval` is the one way to say so with what every Python has.
+Ray pickles some classes by value, with the probes in their rewritten methods. On a node without this package
+such a class works as it did before it was patched. The pickle uses `eval`, which every Python has.
 """
 
 import pickle
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-#: In the place of a probe: whatever `contract` lets rewritten code call.
+#: Stands in for a probe: has every method that `probes/contract.py` lets rewritten code call.
 NO_PROBE: Final = """type("NoProbe", (), {
     "__call__": lambda self, *values: self,
     "__enter__": lambda self: self,
@@ -20,10 +20,10 @@ NO_PROBE: Final = """type("NoProbe", (), {
     "fail": lambda self, *values: None,
     "leave_result": lambda self, *values: None,
 })()"""
-#: In the place of what is called with a value and passes it on.
-PASSES_ON: Final = "lambda value, *values: value"
+#: Stands in for a function that is called with a value and returns it.
+IDENTITY: Final = "lambda value, *values: value"
 
-_ARRIVE: Final = """(
+_UNPICKLE: Final = """(
     (lambda made: made[0](*made[1]))(__import__("pickle").loads(sent))
     if __import__("importlib.util").util.find_spec("sglang_instrument") else {stand_in}
 )"""
@@ -31,13 +31,13 @@ _ARRIVE: Final = """(
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
-def travelling(stand_in: str, make: Callable[..., Any], *arguments: Any) -> Reduced:
-    """Return what `__reduce__` gives for `make(*arguments)`; for `stand_in` where this package is not."""
-    return eval, (_ARRIVE.format(stand_in=stand_in), {"sent": pickle.dumps((make, arguments))})
+def reduce_with_stand_in(stand_in: str, make: Callable[..., Any], *arguments: Any) -> Reduced:
+    """Return what `__reduce__` returns for `make(*arguments)`; without this package, `stand_in` appears."""
+    return eval, (_UNPICKLE.format(stand_in=stand_in), {"sent": pickle.dumps((make, arguments))})
 
 
-class PassingOn(partial[Any]):
-    """A function that is called with a value and passes it on, in the constants of rewritten code."""
+class PassThrough(partial[Any]):
+    """Hold a function in the constants of rewritten code; its stand-in returns the first argument."""
 
     def __reduce__(self) -> Reduced:
-        return travelling(PASSES_ON, PassingOn, self.func)
+        return reduce_with_stand_in(IDENTITY, PassThrough, self.func)

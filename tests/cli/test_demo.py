@@ -298,7 +298,7 @@ def test_a_reward_that_is_quick_but_starved_is_told_from_a_slow_one_and_the_culp
     assert starved["duration_sec"] >= STARVED_SEC
     assert starved["active_sec"] < STARVED_SEC / 2
     blocks = [one for one in records if one["event"] == "event_loop_block"]
-    [block] = [one for one in blocks if "somebody_elses_work" in one["extra"]["stack"][-1]]
+    [block] = [one for one in blocks if "unmeasured_work" in one["extra"]["stack"][-1]]
     assert block["duration_sec"] > STARVED_SEC / 2
     assert block["start_us"] < starved["start_us"] + starved["duration_sec"] * 1e6
     assert starved["start_us"] < block["start_us"] + block["duration_sec"] * 1e6
@@ -320,7 +320,7 @@ def test_the_other_worker_is_seen_waiting_for_a_straggler(hanging: DemoRun) -> N
 @pytest.mark.engine
 def test_a_tool_that_never_returns_ends_the_demo_and_is_seen_open(hanging: DemoRun) -> None:
     assert hanging.code == 1
-    assert f"nothing happened for {SILENT_SEC} s" in hanging.errors
+    assert f"no report for {SILENT_SEC} s" in hanging.errors
     records = hanging.records(3, 0)
     events = [record["event"] for record in records]
     assert STEP_CLOSED not in events

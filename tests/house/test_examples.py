@@ -99,7 +99,7 @@ def test_a_field_that_no_region_inside_has_is_an_error_that_says_what_is_right(t
         reading.load_table(str(wrong))
     assert str(refused.value) == (
         f"{wrong}: patch 1: region 1: exit.engine_time: no region turn_engine_call of this table has a field "
-        "'duration'; did you mean 'duration_sec'? there are duration_sec, finish_reason, turn"
+        "'duration'; did you mean 'duration_sec'? the fields are duration_sec, finish_reason, turn"
     )
 
 

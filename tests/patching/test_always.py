@@ -156,7 +156,10 @@ def test_a_field_that_cannot_be_read_is_left_out(patched):
 def test_a_function_that_asks_for_its_own_locals_is_left_alone(patched):
     # What reads them from the frame would renew the dict that it got.
     _, _, [site] = patched("reads_its_own", event="e", always=ALWAYS)
-    assert (site.state, site.note) == ("refused", "the function reads its own locals(), so none may be added")
+    assert (site.state, site.note) == (
+        "refused",
+        "the function reads its own locals(), so the rewriter may add none",
+    )
 
 
 @pytest.mark.parametrize("kind", [{"emit": "exit"}, {"emit": "enter"}, {"call": "f"}, {"entering": "lock"}])
@@ -164,6 +167,6 @@ def test_a_point_or_an_expression_has_none(kind):
     region = {"event": "e", "always": ALWAYS, **kind}
     content = {"trainer": "t", "module": "m", "patch": [{"target": "f", "region": [region]}]}
     with pytest.raises(
-        TableError, match="always works for statements with a duration: not with emit, call or"
+        TableError, match="always needs a span of statements: emit, call and entering are not"
     ):
         parse_table("t", content)

@@ -5,7 +5,7 @@ import pytest
 from sglang_instrument.patching.places.anchors import (
     AnchorsAmbiguous,
     AnchorsMissing,
-    Shape,
+    FunctionOutline,
     Unresolved,
     parse_anchors,
 )
@@ -33,7 +33,7 @@ SOURCE = '''def f(self):
 
 @pytest.fixture(scope="module")
 def shape():
-    return Shape(ast.parse(SOURCE).body[0])
+    return FunctionOutline(ast.parse(SOURCE).body[0])
 
 
 def lines(shape, **anchors):
@@ -107,7 +107,7 @@ def test_names_in_the_wrong_order_are_missing(shape):
 
 def test_a_loop_that_mentions_a_name_twice_is_not_ambiguous():
     source = "def f():\n    a()\n    while b():\n        a()\n        c()\n"
-    shape = Shape(ast.parse(source).body[0])
+    shape = FunctionOutline(ast.parse(source).body[0])
     assert lines(shape, at="a") == (4, 4)
     assert lines(shape, start="a", before="b") == (2, 2)
 
@@ -118,7 +118,7 @@ def test_statements_of_handlers_finally_and_match_are_blocks_too():
         "    else:\n        c()\n    finally:\n        d()\n"
         "    match x:\n        case 1:\n            g()\n"
     )
-    shape = Shape(ast.parse(source).body[0])
+    shape = FunctionOutline(ast.parse(source).body[0])
     assert [lines(shape, block=name) for name in "abcdg"] == [(3, 3), (5, 5), (7, 7), (9, 9), (12, 12)]
 
 
@@ -126,7 +126,7 @@ def test_statements_of_handlers_finally_and_match_are_blocks_too():
     ("texts", "message"),
     [
         ({"at": "a.b"}, "at must be a name or a quoted string, or several with ' | ', got 'a.b'"),
-        ({"at": "a", "from": "b"}, "at, block, call and entering stand alone, got at, from"),
+        ({"at": "a", "from": "b"}, "at, block, call and entering allow no other anchor, got at, from"),
         ({"from": "a", "after": "b"}, "give from or after, not both"),
         ({"through": "a", "before": "b"}, "give through or before, not both"),
         ({"block": "a |b"}, "block must be a name"),
@@ -140,7 +140,7 @@ def test_anchors_that_cannot_be_are_explained(texts, message):
 def test_a_text_that_is_written_as_a_name_is_shown_with_the_quotes_that_it_needs(shape):
     with pytest.raises(AnchorsMissing) as missing:
         shape.resolve(parse_anchors({"from": "prepare", "through": "gen"}))
-    assert str(missing.value) == "no statement mentions gen; as a text it is there: write \"'gen'\""
+    assert str(missing.value) == "no statement mentions gen; it occurs as a string: write \"'gen'\""
     with pytest.raises(AnchorsMissing) as missing:
         shape.resolve(parse_anchors({"from": "'gen'", "through": "gone"}))
     assert str(missing.value) == "no statement mentions gone"

@@ -273,7 +273,7 @@ def test_without_a_session_a_decorated_function_runs_and_records_nothing():
     [
         (
             {"fields": {"n": "size(promts)"}},
-            "'size\\(promts\\)': no argument 'promts', there are prompts, limit",
+            "'size\\(promts\\)': no argument 'promts'; the arguments are prompts, limit",
         ),
         ({"bind": {"step": "stepp"}}, "no argument 'stepp'"),
         ({"bind": {"stage": "limit"}}, "only step, worker, validate, request_id, turn, role can be bound"),
@@ -319,7 +319,7 @@ def test_static_and_class_methods_are_wrapped_as_such_and_classes_not_at_all(rec
 def test_a_generator_is_wrapped_only_as_one():
     with pytest.raises(TargetError, match="needs generator = true"):
         wrap_function(inspect.unwrap(generated), make_probe(region()))
-    with pytest.raises(TargetError, match="is no generator"):
+    with pytest.raises(TargetError, match="is not a generator"):
         wrap_function(inspect.unwrap(plain), make_probe(region(generator=True)))
 
 

@@ -365,7 +365,7 @@ def test_a_captured_argument_passes_through_the_probe(module, patched):
 def test_a_capture_that_is_not_met_once_is_refused(module, patched):
     _, sites = patched("A.calls", {"event": "call", "at": "dict", "capture": {"y": "cat(y)"}})
     assert sites[0].state == "refused"
-    assert "met 0 times" in sites[0].note
+    assert "occurs 0 times" in sites[0].note
 
 
 def test_static_and_class_methods_and_properties_are_reached(module, patched):

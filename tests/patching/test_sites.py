@@ -163,7 +163,7 @@ def test_source_that_was_edited_since_the_import_is_refused(folder, make):
     patcher.install()
     (site,) = patcher.results()
     assert site.state == "changed"
-    assert "not what runs" in site.note
+    assert "differs from the running code" in site.note
     assert module.A.work.__code__ is code
 
 
@@ -184,7 +184,7 @@ def test_what_somebody_patched_after_us_stays_and_is_named(folder, make):
     patcher.install()
     other = (lambda self, n: "other").__code__
     module.A.work.__code__ = other
-    assert patcher.uninstall() == ["planted_module.A.work: its code was changed by somebody else"]
+    assert patcher.uninstall() == ["planted_module.A.work: other code has changed its __code__ since"]
     assert module.A().work(1) == "other"
 
 
@@ -481,4 +481,4 @@ def test_a_local_of_a_function_around_is_no_missing_one(folder, make):
     plant(folder, source)
     patcher, _ = make({"target": "f", "region": [{"event": "f", "exit": {"size": "size", "gone": "other"}}]})
     patcher.install()
-    assert [site.note for site in patcher.results()] == ["no local for gone; a text is written \"'other'\""]
+    assert [site.note for site in patcher.results()] == ["no local for gone; write a string as \"'other'\""]

@@ -64,7 +64,7 @@ def test_a_set_of_fields_can_be_shared_by_name():
         ({"emit": "range"}, "emit must be one of 'span', 'enter', 'exit', got 'range'"),
         ({"phase": "coffee"}, "phase must be one of 'step', 'request'"),
         ({"at": "a b"}, "at must be a name or a quoted string"),
-        ({"at": "a", "block": "b"}, "at, block, call and entering stand alone, got at, block"),
+        ({"at": "a", "block": "b"}, "at, block, call and entering allow no other anchor, got at, block"),
         ({"enter": {"n": 3}}, "enter.n must be a string holding an expression, got 3"),
         ({"enter": "reply"}, "enter must be a table of names and expressions; got 'reply'"),
         (
@@ -74,7 +74,7 @@ def test_a_set_of_fields_can_be_shared_by_name():
         ({"root": "yes"}, "root must be true or false, got 'yes'"),
         ({"capture": {"rid": "call"}}, "capture.rid must be 'callee(keyword)', got 'call'"),
         ({"requires": "0.5"}, "requires: expected comparisons like '>=0.5.1,<0.6', got '0.5'"),
-        ({"emit": "exit", "bind": {"step": "s"}}, "emit = 'exit' is a point"),
+        ({"emit": "exit", "bind": {"step": "s"}}, "emit = 'exit' makes an instant event"),
         ({"ends": "item"}, "ends needs generator = true"),
     ],
 )

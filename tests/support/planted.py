@@ -33,7 +33,7 @@ class NotingProbe:
         self.wants_items = region.generator
         self.item_locals = () if region.ends is None else (region.ends,)
         self.error_locals = tuple(region.always.values())
-        self.is_moment = False
+        self.is_instant = False
 
     def counted(self) -> "NotingProbe":
         return self

@@ -150,7 +150,7 @@ def test_lines_notes_and_what_is_not_expected_are_told(tmp_path, tables, capsys)
     sites = {site["event"]: site for site in answer["sites"]}
     assert sites["prepare"]["lines"] == [6, 6]
     assert "lines 8, 10" in sites["run"]["note"]
-    assert sites["step"]["note"] == "no local for gone; a text is written \"'gone'\""
+    assert sites["step"]["note"] == "no local for gone; write a string as \"'gone'\""
     assert [site["event"] for site in answer["sites"] if not site["expected"]] == ["later"]
     assert sites["inherited"]["target"] == "trainer.core:Loop.inherited"
 

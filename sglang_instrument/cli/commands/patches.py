@@ -119,7 +119,9 @@ def _print(read: Sequence[Checked], unread: Iterable[Checked]) -> None:
         sites = one.sites or ()
         found = sum(site.state == "found" for site in sites)
         wanted = found + len(_lacking(one))
-        version = f" {one.version or 'of unknown version'}{', judged by its shape' if one.by_shape else ''}"
+        version = (
+            f" {one.version or 'of unknown version'}{', judged by its shape' if one.version_inferred else ''}"
+        )
         counted = f"{found} of {wanted} found" if wanted else "for other versions"
         print_line(f"{one.table.name} in {one.source} ({one.table.package}{version}): {counted}")
         shown = [site for site in sites if site.state != "found"] if several else sites
@@ -156,7 +158,7 @@ def _as_json(checked: Checked) -> dict[str, Any]:
         "trainer": checked.table.trainer,
         "source": checked.source,
         "version": checked.version,
-        "by_shape": checked.by_shape,
+        "by_shape": checked.version_inferred,
         "sites": None if checked.sites is None else [_site_as_json(site) for site in checked.sites],
     }
 

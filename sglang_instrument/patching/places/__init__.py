@@ -1,1 +1,1 @@
-"""Find where a table's statements lie in a trainer's source."""
+"""Find the functions and statements of a table in a trainer's source."""

@@ -1,8 +1,9 @@
-"""Find the statements that a region's anchors describe: names, not line numbers, so that versions may drift.
+"""Find the statements that a region's anchors describe.
 
-A statement *mentions* the names, attributes, keyword names, names of nested functions, short strings;
-the bodies of nested functions and classes are opaque. A region lies in one block: the innermost list of
-statements in which all its anchors are mentioned in order.
+Anchors are names, not line numbers, so a table fits several versions of a trainer. A statement *mentions* its
+names, attributes, keyword names, nested functions' names and short strings, but nothing in the bodies of
+nested functions and classes. A region lies in one block: the innermost list of statements that mentions all
+its anchors in order.
 """
 
 import ast
@@ -20,9 +21,9 @@ _ALTERNATIVE: Final = re.compile(r"[A-Za-z_]\w*|'[^']+'|\"[^\"]+\"")
 
 
 class Anchors(NamedTuple):
-    """The names between which a region lies: tuples of alternatives, empty where none was given.
+    """The names that delimit a region: for each key a tuple of alternatives, empty if the key is absent.
 
-    With `call` and `entering` the region is an expression, and found by `spots`.
+    With `call` or `entering` the region is an expression; `rewriting/expression_regions.py` finds it.
     """
 
     start: Anchor = ()
@@ -44,7 +45,7 @@ class Statements(NamedTuple):
 
     @property
     def lines(self) -> tuple[int, int]:
-        """First and last line, from 1; of an empty region, twice the line before which it stands."""
+        """First and last line, counted from 1; an empty region gives the line of the next statement twice."""
         if self.start == self.stop:
             line = self.block[min(self.start, len(self.block) - 1)].lineno
             return line, line
@@ -57,8 +58,8 @@ class Statements(NamedTuple):
         return self.block[self.start : self.stop]
 
 
-class Unresolved(Exception):  # noqa: N818 - an answer of the search, not an error that reaches anybody
-    """The anchors describe no statements, or several."""
+class Unresolved(Exception):  # noqa: N818 - a result of the search; callers catch it
+    """The anchors describe no statements, or more than one place."""
 
 
 class AnchorsMissing(Unresolved):
@@ -66,19 +67,21 @@ class AnchorsMissing(Unresolved):
 
 
 class AnchorsAmbiguous(Unresolved):
-    """Two blocks, neither inside the other, mention them."""
+    """Two blocks mention all anchors, and neither block is inside the other."""
 
 
 def parse_anchors(texts: Mapping[str, str]) -> Anchors:
     """Turn `{"from": "pad | 'text'"}` into anchors.
 
     Raises:
-        ValueError: an anchor is no name or quoted string, or two anchors contradict each other.
+        ValueError: an anchor is not a name or a quoted string, or two keys exclude each other.
     """
     parsed = {key: _parse_anchor(key, text) for key, text in texts.items()}
     anchors = Anchors(start=parsed.pop("from", ()), **parsed)
     if (anchors.at or anchors.block or anchors.call or anchors.entering) and len(texts) > 1:
-        raise ValueError(f"at, block, call and entering stand alone, got {', '.join(sorted(texts))}")
+        raise ValueError(
+            f"at, block, call and entering allow no other anchor, got {', '.join(sorted(texts))}"
+        )
     for one, other in (("from", "after"), ("through", "before")):
         if one in texts and other in texts:
             raise ValueError(f"give {one} or {other}, not both")
@@ -95,8 +98,8 @@ def _parse_anchor(key: str, text: str) -> Anchor:
     )
 
 
-class Shape:
-    """A function's blocks and what their statements mention, worked out once for all its regions."""
+class FunctionOutline:
+    """A function's blocks and the names that their statements mention, computed once per function."""
 
     def __init__(self, definition: FunctionDef) -> None:
         self.definition = definition
@@ -105,11 +108,11 @@ class Shape:
         self._mentions: dict[int, frozenset[str]] = {}
 
     def resolve(self, anchors: Anchors) -> Statements:
-        """Return the statements that `anchors` describe; without anchors the whole body, its docstring apart.
+        """Return the statements that `anchors` describe; without anchors, the body except the docstring.
 
         Raises:
             AnchorsMissing: no block mentions all anchors in order.
-            AnchorsAmbiguous: two blocks, neither inside the other, mention them.
+            AnchorsAmbiguous: two blocks mention all anchors, and neither is inside the other.
         """
         if not any(anchors):
             return Statements(self.definition.body, self._body_start, len(self.definition.body))
@@ -124,7 +127,7 @@ class Shape:
         rivals = [one for _, one in found if not _contains(one.block, innermost.block)]
         if rivals:
             lines = sorted(one.lines[0] for one in (innermost, *rivals))
-            raise AnchorsAmbiguous(f"lines {', '.join(map(str, lines))} match in blocks beside each other")
+            raise AnchorsAmbiguous(f"lines {', '.join(map(str, lines))} match in separate blocks")
         return innermost
 
     def _within(self, block: Block, anchors: Anchors) -> Statements | None:
@@ -151,7 +154,7 @@ class Shape:
     def _end(self, anchors: Anchors, block: Block, start: int) -> int | None:
         if not (anchors.through or anchors.before):
             return len(block)
-        # `before` may not be met by the very statement with which the region begins.
+        # The first statement of the region cannot also be its `before` anchor.
         begin = start + bool(anchors.start and anchors.before)
         place = self._find(anchors.through or anchors.before, block, begin)
         return None if place is None else place + bool(anchors.through)
@@ -173,13 +176,13 @@ class Shape:
         absent = [anchor for anchor in anchors if anchor and everything.isdisjoint(anchor)]
         if absent:
             texts = [in_quotes(name) for anchor in absent for name in anchor if repr(name) in everything]
-            hint = f"; as a text it is there: write {', '.join(texts)}" if texts else ""
+            hint = f"; it occurs as a string: write {', '.join(texts)}" if texts else ""
             return f"no statement mentions {', '.join(map(' | '.join, absent))}{hint}"
-        return "no block mentions its anchors in this order"
+        return "no block mentions all anchors in this order"
 
 
 def in_quotes(text: str) -> str:
-    """Return a text as a table has to say it: in quotes of its own."""
+    """Return a string anchor as a table writes it: quotes inside quotes."""
     return f"\"'{text}'\""
 
 
@@ -225,7 +228,7 @@ def _mentions(statement: ast.stmt) -> Iterator[str]:
 
 
 def walk_own(node: ast.AST, opaque: tuple[type[ast.AST], ...]) -> Iterator[ast.AST]:
-    """Yield `node` and what is below it; nodes of the `opaque` kinds are given, what is below them is not."""
+    """Yield `node` and its descendants; yield nodes of the `opaque` kinds, but not their descendants."""
     waiting = [node]
     while waiting:
         current = waiting.pop()

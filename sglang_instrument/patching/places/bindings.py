@@ -1,4 +1,4 @@
-"""Know which locals a function has, which surely have a value where, and whether it looks at them."""
+"""Find a function's locals, where each surely has a value, and whether the function reads `locals()`."""
 
 import ast
 import builtins
@@ -17,9 +17,9 @@ from sglang_instrument.patching.places.anchors import (
 )
 
 _OWN_SCOPES: Final = (*DEFINITIONS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-#: Built-ins that show a caller its own locals, where one of ours would be seen.
+#: Built-ins that show a caller its own locals: the caller would see a local that the rewriter adds.
 _SHOWING: Final = frozenset({"locals", "vars", "dir", "eval", "exec"})
-#: Attributes by which a function comes to its own frame, or to a frame's locals.
+#: Attributes that give a function its own frame, or a frame's locals.
 _FRAME: Final = frozenset({"currentframe", "_getframe", "f_locals"})
 _SHOW: Final = (*(getattr(builtins, name) for name in _SHOWING), inspect.currentframe, sys._getframe)
 
@@ -29,26 +29,26 @@ class Bindings:
 
     Args:
         definition: the function.
-        free: names that it takes from the functions around it.
-        aliases: other names by which it may know what shows its locals; see `aliases_in`.
+        free: names that it takes from enclosing functions.
+        aliases: other names by which it may call `locals` and the like; see `aliases_in`.
     """
 
     def __init__(
         self, definition: FunctionDef, free: Iterable[str] = (), aliases: Iterable[str] = ()
     ) -> None:
         self._definition = definition
-        #: Whether the function asks for its own locals; then none may be added to it.
+        #: Whether the function reads its own locals; then the rewriter may add none.
         self.are_read = any(_shows_locals(node, {*_SHOWING, *aliases}) for node in _own_nodes(definition))
         self._parameters = frozenset(_parameters(definition.args))
         stored, self._unbound_again, foreign = _stores(definition.body)
         self._names = (self._parameters | stored | frozenset(free)) - (foreign - frozenset(free))
 
     def is_of(self, scope: ast.AST) -> bool:
-        """Say whether these are the locals of this scope, not of one around it."""
+        """Say whether these are the locals of `scope` itself, not of an enclosing scope."""
         return scope is self._definition
 
     def has(self, name: str) -> bool:
-        """Say whether `name` is a local, or a local of a function around."""
+        """Say whether `name` is a local of the function or of an enclosing function."""
         return name in self._names
 
     def is_always(self, name: str) -> bool:
@@ -56,7 +56,7 @@ class Bindings:
         return name in self._parameters - self._unbound_again
 
     def is_always_within(self, name: str) -> bool:
-        """Say whether `name` is such a parameter within nested scopes, too: none of them binds it."""
+        """Say whether `name` is such a parameter and no nested scope binds it again."""
         return self.is_always(name) and name not in self._bound_within
 
     @cached_property
@@ -66,7 +66,7 @@ class Bindings:
         return frozenset(name for scope in inner for node in ast.walk(scope) for name in _named_by(node))
 
     def sure_at(self, block: Block, place: int) -> frozenset[str]:
-        """Return the locals that have a value whenever the statement `block[place]` is reached."""
+        """Return the locals that always have a value when control reaches the statement `block[place]`."""
         path = _bound_on_the_way(self._definition.body, block, place, self._parameters)
         return (path if path is not None else self._parameters) - self._unbound_again
 
@@ -86,15 +86,15 @@ class Bindings:
 
 
 def aliases_in(names: Iterable[str], module_globals: Mapping[str, Any]) -> list[str]:
-    """Return those of `names` that a module gave to a function that shows locals, as `show = vars`."""
+    """Return those of `names` that a module uses for a function that shows locals, as in `show = vars`."""
     return [name for name in names if any(module_globals.get(name) is show for show in _SHOW)]
 
 
 def _named_by(node: ast.AST) -> Iterator[str]:
-    """Yield the names that a node of an inner scope may bind, or unbind."""
+    """Yield the names that a node of a nested scope may bind or unbind."""
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
         yield node.id
-    # Of parameters, handlers and definitions, imports, patterns.
+    # The attributes that hold a name in parameters, handlers, definitions, imports and patterns.
     for attribute in ("arg", "name", "asname", "rest"):
         name = getattr(node, attribute, None)
         if isinstance(name, str):
@@ -124,7 +124,7 @@ def _parameters(arguments: ast.arguments) -> Iterator[str]:
 
 
 def _stores(body: Block) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """Return the names that are bound, those that may lose their value, those declared global or nonlocal."""
+    """Return three sets: the names bound, those that may be unbound again, those global or nonlocal."""
     stored, lost, foreign = set[str](), set[str](), set[str]()
     for statement in body:
         for node in walk_own(statement, opaque=_OWN_SCOPES):
@@ -147,7 +147,7 @@ def _stores(body: Block) -> tuple[frozenset[str], frozenset[str], frozenset[str]
 def _bound_on_the_way(
     block: Block, target: Block, place: int, bound: frozenset[str]
 ) -> frozenset[str] | None:
-    """Return what is bound once control has come from the start of `block` to `target[place]`.
+    """Return the names that are bound when control reaches `target[place]` from the start of `block`.
 
     None if `target` does not lie in `block`.
     """
@@ -165,7 +165,7 @@ def _bound_on_the_way(
 
 
 def _bound_by(statement: ast.AST) -> Iterator[str]:
-    """Yield the names that have a value once `statement` has run, whatever branch it took."""
+    """Yield the names that have a value after `statement`, whichever branch it takes."""
     if isinstance(statement, ast.Assign):
         for target in statement.targets:
             yield from _names(target)

@@ -1,8 +1,8 @@
-"""Find the definition of a running function in its source, and compile it to take the function's place.
+"""Find the definition of a running function in its source, and compile the rewritten definition.
 
-The definition is compiled inside the classes and functions that enclose it, with the original file name:
-closures, `super()`, private names, line numbers and columns are then the compiler's business. Whatever else
-the module holds, its imports apart, is left out: it has no part in the code of the function and costs time.
+The definition is compiled inside its enclosing classes and functions, with the original file name: so the
+compiler gets closures, `super()`, private names, line numbers and columns right. The rest of the module,
+except its imports, is left out: it does not affect the function's code and costs time.
 """
 
 import ast
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from sglang_instrument.patching.places.anchors import DEFINITIONS, FunctionDef, statement_lists
 
-#: What two code objects have in common when they are the same, file name and constants apart.
+#: Attributes that two equal code objects share; file names and constants are compared apart.
 _COMPARED: Final = (
     *("co_name", "co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_flags"),
     *("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_firstlineno", "co_linetable"),
@@ -39,18 +39,18 @@ class Source:
     def __init__(self, text: bytes | str, filename: str) -> None:
         self.filename = filename
         self.tree = parse(text, filename)
-        # `from __future__` decides on what is compiled; so does any import of the module since 3.11, for
-        # a call `module.function()` is compiled otherwise than `thing.method()`.
+        # `from __future__` changes how code is compiled. So does any import since 3.11: a call
+        # `module.function()` compiles differently from `thing.method()`.
         self._imports = list(_imports(self.tree.body))
         self._chains: dict[tuple[str, int], list[Chain]] = {}
-        self._whole: set[int] = set()  # ids of the chains that only the whole module explains
+        self._whole: set[int] = set()  # ids of the chains that match only when the whole module is compiled
         for chain in _chains((self.tree,), self.tree.body):
             definition = chain[-1]
             if isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 self._chains.setdefault((definition.name, _first_line(definition)), []).append(chain)
 
     def chain_of(self, code: CodeType) -> Chain | None:
-        """Return the module, the classes and functions around the definition of `code`, and the definition.
+        """Return the module, the enclosing classes and functions, and the definition of `code`.
 
         None where the source has no such definition at this line, or more than one.
         """
@@ -58,10 +58,10 @@ class Source:
         return chains[0] if len(chains) == 1 else None
 
     def matches(self, chain: Chain, running: CodeType) -> bool:
-        """Say whether the definition at the end of `chain` is what runs; false once it is changed."""
+        """Say whether the definition at the end of `chain` compiles to `running`; false once rewritten."""
         if same_code(self.compile(chain), running):
             return True
-        # Few words of the rest can matter after all: a module that mentions `super` by itself, since 3.12.
+        # Rarely, the rest of the module matters: since 3.12, a bare mention of `super` in it does.
         self._whole.add(id(chain))
         return same_code(self.compile(chain), running)
 
@@ -69,12 +69,12 @@ class Source:
         """Return the code object of the definition at the end of `chain`.
 
         Raises:
-            SyntaxError: rewriting went over a limit of the compiler, such as 20 nested blocks.
+            SyntaxError: the rewritten code exceeds a limit of the compiler, such as 20 nested blocks.
         """
         definition = definition_of(chain)
         with warnings.catch_warnings():
-            # The module's own warnings were said when it was imported, and "'str' object is not callable" is
-            # about our placeholders.
+            # The import showed the module's own warnings; "'str' object is not callable" is about the
+            # rewriter's placeholders.
             warnings.simplefilter("ignore")
             tree = self.tree if id(chain) in self._whole else self._pruned(chain)
             code = compile(tree, self.filename, "exec", dont_inherit=True)
@@ -86,7 +86,7 @@ class Source:
         inner: ast.AST = chain[-1]
         for outer in reversed(chain[1:-1]):
             if not isinstance(outer, ast.ClassDef):
-                inner = outer  # what a function holds decides on its closures: it is kept whole
+                inner = outer  # its whole body decides on its closures
                 continue
             shell = copy.copy(outer)
             shell.body = [_as_statement(inner)]
@@ -95,7 +95,7 @@ class Source:
 
 
 def parse(text: bytes | str, filename: str = "<source>") -> ast.Module:
-    """Parse source without showing the warnings that it was imported with.
+    """Parse source, and hide its warnings: its import showed them already.
 
     Raises:
         SyntaxError: the source does not parse.
@@ -110,7 +110,7 @@ def read_source(filename: str, module_globals: Mapping[str, Any]) -> bytes | str
     try:
         return Path(filename).read_bytes()
     except OSError:
-        # A zipped package, a notebook's cell: the loader has it.
+        # The loader has the source of a zipped package or a notebook's cell.
         return "".join(linecache.getlines(filename, dict(module_globals))) or None
 
 
@@ -123,7 +123,7 @@ def definition_of(chain: Chain) -> FunctionDef:
 
 
 def nested_codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield `code` and the code objects in its constants, all the way down."""
+    """Yield `code` and all code objects nested in its constants."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -131,7 +131,7 @@ def nested_codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def same_code(one: CodeType, other: CodeType) -> bool:
-    """Say whether two code objects do the same at the same lines, file names apart."""
+    """Say whether two code objects do the same at the same lines; file names may differ."""
     if any(getattr(one, name) != getattr(other, name) for name in _COMPARED):
         return False
     return len(one.co_consts) == len(other.co_consts) and all(

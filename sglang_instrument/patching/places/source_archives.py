@@ -1,4 +1,4 @@
-"""Read the source of packages without importing them: from folders, wheels, archives, or as installed."""
+"""Read the source of packages without importing them: installed, or from folders, wheels and archives."""
 
 import re
 import tarfile
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from sglang_instrument.errors import TargetError
-from sglang_instrument.patching.places.source_versions import Read, normal, told_version
+from sglang_instrument.patching.places.source_versions import Read, declared_version, normalized
 from sglang_instrument.patching.places.versions import installed_version
 from sglang_instrument.regular_files import demand_regular, read_regular
 
@@ -25,11 +25,11 @@ _UNPACKED: Final = re.compile(r"(?P<package>[\w.]+)-(?P<version>[^-]+)\.dist-inf
 
 @dataclass(frozen=True, eq=False)
 class SourceTree:
-    """Packages that can be read.
+    """Packages whose source can be read.
 
-    `read` gives the content of a path such as "sglang/srt/server.py", None where there is none; `versions`
-    are those that names of files tell, by the distribution's name in lower case with underscores; `projects`
-    read the files of each folder in which a project may lie.
+    `read` returns the content of a path such as "sglang/srt/server.py", or None if there is no such file.
+    `versions` are the versions in file names, by normalized distribution name. Each of `projects` reads the
+    files of one folder that may hold a project.
     """
 
     name: str
@@ -44,12 +44,12 @@ class SourceTree:
         return source if source is not None else self.read(f"{path}/__init__.py")
 
     def version(self, package: str) -> str | None:
-        """Return the version of a distribution, None where the tree does not tell."""
-        return self.versions.get(normal(package)) or told_version(package, self.read, self.projects)
+        """Return the version of a distribution, None if the tree does not tell it."""
+        return self.versions.get(normalized(package)) or declared_version(package, self.read, self.projects)
 
 
 class InstalledPackages(SourceTree):
-    """What `import` would find, by `find_spec` of the top-level package alone, which imports nothing."""
+    """What `import` would find; uses `find_spec` of the top-level package only, which imports nothing."""
 
     def __init__(self) -> None:
         super().__init__("installed packages", _read_installed, {})
@@ -63,7 +63,7 @@ def open_tree(path: Path) -> SourceTree:
     """Open a folder that holds packages, a wheel or a source archive.
 
     Raises:
-        TargetError: there is no such file, or it is none of these.
+        TargetError: there is no such file, or it is of another kind.
     """
     if path.is_dir():
         return _folder(path)
@@ -84,8 +84,8 @@ def _folder(root: Path) -> SourceTree:
 
     folders = ["", *(f"{one.name}/" for one in sorted(root.iterdir()) if one.is_dir())]
     unpacked = (_UNPACKED.fullmatch(one.name) for one in root.iterdir())
-    versions = {normal(match["package"]): match["version"] for match in unpacked if match}
-    return SourceTree(str(root), _in_any(folders, read), versions, _each(folders, read))
+    versions = {normalized(match["package"]): match["version"] for match in unpacked if match}
+    return SourceTree(str(root), _package_reader(folders, read), versions, _project_readers(folders, read))
 
 
 def _zip(path: Path) -> SourceTree:
@@ -95,28 +95,32 @@ def _zip(path: Path) -> SourceTree:
     def read(name: str) -> bytes | None:
         return archive.read(name) if name in names else None
 
-    folders = _tops(names)
-    return SourceTree(str(path), _in_any(folders, read), _told_by_name(path), _each(folders, read))
+    folders = _top_folders(names)
+    return SourceTree(
+        str(path), _package_reader(folders, read), _versions_in_name(path), _project_readers(folders, read)
+    )
 
 
 def _tar(path: Path) -> SourceTree:
-    archive = tarfile.open(path)  # noqa: SIM115 - read from as long as the tree lives
+    archive = tarfile.open(path)  # noqa: SIM115 - stays open as long as the tree
     names = frozenset(archive.getnames())
 
     def read(name: str) -> bytes | None:
         member = archive.extractfile(name) if name in names else None
         return None if member is None else member.read()
 
-    folders = _tops(names)
-    return SourceTree(str(path), _in_any(folders, read), _told_by_name(path), _each(folders, read))
+    folders = _top_folders(names)
+    return SourceTree(
+        str(path), _package_reader(folders, read), _versions_in_name(path), _project_readers(folders, read)
+    )
 
 
 def _prefixes(folders: Iterable[str]) -> list[str]:
     return [f"{folder}{layout}" for folder in folders for layout in _LAYOUTS]
 
 
-def _each(folders: Iterable[str], read: Read) -> list[Read]:
-    """Return a reader for each place in which a project may lie."""
+def _project_readers(folders: Iterable[str], read: Read) -> list[Read]:
+    """Return one reader for each place that may hold a project."""
 
     def below(prefix: str) -> Read:
         return lambda path: read(f"{prefix}{path}")
@@ -124,10 +128,10 @@ def _each(folders: Iterable[str], read: Read) -> list[Read]:
     return list(map(below, _prefixes(folders)))
 
 
-def _in_any(folders: Iterable[str], read: Read) -> Read:
+def _package_reader(folders: Iterable[str], read: Read) -> Read:
     """Return a reader that looks for a top-level package in each folder, in each layout."""
     prefixes = _prefixes(folders)
-    known: dict[str, str] = {}  # a package may have no __init__.py to tell it by: the first file found does
+    known: dict[str, str] = {}  # by package: the prefix of its first file found; it may lack __init__.py
 
     def read_under(path: str) -> bytes | None:
         package = path.partition("/")[0]
@@ -156,7 +160,7 @@ def _read_installed(path: str) -> bytes | None:
 def _find_top(name: str) -> ModuleSpec | None:
     try:
         return find_spec(name)
-    except (ImportError, ValueError):  # ValueError: a module without a spec, such as one made by hand
+    except (ImportError, ValueError):  # ValueError: a module without a spec, such as one that a program made
         return None
 
 
@@ -167,10 +171,10 @@ def _read_file(path: Path) -> bytes | None:
         return None
 
 
-def _tops(names: Iterable[str]) -> list[str]:
+def _top_folders(names: Iterable[str]) -> list[str]:
     return ["", *sorted({f"{name.partition('/')[0]}/" for name in names if "/" in name})]
 
 
-def _told_by_name(path: Path) -> dict[str, str]:
+def _versions_in_name(path: Path) -> dict[str, str]:
     match = _WHEEL.fullmatch(path.name) or _ARCHIVE.fullmatch(path.name)
-    return {} if match is None else {normal(match["package"]): match["version"]}
+    return {} if match is None else {normalized(match["package"]): match["version"]}

@@ -1,4 +1,4 @@
-"""Read a project's version from its source, as a checkout without metadata tells it; nothing is run."""
+"""Read a project's version from the source of a checkout without metadata; run nothing."""
 
 import ast
 import re
@@ -14,21 +14,21 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
-#: Gives the content of a file, None where there is none.
+#: Returns the content of a file, None if there is no such file.
 Read = Callable[[str], bytes | None]
 _MODULES: Final = ("_version", "version", "__init__")
 _VERSION: Final = re.compile(r"v?(\d+(?:\.\w+)+(?:\+[\w.]+)?)")
 
 
-def told_version(package: str, read: Read, projects: Iterable[Read]) -> str | None:
-    """Return the version that a distribution's source tells; None where it tells none.
+def declared_version(package: str, read: Read, projects: Iterable[Read]) -> str | None:
+    """Return the version that a distribution's source declares, None if it declares none.
 
     Args:
         package: The distribution's name.
         read: Reads a file by its path from the folder that holds the packages.
-        projects: Read files of a folder that may be a project's, each of one folder.
+        projects: Readers, each of one folder that may hold a project.
     """
-    name = normal(package)
+    name = normalized(package)
     texts = chain(
         [_text(read(f"{name}/version/version"))],
         _assigned(name, read),
@@ -37,13 +37,13 @@ def told_version(package: str, read: Read, projects: Iterable[Read]) -> str | No
     return next((match[1] for text in texts if text and (match := _VERSION.fullmatch(text))), None)
 
 
-def normal(package: str) -> str:
+def normalized(package: str) -> str:
     """Return a distribution's name in lower case with underscores."""
     return re.sub(r"[-_.]+", "_", package).lower()
 
 
 def _assigned(name: str, read: Read) -> Iterator[str | None]:
-    """Yield what the modules that may hold it assign to `__version__`, where that is a text."""
+    """Yield the strings that the modules in `_MODULES` assign to `__version__`."""
     for module in _MODULES:
         tree = _parsed(read(f"{name}/{module}.py"))
         for statement in [] if tree is None else tree.body:
@@ -52,18 +52,18 @@ def _assigned(name: str, read: Read) -> Iterator[str | None]:
 
 
 def _of_project(name: str, read: Read) -> str | None:
-    """Return what `pyproject.toml` or `setup.py` of a folder says, if they are this project's."""
+    """Return the version in a folder's `pyproject.toml` or `setup.py`, if the file names this project."""
     try:
         project = tomllib.loads(_text(read("pyproject.toml")) or "").get("project", {})
-        if normal(str(project.get("name", ""))) == name and "version" in project:
+        if normalized(str(project.get("name", ""))) == name and "version" in project:
             return str(project["version"])
-    except (tomllib.TOMLDecodeError, AttributeError):  # broken, or `project` is no table
+    except (tomllib.TOMLDecodeError, AttributeError):  # invalid TOML, or `project` is not a table
         pass
     tree = _parsed(read("setup.py"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)] if tree is not None else []
     for call in calls:
         given = {keyword.arg: _literal(keyword.value) for keyword in call.keywords}
-        if normal(given.get("name") or "") == name:
+        if normalized(given.get("name") or "") == name:
             return given.get("version")
     return None
 

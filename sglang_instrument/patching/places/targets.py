@@ -10,11 +10,10 @@ from sglang_instrument.recording.safety.guard import let_through
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """Where a target's name leads.
+    """A target that exists.
 
-    `owner` is the module or class whose name it is, `raw` the entry as it stands in the `__dict__` of the
-    owner or of the class that it inherits it from. `function` is the plain function behind `raw`, None where
-    there is none: built into C.
+    `owner` is the module or class that has the name. `raw` is the entry in the `__dict__` of the owner or of
+    the base class that defines it. `function` is the plain function behind `raw`, None if it is built into C.
     """
 
     owner: Any
@@ -24,9 +23,9 @@ class Found:
 
 
 def find_target(module: ModuleType, path: str) -> Found | None:
-    """Return what "Class.method" is in `module`; None if there is no such thing.
+    """Find "Class.method" in `module`; return None if there is no such name.
 
-    Nothing is called and no descriptor runs: entries are read from `__dict__`s.
+    The search reads `__dict__`s only: it calls nothing and runs no descriptor.
     """
     *outer, name = path.split(".")
     owner: Any = module
@@ -49,13 +48,13 @@ def _raw(owner: Any, name: str) -> Any:
 
 
 def _behind_actor(owner: Any) -> Any:
-    """Return the class whose methods travel where Ray has made an actor class of it."""
+    """Return the class that the user wrote, if `owner` is the actor class that Ray made of it."""
     ray = getattr(owner, "__dict__", {}).get("__ray_metadata__")
     return getattr(ray, "modified_class", owner)
 
 
 def _innermost(raw: Any, name: str) -> FunctionType | None:
-    """Return the function named `name` behind decorators, those without `functools.wraps` included."""
+    """Return the function named `name` behind its decorators, even those without `functools.wraps`."""
     seen: set[int] = set()
     waiting = [raw]
     while waiting:
@@ -63,20 +62,20 @@ def _innermost(raw: Any, name: str) -> FunctionType | None:
         if id(current) in seen:
             continue
         seen.add(id(current))
-        # The code's name: a decorator may copy `__name__` to its wrapper, but not this.
+        # The code's name: a decorator may copy `__name__` to its wrapper, but not `co_name`.
         if isinstance(current, FunctionType) and current.__code__.co_name == name:
             return current
         waiting += _wrapped_in(current)
-    # Not a decorator's work but another name of a function: `method = function`.
+    # Not a decorator, but a second name of a function: `method = function`.
     return raw if isinstance(raw, FunctionType) and not raw.__closure__ else None
 
 
 def _wrapped_in(wrapper: Any) -> Iterator[Any]:
-    """Yield what a wrapper may have wrapped: a descriptor's, a partial's, Ray's function, closure cells."""
+    """Yield the callables that a wrapper may hold: in a descriptor, a partial, Ray's wrapper, a closure."""
     for attribute in ("__wrapped__", "__func__", "func", "fget", "_function"):
         try:
             inner = getattr(wrapper, attribute, None)
-        except BaseException:  # the wrapper is somebody else's object and may raise anything
+        except BaseException:  # the wrapper is foreign code and may raise anything
             let_through()
             continue
         if callable(inner):

@@ -1,4 +1,4 @@
-"""Compare versions. A requirement only ranks variants, so numbers are enough and suffixes do not matter."""
+"""Compare version numbers; suffixes do not matter, because a requirement only ranks variants."""
 
 import operator
 import re
@@ -22,16 +22,16 @@ _PLACES: Final = 5
 
 
 def numbers_of(version: str) -> Numbers:
-    """Return "0.4.6.post5" as (0, 4, 6, 5, 0); local, development and pre-release marks are left out."""
+    """Return "0.4.6.post5" as (0, 4, 6, 5, 0); drop local, development and pre-release marks."""
     release = re.split(r"\+|[._-]?(?:dev|rc|a|b)\d", version)[0]
     numbers = [int(number) for number in re.findall(r"\d+", release)][:_PLACES]
     return (*numbers, *[0] * (_PLACES - len(numbers)))
 
 
 def is_release(version: str | None) -> bool:
-    """Say whether a version tells what it has.
+    """Say whether a version names a release.
 
-    One in development says which release comes next; 0.0.0 is what tools make up where they see no tag.
+    A development version names the next release; tools write 0.0.0 if they find no tag.
     """
     return version is not None and ".dev" not in version and any(numbers_of(version))
 
@@ -44,7 +44,7 @@ class Requirement:
 
     @property
     def edges(self) -> frozenset[str]:
-        """The versions at which the answer may change, and one right behind each."""
+        """The versions at which `admits` may change its answer, and the next number after each."""
         named = [
             numbers_of(match[2]) for clause in self.text.split(",") if (match := _CLAUSE.fullmatch(clause))
         ]
@@ -57,7 +57,7 @@ class Requirement:
                 raise ValueError(f"expected comparisons like '>=0.5.1,<0.6', got {self.text!r}")
 
     def admits(self, version: str | None) -> bool:
-        """Say whether `version` lies in the range; a version that nobody knows always does."""
+        """Say whether `version` lies in the range; an unknown version (None) always does."""
         if version is None:
             return True
         matches = (_CLAUSE.fullmatch(clause) for clause in self.text.split(","))
@@ -68,8 +68,8 @@ class Requirement:
 
 @cache
 def installed_version(package: str) -> str | None:
-    """Return the version of an installed distribution; None where there is none, as beside a source tree."""
-    from importlib import metadata  # costs 20 ms, and few tables ask
+    """Return the version of an installed distribution, None if it is not installed."""
+    from importlib import metadata  # takes 20 ms, and few tables need it
 
     try:
         return metadata.version(package)

@@ -1,1 +1,1 @@
-"""Measure inside rewritten code: the probes, and the fields that they read."""
+"""The probes in rewritten code, and the readers of their fields."""

@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 # cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=True
-"""patching/probes/region_spans.py, compiled: a run whose block is entered and left without a step that could fail in the program."""
+"""patching/probes/region_spans.py, compiled: entering and leaving a run cannot raise into the program."""
 
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF
@@ -9,7 +9,7 @@ from sglang_instrument.recording.measure._spans cimport NOT_COUNTED, Block, Span
 
 include "sglang_instrument/native/module.pxi"
 
-# Of patching/probes/region_spans.py, which hands them over.
+# Set by patching/probes/region_spans.py, through connect().
 cdef object leave_run = None
 cdef object count_item = None
 cdef object capture_value = None
@@ -29,7 +29,7 @@ cdef class Run(Block):
     cdef public long long items
     cdef public long long first_item
     cdef public bint finished
-    cdef object reader  # of the fields at its end, where reading them is all there is to do; else None
+    cdef object reader  # reads the fields at the end, if the run does nothing else; else None
 
     def __cinit__(self, Span span not None, plan, reader=None):
         self.span, self.plan, self.reader = span, plan, reader
@@ -48,26 +48,26 @@ cdef class Run(Block):
         return give(span)
 
     def leave(self, *values):
-        """Take the locals that the exit fields read, as they are at the region's last statement."""
+        """Take the values of the exit locals, at the region's last statement."""
         self.values = values
 
     def fail(self, *values):
-        """Take the locals that are read after an exception, as they are when it passes."""
+        """Take the values of the error locals, when an exception passes."""
         self.error_values = values
 
     def leave_result(self, result, *values):
-        """Take the returned value and the locals; return the former."""
+        """Take the returned value and the values of the exit locals; return the returned value."""
         self.value = result
         self.values = values
         return result
 
     def capture(self, name, value):
-        """Take the argument of a call within the region as a field; return it."""
+        """Record the argument of a call inside the region as a field; return it."""
         capture_value(self, name, value)
         return value
 
     def item(self, item, *values):
-        """Count an item on its way out, with the locals that say whether it is the last; return it."""
+        """Count a yielded item; `values` are the exit locals, for `ends`; return the item."""
         count_item(self, item, values)
         return item
 
@@ -81,7 +81,7 @@ give_ends(Run)
 
 
 def begin_reading(plan, event, phase, waited, reader):
-    """Begin a run of a region that reads fields at its end and does no more."""
+    """Begin a run of a region that only reads fields at its end."""
     cdef PyObject *made = (<Begin><void*>begin_now)(plan, event, phase, waited, reader)
     if made == NULL:
         lose_pending(f"the probe of {event}")
@@ -101,6 +101,6 @@ cdef object begin_now(object plan, object event, object phase, object waited, ob
 
 
 def connect(leaving, counting, capturing, skipped):
-    """Take what belongs to patching/probes/region_spans.py."""
+    """Take the functions of patching/probes/region_spans.py."""
     global leave_run, count_item, capture_value, SKIPPED
     leave_run, count_item, capture_value, SKIPPED = leaving, counting, capturing, skipped

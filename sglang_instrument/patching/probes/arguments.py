@@ -1,4 +1,4 @@
-"""Pick arguments of a call by name, bound as Python itself binds them."""
+"""Pick arguments of a call by name, bound as Python binds them."""
 
 import ast
 import inspect
@@ -21,7 +21,7 @@ _LISTS: Final = {
 
 
 def parameters_of(function: Callable[..., Any]) -> Mapping[str, Parameter]:
-    """Return the parameters of a callable; none where it does not tell them, as many built-in ones."""
+    """Return the parameters of a callable; none if it has no signature, like many built-in ones."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -29,9 +29,9 @@ def parameters_of(function: Callable[..., Any]) -> Mapping[str, Parameter]:
 
 
 def picker(function: Callable[..., Any], names: tuple[str, ...]) -> Picker:
-    """Return what picks the arguments `names` from the positional and keyword arguments of a call.
+    """Return a function that picks the arguments `names` from a call's positional and keyword arguments.
 
-    A name that is no parameter, and every name of a call that does not fit the signature, is `UNBOUND`.
+    It returns `UNBOUND` for a name that is not a parameter, and for every name if the call does not fit.
     """
     if not names:
         return lambda args, kwargs: ()
@@ -41,7 +41,7 @@ def picker(function: Callable[..., Any], names: tuple[str, ...]) -> Picker:
     def pick(args: Values, kwargs: Mapping[str, Any]) -> Values:
         try:
             return bound(*args, **kwargs)
-        except BaseException:  # the call itself is about to say so
+        except BaseException:  # the call itself raises next
             let_through()
             return unbound
 
@@ -49,7 +49,7 @@ def picker(function: Callable[..., Any], names: tuple[str, ...]) -> Picker:
 
 
 def _build(parameters: Mapping[str, Parameter], names: tuple[str, ...]) -> Callable[..., Values]:
-    """Build `def pick(<parameters>): return (<names>)`: `Signature.bind` costs 20 times as much."""
+    """Build `def pick(<parameters>): return (<names>)`: `Signature.bind` takes 20 times as long."""
     module = ast.parse("def pick(): return ()")
     function = cast("ast.FunctionDef", module.body[0])
     arguments = function.args
@@ -61,7 +61,7 @@ def _build(parameters: Mapping[str, Parameter], names: tuple[str, ...]) -> Calla
             arguments.kwarg = argument
         else:
             getattr(arguments, _LISTS[parameter.kind]).append(argument)
-    # Keyword-only ones need a slot each; the values are set on the function below.
+    # The compiler needs one entry per keyword-only argument; the values are set on the function below.
     arguments.kw_defaults = [None] * len(arguments.kwonlyargs)
     picked = [name if name in parameters else "__sglang_unbound" for name in names]
     result = ast.Tuple([ast.Name(name, ast.Load()) for name in picked], ast.Load())

@@ -1,37 +1,37 @@
-"""Say what rewritten code and the probes in it expect of each other: `rewrite` calls, `probe` answers.
+"""Define the calls from rewritten code to its probes: `rewriting/` writes them, `probe.py` answers them.
 
-A region of statements becomes, where `a` is named by the fields read at entry and `b` by those read at exit:
+A region of statements becomes the code below; fields read local `a` at entry and local `b` at exit:
 
-    with PROBE(a) as local:      # PROBE is a constant of the code object, no name anywhere
+    with PROBE(a) as local:      # PROBE is a constant of the code object, not a name
         ...
-        local.capture("rid", value)      # an argument that the table captures; passes `value` on
-        yield local.item(value, b)       # generator regions; passes `value` on; `b` where `ends` reads it
-        local.leave_result(value, b)     # before `return value`; where no result is wanted, local.leave(b)
-        local.leave(b)                   # the region's last line, and before a `break` or `continue` from it
-        local.fail(b)                    # where an exception passes, which goes on
+        local.capture("rid", value)      # an argument that the table captures; returns `value`
+        yield local.item(value, b)       # generator regions; returns `value`; with `b` if `ends` reads it
+        local.leave_result(value, b)     # before `return value`; local.leave(b) if no field reads it
+        local.leave(b)                   # the region's last line, and before `break` or `continue`
+        local.fail(b)                    # when an exception passes, which is raised again
 
-A region that hands nothing over is `with PROBE(a):`, without a local; one whose probe `is_moment`, for it
-records its beginning and no more, is `PROBE(a)` before the statements. A local of the program that is not
-there, or has no value yet, arrives as `measures.UNBOUND`. None of these calls may ever raise.
+A region that hands over no values later is `with PROBE(a):`, without a local. If the probe `is_instant`, it
+records an instant event at the start, and the code is `PROBE(a)` before the statements. The probe gets
+`field_functions.UNBOUND` for a local that does not exist or has no value. None of these calls may ever raise.
 """
 
 from typing import Any, Protocol
 
 
 class OpenRegion(Protocol):
-    """What a probe returns: one run of a region."""
+    """One run of a region, which a probe returns."""
 
     def __enter__(self) -> Any: ...
 
     def __exit__(self, *exception: Any) -> None:
-        """Close the region; one in a function that asks for its own `locals()` has handed nothing over."""
+        """Close the region; in a function that reads its own `locals()`, the code handed nothing over."""
 
 
 class Probe(Protocol):
-    """The constant in rewritten code; hashable, and picklable by reference.
+    """The constant in rewritten code; it is hashable and picklable.
 
-    `exit_locals` are what the fields at exit read. `item_locals` are handed over with each item: the same, of
-    a generator that may end at one. `error_locals` are what is read after an exception.
+    Fields read `enter_locals` at entry, `exit_locals` at exit and `error_locals` after an exception. The
+    code hands over `item_locals` with each item: the exit locals if `ends` may end the region at an item.
     """
 
     enter_locals: tuple[str, ...]
@@ -40,10 +40,10 @@ class Probe(Protocol):
     error_locals: tuple[str, ...]
     wants_result: bool
     wants_items: bool
-    is_moment: bool
+    is_instant: bool
 
     def counted(self) -> "Probe":
-        """Return the probe of the same region in a coroutine that counts its own awaits."""
+        """Return the region's probe for a coroutine that counts its own awaits."""
 
     def __call__(self, *values: Any) -> OpenRegion:
         """Begin a run of the region with the values of `enter_locals`."""

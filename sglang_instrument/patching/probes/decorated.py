@@ -1,4 +1,4 @@
-"""Make the probe of a decorated function: a region like a table's, checked against the signature."""
+"""Make the probe of a decorated function from a region, and check its fields against the signature."""
 
 from collections.abc import Callable, Mapping
 from inspect import isasyncgenfunction, isgeneratorfunction
@@ -21,13 +21,13 @@ def probe_of_call(
     bind: Mapping[str, str],
     sync: bool | None,
 ) -> Probe:
-    """Return the probe of a decorated function's calls.
+    """Return the probe for the calls of a decorated function.
 
-    Fields of arguments alone are read when the call begins, for the function may change what it was given;
-    those that mention `result` (of a generator, `item`) when it ends.
+    The probe reads fields of arguments when the call begins, because the function may change its arguments.
+    It reads fields that mention `result` (in a generator, `item`) when the call ends.
 
     Raises:
-        TableError: An expression is not in the language, names no argument, or binds what cannot be bound.
+        TableError: An expression is not in the language, names an unknown argument or binds an unknown id.
     """
     generator = isgeneratorfunction(function) or isasyncgenfunction(function)
     where = f"instrument({event!r})"
@@ -56,5 +56,5 @@ def probe_of_call(
 def _check(where: str, expression: Expression, known: Mapping[str, object]) -> None:
     for name in expression.locals:
         if name not in known:
-            there = ", ".join(known) or "none that it tells"
-            raise TableError(f"{where}: {expression.text!r}: no argument {name!r}, there are {there}")
+            there = ", ".join(known) or "not known"
+            raise TableError(f"{where}: {expression.text!r}: no argument {name!r}; the arguments are {there}")

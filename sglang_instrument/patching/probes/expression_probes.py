@@ -1,13 +1,13 @@
-"""Measure an expression: what a call gives while it is awaited, how long a `with` block takes to be entered.
+"""Measure an expression: the awaiting of a call's coroutine, or the entering of a `with` block.
 
-Rewritten code calls such a probe with the expression's value and the locals that the fields read, and goes on
-with what the probe returns. It stands in the constants of the code, and pickles by its region.
+Rewritten code calls such a probe with the expression's value and the locals that the fields read, and uses
+the probe's result in place of the value. The probe is a constant of the code, and pickles as its region.
 """
 
 from collections.abc import Coroutine
 from typing import Any
 
-from sglang_instrument.patching.pickling import PASSES_ON, travelling
+from sglang_instrument.patching.pickling import IDENTITY, reduce_with_stand_in
 from sglang_instrument.patching.probes.contract import Probe
 from sglang_instrument.recording.measure import spans
 from sglang_instrument.recording.measure.spans import OFF
@@ -18,8 +18,8 @@ from sglang_instrument.recording.safety.notices import swallowed
 Values = tuple[Any, ...]
 
 
-class SpotProbe:
-    """Hold the probe of a region that is an expression."""
+class ExpressionProbe:
+    """Measure a region that is an expression, with the probe of the region."""
 
     __slots__ = ("_counted", "_entering", "_reads", "locals", "probe")
 
@@ -30,34 +30,34 @@ class SpotProbe:
         self._reads = bool(self.locals or probe.wants_result)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return travelling(PASSES_ON, type(self), self.probe)
+        return reduce_with_stand_in(IDENTITY, type(self), self.probe)
 
     def __call__(self, value: Any, *values: Any) -> Any:
-        """Return what is to take the place of `value`."""
+        """Return the object that replaces `value`."""
         raise NotImplementedError
 
     def open(self, values: Values) -> Any:
-        """Begin a run whose block counts its own awaits."""
+        """Begin a run that counts its own awaits."""
         return self._counted(*values[: self._entering])
 
     def leave(self, run: Any, values: Values, result: Any) -> Any:
-        """Hand over what the fields at exit read; return the result."""
+        """Hand over the values that the exit fields read; return the result."""
         return run.leave_result(result, *values[self._entering :]) if self._reads else result
 
 
-class CallProbe(SpotProbe):
-    """Measure the coroutine that a call gives, from its first step to its end; all else is left alone."""
+class CallProbe(ExpressionProbe):
+    """Measure the coroutine that a call returns, from first step to end; leave other results alone."""
 
     __slots__ = ()
 
     def __call__(self, outcome: Any, *values: Any) -> Any:
-        """Return what is to be awaited instead of what the call gave."""
+        """Return a coroutine that drives and measures `outcome`, if `outcome` is a coroutine."""
         if spans.current_buffer() is OFF:
             return outcome
         called = None
         try:
             if not isinstance(outcome, Coroutine):
-                return outcome  # a future, a task or a reference of Ray's may be asked for more than this
+                return outcome  # a future, a task or a Ray reference: the program may use more than `await`
             called = _Called(outcome)
             driven: Any = _drive(self, values, called)
             driven.__name__ = getattr(outcome, "__name__", driven.__name__)
@@ -73,8 +73,8 @@ class CallProbe(SpotProbe):
 class _Called:
     """Hold the coroutine of a call until its first step.
 
-    A task that is cancelled before it leaves it unused, and Python would tell of one that was never awaited,
-    though the one that the task drove was.
+    If a task is cancelled before that step, this class closes the coroutine: otherwise Python would warn that
+    it was never awaited, although the program awaited the coroutine that drives it.
     """
 
     __slots__ = ("_coroutine",)
@@ -90,7 +90,7 @@ class _Called:
         if self._coroutine is not None:
             try:
                 self._coroutine.close()
-            except BaseException:  # of a kind of the trainer's own; it had not begun
+            except BaseException:  # a coroutine type of the trainer's own
                 let_through()
 
 
@@ -100,13 +100,13 @@ async def _drive(probe: CallProbe, values: Values, called: _Called) -> Any:
         return probe.leave(run, values, await waited(called.begun()))
 
 
-class EnterProbe(SpotProbe):
-    """Measure the entering of a `with` block: how long it waits for a lock, a semaphore, a connection."""
+class EnterProbe(ExpressionProbe):
+    """Measure the entering of a `with` block: the wait for a lock, a semaphore or a connection, say."""
 
     __slots__ = ()
 
     def __call__(self, context: Any, *values: Any) -> Any:
-        """Return what is to be entered instead of `context`."""
+        """Return a context manager that enters `context` and measures it."""
         kind = type(context)
         if spans.current_buffer() is OFF:
             return context
@@ -115,7 +115,7 @@ class EnterProbe(SpotProbe):
             if hasattr(kind, "__aenter__") and hasattr(kind, "__aexit__"):
                 return (BothEntering if is_sync else AsyncEntering)(self, context, values)
             return Entering(self, context, values) if is_sync else context
-        except BaseException as error:  # its metaclass has an opinion, or there is no memory
+        except BaseException as error:  # its metaclass raises, or memory is short
             swallowed("the probe of a block's entering", error)
             return context
 
@@ -157,6 +157,6 @@ class AsyncEntering(_Entering):
 
 
 class BothEntering(Entering, AsyncEntering):
-    """A context manager of either kind, as some locks and clients are."""
+    """A context manager of both kinds, as some locks and clients are."""
 
     __slots__ = ()

@@ -1,7 +1,7 @@
-"""Compile the fields of a region into one generated function that reads them all and never raises.
+"""Compile the fields of a region into one function, the reader, which reads them all and never raises.
 
-The function is built as a tree from the parsed language; no text of a table is ever run. Each field stands in
-its own `try`: one that cannot be read is missing, and costs its neighbours nothing.
+The reader is built as a syntax tree from the parsed fields; no text of a table is executed. Each field has
+its own `try`: a field that cannot be read is left out, and the other fields are still read.
 """
 
 import ast
@@ -26,26 +26,26 @@ from sglang_instrument.recording.measure.context import CURRENT
 from sglang_instrument.recording.measure.values import SCALARS, reduce_value
 from sglang_instrument.recording.safety.guard import let_through
 
-#: Reads fields: (the run that ends, or None at entry; *locals) -> fields. Of the run it reads `duration_sec`,
-#: `inside` (records by event) and `value` (what was returned, or the item).
+#: Reads fields: (the ending run, or None at entry; *locals) -> fields. From the run it reads `duration_sec`,
+#: `inside` (records by event) and `value` (the returned value, or the item).
 Reader = Callable[..., dict[str, Any]]
 
-# Names of the generated function; a dunder prefix keeps them apart from the locals of a target.
+# Names in the generated function; the dunder prefix avoids clashes with a target's locals.
 _RUN: Final = "__sglang_run"
 _FIELDS: Final = "__sglang_fields"
 _HERE: Final = "__sglang_here"
 _EACH: Final = "__sglang_each"
 _VALUE: Final = "__sglang_value"
-_DURATION: Final = "duration_sec"  # what every record has
+_DURATION: Final = "duration_sec"  # a field of every record
 #: Roots that lead to the records of other regions.
 _OF_RECORDS: Final = frozenset({INSIDE, BEFORE})
 
 
 def _bound(name: str) -> Any:
-    """Return what is bound around the region that begins.
+    """Return the bound id `name` when the region begins.
 
     Raises:
-        Unreadable: Nothing was said of it.
+        Unreadable: The id is not bound.
     """
     value = getattr(CURRENT.get(), name)
     if value is None:
@@ -79,27 +79,27 @@ _NAMESPACE: Final = {
 
 
 def locals_of(expressions: Iterable[Expression]) -> tuple[str, ...]:
-    """Return the locals that the expressions read, each once, in order."""
+    """Return the locals that the expressions read, each once, in order of use."""
     return tuple(dict.fromkeys(name for expression in expressions for name in expression.locals))
 
 
 def local_arguments(names: Iterable[str]) -> ast.arguments:
-    """Return the parameters of a reader that is handed these locals."""
+    """Return the parameters of a reader that takes these locals."""
     return ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
 
 
 def reader(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader | None:
-    """Build a reader; None where there is nothing to read."""
+    """Build a reader; return None if there are no fields."""
     return build(expressions, arguments) if expressions else None
 
 
 def condition(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader | None:
-    """Build a reader of truth values."""
-    return reader(truths(expressions), arguments)
+    """Build a reader of conditions; return None if there are none."""
+    return reader(_truth_tests(expressions), arguments)
 
 
-def truths(expressions: Mapping[str, Expression]) -> dict[str, Expression]:
-    """Return what asks whether values are true; of a value, not of what the log would show of it."""
+def _truth_tests(expressions: Mapping[str, Expression]) -> dict[str, Expression]:
+    """Return expressions that give the truth of each value itself, not of its reduced form in the log."""
     return {
         name: replace(
             expression,
@@ -115,14 +115,14 @@ def truths(expressions: Mapping[str, Expression]) -> dict[str, Expression]:
 
 
 def build(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Reader:
-    """Build what reads `expressions`; its parameters are those of `Reader`, then `arguments`."""
+    """Build a reader of `expressions`; its parameters are the run, then `arguments`."""
     namespace = dict(_NAMESPACE)
     body: list[ast.stmt] = [_assign(_FIELDS, ast.Dict([], []))]
     for name, expression in expressions.items():
         body += _field(name, expression, namespace)
     body.append(ast.Return(_load(_FIELDS)))
     arguments.posonlyargs[:0] = [ast.arg(_RUN)]
-    # Parsed, not constructed: the fields of a FunctionDef differ between versions of Python.
+    # Parsed, not constructed: FunctionDef has other fields in other versions of Python.
     module = ast.parse("def read(): pass")
     function = cast("ast.FunctionDef", module.body[0])
     function.args, function.body = arguments, body
@@ -132,7 +132,7 @@ def build(expressions: Mapping[str, Expression], arguments: ast.arguments) -> Re
 
 
 def _field(name: str, expression: Expression, namespace: dict[str, Any]) -> list[ast.stmt]:
-    """Return the statements that read one field: an alternative is tried when the one before it raised."""
+    """Return the statements that read one field; if an alternative raises, they try the next."""
     otherwise: list[ast.stmt] = []
     for value in reversed(expression.alternatives):
         attempt = _attempt(name, value, expression, namespace)
@@ -141,7 +141,7 @@ def _field(name: str, expression: Expression, namespace: dict[str, Any]) -> list
 
 
 def _when_unreadable(otherwise: list[ast.stmt]) -> ast.ExceptHandler:
-    """Return what takes all that a value's own code may raise; what comes from elsewhere goes on."""
+    """Return a handler for all errors of a value's own code; `let_through` re-raises errors from outside."""
     let_through: ast.stmt = ast.Expr(_call("__sglang_let_through"))
     return ast.ExceptHandler(_load("__sglang_error"), None, [let_through, *otherwise])
 
@@ -156,7 +156,7 @@ def _attempt(
         return [_whether_missing(name, statements, end)]
     of_records = value.root in _OF_RECORDS and expression.is_root(value)
     if value.function == "total" and of_records and _each_record(value) == _DURATION:
-        end = _call("__sglang_sum", end)  # these are floats: there is nothing to look at first
+        end = _call("__sglang_sum", end)  # durations are floats: no type checks needed
     elif value.function == "percent":
         end = _call("__sglang_percent", end, _of_run("duration_sec"))
     elif value.function == "size" and not any(step.kind == "each" for step in value.steps):
@@ -164,20 +164,20 @@ def _attempt(
         end = _size_here()
     elif value.function is not None:
         end = _measured(value, end, namespace)
-    if of_records:  # what a record holds was reduced when it was made
+    if of_records:  # values in a record were reduced when it was made
         return [*statements, _store_as_is(name, end)]
     return [*statements, *_store(name, end)]
 
 
 def _whether_missing(name: str, statements: list[ast.stmt], end: ast.expr) -> ast.stmt:
-    """Return what stores whether a value is None, or cannot be read at all."""
+    """Return a statement that stores whether a value is None or cannot be read."""
     is_none = ast.Compare(end, [ast.Is()], [ast.Constant(None)])
     handler = _when_unreadable([_store_as_is(name, ast.Constant(True))])
     return ast.Try([*statements, _store_as_is(name, is_none)], [handler], [], [])
 
 
 def _size_here() -> ast.expr:
-    """Return `len()` of the usual collections, `measures.size()` of all else: a call in Python costs more."""
+    """Return `len()` for the usual collections, else the slower `field_functions.size()`."""
     usual = ast.Compare(_call("__sglang_type", _load(_HERE)), [ast.In()], [_load("__sglang_sized")])
     return ast.IfExp(usual, _call("__sglang_len", _load(_HERE)), _call("__sglang_size", _load(_HERE)))
 
@@ -192,10 +192,10 @@ def _measured(path: Path, end: ast.expr, namespace: dict[str, Any]) -> ast.expr:
 
 
 def _walk(path: Path, expression: Expression) -> tuple[list[ast.stmt], ast.expr]:
-    """Return the statements that lead to the path's end, and the expression of what lies there.
+    """Return the statements that lead to the path's end, and an expression for the value there.
 
-    Statements, not one expression: a key's container is looked at twice, and an assignment within an
-    expression may not stand in what a comprehension goes over.
+    One expression is not enough: it would need `:=` for a container that is used twice, and Python forbids
+    `:=` in the iterable of a comprehension.
     """
     if path.root in _OF_RECORDS and expression.is_root(path):
         return [], _records(path)
@@ -203,19 +203,19 @@ def _walk(path: Path, expression: Expression) -> tuple[list[ast.stmt], ast.expr]
     statements: list[ast.stmt] = [] if path.steps else [_refuse_unbound(here)]
     for index, step in enumerate(steps):
         if step.kind == "each":
-            return statements, _each(here, steps[index:], _go)
+            return statements, _each(here, steps[index:], _take_step)
         if step.kind in ("attribute", "pick"):
-            here = _go(here, step)
+            here = _take_step(here, step)
             continue
         statements.append(_assign(_HERE, here))
         plain = ast.Compare(_call("__sglang_type", _load(_HERE)), [ast.In()], [_load("__sglang_plain")])
         subscript = ast.Subscript(_load(_HERE), _key(step), ast.Load())
-        here = ast.IfExp(plain, subscript, _go(_load(_HERE), step))
+        here = ast.IfExp(plain, subscript, _take_step(_load(_HERE), step))
     return statements, here
 
 
 def _root(path: Path, expression: Expression) -> tuple[ast.expr, tuple[Step, ...]]:
-    """Return what a path that reads no records begins at, and the steps that go on from there."""
+    """Return the value at which a path begins, and the remaining steps; not for paths to records."""
     if not expression.is_root(path):
         return _load(path.root), path.steps
     if path.root == BOUND:
@@ -224,7 +224,7 @@ def _root(path: Path, expression: Expression) -> tuple[ast.expr, tuple[Step, ...
 
 
 def _key(step: Step) -> ast.expr:
-    """Return the key of a step: a constant, or what lies at a path of attributes."""
+    """Return the key of a step: a constant, or the value at a path of attributes."""
     if step.of is None:
         return ast.Constant(step.name)
     key: ast.expr = _load(step.of.root)
@@ -234,9 +234,9 @@ def _key(step: Step) -> ast.expr:
 
 
 def _records(path: Path) -> ast.expr:
-    """Return the path from `inside` or `before`: an event that did not happen has no records.
+    """Return an expression for a path from `inside` or `before`.
 
-    Records are mappings.
+    Records are mappings; an event that did not happen has none.
     """
     event = ast.Constant(path.steps[0].name)
     get = ast.Attribute(_of_run("inside"), "get", ast.Load())
@@ -248,13 +248,13 @@ def _records(path: Path) -> ast.expr:
         return _field_of_each(here, field)
     for index, step in enumerate(path.steps[1:], 2):
         if step.kind == "each":
-            return _each(here, path.steps[index - 1 :], _go_record)
-        here = _go_record(here, step)
+            return _each(here, path.steps[index - 1 :], _take_record_step)
+        here = _take_record_step(here, step)
     return here
 
 
 def _each_record(path: Path) -> str | None:
-    """Return the field of a path inside.EVENT[*].FIELD, which most are; None for any other."""
+    """Return FIELD of the frequent path inside.EVENT[*].FIELD; None for other paths."""
     match path.steps:
         case (_, Step("each", ""), Step("attribute", field)):
             return str(field)
@@ -262,9 +262,9 @@ def _each_record(path: Path) -> str | None:
 
 
 def _field_of_each(records: ast.expr, field: str) -> ast.expr:
-    """Return `[each[field] for each in records if field in each]`: records are plain dicts of ours, listed.
+    """Return `[each[field] for each in records if field in each]`; `records` is a list of dicts.
 
-    The record of a turn that was left early lacks some fields: it does not count, the others do.
+    The record of a turn that ended early lacks some fields: it is skipped.
     """
     has = ast.Compare(ast.Constant(field), [ast.In()], [_load(_EACH)])
     conditions: list[ast.expr] = [] if field == _DURATION else [has]
@@ -273,13 +273,13 @@ def _field_of_each(records: ast.expr, field: str) -> ast.expr:
     return ast.ListComp(value, [ast.comprehension(target, records, conditions, 0)])
 
 
-def _go(here: ast.expr, step: Step) -> ast.expr:
+def _take_step(here: ast.expr, step: Step) -> ast.expr:
     if step.kind == "attribute":
         return ast.Attribute(here, str(step.name), ast.Load())
-    return _go_record(here, step)
+    return _take_record_step(here, step)
 
 
-def _go_record(here: ast.expr, step: Step) -> ast.expr:
+def _take_record_step(here: ast.expr, step: Step) -> ast.expr:
     if step.kind == "pick":
         pairs: list[ast.expr] = [
             ast.Tuple([ast.Constant(n) for n in pair], ast.Load()) for pair in step.names
@@ -288,20 +288,24 @@ def _go_record(here: ast.expr, step: Step) -> ast.expr:
     return _call("__sglang_key", here, _key(step))
 
 
-def _each(over: ast.expr, steps: tuple[Step, ...], go: Callable[[ast.expr, Step], ast.expr]) -> ast.expr:
-    """Return `[<rest of the path> for each in elements(over)]`; `steps` begins with the step over all."""
+def _each(
+    over: ast.expr, steps: tuple[Step, ...], take_step: Callable[[ast.expr, Step], ast.expr]
+) -> ast.expr:
+    """Return `[<rest of the path> for each in elements(over)]`; the first of `steps` is the `[*]`."""
     first, *rest = steps
     end: ast.expr = _load(_EACH)
     for index, step in enumerate(rest):
         if step.kind == "each":
-            end = _each(end, tuple(rest[index:]), go)
+            end = _each(end, tuple(rest[index:]), take_step)
             break
-        end = go(end, step)
+        end = take_step(end, step)
     conditions: list[ast.expr] = []
-    if go is _go_record and rest and rest[0].kind in ("attribute", "key"):  # as in _field_of_each
+    if (
+        take_step is _take_record_step and rest and rest[0].kind in ("attribute", "key")
+    ):  # as in _field_of_each
         conditions.append(ast.Compare(_key(rest[0]), [ast.In()], [_load(_EACH)]))
     if first.name:
-        asked = go(_load(_EACH), Step("attribute", first.name))
+        asked = take_step(_load(_EACH), Step("attribute", first.name))
         conditions.append(_call("__sglang_truth", asked))
     target = ast.Name(_EACH, ast.Store())
     return ast.ListComp(end, [ast.comprehension(target, _call("__sglang_elements", over), conditions, 0)])
@@ -313,7 +317,7 @@ def _refuse_unbound(here: ast.expr) -> ast.stmt:
 
 
 def _store(name: str, value: ast.expr) -> list[ast.stmt]:
-    """Return what stores a field's value, reduced unless it is a scalar: here, for a call costs as much."""
+    """Return statements that store a value; the scalar check is inline, as a call costs as much again."""
     scalar = ast.Compare(_call("__sglang_type", _load(_VALUE)), [ast.In()], [_load("__sglang_scalars")])
     kept = ast.IfExp(scalar, _load(_VALUE), _call("__sglang_reduce", _load(_VALUE)))
     return [_assign(_VALUE, value), _store_as_is(name, kept)]

@@ -1,6 +1,6 @@
-"""Know which regions finished within a region: what `inside.EVENT` and `before.EVENT` read.
+"""Keep the records of finished regions that `inside.EVENT` and `before.EVENT` read.
 
-Kept only while a region that reads it is open, and only of the events that it reads; all others pay nothing.
+Records are kept only while a region that reads them is open, and only of its events; others cost nothing.
 """
 
 from contextvars import ContextVar
@@ -11,9 +11,9 @@ from sglang_instrument.recording.measure.spans import Span
 
 
 class Inside(dict[str, list[dict[str, Any]]]):
-    """The records of the regions that finished within one run of a region, by event.
+    """The records of the regions that finished inside one run of a region, by event.
 
-    `around` is the one it reports to, `before` the one that was collecting before it.
+    `around` is the enclosing collection, which gets the records too; `before` was current before this one.
     """
 
     __slots__ = ("around", "before", "ended", "wanted")
@@ -23,24 +23,24 @@ class Inside(dict[str, list[dict[str, Any]]]):
     ended: bool
 
 
-#: The innermost open region that reads `inside`; what it calls and the tasks it makes inherit it.
+#: The collection of the innermost open region that reads `inside`; callees and new tasks inherit it.
 collecting: Final[ContextVar[Inside | None]] = ContextVar("sglang_instrument_inside", default=None)
 
 
 def collect(wanted: frozenset[str], root: bool) -> Inside:
-    """Begin to keep the `wanted` events; a `root` reports to nobody around it."""
-    inside = Inside()  # without an __init__ of its own, which costs as much again
+    """Begin to keep the `wanted` events; a `root` reports to no enclosing region."""
+    inside = Inside()  # no __init__: it would double the cost
     inside.wanted, inside.ended, before = wanted, False, collecting.get()
     inside.around = None if root else before
-    while before is not None and before.ended:  # as with contexts
+    while before is not None and before.ended:  # ended in another task, as contexts may be
         before = before.before
     inside.before = before
-    put(collecting, inside)  # a token leads to the program's variables: see context.Bound
+    put(collecting, inside)  # no token: it would keep the program's objects alive, see context.Bound
     return inside
 
 
 def stop(ending: Inside) -> None:
-    """End what `collect` began, unless the region was entered in another task: here it is not set then."""
+    """End what `collect` began; if the region was entered in another task, it is not set in this one."""
     is_first, ending.ended = not ending.ended, True
     current = collecting.get() if is_first else None
     while current is not None and current is not ending:
@@ -50,13 +50,13 @@ def stop(ending: Inside) -> None:
 
 
 def end(inside: Inside) -> None:
-    """Keep nothing any more: a task that outlives the region still has it in its context."""
+    """Drop all records and keep no new ones: a task that outlives the region still refers to `inside`."""
     inside.clear()
     inside.wanted = frozenset()
 
 
 def before(event: str) -> list[dict[str, Any]]:
-    """Return what finished so far within the innermost open region that reads this event, if there is one."""
+    """Return the records of an event in the innermost open region that reads it; none if there is none."""
     around = collecting.get()
     while around is not None:
         if event in around.wanted:
@@ -66,7 +66,7 @@ def before(event: str) -> list[dict[str, Any]]:
 
 
 def report(finished: Span) -> None:
-    """Give a finished region to all open regions around it that read its event."""
+    """Give the record of a finished region to all enclosing open regions that read its event."""
     around = collecting.get()
     record: dict[str, Any] | None = None
     while around is not None:

@@ -1,8 +1,8 @@
-"""Put a wrapper of the same kind around a function: for `instrument`, and for targets without source.
+"""Wrap functions: for the decorator `instrument`, and for targets without source.
 
-A wrapper is a plain function made by `functools.wraps`: sync, coroutine, generator or async generator as the
-function is. `inspect.signature`, `iscoroutinefunction` and pickling by name go on as before; proxies would
-break the last in Ray actors and spawned processes.
+A wrapper is a plain function made with `functools.wraps`, of the same kind as the function: sync, coroutine,
+generator or async generator. `inspect.signature`, `iscoroutinefunction` and pickling by name work as before;
+proxy objects would break pickling by name in Ray actors and spawned processes.
 """
 
 import functools
@@ -52,22 +52,22 @@ def instrument(
 ) -> Any:
     """Time every call of a function, as in `@instrument` or `@instrument("score", phase="reward")`.
 
-    Functions, coroutines, generators, async generators and methods of all kinds are taken; `staticmethod` and
-    `classmethod` may stand above or below. Until `install()` the function runs as if it were not decorated.
+    `instrument` takes functions, coroutines, generators, async generators and methods of all kinds, above or
+    below `staticmethod` and `classmethod`. Before `install()` the function runs as if it were not decorated.
 
     Args:
         event: The event's name; default is the function's `__name__`.
-        phase: The phase of an event that the vocabulary does not know; see `schema.PHASES`.
+        phase: The phase of an event that is not in the vocabulary; see `schema.PHASES`.
         fields: Field expressions by name, such as `{"tokens": "size(result)", "id": "request.uid"}`;
-            arguments go by their names, `result` is what the function returns, `item` a generator's last.
+            arguments have their names, `result` is the returned value, `item` a generator's last item.
         bind: Expressions for step, worker, request_id, turn or validate, bound while the function runs.
-        sync: Whether to synchronise the GPU at both ends; default is what the vocabulary says of the event.
+        sync: Whether to synchronise the GPU at both ends; the default for the event is in the vocabulary.
 
     Raises:
-        TargetError: What is decorated is no function or method.
-        TableError: An expression is not in the language, or names no argument.
+        TargetError: The decorated object is not a function or method.
+        TableError: An expression is not in the language, or names an unknown argument.
     """
-    if event is not None and not issubclass(type(event), str):  # not isinstance(), which asks the value
+    if event is not None and not issubclass(type(event), str):  # isinstance() would call the value's code
         return _decorate_guarded(event, None, None, None, None, None)
     name = None if event is None else str.__str__(event)
     named = None if phase is None else cast("Phase", text(phase))
@@ -75,19 +75,21 @@ def instrument(
 
 
 def wrap_function(function: Function, probe: "Probe") -> Function:
-    """Return a wrapper of `function`, of the same kind, that is its `probe`'s region as a whole.
+    """Return a wrapper of the same kind as `function`; `probe` measures each call as a whole.
 
     Raises:
-        TargetError: This is a class, or a generator whose probe does not count items, or the reverse.
+        TargetError: `function` is a class; or only one of function and probe is for generators.
     """
     if isinstance(function, (staticmethod, classmethod)):
         return type(function)(wrap_function(function.__func__, probe))
     if isinstance(function, type):
-        raise TargetError(f"{function!r} is a class; a wrapper in its place would break isinstance()")
+        raise TargetError(f"{function!r} is a class; a wrapper would break isinstance()")
     is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
     if is_generator is not probe.wants_items:
-        need = "needs generator = true" if is_generator else "is no generator"
-        raise TargetError(f"{function!r} {need}")
+        problem = (
+            "is a generator: its region needs generator = true" if is_generator else "is not a generator"
+        )
+        raise TargetError(f"{function!r} {problem}")
     if is_generator:
         return _wrap_generator(function, probe)
     if probe.enter_locals or probe.exit_locals or probe.wants_result:
@@ -96,10 +98,10 @@ def wrap_function(function: Function, probe: "Probe") -> Function:
 
 
 def _decorate_guarded(target: Any, *asked: Any) -> Any:
-    """Decorate a target; one that cannot be asked what it is stays as it is."""
+    """Decorate a target; return it undecorated if inspecting it raises."""
     try:
         return _decorate(target, *asked)
-    except InstrumentError:  # what is wrong in the program's text is said to who wrote it
+    except InstrumentError:  # a mistake in the program's text: its author must see it
         raise
     except BaseException as error:
         swallowed("decorating a function", error)
@@ -120,19 +122,19 @@ def _decorate(
         raise TargetError(f"instrument must decorate a function or method, got {target!r}")
     name = event or getattr(target, "__name__", None)
     if name is None:
-        raise TargetError(f"instrument needs an event's name for {target!r}, which has none of its own")
+        raise TargetError(f"instrument needs the name of an event: {target!r} has no __name__")
     is_generator = inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target)
     if not (fields or bind or is_generator):
         counted = 0 if inspect.iscoroutinefunction(target) else None
         return _wrap_plain(target, spans.plain(name, phase, sync, counted))
-    # Imported here: it brings the compiler's modules, which a process without fields does not need.
+    # Imported here: it imports the field compiler, which a process without fields does not need.
     from sglang_instrument.patching.probes.decorated import probe_of_call
 
     return wrap_function(target, probe_of_call(target, name, phase, fields or {}, bind or {}, sync))
 
 
 def _wrap_plain(function: Function, start: Callable[[], Any]) -> Function:
-    """Wrap a function whose arguments and result nobody reads."""
+    """Wrap a function whose arguments and result no field reads."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
@@ -240,7 +242,7 @@ def _hand_over(run: Any, leaving: "Picker", args: Any, kwargs: Any, result: Any 
 
 
 def _ends(function: Function, probe: "Probe") -> "tuple[Callable[[Any, Any], Any], Picker]":
-    """Return what begins a run with the arguments of a call, and what picks those read at its end."""
+    """Return two functions: one begins a run from a call's arguments, one picks those read at its end."""
     from sglang_instrument.patching.probes.arguments import picker
     from sglang_instrument.patching.probes.region_spans import SKIPPED
 

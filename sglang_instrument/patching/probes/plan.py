@@ -1,4 +1,4 @@
-"""Turn a region's entry in a table into what its probe does: compiled readers, and the locals they need."""
+"""Compile a region of a table into the plan of its probe: readers, and the locals that they need."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ from sglang_instrument.recording.measure.spans import Span, WatchedSpan, kind_fo
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """What happens at the two ends of a region; readers are None where there is nothing to read.
+    """What a probe does at the start and the end of a region; a reader without fields is None.
 
-    `asks` says that a run may not be wanted, `binds` that it binds something, `collects` that it keeps what
-    finishes within it; `reports` that some region reads this event through `inside`. `wants_inside` are the
-    events that this region reads itself.
+    `asks`: a condition decides whether a run is recorded. `binds`: a run binds ids. `collects`: a run keeps
+    the regions that finish inside it. `reports`: another region reads this event through `inside`.
+    `wants_inside`: the events that this region reads through `inside`.
     """
 
     event: str
@@ -57,12 +57,12 @@ class Plan:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a span of the event's kind says everything."""
+        """Whether a plain span is enough."""
         return not (self.exit or self._does_more)
 
     @property
     def only_reads(self) -> bool:
-        """Whether reading fields at its end is all that a run does."""
+        """Whether a run only reads fields at its end."""
         return not (self.watched or self._does_more)
 
     @property
@@ -76,7 +76,7 @@ def make_plan(region: Region, reports: bool = False) -> Plan:
     """Compile a region.
 
     Raises:
-        TableError: An expression is not in the language, or is of no use there; names the region and the key.
+        TableError: An expression is invalid or not allowed there; the message names the region and the key.
     """
     leaving: Moment = "item" if region.generator else "exit"
     when = _parse(region, "when", _optional(region.when), "enter")
@@ -95,7 +95,7 @@ def make_plan(region: Region, reports: bool = False) -> Plan:
     wants_inside = _events(exit_.values())
     binds = bool(region.bind or region.count_steps or region.new_request or region.root)
     if region.generator and (binds or wants_inside):
-        raise _error(region, "a generator can bind nothing, be no root and not read `inside`")
+        raise _error(region, "a generator region cannot bind, be a root or read `inside`")
     kind = kind_for(region.event, region.phase, region.sync) if region.emit == "span" else Span
     return Plan(
         event=region.event,
@@ -138,7 +138,7 @@ def wanted_events(regions: Iterable[Region]) -> frozenset[str]:
             wanted |= _events(
                 _parse(region, "exit", at_exit, "item" if region.generator else "exit").values()
             )
-        except TableError:  # said when the probe of this region is made; the other regions go on
+        except TableError:  # reported when this region's probe is made; it must not stop the other regions
             continue
     return frozenset(wanted)
 

@@ -1,14 +1,14 @@
-"""Begin a run of a region: the object that stands in the constants of rewritten code, and is called by it.
+"""Make probes: rewritten code calls its probe, a constant of the code, to begin a run of a region.
 
-`contract` says how. A region without fields costs what a plain span costs, for calling its probe is all C;
-each thing that a table asks for adds its own cost and no other.
+`contract.py` describes the calls. A region without fields costs as much as a plain span, because the call of
+its probe runs in C; each feature that a table asks for adds only its own cost.
 """
 
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from sglang_instrument.patching.pickling import NO_PROBE, travelling
+from sglang_instrument.patching.pickling import NO_PROBE, reduce_with_stand_in
 from sglang_instrument.patching.probes import finished_regions
 from sglang_instrument.patching.probes.plan import Plan, make_plan, wanted_events
 from sglang_instrument.patching.probes.region_spans import SKIPPED, Run, Values, begin_reading, holds
@@ -20,16 +20,16 @@ from sglang_instrument.recording.measure.spans import Span
 
 
 class Probe(partial[Any]):
-    """Stand in a code object's constants, and begin a run of its region when called with `enter_locals`.
+    """A constant of a code object that begins a run of its region when called with `enter_locals`.
 
-    A `partial`, because calling one that makes a Struct takes no step of Python. It travels to another
-    process as its region: there it meets code that was made for this very region, whatever tables that
-    process has. `travel` says what becomes of it where this package is not there.
+    It is a `partial`, because the call of a `partial` that makes a Struct runs no Python code. It pickles as
+    its region, because the code that is pickled with it was made for this region. Without this package it
+    unpickles as a stand-in: see `pickling.py`.
 
     Attributes:
-        exit_locals: The locals that the fields at exit read.
-        item_locals: The same, of a generator that may end at an item.
-        error_locals: The locals that are read after an exception.
+        exit_locals: The locals that the exit fields read.
+        item_locals: The exit locals of a generator region with `ends`, else empty.
+        error_locals: The locals that fields read after an exception.
     """
 
     region: Region
@@ -43,16 +43,16 @@ class Probe(partial[Any]):
     error_locals: tuple[str, ...] = ()
     wants_result: bool = False
     wants_items: bool = False
-    is_moment: bool = False
+    is_instant: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = _counted if self.counts else make_probe
-        return travelling(NO_PROBE, make, self.region, self.reports)
+        return reduce_with_stand_in(NO_PROBE, make, self.region, self.reports)
 
     def counted(self) -> "Probe":
-        """Return the probe of the same region in a coroutine that counts its awaits; the same each time."""
+        """Return the region's probe for a coroutine that counts its awaits; the same object each time."""
         if self._counted is None:
-            self._counted = _dressed(_opener(self.plan, waited=0), self.region, self.plan)
+            self._counted = _with_contract(_new_probe(self.plan, waited=0), self.region, self.plan)
             self._counted.counts = True
         return self._counted
 
@@ -61,17 +61,17 @@ _probes: dict[tuple[Origin, bool], Probe] = {}
 
 
 def probes_for(regions: Iterable[Region]) -> Callable[[Region], Probe]:
-    """Return `make_probe` for `regions` that may read each other through `inside`."""
+    """Return `make_probe` for `regions` that may read one another through `inside`."""
     wanted = wanted_events(regions)
     return lambda region: make_probe(region, region.event in wanted)
 
 
 def make_probe(region: Region, reports: bool = False) -> Probe:
-    """Return the probe of a region; the same one each time.
+    """Return the probe of a region; the same object each time.
 
     Args:
-        region: What a table says.
-        reports: Whether some region reads this one's event through `inside`.
+        region: The region, as read from a table.
+        reports: Whether another region reads this event through `inside`.
 
     Raises:
         TableError: A field expression is not in the language; names the table, the region and the key.
@@ -85,19 +85,19 @@ def make_probe(region: Region, reports: bool = False) -> Probe:
 
 
 def build_probe(region: Region, reports: bool = False) -> Probe:
-    """Return a new probe of a region, as `make_probe` does."""
+    """Return a new probe of a region; `make_probe` caches it."""
     plan = make_plan(region, reports)
-    return _dressed(_opener(plan), region, plan)
+    return _with_contract(_new_probe(plan), region, plan)
 
 
-def _dressed(probe: Probe, region: Region, plan: Plan) -> Probe:
-    """Return the probe with what rewritten code asks of it."""
+def _with_contract(probe: Probe, region: Region, plan: Plan) -> Probe:
+    """Set the attributes that the rewriter reads, and return the probe."""
     probe.region, probe.reports, probe.plan = region, plan.reports, plan
     probe.enter_locals, probe.exit_locals = plan.enter_locals, plan.exit_locals
     probe.error_locals = plan.error_locals
     probe.item_locals = () if plan.ends is None else plan.exit_locals
     probe.wants_result, probe.wants_items = plan.wants_result, plan.generator
-    probe.is_moment = plan.emit == "enter"
+    probe.is_instant = plan.emit == "enter"
     return probe
 
 
@@ -105,17 +105,17 @@ def _counted(region: Region, reports: bool) -> Probe:
     return make_probe(region, reports).counted()
 
 
-def _opener(plan: Plan, waited: int | None = None) -> Probe:
-    """Return a probe that does what `plan` needs at entry, and no more; `waited` is its spans'."""
+def _new_probe(plan: Plan, waited: int | None = None) -> Probe:
+    """Return a probe that does only what `plan` needs at entry; `waited=0`: its spans count awaits."""
     if plan.is_plain:
         return Probe(spans.begin, plan.kind, plan.event, plan.phase, waited)
     if plan.only_reads and plan.exit is not None:
         return Probe(begin_reading, plan, plan.event, plan.phase, waited, plan.exit)
-    return Probe(_open, plan, waited)
+    return Probe(_begin_run, plan, waited)
 
 
-def _open(plan: Plan, waited: int | None, *values: Any) -> Any:
-    """Begin a run of a region; of one that is not to be recorded, return what records nothing."""
+def _begin_run(plan: Plan, waited: int | None, *values: Any) -> Any:
+    """Begin a run of a region; return `SKIPPED` if it is not to be recorded."""
     bound = None
     try:
         if plan.asks and not _is_wanted(plan, values):
@@ -139,7 +139,7 @@ def _open(plan: Plan, waited: int | None, *values: Any) -> Any:
 
 
 def _is_wanted(plan: Plan, values: Values) -> bool:
-    """Return whether this run is to be recorded; the process may be told its number first."""
+    """Return whether to record this run; first give the values of `process` to `identity`."""
     if plan.when is not None and not holds(plan.when(None, *values)):
         return False
     if plan.process is not None:
@@ -148,7 +148,7 @@ def _is_wanted(plan: Plan, values: Values) -> bool:
 
 
 def _bind(plan: Plan, values: Values) -> Bound:
-    """Bind what the table says; a root begins from nothing."""
+    """Bind the ids that the table names; a root inherits none."""
     changes = {} if plan.bind is None else plan.bind(None, *values)
     if plan.steps is not None:
         changes = plan.steps.name_step(changes)

@@ -1,7 +1,7 @@
-"""Be one run of a region: take values from rewritten code, and read the fields when the region ends.
+"""Measure one run of a region: take values from rewritten code, and read the fields when the region ends.
 
-A run holds the program's own objects, and only while its block is open; its span, which is the record, never
-does. Nothing here raises into the function: what fails is skipped, counted and said once.
+A run refers to the program's objects only while its block is open; its span, which becomes the record, never
+does. Nothing here raises into the function: a failing step is skipped, counted and reported once.
 """
 
 from time import perf_counter_ns
@@ -27,14 +27,15 @@ Values = tuple[Any, ...]
 class Run(Struct, eq=False):
     """One run of a region.
 
-    `values` are the locals at the last statement, `error_values` those when an exception passed, `value` is
-    what is returned, or the item. `bound` is what the region bound, `inside` what finished within it. Of a
-    generator, `first_item` is when it gave the first of its `items`; it may have `finished` before its block.
+    `values` are the exit locals at the last statement, `error_values` the error locals when an exception
+    passed; `value` is the returned value or the item. `bound` are the ids that the region bound, `inside` the
+    regions that finished inside it. For a generator, `items` counts the items and `first_item` is the time of
+    the first; `finished`: the region ended at an item, before its block.
     """
 
     span: Span
     plan: Plan
-    reader: Reader | None = None  # of the fields at its end, where reading them is all there is to do
+    reader: Reader | None = None  # reads the fields at the end, if the run does nothing else
     values: Values | None = None
     error_values: Values | None = None
     value: Any = None
@@ -64,26 +65,26 @@ class Run(Struct, eq=False):
             spans.lose("the probe of", span.event)
 
     def leave(self, *values: Any) -> None:
-        """Take the locals that the exit fields read, as they are at the region's last statement."""
+        """Take the values of the exit locals, at the region's last statement."""
         self.values = values
 
     def fail(self, *values: Any) -> None:
-        """Take the locals that are read after an exception, as they are when it passes."""
+        """Take the values of the error locals, when an exception passes."""
         self.error_values = values
 
     def leave_result(self, result: Any, *values: Any) -> Any:
-        """Take the returned value and the locals; return the former."""
+        """Take the returned value and the values of the exit locals; return the returned value."""
         self.value = result
         self.values = values
         return result
 
     def capture(self, name: str, value: Any) -> Any:
-        """Take the argument of a call within the region as a field; return it."""
+        """Record the argument of a call inside the region as a field; return it."""
         capture_value(self, name, value)
         return value
 
     def item(self, item: Any, *values: Any) -> Any:
-        """Count an item on its way out, with the locals that say whether it is the last; return it."""
+        """Count a yielded item; `values` are the exit locals, for `ends`; return the item."""
         count_item(self, item, values)
         return item
 
@@ -94,7 +95,7 @@ class Run(Struct, eq=False):
 
 
 class Skipped:
-    """A run of which nothing is recorded."""
+    """A run that records nothing."""
 
     __slots__ = ()
 
@@ -129,7 +130,7 @@ SKIPPED: Final = Skipped()
 def begin_reading(
     plan: Plan, event: str, phase: str | None, waited: int | None, reader: Reader
 ) -> Run | Skipped:
-    """Begin a run of a region that reads fields at its end and does no more."""
+    """Begin a run of a region that only reads fields at its end."""
     try:
         return Run(Span(event, None, phase, waited), plan, reader)
     except BaseException:
@@ -138,11 +139,11 @@ def begin_reading(
 
 
 def leave_run(run: Run, error: type[BaseException] | None, value: BaseException | None) -> None:
-    """End a run whose block is left."""
+    """End a run when its block is left."""
     try:
-        if run.finished:  # at an item, before
+        if run.finished:  # already ended at an item
             _forget_values(run)
-        elif error is GeneratorExit and run.plan.generator:  # the consumer has seen enough
+        elif error is GeneratorExit and run.plan.generator:  # the consumer closed the generator
             _end(run, None, None)
         else:
             _end(run, error, value)
@@ -153,7 +154,7 @@ def leave_run(run: Run, error: type[BaseException] | None, value: BaseException 
 def count_item(run: Run, item: Any, handed: Values) -> None:
     """Count an item of a generator, and end its run if this is the last one.
 
-    A consumer may drop a generator long after the last item that it wants, or never run it to its end.
+    A consumer may close a generator long after the last item that it needs, or never exhaust it.
     """
     try:
         if not run.items:
@@ -168,14 +169,14 @@ def count_item(run: Run, item: Any, handed: Values) -> None:
             values = handed or _or_unbound(run.values, plan.exit_locals)
             if holds(plan.ends(run, *values)):
                 run.finished = True
-                run.values = values  # which the fields at exit read, too
+                run.values = values  # the exit fields read them, too
                 _end(run, None, None)
     except BaseException:
         _swallow(run)
 
 
 def capture_value(run: Run, name: str, value: Any) -> None:
-    """Let a value be a field of a run that is open."""
+    """Record a value as a field of an open run."""
     try:
         run.span.add(**{name: value})
     except BaseException:
@@ -183,12 +184,12 @@ def capture_value(run: Run, name: str, value: Any) -> None:
 
 
 def holds(condition: dict[str, Any]) -> bool:
-    """Return whether a condition was met; one that could not be read was not."""
+    """Return whether a condition is true; a condition that cannot be read is false."""
     return any(condition.values())
 
 
 def _end(run: Run, error: type[BaseException] | None, value: BaseException | None) -> None:
-    """Read the fields of a run, give it to the buffer and to those around it, and unbind what it bound."""
+    """Read the fields of a run, give its span to the buffer and its record to enclosing runs, and unbind."""
     plan, span = run.plan, run.span
     try:
         span.stop(error, value)
@@ -197,7 +198,7 @@ def _end(run: Run, error: type[BaseException] | None, value: BaseException | Non
         _read(run, error is not None)
         if plan.emit == "span":
             spans.buffer.append(span)
-        elif error is None:  # a point says that something happened
+        elif error is None:  # an instant event says that the region was completed
             spans.record(Span(span.event, span.extra, span.phase, context=span.context))
     except BaseException:
         spans.lose("the probe of", span.event)
@@ -208,7 +209,7 @@ def _end(run: Run, error: type[BaseException] | None, value: BaseException | Non
 def _read(run: Run, failed: bool) -> None:
     """Read the fields of a run that has ended."""
     plan, span = run.plan, run.span
-    if failed:  # the other locals may be those of an earlier turn
+    if failed:  # other locals may be left from an earlier turn
         reader, values = plan.exit_after_error, _or_unbound(run.error_values, plan.error_locals)
     else:
         reader, values = plan.exit, _or_unbound(run.values, plan.exit_locals)
@@ -231,12 +232,12 @@ def _let_go(run: Run) -> None:
     try:
         if own is not None:
             finished_regions.end(own)
-            finished_regions.stop(own)  # if that is not done yet
+            finished_regions.stop(own)  # if an error prevented it above
         if plan.reports and plan.emit == "span":
             finished_regions.report(span)
     except BaseException:
         _swallow(run)
-    if bound is not None:  # after the record is kept: this may end the step that it belongs to
+    if bound is not None:  # after the record is kept: pop() may end the record's step
         try:
             bound.pop()
         except BaseException:
@@ -244,10 +245,10 @@ def _let_go(run: Run) -> None:
 
 
 def _swallow(run: Run) -> None:
-    """Note the error that is being handled."""
+    """Count and report the error that is being handled."""
     try:
         swallowed_now(f"the probe of {run.span.event}")
-    except MemoryError:  # for the text
+    except MemoryError:  # making the message
         pass
 
 
@@ -256,10 +257,10 @@ def _forget_values(run: Run) -> None:
 
 
 def _or_unbound(values: Values | None, names: tuple[str, ...]) -> Values:
-    """Return the values of locals that were handed over, if they were.
+    """Return the values that rewritten code handed over, or UNBOUND for each name.
 
-    Rewritten code that may not add a local hands nothing over. Its frame is not read instead: before Python
-    3.13 that changes the dict which the function's own `locals()` returned.
+    If the rewriter may add no local, the code hands nothing over. Reading the frame instead is no way out:
+    before Python 3.13 that changes the dict which the function's own `locals()` returned.
     """
     return (UNBOUND,) * len(names) if values is None else values
 

@@ -1,4 +1,4 @@
-"""Number the steps and name the requests of a trainer that does not."""
+"""Number steps and make request ids for a trainer that has none."""
 
 import itertools
 import os
@@ -8,18 +8,18 @@ from sglang_instrument.recording.measure.values import integer
 
 
 class StepCount:
-    """Counts the training runs of a table's regions. A step that the trainer names is taken as it is.
+    """Counts the training steps of one table; a step number from the trainer takes precedence.
 
-    A validation belongs to the training step before it, for it shows what that one has learned; one before
-    the first is at step 0.
+    A validation gets the number of the training step before it, because it shows what that step learned. A
+    validation before the first step gets 0.
     """
 
     def __init__(self) -> None:
         self.last = 0
 
     def name_step(self, bound: dict[str, Any]) -> dict[str, Any]:
-        """Return what a run binds, with its step."""
-        step = integer(bound.get("step"))  # a table may find something else there
+        """Return the ids that a run binds, with its step added."""
+        step = integer(bound.get("step"))  # a table may read another type there
         if step is None:
             step = self.last if bound.get("validate") else self.last + 1
         self.last = step
@@ -27,11 +27,11 @@ class StepCount:
 
 
 _numbers: Final = itertools.count(1)
-_prefixes: Final[dict[int, str]] = {}  # by process: a forked child has one of its own
+_prefixes: Final[dict[int, str]] = {}  # by process id: a forked child gets its own
 
 
 def new_request_id() -> str:
-    """Return an id that no other request of this run has, in any process."""
+    """Return an id that is unique among all requests of all processes."""
     pid = os.getpid()
     prefix = _prefixes.get(pid) or _prefixes.setdefault(pid, os.urandom(4).hex())
     return f"{prefix}-{next(_numbers)}"
@@ -41,5 +41,5 @@ _counts: Final[dict[str, StepCount]] = {}
 
 
 def step_count(table: str) -> StepCount:
-    """Return the one count of a table: a trainer may reach its steps through several functions."""
+    """Return the counter of a table; several functions of a trainer may share it."""
     return _counts.setdefault(table, StepCount())

@@ -1,1 +1,1 @@
-"""Put probes into running functions, and take them out again."""
+"""Put probes into the functions of this process, and remove them again."""

@@ -1,4 +1,4 @@
-"""Make new code for running functions: from their source, once that is known to be what runs."""
+"""Make new code for functions from their source, after a check that the source is what runs."""
 
 import ast
 import gc
@@ -13,16 +13,21 @@ from sglang_instrument.patching.places.bindings import Bindings, aliases_in
 from sglang_instrument.patching.places.source import Chain, Source, definition_of, read_source
 from sglang_instrument.patching.probes.contract import Probe
 from sglang_instrument.patching.rewriting.constants import Constants
-from sglang_instrument.patching.rewriting.rewrite import Placement, is_coroutine, naming, rewrite
+from sglang_instrument.patching.rewriting.rewrite import (
+    Placement,
+    is_coroutine,
+    name_locals_in_order,
+    rewrite,
+)
 from sglang_instrument.patching.rewriting.sites import Placed, Site, Wanted, place, without_function
-from sglang_instrument.patching.rewriting.unreadable_fields import with_dead_fields
+from sglang_instrument.patching.rewriting.unreadable_fields import with_unreadable_fields
 from sglang_instrument.patching.tables.regions import Region
 from sglang_instrument.recording.measure.waiting import marked
 
 MakeProbe = Callable[[Region], Probe]
 
-#: What rewriting may not change, for others look at it.
-_SHAPE: Final = (
+#: Attributes that rewriting must not change, because other code reads them.
+_UNCHANGED: Final = (
     *("co_name", "co_flags", "co_freevars", "co_cellvars", "co_firstlineno"),
     *("co_argcount", "co_posonlyargcount", "co_kwonlyargcount"),
 )
@@ -31,7 +36,7 @@ _SHAPE: Final = (
 class Applier:
     """Makes new code for the functions of one batch; each file is read and parsed once.
 
-    Functions that hold others are given first: what is changed in an inner one would show in the outer.
+    Give a function before the functions nested in it: rewriting an inner one changes the outer one's tree.
     """
 
     def __init__(self, make_probe: MakeProbe) -> None:
@@ -42,15 +47,15 @@ class Applier:
     def apply(
         self, code: CodeType, module_globals: Mapping[str, Any], wanted: Sequence[Wanted]
     ) -> tuple[list[Site], CodeType | None]:
-        """Return what became of each region, and the code to run instead; None if nothing changes."""
-        if id(code) in self._rewritten:  # another closure of one definition, whose tree is changed already
+        """Return the site of each region, and the new code; the code is None if nothing changes."""
+        if id(code) in self._rewritten:  # another closure of a definition whose tree is rewritten already
             self._sources.pop(code.co_filename, None)
         source = self._source(code.co_filename, module_globals)
         if source is None:
             return without_function(wanted, "no-source", f"no source at {code.co_filename!r}"), None
         chain = source.chain_of(code)
         if chain is None or not source.matches(chain, code):
-            reason = "the source on disk is not what runs: edited since, or patched by somebody else"
+            reason = "the source on disk differs from the running code: the file or the function was changed"
             return without_function(wanted, "changed", reason), None
         aliases = aliases_in(code.co_names, module_globals)
         bindings = Bindings(definition_of(chain), code.co_freevars, aliases)
@@ -61,8 +66,10 @@ class Applier:
         try:
             return [one.site for one in placed], _compiled(source, chain, placements, bindings, code)
         except (SyntaxError, ValueError) as error:
-            # 20 nested blocks are the compiler's limit, and each region is one.
-            return without_function(wanted, "refused", f"the compiler refuses the probes: {error}"), None
+            # The compiler allows 20 nested blocks, and each region adds one.
+            return without_function(
+                wanted, "refused", f"Python cannot compile the function with probes: {error}"
+            ), None
 
     def _source(self, filename: str, module_globals: Mapping[str, Any]) -> Source | None:
         if filename not in self._sources:
@@ -85,8 +92,8 @@ class Applier:
                 continue
             try:
                 probe = self._make_probe(region)
-                placements.append(Placement(one.statements, probe, region.capture, one.spots))
-                placed.append(replace(one, site=with_dead_fields(one.site, bindings)))
+                placements.append(Placement(one.statements, probe, region.capture, one.expressions))
+                placed.append(replace(one, site=with_unreadable_fields(one.site, bindings)))
             except TableError as error:
                 placed.append(one.refused(str(error)))
         return placed, placements
@@ -97,7 +104,7 @@ _paused = False
 
 @contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """Keep the collector from going over all the new syntax nodes again and again, 80 % of the time."""
+    """Pause garbage collection: it would visit the many new syntax nodes, 80 % of the time spent here."""
     global _paused
     _paused = gc.isenabled()
     gc.disable()
@@ -108,7 +115,7 @@ def garbage_collection_paused() -> Iterator[None]:
 
 
 def resume_garbage_collection() -> None:
-    """End a pause; in a forked child it may be one of a thread that does not exist there."""
+    """End a pause; in a forked child, the thread that paused may not exist."""
     global _paused
     if _paused:
         _paused = False
@@ -125,10 +132,10 @@ def _compiled(
     order = [name for name in running.co_varnames if bindings.has(name)]
     if [name for name in code.co_varnames if name in order] != order:
         place = 0 if ast.get_docstring(definition, clean=False) is None else 1
-        definition.body.insert(place, naming(order, definition.body[place]))
+        definition.body.insert(place, name_locals_in_order(order, definition.body[place]))
         code = source.compile(chain)
     code = constants.fill(code)
-    for name in _SHAPE:
+    for name in _UNCHANGED:
         if getattr(code, name) != getattr(running, name):
-            raise ValueError(f"{name} would change")
+            raise ValueError(f"the probes would change {name}")
     return marked(code) if is_coroutine(definition) else code

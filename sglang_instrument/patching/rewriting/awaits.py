@@ -1,10 +1,10 @@
-"""Let a coroutine count its waiting: everything that it awaits goes through `recording.measure.waiting`."""
+"""Rewrite a coroutine so that it counts its awaits: they go through `recording.measure.waiting`."""
 
 import ast
 from collections.abc import Callable
 from typing import TypeVar
 
-from sglang_instrument.patching.pickling import PassingOn
+from sglang_instrument.patching.pickling import PassThrough
 from sglang_instrument.patching.places.anchors import FunctionDef
 from sglang_instrument.patching.rewriting.constants import Constants
 from sglang_instrument.patching.rewriting.handover import located
@@ -14,7 +14,7 @@ Node = TypeVar("Node", bound=ast.AST)
 
 
 def count_awaits(definition: FunctionDef, constants: Constants) -> None:
-    """Rewrite each `await`, `async for` and `async with` of a coroutine function, nested functions apart."""
+    """Rewrite each `await`, `async for` and `async with` of a coroutine function, but not of nested ones."""
     counter = _AwaitCounter(constants)
     for statement in definition.body:
         counter.visit(statement)
@@ -47,7 +47,7 @@ class _AwaitCounter(ast.NodeTransformer):
         return node
 
     def _through(self, function: Callable[..., object], value: ast.expr) -> ast.expr:
-        return located(ast.Call(self._constants.hold(PassingOn(function)), [value], []), value)
+        return located(ast.Call(self._constants.hold(PassThrough(function)), [value], []), value)
 
     def _opaque(self, node: Node) -> Node:
         return node
@@ -56,6 +56,6 @@ class _AwaitCounter(ast.NodeTransformer):
     visit_Lambda = _opaque  # noqa: N815 - as above
 
     def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.GeneratorExp:
-        """Count what the coroutine itself awaits: the first iterable; the rest may run elsewhere."""
+        """Count only in the first iterable: the coroutine evaluates it; the rest may run elsewhere."""
         node.generators[0].iter = self.visit(node.generators[0].iter)
         return node

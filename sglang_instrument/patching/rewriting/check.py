@@ -1,4 +1,4 @@
-"""Resolve tables against source that is read, not imported: what would be found, in this or any version."""
+"""Check which regions of tables exist in a package's source, of any version, without importing it."""
 
 import ast
 import sys
@@ -12,32 +12,32 @@ from sglang_instrument.patching.places.source import parse
 from sglang_instrument.patching.places.source_archives import InstalledPackages, SourceTree
 from sglang_instrument.patching.places.versions import is_release, numbers_of
 from sglang_instrument.patching.rewriting.sites import Site, Wanted, best_sites, place, without_function
-from sglang_instrument.patching.rewriting.unreadable_fields import with_dead_fields
+from sglang_instrument.patching.rewriting.unreadable_fields import with_unreadable_fields
 from sglang_instrument.patching.tables.regions import Patch, Table, Target
 
-#: Names that lead from module to module, each importing it from the next.
-_LONGEST_WAY: Final = 8
+#: How many modules may pass a name on by import before the search gives up.
+_MAX_IMPORTS: Final = 8
 
-_Named = ast.stmt
+_Definition = ast.stmt
 
 
 @dataclass(frozen=True)
 class Checked:
     """One table against one source.
 
-    `sites` is None where the source has none of the table's packages. `by_shape`: the source tells no version
-    of a release, so that the regions that were found say what to expect.
+    `sites` is None if the source has none of the table's modules. `version_inferred`: the source names no
+    release, so the check infers the version from the regions that it finds.
     """
 
     table: Table
     source: str
     version: str | None
     sites: tuple[Site, ...] | None
-    by_shape: bool = False
+    version_inferred: bool = False
 
 
 def check(tables: Sequence[Table], tree: SourceTree | None = None) -> list[Checked]:
-    """Resolve every region of `tables` in `tree`, default what is installed; nothing is imported."""
+    """Find every region of `tables` in `tree`, by default the installed packages; import nothing."""
     tree = InstalledPackages() if tree is None else tree
     definitions = Definitions(tree)
     checked = []
@@ -49,19 +49,19 @@ def check(tables: Sequence[Table], tree: SourceTree | None = None) -> list[Check
             known = version if is_release(version) else None
             sites = _check_table(definitions, table, known)
             checked.append(Checked(table, tree.name, version, sites, known is None))
-    for package in {one.table.package for one in checked if one.by_shape}:
-        version = _version_by_shape([one for one in checked if one.table.package == package])
+    for package in {one.table.package for one in checked if one.version_inferred}:
+        version = _inferred_version([one for one in checked if one.table.package == package])
         for at, one in enumerate(checked):
-            if one.by_shape and one.table.package == package:
+            if one.version_inferred and one.table.package == package:
                 checked[at] = replace(one, sites=_check_table(definitions, one.table, version))
     return checked
 
 
-def _version_by_shape(checked: Sequence[Checked]) -> str:
-    """Return the version, of those that a package's tables tell apart, that fits what was found best.
+def _inferred_version(checked: Sequence[Checked]) -> str:
+    """Return the version that fits the found regions best, of those that the tables' `requires` tell apart.
 
-    The fewest regions of this version are missing; among equals, most of its regions are found, then it is
-    the newest. A version without any found region comes last.
+    The best version has the fewest missing regions; then the most found regions; then it is the newest. A
+    version without any found region comes last.
     """
     requirements = [(site, site.region.requires) for one in checked for site in one.sites or ()]
     edges = {edge for _, requires in requirements if requires is not None for edge in requires.edges}
@@ -80,7 +80,7 @@ def _check_table(definitions: "Definitions", table: Table, version: str | None) 
 
 def _check_patch(definitions: "Definitions", patch: Patch, version: str | None) -> list[Site]:
     sites: list[Site] = []
-    done: list[FunctionDef] = []  # two candidates may lead to one function
+    done: list[FunctionDef] = []  # two candidates may name one function
     for module in dict.fromkeys(target.module for target in patch.targets):
         candidates = [target for target in patch.targets if target.module == module]
         try:
@@ -95,7 +95,7 @@ def _check_patch(definitions: "Definitions", patch: Patch, version: str | None) 
             wanted = [Wanted(region, target, version) for region in patch.regions]
             bindings = Bindings(definition)
             placed = place(definition, wanted, bindings)
-            sites += [with_dead_fields(one.site, bindings) for one in placed]
+            sites += [with_unreadable_fields(one.site, bindings) for one in placed]
             done.append(definition)
     return best_sites(patch, sites)
 
@@ -120,8 +120,8 @@ def _what_is_missing(definitions: "Definitions", candidates: Sequence[Target]) -
     return f"{module} has no {names}" if definitions.has_module(module) else f"no module {module}"
 
 
-class Unparsed(Exception):  # noqa: N818 - an answer of the search, not an error that reaches anybody
-    """A module on the way to a definition is not in the syntax of this Python."""
+class Unparsed(Exception):  # noqa: N818 - a result of the search; callers catch it
+    """This Python cannot parse a module that the search needs."""
 
 
 class Definitions:
@@ -129,17 +129,19 @@ class Definitions:
 
     def __init__(self, tree: SourceTree) -> None:
         self._tree = tree
-        self._modules: dict[str, ast.Module | str | None] = {}  # a text is why it cannot be parsed
+        self._modules: dict[
+            str, ast.Module | str | None
+        ] = {}  # a string is the reason why it cannot be parsed
 
     def has_module(self, name: str) -> bool:
         """Say whether the tree has a module."""
         return self._module(name) is not None
 
     def find(self, target: Target) -> FunctionDef | None:
-        """Return the definition of a target; None if there is none, or if only running code could tell.
+        """Return the definition of a target; None if there is none, or if it cannot be found without imports.
 
         Raises:
-            Unparsed: A module that may have it cannot be parsed.
+            Unparsed: A module that may define it cannot be parsed.
         """
         first, *rest = target.name.split(".")
         found = self._global(target.module, first)
@@ -154,27 +156,27 @@ class Definitions:
             try:
                 self._modules[name] = None if text is None else parse(text)
             except (SyntaxError, ValueError) as error:
-                self._modules[name] = f"{name}: {_fault(error)}"
+                self._modules[name] = f"{name}: {_parse_error(error)}"
         found = self._modules[name]
         if isinstance(found, str):
             raise Unparsed(found)
         return found
 
-    def _global(self, module: str, name: str, way: int = 0) -> tuple[str, _Named] | None:
-        """Return the definition of a module's name, and the module that it stands in."""
+    def _global(self, module: str, name: str, depth: int = 0) -> tuple[str, _Definition] | None:
+        """Return the module that defines a module's global name, and the definition."""
         tree = self._module(module)
-        if tree is None or way > _LONGEST_WAY:
+        if tree is None or depth > _MAX_IMPORTS:
             return None
         found = _named(tree.body, name)
         if isinstance(found, ast.ImportFrom):
             source, original = self._imported(module, found, name)
-            return self._global(source, original, way + 1)
+            return self._global(source, original, depth + 1)
         if isinstance(found, ast.Assign) and isinstance(found.value, ast.Name):
-            return self._global(module, found.value.id, way + 1)
+            return self._global(module, found.value.id, depth + 1)
         return None if found is None else (module, found)
 
-    def _member(self, module: str, owner: _Named, name: str) -> tuple[str, _Named] | None:
-        """Return the definition of a class's member, in it or in the classes that it inherits from."""
+    def _member(self, module: str, owner: _Definition, name: str) -> tuple[str, _Definition] | None:
+        """Return the module that defines a class's member, and the definition; search base classes, too."""
         if not isinstance(owner, ast.ClassDef):
             return None
         found = _named(owner.body, name)
@@ -199,14 +201,14 @@ class Definitions:
         return ".".join([*parts, *([statement.module] if statement.module else [])]), original
 
 
-def _fault(error: SyntaxError | ValueError) -> str:
+def _parse_error(error: SyntaxError | ValueError) -> str:
     python = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
     if isinstance(error, SyntaxError) and error.lineno is not None:
         return f"syntax error at line {error.lineno} for {python}: {error.msg}"
     return f"cannot be parsed by {python}: {error}"
 
 
-def _named(body: Block, name: str) -> _Named | None:
+def _named(body: Block, name: str) -> _Definition | None:
     """Return the last statement of a module or class that binds `name`."""
     found = None
     for statement in _with_branches(body):

@@ -1,4 +1,4 @@
-"""Let compiled code hold objects in its constants."""
+"""Put objects into the constants of compiled code."""
 
 import ast
 from types import CodeType
@@ -8,8 +8,8 @@ from typing import Any
 class Constants:
     """Objects for the constants of rewritten code.
 
-    The compiler takes no objects, so it gets a string that nobody else uses, and the object takes its place
-    in the finished code. No name is needed in the function's module.
+    The compiler accepts no objects, so `hold` gives it a unique string, and `fill` replaces the string with
+    the object. So the function's module needs no new name.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Constants:
         return ast.Constant(placeholder)
 
     def fill(self, code: CodeType) -> CodeType:
-        """Return `code` with the objects in place of their strings, nested code included."""
+        """Return `code` with each string replaced by its object, in nested code, too."""
         return code.replace(co_consts=tuple(map(self._filled, code.co_consts)))
 
     def _filled(self, constant: Any) -> Any:

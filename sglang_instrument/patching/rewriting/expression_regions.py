@@ -1,4 +1,4 @@
-"""Find the expressions that a region may be: calls of a function, and the entering of a `with` block."""
+"""Find and rewrite regions that are expressions: calls of a function, or the entering of `with` blocks."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from sglang_instrument.patching.places.anchors import DEFINITIONS, Anchor, Anchors, FunctionDef, walk_own
 from sglang_instrument.patching.places.bindings import Bindings
-from sglang_instrument.patching.probes.expression_probes import CallProbe, EnterProbe, SpotProbe
+from sglang_instrument.patching.probes.expression_probes import CallProbe, EnterProbe, ExpressionProbe
 from sglang_instrument.patching.rewriting.constants import Constants
 from sglang_instrument.patching.rewriting.handover import located
 from sglang_instrument.patching.tables.field_functions import UNBOUND
@@ -16,52 +16,54 @@ _SCOPES: Final = (*DEFINITIONS, ast.Lambda, *_COMPREHENSIONS)
 _WITH: Final = (ast.With, ast.AsyncWith)
 
 
-class Spot(NamedTuple):
-    """An expression to be measured, in `scope` of the function: a call, or what a `with` enters."""
+class MeasuredExpression(NamedTuple):
+    """An expression to measure, in a `scope` of the function: a call, or the context that a `with` enters."""
 
     owner: ast.Call | ast.withitem
     scope: ast.AST
 
     @property
-    def expression(self) -> ast.expr:
-        """The expression as it stands: what is called, or what is entered."""
+    def node(self) -> ast.expr:
+        """The expression that is called or entered."""
         return self.owner.func if isinstance(self.owner, ast.Call) else self.owner.context_expr
 
     @property
-    def probe_kind(self) -> type[SpotProbe]:
-        """What measures it."""
+    def probe_kind(self) -> type[ExpressionProbe]:
+        """The kind of probe that measures it."""
         return CallProbe if isinstance(self.owner, ast.Call) else EnterProbe
 
 
-def find_spots(definition: FunctionDef, anchors: Anchors) -> list[Spot]:
-    """Return the expressions that `anchors` describe, in nested functions and comprehensions, too."""
+def find_expressions(definition: FunctionDef, anchors: Anchors) -> list[MeasuredExpression]:
+    """Return the expressions that `anchors` describe, also in nested functions and comprehensions."""
     return [
-        spot
+        measured
         for scope in _scopes(definition)
         for node in _own_nodes(scope)
-        for spot in _spots_of(node, anchors, scope)
+        for measured in _expressions_in(node, anchors, scope)
     ]
 
 
-def lines_of(spots: Iterable[Spot]) -> tuple[int, int]:
+def lines_of(expressions: Iterable[MeasuredExpression]) -> tuple[int, int]:
     """Return the first and the last line of the expressions."""
-    nodes = [spot.expression for spot in spots]
+    nodes = [measured.node for measured in expressions]
     return min(node.lineno for node in nodes), max(node.end_lineno or node.lineno for node in nodes)
 
 
-def put_probe(spot: Spot, probe: SpotProbe, bindings: Bindings, constants: Constants) -> None:
-    """Let `probe` make of the expression one that is measured: `PROBE(expression, values)`.
+def put_probe(
+    measured: MeasuredExpression, probe: ExpressionProbe, bindings: Bindings, constants: Constants
+) -> None:
+    """Replace the expression by `PROBE(expression, values)`.
 
-    Of a call that is the whole call: the function is called where it was, and sees its caller's frame.
+    For a call, the expression is the whole call: the same frame still calls the function.
     """
-    seen = {node.id for node in _own_nodes(spot.scope) if isinstance(node, ast.Name)}
-    is_always = bindings.is_always if bindings.is_of(spot.scope) else bindings.is_always_within
+    seen = {node.id for node in _own_nodes(measured.scope) if isinstance(node, ast.Name)}
+    is_always = bindings.is_always if bindings.is_of(measured.scope) else bindings.is_always_within
     values = [
         ast.Name(name, ast.Load()) if name in seen and is_always(name) else constants.hold(UNBOUND)
         for name in probe.locals
     ]
-    held, owner = constants.hold(probe), spot.owner
-    if isinstance(owner, ast.Call):  # becomes the call of the probe, wherever it stands
+    held, owner = constants.hold(probe), measured.owner
+    if isinstance(owner, ast.Call):  # changed in place: becomes the call of the probe
         called = ast.copy_location(ast.Call(owner.func, owner.args, owner.keywords), owner)
         owner.func, owner.args, owner.keywords = located(held, owner), [called, *values], []
         located(owner, called)
@@ -70,13 +72,13 @@ def put_probe(spot: Spot, probe: SpotProbe, bindings: Bindings, constants: Const
         owner.context_expr = located(call, owner.context_expr)
 
 
-def _spots_of(node: ast.AST, anchors: Anchors, scope: ast.AST) -> Iterator[Spot]:
+def _expressions_in(node: ast.AST, anchors: Anchors, scope: ast.AST) -> Iterator[MeasuredExpression]:
     if anchors.call and isinstance(node, ast.Call) and _names(node.func) & {*anchors.call}:
-        yield Spot(node, scope)
+        yield MeasuredExpression(node, scope)
     if anchors.entering and isinstance(node, _WITH):
         for item in node.items:
             if _mentions(item.context_expr, anchors.entering):
-                yield Spot(item, scope)
+                yield MeasuredExpression(item, scope)
 
 
 def _names(called: ast.expr) -> set[str]:
@@ -92,7 +94,7 @@ def _mentions(expression: ast.expr, anchor: Anchor) -> bool:
 
 
 def _scopes(definition: ast.AST) -> Iterator[ast.AST]:
-    """Yield the function and the scopes in it, classes apart: their bodies run with names of their own."""
+    """Yield the function and its nested scopes, except classes, whose bodies have their own names."""
     yield definition
     for node in _own_nodes(definition):
         if isinstance(node, _SCOPES) and not isinstance(node, ast.ClassDef):
@@ -100,7 +102,7 @@ def _scopes(definition: ast.AST) -> Iterator[ast.AST]:
 
 
 def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
-    """Yield what runs in a scope itself; of the scopes in it only their nodes, and what runs out here."""
+    """Yield the nodes that run in this scope; of a nested scope, only its node and what runs out here."""
     waiting = list(_inside(scope))
     while waiting:
         node = waiting.pop(0)
@@ -119,5 +121,5 @@ def _inside(scope: ast.AST) -> Iterator[ast.AST]:
     elif isinstance(scope, _COMPREHENSIONS):
         for child in ast.iter_child_nodes(scope):
             parts = ast.iter_child_nodes(child) if isinstance(child, ast.comprehension) else (child,)
-            # The first iterable runs in the scope around.
+            # The first iterable runs in the enclosing scope.
             yield from (part for part in parts if part is not scope.generators[0].iter)

@@ -1,4 +1,4 @@
-"""Write the calls by which a region hands values to its probe: at its start, its end, its ways out."""
+"""Generate the calls that hand a region's values to its probe: at its start, its end and every exit."""
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ Names = frozenset[str]
 
 
 def located(node: Node, at: ast.AST) -> Node:
-    """Give `node` and what is below it the line of `at`, where they have none of their own; return it."""
+    """Give `node` and its descendants the line of `at` if they have no line; return `node`."""
     for one in ast.walk(node):
         if isinstance(one, (ast.expr, ast.stmt, ast.excepthandler)) and not hasattr(one, "lineno"):
             one.lineno = one.end_lineno = at.lineno  # type: ignore[attr-defined]
@@ -28,13 +28,12 @@ def located(node: Node, at: ast.AST) -> Node:
 
 
 @dataclass(eq=False)
-class Handing:
-    """One region of a function that is being rewritten, and what its probe wants.
+class RegionHandover:
+    """Generates the code of one region in a function that is being rewritten.
 
-    `sure_at_start` and `sure_at_end` are the locals that surely have a value there; others are handed over
-    under a guard. `sure_at_yields` has those of each `yield`, by the id of its node. `at` is the statement
-    whose line the generated code carries. `counts_waiting`: the function is a coroutine whose awaits are
-    counted, and the region's span is told.
+    `sure_at_start` and `sure_at_end` are the locals that surely have a value there; a `try` guards others.
+    `sure_at_yields` holds such locals for each `yield`, by the id of its node. Generated code has the line
+    of `at`. `counts_waiting`: the function is a coroutine that counts its awaits; so does the region's span.
     """
 
     number: int
@@ -51,7 +50,7 @@ class Handing:
 
     @property
     def local(self) -> str | None:
-        """The local that holds the open region; None where nothing is handed over after the start."""
+        """The name of the local that holds the open region; None if only the start hands values over."""
         probe = self.probe
         wanted = (
             self._guards_start
@@ -67,10 +66,10 @@ class Handing:
         )
 
     def open_around(self, body: Block) -> Block:
-        """Return the statements that open the region, with `body` in it.
+        """Return the statements that open the region, with `body` inside.
 
-        Where a local may have no value, the region is opened before the `with`: a guard around the `with`
-        itself would catch the body's own errors.
+        If a local may have no value, the code opens the region before the `with`: a guard around the `with`
+        would catch the body's own errors.
         """
         names = self.probe.enter_locals
         if self.local is not None and self._guards_start:
@@ -79,14 +78,14 @@ class Handing:
         else:
             opened = self._open(names, self.sure_at_start)
             guard = []
-        if self.probe.is_moment and self.local is None:
+        if self.probe.is_instant and self.local is None:
             return [located(ast.Expr(opened), self.at), *body]
         stored = ast.Name(self.local, ast.Store()) if self.local is not None else None
         self.node = ast.With(items=[ast.withitem(opened, stored)], body=body)
         return [located(statement, self.at) for statement in (*guard, self.node)]
 
     def leave(self, sure: Names, result: ast.expr | None = None) -> Block:
-        """Return the statements that hand over the exit locals, and the result where one is wanted."""
+        """Return the statements that hand over the exit locals, and the result if a field reads it."""
         names = self.probe.exit_locals
         wanted = result is not None and self.probe.wants_result
         if self.local is None or not (names or wanted):
@@ -95,33 +94,33 @@ class Handing:
         return self._hand(method, names, sure, [result] if result is not None and wanted else [])
 
     def item(self, node: ast.Yield) -> ast.Call:
-        """Return what hands an item over on its way out, with the locals that are read there.
+        """Return the call that hands over a yielded item and the item locals.
 
-        An expression can have no guard: a local that may have no value there is not read.
+        An expression cannot have a `try`: a local that may have no value is passed as UNBOUND.
         """
         item = node.value if node.value is not None else ast.Constant(None)
         sure = self.sure_at_yields.get(id(node), frozenset())
         return self.call("item", [item, *self._values(self.probe.item_locals, sure)])
 
     def handing_over_on_errors(self, body: Block) -> Block:
-        """Return the statements, which hand over when a generator is closed or an exception passes."""
+        """Return `body` in a `try` that hands over when a generator is closed or an exception passes."""
         handlers = [
-            ast.ExceptHandler(self.constants.hold(kind), None, [*handing, ast.Raise()])
-            for kind, handing in (
+            ast.ExceptHandler(self.constants.hold(kind), None, [*calls, ast.Raise()])
+            for kind, calls in (
                 (GeneratorExit, self.leave(self.sure_at_start) if self.probe.wants_items else []),
                 (BaseException, self._hand("fail", self.probe.error_locals, self.sure_at_start)),
             )
-            if handing
+            if calls
         ]
         return [ast.Try(body=body, handlers=handlers, orelse=[], finalbody=[])] if handlers else body
 
     def call(self, method: str, arguments: list[ast.expr]) -> ast.Call:
-        """Return a call of the open region's method."""
+        """Return a call of a method of the open region."""
         local = ast.Name(self.local or "", ast.Load())
         return ast.Call(ast.Attribute(local, method, ast.Load()), arguments, [])
 
     def _hand(self, method: str, names: Sequence[str], sure: Names, first: Sequence[ast.expr] = ()) -> Block:
-        """Return the statements that call a method with `first` and the values of the names, if any."""
+        """Return statements that call a method with `first` and the named locals; none without arguments."""
         if not (names or first):
             return []
         handed = ast.Expr(self.call(method, [*first, *self._values(names, None)]))
@@ -141,7 +140,7 @@ class Handing:
         return ast.Call(self.constants.hold(probe), self._values(names, sure), [])
 
     def _values(self, names: Iterable[str], sure: Names | None) -> list[ast.expr]:
-        """Return a node for each name: UNBOUND for what is no local, and for what is not `sure`, if given."""
+        """Return a node for each name: UNBOUND if it is no local, or not in `sure` when that is given."""
         return [
             ast.Name(name, ast.Load())
             if self.bindings.has(name) and (sure is None or name in sure)
@@ -159,22 +158,22 @@ class Handing:
         return ast.Try(body=[body], handlers=[unbound], orelse=[], finalbody=[])
 
 
-class HandOver(ast.NodeTransformer):
-    """Insert the calls at the ends of regions, at the returns and the yields in them."""
+class HandoverInserter(ast.NodeTransformer):
+    """Insert the calls at the ends of regions, and at the returns, loop exits and yields in them."""
 
-    def __init__(self, regions: Iterable[Handing]) -> None:
+    def __init__(self, regions: Iterable[RegionHandover]) -> None:
         self._regions = {id(region.node): region for region in regions if region.local is not None}
-        self._open: list[Handing] = []
-        self._loops: list[int] = []  # of the loops around, how many regions were open before
+        self._open: list[RegionHandover] = []
+        self._loops: list[int] = []  # for each enclosing loop: how many regions were open outside it
 
     def over(self, definition: FunctionDef) -> None:
-        """Go over the statements of a function whose regions are open."""
+        """Insert the calls into a function whose regions are already `with` blocks."""
         if not self._regions:
             return
         definition.body[:] = self._visited(definition.body)
 
     def visit_With(self, node: ast.With) -> ast.With:
-        """Keep a region in mind while its statements are visited, and let it hand over behind them."""
+        """Visit the statements of a region as open, and add the hand-over after the last one."""
         region = self._regions.get(id(node))
         if region is None:
             self.generic_visit(node)
@@ -188,7 +187,7 @@ class HandOver(ast.NodeTransformer):
         return node
 
     def visit_For(self, node: ast.For) -> ast.For:
-        """Keep in mind which regions a `break` in the loop does not leave."""
+        """Note the regions that a `break` in the loop does not leave."""
         node.iter = self.visit(node.iter)
         self._visit_loop(node)
         return node
@@ -206,7 +205,7 @@ class HandOver(ast.NodeTransformer):
         return node
 
     def visit_Break(self, node: ast.Break) -> ast.AST | list[ast.stmt]:
-        """Hand over before a way out of the regions that lie in the loop."""
+        """Hand over before a jump out of the regions inside the loop."""
         left = self._open[self._loops[-1] if self._loops else 0 :]
         return [*self._leaving(left, node), node]
 
@@ -216,23 +215,21 @@ class HandOver(ast.NodeTransformer):
         return [*self._leaving(left, node), node]
 
     def visit_Return(self, node: ast.Return) -> ast.AST | list[ast.stmt]:
-        """Hand over between the moment when the returned value is known and the return itself."""
+        """Hand over after the returned value is computed and before the return."""
         self.generic_visit(node)
         # A generator's bare `return` must stay bare.
         result = ast.Name(_RESULT, ast.Load()) if node.value is not None else None
-        handing = [
-            one for region in reversed(self._open) for one in region.leave(region.sure_at_start, result)
-        ]
-        if not handing:
+        calls = [one for region in reversed(self._open) for one in region.leave(region.sure_at_start, result)]
+        if not calls:
             return node
         if node.value is None:
-            return [*(located(one, node) for one in handing), node]
+            return [*(located(one, node) for one in calls), node]
         stored = ast.Assign([ast.Name(_RESULT, ast.Store())], node.value)
         node.value = ast.Name(_RESULT, ast.Load())
-        return [located(one, node) for one in (stored, *handing, node)]
+        return [located(one, node) for one in (stored, *calls, node)]
 
     def visit_Yield(self, node: ast.Yield) -> ast.Yield:
-        """Let generator regions see the item that is yielded."""
+        """Hand the yielded item to the open generator regions."""
         self.generic_visit(node)
         for region in reversed(self._open):
             if region.probe.wants_items:
@@ -250,9 +247,9 @@ class HandOver(ast.NodeTransformer):
         return [one for part in visited for one in (part if isinstance(part, list) else [part])]
 
     @staticmethod
-    def _leaving(regions: list[Handing], at: ast.stmt) -> Block:
-        handing = [one for region in reversed(regions) for one in region.leave(region.sure_at_start)]
-        return [located(one, at) for one in handing]
+    def _leaving(regions: list[RegionHandover], at: ast.stmt) -> Block:
+        calls = [one for region in reversed(regions) for one in region.leave(region.sure_at_start)]
+        return [located(one, at) for one in calls]
 
     def _opaque(self, node: Node) -> Node:
         return node

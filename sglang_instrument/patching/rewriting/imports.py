@@ -1,8 +1,8 @@
-"""Be told when a module has been imported, and leave no trace of having asked.
+"""Call back when a module has been imported, and leave no trace afterwards.
 
-wrapt's post-import hooks cannot be unregistered, let a hook's error fail the import, and cost 50 ms to
-import, of which the start-up hook has two. So this is a finder of our own: it lets the others find the
-module, calls back once its code has run, and is gone from `sys.meta_path` when nobody waits any more.
+wrapt's post-import hooks cannot be unregistered, let a hook's error fail the import, and take 50 ms to
+import; the start-up hook may take 2 ms. So this module has its own finder: the other finders find the module,
+it calls back after the module's code has run, and it leaves `sys.meta_path` when it watches no module.
 """
 
 import sys
@@ -19,11 +19,11 @@ Callback = Callable[[ModuleType], None]
 
 
 class ImportWatch:
-    """Call back with each module of a set that is imported from now on.
+    """Watch for imports of some modules, and call back with each one.
 
     Args:
-        callback: called with the module after its code has run, in the importing thread. What it raises is
-            lost, so it says itself what went wrong.
+        callback: called with the module after its code has run, in the importing thread. Its errors are
+            dropped, so it must report them itself.
     """
 
     def __init__(self, callback: Callback) -> None:
@@ -32,13 +32,13 @@ class ImportWatch:
         self._searching = threading.local()
 
     def start(self, names: frozenset[str]) -> None:
-        """Watch for modules of these names."""
+        """Watch for the modules `names`."""
         self._names = names
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
     def stop(self) -> None:
-        """Watch for nothing."""
+        """Stop watching."""
         self._names = frozenset()
         if self in sys.meta_path:
             sys.meta_path.remove(self)
@@ -46,7 +46,7 @@ class ImportWatch:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a watched module by the other finders, and put a loader that calls back before its own."""
+        """Find a watched module with the other finders, and wrap its loader in one that calls back."""
         if name not in self._names or getattr(self._searching, "name", None) == name:
             return None
         self._searching.name = name
@@ -80,14 +80,14 @@ class ImportWatch:
 
 
 class _Announcing:
-    """Load a module by its own loader, which takes this one's place again before the module's code runs."""
+    """Load a module with its own loader, and restore that loader before the module's code runs."""
 
     def __init__(self, loader: Any, announce: Callback) -> None:
         self._loader = loader
         self._announce = announce
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # of a copy that is being made, which has nothing yet
+        if name == "_loader":  # a copy in the making has no attributes yet
             raise AttributeError(name)
         return getattr(self._loader, name)
 

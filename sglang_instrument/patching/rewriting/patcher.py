@@ -1,4 +1,4 @@
-"""Apply tables to the modules of this process, those imported already and those to come, and undo it all."""
+"""Apply tables to the modules of this process, imported already or later, and undo all of it."""
 
 import sys
 import threading
@@ -27,28 +27,28 @@ Wrap = Callable[[Callable[..., Any], Probe], Callable[..., Any]]
 
 @dataclass(eq=False)
 class _Job:
-    """A function and the regions wanted in it."""
+    """A function and the regions to place in it."""
 
     function: FunctionType
     wanted: list[Wanted] = field(default_factory=list)
 
     def add(self, wanted: Iterable[Wanted]) -> None:
-        """Add the regions of a name that leads to the function; two names may lead to one."""
+        """Add regions that are not in the job yet; two targets may name the same function."""
         known = {one.region.origin for one in self.wanted}
         self.wanted += [one for one in wanted if one.region.origin not in known]
 
 
 class Patcher:
-    """Keeps the functions that tables name under probes, from `install()` to `uninstall()`.
+    """Keeps probes in the functions that tables name, from `install()` to `uninstall()`.
 
-    Both may be called at any time, from any thread, again and again. No method raises because of a target:
-    what could not be patched is left as it is, and `results()` says so.
+    Any thread may call both at any time and repeatedly. No method raises because of a target: the patcher
+    leaves a target that it cannot patch unchanged, and `results()` says why.
 
     Args:
-        tables: what is wanted.
-        make_probe: gives the probe of a region; may raise TableError.
-        wrap: wraps a function without source in a probe; without it such targets are left alone.
-        patched: is called after targets of a module were looked for, found or not.
+        tables: the tables to apply.
+        make_probe: makes the probe of a region; may raise TableError.
+        wrap: wraps a function without source in a probe; without it, such targets stay unpatched.
+        patched: called after the search for a module's targets, whether found or not.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class Patcher:
         self._tables = tuple(tables)
         self._make_probe = make_probe
         self._wrap = wrap
-        self._told = patched
+        self._on_patched = patched
         self._lock = (
             threading.RLock()
-        )  # held while a target's import calls back, so never while importing one
+        )  # the import callback takes it, so never import a target while holding it
         self._watch = ImportWatch(self._on_import)
         self._installed = False
         self._swaps: dict[int, tuple[SwappedCode, _Job]] = {}
@@ -79,19 +79,19 @@ class Patcher:
         return frozenset(name for table in self._tables for name in table.modules)
 
     def install(self) -> None:
-        """Patch what is imported, and from now on what will be."""
+        """Patch the modules that are imported already, and later ones after their import."""
         with self._lock:
             self._installed = True
             self._watch.start(self.modules)
             self._patch_ready()
 
     def restart_in_child(self) -> None:
-        """Be usable in a forked child, whose parent may have been patching on another thread."""
+        """Reset the lock in a forked child: another thread of the parent may have held it."""
         self._lock = threading.RLock()
         resume_garbage_collection()
 
     def uninstall(self) -> list[str]:
-        """Restore everything; return what could not be, because somebody else changed it after us."""
+        """Restore everything; return a message for each target that other code has changed since."""
         with self._lock:
             self._installed = False
             self._watch.stop()
@@ -104,7 +104,7 @@ class Patcher:
             return [reason for reason in left if reason is not None]
 
     def results(self) -> list[Site]:
-        """Return what became of each region: where it was found, else the best answer of its candidates."""
+        """Return the sites of each region: all where it was found, else its candidates' best result."""
         with self._lock:
             if self._installed:
                 self._patch_ready()
@@ -132,7 +132,7 @@ class Patcher:
                 self._patch_ready(module)
 
     def _patch_ready(self, *also: ModuleType) -> None:
-        """Patch the modules that are imported and not patched; one that is being imported will call back."""
+        """Patch modules that are imported and not patched yet; modules being imported call back later."""
         loaded = (sys.modules.get(name) for name in self.modules)
         ready = [module for module in loaded if isinstance(module, ModuleType) and not _is_importing(module)]
         self._patch([module for module in {*ready, *also} if module.__name__ not in self._patched])
@@ -144,18 +144,18 @@ class Patcher:
             for table in self._tables:
                 for patch in table.patches:
                     self._find(module, table, patch, jobs)
-        if modules and self._told is not None:  # it asks for the results, and comes by here again
-            self._told()
+        if modules and self._on_patched is not None:  # it calls results(), which calls this method again
+            self._on_patched()
         if not jobs:
             return
         applier = Applier(self._make_probe)
         with garbage_collection_paused():
-            # A function that holds another comes first: see Applier.
+            # An enclosing function comes before its nested functions: see Applier.
             for job in sorted(jobs.values(), key=lambda job: job.function.__qualname__.count("<locals>")):
                 self._apply(applier, job)
 
     def _find(self, module: ModuleType, table: Table, patch: Patch, jobs: dict[int, _Job]) -> None:
-        """Add the first candidate that `module` has to the jobs."""
+        """Add the first candidate that exists in `module` to the jobs."""
         candidates = [target for target in patch.targets if target.module == module.__name__]
         for target in candidates:
             found = find_target(module, target.name)
@@ -172,7 +172,7 @@ class Patcher:
             self._note(without_function(_wanted(table, patch, target), "missing", note))
 
     def _job_of(self, function: FunctionType, jobs: dict[int, _Job]) -> _Job:
-        """Return the job of a function; one that was done is undone, to be done again with more."""
+        """Return the job of a function; undo a finished job, so that it is done again with more regions."""
         if id(function) not in jobs:
             swap, job = self._swaps.pop(id(function), (None, _Job(function)))
             if swap is not None:
@@ -184,17 +184,17 @@ class Patcher:
         function = job.function
         try:
             sites, code = applier.apply(function.__code__, function.__globals__, job.wanted)
-        except BaseException as error:  # whatever the target's source holds, training goes on
+        except BaseException as error:  # training must go on, whatever the target's source contains
             let_through()
-            sites, code = without_function(job.wanted, "refused", f"rewriting failed: {error!r}"), None
+            sites, code = without_function(job.wanted, "refused", f"the rewriter failed: {error!r}"), None
         self._note(sites)
         if code is not None:
             self._swaps[id(function)] = (SwappedCode.put(function, code), job)
 
     def _wrapped(self, found: Found, wanted: list[Wanted]) -> list[Site]:
-        """Wrap a target that has no Python code, where all that is wanted is the call as a whole."""
+        """Wrap a target without Python code: its whole-call regions are measured, others are not."""
         if self._wrap is None or not callable(found.raw):
-            return without_function(wanted, "no-source", "built into C")
+            return without_function(wanted, "no-source", "built into C: no Python code to patch")
         whole = [one for one in wanted if one.region.is_whole_body and not one.region.generator]
         parts = [one for one in wanted if one not in whole]
         try:
@@ -203,12 +203,12 @@ class Patcher:
                 ours = self._wrap(ours, self._make_probe(one.region))
             if whole:
                 self._entries.append(SwappedEntry.put(found.owner, found.name, found.raw, ours))
-        except BaseException as error:  # a class built into C takes no attribute
+        except BaseException as error:  # a class built into C refuses new attributes
             let_through()
-            return without_function(wanted, "no-source", f"built into C, and not to be wrapped: {error}")
+            return without_function(wanted, "no-source", f"built into C, and cannot be wrapped: {error}")
         return [
             *without_function(whole, "found", "built into C: wrapped"),
-            *without_function(parts, "no-source", "built into C: it has no statements"),
+            *without_function(parts, "no-source", "built into C: only the whole call can be measured"),
         ]
 
     def _note(self, sites: Iterable[Site]) -> None:

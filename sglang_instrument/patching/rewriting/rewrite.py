@@ -1,4 +1,4 @@
-"""Put the regions of a function under probes: the syntax tree is changed, nothing is compiled here."""
+"""Put probes around the regions of a function, in its syntax tree; nothing is compiled here."""
 
 import ast
 from collections.abc import Sequence
@@ -9,65 +9,65 @@ from sglang_instrument.patching.places.bindings import Bindings
 from sglang_instrument.patching.probes.contract import Probe
 from sglang_instrument.patching.rewriting.awaits import count_awaits
 from sglang_instrument.patching.rewriting.constants import Constants
-from sglang_instrument.patching.rewriting.expression_regions import Spot, put_probe
-from sglang_instrument.patching.rewriting.handover import Handing, HandOver, located
+from sglang_instrument.patching.rewriting.expression_regions import MeasuredExpression, put_probe
+from sglang_instrument.patching.rewriting.handover import HandoverInserter, RegionHandover, located
 from sglang_instrument.patching.tables.regions import Capture
 
 SCOPES: Final = (*DEFINITIONS, ast.Lambda, ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
 
 
 class Placement(NamedTuple):
-    """Statements, or the expressions in them, and the probe that goes over them."""
+    """Statements or expressions, and the probe that measures them."""
 
     statements: Statements | None
     probe: Probe
     captures: tuple[Capture, ...] = ()
-    spots: tuple[Spot, ...] = ()
+    expressions: tuple[MeasuredExpression, ...] = ()
 
 
 class _Region(NamedTuple):
     statements: Statements
-    handing: Handing
+    handover: RegionHandover
 
 
 def rewrite(
     definition: FunctionDef, placements: Sequence[Placement], constants: Constants, bindings: Bindings
 ) -> None:
-    """Put the statements of each placement under `with` its probe, in place.
+    """Put each placement's statements into a `with` of its probe, and wrap its expressions, in place.
 
     Args:
-        definition: the function; its tree is changed.
-        placements: regions that do not overlap; of equal ones the first becomes the outer.
-        constants: takes the probes.
-        bindings: of the function.
+        definition: the function; this changes its tree.
+        placements: regions that do not overlap; of equal regions the first becomes the outer one.
+        constants: gets the probes.
+        bindings: the function's locals.
     """
     counts = is_coroutine(definition)
-    regions = [  # all of them before the tree changes: places are counted in the original statements
+    regions = [  # all before the tree changes: indices refer to the original statements
         _region(number, placement.statements, placement, bindings, constants, counts)
         for number, placement in enumerate(placements)
         if placement.statements is not None
     ]
     for placement in reversed(
         placements
-    ):  # of two on one expression the first is the outer, as of statements
-        for spot in placement.spots:
-            put_probe(spot, spot.probe_kind(placement.probe), bindings, constants)
+    ):  # of two placements on one expression the first is the outer one, as for statements
+        for measured in placement.expressions:
+            put_probe(measured, measured.probe_kind(placement.probe), bindings, constants)
     blocks: dict[int, list[_Region]] = {}
     for region in regions:
         blocks.setdefault(id(region.statements.block), []).append(region)
     for together in blocks.values():
         block = together[0].statements.block
         block[:] = _nested(block, 0, len(block), together)
-    HandOver(region.handing for region in regions).over(definition)
+    HandoverInserter(region.handover for region in regions).over(definition)
     if counts:
         count_awaits(definition, constants)
 
 
-def naming(names: Sequence[str], first: ast.stmt) -> ast.stmt:
-    """Return a statement, to stand before the `first`, that names locals in an order and is never run.
+def name_locals_in_order(names: Sequence[str], first: ast.stmt) -> ast.stmt:
+    """Return a statement that names locals in an order and never runs; it goes before `first`.
 
-    A frame lets go of its locals in the order in which its function names them, so what they hold dies in
-    that order, too. A probe that is handed locals may name one before the function does.
+    A frame releases its locals in the order in which the function's code first names them. Without this
+    statement a probe's arguments could change the order, and so the order in which objects are destroyed.
     """
     loads: list[ast.expr] = [ast.Name(name, ast.Load()) for name in names]
     never = ast.If(ast.Constant(False), [ast.Expr(ast.Tuple(loads, ast.Load()))], [])
@@ -77,7 +77,7 @@ def naming(names: Sequence[str], first: ast.stmt) -> ast.stmt:
 
 
 def is_coroutine(definition: FunctionDef) -> bool:
-    """Say whether the function is a coroutine: async, and no generator."""
+    """Say whether the function is a coroutine: async, and not a generator."""
     return isinstance(definition, ast.AsyncFunctionDef) and not any(
         isinstance(node, ast.Yield)
         for statement in definition.body
@@ -86,7 +86,7 @@ def is_coroutine(definition: FunctionDef) -> bool:
 
 
 def overlaps(one: Statements, other: Statements) -> bool:
-    """Say whether two regions of one block overlap without one lying in the other."""
+    """Say whether two regions of one block overlap and neither contains the other."""
     if one.block is not other.block:
         return False
     first, second = sorted((one[1:], other[1:]))
@@ -94,7 +94,7 @@ def overlaps(one: Statements, other: Statements) -> bool:
 
 
 def find_captured(statements: Statements, capture: Capture) -> list[ast.keyword]:
-    """Return the keyword arguments that a capture describes, those in nested scopes apart."""
+    """Return the keyword arguments that a capture describes, except in nested scopes."""
     return [
         keyword
         for statement in statements.nodes
@@ -115,7 +115,7 @@ def _region(
 ) -> _Region:
     probe, captures = placement.probe, placement.captures
     block, start, stop = statements
-    handing = Handing(
+    handover = RegionHandover(
         number=number,
         probe=probe,
         constants=constants,
@@ -130,23 +130,23 @@ def _region(
     for capture in captures:
         for keyword in find_captured(statements, capture):
             passed = [ast.Constant(capture.field), keyword.value]
-            keyword.value = located(handing.call("capture", passed), keyword.value)
-    return _Region(statements, handing)
+            keyword.value = located(handover.call("capture", passed), keyword.value)
+    return _Region(statements, handover)
 
 
 def _nested(block: Block, begin: int, end: int, regions: Sequence[_Region]) -> Block:
-    """Return `block[begin:end]` with the regions in it under their probes."""
+    """Return `block[begin:end]` with its regions in their `with` blocks."""
     result: Block = []
     waiting = list(regions)
     while waiting:
-        # The one that starts first; of those the longest; of equal ones the first in the table.
+        # The region that starts first; then the longest; then the first in the table.
         outer = min(waiting, key=lambda region: (region.statements.start, -region.statements.stop))
         _, start, stop = outer.statements
         within = [one for one in waiting if one is not outer and _lies_in(one.statements, outer.statements)]
         waiting = [one for one in waiting if one is not outer and one not in within]
         body = _nested(block, start, stop, within)
-        result += block[begin:start] + outer.handing.open_around(
-            body or [located(ast.Pass(), outer.handing.at)]
+        result += block[begin:start] + outer.handover.open_around(
+            body or [located(ast.Pass(), outer.handover.at)]
         )
         begin = stop
     return result + block[begin:end]
@@ -155,7 +155,7 @@ def _nested(block: Block, begin: int, end: int, regions: Sequence[_Region]) -> B
 def _lies_in(inner: Statements, outer: Statements) -> bool:
     if outer.start == outer.stop:
         return False
-    if inner.start == inner.stop == outer.stop:  # an empty region behind the outer's last statement
+    if inner.start == inner.stop == outer.stop:  # an empty region after the outer one's last statement
         return outer.stop == len(outer.block)
     return outer.start <= inner.start and inner.stop <= outer.stop
 

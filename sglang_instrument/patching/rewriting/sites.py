@@ -1,4 +1,4 @@
-"""Say where the regions of a patch landed in a function, or why they did not."""
+"""Find the sites of a patch's regions in a function, and say why a region has none."""
 
 import ast
 from collections.abc import Iterable, Sequence
@@ -9,27 +9,31 @@ from sglang_instrument.patching.places.anchors import (
     AnchorsAmbiguous,
     AnchorsMissing,
     FunctionDef,
-    Shape,
+    FunctionOutline,
     Statements,
     walk_own,
 )
 from sglang_instrument.patching.places.bindings import Bindings
-from sglang_instrument.patching.rewriting.expression_regions import Spot, find_spots, lines_of
+from sglang_instrument.patching.rewriting.expression_regions import (
+    MeasuredExpression,
+    find_expressions,
+    lines_of,
+)
 from sglang_instrument.patching.rewriting.rewrite import SCOPES, find_captured, overlaps
 from sglang_instrument.patching.tables.regions import Patch, Region, Target
 
 State = Literal["found", "pending", "refused", "changed", "ambiguous", "no-source", "missing"]
-#: From the best answer to the worst; of a region with several candidates, the best is shown.
+#: From best to worst; a region with several candidates shows its best state.
 STATES: Final[tuple[State, ...]] = get_args(State)
 
 
 @dataclass(frozen=True)
 class Site:
-    """What became of one region in one function.
+    """The result for one region in one function.
 
-    `state` is "found"; "pending": its module is not imported yet; "refused": found, but no probe may stand
-    there; "changed": the source on disk is not what runs; "ambiguous"; "no-source"; "missing". `lines` are
-    the first and last line. `expected` is False where the table's `requires` says that this version lacks it.
+    `state` is "found"; "pending": the module is not imported yet; "refused": found, but a probe cannot be put
+    there; "changed": the source on disk differs from the running code; "ambiguous"; "no-source"; "missing".
+    `lines` are the first and last line. `expected` is False if `requires` excludes this version.
     """
 
     region: Region
@@ -41,14 +45,14 @@ class Site:
 
 
 class Wanted(NamedTuple):
-    """A region that is to be placed, the name its function was found by, and the version it was found in."""
+    """A region to place, the target that names its function, and the installed version."""
 
     region: Region
     target: Target
     version: str | None = None
 
     def site(self, state: State, lines: tuple[int, int] | None = None, note: str = "") -> Site:
-        """Return what became of the region."""
+        """Return the site of the region."""
         requires = self.region.requires
         expected = requires is None or requires.admits(self.version)
         return Site(self.region, self.target, state, lines, note, expected)
@@ -56,41 +60,41 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True)
 class Placed:
-    """A site, and its statements where it was found; of a region that is an expression, its spots."""
+    """A site, and the statements or expressions that were found."""
 
     site: Site
     statements: Statements | None = None
-    spots: tuple[Spot, ...] = ()
+    expressions: tuple[MeasuredExpression, ...] = ()
 
     @property
     def is_found(self) -> bool:
-        """Whether there is anything to put a probe on."""
-        return self.statements is not None or bool(self.spots)
+        """Whether there is code to put a probe on."""
+        return self.statements is not None or bool(self.expressions)
 
     def refused(self, note: str) -> "Placed":
-        """Return the same region, without what was found."""
+        """Return the same region as refused, without its code."""
         return Placed(replace(self.site, state="refused", note=note))
 
 
 def place(definition: FunctionDef, wanted: Iterable[Wanted], bindings: Bindings) -> list[Placed]:
-    """Resolve the regions of one function, those of several tables together.
+    """Find the regions of one function; they may come from several tables.
 
     Args:
-        definition: the function; its tree is only read.
-        wanted: the regions; variants of one event are told apart by `requires`.
-        bindings: of the function.
+        definition: the function; its tree is not changed.
+        wanted: the regions; variants of one event have different `requires`.
+        bindings: the function's locals.
     """
-    shape = Shape(definition)
-    return _without_overlaps(_without_rivals([_resolve(shape, one, bindings) for one in wanted]))
+    outline = FunctionOutline(definition)
+    return _without_overlaps(_without_rivals([_resolve(outline, one, bindings) for one in wanted]))
 
 
 def without_function(wanted: Iterable[Wanted], state: State, note: str) -> list[Site]:
-    """Return sites for regions whose function cannot be had."""
+    """Return sites for regions whose function is not available."""
     return [one.site(state, note=note) for one in wanted]
 
 
 def best_sites(patch: Patch, sites: Sequence[Site]) -> list[Site]:
-    """Return, for each region, the places where it was found, else the best answer of its candidates."""
+    """Return, for each region, all sites where it was found, else the best site of its candidates."""
     chosen: list[Site] = []
     for region in patch.regions:
         ours = sorted(
@@ -103,20 +107,20 @@ def best_sites(patch: Patch, sites: Sequence[Site]) -> list[Site]:
 
 
 def _resolve_expression(definition: FunctionDef, wanted: Wanted) -> Placed:
-    spots = tuple(find_spots(definition, wanted.region.anchors))
-    if not spots:
+    expressions = tuple(find_expressions(definition, wanted.region.anchors))
+    if not expressions:
         names = " | ".join(wanted.region.anchors.call or wanted.region.anchors.entering)
-        what = "call of" if wanted.region.anchors.call else "block entered with"
-        return Placed(wanted.site("missing", note=f"no {what} {names}"))
-    note = f"{len(spots)} places" if len(spots) > 1 else ""
-    return Placed(wanted.site("found", lines_of(spots), note), spots=spots)
+        kind = "call of" if wanted.region.anchors.call else "block entered with"
+        return Placed(wanted.site("missing", note=f"no {kind} {names}"))
+    note = f"{len(expressions)} places" if len(expressions) > 1 else ""
+    return Placed(wanted.site("found", lines_of(expressions), note), expressions=expressions)
 
 
-def _resolve(shape: Shape, wanted: Wanted, bindings: Bindings) -> Placed:
+def _resolve(outline: FunctionOutline, wanted: Wanted, bindings: Bindings) -> Placed:
     if wanted.region.is_expression:
-        return _resolve_expression(shape.definition, wanted)
+        return _resolve_expression(outline.definition, wanted)
     try:
-        statements = shape.resolve(wanted.region.anchors)
+        statements = outline.resolve(wanted.region.anchors)
     except AnchorsMissing as reason:
         return Placed(wanted.site("missing", note=str(reason)))
     except AnchorsAmbiguous as reason:
@@ -124,30 +128,30 @@ def _resolve(shape: Shape, wanted: Wanted, bindings: Bindings) -> Placed:
     objection = _objection(bindings, wanted.region, statements)
     if objection:
         return Placed(wanted.site("refused", statements.lines, objection))
-    note = "empty: the probe stands between two statements" if statements.start == statements.stop else ""
+    note = "empty region: the probe is between two statements" if statements.start == statements.stop else ""
     return Placed(wanted.site("found", statements.lines, note), statements)
 
 
 def _objection(bindings: Bindings, region: Region, statements: Statements) -> str:
-    """Say why no probe may go over these statements; "" if it may."""
+    """Say why no probe can measure these statements; "" if one can."""
     kinds = {type(node) for one in statements.nodes for node in walk_own(one, opaque=SCOPES)}
     if ast.YieldFrom in kinds and region.generator:
         return "`yield from` hides the items of a generator region"
     if kinds & {ast.Yield, ast.YieldFrom} and not region.generator:
-        return "holds a `yield`, during which other code runs; generator = true measures such a region"
+        return "other code runs during a `yield` in the region; set generator = true to measure it"
     if (region.generator or region.capture or region.always) and bindings.are_read:
-        return "the function reads its own locals(), so none may be added"
+        return "the function reads its own locals(), so the rewriter may add none"
     for capture in region.capture:
         count = len(find_captured(statements, capture))
         if count != 1:
-            return f"capture {capture.callee}({capture.argument}) is met {count} times"
+            return f"capture {capture.callee}({capture.argument}) occurs {count} times, must be once"
     return ""
 
 
 def _without_rivals(placed: list[Placed]) -> list[Placed]:
-    """Keep one of the variants of an event: regions of one event that say which versions they are for.
+    """Keep one variant of each event; variants are regions of one event with `requires`.
 
-    The first for this version wins; where none is for it, the first that was found.
+    Take the first found variant for this version, else the first that was found.
     """
     taken: dict[str, Placed] = {}
     for one in sorted(placed, key=lambda one: (not one.is_found, not one.site.expected)):
@@ -156,7 +160,9 @@ def _without_rivals(placed: list[Placed]) -> list[Placed]:
     return [
         one
         if one.site.region.requires is None or taken[one.site.region.event] is one
-        else Placed(replace(one.site, state="missing", note="another variant was taken", expected=False))
+        else Placed(
+            replace(one.site, state="missing", note="another variant of the event is used", expected=False)
+        )
         for one in placed
     ]
 
@@ -166,9 +172,7 @@ def _without_overlaps(placed: list[Placed]) -> list[Placed]:
     for one in placed:
         rival = next((other for other in kept if _overlap(one, other)), None)
         if rival is not None:
-            note = (
-                f"overlaps {rival.site.region.event}, lines {rival.site.lines}, and neither holds the other"
-            )
+            note = f"overlaps {rival.site.region.event}, lines {rival.site.lines}; neither contains the other"
             kept.append(one.refused(note))
         else:
             kept.append(one)

@@ -1,4 +1,4 @@
-"""Put something of ours in a target's place, and put the target back exactly as it was."""
+"""Replace a target's code or `__dict__` entry, and restore it exactly as it was."""
 
 import sys
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, eq=False)
 class SwappedCode:
-    """A function that runs our code."""
+    """A function that runs rewritten code."""
 
     function: FunctionType
     original: CodeType
@@ -22,21 +22,21 @@ class SwappedCode:
         return cls(function, original, ours)
 
     def restore(self) -> str | None:
-        """Give the function its own code back; return what stands in the way, None if nothing does."""
+        """Restore the function's code; return the reason if that is impossible, else None."""
         if self.function.__code__ is self.original:
             return None
         if self.function.__code__ is not self.ours:
             name = f"{self.function.__module__}.{self.function.__qualname__}"
-            return f"{name}: its code was changed by somebody else"
+            return f"{name}: other code has changed its __code__ since"
         self.function.__code__ = self.original
         return None
 
 
 @dataclass(frozen=True, eq=False)
 class SwappedEntry:
-    """An entry of a class's or module's `__dict__` that is ours.
+    """An entry of a class's or module's `__dict__` that this package replaced.
 
-    `was_own` is False where the owner had inherited the entry.
+    `was_own` is False if the owner had inherited the entry.
     """
 
     owner: Any
@@ -47,22 +47,22 @@ class SwappedEntry:
 
     @classmethod
     def put(cls, owner: Any, name: str, original: Any, ours: Any) -> "SwappedEntry":
-        """Set an attribute.
+        """Set the attribute, and remember the original.
 
         Raises:
-            TypeError: `owner` is built into C and takes none.
+            TypeError: `owner` is built into C and allows no new attributes.
         """
         was_own = name in vars(owner)
         setattr(owner, name, ours)
         return cls(owner, name, original, ours, was_own)
 
     def restore(self) -> str | None:
-        """Put the original back; return what stands in the way, None if nothing does."""
+        """Restore the original; return the reason if that is impossible, else None."""
         present = vars(self.owner).get(self.name)
-        if present is self.original:  # `_restore_copies` of another module's entry did it
+        if present is self.original:  # `_restore_copies` of another module's entry restored it
             return None
         if present is not self.ours:
-            return f"{self.owner.__name__}.{self.name}: it was replaced by somebody else"
+            return f"{self.owner.__name__}.{self.name}: other code has replaced it since"
         if self.was_own:
             setattr(self.owner, self.name, self.original)
         else:
@@ -72,7 +72,7 @@ class SwappedEntry:
         return None
 
     def _restore_copies(self) -> None:
-        """Restore the names by which modules imported meanwhile took the function over."""
+        """Restore the names of modules that imported the wrapper in the meantime."""
         for module in list(sys.modules.values()):
             names = getattr(module, "__dict__", {})
             for name, value in list(names.items()):

@@ -1,4 +1,4 @@
-"""Name the fields of a region that its function can never give."""
+"""Name the fields of a region that can never be read in its function."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,20 +11,20 @@ from sglang_instrument.patching.tables.field_language import Expression, Moment,
 from sglang_instrument.patching.tables.regions import Region
 
 
-def with_dead_fields(site: Site, bindings: Bindings) -> Site:
-    """Add to the note of a site that was found the fields that it will never have."""
+def with_unreadable_fields(site: Site, bindings: Bindings) -> Site:
+    """Add the fields that can never be read to the note of a found site."""
     if site.state != "found":
         return site
-    notes = [site.note, _say_dead(dead_fields(site.region, bindings))]
+    notes = [site.note, _describe_unreadable(unreadable_fields(site.region, bindings))]
     unread = fields_not_read(site.region, bindings)
     if unread:
-        why = "the function reads its own locals(), so none may be added"
-        notes.append(f"{why}, and not read: {', '.join(unread)}")
+        why = "the function reads its own locals(), so the rewriter may add none"
+        notes.append(f"{why}; fields not read: {', '.join(unread)}")
     return replace(site, note="; ".join(note for note in notes if note))
 
 
-def dead_fields(region: Region, bindings: Bindings) -> dict[str, str]:
-    """Return, as written, the fields whose every alternative begins at a local that is not in `bindings`."""
+def unreadable_fields(region: Region, bindings: Bindings) -> dict[str, str]:
+    """Return the fields, as written, of which every alternative begins at a name that is not a local."""
     leaving: Moment = "item" if region.generator else "exit"
     read: list[tuple[Mapping[str, str], Moment]] = [
         ({"when": region.when} if region.when else {}, "enter"),
@@ -38,39 +38,39 @@ def dead_fields(region: Region, bindings: Bindings) -> dict[str, str]:
         name: text
         for fields, moment in read
         for name, text in fields.items()
-        if _is_dead(text, moment, bindings)
+        if _is_unreadable(text, moment, bindings)
     }
 
 
 def fields_not_read(region: Region, bindings: Bindings) -> list[str]:
-    """Return the fields at exit that nothing hands over, where the function reads its own locals."""
+    """Return the exit fields that cannot be read because the function reads its own locals."""
     if not bindings.are_read or region.is_expression:
         return []
     return [name for name, text in region.exit.items() if not _survives_error(text)]
 
 
-def _say_dead(dead: Mapping[str, str]) -> str:
-    if not dead:
+def _describe_unreadable(unreadable: Mapping[str, str]) -> str:
+    if not unreadable:
         return ""
-    bare = {text for text in dead.values() if text.isidentifier()}
-    texts = f"; a text is written {', '.join(map(in_quotes, sorted(bare)))}" if bare else ""
-    return f"no local for {', '.join(dead)}{texts}"
+    bare = {text for text in unreadable.values() if text.isidentifier()}
+    texts = f"; write a string as {', '.join(map(in_quotes, sorted(bare)))}" if bare else ""
+    return f"no local for {', '.join(unreadable)}{texts}"
 
 
 def _survives_error(text: str) -> bool:
     try:
         return parsed(text, "exit").survives_error
-    except TableError:  # said where the region's probe is made
+    except TableError:  # reported when the region's probe is made
         return True
 
 
-def _is_dead(text: str, moment: Moment, bindings: Bindings) -> bool:
+def _is_unreadable(text: str, moment: Moment, bindings: Bindings) -> bool:
     try:
         expression = parsed(text, moment)
-    except TableError:  # said where the region's probe is made
+    except TableError:  # reported when the region's probe is made
         return False
-    return all(_begins_nowhere(expression, value, bindings) for value in expression.alternatives)
+    return all(_begins_at_no_local(expression, value, bindings) for value in expression.alternatives)
 
 
-def _begins_nowhere(expression: Expression, value: object, bindings: Bindings) -> bool:
+def _begins_at_no_local(expression: Expression, value: object, bindings: Bindings) -> bool:
     return isinstance(value, Path) and not expression.is_root(value) and not bindings.has(value.root)

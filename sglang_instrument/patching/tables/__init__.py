@@ -1,1 +1,1 @@
-"""Read what a patch table says: regions, events, and the language of their fields."""
+"""Read patch tables: regions, their events, and the language of their fields."""

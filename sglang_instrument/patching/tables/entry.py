@@ -1,4 +1,4 @@
-"""Read one table of a TOML file strictly: every key is known, every value is what it should be."""
+"""Read one table of a TOML file strictly: refuse unknown keys and values of the wrong type."""
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,15 +11,15 @@ T = TypeVar("T")
 
 
 class Entry:
-    """A mapping from a TOML file, with the place it stands at for the error messages.
+    """A mapping from a TOML file; error messages name its place in the file.
 
     Args:
-        where: the place, for people: "patches/slime/0.3.toml: patch 3".
+        where: the place, as messages show it: "patches/slime/0.3.toml: patch 3".
         values: the mapping.
         keys: the keys it may have.
 
     Raises:
-        TableError: `values` is no mapping, or has another key.
+        TableError: `values` is not a mapping, or has another key.
     """
 
     def __init__(self, where: str, values: object, keys: frozenset[str]) -> None:
@@ -30,7 +30,7 @@ class Entry:
         for key in values:
             if key not in keys:
                 close = difflib.get_close_matches(key, keys, 1)
-                right = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(keys))}"
+                right = f"did you mean {close[0]!r}?" if close else f"the keys are {', '.join(sorted(keys))}"
                 raise self.error(f"unknown key {key!r}; {right}")
 
     def error(self, message: str) -> TableError:
@@ -74,13 +74,13 @@ class Entry:
     ) -> Mapping[str, str]:
         """Return a mapping of names to expressions, {} where the key is absent.
 
-        A string in its place is the name of one of the `sets`.
+        A string instead of a mapping names one of the `sets`.
         """
         value = self._values.get(key, {})
         if isinstance(value, str) and value in sets:
             return sets[value]
         if not isinstance(value, dict):
-            named = f", or the name of one in [fields]: {', '.join(sets)}" if sets else ""
+            named = f", or the name of a set in [fields]: {', '.join(sets)}" if sets else ""
             raise self.error(f"{key} must be a table of names and expressions{named}; got {value!r}")
         for name, expression in value.items():
             if not isinstance(expression, str):
@@ -88,19 +88,19 @@ class Entry:
         return value
 
     def names(self, key: str) -> Sequence[str]:
-        """Return the keys of a table, none where it is absent."""
+        """Return the keys of a table, none if it is absent."""
         value = self._values.get(key, {})
         if not isinstance(value, dict):
             raise self.error(f"{key} must be a table, got {value!r}")
         return tuple(value)
 
     def below(self, key: str) -> "Entry":
-        """Return the table at `key`, empty where it is absent; it may have any keys."""
+        """Return the table at `key`, empty if it is absent; the table may have any keys."""
         value = self._values.get(key, {})
         return Entry(f"{self.where}: {key}", value, frozenset(self.names(key)))
 
     def parsed(self, key: str, parse: Callable[[str], T]) -> T | None:
-        """Return what `parse` makes of a string, or None where the key is absent."""
+        """Return `parse(string)`, or None if the key is absent."""
         text = self.text(key)
         if text is None:
             return None
@@ -110,7 +110,7 @@ class Entry:
             raise self.error(f"{key}: {error}") from None
 
     def entries(self, key: str, kind: str, keys: frozenset[str]) -> Iterator["Entry"]:
-        """Go over a list of tables, each named by `kind` and its number from 1."""
+        """Yield the tables of a list; messages name each by `kind` and its number, from 1."""
         value = self._values.get(key, [])
         if not isinstance(value, list):
             raise self.error(f"{key} must be a list of tables, got {value!r}")

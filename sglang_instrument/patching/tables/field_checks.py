@@ -1,4 +1,4 @@
-"""Check that regions have the fields that others read of them through `inside` and `before`."""
+"""Check the fields that a region reads of other regions through `inside` and `before`: do they exist?"""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from sglang_instrument.patching.tables.field_language import BEFORE, INSIDE, Exp
 if TYPE_CHECKING:
     from sglang_instrument.patching.tables.regions import Region
 
-#: What the record of each finished region has; the turn, where one is bound.
+#: Fields of every finished region's record; the turn is there if one is bound.
 _OF_ALL: Final = frozenset({"duration_sec", "turn"})
 _OF_GENERATORS: Final = frozenset({"items", "first_item_sec"})
 
 
 def unknown_fields(regions: Iterable[Region]) -> Iterator[tuple[Region, str]]:
-    """Yield the regions of a table that read what no region of it can have, and what to say of it.
+    """Yield each region that reads a field which no region of the table can have, and the message.
 
-    An event of which the table has no region may be another table's: nothing is said of it.
+    An event without a region in this table may belong to another table: it is not checked.
     """
     regions = list(regions)
     had: dict[str, set[str]] = {}
     for region in regions:
-        if region.emit == "span":  # of points nothing is kept
+        if region.emit == "span":  # instant events are not kept
             had.setdefault(region.event, set()).update(_fields_of(region))
     for region in regions:
         for name, path in _paths_of(region):
@@ -41,7 +41,7 @@ def _fields_of(region: Region) -> set[str]:
 
 
 def _paths_of(region: Region) -> Iterator[tuple[str, Path]]:
-    """Yield what the region reads of the records of others, with the field that does."""
+    """Yield each field of the region that reads other regions' records, and the path that it reads."""
     leaving: Moment = "item" if region.generator else "exit"
     read: dict[str, tuple[Mapping[str, str], Moment]] = {
         "enter": (region.enter, "enter"),
@@ -58,16 +58,16 @@ def _paths_of(region: Region) -> Iterator[tuple[str, Path]]:
 
 
 def _parsed(text: str, moment: Moment) -> Expression | None:
-    if f"{INSIDE}." not in text and f"{BEFORE}." not in text:  # most; what a table costs is paid at start-up
+    if f"{INSIDE}." not in text and f"{BEFORE}." not in text:  # most fields: saves start-up time
         return None
     try:
         return parsed(text, moment)
-    except TableError:  # said where the region's probe is made
+    except TableError:  # reported when the region's probe is made
         return None
 
 
 def _read_fields(path: Path) -> Iterator[str]:
-    """Yield the fields that a path reads of one record, which `[*]`, `[?field]` or a number leads to."""
+    """Yield the fields that a path reads of one record; `[*]`, `[?field]` or an index selects the record."""
     for place, step in enumerate(path.steps[1:], 1):
         if step.kind == "each" and step.name:
             yield str(step.name)
@@ -81,6 +81,5 @@ def _read_fields(path: Path) -> Iterator[str]:
 def _correction(event: str, field: str, known: set[str]) -> str:
     near = difflib.get_close_matches(field, known, 1)
     right = f"did you mean {near[0]!r}? " if near else ""
-    return (
-        f"no region {event} of this table has a field {field!r}; {right}there are {', '.join(sorted(known))}"
-    )
+    fields = ", ".join(sorted(known))
+    return f"no region {event} of this table has a field {field!r}; {right}the fields are {fields}"

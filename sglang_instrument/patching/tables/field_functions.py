@@ -1,13 +1,14 @@
-"""Measure what a field expression points at, its size, its total, its percentiles, and change nothing.
+"""Measure the value of a field expression, such as its size, total or percentiles, without changing it.
 
-A value on a device is never read: that would synchronise the GPU. `Unreadable` then drops the field.
+These functions never read a value on a device: that would synchronise the GPU. They raise `Unreadable`, and
+the reader leaves the field out.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from sglang_instrument.patching.pickling import Reduced, travelling
+from sglang_instrument.patching.pickling import Reduced, reduce_with_stand_in
 
 Measure = Callable[[Any], Any]
 
@@ -16,12 +17,12 @@ SIZED: Final = frozenset({str, list, dict, tuple})
 _ON_HOST: Final = _NUMBERS | SIZED | {type(None)}
 
 
-class Unreadable(LookupError):  # noqa: N818 - a field that is left out, not an error that anybody sees
+class Unreadable(LookupError):  # noqa: N818 - the reader catches it and leaves the field out
     """The value cannot be measured without reading a device, consuming an iterator or changing a mapping."""
 
 
 class _Unbound:
-    """Stand for a local that has no value yet; nothing can be read from it."""
+    """Stand for a local that has no value yet; no field can be read from it."""
 
     def __bool__(self) -> bool:
         raise Unreadable("unbound local")
@@ -30,7 +31,7 @@ class _Unbound:
         return "UNBOUND"
 
     def __reduce__(self) -> Reduced:
-        return travelling("None", _unbound)
+        return reduce_with_stand_in("None", _unbound)
 
 
 UNBOUND: Final = _Unbound()
@@ -41,13 +42,13 @@ def _unbound() -> _Unbound:
 
 
 def elements(value: Any) -> Any:
-    """Return what `[*]` goes over: the values of a mapping, the elements of anything else that has a length.
+    """Return what `[*]` iterates over: the values of a mapping, the elements of another sized value.
 
     Raises:
-        Unreadable: `value` has no length; going over an iterator would take its items from the program.
+        Unreadable: `value` has no length; iterating would take the items away from the program.
     """
     kind = type(value)
-    if kind is list or kind is tuple:  # asking whether these are mappings takes longer than going over them
+    if kind is list or kind is tuple:  # faster than asking isinstance(value, Mapping)
         return value
     if kind is dict or isinstance(value, Mapping):
         return value.values()
@@ -57,7 +58,7 @@ def elements(value: Any) -> Any:
 
 
 def key(value: Any, name: str | int) -> Any:
-    """Return `value[name]`, but never let a `defaultdict` make the entry."""
+    """Return `value[name]`, but never make a `defaultdict` add the entry."""
     if hasattr(type(value), "__missing__") and name not in value:
         raise Unreadable(f"no key {name!r}")
     return value[name]
@@ -65,14 +66,14 @@ def key(value: Any, name: str | int) -> Any:
 
 def size(value: Any) -> int:
     """Return the last dimension of a tensor or array, the length of anything else."""
-    if type(value) in SIZED:  # before an attribute is looked for that they do not have
+    if type(value) in SIZED:  # saves the lookup of an attribute that they lack
         return len(value)
     shape = getattr(value, "shape", None)
     return int(shape[-1]) if shape is not None and len(shape) else len(value)
 
 
 def total(value: Any) -> Any:
-    """Return a number as it is, else the sum of a tensor, an array or a sized collection of numbers."""
+    """Return a number unchanged, else the sum of a tensor, an array or a sized collection of numbers."""
     if isinstance(value, (int, float)):
         return value
     _on_host(value)
@@ -80,24 +81,24 @@ def total(value: Any) -> Any:
 
 
 def number(value: Any) -> Any:
-    """Return a number as it is, one in an array or a tensor of one element as a plain one.
+    """Return a number unchanged; turn an array or tensor of one element into a plain number.
 
     Raises:
-        Unreadable: It is no number: a text, a record, nothing.
+        Unreadable: The value is not a number, but a string, a mapping or None, for example.
     """
     if isinstance(value, (int, float)):
         return value
     _on_host(value)
     if not hasattr(value, "item") or getattr(value, "size", None) is None:
-        raise Unreadable(f"{type(value).__name__} is no number")
+        raise Unreadable(f"{type(value).__name__} is not a number")
     return value.item()
 
 
 def numbers(value: Any) -> dict[str, Any]:
-    """Return the numbers of a record by name; texts and all else are left out.
+    """Return the numbers in a mapping by name; leave out all other values.
 
     Raises:
-        Unreadable: There are none.
+        Unreadable: The mapping holds no number.
     """
     found = {str(name): one for name, one in value.items() if isinstance(one, (int, float))}
     if not found:
@@ -106,7 +107,7 @@ def numbers(value: Any) -> dict[str, Any]:
 
 
 def truth(value: Any) -> bool:
-    """Return `bool(value)`: for a collection, whether it has any element."""
+    """Return `bool(value)`; for a collection, whether it has any element."""
     _on_host(value)
     return bool(value)
 
@@ -127,25 +128,25 @@ def none_true(values: list[Any]) -> bool:
 
 
 def pick(record: Mapping[str, Any], names: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    """Return the fields of a record under other names, as (new name, old name); one it lacks is left out."""
+    """Return fields of a record under new names; `names` are (new, old) pairs. Leave out missing fields."""
     return {new: record[old] for new, old in names if old in record}
 
 
 def sizes(values: list[Any]) -> Any:
-    """Measure each value that `[*]` gave; numbers have no size, so a list of numbers is counted."""
+    """Return the size of each value that `[*]` gave; of a list of numbers, return its length."""
     return len(values) if _numeric(values) else [size(value) for value in values]
 
 
 def totals(values: list[Any]) -> Any:
-    """Add up a list of numbers; of anything larger, return one total each."""
+    """Return the sum of a list of numbers; of a list of collections, return one total for each."""
     return sum(values) if _numeric(values) else [total(value) for value in values]
 
 
 def some(values: Any) -> Any:
-    """Return the total of what is there.
+    """Return the total of one or more values.
 
     Raises:
-        Unreadable: there is nothing.
+        Unreadable: there is no value.
     """
     if hasattr(values, "__len__") and not len(values):
         raise Unreadable("nothing to add up")
@@ -153,23 +154,23 @@ def some(values: Any) -> Any:
 
 
 def mean(values: Any) -> float:
-    """Return the arithmetic mean, 0 of nothing."""
+    """Return the arithmetic mean, 0 if there are no values."""
     numbers = _numbers(values)
     return sum(numbers) / len(numbers) if numbers else 0
 
 
 def minimum(values: Any) -> Any:
-    """Return the smallest number, 0 of nothing."""
+    """Return the smallest number, 0 if there are no values."""
     return min(_numbers(values), default=0)
 
 
 def maximum(values: Any) -> Any:
-    """Return the largest number, 0 of nothing."""
+    """Return the largest number, 0 if there are no values."""
     return max(_numbers(values), default=0)
 
 
 def percentile(rank: int) -> Measure:
-    """Return a function that gives the `rank`-th percentile, linear between neighbours as in numpy."""
+    """Return a function that computes the `rank`-th percentile by linear interpolation, as numpy does."""
 
     def measure(values: Any) -> Any:
         ordered = sorted(_numbers(values))
@@ -188,7 +189,7 @@ def over(limit: int) -> Measure:
     return lambda values: sum(number > limit for number in _numbers(values))
 
 
-#: Functions with a fixed name, as (of one value, of the list that `[*]` gave).
+#: Functions by name: (for one value, for the list that `[*]` gave).
 _FIXED: Final[dict[str, tuple[Measure, Measure]]] = {
     "size": (size, sizes),
     "total": (total, totals),
@@ -203,13 +204,13 @@ _FIXED: Final[dict[str, tuple[Measure, Measure]]] = {
 }
 _NUMBERED: Final[dict[str, Callable[[int], Measure]]] = {"p": percentile, "over": over}
 
-#: Functions of more than a value: of the region's duration too, of whether there is a value at all.
+#: Functions that need more than a value: the region's duration, or whether a value exists.
 SPECIAL: Final = ("percent", "missing")
 NAMES: Final = (*sorted(_FIXED), *SPECIAL, "pNN", "overNN")
 
 
 def measure_named(name: str) -> tuple[Measure, Measure] | None:
-    """Return the function `name` for one value and for the list that `[*]` gave; None where there is none."""
+    """Return the function `name` for one value and for the list that `[*]` gave; None if unknown."""
     if name in _FIXED:
         return _FIXED[name]
     match = re.fullmatch(r"(p|over)(\d+)", name, re.ASCII)
@@ -226,7 +227,7 @@ def percent(values: Any, duration_sec: float) -> float:
 
 
 def _numeric(values: list[Any]) -> bool:
-    if _NUMBERS.issuperset(map(type, values)):  # all in C, for lists are long and numbers usual
+    if _NUMBERS.issuperset(map(type, values)):  # runs in C: lists are long and usually hold numbers
         return True
     return all(isinstance(value, (int, float)) for value in values)
 
@@ -235,7 +236,7 @@ def _numbers(values: Any) -> list[Any]:
     if type(values) is list and _NUMBERS.issuperset(map(type, values)):
         return values
     _on_host(values)
-    if hasattr(values, "tolist"):  # a tensor or an array: one call instead of one object an element
+    if hasattr(values, "tolist"):  # a tensor or an array: one call for all elements
         values = values.tolist()
     return [value if isinstance(value, (int, float)) else size(value) for value in elements(values)]
 
@@ -244,6 +245,6 @@ def _on_host(value: Any) -> None:
     if type(value) in _ON_HOST:
         return
     device = getattr(value, "device", None)
-    # numpy 2 arrays say "cpu" themselves; torch devices have a type.
+    # The device of a numpy 2 array is the string "cpu"; a torch device has a type.
     if device is not None and getattr(device, "type", device) != "cpu":
         raise Unreadable(f"{type(value).__name__} on {device}")

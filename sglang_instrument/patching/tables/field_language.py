@@ -1,4 +1,4 @@
-"""Read the field language of patch tables: what an expression may say, and the tree it stands for.
+"""Parse the field language of patch tables.
 
 FIELD  = VALUE {"|" VALUE}                      the first that resolves
 VALUE  = PATH | FUNCTION "(" PATH ")" | 'text' | 3 | true | false
@@ -16,21 +16,21 @@ from typing import Final, Literal
 from sglang_instrument.errors import TableError
 from sglang_instrument.patching.tables.field_functions import NAMES, SPECIAL, measure_named
 
-#: Roots that are no locals: the returned value, the item a generator gives, the regions that finished within;
-#: those that finished before within the region around, what is bound around, the imported modules by name.
+#: Roots that are not locals: the returned value; a generator's item; the regions that finished inside this
+#: one; those that finished before it in the enclosing region; the bound ids; the imported modules.
 RESULT: Final = "result"
 ITEM: Final = "item"
 INSIDE: Final = "inside"
 BEFORE: Final = "before"
 BOUND: Final = "bound"
 MODULES: Final = "modules"
-#: Before the name of a local that is called like a root: `local.result`.
+#: Prefix for a local that has the name of a root: `local.result`.
 _LOCAL: Final = "local"
 
-#: What a region may bind; request_id and turn are inherited by everything that runs inside.
+#: Ids that a region may bind; everything that runs inside the region inherits request_id and turn.
 BINDABLE: Final = ("step", "worker", "validate", "request_id", "turn", "role")
 
-#: What may be read when: nothing is returned or finished yet at entry, and only a generator gives items.
+#: When a field is read. At entry nothing is returned or finished yet; only a generator yields items.
 Moment = Literal["enter", "exit", "item"]
 _ROOTS: Final[dict[Moment, frozenset[str]]] = {
     "enter": frozenset({BEFORE, BOUND, MODULES}),
@@ -41,11 +41,11 @@ _ROOTS: Final[dict[Moment, frozenset[str]]] = {
 
 @dataclass(frozen=True)
 class Step:
-    """Go one step along a path.
+    """One step of a path.
 
-    To an attribute, a key or index; to every element (`each`), or only those whose attribute `name` is true;
-    or to a record of some of a record's fields (`pick`), `names` being (new name, old name). The key may be
-    what lies at another path of attributes, `of`.
+    A step reads an attribute, or a key or index; `each` reads every element, or those whose attribute `name`
+    is true; `pick` makes a record of some fields, with `names` as (new name, old name). The path `of`, if
+    given, leads to the key.
     """
 
     kind: Literal["attribute", "key", "each", "pick"]
@@ -56,9 +56,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Path:
-    """Begin at a root and go along the steps; `function` measures what lies at the end.
+    """Begin at a root and follow the steps; `function` measures the value at the end.
 
-    `is_local`: the root is a local, whatever it is called.
+    `is_local`: the root is a local, even if it has the name of a reserved root.
     """
 
     root: str
@@ -67,7 +67,7 @@ class Path:
     is_local: bool = False
 
     def locals(self, reserved: frozenset[str]) -> Iterator[str]:
-        """Yield the locals that the path and the keys along it begin at."""
+        """Yield the locals at which the path and its keys begin."""
         if self.is_local or self.root not in reserved:
             yield self.root
         for step in self.steps:
@@ -77,14 +77,14 @@ class Path:
 
 @dataclass(frozen=True)
 class Constant:
-    """Give the same value always."""
+    """A constant value."""
 
     value: str | int | bool
 
 
 @dataclass(frozen=True)
 class Expression:
-    """Hold a parsed field: alternatives, of which the first that resolves counts."""
+    """A parsed field: the first alternative that can be read gives the value."""
 
     text: str
     alternatives: tuple[Path | Constant, ...]
@@ -92,17 +92,17 @@ class Expression:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The alternatives that read something."""
+        """The alternatives that are not constants."""
         return tuple(value for value in self.alternatives if isinstance(value, Path))
 
     @property
     def roots(self) -> frozenset[str]:
-        """The reserved roots that are read."""
+        """The reserved roots that the field reads."""
         return frozenset(path.root for path in self.paths if self.is_root(path))
 
     @property
     def locals(self) -> tuple[str, ...]:
-        """The locals that are read, each once, in the order of the text."""
+        """The locals that the field reads, each once, in the order of the text."""
         reserved = _ROOTS[self.moment]
         return tuple(dict.fromkeys(name for path in self.paths for name in path.locals(reserved)))
 
@@ -112,13 +112,13 @@ class Expression:
 
     @property
     def events(self) -> frozenset[str]:
-        """The events whose finished regions are read."""
+        """The events whose finished regions the field reads."""
         named = (path.steps[0].name for path in self.paths if path.root == INSIDE and self.is_root(path))
         return frozenset(str(name) for name in named)
 
     @property
     def survives_error(self) -> bool:
-        """Whether it can be read after an exception, when locals may be those of an earlier turn."""
+        """Whether the field can be read after an exception: then locals may be left from an earlier turn."""
         return not self.locals and self.roots <= {INSIDE}
 
 
@@ -126,22 +126,22 @@ def parse(text: object, moment: Moment = "exit") -> Expression:
     """Parse one field expression.
 
     Args:
-        text: The expression as it stands in a table.
-        moment: When it is read. Only what can exist then is a root: `result` and `inside` at "exit", `item`
-            and `inside` at the item of a generator; at "enter" those are names of locals like any other.
+        text: The expression as written in a table.
+        moment: When the field is read. Only `_ROOTS[moment]` are roots then; the names of all other roots
+            are locals: `result` at "enter", for example.
 
     Raises:
-        TableError: The text is not in the language; the message quotes it and says what would be right.
+        TableError: The text is not in the language; the message quotes it and says what is expected.
     """
     if not isinstance(text, str):
         raise TableError(f"a field must be an expression in a string, got {text!r}")
     return _Parser(text, moment).expression()
 
 
-#: A process that reads a table, or installs, again parses nothing again.
+#: Cached: a process may read a table, or install, several times.
 parsed: Final = cache(parse)
 
-#: What must follow a root that is no value itself.
+#: What must follow a root that has no value of its own.
 _AFTER_ROOT: Final = {
     INSIDE: "inside.EVENT, the finished regions of an event",
     BEFORE: "before.EVENT, the regions of an event that finished before",
@@ -154,7 +154,7 @@ _END: Final = ("end", "the end")
 
 
 class _Parser:
-    """Go through the tokens of one expression, left to right, one token ahead."""
+    """Parse the tokens of one expression, left to right, with one token of look-ahead."""
 
     def __init__(self, text: str, moment: Moment) -> None:
         self.text = text
@@ -188,7 +188,7 @@ class _Parser:
     def _call(self, function: str) -> Path:
         if function not in SPECIAL and measure_named(function) is None:
             raise TableError(
-                f"expression {self.text!r}: no function {function!r}, there are {', '.join(NAMES)}"
+                f"expression {self.text!r}: no function {function!r}; the functions are {', '.join(NAMES)}"
             )
         root = self.word
         if self.kind != "name":
@@ -201,7 +201,7 @@ class _Parser:
 
     def _path(self, root: str) -> Path:
         if keyword.iskeyword(root):
-            raise TableError(f"expression {self.text!r}: {root!r} is a keyword of Python, not a local")
+            raise TableError(f"expression {self.text!r}: {root!r} is a Python keyword, not a local")
         steps = []
         while self.word in (".", "["):
             steps.append(self._attribute() if self._take(".") else self._bracket())
@@ -276,7 +276,7 @@ class _Parser:
             match = _TOKEN.match(text, position)
             if match is None or match.lastgroup is None:
                 raise TableError(
-                    f"expression {self.text!r}: {text[position:].lstrip()[0]!r} has no meaning here"
+                    f"expression {self.text!r}: {text[position:].lstrip()[0]!r} is not allowed here"
                 )
             yield match.lastgroup, match[match.lastgroup]
             position = match.end()

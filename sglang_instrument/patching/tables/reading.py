@@ -1,7 +1,7 @@
-"""Read patch tables: which regions of which functions are which events, as a TOML file says it.
+"""Read patch tables from TOML files.
 
-The language is described in `patches/README.md`. Reading is strict, for whoever writes a table is at the
-keyboard; field expressions are checked when they are compiled.
+`patches/README.md` describes the language. The reader is strict, so that the author of a table sees a mistake
+at once; field expressions are checked when they are compiled.
 """
 
 import re
@@ -38,9 +38,9 @@ _REGION_KEYS: Final = _ANCHOR_KEYS | {
     *("event", "emit", "requires", "phase", "sync", "root", "generator", "count_steps", "new_request"),
     *("enter", "exit", "always", "bind", "process", "when", "ends", "capture"),
 }
-#: What a region may say of the whole process.
+#: Ids of the whole process that a region may set.
 OF_PROCESS: Final = ("role", "worker", "tp")
-#: The least `engine_detail` at which a table is applied.
+#: Values of `engine_detail`: the lowest setting at which a table is applied.
 _ENGINE_DETAILS: Final = ("requests", "batches")
 
 _TARGET: Final = re.compile(r"(?:(?P<module>[A-Za-z_][\w.]*):)?(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
@@ -48,14 +48,14 @@ _CAPTURE: Final = re.compile(r"(?P<callee>[A-Za-z_]\w*)\((?P<argument>[A-Za-z_]\
 
 
 def load_tables(trainers: Sequence[str] | None = None, folders: Sequence[Path] = ()) -> list[Table]:
-    """Read the shipped tables and those in the users' `folders`.
+    """Read the shipped tables and those in the user's `folders`.
 
     Args:
-        trainers: names of the trainers wanted; None means all.
+        trainers: names of the trainers to keep; None keeps all.
         folders: folders that hold `<trainer>/<what>.toml` or `<what>.toml`.
 
     Raises:
-        TableError: a table is not what the language allows, or a folder is none.
+        TableError: a table breaks the rules of the language, or a folder does not exist.
     """
     tables = [load_table(name) for name in shipped_tables()]
     for folder in folders:
@@ -70,7 +70,7 @@ def load_table(name: str) -> Table:
     """Return a table by its name: "sglang/engine", or a path that ends in ".toml".
 
     Raises:
-        TableError: there is no such table, or it is not what the language allows.
+        TableError: there is no such table, or it breaks the rules of the language.
     """
     shown = name if name.endswith(".toml") else f"patches/{name}.toml"
     try:
@@ -81,7 +81,7 @@ def load_table(name: str) -> Table:
 
 
 def region_at(origin: Origin) -> Region:
-    """Return the region that stands at `origin`.
+    """Return the region at `origin`.
 
     Raises:
         TableError: this installation has no such table or region.
@@ -96,12 +96,12 @@ def parse_table(name: str, content: object, shown: str | None = None) -> Table:
     """Turn the content of a TOML file into a table.
 
     Args:
-        name: the table's name, by which its probes travel.
-        content: what the TOML parser returned.
-        shown: how messages call the file; default is `name`.
+        name: the table's name; pickled probes carry it.
+        content: the result of the TOML parser.
+        shown: the file's name in messages; default is `name`.
 
     Raises:
-        TableError: an unknown key, a wrong type, an anchor or a target that cannot be.
+        TableError: an unknown key, a wrong type, an invalid anchor or target.
     """
     entry = Entry(shown or name, content, _TABLE_KEYS)
     trainer = _required(entry, "trainer")
@@ -127,7 +127,7 @@ def _parse_patch(
         _parse_target(entry, text, entry.text("module") or module) for text in entry.texts("target")
     )
     if not targets:
-        raise entry.error("target is missing: 'Class.method' or a list of candidates")
+        raise entry.error("target is missing: give 'Class.method' or a list of candidates")
     requires = _parse_requires(entry, requires)
     leader = entry.text("leader")
     regions = tuple(
@@ -145,7 +145,9 @@ def _parse_target(entry: Entry, text: str, module: str | None) -> Target:
         raise entry.error(f"target must be 'Class.method' or 'module:Class.method', got {text!r}")
     module = match["module"] or module
     if module is None:
-        raise entry.error(f"target {text!r} names no module, and neither patch nor table has one")
+        raise entry.error(
+            f"target {text!r} names no module, and neither the patch nor the table has the key module"
+        )
     return Target(module, match["name"])
 
 
@@ -176,22 +178,25 @@ def _parse_region(entry: Entry, requires: Requirement | None, fields: FieldSets,
             raise entry.error(f"bind.{name}: only {', '.join(BINDABLE)} can be bound")
     for name in region.process:
         if name not in OF_PROCESS:
-            raise entry.error(f"process.{name}: a process has only {', '.join(OF_PROCESS)}")
+            raise entry.error(f"process.{name}: only {', '.join(OF_PROCESS)} can be set for a process")
     if region.emit != "span" and (
         region.generator or region.bind or region.count_steps or region.new_request
     ):
-        raise entry.error(f"emit = {region.emit!r} is a point: it can be no generator and bind nothing")
+        raise entry.error(
+            f"emit = {region.emit!r} makes an instant event: "
+            "generator, bind, count_steps and new_request need a span"
+        )
     if region.is_expression and (region.emit != "span" or region.generator or region.capture):
-        raise entry.error("call and entering are spans: they can be no point, no generator, capture nothing")
+        raise entry.error("call and entering make spans: emit, generator and capture are not allowed")
     if region.always and (region.emit != "span" or region.is_expression):
-        raise entry.error("always works for statements with a duration: not with emit, call or entering")
+        raise entry.error("always needs a span of statements: emit, call and entering are not allowed")
     if region.ends is not None and not region.generator:
         raise entry.error("ends needs generator = true")
     return region
 
 
 def _parse_requires(entry: Entry, around: Requirement | None) -> Requirement | None:
-    """Return what an entry requires on top of what the patch or the table around it does."""
+    """Return an entry's own requirement combined with that of the enclosing patch or table."""
     own = entry.parsed("requires", Requirement)
     return own if around is None else around if own is None else Requirement(f"{around.text},{own.text}")
 

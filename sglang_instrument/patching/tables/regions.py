@@ -1,4 +1,4 @@
-"""What a patch table says: functions, their regions, and what is recorded of them."""
+"""The content of a patch table: functions, their regions, and what to record of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ Emit = Literal["span", "enter", "exit"]
 
 
 class Origin(NamedTuple):
-    """Where a region stands: by this a probe travels to another process."""
+    """The place of a region in the tables, counted from 0."""
 
     table: str
     patch: int
@@ -30,7 +30,7 @@ class Target(NamedTuple):
 
 
 class Capture(NamedTuple):
-    """The keyword argument of a call inside the region that is recorded as `field` while it is passed."""
+    """A keyword argument of a call inside the region; the probe records it as `field` during the call."""
 
     field: str
     callee: str
@@ -39,12 +39,11 @@ class Capture(NamedTuple):
 
 @dataclass(frozen=True)
 class Region:
-    """The statements of a function that are one event, and what is recorded of them.
+    """The statements of a function that make one event, and what to record of them.
 
-    `enter`, `exit`, `always`, `bind` and `process` map names to field expressions; those of `always` are read
-    with those of `exit`, after an exception, too. `when` is the condition under which a run is recorded at
-    all, `leader` that under which this process records it; `ends` is true for the item with which a
-    generator region ends.
+    `enter`, `exit`, `always`, `bind` and `process` map names to field expressions; the probe reads `always`
+    together with `exit`, and also after an exception. The probe records a run only if `when` is true, and
+    only in processes in which `leader` is true. A generator region ends at the item for which `ends` is true.
     """
 
     origin: Origin
@@ -70,12 +69,12 @@ class Region:
 
     @property
     def is_whole_body(self) -> bool:
-        """Whether the region is the function itself, so that a wrapper can stand for it."""
+        """Whether the region is the whole function, so that a wrapper can measure it."""
         return not any(self.anchors)
 
     @property
     def is_expression(self) -> bool:
-        """Whether the region is a call, or the entering of a block, wherever it stands."""
+        """Whether the region is an expression: a call, or the entering of a `with` block."""
         return bool(self.anchors.call or self.anchors.entering)
 
 
@@ -83,7 +82,7 @@ class Region:
 class Patch:
     """A function and its regions.
 
-    `targets` are candidates: in each module the first that exists is taken.
+    `targets` are candidates: the patcher takes the first that exists in each module.
     """
 
     targets: tuple[Target, ...]
@@ -94,9 +93,9 @@ class Patch:
 class Table:
     """One TOML file.
 
-    `name` is "sglang/engine" for a table that ships with the package, else the file's path; `package` is the
-    distribution whose version the requirements speak of; `engine_detail` the least setting at which the table
-    is applied, None where it always is.
+    `name` is "sglang/engine", for example, for a shipped table, else the file's path. `package` is the
+    distribution whose version the requirements compare. `engine_detail` is the lowest setting at which the
+    table is applied; None means always.
     """
 
     name: str
@@ -106,11 +105,11 @@ class Table:
     engine_detail: str | None = None
 
     def is_wanted(self, engine_detail: str) -> bool:
-        """Return whether the table is applied where the setting `engine_detail` is this."""
+        """Return whether the table is applied at this setting of `engine_detail`."""
         return self.engine_detail in (None, engine_detail) or engine_detail == "batches"
 
     def for_all_ranks(self) -> "Table":
-        """Return the table without its leaders: every process records what it does."""
+        """Return the table without `leader` conditions: every process records its own runs."""
         patches = [
             replace(patch, regions=tuple(replace(region, leader=None) for region in patch.regions))
             for patch in self.patches
