@@ -590,7 +590,7 @@ def test_a_rewritten_function_that_travels_by_value_records_where_it_arrives(pro
         ({"enter": {"n": "x["}}, r"enter: expression 'x\[': expected"),
         ({"when": "x +"}, "when: expression"),
         ({"generator": True, "bind": {"turn": "x"}}, "a generator region cannot bind"),
-        ({"generator": True, "exit": {"n": "inside.x"}}, "not read `inside`"),
+        ({"generator": True, "exit": {"n": "inside.x"}}, "or read `inside`"),
     ],
 )
 def test_a_bad_region_is_refused_by_its_place(region, complaint):

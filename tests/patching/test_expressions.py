@@ -249,9 +249,9 @@ def nested(code):
 
 
 @pytest.mark.parametrize("more", [{"emit": "enter"}, {"generator": True}, {"capture": {"x": "f(y)"}}])
-def test_an_expression_can_be_no_point_and_no_generator(more):
+def test_an_expression_can_be_no_instant_and_no_generator(more):
     patch = {"target": "m:f", "region": [{"event": "a", "call": "g", **more}]}
-    with pytest.raises(TableError, match="call and entering are spans"):
+    with pytest.raises(TableError, match="call and entering make spans"):
         parse_table("t", {"trainer": "x", "patch": [patch]})
 
 
