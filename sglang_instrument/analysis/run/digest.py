@@ -1,4 +1,4 @@
-"""Aggregate nested spans into the tables that most answers need: steps, requests, turns and barriers."""
+"""Aggregate nested spans into the tables that most answers need: steps, requests, turns, barriers, paths."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -8,6 +8,7 @@ import polars as pl
 from sglang_instrument.analysis.run.rollups import KINDS as KINDS
 from sglang_instrument.analysis.run.rollups import PLACE as PLACE
 from sglang_instrument.analysis.run.rollups import roll_up
+from sglang_instrument.analysis.timing.critical_path import critical_path
 from sglang_instrument.analysis.timing.group_ids import assign_group_ids
 from sglang_instrument.analysis.timing.nesting import nest_and_clip
 from sglang_instrument.analysis.timing.wall_time import split_wall_time
@@ -60,6 +61,17 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         "start_us": pl.Int64,
         "end_us": pl.Int64,
     },
+    "path": {
+        **_PLACE_SCHEMA,
+        "request_id": pl.String,
+        "turn": pl.Int64,
+        "event": pl.String,
+        "phase": pl.String,
+        "start_us": pl.Int64,
+        "end_us": pl.Int64,
+        "path_sec": pl.Float64,
+        "held_sec": pl.Float64,
+    },
 }
 # Columns that nesting needs; the others are looked up later, for requests and their parts only.
 _NESTING_COLUMNS: Final = (
@@ -70,19 +82,23 @@ _NESTING_COLUMNS: Final = (
 
 @dataclass(frozen=True, eq=False)
 class Digest:
-    """Steps, requests, turns and barriers of a run, a table each (`SCHEMAS`): what most answers need."""
+    """Steps, requests, turns and barriers of a run, a table each (`SCHEMAS`): what most answers need.
+
+    `path` has the spans on the critical path of each step of a worker, as `critical_path` describes them.
+    """
 
     steps: pl.DataFrame
     requests: pl.DataFrame
     turns: pl.DataFrame
     barriers: pl.DataFrame
+    path: pl.DataFrame
 
     @classmethod
     def of(cls, spans: pl.DataFrame) -> "Digest":
         """Aggregate nested spans with `wall_sec`; some rows of the run may be missing."""
         place, places = assign_group_ids(spans, PLACE)
         rows = _renumbered(spans).with_columns(place=place).with_row_index("row")
-        return cls._fitted(roll_up(rows, spans, places))
+        return cls._fitted(roll_up(rows, spans, places, critical_path(rows)))
 
     @classmethod
     def _fitted(cls, tables: dict[str, pl.DataFrame]) -> "Digest":
@@ -112,8 +128,9 @@ def digest_records(records: pl.DataFrame) -> Digest:
     place, places = assign_group_ids(records, PLACE)
     ids = ["request_id"] if records["task"].null_count() else []
     spans_in = records.select(*_NESTING_COLUMNS, *ids, place=place).with_row_index("row")
-    spans = split_wall_time(*nest_and_clip(spans_in))
-    return Digest._fitted(roll_up(spans, records, places))
+    spans, children = nest_and_clip(spans_in)
+    spans = split_wall_time(spans, children)
+    return Digest._fitted(roll_up(spans, records, places, critical_path(spans, children)))
 
 
 def concat_digests(digests: list[Digest]) -> Digest:

@@ -23,7 +23,9 @@ _KIND_OF_PHASE: Final = [
 _REQUEST: Final = ["place", "request_id"]
 
 
-def roll_up(spans: pl.DataFrame, records: pl.DataFrame, places: pl.DataFrame) -> dict[str, pl.DataFrame]:
+def roll_up(
+    spans: pl.DataFrame, records: pl.DataFrame, places: pl.DataFrame, path: pl.DataFrame
+) -> dict[str, pl.DataFrame]:
     """Return the tables of a digest by name.
 
     Args:
@@ -31,6 +33,7 @@ def roll_up(spans: pl.DataFrame, records: pl.DataFrame, places: pl.DataFrame) ->
             `place` the row in `places`.
         records: Further columns of the spans, and records that may hold the reward of a request.
         places: Columns of `PLACE`.
+        path: Of `critical_path`.
     """
     parts = _outermost_parts(spans, records)
     logged = _logged_turns(parts)
@@ -39,6 +42,7 @@ def roll_up(spans: pl.DataFrame, records: pl.DataFrame, places: pl.DataFrame) ->
         "requests": _requests(spans, logged, records, places),
         "turns": _turns(logged.drop_nulls("turn")),
         "barriers": _barriers(spans),
+        "path": _path(spans, records, path),
     }
     placed = places.with_row_index("place").cast({"place": pl.Int64}).filter(pl.col("step").is_not_null())
     return {name: table.join(placed, on="place", maintain_order="left") for name, table in tables.items()}
@@ -185,3 +189,12 @@ def _barriers(spans: pl.DataFrame) -> pl.DataFrame:
     )
     above = barriers.select(parent="span")
     return barriers.join(above, on="parent", how="anti").sort("place", "start_us")
+
+
+def _path(spans: pl.DataFrame, records: pl.DataFrame, path: pl.DataFrame) -> pl.DataFrame:
+    """Describe the spans on critical paths, in the order of time; those that never were the innermost are left out."""
+    path = path.filter(pl.col("path_sec") > 0)
+    rows = spans.select("place", "row", "event", phase="counts_for")[path["span"]]
+    fields = records.select("request_id", "turn")[rows["row"]]
+    times = path.select("path_sec", "held_sec", start_us="from_us", end_us="to_us")
+    return pl.concat([rows, fields, times], how="horizontal").sort("place", "start_us", maintain_order=True)

@@ -1,0 +1,156 @@
+"""Find what each step of a worker waited for: the chain of spans that led from its begin to its end.
+
+The walk goes back from the end of a step. Of the spans inside, it takes the one that ended last, walks that
+one in the same way, goes on at its start with the last one that had ended by then, and so on. So each moment
+of the step belongs to exactly one span: the innermost on this path.
+"""
+
+from typing import Final
+
+import polars as pl
+
+from sglang_instrument.analysis.timing.nesting import clipped_children
+
+#: The record of a held event loop lies beside the spans that it delays, in no lane of theirs.
+LOOP_BLOCK: Final = "event_loop_block"
+_OUTLIVES_US: Final = 1_000  # nobody waited for a child in another lane that ends so much later
+
+
+def critical_path(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Return the spans on the critical paths of the steps in which they lie.
+
+    Args:
+        spans: Nested spans; `place` numbers the steps of workers. Those without a step are on no path.
+        children: The result of `nesting.clipped_children`, if already computed.
+
+    Returns:
+        span; from_us, to_us: its part of the path; path_sec: how much of it no span inside it covers;
+        held_sec: how much of path_sec the worker's event loop was held. In the order of the levels, the
+        outermost spans first.
+    """
+    children = clipped_children(spans) if children is None else children
+    blocks = spans.filter(_is_block(spans))
+    links = _walk(spans, _waited_for(spans, children))
+    own = _uncovered(links)
+    own = own.with_columns(place=spans["place"].gather(own["span"]))
+    own = own.with_columns(held_us=_covered_us(own, blocks.select("place", "start_us", "end_us")))
+    sums = own.group_by("span").agg(
+        path_sec=(pl.col("to_us") - pl.col("from_us")).sum() / 1e6, held_sec=pl.col("held_us").sum() / 1e6
+    )
+    path = links.join(sums, on="span", how="left", maintain_order="left")
+    return path.select("span", "from_us", "to_us", pl.col("path_sec", "held_sec").fill_null(0.0))
+
+
+def _is_block(spans: pl.DataFrame) -> pl.Series:
+    found: pl.Series = spans["event"].cast(pl.Categorical) == LOOP_BLOCK
+    return found
+
+
+def _waited_for(spans: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
+    """Return the clipped children that their parents may have waited for."""
+    outlives = (spans["end_us"].gather(children["span"]) > children["parent_end"] + _OUTLIVES_US) & spans[
+        "concurrent"
+    ].gather(children["span"])
+    is_block = _is_block(spans).gather(children["span"])
+    left_out = outlives | is_block | (children["to_us"] <= children["from_us"])
+    return children.filter(~left_out).select("span", "parent", "from_us", "to_us")
+
+
+def _walk(spans: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
+    """Return the links of all paths, level by level: span, parent (null for the outermost), from_us, to_us."""
+    level = _chain(_outermost(spans), "place").with_columns(parent=pl.lit(None, pl.Int64)).drop("place")
+    levels = [level.select("span", "parent", "from_us", "to_us")]
+    while len(level):
+        is_on = pl.repeat(False, len(spans), eager=True).scatter(level["span"], True)
+        inside = children.filter(is_on.gather(children["parent"]))
+        limits = level.select(parent="span", lowest="from_us", highest="to_us")
+        inside = inside.join(limits, on="parent", maintain_order="left").select(
+            "span",
+            "parent",
+            from_us=pl.col("from_us").clip("lowest", "highest"),
+            to_us=pl.col("to_us").clip("lowest", "highest"),
+        )
+        level = _chain(inside, "parent")
+        levels.append(level)
+    return pl.concat(levels)
+
+
+def _outermost(spans: pl.DataFrame) -> pl.DataFrame:
+    """Return the spans of steps, and what lies before and after them; without any, all outermost spans."""
+    outermost = spans.filter(spans["parent"].is_null() & spans["step"].is_not_null() & ~_is_block(spans))
+    is_step = pl.col("span") == pl.col("step_span")
+    begin = pl.col("start_us").filter(is_step).min().over("place")
+    end = pl.col("end_us").filter(is_step).max().over("place")
+    beside = (pl.col("end_us") <= begin) | (pl.col("start_us") >= end)
+    kept = outermost.filter(is_step.fill_null(False) | begin.is_null() | beside)
+    return kept.select("span", "place", from_us="start_us", to_us="end_us")
+
+
+def _chain(candidates: pl.DataFrame, key: str) -> pl.DataFrame:
+    """Return for each value of `key` the last candidate to end, the last that had ended at its start, ..."""
+    ordered = candidates.filter(pl.col("to_us") > pl.col("from_us"))
+    ordered = ordered.sort(key, "to_us", "from_us", descending=[False, False, True])
+    if ordered.is_empty():
+        return ordered
+    starts, ends = _one_after_the_other(ordered[key], ordered["from_us"], ordered["to_us"])
+    before = _last_until(ends, starts)
+    before = before.set(ordered[key].gather(before).ne_missing(ordered[key]), None)
+    last: pl.Series = ordered[key].ne_missing(ordered[key].shift(-1))
+    return ordered.filter(_reached(last, before))
+
+
+def _one_after_the_other(group: pl.Series, *times: pl.Series) -> list[pl.Series]:
+    """Shift times so that the groups, which are numbered in ascending order, follow one another."""
+    lowest, highest = min(time.min() for time in times), max(time.max() for time in times)  # type: ignore[type-var]
+    shift = (group.rank("dense").cast(pl.Int64) - 1) * (highest - lowest + 1) - lowest
+    return [time + shift for time in times]
+
+
+def _last_until(ordered: pl.Series, sought: pl.Series) -> pl.Series:
+    """Return for each sought value the row of the last ordered value that is not larger, or null."""
+    # An expression, because Series.search_sorted() of older polars needs numpy.
+    place = pl.select(pl.lit(ordered).search_sorted(pl.lit(sought), side="right").cast(pl.Int64)).to_series()
+    found: pl.Series = (place - 1).set(place == 0, None)
+    return found
+
+
+def _reached(taken: pl.Series, before: pl.Series) -> pl.Series:
+    """Return the rows that are taken, or lead to one: `before` is the row before each, or null."""
+    while before.null_count() < len(before):
+        earlier = before.filter(taken).drop_nulls()
+        taken = taken.scatter(earlier, True)
+        before = before.gather(before)  # the next round goes twice as far
+    return taken
+
+
+def _uncovered(links: pl.DataFrame) -> pl.DataFrame:
+    """Return when each span of a path was its innermost span: span, from_us, to_us."""
+    inner = links.drop_nulls("parent").sort("parent", "from_us")
+    inner = inner.join(links.select(parent="span", lowest="from_us", highest="to_us"), on="parent")
+    last_end = pl.col("to_us").shift(1).over("parent")
+    between = inner.select(span="parent", from_us=pl.coalesce(last_end, "lowest"), to_us="from_us")
+    after = inner.group_by("parent").agg(pl.col("to_us").max(), pl.col("highest").first())
+    after = after.select(span="parent", from_us="to_us", to_us="highest")
+    alone = links.join(inner.select(span="parent"), on="span", how="anti").select("span", "from_us", "to_us")
+    return pl.concat([between, after, alone]).filter(pl.col("to_us") > pl.col("from_us"))
+
+
+def _covered_us(intervals: pl.DataFrame, covers: pl.DataFrame) -> pl.Series:
+    """Return how many microseconds of each interval the covers of its place cover, each moment once."""
+    half = len(intervals)
+    if covers.is_empty() or not half:
+        return pl.zeros(half, dtype=pl.Int64, eager=True)
+    place = pl.concat([intervals["place"], intervals["place"], covers["place"]])
+    begun = pl.concat([intervals["from_us"], intervals["to_us"], covers["start_us"]])
+    ended = pl.concat([intervals["from_us"], intervals["to_us"], covers["end_us"]])
+    begun, ended = _one_after_the_other(place, begun, ended)
+    held = pl.DataFrame({"begin": begun, "end": ended}).slice(2 * half).sort("begin")
+    held = held.with_columns(begin=pl.max_horizontal("begin", pl.col("end").cum_max().shift(1)))
+    held = held.filter(pl.col("end") > pl.col("begin"))
+    before = (held["end"] - held["begin"]).cum_sum() - (held["end"] - held["begin"])
+    at = begun.head(2 * half)
+    last = _last_until(held["begin"], at)
+    inside = pl.select(pl.min_horizontal(at, held["end"].gather(last)) - held["begin"].gather(last)).to_series()
+    until = (before.gather(last) + inside).fill_null(0)
+    covered: pl.Series = until.tail(half) - until.head(half)
+    return covered
