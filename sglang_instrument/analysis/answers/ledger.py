@@ -81,6 +81,21 @@ def step_ledger(digest: Digest) -> pl.DataFrame:
     return _summed([rows, late, _between(digest)], step_windows(digest).select(*STEP, "wall_sec"), STEP)
 
 
+def worker_parts(digest: Digest) -> pl.DataFrame:
+    """Return what each worker did outside of requests in each step: step, validate, worker, part, event, sec."""
+    rows = _segmented(digest).filter(pl.col("request_id").is_null() & (pl.col("part") != "barrier"))
+    return rows.group_by(*STEP_OF_WORKER, "part", "event").agg(pl.col("sec").sum())
+
+
+def between_steps(digest: Digest) -> pl.DataFrame:
+    """Return what happened after each step until the next began, by the records of the trainer.
+
+    Returns:
+        step, validate, part ("between steps"), event, sec.
+    """
+    return _between(digest)
+
+
 def step_windows(digest: Digest) -> pl.DataFrame:
     """Return when each step was, on the clocks as barriers align them, one row per step in the order of time.
 
@@ -136,7 +151,7 @@ def _segmented(digest: Digest) -> pl.DataFrame:
     path = _held_apart(path.with_columns(part=_part())).sort(*STEP_OF_WORKER, "start_us", maintain_order=True)
     passed = (pl.col("part") == "barrier").cast(pl.Int64).cum_sum().over(STEP_OF_WORKER)
     path = path.with_columns(segment=passed - (pl.col("part") == "barrier"))
-    return path.select(*STEP_OF_WORKER, "segment", "part", "event", "start_us", sec="path_sec")
+    return path.select(*STEP_OF_WORKER, "request_id", "segment", "part", "event", "start_us", sec="path_sec")
 
 
 def _part() -> pl.Expr:
@@ -191,7 +206,7 @@ def _between(digest: Digest) -> pl.DataFrame:
     gaps = step_windows(digest).select(*STEP, from_us="done_us", to_us="next_us")
     roles = digest.path["role"].unique()
     role = next((one for one in _ROLES_BETWEEN if one in roles), None)
-    told = digest.path.filter(pl.col("role") == role)
+    told = digest.path.filter(pl.col("role").eq_missing(pl.lit(role)))
     told = told.filter(pl.col("worker") == pl.col("worker").min())
     crossed = gaps.join(told.select("event", "start_us", "end_us", "path_sec"), how="cross").filter(
         (pl.col("end_us") > pl.col("from_us")) & (pl.col("start_us") < pl.col("to_us"))

@@ -42,7 +42,7 @@ def health_of(files: Sequence[File]) -> Health:
     health.open_spans = len(controls_of(files, OPEN_SPANS))
     health.dropped, health.sampled_out = _left_out(files)
     health.unclosed = _unclosed(files)
-    health.missing = sorted(_missing(files, outside))
+    health.missing = sorted(missing_files(files, outside))
     return health
 
 
@@ -58,7 +58,7 @@ def _newer(files: Sequence[File]) -> dict[str, int]:
     return {path: version for path, version in versions if version > LOG_VERSION}
 
 
-def _missing(files: Sequence[File], outside: set[str]) -> Iterator[tuple[int, int]]:
+def missing_files(files: Sequence[File], outside: set[str]) -> Iterator[tuple[int, int]]:
     """Yield (step, worker) of training steps without a file of a worker that has one before and after.
 
     A worker that joined late, or died, lacks files at one end only. Each launch is checked by itself.

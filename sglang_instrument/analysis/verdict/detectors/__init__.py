@@ -1,0 +1,32 @@
+"""The detectors, one file each, in the order in which they look.
+
+A detector takes `Evidence` and yields findings. What one explains, those after it do not see: so the special
+causes come before the general ones.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from sglang_instrument.analysis.verdict.detectors.between_steps import find_gaps_between_steps
+from sglang_instrument.analysis.verdict.detectors.endings import find_endings
+from sglang_instrument.analysis.verdict.detectors.held_loop import find_held_loops
+from sglang_instrument.analysis.verdict.detectors.long_replies import find_long_replies
+from sglang_instrument.analysis.verdict.detectors.missing_files import find_missing_files
+from sglang_instrument.analysis.verdict.detectors.outside_requests import find_slow_parts
+from sglang_instrument.analysis.verdict.detectors.slow_calls import find_slow_calls
+from sglang_instrument.analysis.verdict.detectors.slow_work import find_slow_work
+from sglang_instrument.analysis.verdict.detectors.standstill import find_standstills
+from sglang_instrument.analysis.verdict.evidence import Evidence
+from sglang_instrument.analysis.verdict.finding import Finding
+
+DETECTORS: Final[tuple[Callable[[Evidence], Iterator[Finding]], ...]] = (
+    find_endings,
+    find_missing_files,
+    find_held_loops,
+    find_standstills,
+    find_slow_calls,
+    find_slow_work,
+    find_slow_parts,
+    find_gaps_between_steps,
+    find_long_replies,
+)

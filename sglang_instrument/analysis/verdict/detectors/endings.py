@@ -1,0 +1,108 @@
+"""Find what kept a step from ending: a span that never ended, a worker that died."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from sglang_instrument.analysis.run.digest import Digest
+from sglang_instrument.analysis.verdict.deaths import UnfinishedStep, unfinished_steps
+from sglang_instrument.analysis.verdict.evidence import Evidence
+from sglang_instrument.analysis.verdict.finding import Finding, step_name
+from sglang_instrument.analysis.verdict.hangs import find_hangs
+
+
+def find_endings(evidence: Evidence) -> Iterator[Finding]:
+    """Yield hangs and deaths. Workers at a barrier wait for somebody: they are named only if nobody else is."""
+    hangs = _hangs(evidence)
+    at_work = [one for one in hangs if not one.evidence["waits"]]
+    if at_work:
+        yield from at_work
+        return
+    deaths = list(_deaths(evidence)) if evidence.over else []
+    yield from deaths or _waited_for(evidence.digest, hangs)
+
+
+def _hangs(evidence: Evidence) -> list[Finding]:
+    """Find spans of steps that never ended, open for longer than any before; those that only wait come last."""
+    found = []
+    for hang in sorted(find_hangs(evidence.digest, evidence.files), key=lambda one: one.waits):
+        place = hang.file.place
+        if place is None or place.step is None:
+            continue
+        inner, oldest = hang.spans[0], float(hang.spans[-1].get("age_sec") or 0.0)
+        asked = f" of request {inner['request_id']}" if inner.get("request_id") else ""
+        where = f"{step_name(place.step, place.validate)}: worker {place.worker}"
+        sentence = f"{where} never ended; {inner.get('event')}{asked} was open for {oldest:.0f} s"
+        numbers = {"spans": hang.spans, "waits": hang.waits}
+        found.append(
+            _hang(place.step, place.validate, place.worker, oldest, sentence, numbers, inner.get("event"))
+        )
+    return found
+
+
+def _hang(
+    step: int,
+    validate: bool,
+    worker: int | None,
+    lost_sec: float,
+    sentence: str,
+    numbers: dict[str, Any],
+    event: str | None = None,
+) -> Finding:
+    return Finding(
+        *("hang", "worker", lost_sec, sentence, step, validate, worker), event=event, evidence=numbers
+    )
+
+
+def _waited_for(digest: Digest, waits: list[Finding]) -> list[Finding]:
+    """Return the workers for which others wait; if no worker is missing, those that wait."""
+    waiting: dict[tuple[int | None, bool], list[Finding]] = {}
+    for one in waits:
+        waiting.setdefault((one.step, one.validate), []).append(one)
+    found = []
+    for (step, validate), there in waiting.items():
+        if step is None:
+            continue
+        everyone = set(digest.steps.filter(step=step, validate=validate)["worker"])
+        for worker in sorted(everyone - {one.worker for one in there}):
+            lost = max(one.lost_sec for one in there)
+            others = "another worker" if len(there) == 1 else f"{len(there)} other workers"
+            sentence = (
+                f"{step_name(step, validate)}: worker {worker} kept {others} waiting; after {lost:.0f} s the step "
+                "had not ended"
+            )
+            spans = [span for one in there for span in one.evidence["spans"]]
+            found.append(_hang(step, validate, worker, lost, sentence, {"spans": spans, "waits": False}))
+    return found or waits
+
+
+def _deaths(evidence: Evidence) -> Iterator[Finding]:
+    """Yield the worker that stopped logging first in the step in which the run ended."""
+    for one in unfinished_steps(evidence.digest, evidence.files):
+        if one.worker is None:
+            continue
+        workers = [
+            {"worker": worker, "requests": count, "last_us": one.last_us[worker]}
+            for worker, count in one.done.items()
+        ]
+        where = f"{step_name(one.step, one.validate)}: worker {one.worker}"
+        sentence = f"{where} {_end_of(one, one.done[one.worker])}"
+        numbers = {"ahead_sec": one.ahead_sec, "workers": workers}
+        yield Finding("death", "worker", 0.0, sentence, one.step, one.validate, one.worker, evidence=numbers)
+
+
+def _end_of(unfinished: UnfinishedStep, done: int) -> str:
+    """Return the words about the worker that died in a step."""
+    counts = unfinished.done.items()
+    others = max((count for worker, count in counts if worker != unfinished.worker), default=0)
+    if unfinished.is_alone:
+        return (
+            "was the only one with requests left when the run ended: "
+            f"it had completed {done} requests, the others {others}"
+        )
+    words = "was the first to stop logging in this step, which never ended"
+    if unfinished.ahead_sec is None:
+        return words
+    return (
+        f"{words}: others logged for {unfinished.ahead_sec:.1f} s more; "
+        f"it had completed {done} requests (others up to {others})"
+    )

@@ -1,0 +1,18 @@
+"""Find steps in which a worker has no file, though it has one before and after."""
+
+from collections.abc import Iterator
+
+from sglang_instrument.analysis.run.losses import missing_files
+from sglang_instrument.analysis.run.outside import paths_outside_steps
+from sglang_instrument.analysis.verdict.evidence import Evidence
+from sglang_instrument.analysis.verdict.finding import Finding, step_name
+
+
+def find_missing_files(evidence: Evidence) -> Iterator[Finding]:
+    """Yield a finding for each missing file: what happened there is not known."""
+    for step, worker in sorted(missing_files(evidence.files, paths_outside_steps(evidence.files))):
+        sentence = (
+            f"{step_name(step, False)}: worker {worker} has no file there, though earlier and later steps have one; "
+            "what it did is not known"
+        )
+        yield Finding("missing-file", "worker", 0.0, sentence, step, False, worker)

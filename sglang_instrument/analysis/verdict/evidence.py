@@ -1,0 +1,100 @@
+"""Hold what the detectors look at, and estimate what a step would gain without a delay."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import polars as pl
+
+from sglang_instrument.analysis.answers.ledger import STEP, STEP_OF_WORKER, step_windows, worker_parts
+from sglang_instrument.analysis.answers.steps import worker_steps
+from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.run.digest import Digest
+from sglang_instrument.analysis.verdict.calls import calls_of
+
+LEAST_SEC: Final = 0.5  # a shorter time is not worth a finding
+OF_STEP: Final = 0.05  # nor is a smaller share of the step
+
+
+@dataclass
+class Evidence:
+    """What the detectors look at.
+
+    A detector that explains a part of a call's time takes it away from `calls`, so that those after it do not
+    explain it again.
+
+    Attributes:
+        digest: Of the run's rollout workers.
+        everything: Of all processes.
+        files: The files of the run.
+        over: Whether the run is over.
+    """
+
+    digest: Digest
+    everything: Digest
+    files: list[File]
+    over: bool
+
+    @cached_property
+    def windows(self) -> pl.DataFrame:
+        """When each step was, in the order of time: `ledger.step_windows`."""
+        return step_windows(self.digest)
+
+    @cached_property
+    def workers(self) -> pl.DataFrame:
+        """The steps of workers, with `duration_sec` and `busy_sec`: `steps.worker_steps`."""
+        return worker_steps(self.digest)
+
+    @cached_property
+    def calls(self) -> pl.DataFrame:
+        """The calls within requests: `calls.calls_of`."""
+        return calls_of(self.digest)
+
+    @cached_property
+    def parts(self) -> pl.DataFrame:
+        """Seconds of each part outside of requests: `ledger.worker_parts`."""
+        return worker_parts(self.digest)
+
+    def explain(self, rows: pl.Series, excess_sec: pl.Series) -> None:
+        """Take explained seconds away from rows of `calls`."""
+        rest = self.calls["sec"].gather(rows) - excess_sec
+        self.__dict__["calls"] = self.calls.with_columns(sec=self.calls["sec"].scatter(rows, rest))
+
+    def lost_in_requests(self, excess: pl.DataFrame) -> pl.DataFrame:
+        """Return what steps lost by delays of requests.
+
+        Args:
+            excess: step, validate, worker, request_id, and `excess_sec`, the delay.
+
+        Returns:
+            step, validate, lost_sec: how much sooner the last worker would have been done.
+        """
+        ends = self.digest.requests.select(*STEP_OF_WORKER, "request_id", "end_us")
+        by_request = excess.group_by(*STEP_OF_WORKER, "request_id").agg(pl.col("excess_sec").sum())
+        ends = ends.join(by_request, on=[*STEP_OF_WORKER, "request_id"], how="left")
+        sooner = pl.col("end_us") - (pl.col("excess_sec").fill_null(0.0) * 1e6).cast(pl.Int64)
+        done = ends.group_by(STEP_OF_WORKER).agg(
+            excess_sec=(pl.col("end_us").max() - sooner.max()) / 1e6, all=pl.lit(1)
+        )
+        return self.lost_by_workers(done.filter(pl.col("excess_sec") > 0))
+
+    def lost_by_workers(self, excess: pl.DataFrame) -> pl.DataFrame:
+        """Return what steps lost by delays of workers.
+
+        Args:
+            excess: step, validate, worker, and `excess_sec`, the delay.
+
+        Returns:
+            step, validate, lost_sec: how much sooner the last worker would have been done.
+        """
+        late = excess.group_by(STEP_OF_WORKER).agg(pl.col("excess_sec").sum())
+        busy = self.workers.join(late, on=STEP_OF_WORKER, how="left")
+        without = pl.col("busy_sec") - pl.col("excess_sec").fill_null(0.0)
+        steps = busy.group_by(STEP).agg(lost_sec=pl.col("busy_sec").max() - without.max())
+        return steps.join(late.select(STEP).unique(), on=STEP, how="semi")
+
+    def worth(self, lost: pl.DataFrame) -> pl.DataFrame:
+        """Return the rows whose `lost_sec` is worth a finding in their step."""
+        of_step = lost.join(self.windows.select(*STEP, "wall_sec"), on=STEP, how="left", maintain_order="left")
+        least = pl.max_horizontal(pl.lit(LEAST_SEC), OF_STEP * pl.col("wall_sec"))
+        return of_step.filter(pl.col("lost_sec") > least)

@@ -1,0 +1,46 @@
+"""Define a finding: a cause that the verdict names, with its place, its cost and the numbers behind it."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Scope = Literal["request", "worker", "step", "run"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cause that the verdict names.
+
+    Attributes:
+        cause: One of `advice.CAUSES`.
+        scope: What it concerns: one request, a worker in a step, a step with all its workers, or the run.
+        step, validate: The step; None for the run.
+        worker: The worker; None where it concerns all of them.
+        request_id: The request, where it is one.
+        event: The event or kind of work that took the time.
+        lost_sec: How much sooner the step would have ended without it.
+        sentence: The finding in words.
+        advice: What to look at next, with the command.
+        evidence: The numbers behind it.
+    """
+
+    cause: str
+    scope: Scope
+    lost_sec: float
+    sentence: str
+    step: int | None = None
+    validate: bool = False
+    worker: int | None = None
+    request_id: str | None = None
+    event: str | None = None
+    advice: str = ""
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+def step_name(step: int, validate: bool) -> str:
+    """Return "step 5" or "validation 5"."""
+    return f"{'validation' if validate else 'step'} {step}"
+
+
+def seconds(duration_sec: float) -> str:
+    """Return a duration for a sentence: "0.52 s", "4.1 s", "37 s"."""
+    return f"{duration_sec:.0f} s" if duration_sec >= 9.95 else f"{duration_sec:.2g} s"
