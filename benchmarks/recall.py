@@ -15,23 +15,23 @@ from pathlib import Path
 from random import Random
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from dead_worker import kill_worker
 from other_runs import OtherRun
 
 from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.verdict.verdict import findings_of
-from sglang_instrument.testing import BlockedLoop, Hang, Plateau, SlowReward, Straggler, synthetic_run
+from sglang_instrument.testing import Hang, HeldLoop, Plateau, SlowEngine, SlowReward, synthetic_run
+from sglang_instrument.testing.causes.kill import kill_worker
 
 WHERE = (3, 2)  # step and worker of what is planted
 CURVES = {
     "engine times slower": [
-        ("straggler", x, {"straggler": Straggler(*WHERE, x)}) for x in (1.1, 1.2, 1.25, 1.3, 1.5, 2, 3)
+        ("straggler", x, {"straggler": SlowEngine(*WHERE, x)}) for x in (1.1, 1.2, 1.25, 1.3, 1.5, 2, 3)
     ],
     "rewards slower by s": [
         ("slow_reward", x, {"slow_reward": SlowReward(*WHERE, x)}) for x in (0.5, 1, 2, 3, 5, 10)
     ],
     "loop held for s": [
-        ("blocked_loop", x, {"blocked_loop": BlockedLoop(*WHERE, 5.0, x)}) for x in (0.5, 1, 2, 3, 5)
+        ("blocked_loop", x, {"blocked_loop": HeldLoop(*WHERE, 5.0, x)}) for x in (0.5, 1, 2, 3, 5)
     ],
     "8 of 16 still for s": [
         ("plateau", x, {"plateau": Plateau(*WHERE, 20.0, 20.0 + x, 8)}) for x in (5, 10, 20, 40, 80)

@@ -13,11 +13,11 @@ from sglang_instrument.analysis.answers.round_trips import ahead_us
 from sglang_instrument.demo.synthetic import write
 from sglang_instrument.schema import KEYS, REFERENCE_EVENTS
 from sglang_instrument.testing import (
-    BlockedLoop,
     Hang,
+    HeldLoop,
     Plateau,
+    SlowEngine,
     SlowReward,
-    Straggler,
     TornFile,
     synthetic_run,
 )
@@ -109,14 +109,14 @@ def test_all_workers_leave_the_barrier_together_after_the_last_has_come(tmp_path
 
 
 def test_a_straggler_makes_the_others_wait(tmp_path: Path) -> None:
-    synthetic_run(tmp_path, steps=2, workers=3, requests=20, straggler=Straggler(2, 1, factor=8.0))
+    synthetic_run(tmp_path, steps=2, workers=3, requests=20, causes=[SlowEngine(2, 1, factor=8.0)])
     assert duration(tmp_path, 2, 1, "barrier_wait_duration") < 0.01
     assert all(duration(tmp_path, 2, worker, "barrier_wait_duration") > 10 for worker in (0, 2))
 
 
 def test_in_a_plateau_just_the_planted_number_stands_still_in_the_planted_turn(tmp_path: Path) -> None:
     plateau = Plateau(step=2, worker=0, start_sec=10.0, end_sec=40.0, requests=7, turn=1)
-    synthetic_run(tmp_path, steps=2, workers=2, requests=30, plateau=plateau)
+    synthetic_run(tmp_path, steps=2, workers=2, requests=30, causes=[plateau])
     generate = next(line for line in lines_of(tmp_path, 2, 0) if line["event"] == "async_generate_duration")
     begin, end = generate["start_us"] + 10e6, generate["start_us"] + 40e6
     still = {
@@ -134,7 +134,7 @@ def test_in_a_plateau_just_the_planted_number_stands_still_in_the_planted_turn(t
 
 
 def test_a_slow_reward_lengthens_the_rewards_of_one_worker_in_one_step(tmp_path: Path) -> None:
-    synthetic_run(tmp_path, steps=2, workers=2, requests=10, slow_reward=SlowReward(2, 1, 3.0))
+    synthetic_run(tmp_path, steps=2, workers=2, requests=10, causes=[SlowReward(2, 1, 3.0)])
     assert duration(tmp_path, 2, 1, "reward_calculation") > 30
     assert max(duration(tmp_path, *place, "reward_calculation") for place in ((1, 1), (2, 0), (1, 0))) < 1
 
@@ -142,8 +142,8 @@ def test_a_slow_reward_lengthens_the_rewards_of_one_worker_in_one_step(tmp_path:
 def test_a_blocked_loop_is_logged_and_holds_every_request_that_runs(tmp_path: Path) -> None:
     synthetic_run(tmp_path, steps=1, workers=1, requests=10, seed=3)
     before = {line["extra"]["request_id"]: line["duration_sec"] for line in requests_of(tmp_path, 1, 0)}
-    blocked = BlockedLoop(1, 0, at_sec=1.0, seconds=5.0)
-    synthetic_run(tmp_path, steps=1, workers=1, requests=10, seed=3, blocked_loop=blocked)
+    blocked = HeldLoop(1, 0, at_sec=1.0, seconds=5.0)
+    synthetic_run(tmp_path, steps=1, workers=1, requests=10, seed=3, causes=[blocked])
     after = {line["extra"]["request_id"]: line["duration_sec"] for line in requests_of(tmp_path, 1, 0)}
     for request, was in before.items():
         assert after[request] == pytest.approx(was + 5.0 if was > 1.0 else was, abs=1e-6)
@@ -151,7 +151,7 @@ def test_a_blocked_loop_is_logged_and_holds_every_request_that_runs(tmp_path: Pa
 
 
 def test_a_hang_leaves_open_spans_and_no_closing_record(tmp_path: Path) -> None:
-    run = open_run(synthetic_run(tmp_path, steps=3, workers=2, requests=6, hang=Hang(2, 1)))
+    run = open_run(synthetic_run(tmp_path, steps=3, workers=2, requests=6, causes=[Hang(2, 1)]))
     assert run.steps == [1, 2]
     assert run.health.unclosed == [(2, False, 0), (2, False, 1)]
     assert run.health.open_spans == 6
@@ -160,9 +160,7 @@ def test_a_hang_leaves_open_spans_and_no_closing_record(tmp_path: Path) -> None:
 
 def test_a_torn_file_costs_one_line(tmp_path: Path) -> None:
     whole = open_run(synthetic_run(tmp_path / "whole", steps=2, workers=2, requests=6))
-    torn = open_run(
-        synthetic_run(tmp_path / "torn", steps=2, workers=2, requests=6, torn_file=TornFile(2, 1))
-    )
+    torn = open_run(synthetic_run(tmp_path / "torn", steps=2, workers=2, requests=6, causes=[TornFile(2, 1)]))
     assert torn.health.torn == 1
     assert torn.records.equals(whole.records)
 
