@@ -19,5 +19,5 @@ def write(folder: Path) -> None:
         workers=8,
         requests=512,
         seed=67,
-        causes=[Plateau(67, 0, start_sec=22.0, end_sec=165.0, requests=109, turn=1, slowdown=1.05)],
+        causes=[Plateau(67, 0, start_sec=22.0, end_sec=165.0, requests=109, turn=1, slowdown=1.04)],
     )

@@ -46,9 +46,9 @@ class RunShape:
     seed: int = 0
     first_step: int = 1
     validate_every: int = 0
-    workload: Workload = Workload()
-    engine: Engine = Engine()
-    trainer: Trainer = Trainer()
+    workload: Workload = field(default_factory=Workload)
+    engine: Engine = field(default_factory=Engine)
+    trainer: Trainer = field(default_factory=Trainer)
     parts_factor: float = 1.0
     clock_skew: Mapping[int, float] = field(default_factory=dict)
     engine_clocks: Mapping[int, float] = field(default_factory=dict)

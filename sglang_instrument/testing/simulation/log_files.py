@@ -47,7 +47,7 @@ class LogFile:
         return msgspec.json.Encoder().encode_lines(lines)
 
     def reference_lines(self, happened: list[Happened]) -> bytes:
-        """Return the file as the reference writes it: its own events and keys, in local time, nothing else."""
+        """Return the file as the reference writes it: only its events and keys, in local time."""
         records = sorted((one for one in happened if one.end < NEVER), key=lambda one: (one.end, -one.start))
         lines = [self._reference_line(one) for one in records if one.event in REFERENCE_EVENTS]
         return msgspec.json.Encoder().encode_lines(lines)

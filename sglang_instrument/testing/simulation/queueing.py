@@ -1,7 +1,7 @@
 """Serve the calls of requests as an engine does: it queues, prefills, and decodes slower with more to do.
 
 All running requests decode at one rate, so a clock of decoded tokens replaces a clock of seconds: a request
-that needs 50 tokens ends when that clock is 50 further. One heap of these ends gives the next one in O(log n).
+that needs 50 tokens ends when that clock is 50 further, and a heap gives the next end in O(log n).
 """
 
 import heapq
@@ -151,7 +151,7 @@ class _Service:
             heapq.heappush(self._events, (ends, next(self._number), caller, call, self._now))
 
     def _after(self, work_sec: float) -> float:
-        """Return when so much work that begins now is done, with the time in which the engine stands still."""
+        """Return when so much work that begins now is done; the engine may stand still meanwhile."""
         ends = self._now + work_sec
         for start, end in self._stalls:
             if start < ends and end > self._now:

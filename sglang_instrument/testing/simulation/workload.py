@@ -20,7 +20,7 @@ class Workload:
         most_tokens: Most tokens of a reply, as `max_new_tokens` caps them.
         growth: By which share replies grow from step to step.
         most_turns: Most turns of a request.
-        tool_share: Share of the turns before the last that call tools; after the others an interaction answers.
+        tool_share: Share of the turns before the last that call tools; an interaction answers the others.
         tool_sec, reply_sec, reward_sec: The least and the most usual seconds of a tool call, an answer of the
             interaction, a reward.
         tail: Standard deviation of the logarithm of a factor on these seconds; 0 is none.
