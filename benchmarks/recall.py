@@ -1,4 +1,4 @@
-"""Count how often the verdict finds what is planted, and how often it accuses a clean run: `python recall.py`.
+"""Count how often the verdict finds what is planted, and how often it accuses a clean run: `recall.py`.
 
 Each cause is planted at three sizes, so that its step takes about 10 %, 25 % and 100 % longer; the same draw
 without the cause says how much it really cost. The exit code is 1 if a bound is not met:
@@ -144,7 +144,7 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
 def results_of(jobs: list[Job], processes: int) -> list[Result]:
     """Make the runs, in at most two processes."""
     if processes == 1:
-        return [run(job) for job in track(jobs, "runs", Console(stderr=True))]
+        return [run(job) for job in track(jobs, "runs", console=Console(stderr=True))]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, context) as pool:
         results = pool.map(run, jobs, chunksize=4)

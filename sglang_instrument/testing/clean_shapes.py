@@ -42,7 +42,7 @@ class CleanRun:
 def usual_shape(seed: int, steps: int = 10) -> RunShape:
     """Return a run of four workers with 48 requests each, whose engines queue and slow down under load.
 
-    A step takes one to two minutes, of which training takes half a minute.
+    A step takes about a minute, half of it training.
     """
     return RunShape(
         steps=steps,

@@ -1,7 +1,7 @@
 """Say what a synthetic run is drawn from, and plan its steps; causes change the plans."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from sglang_instrument.testing.causes.base import Cause
@@ -19,8 +19,8 @@ _APART_SEC = 0.05  # from one rollout to the next, where the trainer trains mean
 class RunShape:
     """What a run is drawn from. The same shape and causes give the same bytes.
 
-    A change of `engine`, of a cap or of a factor in `workload`, or of the planted causes leaves all draws as
-    they are: two such runs have the same requests.
+    A change of the engine, of the cap on tokens, of the factor on tools, or of the planted causes leaves all
+    draws as they are: two such runs have the same requests.
 
     Attributes:
         steps: Number of steps; numbered from `first_step`.
@@ -53,6 +53,25 @@ class RunShape:
     clock_skew: Mapping[int, float] = field(default_factory=dict)
     engine_clocks: Mapping[int, float] = field(default_factory=dict)
     reference_format: bool = False
+
+    def replayed(
+        self, *, engine: float = 1.0, tools: float = 1.0, most_tokens: int | None = None
+    ) -> "RunShape":
+        """Return the shape with the same requests, served under other rules: the truth of a prediction.
+
+        Args:
+            engine: Factor on the seconds of the engine.
+            tools: Factor on the seconds of tool calls.
+            most_tokens: Most tokens of a reply.
+        """
+        work = self.workload
+        capped = work.most_tokens if most_tokens is None else min(most_tokens, work.most_tokens)
+        changed = replace(work, tool_factor=work.tool_factor * tools, most_tokens=capped)
+        return replace(self, engine=self.engine.times(engine), workload=changed)
+
+    def redrawn(self, seed: int) -> "RunShape":
+        """Return the shape with other requests: a run that differs from this one by chance alone."""
+        return replace(self, seed=seed)
 
 
 @dataclass

@@ -12,7 +12,7 @@ _TOOL_TOKENS: Final = 24  # that the answer of a tool adds to the context
 class Workload:
     """What requests are drawn from.
 
-    Caps and factors are applied to what was drawn, so they do not change any other draw.
+    The cap on tokens, the growth and the factor on tools are applied to what was drawn: they change no draw.
 
     Attributes:
         tokens_log: Mean of the logarithm of a reply's tokens.

@@ -13,14 +13,18 @@ from sglang_instrument.analysis.answers.round_trips import ahead_us
 from sglang_instrument.demo.synthetic import write
 from sglang_instrument.schema import KEYS, REFERENCE_EVENTS
 from sglang_instrument.testing import (
+    Engine,
     Hang,
     HeldLoop,
     Plateau,
+    RunShape,
     SlowEngine,
     SlowReward,
     TornFile,
     synthetic_run,
 )
+from sglang_instrument.testing.run_shape import play_run
+from sglang_instrument.testing.synthetic import write_run
 
 PARENTS = {
     "preprocessing_duration": "total_step_duration",
@@ -87,8 +91,12 @@ def test_files_begin_with_log_opened_and_end_with_step_closed_and_log_closed(tmp
             assert (events[0], *events[-2:]) == ("log_opened", "step_closed", "log_closed")
 
 
-def test_spans_lie_where_the_code_that_they_measure_lies(tmp_path: Path) -> None:
-    spans = open_run(synthetic_run(tmp_path, steps=2, workers=2, requests=12)).spans
+@pytest.mark.parametrize("engine", [Engine(), Engine(0.01, 1e-3, 1e-4, most_running=5, shared=True)])
+def test_spans_lie_where_the_code_that_they_measure_lies(engine: Engine, tmp_path: Path) -> None:
+    folder = synthetic_run(
+        tmp_path, steps=2, workers=2, requests=12, engine=engine, causes=[HeldLoop(2, 1, 1.0, 2.0)]
+    )
+    spans = open_run(folder).spans
     events = spans["event"].to_list()
     seen = set()
     for event, parent in zip(events, spans["parent"], strict=True):
@@ -193,14 +201,19 @@ def test_step_67_is_three_times_slower_because_109_of_512_requests_stand_still(t
 
 def test_engines_log_each_call_on_their_own_clock(tmp_path: Path) -> None:
     clocks = {0: 0.0, 1: 30.0}
-    run = open_run(synthetic_run(tmp_path, steps=3, workers=2, requests=8, engine_clocks=clocks))
+    shape = RunShape(steps=3, workers=2, requests=8, engine=Engine(most_running=4), engine_clocks=clocks)
+    run = open_run(write_run(tmp_path, shape))
     ahead = ahead_us(run)
     assert ahead.keys() == {"server_1", "scheduler_1", "detokenizer_1"}
     assert ahead["server_1"] == pytest.approx(30e6, abs=0.05e6)
     lives = engine_request_table(run)
     turns = run.digest.turns.group_by("step").len().sort("step").rows()
     assert lives.group_by("step").len().sort("step").rows() == turns
-    assert shares(lives)["queue"] == pytest.approx(0.1, abs=0.01)
+    calls = [call for step in play_run(shape) for worker in step.workers for call in worker.calls]
+    queued = sum(call.served.admitted - call.start for call in calls)
+    share = queued / sum(call.served.end - call.start for call in calls)
+    assert share > 0.1
+    assert shares(lives)["queue"] == pytest.approx(share, rel=0.05)
     assert findings_of(run, over=False) == []
 
 
