@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sglang_instrument.testing.planted import Plateau
+from sglang_instrument.testing.causes.plateau import Plateau
 from sglang_instrument.testing.synthetic import synthetic_run
 
 
@@ -19,7 +19,5 @@ def write(folder: Path) -> None:
         workers=8,
         requests=512,
         seed=67,
-        plateau=Plateau(
-            step=67, worker=0, start_sec=22.0, end_sec=165.0, requests=109, turn=1, slowdown=1.05
-        ),
+        causes=[Plateau(67, 0, start_sec=22.0, end_sec=165.0, requests=109, turn=1, slowdown=1.04)],
     )

@@ -14,7 +14,7 @@ from sglang_instrument import analysis as a
 from sglang_instrument.analysis import Run
 from sglang_instrument.analysis.answers.as_json import as_json
 from sglang_instrument.cli.main import COMMANDS, main, parser_of
-from sglang_instrument.testing import Hang, Straggler, synthetic_run
+from sglang_instrument.testing import Hang, SlowEngine, synthetic_run
 
 TRAINING = ~pl.col("validate")
 RULES = a.Rules(max_tokens=100)
@@ -137,8 +137,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         workers=2,
         requests=8,
         validate_every=3,
-        straggler=Straggler(2, 1, factor=6.0),
-        hang=Hang(3, 1),
+        causes=[SlowEngine(2, 1, factor=6.0), Hang(3, 1)],
     )
 
 

@@ -22,7 +22,7 @@ def _small_runs_are_worthwhile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return synthetic_run(
-        tmp_path / "exp", steps=3, workers=2, requests=6, validate_every=3, torn_file=TornFile(2, 1)
+        tmp_path / "exp", steps=3, workers=2, requests=6, validate_every=3, causes=[TornFile(2, 1)]
     )
 
 

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from dead_worker import kill_worker
 
 from sglang_instrument.analysis import Finding, findings_of, open_run
 from sglang_instrument.analysis.verdict.verdict import verdict_of
 from sglang_instrument.cli.main import main
 from sglang_instrument.testing import synthetic_run
+from sglang_instrument.testing.causes.kill import kill_worker
 
 LAST = 5  # step
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sglang_instrument.analysis import Digest, open_run
 from sglang_instrument.analysis.answers.gaps import concurrency, loop_blocks, plateaus, standstill
 from sglang_instrument.analysis.verdict.verdict import findings_of
-from sglang_instrument.testing import BlockedLoop, Plateau, synthetic_run
+from sglang_instrument.testing import HeldLoop, Plateau, synthetic_run
 
 
 def brute_plateaus(digest: Digest) -> list[tuple[int, int, int, int, int]]:
@@ -41,9 +41,9 @@ def brute_plateaus(digest: Digest) -> list[tuple[int, int, int, int, int]]:
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 999), st.booleans())
 def test_plateaus_are_those_of_the_definition(seed: int, planted: bool) -> None:
-    plateau = Plateau(2, 0, 20.0, 90.0, 8) if planted else None
+    causes = [Plateau(2, 0, 20.0, 90.0, 8)] if planted else []
     with TemporaryDirectory() as folder:
-        synthetic_run(folder, steps=3, workers=2, requests=24, seed=seed, plateau=plateau)
+        synthetic_run(folder, steps=3, workers=2, requests=24, seed=seed, causes=causes)
         digest = open_run(folder).digest
     found = sorted(plateaus(digest).select("step", "worker", "from_us", "to_us", "still").rows())
     assert found == brute_plateaus(digest)
@@ -51,7 +51,7 @@ def test_plateaus_are_those_of_the_definition(seed: int, planted: bool) -> None:
 
 def test_a_planted_plateau_is_described(tmp_path: Path) -> None:
     plateau = Plateau(2, 1, 20.0, 90.0, 8)
-    digest = open_run(synthetic_run(tmp_path, steps=4, workers=2, requests=24, plateau=plateau)).digest
+    digest = open_run(synthetic_run(tmp_path, steps=4, workers=2, requests=24, causes=[plateau])).digest
     (row,) = plateaus(digest).iter_rows(named=True)
     doing = standstill(digest, row)
     assert (row["step"], row["worker"], row["still"], row["requests"]) == (2, 1, 8, 24)
@@ -73,16 +73,14 @@ def test_the_curve_counts_the_requests_in_flight(tmp_path: Path) -> None:
 
 
 def test_the_culprit_of_a_held_loop_is_named(tmp_path: Path) -> None:
-    run = open_run(
-        synthetic_run(tmp_path, steps=2, workers=2, requests=4, blocked_loop=BlockedLoop(2, 1, 1.0, 3.0))
-    )
+    run = open_run(synthetic_run(tmp_path, steps=2, workers=2, requests=4, causes=[HeldLoop(2, 1, 1.0, 3.0)]))
     (row,) = loop_blocks(run.files).iter_rows(named=True)
     assert (row["step"], row["worker"], row["held_sec"]) == (2, 1, pytest.approx(3.0))
     assert (row["in_span"], row["culprit"]) == ("reward_calculation", "scoring.py:41 score")
 
 
 def test_a_held_loop_says_whose_it_was(tmp_path: Path) -> None:
-    synthetic_run(tmp_path, steps=1, workers=1, requests=4, blocked_loop=BlockedLoop(1, 0, 1.0, 3.0))
+    synthetic_run(tmp_path, steps=1, workers=1, requests=4, causes=[HeldLoop(1, 0, 1.0, 3.0)])
     worker = tmp_path / "step_1/worker_0.jsonl"
     lines = [one for one in worker.read_text().splitlines() if '"log_opened"' in one or "_block" in one]
     worker.with_name("trainer_0.jsonl").write_text("".join(one + "\n" for one in lines))

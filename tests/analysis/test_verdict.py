@@ -11,12 +11,12 @@ from other_runs import OtherRun
 from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.verdict.verdict import Finding, findings_of, verdict_of
 from sglang_instrument.demo.synthetic import write
-from sglang_instrument.testing import BlockedLoop, Hang, Plateau, SlowReward, Straggler, synthetic_run
+from sglang_instrument.testing import Cause, Hang, HeldLoop, Plateau, SlowEngine, SlowReward, synthetic_run
 
 
-def found_in(seed: int, **planted: Any) -> list[Finding]:
+def found_in(seed: int, **shape: Any) -> list[Finding]:
     with TemporaryDirectory() as folder:
-        synthetic_run(folder, steps=6, workers=4, requests=16, seed=seed, **planted)
+        synthetic_run(folder, steps=6, workers=4, requests=16, seed=seed, **shape)
         run = open_run(folder)
         return findings_of(run, over=False)
 
@@ -24,16 +24,16 @@ def found_in(seed: int, **planted: Any) -> list[Finding]:
 @pytest.mark.parametrize(
     ("cause", "planted"),
     [
-        ("straggler", {"straggler": Straggler(3, 2, 2.0)}),
-        ("slow_reward", {"slow_reward": SlowReward(3, 2, 10.0)}),
-        ("blocked_loop", {"blocked_loop": BlockedLoop(3, 2, 5.0, 5.0)}),
-        ("plateau", {"plateau": Plateau(3, 2, 20.0, 80.0, 8)}),
-        ("hang", {"hang": Hang(3, 2)}),
+        ("straggler", SlowEngine(3, 2, 2.0)),
+        ("slow_reward", SlowReward(3, 2, 10.0)),
+        ("blocked_loop", HeldLoop(3, 2, 5.0, 5.0)),
+        ("plateau", Plateau(3, 2, 20.0, 80.0, 8)),
+        ("hang", Hang(3, 2)),
     ],
 )
-def test_a_planted_cause_is_found_and_nobody_else_accused(cause: str, planted: dict[str, Any]) -> None:
+def test_a_planted_cause_is_found_and_nobody_else_accused(cause: str, planted: Cause) -> None:
     for seed in range(3):
-        found = found_in(seed, **planted)
+        found = found_in(seed, causes=[planted])
         assert cause in [one.cause for one in found]
         assert {(one.step, one.worker) for one in found} == {(3, 2)}
 

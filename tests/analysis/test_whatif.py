@@ -8,7 +8,7 @@ import pytest
 from sglang_instrument.analysis import Digest, open_run
 from sglang_instrument.analysis.answers.compare import comparison_table
 from sglang_instrument.analysis.answers.whatif import Rules, what_if
-from sglang_instrument.testing import Straggler, synthetic_run
+from sglang_instrument.testing import SlowEngine, synthetic_run
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_two_equal_runs_differ_by_noise_only(digest: Digest) -> None:
 def test_a_slower_engine_is_more_than_noise(digest: Digest, tmp_path: Path) -> None:
     for step in range(1, 6):
         folder = synthetic_run(
-            tmp_path / str(step), steps=5, workers=3, requests=20, straggler=Straggler(step, 0, 3.0)
+            tmp_path / str(step), steps=5, workers=3, requests=20, causes=[SlowEngine(step, 0, 3.0)]
         )
         (folder / f"step_{step}").rename(tmp_path / f"step_{step}")
     table = {

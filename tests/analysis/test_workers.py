@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.answers.clocks import clock_table
 from sglang_instrument.analysis.answers.workers import barrier_table, blame_table, chain_of
-from sglang_instrument.testing import Straggler, synthetic_run
+from sglang_instrument.testing import SlowEngine, synthetic_run
 
 EPOCH_US = 1_767_600_000_000_000
 
@@ -117,8 +117,8 @@ def test_workers_that_do_not_leave_together_are_a_doubt(tmp_path: Path) -> None:
 
 
 def test_the_chain_goes_from_the_barrier_down_to_the_event(tmp_path: Path) -> None:
-    straggler = Straggler(2, 1, 8.0)
-    run = open_run(synthetic_run(tmp_path, steps=3, workers=3, requests=8, straggler=straggler))
+    slow = SlowEngine(2, 1, 8.0)
+    run = open_run(synthetic_run(tmp_path, steps=3, workers=3, requests=8, causes=[slow]))
     chain = chain_of(run, 2)
     assert chain is not None
     assert (chain.step, chain.worker, chain.event) == (2, 1, "turn_engine_call")

@@ -13,14 +13,14 @@ import pytest
 from sglang_instrument import __version__
 from sglang_instrument.analysis import open_run
 from sglang_instrument.cli.main import COMMANDS, main
-from sglang_instrument.testing import Hang, Straggler, TornFile, synthetic_run
+from sglang_instrument.testing import Hang, SlowEngine, TornFile, synthetic_run
 
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("logs") / "exp"
-    straggler = Straggler(2, 1, factor=6.0)
-    return synthetic_run(folder, steps=3, workers=2, requests=8, validate_every=3, straggler=straggler)
+    slow = SlowEngine(2, 1, factor=6.0)
+    return synthetic_run(folder, steps=3, workers=2, requests=8, validate_every=3, causes=[slow])
 
 
 @pytest.fixture(autouse=True)
@@ -278,7 +278,7 @@ def test_compare_fails_where_asked(capsys: pytest.CaptureFixture[str], tmp_path:
     b = tmp_path / "b"
     for step in range(1, 6):
         made = synthetic_run(
-            tmp_path / f"b{step}", steps=5, workers=1, requests=6, straggler=Straggler(step, 0, 9.0)
+            tmp_path / f"b{step}", steps=5, workers=1, requests=6, causes=[SlowEngine(step, 0, 9.0)]
         )
         b.mkdir(exist_ok=True)
         (made / f"step_{step}").rename(b / f"step_{step}")
@@ -290,7 +290,7 @@ def test_compare_fails_where_asked(capsys: pytest.CaptureFixture[str], tmp_path:
 
 
 def test_check_says_what_was_running_when_it_hung(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    hung = synthetic_run(tmp_path / "hung", steps=2, workers=2, requests=4, hang=Hang(2, 1))
+    hung = synthetic_run(tmp_path / "hung", steps=2, workers=2, requests=4, causes=[Hang(2, 1)])
     shown = printed(capsys, "check", hung, code=1).replace("\n", " ")
     assert "step_2/worker_1.jsonl: tool_execution was open for 120 s" in shown
     assert "step_2/worker_0.jsonl: barrier_wait_duration was open for 120 s" in shown
@@ -335,14 +335,14 @@ def test_summary_of_a_step_shows_parts_that_add_up_to_it(
 
 
 def test_summary_says_what_is_wrong_with_the_log(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    synthetic_run(tmp_path / "exp", steps=2, workers=1, requests=3, torn_file=TornFile(2, 0))
+    synthetic_run(tmp_path / "exp", steps=2, workers=1, requests=3, causes=[TornFile(2, 0)])
     assert "1 torn line" in printed(capsys, "summary", tmp_path)
 
 
 def test_summary_of_many_steps_stays_on_one_screen(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synthetic_run(tmp_path / "exp", steps=40, workers=1, requests=2, straggler=Straggler(17, 0, 20.0))
+    synthetic_run(tmp_path / "exp", steps=40, workers=1, requests=2, causes=[SlowEngine(17, 0, 20.0)])
     monkeypatch.chdir(tmp_path)  # a long path would be a line more
     shown = printed(capsys, "summary", "exp")
     steps = [int(row[0]) for row in rows_of(shown) if re.fullmatch(r"\d+ [\d.]+", " ".join(row[:2]))]

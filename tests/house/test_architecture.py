@@ -53,8 +53,11 @@ MAY_IMPORT = {
     "report.figures": ANSWERS | {"report"},
     "report.html": ANSWERS | {"report"},
     "report.perfetto": ANSWERS | {"report", "report.html"},
-    "testing": MEASURE | {"recording.keep", "recording.watch", "facade"},
-    "demo": {"words", "testing", "facade"},
+    "testing.simulation": {"words", "recording.keep"},
+    "testing.causes": {"words", "testing.simulation"},
+    "testing": MEASURE
+    | {"recording.keep", "recording.watch", "facade", "testing.simulation", "testing.causes"},
+    "demo": {"words", "testing", "testing.causes", "facade"},
 }
 BELOW = {below for allowed in MAY_IMPORT.values() for below in allowed} | set(MAY_IMPORT)
 MAY_IMPORT["cli"] = BELOW

@@ -17,7 +17,7 @@ from sglang_instrument.report.figures.parts import NothingToDrawError
 from sglang_instrument.report.figures.requests import moments_of, moments_of_worker
 from sglang_instrument.report.palette import PHASE_COLOURS, PHASE_ORDER
 from sglang_instrument.schema import PHASES
-from sglang_instrument.testing import Straggler, synthetic_run
+from sglang_instrument.testing import SlowEngine, synthetic_run
 
 FIGURES = ["overview", "shares", "workers", "cdf", "cdf-workers", "slowest", "turns", "turn-counts"]
 
@@ -29,8 +29,8 @@ def test_each_phase_has_a_colour_and_a_place() -> None:
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("logs") / "exp"
-    straggler = Straggler(2, 1, factor=6.0)
-    return synthetic_run(folder, steps=4, workers=3, requests=8, validate_every=2, straggler=straggler)
+    slow = SlowEngine(2, 1, factor=6.0)
+    return synthetic_run(folder, steps=4, workers=3, requests=8, validate_every=2, causes=[slow])
 
 
 def plotted(
@@ -58,7 +58,7 @@ def test_every_figure_becomes_a_file(
 ) -> None:
     answer = plotted(capsys, logs, "-o", tmp_path / "new" / "figures", "--format", suffix, "--dpi", 40)
     assert list(answer["figures"]) == FIGURES
-    assert answer["step"] == 2  # the straggler's, which took longest
+    assert answer["step"] == 2  # the slow engine's, which took longest
     starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
     for path in answer["figures"].values():
         assert Path(path).read_bytes().startswith(starts[suffix])

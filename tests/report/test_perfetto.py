@@ -15,7 +15,7 @@ from sglang_instrument.analysis import open_run
 from sglang_instrument.cli.main import main
 from sglang_instrument.report.perfetto.lanes import Slice, assign_lanes
 from sglang_instrument.report.perfetto.packets import Packets
-from sglang_instrument.testing import BlockedLoop, Hang, Straggler, synthetic_run
+from sglang_instrument.testing import Hang, HeldLoop, SlowEngine, synthetic_run
 
 
 def records(folder: Path) -> Iterator[dict[str, Any]]:
@@ -35,8 +35,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         workers=2,
         requests=6,
         validate_every=2,
-        straggler=Straggler(2, 1, factor=4.0),
-        blocked_loop=BlockedLoop(3, 0, at_sec=3.0, seconds=2.0),
+        causes=[SlowEngine(2, 1, factor=4.0), HeldLoop(3, 0, at_sec=3.0, seconds=2.0)],
         clock_skew={1: 100.0},
     )
 
@@ -198,7 +197,7 @@ def test_the_newest_run_alone_is_written(logs: Path, tmp_path: Path) -> None:
 def test_what_never_ended_has_a_track_up_to_when_it_was_seen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = synthetic_run(tmp_path / "exp", steps=2, workers=2, requests=4, hang=Hang(2, 1))
+    folder = synthetic_run(tmp_path / "exp", steps=2, workers=2, requests=4, causes=[Hang(2, 1)])
     assert main(["export", str(folder), "--perfetto", str(tmp_path / "t")]) == 0
     tracks = parsed(tmp_path / "t")
     hung = {group_of(track, tracks).name: track for track in tracks.values() if track.name == "never ended"}

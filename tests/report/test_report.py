@@ -12,7 +12,7 @@ from browser import Browser, browser
 from sglang_instrument.analysis import Rules, findings_of, open_run, request_table, what_if
 from sglang_instrument.cli.main import main
 from sglang_instrument.report.html import page as page_module
-from sglang_instrument.testing import BlockedLoop, Hang, Plateau, SlowReward, Straggler, synthetic_run
+from sglang_instrument.testing import Hang, HeldLoop, Plateau, SlowEngine, SlowReward, synthetic_run
 
 DEMO = Path(__file__).parents[1] / "logs" / "demo"  # written by `make demo`: the real engine
 HOSTILE = "</script><img src=x onerror=\"sglangReport.errors.push('ran')\"><b>&amp;"
@@ -38,13 +38,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             **shape,
             seed=3,
             validate_every=66,
-            plateau=Plateau(step=67, worker=0, start_sec=12.0, end_sec=90.0, requests=11),
-            slow_reward=SlowReward(step=65, worker=2, seconds=9.0),
-            blocked_loop=BlockedLoop(step=68, worker=1, at_sec=2.0, seconds=7.0),
-            straggler=Straggler(step=66, worker=3, factor=3.0),
+            causes=[
+                Plateau(67, 0, start_sec=12.0, end_sec=90.0, requests=11),
+                SlowReward(65, 2, seconds=9.0),
+                HeldLoop(68, 1, at_sec=2.0, seconds=7.0),
+                SlowEngine(66, 3, factor=3.0),
+            ],
         ),
         "plain": synthetic_run(folder / "plain", **shape, seed=4),
-        "hang": _named_hang(synthetic_run(folder / "hang", steps=2, workers=2, requests=6, hang=Hang(2, 1))),
+        "hang": _named_hang(
+            synthetic_run(folder / "hang", steps=2, workers=2, requests=6, causes=[Hang(2, 1)])
+        ),
         "empty": _empty(folder / "empty"),
         "demo": DEMO,
     }

@@ -43,7 +43,7 @@ def test_every_region_of_the_engine_is_found_where_its_version_has_one(version):
         ("sglang/batches", {"scheduler_batch", "scheduler_result", "model_forward", "engine_output"}),
     ],
 )
-def test_every_region_of_the_engine_room_is_found_in_every_version(version, table, events):
+def test_every_region_of_the_engine_is_found_in_every_version(version, table, events):
     [result] = check([load_table(table)], open_tree(wheel_of("sglang", version)))
     expected = [site for site in result.sites if site.expected]
     assert {site.region.event: site.note for site in expected if site.state != "found"} == {}

@@ -7,7 +7,7 @@ import difflib
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.cli import select
-from sglang_instrument.cli.commands import engine_room
+from sglang_instrument.cli.commands import engine_logs
 from sglang_instrument.cli.numbers import NOTHING, count, seconds
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 from sglang_instrument.errors import LogError
@@ -30,7 +30,7 @@ engine s, tool s, rest s   time in the engine, in tools and interactions, and in
 --json prints {"folder", "requests": [{"worker", "step", "validate", "request_id", "start_us", "end_us",
 "duration_sec", "turns", "response_tokens", "finish_reason", "reward", "error", "engine_sec", "tool_sec",
 "interaction_sec", "reward_sec", "rest_sec"}]}; with --request also "events": [{"event", "turn", "start_sec",
-"duration_sec", "self_sec", "active_sec", "depth"}], "engine_calls", "engine_room": [{"turn", ...}]; with
+"duration_sec", "self_sec", "active_sec", "depth"}], "engine_calls", "engine_logs": [{"turn", ...}]; with
 --engine instead "engine_requests": [{"rid", "queue_sec", ...}]; with --cdf "cdf": [{"step", "requests",
 "mean_sec", "p50_sec", "p90_sec", "p95_sec", "p99_sec", "p99_9_sec", "max_sec"}]. Turns count from 0."""
 
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     with reading() as progress:
         opened = open_run(args.logs, progress)
         if args.engine:
-            return engine_room.show_engine_requests(opened, args)
+            return engine_logs.show_engine_requests(opened, args)
         every = request_table(opened.everything)
         table = _filtered(opened, select.of_steps(opened, every, args, opened.everything), args)
     if args.request is not None:
@@ -124,9 +124,9 @@ def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int
         opened.read_spans(row["step"], row["worker"], row["validate"]), args.request
     ).to_dicts()
     calls = reported_calls(opened, row).to_dicts()
-    room = calls_of_request(opened, row)
+    logged = calls_of_request(opened, row)
     if args.json:
-        told = {"requests": [row], "events": events, "engine_calls": calls, "engine_room": room}
+        told = {"requests": [row], "events": events, "engine_calls": calls, "engine_logs": logged}
         print_json({"folder": str(opened.folder), **told})
         return 0
     _print(f"request {args.request}, step {row['step']}, worker {row['worker']}", [row])
@@ -147,8 +147,8 @@ def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int
     print_table(columns, shown, title="", optional=("running s", "self s"))
     if calls:
         _print_calls(calls)
-    if room:
-        engine_room.print_calls(room)
+    if logged:
+        engine_logs.print_calls(logged)
     return 0
 
 

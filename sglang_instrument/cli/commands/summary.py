@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.cli import select
-from sglang_instrument.cli.commands import engine_room
+from sglang_instrument.cli.commands import engine_logs
 from sglang_instrument.cli.numbers import count, percent, seconds, short_count
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 from sglang_instrument.schema import PHASES
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     of = "verdict" if args.step is None else "verdict of the whole run"
     print_line(f"{of}: {verdict_of(opened)}{said}")
     if engine:
-        print_line(engine_room.told(engine))
+        print_line(engine_logs.told(engine))
     print_line(f"log: {opened.health.sentence()}")
     return 0
 

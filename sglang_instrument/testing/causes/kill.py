@@ -49,7 +49,7 @@ def _write(path: Path, records: list[Record], end_us: int) -> None:
 
 
 def _arrival(records: list[Record]) -> int:
-    return min(one["start_us"] for one in records if kind_of(one["event"]).phase == "barrier")
+    return min(int(one["start_us"]) for one in records if kind_of(one["event"]).phase == "barrier")
 
 
 def _end(record: Record) -> int:

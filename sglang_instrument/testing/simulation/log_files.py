@@ -6,10 +6,18 @@ from typing import Any, Final
 import msgspec
 
 from sglang_instrument.recording.keep.line_types import Line
-from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED, LOG_VERSION, OPEN_SPANS, STEP_CLOSED
-from sglang_instrument.testing.timeline import NEVER, Happened
+from sglang_instrument.schema import (
+    LOG_CLOSED,
+    LOG_OPENED,
+    LOG_VERSION,
+    OPEN_SPANS,
+    REFERENCE_EVENTS,
+    STEP_CLOSED,
+)
+from sglang_instrument.testing.simulation.timeline import NEVER, Happened
 
 EPOCH_US: Final = int(datetime(2026, 1, 5, 8, tzinfo=timezone.utc).timestamp()) * 1_000_000
+_UTC: Final = "+00:00"
 
 
 class LogFile:
@@ -37,6 +45,17 @@ class LogFile:
                 extra = {"open": len(stuck), "spans": stuck}
                 lines.append(self.control(OPEN_SPANS, last + age, extra))
         return msgspec.json.Encoder().encode_lines(lines)
+
+    def reference_lines(self, happened: list[Happened]) -> bytes:
+        """Return the file as the reference writes it: only its events and keys, in local time."""
+        records = sorted((one for one in happened if one.end < NEVER), key=lambda one: (one.end, -one.start))
+        lines = [self._reference_line(one) for one in records if one.event in REFERENCE_EVENTS]
+        return msgspec.json.Encoder().encode_lines(lines)
+
+    def _reference_line(self, one: Happened) -> Line:
+        duration_sec = None if one.instant else round(one.end - one.start, 9)
+        stamp = self._timestamp(one.end).removesuffix(_UTC)
+        return Line(stamp, one.event, duration_sec, one.extra, self._rank, self._step)
 
     def _stuck(self, event: str, age_sec: float) -> dict[str, Any]:
         return {"event": event, "age_sec": round(age_sec, 3), "stack": []}
@@ -78,4 +97,4 @@ class LogFile:
         if second != self._second:
             self._second = second
             self._prefix = datetime.fromtimestamp(second, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.")
-        return f"{self._prefix}{microsecond:06d}+00:00"
+        return f"{self._prefix}{microsecond:06d}{_UTC}"

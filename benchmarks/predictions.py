@@ -1,0 +1,104 @@
+"""Hold `whatif` and `compare` against runs of which the truth is known: `predictions.py [--seeds N]`.
+
+- `whatif` predicts a run with a faster engine, slower tools or a cap; the same draw is replayed so. Each mean
+  prediction must be within 5 % of the truth.
+- `compare` gets pairs of runs that differ by chance alone (at most 5 % of them may be called different), and
+  pairs of which one has an engine that takes 10 % longer (80 % must be found).
+
+The exit code is 1 if a bound is not met.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean
+
+from rich.console import Console
+from rich.table import Table
+
+from sglang_instrument.analysis import Digest, open_run
+from sglang_instrument.analysis.answers.compare import comparison_table
+from sglang_instrument.analysis.answers.whatif import Rules, validation_of, what_if
+from sglang_instrument.testing import RunShape
+from sglang_instrument.testing.clean_shapes import usual_shape
+from sglang_instrument.testing.synthetic import write_run
+
+WITHIN = 0.05
+MOST_EQUAL = 0.05  # of the equal pairs that may be called different
+FOUND = 0.8
+OTHERS = 1000  # added to a seed for other draws
+
+#: Rules, and how the same draw is replayed under them.
+PREDICTED = {
+    **{f"engine x {x}": (Rules(scale={"engine": x}), {"engine": x}) for x in (0.5, 0.8, 1.25, 2.0)},
+    **{f"tools x {x}": (Rules(scale={"tool": x}), {"tools": x}) for x in (0.5, 2.0, 4.0)},
+    **{f"{n} tokens a reply": (Rules(max_turn_tokens=n), {"most_tokens": n}) for n in (128, 256, 512)},
+}
+#: Pairs of runs: the second one's shape from the first one's, and whether it truly differs.
+PAIRS = {
+    "equal, other requests": (lambda shape: shape.redrawn(shape.seed + OTHERS), False),
+    "engine x 1.1, other requests": (
+        lambda shape: shape.redrawn(shape.seed + OTHERS).replayed(engine=1.1),
+        True,
+    ),
+    "engine x 1.1, same requests": (lambda shape: shape.replayed(engine=1.1), True),
+}
+
+
+def digest_of(shape: RunShape) -> Digest:
+    """Make a run, and aggregate it."""
+    with tempfile.TemporaryDirectory() as folder:
+        return open_run(write_run(Path(folder) / "run", shape), cached=False).digest
+
+
+def ratio(shape: RunShape, digest: Digest, name: str) -> float:
+    """Return a prediction over the truth, as means over the steps."""
+    rules, replay = PREDICTED[name]
+    answer = validation_of(what_if(digest, rules), digest_of(shape.replayed(**replay)))
+    return float(answer["ratio"])
+
+
+def differ(one: Digest, other: Digest) -> bool:
+    """Return whether `compare` calls any metric of two runs different."""
+    return not comparison_table(one, other)["noise"].all()
+
+
+def predictions(seeds: int, console: Console) -> Iterator[bool]:
+    """Print how near predictions come to the truth; yield whether each is near enough."""
+    table = Table("whatif", "predicted / true", "least", "most")
+    shapes = [usual_shape(seed) for seed in range(seeds)]
+    digests = [digest_of(shape) for shape in shapes]
+    for name in PREDICTED:
+        ratios = [ratio(shape, digest, name) for shape, digest in zip(shapes, digests, strict=True)]
+        table.add_row(name, f"{mean(ratios):.3f}", f"{min(ratios):.3f}", f"{max(ratios):.3f}")
+        yield abs(mean(ratios) - 1) <= WITHIN
+    console.print(table)
+
+
+def comparisons(seeds: int, console: Console) -> Iterator[bool]:
+    """Print how many pairs of runs are called different; yield whether the bounds are met."""
+    table = Table("compare", "called different")
+    shapes = [usual_shape(seed) for seed in range(seeds)]
+    digests = [digest_of(shape) for shape in shapes]
+    for name, (change, is_other) in PAIRS.items():
+        pairs = zip(digests, map(change, shapes), strict=True)
+        count = sum(differ(digest, digest_of(shape)) for digest, shape in pairs)
+        table.add_row(name, f"{count}/{seeds}")
+        yield count >= FOUND * seeds if is_other else count <= MOST_EQUAL * seeds
+    console.print(table)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print both tables, and return 1 if a bound is not met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=20, metavar="N")
+    args = parser.parse_args(argv)
+    console = Console(width=100)
+    met = [*predictions(max(2, args.seeds // 4), console), *comparisons(args.seeds, console)]
+    return int(not all(met))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

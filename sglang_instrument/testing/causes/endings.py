@@ -1,0 +1,77 @@
+"""Plant how a run or a file ends early: hangs, deaths, missing files, torn lines."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_instrument.testing.causes.base import StepCause
+from sglang_instrument.testing.causes.kill import kill_worker
+from sglang_instrument.testing.simulation.plan import StepPlan
+from sglang_instrument.testing.simulation.workload import TOOLS
+
+
+@dataclass(frozen=True)
+class _OneWorker(StepCause):
+    """A cause of a single worker; it has no size."""
+
+    worker: int
+    size = ""
+
+    @property
+    def place(self) -> tuple[int | None, int | None]:
+        """The step and the worker."""
+        return self.step, self.worker
+
+    def log(self, folder: Path) -> Path:
+        """Return the file of the worker in its step."""
+        return folder / f"step_{self.step}" / f"worker_{self.worker}.jsonl"
+
+
+@dataclass(frozen=True)
+class Hang(_OneWorker):
+    """In `step` one tool of `worker` never returns; it is the last step, and no worker passes the barrier."""
+
+    cause = "hang"
+
+    def plant(self, plan: StepPlan) -> None:
+        """Let the request with the most turns hang in its first tool call."""
+        requests = plan.workers[self.worker].requests
+        request = max(requests, key=lambda request: len(request.turns))
+        request.turns[0].tools = [(TOOLS[0], 0.0)]
+        request.hangs = True
+
+
+@dataclass(frozen=True)
+class Death(_OneWorker):
+    """`worker` is killed in `step` after `share` of its way to the barrier, the others `ahead_sec` later."""
+
+    share: float = 0.5
+    ahead_sec: float = 10.0
+    cause = "death"
+    size = "ahead_sec"
+
+    def damage(self, folder: Path) -> None:
+        """Cut the files as dying workers leave them."""
+        kill_worker(folder, self.step, self.worker, self.share, self.ahead_sec)
+
+
+@dataclass(frozen=True)
+class MissingFile(_OneWorker):
+    """The file of `worker` in `step` is missing."""
+
+    cause = "missing-file"
+
+    def damage(self, folder: Path) -> None:
+        """Delete the file."""
+        self.log(folder).unlink()
+
+
+@dataclass(frozen=True)
+class TornFile(_OneWorker):
+    """The last line of the file of `worker` in `step` is cut off in its middle, as after a kill."""
+
+    cause = "torn-file"
+
+    def damage(self, folder: Path) -> None:
+        """Cut the last line."""
+        path = self.log(folder)
+        path.write_bytes(path.read_bytes()[:-40])

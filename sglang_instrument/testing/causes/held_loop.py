@@ -1,0 +1,21 @@
+"""Plant code that holds the event loop of a worker."""
+
+from dataclasses import dataclass
+
+from sglang_instrument.testing.causes.base import WorkerCause
+from sglang_instrument.testing.simulation.plan import StepPlan
+
+
+@dataclass(frozen=True)
+class HeldLoop(WorkerCause):
+    """Code holds the event loop for `seconds`, `at_sec` after the start of generation."""
+
+    at_sec: float = 5.0
+    seconds: float = 5.0
+    cause = "held-loop"
+    size = "seconds"
+
+    def plant(self, plan: StepPlan) -> None:
+        """Hold the loop."""
+        for worker in plan.of(self.worker):
+            worker.held.append((self.at_sec, self.seconds))

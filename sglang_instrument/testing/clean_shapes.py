@@ -1,0 +1,127 @@
+"""Name the shapes of clean runs: what a run may look like without anything being wrong."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Final
+
+from sglang_instrument.testing.causes.base import Cause
+from sglang_instrument.testing.causes.over_steps import ColdStart
+from sglang_instrument.testing.run_shape import RunShape
+from sglang_instrument.testing.simulation.queueing import Engine
+from sglang_instrument.testing.simulation.trainer import Trainer
+from sglang_instrument.testing.simulation.workload import Workload
+
+_ENGINE: Final = Engine(token_sec=0.01, load_sec=4e-4, prefill_sec=5e-5, most_running=32)
+_WORKLOAD: Final = Workload(
+    tokens_log=5.0,
+    tokens_sigma=0.8,
+    most_tokens=1024,
+    tool_sec=(0.3, 1.5),
+    reply_sec=(0.05, 0.3),
+    reward_sec=(0.05, 0.3),
+    tail=0.5,
+)
+
+
+@dataclass(frozen=True)
+class CleanRun:
+    """A run that nobody should be accused of.
+
+    Attributes:
+        shape: What it is drawn from.
+        causes: What makes it look unusual, such as a first step that warms up.
+        words: The causes that an analysis may name in it: they are true, but nobody's fault.
+    """
+
+    shape: RunShape
+    causes: Sequence[Cause] = ()
+    words: frozenset[str] = frozenset({"long-replies"})
+
+
+def usual_shape(seed: int, steps: int = 10) -> RunShape:
+    """Return a run of four workers with 48 requests each, whose engines queue and slow down under load.
+
+    A step takes about a minute, half of it training.
+    """
+    return RunShape(
+        steps=steps,
+        workers=4,
+        requests=48,
+        seed=seed,
+        engine=_ENGINE,
+        workload=_WORKLOAD,
+        trainer=Trainer(sec=30.0, jitter=0.05),
+        parts_factor=10.0,
+    )
+
+
+def _of_any_size(seed: int) -> CleanRun:
+    random = Random(f"size/{seed}")  # noqa: S311 - repeatable, not secret
+    workers, requests = random.choice([1, 2, 3, 4, 8, 16]), random.choice([8, 16, 32, 64])
+    shape = usual_shape(seed, steps=random.randint(3, 14))
+    return CleanRun(replace(shape, workers=workers, requests=requests))
+
+
+def _warm_up(seed: int) -> CleanRun:
+    random = Random(f"warm-up/{seed}")  # noqa: S311 - repeatable, not secret
+    cause = ColdStart(random.uniform(1.1, 1.6), random.uniform(0.5, 10.0))
+    return CleanRun(usual_shape(seed), [cause], frozenset({"long-replies", "cold-start"}))
+
+
+def _growing_lengths(seed: int) -> CleanRun:
+    shape = usual_shape(seed)
+    return CleanRun(replace(shape, workload=replace(_WORKLOAD, growth=0.04)))
+
+
+def _timeouts(seed: int) -> CleanRun:
+    shape = usual_shape(seed)
+    return CleanRun(replace(shape, workload=replace(_WORKLOAD, timeout_share=0.03, timeout_sec=10.0)))
+
+
+def _capped(seed: int) -> CleanRun:
+    return CleanRun(replace(usual_shape(seed), workload=replace(_WORKLOAD, most_tokens=256)))
+
+
+def _overlap(seed: int) -> CleanRun:
+    trainer = Trainer(sec=30.0, jitter=0.05, recorded=True, overlaps=True)
+    return CleanRun(replace(usual_shape(seed), trainer=trainer))
+
+
+def _recorded_trainer(seed: int) -> CleanRun:
+    trainer = Trainer(sec=30.0, jitter=0.05, recorded=True)
+    return CleanRun(replace(usual_shape(seed), trainer=trainer))
+
+
+def _skewed_clocks(seed: int) -> CleanRun:
+    return CleanRun(replace(usual_shape(seed), clock_skew={1: 2.5, 2: -40.0, 3: 0.02}))
+
+
+def _engine_logs(seed: int) -> CleanRun:
+    return CleanRun(replace(usual_shape(seed, steps=5), engine_clocks={0: 0.0, 1: 5.0, 2: 0.0, 3: -1.0}))
+
+
+def _shared_engine(seed: int) -> CleanRun:
+    engine = replace(_ENGINE, shared=True, load_sec=1e-4, most_running=128)
+    return CleanRun(replace(usual_shape(seed), engine=engine))
+
+
+#: Each shape by its name: a function of a seed.
+CLEAN_SHAPES: Final[dict[str, Callable[[int], CleanRun]]] = {
+    "usual": lambda seed: CleanRun(usual_shape(seed)),
+    "of any size": _of_any_size,
+    "warm-up": _warm_up,
+    "growing lengths": _growing_lengths,
+    "time-outs of tools": _timeouts,
+    "capped replies": _capped,
+    "overlap": _overlap,
+    "recorded trainer": _recorded_trainer,
+    "validation": lambda seed: CleanRun(replace(usual_shape(seed), validate_every=3)),
+    "skewed clocks": _skewed_clocks,
+    "engine logs": _engine_logs,
+    "shared engine": _shared_engine,
+    "reference's format": lambda seed: CleanRun(replace(usual_shape(seed), reference_format=True)),
+    "one worker": lambda seed: CleanRun(replace(usual_shape(seed), workers=1)),
+    "three steps": lambda seed: CleanRun(usual_shape(seed, steps=3)),
+    "64 workers": lambda seed: CleanRun(replace(usual_shape(seed, steps=4), workers=64, requests=8)),
+}

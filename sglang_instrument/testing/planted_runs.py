@@ -1,0 +1,132 @@
+"""Name the runs with a cause, and make each cause as large as it takes to cost its step so much."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from sglang_instrument.testing.causes import (
+    Cause,
+    ColdStart,
+    Death,
+    Gap,
+    Growth,
+    Hang,
+    HeldLoop,
+    LongReplies,
+    LongReply,
+    MissingFile,
+    SlowCall,
+    SlowCalls,
+    SlowEngine,
+    SlowInteractions,
+    SlowPart,
+    SlowReward,
+    SlowTools,
+    StandStill,
+)
+from sglang_instrument.testing.clean_shapes import usual_shape
+from sglang_instrument.testing.run_shape import RunShape, play_run
+from sglang_instrument.testing.simulation.trainer import Trainer
+
+STEP: Final = 6  # in which causes are planted
+WORKER: Final = 2  # on which they are, unless they concern all
+_STEPS: Final = 10
+_CLOSE: Final = 0.03  # a cost this near to what was asked for is near enough
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of cause.
+
+    Attributes:
+        cause: Such a cause, of any size.
+        none: The size at which it costs nothing.
+        step: The step whose time it costs; None if it costs none, and has but one size.
+        shape: Fields of the run's shape that differ from the usual.
+    """
+
+    cause: Cause
+    none: float = 0.0
+    step: int | None = STEP
+    shape: Callable[[int], RunShape] = usual_shape
+
+
+def _recorded(seed: int) -> RunShape:
+    return replace(usual_shape(seed), trainer=Trainer(sec=30.0, jitter=0.05, recorded=True))
+
+
+def _part(event: str, worker: int | None = None) -> Kind:
+    return Kind(SlowPart(STEP, worker, event=event))
+
+
+#: Each kind of cause by its name.
+KINDS: Final[dict[str, Kind]] = {
+    "engine, one worker": Kind(SlowEngine(STEP, WORKER), 1.0),
+    "engine, all": Kind(SlowEngine(STEP, None), 1.0),
+    "8 of 48 calls": Kind(SlowCalls(STEP, WORKER)),
+    "one engine call": Kind(SlowCall(STEP, WORKER, kind="engine")),
+    "one tool call": Kind(SlowCall(STEP, WORKER, kind="tool")),
+    "one reward": Kind(SlowCall(STEP, WORKER, kind="reward")),
+    "rewards, one worker": Kind(SlowReward(STEP, WORKER)),
+    "rewards, all": Kind(SlowReward(STEP, None)),
+    "tools, one worker": Kind(SlowTools(STEP, WORKER)),
+    "tools, all": Kind(SlowTools(STEP, None)),
+    "interactions, one worker": Kind(SlowInteractions(STEP, WORKER)),
+    "preprocessing, one worker": _part("preprocessing_duration", WORKER),
+    "preprocessing, all": _part("preprocessing_duration"),
+    "sorting, one worker": _part("sorting_duration", WORKER),
+    "padding, one worker": _part("padding_duration", WORKER),
+    "batch building, all": _part("batch_construction_duration"),
+    "broadcast, all": _part("broadcast_duration"),
+    "gap between steps": Kind(Gap(STEP)),
+    "gap, trainer recorded": Kind(Gap(STEP), shape=_recorded),
+    "growing engine": Kind(Growth(kind="engine"), step=_STEPS),
+    "growing tools": Kind(Growth(kind="tool"), step=_STEPS),
+    "growing rewards": Kind(Growth(kind="reward"), step=_STEPS),
+    "one long reply": Kind(LongReply(STEP, WORKER), 100.0),
+    "long replies, all": Kind(LongReplies(STEP, None), 1.0),
+    "standstill, one worker": Kind(StandStill(STEP, WORKER)),
+    "standstill, all": Kind(StandStill(STEP, None)),
+    "held loop": Kind(HeldLoop(STEP, WORKER)),
+    "cold first step": Kind(ColdStart(), 1.0, step=1),
+    "hang": Kind(Hang(STEP, WORKER), step=None),
+    "death, 10 s before": Kind(Death(STEP, WORKER, ahead_sec=10.0), step=None),
+    "death, 60 s before": Kind(Death(STEP, WORKER, ahead_sec=60.0), step=None),
+    "missing file": Kind(MissingFile(STEP, WORKER), step=None),
+}
+
+
+def wall_of(shape: RunShape, step: int, causes: Sequence[Cause] = ()) -> float:
+    """Return the seconds from the begin of a step to that of the next."""
+    return next(play_run(shape, causes, only=step)).wall_sec
+
+
+def resized(cause: Cause, size: float) -> Cause:
+    """Return the cause with another size."""
+    changed: dict[str, Any] = {cause.size: size}
+    made: Cause = replace(cause, **changed)  # type: ignore[type-var]  # all causes are dataclasses
+    return made
+
+
+def cost_of(kind: Kind, shape: RunShape, cause: Cause) -> float:
+    """Return the share by which a cause lengthens its step: the same draw with it and without it."""
+    if kind.step is None:
+        return 1.0
+    without = wall_of(shape, kind.step)
+    return wall_of(shape, kind.step, [cause]) / without - 1
+
+
+def sized(kind: Kind, shape: RunShape, share: float) -> Cause:
+    """Return a cause that lengthens its step by about this share of its time without it."""
+    if kind.step is None:
+        return kind.cause
+    least, most = kind.none, max(1.0, 2 * kind.none)
+    while cost_of(kind, shape, resized(kind.cause, most)) < share:
+        least, most = most, most * 2
+    while True:
+        middle = (least + most) / 2
+        cause = resized(kind.cause, middle)
+        cost = cost_of(kind, shape, cause)
+        if abs(cost - share) <= _CLOSE * share or most - least < 1e-3 * most:
+            return cause
+        least, most = (middle, most) if cost < share else (least, middle)

@@ -1,0 +1,157 @@
+"""The queueing engine serves calls as a plain loop over all of them does."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_instrument.testing.simulation.queueing import (
+    Call,
+    Caller,
+    Engine,
+    EngineState,
+    Served,
+    serve,
+)
+
+NEVER = float("inf")
+
+
+@dataclass
+class Asked:
+    """A call of a made-up request: `wait_sec` after the one before (or the begin) it is made."""
+
+    wait_sec: float
+    prompt_tokens: int
+    work: float
+    extra_sec: float = 0.0
+
+
+seconds = st.integers(0, 40).map(lambda tick: tick / 8)
+calls = st.builds(Asked, seconds, st.integers(0, 50), st.integers(1, 60).map(float), seconds)
+callers = st.lists(st.lists(calls, min_size=1, max_size=3), max_size=6)
+engines = st.builds(
+    Engine,
+    token_sec=st.sampled_from([0.01, 0.1]),
+    load_sec=st.sampled_from([0.0, 0.02]),
+    prefill_sec=st.sampled_from([0.0, 0.01]),
+    most_running=st.sampled_from([None, 1, 2, 3]),
+)
+states = st.builds(
+    EngineState,
+    factor=st.sampled_from([1.0, 2.5]),
+    stalls=st.lists(st.tuples(seconds, seconds).map(lambda both: (both[0], both[0] + both[1])), max_size=2),
+)
+
+
+def caller(made: list[Asked], begin: float, served: list[Served]) -> Caller:
+    now = begin
+    for one in made:
+        served.append((yield Call(now + one.wait_sec, one.prompt_tokens, one.work, one.extra_sec)))
+        now = served[-1].end
+
+
+def simulated(engine: Engine, state: EngineState, made: list[list[Asked]]) -> list[list[Served]]:
+    served: list[list[Served]] = [[] for _ in made]
+    serve(engine, state, 10.0, [caller(one, 10.0, into) for one, into in zip(made, served, strict=True)])
+    return served
+
+
+class Plain:
+    """A call in the plain loop, and what is left of it."""
+
+    def __init__(self, owner: int, asked: Asked, at: float, number: int) -> None:
+        self.owner, self.asked, self.at, self.number = owner, asked, at, number
+        self.admitted = self.first = -1.0
+        self.prefill_sec, self.left = 0.0, asked.work
+
+
+def plainly(engine: Engine, state: EngineState, made: list[list[Asked]]) -> list[list[Served]]:
+    """Go from one change to the next, and look at each call each time."""
+    stalls = [(10.0 + start, 10.0 + end) for start, end in state.stalls]
+    served: list[list[Served]] = [[] for _ in made]
+    numbers = iter(range(10_000))
+    coming = [Plain(i, one[0], 10.0 + one[0].wait_sec, next(numbers)) for i, one in enumerate(made)]
+    running: list[Plain] = []
+    now = 10.0
+    while coming or running:
+        most = NEVER if engine.most_running is None else engine.most_running
+        for one in sorted(coming, key=lambda one: (one.at, one.number)):
+            if one.at <= now + 1e-12 and len(running) < most:
+                coming.remove(one)
+                running.append(one)
+                one.admitted = now
+                one.prefill_sec = (
+                    one.asked.prompt_tokens * engine.prefill_sec * state.factor + one.asked.extra_sec
+                )
+        still = any(start <= now + 1e-12 and now + 1e-12 < end for start, end in stalls)
+        token_sec = (engine.token_sec + engine.load_sec * len(running)) * state.factor
+        for one in running:
+            if one.prefill_sec <= 1e-12 and one.first < 0 and not still:
+                one.first = now
+        changes = [time_sec for span in stalls for time_sec in span if time_sec > now + 1e-12]
+        changes += [one.at for one in coming if one.at > now + 1e-12]
+        if not still:
+            changes += [now + (one.prefill_sec if one.first < 0 else one.left * token_sec) for one in running]
+        until = min(changes)
+        for one in running if not still else []:
+            if one.first < 0:
+                one.prefill_sec -= until - now
+            else:
+                one.left -= (until - now) / token_sec
+        now = until
+        for one in [one for one in running if one.first >= 0 and one.left <= 1e-9]:
+            running.remove(one)
+            done = served[one.owner]
+            done.append(Served(one.admitted, one.first, now))
+            if len(done) < len(made[one.owner]):
+                asked = made[one.owner][len(done)]
+                coming.append(Plain(one.owner, asked, now + asked.wait_sec, next(numbers)))
+    return served
+
+
+@settings(max_examples=150, deadline=None)
+@given(engine=engines, state=states, made=callers)
+def test_calls_are_served_as_in_a_plain_loop(
+    engine: Engine, state: EngineState, made: list[list[Asked]]
+) -> None:
+    # What happens at the same time may happen in any order, so nothing does.
+    made = [
+        [
+            replace(one, wait_sec=one.wait_sec + 0.0137 * (owner + 1), extra_sec=one.extra_sec + 0.00317)
+            for one in asked
+        ]
+        for owner, asked in enumerate(made)
+    ]
+    expected = plainly(engine, state, made)
+    for mine, plain in zip(simulated(engine, state, made), expected, strict=True):
+        assert len(mine) == len(plain)
+        for one, other in zip(mine, plain, strict=True):
+            assert list(one) == pytest.approx(list(other), abs=1e-6)
+
+
+def test_a_call_alone_takes_its_prefill_and_its_tokens() -> None:
+    engine = Engine(token_sec=0.02, load_sec=0.01, prefill_sec=0.001)
+    [[one]] = simulated(engine, EngineState(), [[Asked(0.0, 100, 50.0)]])
+    assert one.first == pytest.approx(10.1)
+    assert one.end == pytest.approx(10.1 + 50 * 0.03)
+
+
+def test_two_calls_side_by_side_are_slower_than_one() -> None:
+    engine = Engine(token_sec=0.02, load_sec=0.01)
+    both = simulated(engine, EngineState(), [[Asked(0.0, 0, 50.0)], [Asked(0.0, 0, 100.0)]])
+    assert both[0][0].end == pytest.approx(10 + 50 * 0.04)
+    assert both[1][0].end == pytest.approx(10 + 50 * 0.04 + 50 * 0.03)
+
+
+def test_a_full_engine_lets_calls_wait() -> None:
+    engine = Engine(token_sec=0.02, most_running=1)
+    first, second = simulated(engine, EngineState(), [[Asked(0.0, 0, 50.0)], [Asked(0.5, 0, 50.0)]])
+    assert (first[0].end, second[0].admitted, second[0].end) == pytest.approx((11.0, 11.0, 12.0))
+
+
+def test_an_engine_that_stands_still_delays_all_calls_by_that() -> None:
+    state = EngineState(stalls=[(0.5, 30.5)])
+    ends = [one[0].end for one in simulated(Engine(), state, [[Asked(0.0, 0, n)] for n in (50.0, 100.0)])]
+    assert ends == pytest.approx([41.0, 42.0])
