@@ -40,7 +40,8 @@ def calls_of(digest: Digest) -> pl.DataFrame:
     """Return one row per call within the requests of workers.
 
     Returns:
-        kind: one of `KINDS`; step, validate, worker, request_id, turn (null for rewards); start_us, end_us; sec;
+        kind: one of `KINDS`; step, validate, worker, request_id; turn: null for interactions
+        and rewards, which are summed up by request; start_us, end_us; sec;
         tokens: of engine calls; beside: how many engine calls of the worker ran during an engine call, on
         average, itself included; usual_sec: what such a call usually takes in this run.
     """
@@ -50,13 +51,18 @@ def calls_of(digest: Digest) -> pl.DataFrame:
     tables = [
         _kind(digest.turns, "engine", "start_us", engine, pl.col("response_tokens")),
         _kind(digest.turns, "tool", _before("end_us", "tool_sec"), "end_us"),
-        _kind(digest.turns, "interaction", _before("end_us", "interaction_sec"), "end_us"),
-        _kind(digest.requests.with_columns(turn=None), "reward", _before("end_us", "reward_sec"), "end_us"),
+        _kind(_of_requests(digest), "interaction", _before("end_us", "interaction_sec"), "end_us"),
+        _kind(_of_requests(digest), "reward", _before("end_us", "reward_sec"), "end_us"),
     ]
     tables[0] = _with_usual_engine(tables[0])
     for number in range(1, len(tables)):
         tables[number] = tables[number].with_columns(usual_sec=pl.col("sec").median())
     return pl.concat([pl.DataFrame(schema=_CALL), *(table.select(list(_CALL)).cast(_CALL) for table in tables)])
+
+
+def _of_requests(digest: Digest) -> pl.DataFrame:
+    """Return the requests: trainers log rewards and interactions under no turn, or under one that called no engine."""
+    return digest.requests.with_columns(turn=pl.lit(None, pl.Int64))
 
 
 def _before(end: str, duration: str) -> pl.Expr:

@@ -67,7 +67,8 @@ def _findings(evidence: Evidence) -> list[Finding]:
     found = [one for find in DETECTORS for one in find(evidence)]
     endings = [one for one in found if one.cause in _ENDINGS]
     rest = _cold_start([one for one in found if one.cause not in _ENDINGS], evidence)
-    ordered = [*endings, *sorted(rest, key=lambda one: -one.lost_sec)]
+    rest.sort(key=lambda one: (one.evidence.get("drawn", False), -one.lost_sec))
+    ordered = [*endings, *rest]
     return [replace(one, advice=one.advice or advice_of(one)) for one in ordered]
 
 

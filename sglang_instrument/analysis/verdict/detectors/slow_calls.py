@@ -13,7 +13,8 @@ from sglang_instrument.analysis.verdict.finding import Finding, seconds, step_na
 from sglang_instrument.analysis.verdict.outliers import chance_to_reach
 
 _TIMES: Final = 3.0  # times the usual of such a call
-_CHANCE: Final = 1e-4  # largest allowed probability that any worker draws so many long calls
+_CHANCE: Final = 1e-2  # largest allowed probability that any worker draws such calls; tails are overestimated
+_MOST: Final = 0.5  # of a worker's calls; if more are slow, all its work is
 _CALLS: Final = {"engine": "engine calls", "tool": "tool calls", "interaction": "interactions", "reward": "rewards"}
 
 
@@ -26,23 +27,46 @@ def find_slow_calls(evidence: Evidence) -> Iterator[Finding]:
 def _of_kind(evidence: Evidence, kind: str) -> Iterator[Finding]:
     calls = evidence.calls.with_row_index("row").filter((pl.col("kind") == kind) & (pl.col("usual_sec") > 0))
     calls = calls.join(evidence.windows.select(*STEP, "wall_sec"), on=STEP, maintain_order="left")
-    over = pl.col("sec") - pl.col("usual_sec")
-    least = pl.max_horizontal(pl.lit(LEAST_SEC), OF_STEP * pl.col("wall_sec"))
-    calls = calls.with_columns(excess_sec=over, times=pl.col("sec") / pl.col("usual_sec"))
-    long = calls.filter((pl.col("times") > _TIMES) & (over > least))
+    calls = calls.with_columns(
+        excess_sec=pl.col("sec") - pl.col("usual_sec"), times=pl.col("sec") / pl.col("usual_sec")
+    )
     groups = calls.group_by(STEP_OF_WORKER).len()
-    for key, found in long.group_by(STEP_OF_WORKER, maintain_order=True):
-        mine = pl.all_horizontal(pl.col(name) == value for name, value in zip(STEP_OF_WORKER, key, strict=True))
-        total = int(groups.filter(mine)["len"][0])
-        others = calls.filter(~mine)["times"]
-        likely = _most_unlikely(found["times"].sort(descending=True).to_list(), total, others)
-        if likely is None or likely[1] * len(groups) > _CHANCE:
+    far = pl.col("excess_sec") > pl.max_horizontal(pl.lit(LEAST_SEC), OF_STEP * pl.col("wall_sec"))
+    long = calls.filter(far & (pl.col("times") > _TIMES))
+    few = long.group_by(STEP_OF_WORKER).agg(long=pl.len()).join(groups, on=STEP_OF_WORKER)
+    few = few.filter((pl.col("long") <= _MOST * pl.col("len")) | (pl.col("long") == 1))
+    long = long.join(few, on=STEP_OF_WORKER, how="semi", maintain_order="left")
+    unlikely = [rows for _, rows in long.group_by(STEP_OF_WORKER, maintain_order=True)]
+    unlikely = [found for rows in unlikely if (found := _unlikely(rows, calls, len(groups))) is not None]
+    for _, rows in _by_step(unlikely):
+        yield from _of_step(evidence, kind, rows, groups)
+
+
+def _by_step(found: list[pl.DataFrame]) -> Iterator[tuple[Any, pl.DataFrame]]:
+    return iter(pl.concat(found).group_by(STEP, maintain_order=True)) if found else iter(())
+
+
+def _unlikely(rows: pl.DataFrame, calls: pl.DataFrame, groups: int) -> pl.DataFrame | None:
+    """Return the longest of a worker's calls that are not just drawn from the others of the run."""
+    mine = pl.all_horizontal(pl.col(name) == rows[name][0] for name in STEP_OF_WORKER)
+    longest = rows.sort("times", descending=True)
+    total = len(calls.filter(mine))
+    likely = _most_unlikely(longest["times"].to_list(), total, calls.filter(~mine)["times"])
+    return longest.head(likely[0]) if likely is not None and likely[1] * groups <= _CHANCE else None
+
+
+def _of_step(evidence: Evidence, kind: str, rows: pl.DataFrame, groups: pl.DataFrame) -> Iterator[Finding]:
+    """Yield a finding for each worker, or one for the step if most workers have such calls."""
+    everyone = groups.filter(*(pl.col(name) == rows[name][0] for name in STEP))
+    shared = len(everyone) > 1 and rows["worker"].n_unique() * 2 > len(everyone)
+    parts = [rows] if shared else [part for _, part in rows.group_by("worker", maintain_order=True)]
+    for part in parts:
+        lost = evidence.worth(evidence.lost_in_requests(part.select(*STEP_OF_WORKER, "request_id", "excess_sec")))
+        if lost.is_empty() and len(part) > 1:
             continue
-        found = found.sort("times", descending=True).head(likely[0])
-        lost = evidence.lost_in_requests(found.select(*STEP_OF_WORKER, "request_id", "excess_sec"))
-        lost_sec = float(lost["lost_sec"].sum())
-        evidence.explain(found["row"], found["excess_sec"])
-        yield _finding(kind, dict(zip(STEP_OF_WORKER, key, strict=True)), found, total, lost_sec)
+        evidence.explain(part["row"], part["excess_sec"])
+        workers = everyone.filter(pl.col("worker").is_in(part["worker"].unique().implode()))
+        yield _finding(kind, part, int(workers["len"].sum()), float(lost["lost_sec"].sum()), shared)
 
 
 def _most_unlikely(times: list[float], total: int, others: pl.Series) -> tuple[int, float] | None:
@@ -57,9 +81,11 @@ def _most_unlikely(times: list[float], total: int, others: pl.Series) -> tuple[i
     return best
 
 
-def _finding(kind: str, place: dict[str, Any], found: pl.DataFrame, total: int, lost_sec: float) -> Finding:
+def _finding(kind: str, found: pl.DataFrame, total: int, lost_sec: float, shared: bool) -> Finding:
     longest = found.sort("excess_sec").row(-1, named=True)
-    where = f"{step_name(place['step'], place['validate'])}: worker {place['worker']}"
+    place: dict[str, Any] = {name: longest[name] for name in STEP_OF_WORKER}
+    where = step_name(place["step"], place["validate"])
+    where += ": " if shared else f": worker {place['worker']}: "
     numbers = {
         "calls": len(found),
         "of": total,
@@ -71,11 +97,13 @@ def _finding(kind: str, place: dict[str, Any], found: pl.DataFrame, total: int, 
     cost = f"{seconds(lost_sec)} lost" if lost_sec > 0.05 else "other requests took even longer"
     if len(found) == 1:
         sentence = (
-            f"{where}: one of {total} {_CALLS[kind]} took {seconds(longest['sec'])}, where "
+            f"{where}one of {total} {_CALLS[kind]} took {seconds(longest['sec'])}, where "
             f"{seconds(longest['usual_sec'])} are usual (request {longest['request_id']}); {cost}"
         )
-        named: dict[str, Any] = {"request_id": longest["request_id"]}
-        return Finding("slow-call", "request", lost_sec, sentence, **place, **named, event=kind, evidence=numbers)
-    usual = math.exp(float(found["times"].log().median() or 0.0))  # type: ignore[arg-type]
-    sentence = f"{where}: {len(found)} of {total} {_CALLS[kind]} took {usual:.0f} times the usual; {cost}"
-    return Finding("slow-calls", "worker", lost_sec, sentence, **place, event=kind, evidence=numbers)
+        place["request_id"] = longest["request_id"]
+        return Finding("slow-call", "request", lost_sec, sentence, **place, event=kind, evidence=numbers)
+    times = math.exp(float(found["times"].log().median() or 0.0))  # type: ignore[arg-type]
+    sentence = f"{where}{len(found)} of {total} {_CALLS[kind]} took {times:.0f} times the usual; {cost}"
+    place["worker"] = None if shared else place["worker"]
+    scope: Any = "step" if shared else "worker"
+    return Finding("slow-calls", scope, lost_sec, sentence, **place, event=kind, evidence=numbers)
