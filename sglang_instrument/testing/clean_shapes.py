@@ -105,7 +105,7 @@ def _engine_logs(seed: int) -> CleanRun:
 
 
 def _shared_engine(seed: int) -> CleanRun:
-    # It has room for all: in a queue, whose worker comes last by a blink would wait for the others' requests.
+    # It runs all requests at once. With a queue, a worker that starts milliseconds later waits for the others.
     engine = replace(_ENGINE, shared=True, load_sec=1e-4, most_running=256)
     return CleanRun(replace(usual_shape(seed), engine=engine))
 
