@@ -105,7 +105,7 @@ def _engine_logs(seed: int) -> CleanRun:
 
 
 def _shared_engine(seed: int) -> CleanRun:
-    # It runs all requests at once. With a queue, a worker that starts milliseconds later waits for the others.
+    # It runs all requests at once: in a queue, a worker that starts milliseconds later waits for the others.
     engine = replace(_ENGINE, shared=True, load_sec=1e-4, most_running=256)
     return CleanRun(replace(usual_shape(seed), engine=engine))
 
