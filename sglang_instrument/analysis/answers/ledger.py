@@ -26,7 +26,10 @@ _OF_PHASE: Final = {
     **dict.fromkeys(("step", "request", "turn", "loop"), "unaccounted"),
 }
 _OF_EVENT: Final = {"request_wait": "waiting for own requests"}
-_ROLES_BETWEEN: Final = ("trainer", "learner")  # whose records tell what happens between steps, the best first
+_ROLES_BETWEEN: Final = (
+    "trainer",
+    "learner",
+)  # whose records tell what happens between steps, the best first
 _LEDGER: Final[dict[str, Any]] = {
     "step": pl.Int64,
     "validate": pl.Boolean,
@@ -104,8 +107,8 @@ def step_windows(digest: Digest) -> pl.DataFrame:
         begin of the next step, or `done_us` of the last step or of one that the next overlaps; wall_sec:
         from begin_us to next_us; overlap_sec: how long the next step had been going on before this was done.
     """
-    steps = _aligned(digest).group_by(STEP).agg(
-        begin_us=pl.col("start_us").min(), done_us=pl.col("end_us").max()
+    steps = (
+        _aligned(digest).group_by(STEP).agg(begin_us=pl.col("start_us").min(), done_us=pl.col("end_us").max())
     )
     steps = steps.sort("begin_us", *STEP)
     begun = pl.col("begin_us").shift(-1)
@@ -123,9 +126,13 @@ def _aligned(digest: Digest) -> pl.DataFrame:
     digest = digest.of_workers()
     steps = digest.steps.group_by(STEP_OF_WORKER).agg(
         pl.col("start_us").min(),
-        end_us=(pl.col("start_us") + (pl.col("duration_sec").fill_null(0.0) * 1e6).round()).max().cast(pl.Int64),
+        end_us=(pl.col("start_us") + (pl.col("duration_sec").fill_null(0.0) * 1e6).round())
+        .max()
+        .cast(pl.Int64),
     )
-    offsets = clock_table(digest).select("worker", ahead_us=(pl.col("offset_sec") * 1e6).round().cast(pl.Int64))
+    offsets = clock_table(digest).select(
+        "worker", ahead_us=(pl.col("offset_sec") * 1e6).round().cast(pl.Int64)
+    )
     aligned = steps.join(offsets, on="worker", how="left")
     ahead = pl.col("ahead_us").fill_null(0)
     return aligned.select(
@@ -157,7 +164,9 @@ def _segmented(digest: Digest) -> pl.DataFrame:
 def _part() -> pl.Expr:
     """Return the part for which a span counts. A call that only contains others has no part."""
     lasted = (pl.col("until_us") - pl.col("start_us")) / 1e6
-    contains = (pl.col("phase") == "generate") & pl.col("request_id").is_null() & (pl.col("path_sec") < lasted)
+    contains = (
+        (pl.col("phase") == "generate") & pl.col("request_id").is_null() & (pl.col("path_sec") < lasted)
+    )
     phase = pl.col("phase").replace(_OF_PHASE)
     return (
         pl.when(contains)
@@ -176,7 +185,9 @@ def _held_apart(path: pl.DataFrame) -> pl.DataFrame:
 
 def _last_at_barriers(rows: pl.DataFrame) -> pl.DataFrame:
     """Return which worker waited least at the barrier that ends each segment."""
-    waits = rows.filter(pl.col("part") == "barrier").group_by(*STEP_OF_WORKER, "segment").agg(pl.col("sec").sum())
+    waits = (
+        rows.filter(pl.col("part") == "barrier").group_by(*STEP_OF_WORKER, "segment").agg(pl.col("sec").sum())
+    )
     return waits.group_by(*STEP, "segment").agg(last_worker=pl.col("worker").sort_by("sec", "worker").first())
 
 

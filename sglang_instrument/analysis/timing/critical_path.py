@@ -150,7 +150,9 @@ def _covered_us(intervals: pl.DataFrame, covers: pl.DataFrame) -> pl.Series:
     before = (held["end"] - held["begin"]).cum_sum() - (held["end"] - held["begin"])
     at = begun.head(2 * half)
     last = _last_until(held["begin"], at)
-    inside = pl.select(pl.min_horizontal(at, held["end"].gather(last)) - held["begin"].gather(last)).to_series()
+    inside = pl.select(
+        pl.min_horizontal(at, held["end"].gather(last)) - held["begin"].gather(last)
+    ).to_series()
     until = (before.gather(last) + inside).fill_null(0)
     covered: pl.Series = until.tail(half) - until.head(half)
     return covered

@@ -17,9 +17,9 @@ def excess_table(digest: Digest, calls: pl.DataFrame) -> pl.DataFrame:
         calls: As `calls_of` returns them.
 
     Returns:
-        step, validate, part, sec, usual_sec (the median of the other steps of its kind), excess_sec; the longest
-        excess of a step first. The engine's time is shared out over longer replies (what the model's tokens
-        usually take) and a slower engine, that of tools over more calls and slower ones.
+        step, validate, part, sec, usual_sec (the median of the other steps), excess_sec; the longest excess of
+        a step first. The engine's time is shared out over longer replies (what the written tokens usually
+        take) and a slower engine, that of tools over more calls and slower ones.
     """
     parts = _split(digest, calls)
     steps = parts.select(STEP).unique()
@@ -36,10 +36,14 @@ def excess_table(digest: Digest, calls: pl.DataFrame) -> pl.DataFrame:
 def _split(digest: Digest, calls: pl.DataFrame) -> pl.DataFrame:
     """Return the seconds of each part of each step."""
     ledger = step_ledger(digest)
-    whole = ledger.filter(~pl.col("part").is_in(list(_SPLIT))).group_by(*STEP, "part").agg(pl.col("sec").sum())
+    whole = (
+        ledger.filter(~pl.col("part").is_in(list(_SPLIT))).group_by(*STEP, "part").agg(pl.col("sec").sum())
+    )
     tables = [whole]
     deciding = digest.of_workers().path.join(
-        ledger.filter(pl.col("part") == "barrier").select(STEP_OF_WORKER).unique(), on=STEP_OF_WORKER, how="semi"
+        ledger.filter(pl.col("part") == "barrier").select(STEP_OF_WORKER).unique(),
+        on=STEP_OF_WORKER,
+        how="semi",
     )
     for kind, (more, slower) in _SPLIT.items():
         spent = ledger.filter(pl.col("part") == kind)
