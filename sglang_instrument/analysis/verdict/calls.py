@@ -58,7 +58,10 @@ def calls_of(digest: Digest) -> pl.DataFrame:
     for number in range(1, len(tables)):
         tables[number] = tables[number].with_columns(usual_sec=pl.col("sec").median())
     return pl.concat(
-        [pl.DataFrame(schema=_CALL), *(table.select(pl.col(name).cast(kind) for name, kind in _CALL.items()) for table in tables)]
+        [
+            pl.DataFrame(schema=_CALL),
+            *(table.select(pl.col(name).cast(kind) for name, kind in _CALL.items()) for table in tables),
+        ]
     )
 
 

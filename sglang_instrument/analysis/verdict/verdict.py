@@ -7,7 +7,7 @@ without any, the verdict says which parts of its ledger made the difference.
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
@@ -52,8 +52,8 @@ def verdict_of(run: "Run", over: bool | None = None) -> str:
     ended = [one for one in unfinished_steps(evidence.digest, run.files) if one.worker is None]
     if ended and evidence.over:
         last = step_name(ended[0].step, ended[0].validate)
-        words = f"the run ended in {last}, and the log does not show which worker was the cause: none stopped "
-        return f"{words}logging long before the others{_absent(evidence.digest, ended[0])}"
+        words = f"the run ended in {last}, and the log does not show which worker was the cause: "
+        return f"{words}none stopped logging long before the others{_absent(evidence.digest, ended[0])}"
     return _calm(evidence)
 
 
@@ -110,13 +110,20 @@ def _calm(evidence: Evidence) -> str:
     steps = evidence.windows.filter(~pl.col("validate"))
     if steps.is_empty():
         return "no training step is complete yet"
-    slowest, median = steps.sort("wall_sec").row(-1, named=True), float(steps["wall_sec"].median() or 0.0)  # type: ignore[arg-type]
-    took = f"step {slowest['step']}, the slowest, took {seconds(slowest['wall_sec'])}"
-    if len(steps) > 1 and slowest["wall_sec"] >= _FAR * median:
-        words = f"{took}, {slowest['wall_sec'] / median:.1f} times the median step: "
+    # No step begins after the last one, so what lies between steps is left out of the comparison.
+    steps = steps.with_columns(sec=(pl.col("done_us") - pl.col("begin_us")) / 1e6)
+    slowest, middle = steps.sort("sec").row(-1, named=True), _median(steps["sec"])
+    took = f"step {slowest['step']}, the slowest, took {seconds(slowest['sec'])}"
+    if len(steps) > 1 and slowest["sec"] >= _FAR * middle:
+        words = f"{took}, {slowest['sec'] / middle:.1f} times the median step: "
         return words + _difference(evidence, slowest["step"]) + _too_little(evidence)
     longest = _longest(evidence.digest, slowest["step"])
     return f"nothing out of the ordinary; {took}{longest}{_too_little(evidence)}"
+
+
+def _median(values: pl.Series) -> float:
+    middle: Any = values.median()
+    return float(middle or 0.0)
 
 
 def _difference(evidence: Evidence, step: int) -> str:
@@ -129,8 +136,8 @@ def _difference(evidence: Evidence, step: int) -> str:
 
 
 def _longest(digest: Digest, step: int) -> str:
-    longest = digest.requests.filter(step=step, validate=False)["duration_sec"].max()
-    return f", of which the longest request took {seconds(float(longest))}" if longest else ""  # type: ignore[arg-type]
+    longest: Any = digest.requests.filter(step=step, validate=False)["duration_sec"].max()
+    return f", of which the longest request took {seconds(longest)}" if longest else ""
 
 
 def _too_little(evidence: Evidence) -> str:

@@ -8,7 +8,7 @@ from sglang_instrument.testing.causes.base import StepCause, WorkerCause
 from sglang_instrument.testing.simulation.plan import StepPlan
 from sglang_instrument.testing.simulation.steps import PREPROCESS
 
-_OWN_WORDS: Final = frozenset({"preprocess", "broadcast"})
+_OWN_WORDS: Final = frozenset({"preprocess", "broadcast", "cache"})
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def _drawn(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
 
 
 def _usual_lengths(requests: pl.DataFrame, here: pl.DataFrame) -> tuple[float, float]:
-    """Return the medians, over the other steps, of a step's longest reply and of its mean reply, in tokens."""
+    """Return the medians, over the other steps, of the longest reply and of the mean reply, in tokens."""
     others = requests.join(here, on=STEP, how="anti").group_by(STEP)
     lengths = others.agg(longest=pl.col("tokens").max(), mean=pl.col("tokens").mean())
     longest: Any = lengths["longest"].median()

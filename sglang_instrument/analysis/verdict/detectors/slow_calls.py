@@ -12,6 +12,8 @@ from sglang_instrument.analysis.verdict.evidence import LEAST_SEC, OF_STEP, Evid
 from sglang_instrument.analysis.verdict.finding import Finding, place_of, seconds, where
 
 _TIMES: Final = 3.0  # times the usual of such a call
+_ALIKE: Final = 0.5  # of the excess of those found, and
+_TIMES_OF_ALIKE: Final = 1.3  # times the usual: then a call is one of them
 _CHANCE: Final = 1e-2  # largest allowed probability that any worker draws such calls; tails are overestimated
 _MOST: Final = 0.5  # of a worker's calls; if more are slow, all its work is
 _CALLS: Final = {
@@ -42,6 +44,7 @@ def _of_kind(evidence: Evidence, kind: str) -> Iterator[Finding]:
     long = long.join(few, on=STEP_OF_WORKER, how="semi", maintain_order="left")
     unlikely = [rows for _, rows in long.group_by(STEP_OF_WORKER, maintain_order=True)]
     unlikely = [found for rows in unlikely if (found := _unlikely(rows, calls, len(groups))) is not None]
+    unlikely = [_with_alike(found, calls) for found in unlikely]
     for _, rows in _by_step(unlikely):
         yield from _of_step(evidence, kind, rows, groups)
 
@@ -57,6 +60,15 @@ def _unlikely(rows: pl.DataFrame, calls: pl.DataFrame, groups: int) -> pl.DataFr
     total = len(calls.filter(mine))
     likely = _most_unlikely(longest["times"].to_list(), total, calls.filter(~mine)["times"])
     return longest.head(likely[0]) if likely is not None and likely[1] * groups <= _CHANCE else None
+
+
+def _with_alike(found: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Add the worker's calls that lost about as much, but would have been long without it, too."""
+    if len(found) == 1:
+        return found
+    middle: Any = found["excess_sec"].median()
+    mine = calls.filter(*(pl.col(name) == found[name][0] for name in STEP_OF_WORKER))
+    return mine.filter((pl.col("excess_sec") > _ALIKE * middle) & (pl.col("times") > _TIMES_OF_ALIKE))
 
 
 def _of_step(evidence: Evidence, kind: str, rows: pl.DataFrame, groups: pl.DataFrame) -> Iterator[Finding]:
