@@ -30,7 +30,7 @@ CURVES = {
     "rewards slower by s": [
         ("slow_reward", x, {"slow_reward": SlowReward(*WHERE, x)}) for x in (0.5, 1, 2, 3, 5, 10)
     ],
-    "loop held for s": [
+    "loop blocked for s": [
         ("blocked_loop", x, {"blocked_loop": BlockedLoop(*WHERE, 5.0, x)}) for x in (0.5, 1, 2, 3, 5)
     ],
     "8 of 16 still for s": [

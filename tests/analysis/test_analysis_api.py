@@ -106,14 +106,14 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "open": a.unended_spans,
             "clocks": lambda run: a.clock_table(run.digest).to_dicts(),
             "round_trips": lambda run: a.round_trip_table(run).to_dicts(),
-            "silent": a.workers_without_records,
+            "without_records": a.workers_without_records,
             "deaths": lambda run: [asdict(one) for one in a.findings_of(run) if one.cause == "death"],
         },
     ),
     "status": ([], {"processes": lambda run: list(a.read_processes(run.folder).processes.values())}),
 }
 #: Beside the tables of the run: what was asked for, and what is one of the answers above in other words.
-ASKED = {"folder", "step", "worker", "validate", "a", "b", "failed", "whole", "run_id", "older", "unreadable"}
+ASKED = {"folder", "step", "worker", "validate", "a", "b", "failed", "ok", "run_id", "older", "unreadable"}
 #: Commands that answer about something else than the log of a run, and what a program has instead.
 NOT_OF_A_LOG = {
     "demo": "runs something",

@@ -295,7 +295,7 @@ def test_check_says_what_was_running_when_it_hung(capsys: pytest.CaptureFixture[
     assert "step_2/worker_1.jsonl: tool_execution was open for 120 s" in shown
     assert "step_2/worker_0.jsonl: barrier_wait_duration was open for 120 s" in shown
     assert "something is wrong" in shown
-    assert json.loads(printed(capsys, "check", hung, "--json", code=1))["whole"] is False
+    assert json.loads(printed(capsys, "check", hung, "--json", code=1))["ok"] is False
     assert "worker 1 never ended; tool_execution" in printed(capsys, "summary", hung).replace("\n", " ")
 
 

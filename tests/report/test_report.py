@@ -119,7 +119,7 @@ def test_the_planted_causes_stand_where_one_looks_for_them(
     marked = page.js("[...document.querySelectorAll('#chart-steps .annotation-text')].length")
     assert marked == len({(one.step, one.validate) for one in found})
     assert "stood still" in page.text("still")
-    assert "the event loop was held" in page.text("still")
+    assert "the event loop was blocked" in page.text("still")
     assert page.js("document.getElementById('blame').rows[1].cells[0].innerText") == "worker 0"
     slowest = request_table(run.digest).filter(validate=False)["request_id"][0]
     assert page.js("document.querySelector('#slowest .id').textContent") == slowest

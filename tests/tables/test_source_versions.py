@@ -118,7 +118,7 @@ def test_a_checkout_that_tells_no_version_is_well_where_everything_of_one_is_fou
     code, answer, printed = checked(*functions, **files)
     assert code == 0
     assert {site["event"] for site in answer["sites"] if site["expected"]} == due
-    assert f"judged by its shape): {len(due)} of {len(due)} found" in printed
+    assert f"version inferred): {len(due)} of {len(due)} found" in printed
 
 
 def test_a_checkout_of_no_version_in_which_something_is_missing_of_each_is_not_well(checked):
@@ -132,7 +132,7 @@ def test_a_development_version_is_judged_by_its_shape(checked):
     # verl's main called itself 0.8.0.dev long before it had what 0.8.0 has.
     code, answer, printed = checked("f", "new", **{"my_trainer/version/version": "2.4.0.dev\n"})
     assert (code, answer["version"]) == (0, "2.4.0.dev")
-    assert "(my-trainer 2.4.0.dev, judged by its shape): 2 of 2 found" in printed
+    assert "(my-trainer 2.4.0.dev, version inferred): 2 of 2 found" in printed
 
 
 def test_a_commit_in_the_name_of_an_archive_is_no_version(tmp_path):
