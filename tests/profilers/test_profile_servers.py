@@ -221,7 +221,7 @@ def test_one_that_is_killed_while_it_records_is_named_and_the_other_is_written(
     assert "whole" in shown
     # A router lists its dead for a while, or for ever: it is named until then.
     code = main(["profile", "status", "--router-url", router, "--output-dir", str(tmp_path)])
-    assert (code == 1 and "silent" in capsys.readouterr().out) or killed.url not in listed_by(router)
+    assert (code == 1 and "no answer" in capsys.readouterr().out) or killed.url not in listed_by(router)
 
 
 def listed_by(router: str) -> set[str]:
