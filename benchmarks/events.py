@@ -18,7 +18,7 @@ EXTRA = {"request_id": "6b3f6a52-9d9e-4b7e-a8f5-0f3a4f6f2d11", "turn": 2}
 
 
 def cost(loop, twin):
-    """Return the CPU time of a loop minus its twin's: of its thread, and of the process until all is written."""
+    """Return CPU times of a loop minus its twin's: of its thread, and of the process until written."""
     twin(EVENTS // 10)
     before = time.thread_time_ns()
     twin(EVENTS)

@@ -47,7 +47,7 @@ def test_importing_the_package_imports_nothing_heavy():
 
 
 def start_us(switch):
-    """Return the microseconds of the hook at process start: of its imports, by Python's count, and in total."""
+    """Return microseconds of the hook at process start: of its imports, by Python's count and in total."""
     environment = {
         name: text for name, text in os.environ.items() if not name.startswith("SGLANG_INSTRUMENT")
     }
