@@ -142,7 +142,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def test_each_command_is_one_a_program_can_ask_instead() -> None:
+def test_each_command_has_a_counterpart_in_the_analysis_api() -> None:
     assert sorted([*ANSWERS, *NOT_OF_A_LOG]) == sorted(COMMANDS)
     assert all("--json" in parser_of(name).format_help() for name in ANSWERS)
 

@@ -149,7 +149,7 @@ def test_a_run_of_other_hosts_is_over_after_two_silent_minutes(folder: Path) -> 
     assert open_run(folder).is_over
 
 
-def test_check_says_who_fell_silent(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_names_the_worker_that_stopped_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kill(folder, {0: 200, 1: 60, 2: 200})
     describe(folder, 0, dead_pid())
     assert main(["check", str(folder)]) == 1

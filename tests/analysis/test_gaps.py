@@ -72,7 +72,7 @@ def test_the_curve_counts_the_requests_in_flight(tmp_path: Path) -> None:
         assert row["in_flight"] == sum(one["start_us"] <= moment < one["end_us"] for one in rows)
 
 
-def test_the_culprit_of_a_held_loop_is_named(tmp_path: Path) -> None:
+def test_the_culprit_of_a_blocked_loop_is_named(tmp_path: Path) -> None:
     run = open_run(
         synthetic_run(tmp_path, steps=2, workers=2, requests=4, blocked_loop=BlockedLoop(2, 1, 1.0, 3.0))
     )
@@ -81,7 +81,7 @@ def test_the_culprit_of_a_held_loop_is_named(tmp_path: Path) -> None:
     assert (row["in_span"], row["culprit"]) == ("reward_calculation", "scoring.py:41 score")
 
 
-def test_a_held_loop_says_whose_it_was(tmp_path: Path) -> None:
+def test_a_blocked_loop_is_attributed_to_its_process(tmp_path: Path) -> None:
     synthetic_run(tmp_path, steps=1, workers=1, requests=4, blocked_loop=BlockedLoop(1, 0, 1.0, 3.0))
     worker = tmp_path / "step_1/worker_0.jsonl"
     lines = [one for one in worker.read_text().splitlines() if '"log_opened"' in one or "_block" in one]

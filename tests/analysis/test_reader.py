@@ -182,7 +182,7 @@ def test_a_broken_compressed_file_is_named_and_costs_no_other_file(tmp_path: Pat
     assert "unreadable: step_1/worker_1.jsonl.zst" in run.health.sentence()
 
 
-def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     (tmp_path / "step_1" / "worker_1.jsonl").mkdir(parents=True)
     assert list(read(tmp_path, span("a")).health.unreadable) == ["step_1/worker_1.jsonl"]
 
@@ -196,7 +196,7 @@ def test_logs_of_the_reference_have_starts_before_their_timestamps(tmp_path: Pat
     assert (run.health.headerless, run.health.local_times) == (1, 1)
 
 
-def test_a_file_that_holds_nothing_but_moments_is_read(tmp_path: Path) -> None:
+def test_a_file_with_only_instant_events_is_read(tmp_path: Path) -> None:
     lag = line("event_loop_lag", workid=0, step=0, task=0, extra={"lag_sec": 0.1})
     put(tmp_path, "step_0/trainer_0.jsonl", opened("a", 1) + lag + opened("a", 2) + lag)
     put(tmp_path, "step_1/worker_0.jsonl", opened("a", 1) + span(step=1, workid=0))
@@ -244,7 +244,7 @@ def test_validation_is_kept_apart_from_training(tmp_path: Path) -> None:
     assert run.records.filter(validate=True)["step"].to_list() == [4]
 
 
-def test_what_is_no_log_is_named_as_not_read(tmp_path: Path) -> None:
+def test_a_file_that_is_no_log_is_listed_as_not_read(tmp_path: Path) -> None:
     put(tmp_path, "step_1/notes.jsonl", "{}\n")
     put(tmp_path, "step_1/picture.png", b"\x89PNG")
     put(tmp_path, "plots/worker_0.jsonl", span("b"))

@@ -74,7 +74,7 @@ moments = st.lists(st.integers(0, 60_000_000), min_size=4, max_size=4).map(sorte
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), moments), min_size=1, max_size=12),
     st.lists(st.integers(-5_000_000_000, 5_000_000_000), min_size=5, max_size=5),
 )
-def test_offsets_are_the_middle_of_what_all_calls_leave_possible(calls, skews) -> None:
+def test_an_offset_is_the_middle_of_the_bounds_of_all_calls(calls, skews) -> None:
     with TemporaryDirectory() as folder:
         run = Path(folder)
         clients = [Process(run, f"step_1/worker_{n}.jsonl", skews[n]) for n in range(3)]
@@ -125,7 +125,7 @@ def test_two_hosts_of_one_name_are_told_apart_by_their_anchors(tmp_path: Path) -
     assert (row["same_clock"], row["offset_sec"]) == (False, pytest.approx(2.0))
 
 
-def test_who_gave_up_or_called_twice_bounds_nothing(tmp_path: Path) -> None:
+def test_aborted_and_repeated_calls_give_no_bounds(tmp_path: Path) -> None:
     client = Process(tmp_path, "step_1/worker_0.jsonl")
     server = Process(tmp_path, "engine/server_0.jsonl")
     client.write("engine_generate", 0, 1_000_000, rid="gone", request_id="r0", error="TimeoutError")
@@ -145,7 +145,7 @@ def test_what_cannot_be_read_costs_no_other_pair(tmp_path: Path) -> None:
     main(["check", str(tmp_path)])
 
 
-def test_a_batch_and_a_stream_are_sure_to_lie_in_a_call_with_their_beginning_alone(tmp_path: Path) -> None:
+def test_only_the_start_of_a_batch_or_a_stream_certainly_lies_within_the_call(tmp_path: Path) -> None:
     client = Process(tmp_path, "step_1/worker_0.jsonl")
     server = Process(tmp_path, "engine/server_0.jsonl")
     client.write("engine_generate", 0, 1_000_000, rid="a", request_id="r0")
@@ -155,7 +155,7 @@ def test_a_batch_and_a_stream_are_sure_to_lie_in_a_call_with_their_beginning_alo
     assert (row["low_sec"], row["high_sec"]) == pytest.approx((-0.1, 0.4))
 
 
-def test_a_clock_that_was_set_in_between_is_said_to_be(tmp_path: Path, capsys) -> None:
+def test_a_clock_that_was_set_meanwhile_is_reported(tmp_path: Path, capsys) -> None:
     client = Process(tmp_path, "step_1/worker_0.jsonl")
     server = Process(tmp_path, "engine/server_0.jsonl")
     call(client, server, "a", (0, 10, 20, 1_000))
@@ -208,7 +208,7 @@ def test_requests_of_the_engine_are_placed_in_the_step_of_their_time(skewed: Pat
     assert {life["rid"]: life["step"] for life in lives} == {"s0": 1, "o": 1, "s1": 2}
 
 
-def test_people_are_told_whose_clock_differs(skewed: Path, capsys) -> None:
+def test_check_prints_whose_clock_differs(skewed: Path, capsys) -> None:
     main(["check", str(skewed)])
     said = " ".join(capsys.readouterr().out.split())
     assert "the clock of server_0 differs from that of worker_0 by +99.996 s +- 0.006 s, measured" in said

@@ -146,7 +146,7 @@ def test_self_time_is_the_time_in_which_no_child_is_open(made: Made) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(steps_of_a_worker())
-def test_each_moment_is_split_equally_over_the_spans_at_work(made: Made) -> None:
+def test_each_instant_is_split_equally_over_the_spans_at_work(made: Made) -> None:
     expected: dict[str, float] = defaultdict(float)
     for working in at_work(made):
         for one in working:
@@ -161,7 +161,7 @@ def test_each_moment_is_split_equally_over_the_spans_at_work(made: Made) -> None
 
 @settings(max_examples=200, deadline=None)
 @given(steps_of_a_worker())
-def test_the_parts_of_a_step_and_the_remainder_add_up_to_it(made: Made) -> None:
+def test_the_parts_of_a_step_and_the_unaccounted_time_add_up_to_it(made: Made) -> None:
     table = accounting(read(made).spans, 1, 0)
     length = made.spans[-1].end * TICK_US / 1e6
     assert table["sec"].sum() == pytest.approx(length, abs=1e-5)
@@ -337,7 +337,7 @@ def test_a_task_whose_spawner_is_unknown_lies_below_the_step(tmp_path: Path) -> 
     assert table["total_step_duration"]["self_sec"] == pytest.approx(3.0)
 
 
-def test_points_are_counted_and_have_no_times(tmp_path: Path) -> None:
+def test_instant_events_are_counted_and_have_no_times(tmp_path: Path) -> None:
     run = open_run(synthetic_run(tmp_path, steps=1, workers=1, requests=3))
     table = {row["event"]: row for row in event_table(run.spans, run.records).iter_rows(named=True)}
     assert table["request_start"]["count"] == 3

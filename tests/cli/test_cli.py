@@ -116,7 +116,7 @@ for arguments in sys.argv[2:]:
 """
 
 
-def test_a_command_without_what_it_needs_says_what_to_install(logs: Path, tmp_path: Path) -> None:
+def test_a_command_without_its_packages_names_the_command_to_install_them(logs: Path, tmp_path: Path) -> None:
     commands = [*READING, "compare x", "plot -o x", "report", "export --parquet x", "status"]
     commands.append("demo --synthetic step-67 --log-dir")
     done = subprocess.run(
@@ -142,7 +142,7 @@ def test_an_interrupt_ends_in_130(monkeypatch: pytest.MonkeyPatch, logs: Path) -
     assert main(["summary", str(logs)]) == 130
 
 
-def test_a_reader_that_goes_away_is_no_error(logs: Path) -> None:
+def test_a_closed_output_pipe_is_no_error(logs: Path) -> None:
     command = f"{sys.executable} -m sglang_instrument.cli.main events {logs} --json | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("{\n", "")

@@ -250,7 +250,7 @@ def test_results_are_the_same_token_for_token_without_install(plain: DemoRun, tm
 
 
 @pytest.mark.engine
-def test_the_model_says_what_it_was_taught(plain: DemoRun) -> None:
+def test_the_model_repeats_its_training_dialogues(plain: DemoRun) -> None:
     rewards = {
         request["question"]: request["rewards"]["calculator"]
         for worker in json.loads(plain.results.read_text())
@@ -279,7 +279,7 @@ def test_a_slow_reward_is_seen_where_it_was_planted(faulty: DemoRun) -> None:
 
 
 @pytest.mark.engine
-def test_a_tool_that_holds_the_event_loop_is_seen_where_it_was_planted(faulty: DemoRun) -> None:
+def test_a_tool_that_blocks_the_event_loop_is_found_where_it_was_planted(faulty: DemoRun) -> None:
     _, second, *_ = faulty.durations("tool_execution", 2, 0)
     assert second >= BLOCK_SEC
     blocks = [record for record in faulty.records(2, 0) if record["event"] == "event_loop_block"]
@@ -288,7 +288,7 @@ def test_a_tool_that_holds_the_event_loop_is_seen_where_it_was_planted(faulty: D
 
 
 @pytest.mark.engine
-def test_a_reward_that_is_quick_but_starved_is_told_from_a_slow_one_and_the_culprit_is_named(
+def test_a_starved_reward_is_told_from_a_slow_one_and_the_culprit_is_named(
     faulty: DemoRun,
 ) -> None:
     records = faulty.records(1, 0)
@@ -345,7 +345,7 @@ def test_a_worker_that_is_killed_leaves_its_steps_and_a_clear_message(faulty: De
 
 
 @pytest.mark.parametrize("killed", WORKERS)
-def test_who_was_killed_is_named_and_not_who_failed_because_of_it(tmp_path: Path, killed: int) -> None:
+def test_the_killed_worker_is_named_and_not_those_that_failed_after(tmp_path: Path, killed: int) -> None:
     ends = ["kill -9 $$" if rank == killed else "exit 1" for rank in WORKERS]
     workers = [
         Worker(rank, subprocess.Popen(["sh", "-c", end]), -1, tmp_path / f"worker_{rank}.txt")
@@ -359,7 +359,7 @@ def test_who_was_killed_is_named_and_not_who_failed_because_of_it(tmp_path: Path
 
 
 @pytest.mark.engine
-def test_what_to_try_next_is_where_the_verdict_is_or_else_the_slowest_step(
+def test_the_next_commands_name_the_step_of_the_verdict_or_the_slowest_one(
     faulty: DemoRun, plain: DemoRun
 ) -> None:
     [accused, *_] = findings(faulty)
@@ -446,7 +446,7 @@ def test_the_help_says_where_each_fault_is_planted(fault: str, capsys: pytest.Ca
 
 
 @pytest.mark.engine
-def test_a_straggler_needs_somebody_to_wait_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_straggler_needs_a_second_worker(capsys: pytest.CaptureFixture[str]) -> None:
     from sglang_instrument.cli.main import main
 
     assert main(["demo", "--inject", "straggler", "--workers", "1"]) == 2

@@ -74,7 +74,7 @@ def said(request, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("command", READING, ids=lambda command: " ".join(map(str, command)))
-def test_no_command_prints_what_would_command_a_terminal(command, run, said):
+def test_no_command_prints_terminal_escape_sequences(command, run, said):
     name, *options = command
     assert "\\x1b" in said(name, run, *options)
     assert json.loads(said(name, run, *options, "--json"))
@@ -86,7 +86,7 @@ def test_a_request_that_is_looked_up_is_shown_as_text(run, said):
     assert "\\x1b" in said("requests", run, "--request", wanted)
 
 
-def test_no_command_that_writes_a_file_prints_it_either(run, traces, said, tmp_path):
+def test_commands_that_write_files_print_no_escape_sequences(run, traces, said, tmp_path):
     target = tmp_path / IN_NAMES.encode(errors="ignore").decode()  # polars writes to names in UTF-8 alone
     target.mkdir()
     assert "\\x1b" in said("report", run, "-o", target / "a.html", "--traces", traces)
@@ -96,13 +96,13 @@ def test_no_command_that_writes_a_file_prints_it_either(run, traces, said, tmp_p
     assert "\\x1b" in said("compare", run, run)
 
 
-def test_what_profilers_saw_is_printed_as_text(traces, run, said, tmp_path):
+def test_names_in_traces_are_printed_as_text(traces, run, said, tmp_path):
     assert "\\x1b" in said("trace", "analyze", traces, "--run", run)
     assert json.loads(said("trace", "analyze", traces, "--json"))
     assert "\\x1b" in said("export", "--perfetto", tmp_path / "all.pftrace", "--traces", traces)
 
 
-def test_what_servers_say_is_printed_as_text(run, said, tmp_path):
+def test_replies_of_servers_are_printed_as_text(run, said, tmp_path):
     folder = tmp_path / f"traces{IN_NAMES}"
     with served(StandIn(version=f"0.5.21{COMMANDS}"), StandIn(fails_on=("/start_profile",))) as servers:
         servers[1].fails_with = COMMANDS
@@ -134,7 +134,7 @@ def test_patch_tables_are_printed_as_text(said, tmp_path):
     assert "\\x1b" in said("patches", "check", "--source", tmp_path / f"none{IN_NAMES}.whl")
 
 
-def test_what_is_wrong_is_said_as_text_in_one_line(said, tmp_path, monkeypatch):
+def test_errors_are_printed_as_text_in_one_line(said, tmp_path, monkeypatch):
     for name in READING:
         printed = said(name[0], tmp_path / f"none{IN_NAMES}", *name[1:])
         assert "\\x1b" in printed
@@ -174,7 +174,7 @@ def test_a_run_is_kept_beside_it_and_read_by_many_whatever_it_is_called(run, mon
     assert second.health == expected.health
 
 
-def test_json_that_no_program_writes_is_printed_as_json(capsys):
+def test_values_that_json_cannot_hold_are_printed_as_json(capsys):
     deep: list[object] = []
     for _ in range(5_000):
         deep = [deep]

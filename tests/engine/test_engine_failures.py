@@ -110,5 +110,5 @@ def test_a_request_that_is_answered_keeps_its_name(run):
     assert rid in names(run, "scheduler_receive", None)
 
 
-def test_a_cancelled_request_says_nothing_of_an_answer(run):
+def test_a_cancelled_request_has_no_fields_of_an_answer(run):
     assert all(set(one["extra"]) == {"items", "rid"} for one in run["engine_request"] if "error" in one)

@@ -254,7 +254,7 @@ def test_events_of_several_threads_are_each_asked_for_where_they_were_recorded(e
     assert all(one.device_sec > 0 for one in timed)
 
 
-def test_device_sec_stands_in_the_log(tmp_path, matrix):
+def test_device_sec_is_in_the_log(tmp_path, matrix):
     sglang_instrument.install(log_dir=tmp_path, experiment="run", trainers="none", sync="events")
     with step(1), span("total_step_duration"):
         with span("preprocessing_duration"):

@@ -132,37 +132,37 @@ def test_imports_run_one_way(path):
     assert not wrong, f"{folder} may import {sorted(MAY_IMPORT[folder])}"
 
 
-def test_no_folder_is_above_itself():
+def test_no_folders_form_a_circle():
     graph = {folder: below - {folder} for folder, below in MAY_IMPORT.items()}
     graph["startup"] = graph["startup"] - {"facade"}  # the package itself, for its version
     graph["testing"] = graph["testing"] - {"facade"}
     list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError
 
 
-def test_no_import_comes_back_to_where_it_began():
+def test_no_imports_form_a_circle():
     graph = {name_of(path): imports(path) - {name_of(path), ""} for path in FILES if name_of(path)}
     list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError
 
 
-def test_no_folder_holds_more_than_a_newcomer_can_look_over():
+def test_no_folder_has_too_many_files():
     counts = Counter(folder_of(name_of(path)) for path in FILES if path.name != "__init__.py")
     assert {folder for folder, count in counts.items() if count > MOST_FILES} == set(FULLER_FOLDERS)
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_each_file_opens_with_what_it_is_for(path):
+def test_each_file_begins_with_a_docstring(path):
     docstring = ast.get_docstring(ast.parse(path.read_text()))
     assert docstring, f"{path} has no docstring"
     assert docstring.splitlines()[0].endswith((".", ",", ":", "?", "`"))
 
 
 @pytest.mark.parametrize("path", [*FILES, *COMPILED], ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_file_is_too_long_for_one_idea(path):
+def test_no_file_is_too_long(path):
     lines = len(path.read_text().splitlines())
     assert lines <= LONGEST_FILE or name_of(path) in LONGER_FILES
 
 
-def test_the_public_names_are_those_of_all_in_order():
+def test_the_public_names_equal_all_in_order():
     public = sglang_instrument.__all__
     assert public == sorted(public)
     assert len(public) == len(set(public))
@@ -176,7 +176,7 @@ def test_the_public_names_are_those_of_all_in_order():
     assert ours <= set(public)
 
 
-def test_dir_shows_the_public_names_alone():
+def test_dir_shows_only_the_public_names():
     assert [name for name in dir(sglang_instrument) if not name.startswith("__")] == sglang_instrument.__all__
 
 

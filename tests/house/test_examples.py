@@ -111,7 +111,7 @@ def test_a_key_that_is_shown_in_a_line_is_in_the_language(code):
     make_plan(parse_table("t", table).patches[0].regions[0])
 
 
-def test_the_page_of_the_language_names_all_of_it():
+def test_the_page_of_the_language_names_every_key_and_function():
     text = LANGUAGE.read_text()
     keys = reading._REGION_KEYS | reading._PATCH_KEYS | reading._TABLE_KEYS
     assert {key for key in keys if not re.search(rf"`{key}[` ]|\[{key}\.", text)} == set()

@@ -88,7 +88,7 @@ def patched(tmp_path):
         del sys.modules[name]
 
 
-def test_it_is_read_after_an_exception_and_other_locals_are_not(patched):
+def test_an_always_field_is_read_after_an_exception_and_other_locals_are_not(patched):
     module, records, _ = patched("plain", event="e", always=ALWAYS, exit={"turn": "turn", "is": "'e'"})
     with pytest.raises(KeyError):
         module.plain(Job(), fails=True)
@@ -163,7 +163,7 @@ def test_a_function_that_asks_for_its_own_locals_is_left_alone(patched):
 
 
 @pytest.mark.parametrize("kind", [{"emit": "exit"}, {"emit": "enter"}, {"call": "f"}, {"entering": "lock"}])
-def test_a_point_or_an_expression_has_none(kind):
+def test_instant_events_and_expressions_cannot_have_always_fields(kind):
     region = {"event": "e", "always": ALWAYS, **kind}
     content = {"trainer": "t", "module": "m", "patch": [{"target": "f", "region": [region]}]}
     with pytest.raises(

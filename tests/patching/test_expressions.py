@@ -148,7 +148,7 @@ def test_a_call_with_wrong_arguments_fails_where_it_is_called(records, program):
     assert records == []
 
 
-def test_a_call_that_nobody_awaits_is_told_of_as_before(records, program):  # noqa: F811
+def test_a_call_that_is_never_awaited_warns_as_before(records, program):  # noqa: F811
     regions = [{"event": "outer", "call": "f"}, {"event": "inner", "call": "f"}]
     make = program("def make(f, x):\n        return f(x)", make=regions).make
     with pytest.warns(RuntimeWarning, match="coroutine 'double' was never awaited") as told:
@@ -234,7 +234,7 @@ def test_what_is_no_context_manager_fails_as_before(records, program):  # noqa: 
         module.hold(3)
 
 
-def test_probes_of_expressions_travel_by_their_region(records, program):  # noqa: F811
+def test_probes_of_expressions_are_pickled_by_their_region(records, program):  # noqa: F811
     module = program(EPISODES, **{"Group.run": [{"event": "member", "call": "workflow"}]})
     held = [one for code in nested(module.Group.run.__code__) for one in code.co_consts]
     [probe] = [one for one in held if isinstance(one, CallProbe)]

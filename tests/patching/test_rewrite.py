@@ -229,7 +229,7 @@ def test_a_bare_return_and_the_end_of_the_body_hand_over_the_locals_alone(module
     assert [note for note in notes if note[1] == "leave"] == [("whole", "leave", 2), ("whole", "leave", 0)]
 
 
-def test_returns_inside_nested_regions_tell_the_inner_one_first(module, patched):
+def test_returns_inside_nested_regions_end_the_inner_one_first(module, patched):
     exit_fields = {"r": "result"}
     notes, _ = patched(
         "A.early",
@@ -483,7 +483,7 @@ def test_a_region_that_overlaps_another_is_refused_and_names_it(module, patched)
     assert "overlaps one" in sites[1].note
 
 
-def test_a_class_that_travels_by_value_takes_its_probes_along(tmp_path):
+def test_a_class_pickled_by_value_keeps_its_probes(tmp_path):
     script = """
         import cloudpickle, pickle, subprocess, sys
         from sglang_instrument.patching.rewriting.patcher import Patcher

@@ -350,7 +350,7 @@ def test_a_package_and_its_submodule_can_both_be_targets(folder, make):
         sys.modules.pop(name)
 
 
-def test_who_is_told_what_was_patched_is_told_once_and_not_for_asking(folder):
+def test_the_patch_listener_is_called_once_per_change_and_not_by_queries(folder):
     told = []
     patcher = Patcher(
         [table(WHOLE)], make_probe=Notes().probe, patched=lambda: told.append(patcher.results())

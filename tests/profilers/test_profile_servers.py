@@ -141,7 +141,7 @@ def test_workers_are_found_behind_the_real_router(version, servers, tmp_path):
         assert {worker.url for worker in workers_behind([next(router)])} == {server.url for server in servers}
 
 
-def test_all_of_it_in_one_command(capsys, router, tmp_path):
+def test_capture_does_everything_in_one_command(capsys, router, tmp_path):
     shown = profile(
         *(capsys, "capture", "--router-url", router, "--output-dir", tmp_path, "--requests", 2),
         *("--activities", "CPU", "--num-steps", 4, "--no-with-stack", "--profile-prefix", "mine"),
@@ -168,7 +168,7 @@ def test_stop_without_start_is_told_from_a_failure(capsys, servers, tmp_path):
     assert shown.count("idle") == 2
 
 
-def test_what_has_no_bound_is_stopped_and_written(capsys, servers, tmp_path):
+def test_an_unlimited_capture_is_stopped_and_written(capsys, servers, tmp_path):
     urls = [server.url for server in servers]
     arguments = ("--worker-url", *urls, "--output-dir", tmp_path)
     shown = profile(capsys, "start", *arguments, "--num-steps", 0, "--activities", "CPU", "--no-with-stack")
@@ -189,7 +189,7 @@ def test_stages_are_recorded_apart(capsys, servers, tmp_path):
     assert "-DECODE.trace.json.gz" in shown
 
 
-def test_one_that_hangs_is_named_and_the_other_records(capsys, servers, tmp_path):
+def test_a_hanging_server_is_named_and_the_other_records(capsys, servers, tmp_path):
     well, hanging = servers
     hanging.tell(signal.SIGSTOP)
     try:
@@ -206,7 +206,7 @@ def test_one_that_hangs_is_named_and_the_other_records(capsys, servers, tmp_path
     assert len(list(tmp_path.rglob("*.trace.json.gz"))) >= 1
 
 
-def test_one_that_is_killed_while_it_records_is_named_and_the_other_is_written(
+def test_a_server_killed_while_recording_is_named_and_the_other_writes_its_trace(
     capsys, servers, router, tmp_path
 ):
     well, killed = servers
@@ -231,7 +231,7 @@ def listed_by(router: str) -> set[str]:
         return set()
 
 
-def test_a_disk_that_gets_full_ends_the_server_and_that_is_said(capsys, servers, tmp_path):
+def test_a_full_disk_ends_the_server_and_this_is_reported(capsys, servers, tmp_path):
     server = servers[0]
     arguments = ("--worker-url", server.url, "--output-dir", tmp_path, "--profile-id", "full")
     profile(capsys, "start", *arguments, "--num-steps", 0, "--activities", "CPU", "--no-with-stack")

@@ -131,7 +131,7 @@ def test_other_forms_of_the_same_trace_are_read(
         assert trace.events["start_ns"][0] == base + round(events[0]["ts"] * 1000)
 
 
-def test_names_that_look_like_the_ends_of_events_split_nothing(
+def test_names_that_look_like_the_ends_of_events_do_not_split_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file, "PIECE_BYTES", 50)
@@ -179,7 +179,7 @@ def test_a_broken_event_costs_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "hello", '{"a": 1}', "[1, 2]", "\x00" * 100])
-def test_what_is_no_trace_is_refused_by_name(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_trace_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
     if text == "[1, 2]":
@@ -192,7 +192,7 @@ def test_what_is_no_trace_is_refused_by_name(tmp_path: Path, text: str) -> None:
 # time
 
 
-def test_unions_gaps_and_overlaps_equal_a_count_of_moments() -> None:
+def test_unions_gaps_and_overlaps_equal_a_count_of_instants() -> None:
     drawn = random.Random(3)
     for _ in range(30):
         spans = [(start, start + drawn.randrange(0, 9)) for start in (drawn.randrange(60) for _ in range(12))]
@@ -396,7 +396,7 @@ def test_the_rank_that_the_others_wait_for_is_named(tmp_path: Path) -> None:
     assert [row["rank"] for row in found.ranks] == ["TP-0", "TP-1"]
 
 
-def test_nobody_is_named_where_ranks_are_alike_or_alone(tmp_path: Path) -> None:
+def test_no_rank_is_named_if_all_are_alike_or_there_is_only_one(tmp_path: Path) -> None:
     for rank in (0, 1):
         engine_trace().write(tmp_path / f"9-TP-{rank}.trace.json.gz")
     found = analyse(tmp_path)
@@ -436,7 +436,7 @@ def _empty(folder: Path) -> Path:
     return folder / "empty"
 
 
-def test_a_trace_of_nothing_is_analysed(tmp_path: Path) -> None:
+def test_an_empty_trace_is_analysed(tmp_path: Path) -> None:
     one = analyse_trace(read_trace(MadeTrace().write(tmp_path / "n.trace.json")))
     assert isinstance(read_trace(tmp_path / "n.trace.json"), Trace)
     assert (one.window_sec, one.use["busy"], one.start_us) == (0.0, 0.0, None)

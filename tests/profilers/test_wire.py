@@ -73,7 +73,7 @@ DRIPS = {
 
 
 @pytest.mark.parametrize("part", DRIPS)
-def test_a_server_that_drips_is_given_up_in_time(part):
+def test_a_server_that_sends_byte_by_byte_is_given_up_in_time(part):
     with server(lambda connection: drip(connection, *DRIPS[part])) as url:
         begun = time.monotonic()
         reply = ask("GET", url, timeout_sec=_TIMEOUT_SEC)
@@ -83,7 +83,7 @@ def test_a_server_that_drips_is_given_up_in_time(part):
     assert reply.error == "no answer within 1 s" or "header" in reply.error, reply
 
 
-def test_status_of_a_server_that_drips_ends_at_its_timeout(capsys):
+def test_status_of_a_server_that_sends_byte_by_byte_ends_at_its_timeout(capsys):
     with server(lambda connection: drip(connection, HEAD, b"X: 1\r\n")) as url:
         begun = time.monotonic()
         assert main(["profile", "status", "--worker-url", url, "--timeout", "1"]) == 1
@@ -146,7 +146,7 @@ def test_an_answer_that_never_ends_is_refused_once_it_is_too_long():
     assert "longer than 8 MiB" in reply.words
 
 
-def test_a_server_that_sends_elsewhere_is_not_followed():
+def test_redirects_are_not_followed():
     asked = []
 
     def elsewhere(connection: socket.socket) -> None:
@@ -170,7 +170,7 @@ def test_an_answer_that_comes_in_time_is_whole_however_it_comes():
     assert reply.json() == {"a": 1}
 
 
-def test_json_of_a_thousand_lists_in_lists_is_no_answer():
+def test_json_nested_a_thousand_levels_is_refused():
     body = b"[" * 100_000
 
     def nested(connection: socket.socket) -> None:
@@ -183,7 +183,7 @@ def test_json_of_a_thousand_lists_in_lists_is_no_answer():
     assert reply.json() is None
 
 
-def test_an_address_with_control_characters_is_none():
+def test_an_address_with_control_characters_is_refused():
     with pytest.raises(Exception, match="is no address"):
         workers_at(["http://127.0.0.1\x1b:80"])
 

@@ -105,7 +105,7 @@ def test_every_section_opens_without_an_error_and_without_a_request(
     assert page.requests() == []
 
 
-def test_the_planted_causes_stand_where_one_looks_for_them(
+def test_the_planted_causes_are_shown_in_their_sections(
     page: Browser, report: Callable[..., Path], runs: dict[str, Path]
 ) -> None:
     run = open_run(runs["plateau"])
@@ -128,7 +128,7 @@ def test_the_planted_causes_stand_where_one_looks_for_them(
     assert "turn_engine_call" in page.js("document.querySelector('#slowest details[open]').innerText")
 
 
-def test_a_request_of_the_real_engine_tells_its_queue_and_its_waiting(
+def test_a_request_of_the_real_engine_shows_its_queue_and_suspended_time(
     page: Browser, report: Callable[..., Path]
 ) -> None:
     page.open(report("demo"))
@@ -171,7 +171,7 @@ def test_the_sliders_show_what_whatif_says(
     assert shown[2] != "0 %"
 
 
-def test_a_second_run_is_laid_beside_the_first(
+def test_a_second_run_is_compared_with_the_first(
     page: Browser, report: Callable[..., Path], runs: dict[str, Path]
 ) -> None:
     page.open(report("plain", str(runs["plateau"]))).draw_all()
@@ -231,7 +231,7 @@ def test_steps_that_were_asked_for_are_in_full_and_the_others_in_the_charts(
     assert "no step 9; there are 2, from 1 to 2" in capsys.readouterr().err
 
 
-def test_a_report_that_cannot_be_written_says_what_would_be_right(
+def test_a_report_that_cannot_be_written_is_refused_with_the_correct_form(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for output in (tmp_path, tmp_path / "not" / "there.html"):

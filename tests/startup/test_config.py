@@ -74,7 +74,7 @@ def test_the_role_of_a_process_is_not_its_childrens():
         ("gsm8k é\ud800", "gsm8k___"),
     ],
 )
-def test_a_name_that_is_no_folder_name_is_mended_and_said_once(name, folder):
+def test_a_name_that_is_no_folder_name_is_replaced_and_reported_once(name, folder):
     settings, complaints = load({}, {"EXPERIMENT_NAME": name})
     assert settings.experiment == folder
     assert settings.folder.parent == config.load({}, {}, print).folder.parent
@@ -105,13 +105,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
-def test_a_wrong_keyword_says_where_what_and_what_would_be_right(name, value):
+def test_the_error_of_a_wrong_keyword_names_it_and_the_correct_form(name, value):
     with pytest.raises(ConfigError, match=rf"install\({name}=...\): '{value}' is"):
         load({name: value})
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
-def test_a_wrong_variable_is_said_and_the_default_stands(name, value):
+def test_a_wrong_variable_is_reported_and_the_default_is_used(name, value):
     settings, complaints = load({}, {f"SGLANG_INSTRUMENT_{name.upper()}": value})
     assert getattr(settings, name) == getattr(config.Config(), name)
     assert len(complaints) == 1

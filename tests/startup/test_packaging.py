@@ -90,7 +90,7 @@ def test_a_wheel_ships_what_was_compiled_for_this_python_and_says_so(wheel, site
     assert done.stdout.split() == [str(site / "sglang_instrument/native/__init__.py"), "True", "None"]
 
 
-def test_a_wheel_that_shall_be_pure_fits_every_python(tmp_path):
+def test_a_pure_wheel_fits_every_python(tmp_path):
     built, _ = build("wheel", ROOT, tmp_path, SGLANG_INSTRUMENT_NATIVE="0")
     assert compiled_in(built) == set()
     assert built.name.endswith("-py3-none-any.whl")
@@ -159,7 +159,7 @@ def test_the_first_target_that_is_imported_installs(site, tmp_path):
     assert "sglang_instrument" in done.stderr
 
 
-def test_a_hook_whose_package_is_gone_is_silent(site, tmp_path):
+def test_a_hook_without_its_package_does_nothing(site, tmp_path):
     (tmp_path / "sglang_instrument.pth").write_text((site / "sglang_instrument.pth").read_text())
     gone = "import sys; sys.modules['sglang_instrument'] = None"
     code = f"{gone}; import site; site.addsitedir(sys.argv[1]); print('up')"

@@ -81,7 +81,7 @@ def checked(tmp_path, capsys):
     ],
     ids=lambda files: " and ".join(files),
 )
-def test_a_checkout_without_metadata_tells_its_version(checked, files):
+def test_the_version_of_a_checkout_without_metadata_is_found(checked, files):
     code, answer, printed = checked("f", "new", **files)
     assert (code, answer["version"]) == (0, "2.1.0")
     assert "(my-trainer 2.1.0): 2 of 2 found" in printed
@@ -112,7 +112,7 @@ def test_a_checkout_without_metadata_tells_its_version(checked, files):
     ],
     ids=["old", "new", "newer"],
 )
-def test_a_checkout_that_tells_no_version_is_well_where_everything_of_one_is_found(
+def test_a_checkout_without_version_is_ok_if_all_regions_of_one_version_are_found(
     checked, files, functions, due
 ):
     code, answer, printed = checked(*functions, **files)
@@ -121,14 +121,14 @@ def test_a_checkout_that_tells_no_version_is_well_where_everything_of_one_is_fou
     assert f"version inferred): {len(due)} of {len(due)} found" in printed
 
 
-def test_a_checkout_of_no_version_in_which_something_is_missing_of_each_is_not_well(checked):
+def test_a_checkout_without_version_is_not_ok_if_every_version_lacks_a_region(checked):
     code, answer, _ = checked("newer")
     assert code == 1
     missing = {site["event"] for site in answer["sites"] if site["state"] != "found" and site["expected"]}
     assert missing == {"always", "new"}
 
 
-def test_a_development_version_is_judged_by_its_shape(checked):
+def test_the_version_of_a_development_checkout_is_inferred(checked):
     # verl's main called itself 0.8.0.dev long before it had what 0.8.0 has.
     code, answer, printed = checked("f", "new", **{"my_trainer/version/version": "2.4.0.dev\n"})
     assert (code, answer["version"]) == (0, "2.4.0.dev")
@@ -152,7 +152,7 @@ def test_a_commit_in_the_name_of_an_archive_is_no_version(tmp_path):
         ("sglang", "0.5.23"),
     ],
 )
-def test_a_trainers_source_that_tells_no_version_is_seen_as_what_it_is(package, version):
+def test_the_version_of_a_trainers_source_without_version_is_inferred(package, version):
     tree = open_tree(wheel_of(package, version))
 
     def read(path):

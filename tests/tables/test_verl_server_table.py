@@ -49,7 +49,7 @@ def test_every_event_of_the_tables_is_in_the_vocabulary():
         assert events <= schema.EVENTS.keys()
 
 
-def test_nothing_of_the_rollout_in_the_workers_is_missed_where_verl_has_none_any_more():
+def test_regions_of_classes_that_verl_removed_are_not_missing():
     [in_process] = check([load_table("verl/rollout")], open_tree(wheel_of("verl", "0.9.1")))
     assert [site for site in in_process.sites if site.expected] == []  # its class is gone: nothing is missing
 

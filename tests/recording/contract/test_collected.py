@@ -98,7 +98,7 @@ OF_ITEMS = {"last": "item", "n": "x.size"}
     [plain, in_bind, in_step, generator_in_bind, in_spans, in_span_named_by_it],
     ids=lambda function: function.__name__,
 )
-def test_what_waits_in_a_block_is_collected(function):
+def test_a_coroutine_waiting_in_a_block_is_collected(function):
     assert left_over(function) == 0
 
 

@@ -128,7 +128,7 @@ class UnnamedError(Exception, metaclass=Unspeakable):
 
 
 @pytest.mark.parametrize("with_messages", [False, True])
-def test_an_exception_that_cannot_be_named_goes_on_untouched(seen, with_messages):
+def test_an_exception_without_a_readable_name_is_raised_unchanged(seen, with_messages):
     @instrument
     def plain(error):
         raise error
@@ -203,7 +203,7 @@ class TooLateError(Exception):
 @pytest.mark.parametrize(
     ("number", "error"), [(signal.SIGINT, None), (signal.SIGTERM, SystemExit), (signal.SIGALRM, TooLateError)]
 )
-def test_what_a_signal_handler_raises_goes_on_wherever_it_comes(number, error):
+def test_an_exception_from_a_signal_handler_is_raised_wherever_it_arrives(number, error):
     def handler(number, frame):
         raise error(3)
 

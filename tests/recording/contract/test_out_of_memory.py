@@ -194,7 +194,7 @@ def test_under_a_limit_records_are_dropped_and_counted_and_the_process_goes_on(r
         assert raised < made / 20
 
 
-def test_the_target_s_own_memory_error_goes_on_untouched_and_is_named(run_script):
+def test_a_memory_error_of_the_target_is_raised_unchanged_and_named(run_script):
     done = run_script(
         """
         from sglang_instrument import instrument, span

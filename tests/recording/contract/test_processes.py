@@ -55,7 +55,7 @@ def test_a_kill_at_any_moment_leaves_whole_lines_but_for_one_last(start_script, 
         assert all(b'"reopened":true' in line for line in opened[1:])
 
 
-def test_what_line_durability_acknowledged_survives_a_kill(start_script):
+def test_records_acknowledged_with_line_durability_survive_a_kill(start_script):
     script = start_script(
         """
         import os, sglang_instrument as si
@@ -268,7 +268,7 @@ def test_a_child_of_multiprocessing_writes_all_that_it_recorded(run_script, tmp_
     assert len({record["extra"]["pid"] for record in opened}) == 3
 
 
-def test_a_process_started_anew_after_a_kill_goes_on_in_the_same_files(start_script, log_dir):
+def test_a_process_restarted_after_a_kill_appends_to_the_same_files(start_script, log_dir):
     for _ in range(2):
         script = start_script("""
             import os, sglang_instrument as si
@@ -298,7 +298,7 @@ def test_a_process_started_anew_after_a_kill_goes_on_in_the_same_files(start_scr
     assert second["reopened"]
 
 
-def test_exec_takes_no_descriptor_of_ours_along(run_script):
+def test_exec_inherits_no_descriptor_of_ours(run_script):
     script = run_script("""
         import os, subprocess, sys, sglang_instrument as si
         si.install()

@@ -24,7 +24,7 @@ TAKE_ALL_MEMORY = """
 @pytest.mark.parametrize("durability", ["buffered", "line"])
 @pytest.mark.parametrize("take", [TAKE_ALL_DESCRIPTORS, TAKE_ALL_MEMORY], ids=["descriptors", "memory"])
 @pytest.mark.parametrize("end", ["pass", "si.uninstall()", "raise SystemExit(3)"])
-def test_a_process_that_has_used_up_something_ends_with_its_own_code(run_script, take, end, durability):
+def test_a_process_short_of_a_resource_ends_with_its_own_code(run_script, take, end, durability):
     for _ in range(3):
         script = run_script(
             f"""
@@ -116,9 +116,7 @@ def test_records_wait_for_a_thread_until_somebody_asks_for_them_or_the_process_e
 
 
 @pytest.mark.parametrize("why", NO_THREADS)
-def test_every_record_is_there_at_once_where_that_is_asked_for_though_no_thread_can_be_started(
-    record_without_threads, why
-):
+def test_with_durability_line_every_record_is_written_at_once_without_threads(record_without_threads, why):
     script = record_without_threads(why, "pass", SGLANG_INSTRUMENT_DURABILITY="line")
     counts = json.loads(script.stdout)
     assert (counts["recorded"], counts["waiting"], counts["dropped"]) == (4000, 0, 0)
@@ -142,7 +140,7 @@ def test_when_threads_can_be_started_again_the_next_span_starts_them(record_with
     assert steps_below(script.folder) == whole(1, 2, 3, 4, 5)
 
 
-def test_a_thread_is_not_asked_for_at_each_span(record_without_threads):
+def test_not_every_span_tries_to_start_a_thread(record_without_threads):
     script = record_without_threads(
         "stacks",
         """

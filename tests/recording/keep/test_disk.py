@@ -62,7 +62,7 @@ def written(log_dir):
     return read
 
 
-def test_what_is_put_is_done_in_order_whoever_does_it(disk, written):
+def test_jobs_run_in_order_in_whichever_thread(disk, written):
     seen, scope = [], scope_of(1)
 
     def look(expected):
@@ -77,7 +77,7 @@ def test_what_is_put_is_done_in_order_whoever_does_it(disk, written):
     assert all(there == expected for expected, there in seen)
 
 
-def test_what_waits_is_bounded_in_bytes_and_what_comes_beyond_is_counted(files, written):
+def test_waiting_lines_are_bounded_in_bytes_and_dropped_ones_are_counted(files, written):
     notices.forget()
     scope, line = scope_of(1), lines_of(0)
     disk = Disk(files, 3 * len(line))  # not started: it hangs
@@ -133,7 +133,7 @@ def test_a_job_that_fails_costs_only_itself(disk, written, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_what_was_written_is_let_go_of(disk):
+def test_written_lines_are_released(disk):
     class Job:
         def __call__(self):
             pass
@@ -152,7 +152,7 @@ def test_what_was_written_is_let_go_of(disk):
     assert sys.getrefcount(scope) <= before + 3  # of the open file; of none that was written
 
 
-def test_what_nobody_will_do_any_more_keeps_nothing_alive(log_dir):
+def test_abandoned_jobs_keep_nothing_alive(log_dir):
     def one():
         files = Files(log_dir, Clock(), "run", dict)
         disk = Disk(files, 2**20)
@@ -171,7 +171,7 @@ def test_what_nobody_will_do_any_more_keeps_nothing_alive(log_dir):
     assert gone() is None
 
 
-def test_what_is_put_and_never_done_keeps_nothing_alive(log_dir):
+def test_jobs_that_never_run_keep_nothing_alive(log_dir):
     def ended():
         files = Files(log_dir, Clock(), "run", dict)
         disk = Disk(files, 2**20)
@@ -183,7 +183,7 @@ def test_what_is_put_and_never_done_keeps_nothing_alive(log_dir):
     assert files() is None
 
 
-def test_a_recorder_that_was_taken_out_is_let_go_of(log_dir):
+def test_a_replaced_recorder_is_released(log_dir):
     seen = []
     for _ in range(3):
         install(log_dir=str(log_dir), experiment="run", trainers="none")

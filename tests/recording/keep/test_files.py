@@ -178,7 +178,7 @@ def test_a_disk_that_has_room_again_goes_on_in_the_same_file_on_a_line_of_its_ow
 
 
 @pytest.mark.parametrize("deleted", ["step_1/worker_0.jsonl", "step_1", "."])
-def test_what_is_deleted_while_it_is_written_begins_anew(install, deleted):
+def test_a_file_deleted_while_it_is_written_is_made_again(install, deleted):
     folder = install()
     with step(1):
         event("before")
@@ -193,7 +193,7 @@ def test_what_is_deleted_while_it_is_written_begins_anew(install, deleted):
     assert "was deleted while it was open" in noticed()[0]
 
 
-def test_a_disk_that_hangs_holds_flush_and_uninstall_for_two_seconds_at_most(install, hanging_file):
+def test_a_hanging_disk_blocks_flush_and_uninstall_for_two_seconds_at_most(install, hanging_file):
     install()
     rollout([1], events=5_000)
     started = time.monotonic()
@@ -344,7 +344,7 @@ def test_a_role_that_is_no_file_name_never_leaves_the_folder(install, log_dir):
     assert path.parent == log_dir / "run" / "step_1"
 
 
-def test_what_the_process_is_stands_in_a_file_of_its_own(install):
+def test_the_self_description_of_the_process_is_in_its_own_file(install):
     folder = install(role="trainer")
     with bind(worker=5, step=1):
         event("did")
@@ -368,9 +368,7 @@ def _open_logs(folder):
     return sorted(found)
 
 
-def test_who_closes_our_descriptor_and_gets_its_number_finds_nothing_of_ours_in_his_file(
-    install, tmp_path, records_below
-):
+def test_a_file_that_reuses_our_closed_descriptor_gets_no_records(install, tmp_path, records_below):
     folder = install()
     with step(1), span("first"):
         pass

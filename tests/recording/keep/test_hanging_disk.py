@@ -68,7 +68,7 @@ def events(files, path):
     return [json.loads(line)["event"] for line in files.get(path, ())]
 
 
-def test_a_disk_that_never_answers_holds_up_nothing_and_what_it_costs_is_counted(train):
+def test_a_disk_that_never_answers_blocks_nothing_and_lost_records_are_counted(train):
     said, files, complaints = train("""
         disk(b"h")
         steps(1, 2, 3)

@@ -215,7 +215,7 @@ def test_a_record_without_end_keeps_its_place_and_its_neighbours():
 
 
 @pytest.mark.parametrize("start", [-(2**62), -1, 0, 999, 2**62])
-def test_no_time_is_too_far_away(start):
+def test_times_of_any_size_are_written(start):
     pure, compiled = both({"start": start})
     assert compiled == pure
 
@@ -239,7 +239,7 @@ def spans_of(count, extra):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_chunk_lets_go_of_the_spans_that_it_took_and_of_no_other(compiled):
+def test_a_chunk_releases_the_spans_that_it_encoded_and_no_other(compiled):
     spans = spans_of(5000, lambda number: {"n": number})
     maker, end, seen = LineMaker(CLOCK, compiled=compiled), 0, []
     while end < len(spans):
@@ -288,7 +288,7 @@ def test_a_context_whose_defaults_change_goes_where_they_say(monkeypatch):
     assert [json.loads(lines)["workid"] for ((_, lines, _, _),) in (first, second)] == [1, 2]
 
 
-def test_what_is_no_span_costs_no_neighbour():
+def test_an_object_that_is_no_span_affects_no_other_record():
     spans = [spans_of(1, lambda number: {"n": 1})[0], "no span", Span("x", context="no context")]
     spans += spans_of(1, lambda number: {"n": 2})
     ((_, lines, _, records),) = LineMaker(CLOCK).encode_all(spans)

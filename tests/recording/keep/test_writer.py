@@ -236,7 +236,7 @@ def test_flush_and_uninstall_do_not_wait_for_an_encoder_that_rests(resting, reco
     ]
 
 
-def test_the_encoder_does_not_rest_while_an_event_loop_runs_that_may_be_held(install, monkeypatch):
+def test_the_encoder_does_not_rest_while_an_event_loop_is_watched(install, monkeypatch):
     monkeypatch.setattr(writer, "_RESTS_AFTER", 2)
     looks = []
     look = event_loop.look_at_hearts
@@ -356,7 +356,7 @@ def test_where_little_is_recorded_every_other_tick_writes_or_the_ticks_are_longe
     assert calm._tick_sec == writer.TICK_SEC
 
 
-def test_a_bell_that_rang_wakes_who_waits_next_and_once():
+def test_a_wakeup_that_was_rung_wakes_the_next_waiter_once():
     bell = Bell()
     bell.ring()
     bell.ring()
@@ -364,7 +364,7 @@ def test_a_bell_that_rang_wakes_who_waits_next_and_once():
     assert bell.wait(0.001, 3, []) == 3
 
 
-def test_a_bell_wakes_who_waits_already():
+def test_a_wakeup_wakes_a_waiting_thread():
     bell, begun = Bell(), threading.Event()
 
     def ring():

@@ -113,7 +113,7 @@ def test_spans_of_requests_never_wait(gpu):
     assert cuda.waits == 0
 
 
-def test_sync_can_be_asked_for_by_name(gpu):
+def test_sync_can_be_set_for_an_event_by_name(gpu):
     cuda = gpu("always")
     with records(), kind_for("mine", sync=True)("mine"):
         pass
@@ -122,7 +122,7 @@ def test_sync_can_be_asked_for_by_name(gpu):
     assert cuda.waits == 2
 
 
-def test_without_torch_nothing_is_asked(monkeypatch):
+def test_without_torch_no_gpu_function_is_called(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     gpu_sync.use_policy("always")
     measured()

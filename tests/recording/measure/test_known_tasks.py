@@ -93,7 +93,7 @@ def test_what_is_set_on_an_asyncio_task_goes_with_it_even_if_it_leads_back(seen)
     assert len({record["task"] for record in seen}) == 3
 
 
-def test_what_stands_for_an_asyncio_task_goes_when_no_loop_runs():
+def test_our_tasks_of_asyncio_tasks_are_released_when_no_loop_runs():
     async def turn():
         with span("a"):
             await asyncio.sleep(0)
@@ -114,7 +114,7 @@ def test_what_stands_for_an_asyncio_task_goes_when_no_loop_runs():
         assert objects() - before < 100  # of a thousand
 
 
-def test_a_task_that_comes_where_another_one_was_is_another_one(seen):
+def test_a_task_at_the_address_of_an_earlier_one_has_a_new_number(seen):
     addresses = []
 
     async def turn():

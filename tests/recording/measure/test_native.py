@@ -92,7 +92,7 @@ def test_one_part_with_what_it_needs_records_the_same(compiled, part):
     assert records == told(ROOT, SGLANG_INSTRUMENT_NATIVE="0")[2]
 
 
-def test_a_part_that_there_is_not_is_said_and_everything_is_pure():
+def test_an_unknown_part_is_reported_and_everything_is_pure():
     on, reason, records = told(ROOT, SGLANG_INSTRUMENT_NATIVE="spans,spam")
     assert not on
     assert "no part 'spam', there are values, tasks" in reason
@@ -165,7 +165,7 @@ def test_a_stamp_covers_what_a_module_includes_and_cimports(tmp_path):
         before = changed
 
 
-def test_status_says_which_it_is(tmp_path, monkeypatch):
+def test_status_says_whether_compiled_parts_are_used(tmp_path, monkeypatch):
     monkeypatch.setenv("EXPERIMENT_NAME", "run")
     sglang_instrument.install(log_dir=str(tmp_path), trainers="none")
     try:
@@ -175,7 +175,7 @@ def test_status_says_which_it_is(tmp_path, monkeypatch):
     assert (said["native"], said["native_reason"]) == (native.ON, native.REASON)
 
 
-def test_what_people_call_tells_its_signature_and_its_words():
+def test_public_functions_show_their_signature_and_docstring():
     assert list(inspect.signature(sglang_instrument.span).parameters) == ["event", "phase", "extra"]
     assert list(inspect.signature(sglang_instrument.event).parameters) == ["name", "phase", "extra"]
     assert "Time a block, as in" in sglang_instrument.span.__doc__

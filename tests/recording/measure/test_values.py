@@ -159,7 +159,7 @@ def _holds_only_plain(value):
     return value is None or type(value) in (int, str, bool) or (type(value) is float and math.isfinite(value))
 
 
-def test_numbers_that_json_cannot_say_become_null_or_text():
+def test_numbers_that_json_cannot_hold_become_null_or_text():
     assert logged(float("nan")) is None
     assert logged([math.inf, 1.5]) == [None, 1.5]
     assert logged(2**64 - 1) == 2**64 - 1
@@ -216,7 +216,7 @@ def test_a_value_whose_own_code_fails_costs_no_neighbour():
     assert logged({"good": 1, "bad": Hostile()}) == {"good": 1, "bad": "<Hostile: RuntimeError>"}
 
 
-def test_what_holds_others_is_named_and_not_looked_into():
+def test_containers_of_other_types_are_named_and_not_read():
     secret = "the prompt"
     future = concurrent.futures.Future()
     future.set_result(secret)

@@ -101,7 +101,7 @@ def active(record):
     return record["active_sec"]
 
 
-def test_waiting_is_told_from_holding_through_nested_coroutines(patched):
+def test_running_and_suspended_time_are_told_apart_through_nested_coroutines(patched):
     with records() as seen:
         assert asyncio.run(patched.outer()) == "done"
     (outer,) = seen.of("outer")
@@ -136,7 +136,7 @@ def test_a_span_of_ones_own_inside_a_counting_coroutine_is_counted(patched):
         assert record["duration_sec"] - active(record) >= 0.045
 
 
-def test_where_nobody_counts_nothing_is_claimed():
+def test_a_coroutine_that_is_not_counted_has_no_active_sec():
     async def request():
         with span("mine"):
             await asyncio.sleep(0.01)
@@ -259,7 +259,7 @@ def test_a_coroutine_that_nobody_finishes_is_closed_in_order(patched):
     assert closed == ["deep"]
 
 
-def test_what_was_waited_before_a_timeout_is_no_activity(patched):
+def test_time_suspended_before_a_timeout_is_not_active_time(patched):
     @instrument
     async def tool():
         try:
@@ -313,7 +313,7 @@ def test_static_and_class_methods_of_async_protocols_are_called_as_they_are(tmp_
 
 
 @pytest.mark.parametrize("result", [None, 5, (1, 2), ValueError("as a value")])
-def test_what_is_counted_is_an_iterator_to_whoever_drives_it_as_one(result):
+def test_a_counted_coroutine_can_be_driven_as_an_iterator(result):
     from sglang_instrument.recording.measure import waiting
     from sglang_instrument.recording.measure.tasks import Task
 
@@ -362,7 +362,7 @@ class Ticks:
         return None
 
 
-def test_what_cannot_be_thrown_into_is_cancelled_around(patched):
+def test_an_awaitable_without_throw_is_cancelled_from_outside(patched):
     async def run():
         task = asyncio.create_task(patched.fails(Ticks()))
         await asyncio.sleep(0.001)

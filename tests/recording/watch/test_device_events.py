@@ -187,7 +187,7 @@ def test_work_queued_before_and_after_a_span_is_not_in_its_device_sec(gpu, passe
     assert device_sec["total_step_duration"] == pytest.approx(0.035)
 
 
-def test_spans_of_requests_are_neither_marked_nor_held(gpu, passed):
+def test_spans_of_requests_get_no_cuda_events_and_are_not_held_back(gpu, passed):
     with span("turn_engine_call"), span("tool_execution"):
         pass
     assert names(passed) == ["tool_execution", "turn_engine_call"]
@@ -262,7 +262,7 @@ def test_a_span_that_never_ends_gives_its_mark_to_no_other_and_is_forgotten(gpu,
     spans.OPEN.clear()
 
 
-def test_what_is_held_too_long_goes_on_without_and_asks_nothing_of_the_gpu(gpu, passed, monkeypatch):
+def test_a_span_held_too_long_is_recorded_without_device_sec(gpu, passed, monkeypatch):
     with span("preprocessing_duration"):
         gpu.queue(30)
     asked = list(gpu.calls)
@@ -329,14 +329,14 @@ def test_only_the_thread_that_queued_the_work_asks_the_gpu(gpu, passed):
     assert gpu.threads == {threading.get_ident()}
 
 
-def test_nobody_listens_to_spans_any_more_once_it_is_off(gpu):
+def test_spans_are_not_held_back_after_sync_is_off(gpu):
     held_back = HeldBack()
     held_back.on()
     held_back.off()
     assert span_listeners._listening == ()
 
 
-def test_device_sec_stands_in_the_record(gpu, recording):
+def test_device_sec_is_in_the_record(gpu, recording):
     start, read = recording
     start()
     with step(1), span("total_step_duration"):
@@ -399,7 +399,7 @@ def test_a_forked_child_leaves_what_its_parent_holds_alone(gpu, recording, tmp_p
     assert len(read("in_the_child")) == 1
 
 
-def test_each_thread_looks_when_it_is_its_own_turn(gpu, passed, monkeypatch):
+def test_each_thread_queries_its_events_at_its_own_times(gpu, passed, monkeypatch):
     monkeypatch.setattr(gpu_events, "_LOOK_EVERY_NS", 10**15)
 
     def work():

@@ -67,7 +67,7 @@ def new_loop(request):
         each.close()
 
 
-def test_a_held_loop_is_logged_with_the_line_and_the_span_that_hold_it(new_loop):
+def test_a_blocked_loop_is_logged_with_the_line_and_the_span_that_block_it(new_loop):
     with records(watch_loops=True) as seen, Outside(), bind(step=3):
         new_loop().run_until_complete(request(0.4))
     block = longest_block(seen)
@@ -77,7 +77,7 @@ def test_a_held_loop_is_logged_with_the_line_and_the_span_that_hold_it(new_loop)
     assert block["step"] == 3
 
 
-def test_a_loop_that_stood_still_between_two_runs_is_not_accused(new_loop):
+def test_a_loop_that_was_stopped_between_two_runs_is_not_blocked(new_loop):
     running = new_loop()
     with records(watch_loops=True) as seen, Outside():
         running.run_until_complete(request(0))

@@ -171,7 +171,7 @@ def test_a_request_that_becomes_several_samples_says_so(rolled):
         assert (extra["samples"], extra["turns"], extra["reward"]) == (2, 6, 0.5)
 
 
-def test_what_is_aborted_says_so_and_goes_on_under_its_name_in_a_later_step(rolled):
+def test_an_aborted_request_is_marked_and_continues_under_its_id_in_a_later_step(rolled):
     run = rolled("abort")
     [aborting] = run.extras("requests_abort", "step_0/worker_0.jsonl")
     assert aborting == {"pending": 1, "kept_groups": 1}
@@ -197,7 +197,7 @@ def test_a_fully_asynchronous_request_is_in_the_step_in_which_it_began(rolled):
     assert request["step"] == 0
 
 
-def test_engine_control_stands_apart_under_the_rank_of_the_engine(rolled):
+def test_engine_control_is_logged_in_its_own_file_by_the_rank_of_the_engine(rolled):
     run = rolled("control")
     events = [one["event"] for one in run.logs["engine/server_3.jsonl"]]
     assert events.count("weights_update") == 3

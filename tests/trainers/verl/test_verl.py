@@ -54,7 +54,7 @@ def test_events_have_the_fields_of_the_reference_and_the_listed_others(outcome):
             assert (record["event"], set(record.get("extra", ()))) == (record["event"], wanted)
 
 
-def test_points_have_no_duration_and_everything_else_has_one(outcome):
+def test_instant_events_have_no_duration_and_all_others_have_one(outcome):
     for record in of_step(outcome, TOOLS):
         assert ("duration_sec" in record) is not schema.kind_of(record["event"]).instant, record
 
@@ -91,7 +91,7 @@ def test_a_request_s_averages_and_shares_are_those_of_its_turns(outcome):
         assert extra["finish_reason"] == turns[-1]["finish_reason"]
 
 
-def test_a_turn_s_parts_are_those_that_lie_in_it(outcome):
+def test_a_turn_s_parts_are_the_spans_inside_it(outcome):
     records = of_step(outcome, TOOLS)
     parts = {
         "pre_process_duration": "turn_pre_process",
@@ -233,7 +233,7 @@ def test_a_single_turn_batch_is_one_call_of_the_engine(outcome):
     assert logged - expected.LOOP_EVENTS == expected.SINGLE_TURN_EVENTS
 
 
-def test_requests_aborted_by_over_sampling_are_marked_and_their_padding_is_no_work(outcome):
+def test_requests_aborted_by_over_sampling_are_marked_and_their_padding_is_not_counted(outcome):
     if outcome.version < (0, 6, 0):
         pytest.skip("over-sampling began with verl 0.6.0")
     records = of_step(outcome, ABORTS)

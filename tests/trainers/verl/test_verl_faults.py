@@ -40,7 +40,7 @@ def lost(sites):
     return {event for event, site in sites.items() if site["state"] != "found"}
 
 
-def test_a_renamed_target_loses_its_own_events_and_says_so(fork):
+def test_a_renamed_target_loses_only_its_own_events_and_is_reported(fork):
     sites, said = fork("0.6.1", ("_handle_pending_state", "_handle_waiting_state"))
     gone = {"tool_creation_pending_state", "interaction_start_pending_state"}
     # Their call is an anchor in the method around them: what names it there is lost with it.

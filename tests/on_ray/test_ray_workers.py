@@ -139,7 +139,7 @@ def test_uninstall_gives_ray_init_back_and_keeps_its_signature(start_script, tra
     assert script.wait(timeout=600).stdout == "[]\n"  # nothing was in the way, so nothing is said
 
 
-def test_install_after_ray_init_says_that_workers_get_nothing(start_script, trainer):
+def test_install_after_ray_init_reports_that_workers_record_nothing(start_script, trainer):
     script = start_script(
         f"""
         import ray

@@ -172,7 +172,7 @@ def test_a_plugin_that_comes_after_the_target_patches_it_once_with_hook_and_inst
 
 
 @pytest.mark.parametrize(("value", "installed"), [(None, True), ("1", True), ("0", False)])
-def test_a_module_that_installs_by_being_imported_obeys_an_explicit_no(run_script, value, installed):
+def test_a_module_that_installs_at_import_obeys_an_explicit_0(run_script, value, installed):
     run_script(
         f"""
         import sglang_instrument.auto
@@ -182,7 +182,7 @@ def test_a_module_that_installs_by_being_imported_obeys_an_explicit_no(run_scrip
     )
 
 
-def test_who_uninstalls_has_the_last_word_over_the_hook(run_script, trainer):
+def test_uninstall_overrides_the_hook(run_script, trainer):
     script = run_script(
         f"""
         {HOOK}
@@ -199,7 +199,7 @@ def test_who_uninstalls_has_the_last_word_over_the_hook(run_script, trainer):
     assert not list(script.folder.rglob("*.jsonl"))
 
 
-def test_the_entry_points_of_both_plugin_loaders_lead_here():
+def test_the_entry_points_of_both_plugin_loaders_load_the_hook():
     text = (ROOT / "pyproject.toml").read_text()
     hook = "sglang_instrument.startup.python_startup"
     assert f'[project.entry-points."sglang.srt.plugins"]\nsglang-instrument = "{hook}:start"' in text
@@ -274,7 +274,7 @@ def test_settings_are_merged_into_whatever_runtime_environment_the_user_gives():
     assert given["runtime_env"]["env_vars"] == {"B": "theirs", "C": "3"}  # the user's own stays as it was
 
 
-def test_what_a_submitted_job_sets_is_left_to_it_for_ray_refuses_to_merge_it():
+def test_settings_of_a_submitted_job_are_not_merged_because_ray_refuses_it():
     job = {"RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {"env_vars": {"A": "submitted"}}}'}
     assert with_settings({}, {"A": "1", "B": "2"}, job) == {"runtime_env": {"env_vars": {"B": "2"}}}
     assert with_settings({}, {"A": "1"}, job) == {}
@@ -328,7 +328,7 @@ def test_run_starts_a_command_with_instrumentation_and_leaves_it_its_exit_code(c
         (["--set", "form=x", "--", sys.executable], "unknown setting 'form'"),
     ],
 )
-def test_run_says_what_it_cannot_do(capsys, arguments, message):
+def test_run_refuses_what_it_cannot_do(capsys, arguments, message):
     assert main(["run", *arguments]) == 2
     assert message in capsys.readouterr().err
 

@@ -120,7 +120,7 @@ def run(folder: Path, *command: str, sent: bytes = b"", **environment: str) -> b
 
 
 @pytest.mark.parametrize("native", [("1", "0"), ("0", "1"), ("1", "1")], ids=" to ".join)
-def test_it_travels_between_processes_with_and_without_compiled_parts(
+def test_pickles_work_between_processes_with_and_without_compiled_parts(
     tmp_path: Path, native: tuple[str, str]
 ):
     (tmp_path / "travelling.py").write_text(textwrap.dedent(SOURCE) + DECORATED)
