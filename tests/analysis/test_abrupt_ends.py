@@ -1,4 +1,4 @@
-"""A process that ended without closing its log is told from one that runs, and from one that closed it."""
+"""A process that ended without closing its log is distinguished from running ones and from closed ones."""
 
 import json
 
@@ -145,7 +145,7 @@ def test_a_process_without_files_is_named_by_its_self_description(run_script, pr
 def test_processes_of_other_hosts_count_as_running_until_the_run_is_over(run_script, monkeypatch):
     folder = run_script(f"{RECORDED}\n    os._exit(0)").folder
     for path in folder.rglob("*.json*"):
-        lines = path.read_text().splitlines()  # none of a file that it had just made
+        lines = path.read_text().splitlines()  # the file that it had just made has no records yet
         if path.suffix == ".jsonl" and lines:
             host = json.loads(lines[0])["extra"]["host"]
             path.write_text(path.read_text().replace(f'"host":"{host}"', '"host":"elsewhere"'))

@@ -1,4 +1,4 @@
-"""A cache spares reading what did not change, and changes no answer."""
+"""With a cache, unchanged files are not read again, and all answers stay the same."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Plateaus are found where they are planted and nowhere else, and the culprit of a held loop is named."""
+"""Plateaus are found exactly where they are planted, and the culprit of a blocked loop is named."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +16,7 @@ from sglang_instrument.testing import BlockedLoop, Plateau, synthetic_run
 
 
 def brute_plateaus(digest: Digest) -> list[tuple[int, int, int, int, int]]:
-    """Return (step, worker, from, to, still) by looking at every completion of every worker."""
+    """Return (step, worker, from, to, stuck) by looking at every completion of every worker."""
     groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in digest.requests.iter_rows(named=True):
         groups.setdefault((row["step"], row["worker"]), []).append(row)

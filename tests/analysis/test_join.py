@@ -1,4 +1,4 @@
-"""What a request's caller, server and scheduler logged, brought together; files as they log them, by hand."""
+"""The records of a request's caller, server and scheduler are joined; the files are written by hand."""
 
 import json
 
@@ -56,7 +56,7 @@ class Log:
         )
 
     def life(self, rid, arrived, *moments, end, tokens=11, scheduler="scheduler_0_tp0"):
-        """What the engine logs of it: moments are ("admit" | "first" | "retract", when)."""
+        """Write the engine's records of the request; moments: ("admit" | "first" | "retract", seconds)."""
         events = {
             "admit": ("scheduler_admit", 0.0),
             "first": ("scheduler_first_tokens", 0.0),
@@ -203,7 +203,7 @@ def test_engine_requests_are_cached_until_the_files_of_the_run_change(log, monke
     first = cached_engine_requests(open_run(log.folder))
     assert first.equals(engine_requests(opened(log)))
     with monkeypatch.context() as patch:
-        patch.setattr(f"{engine_requests.__module__}.engine_requests", None)  # nobody asks for it
+        patch.setattr(f"{engine_requests.__module__}.engine_requests", None)  # not needed
         assert cached_engine_requests(open_run(log.folder)).equals(first)
     log.life("b", 200, ("admit", 201), ("first", 202), end=203)
     assert "b" in cached_engine_requests(open_run(log.folder))["rid"].to_list()
@@ -211,7 +211,7 @@ def test_engine_requests_are_cached_until_the_files_of_the_run_change(log, monke
 
 
 def without_detokenizer(log, *ends):
-    """What two requests leave with `skip_tokenizer_init`, the server's part in their worker's own file."""
+    """Write two requests with `skip_tokenizer_init`; the server's records are in the worker's file."""
     for rid, at in (("a", 10.5), ("b", 11)):
         log.call(1, rid, f"r-{rid}", 0, at - 0.5, 5)
         records = [("scheduler_receive", at, 0.0001, {"rid": rid, "prompt_tokens": 7})]
@@ -283,6 +283,6 @@ def test_summary_as_json_has_the_line_about_the_engine(log, capsys):
     engine = json.loads(capsys.readouterr().out)["engine"]
     assert engine["requests"] == 1
     assert engine["shares"]["queue"] == pytest.approx(148 / 149.5)
-    assert engine["explains"] is None  # nothing is out of the ordinary
+    assert engine["explains"] is None  # no finding
     assert main(["summary", str(log.folder)]) == 0
     assert "engine: 99 % queue" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Tasks and times of any size nest alike, and what the engine told of its calls is shown."""
+"""Spans nest alike for task numbers and times of any size; the times that the engine reported are shown."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Records outside of any step lie in the folder of step 0, or -1: they are read, and are no step."""
+"""Records outside of any step are in the folder of step 0 or -1: they are read, but not as a step."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A run's folder is read whatever state it is in, and what was left out is counted."""
+"""A run's folder is read in any state, and what was left out is counted."""
 
 import json
 from pathlib import Path
@@ -268,7 +268,7 @@ def test_a_step_that_ends_several_times_is_counted_once(tmp_path: Path) -> None:
     def closed(dropped: int, sampled_out: int) -> str:
         return line("step_closed", extra={"written": 9, "dropped": dropped, "sampled_out": sampled_out})
 
-    # It ended three times, the counts are those so far; then its file was opened again for what came late.
+    # The step ended three times, with the counts so far; then its file was opened again for late records.
     log = opened("r", 0) + span("a") + closed(1, 2) + span("a") + closed(1, 5) + span("a") + closed(3, 7)
     run = read(tmp_path, log + opened("r", 9) + span("late") + closed(0, 1))
     assert (run.health.dropped, run.health.sampled_out) == (3, 8)

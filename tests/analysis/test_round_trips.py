@@ -1,4 +1,4 @@
-"""Clocks of engines' processes are told from their callers' by round trips: as brute force has it."""
+"""The clock offsets that round trips give equal those of a brute-force computation."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ DAY_US = 86_400_000_000
 
 @dataclass
 class Process:
-    """A process with a clock that is ahead by `skew_us`, on a host that began to count at `booted_us`."""
+    """A process with a clock that is ahead by `skew_us`, on a host that booted at `booted_us`."""
 
     folder: Path
     path: str
@@ -34,7 +34,7 @@ class Process:
     booted_us: int = DAY_US
 
     def write(self, event: str, start_us: int, end_us: int, **extra: object) -> None:
-        """Write a span; its times are true ones, since the run began, and logged as the clock has them."""
+        """Write a span; its times are true seconds since the run began, and logged by the process's clock."""
         file = self.folder / self.path
         file.parent.mkdir(parents=True, exist_ok=True)
         error = {"error": extra.pop("error")} if "error" in extra else {}
@@ -55,13 +55,13 @@ class Process:
 
 
 def call(client: Process, server: Process, rid: str, times: tuple[int, int, int, int]) -> None:
-    """A call from times[0] to times[3], which the server works on from times[1] to times[2]."""
+    """Write a call from times[0] to times[3], on which the server works from times[1] to times[2]."""
     client.write("engine_generate", times[0], times[3], rid=rid, request_id=f"r-{rid}", turn=0)
     server.write("engine_request", times[1], times[2], rid=rid)
 
 
 def pair(folder: Path) -> dict[str, object]:
-    """The only row."""
+    """Return the only row."""
     (row,) = round_trip_table(open_run(folder, cached=False)).to_dicts()
     return row
 
@@ -83,7 +83,7 @@ def test_an_offset_is_the_middle_of_the_bounds_of_all_calls(calls, skews) -> Non
         for number, (client, server, times) in enumerate(calls):
             call(clients[client], servers[server], f"a{number}", tuple(times))
             skew = skews[3 + server] - skews[client]
-            # The server's span may be moved so far back and forth within its call, on one clock.
+            # How far the server's span can be moved within its call, if both are on one clock.
             slack = (skew - (times[3] - times[2]), skew + (times[1] - times[0]))
             left.setdefault((client, server), []).append(slack)
         rows = round_trip_table(open_run(run, cached=False)).to_dicts()
@@ -172,9 +172,9 @@ def test_a_clock_that_was_set_meanwhile_is_reported(tmp_path: Path, capsys) -> N
 
 @pytest.fixture
 def skewed(tmp_path: Path) -> Path:
-    """Two workers on hosts of their own, each 10 s apart; a server and scheduler 100 s ahead of the first.
+    """Two workers on different hosts, 10 s apart; a server and scheduler 100 s ahead of the first.
 
-    No barrier tells of the workers: they are aligned through the server that both call.
+    There are no barriers: the workers are aligned through the server that both call.
     """
     run = tmp_path / "exp"
     workers = [Process(run, f"step_{step}/worker_0.jsonl", 0, "one") for step in (1, 2)]
@@ -203,7 +203,7 @@ def test_clocks_are_followed_from_process_to_process(skewed: Path) -> None:
 
 
 def test_requests_of_the_engine_are_placed_in_the_step_of_their_time(skewed: Path) -> None:
-    # On its own clock each would lie behind the begin of step 2.
+    # On its own clock, each would be after the start of step 2.
     lives = engine_request_table(open_run(skewed, cached=False)).to_dicts()
     assert {life["rid"]: life["step"] for life in lives} == {"s0": 1, "o": 1, "s1": 2}
 
@@ -267,7 +267,7 @@ def test_the_report_lays_workers_without_barriers_on_one_clock(tmp_path: Path) -
     for rank, skew_sec in enumerate((0, 40)):
         client = Process(tmp_path, f"step_1/worker_{rank}.jsonl", skew_sec * 1_000_000)
         client.write("total_step_duration", 0, 4_000_000)
-        for number in range(3 - rank):  # worker 0 calls most often: its clock is the one
+        for number in range(3 - rank):  # worker 0 calls most often: its clock is the reference
             begun = 1_000_000 * number
             times = (begun, begun + 1_000, begun + 998_000, begun + 999_000)
             call(client, server, f"{rank}-{number}", times)

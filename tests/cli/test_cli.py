@@ -1,4 +1,4 @@
-"""The command line says what there is, errors in one line, and the same to people and to programs."""
+"""Commands print tables, errors in one line, and with --json the same numbers for programs."""
 
 import json
 import re
@@ -177,7 +177,7 @@ def test_summary_as_json_has_the_numbers_of_the_table(capsys: pytest.CaptureFixt
 
 
 def keys_in(answer: Any) -> set[str]:
-    """Return the keys of an answer; those of health, phases and evidence are not explained by a help text."""
+    """Return the keys of an answer, except those that help texts do not list: health, phases, evidence."""
     if isinstance(answer, list):
         return set().union(*map(keys_in, answer))
     if not isinstance(answer, dict):

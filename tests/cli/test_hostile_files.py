@@ -1,4 +1,4 @@
-"""Only regular files are read or written: what else has their name is named, and holds nobody up."""
+"""Commands read and write only regular files: others of the same name are reported and block nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sglang_instrument.errors import LogError
 from sglang_instrument.profilers import notes
 from sglang_instrument.testing import synthetic_run
 
-#: Of a test in which something waits for ever; none of them takes so long by itself.
+#: Time after which a test counts as hanging; each takes far less.
 pytestmark = pytest.mark.usefixtures("no_waiting_for_ever")
 COMMANDS = {
     "summary": [],
@@ -39,7 +39,7 @@ COMMANDS = {
 
 @pytest.fixture
 def no_waiting_for_ever():
-    """End the whole process when a test hangs: what hangs here is deaf to anything less."""
+    """End the whole process when a test hangs: a blocked open() cannot be interrupted otherwise."""
     import faulthandler
 
     faulthandler.dump_traceback_later(1800, exit=True)
@@ -76,7 +76,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture(params=KINDS)
 def odd(request):
-    """Make one kind of what is no regular file."""
+    """Make a file of one irregular kind."""
     return KINDS[request.param]
 
 
@@ -149,7 +149,7 @@ def test_a_process_file_that_is_not_a_regular_file_is_named(run, odd, printed):
 def test_a_line_that_never_ends_takes_no_memory(run, printed):
     path = run / "step_1/worker_0.jsonl"
     with path.open("ab") as file:
-        file.truncate(file.tell() + 2**29)  # zeros that take no disk
+        file.truncate(file.tell() + 2**29)  # a sparse file
         file.seek(0, os.SEEK_END)
         file.write(b'\n{"timestamp": "2026-01-05T08:00:01+00:00", "event": "behind", "duration_sec": 1.0}\n')
     with path.open("rb") as file:
@@ -218,7 +218,7 @@ def test_traces_and_notes_that_are_not_regular_files_are_ignored(tmp_path, odd, 
     ],
 )
 def test_a_note_of_another_user_is_ignored(note, tmp_path, printed):
-    """The folder of traces is often everybody's, below /tmp."""
+    """The folder of traces is often a shared one below /tmp."""
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "profile.json").write_bytes(note)
     for action in ("status", "stop"):
@@ -284,7 +284,7 @@ BAD = {
 }
 
 
-#: What is odd in it nobody asks for, or it is a number that any process may have.
+#: Values that are odd but unused, or numbers that any process may have.
 READABLE = ("deep", "a negative pid", "command of a number")
 
 
@@ -294,7 +294,7 @@ def test_invalid_self_descriptions_are_named_and_end_no_command(run, printed):
         content = content.replace(b"HOST", os.uname().nodename.encode())
         (run / "processes" / f"worker_{number}.json").write_bytes(content)
         (run / "processes" / "reached" / f"host-{number}.json").write_bytes(content)
-    (run / "processes" / "worker_\u00b2.json").write_text("{}")  # a digit, and no number
+    (run / "processes" / "worker_\u00b2.json").write_text("{}")  # a digit, but not a number
     for command, options in COMMANDS.items():
         assert printed(command, run, *options)
         assert json.loads(printed(command, run, *options, "--json"))

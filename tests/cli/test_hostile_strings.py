@@ -1,4 +1,4 @@
-"""No command prints a control character that it read, nor takes what it read for markup."""
+"""No command prints control characters from its input, nor interprets its input as markup."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sglang_instrument.cli.main import main
 from sglang_instrument.cli.tables import print_json
 from sglang_instrument.testing import synthetic_run
 
-#: C0 but the newline, DEL, C1; what turns the direction of writing; other ends of lines; lone surrogates.
+#: C0 without the newline, DEL, C1, marks of writing direction, other line ends, lone surrogates.
 CONTROLS = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -54,7 +54,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["plain", "colour"])
 def said(request, capsys, monkeypatch):
-    """Run a command; return what it printed, of which nothing was a command to the terminal."""
+    """Run a command; return its output, which must contain no control character."""
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv(*{"plain": ("NO_COLOR", "1"), "colour": ("FORCE_COLOR", "1")}[request.param])
@@ -82,12 +82,12 @@ def test_no_command_prints_terminal_escape_sequences(command, run, said):
 
 def test_a_request_that_is_looked_up_is_shown_as_text(run, said):
     wanted = json.loads(said("requests", run, "--json"))["requests"][0]["request_id"]
-    assert wanted.endswith(COMMANDS)  # JSON keeps the value, whatever it escapes
+    assert wanted.endswith(COMMANDS)  # JSON escapes the value but does not change it
     assert "\\x1b" in said("requests", run, "--request", wanted)
 
 
 def test_commands_that_write_files_print_no_escape_sequences(run, traces, said, tmp_path):
-    target = tmp_path / IN_NAMES.encode(errors="ignore").decode()  # polars writes to names in UTF-8 alone
+    target = tmp_path / IN_NAMES.encode(errors="ignore").decode()  # polars writes only to file names in UTF-8
     target.mkdir()
     assert "\\x1b" in said("report", run, "-o", target / "a.html", "--traces", traces)
     assert "\\x1b" in said("export", run, "--parquet", target / "parquet")
@@ -152,7 +152,7 @@ def test_names_in_brackets_are_no_markup(tmp_path, said):
 
 
 def test_commands_print_in_two_places_alone():
-    """Whoever prints elsewhere prints what it read as it is."""
+    """Other code must not print: its output would not be escaped."""
     printing = re.compile(
         r"^\s*(?:print\(|.*sys\.std(?:out|err)\.write|.*import .*\bText\b|.*markup)", re.MULTILINE
     )

@@ -1,4 +1,4 @@
-"""The commands for whoever finds no file, or a file with less in it than there should be."""
+"""`status` and `doctor` explain a missing file, and a file with too few records."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def printed(capsys):
 
 @pytest.fixture
 def tables(tmp_path):
-    """A folder with a table of which one event of two is found."""
+    """A folder with a table, of whose two events one is found."""
     folder = tmp_path / "tables"
     folder.mkdir()
     (folder / "mine.toml").write_text(
@@ -207,7 +207,7 @@ def test_a_killed_process_has_described_the_patches_since_its_first_record(run_s
 
 
 def doctor(printed, *arguments, code=0):
-    """Return what the doctor finds, by what it is about; of several findings the last."""
+    """Return the doctor's findings by their subject; of several, the last."""
     return {
         finding["about"]: finding
         for finding in json.loads(printed("doctor", "--json", *arguments, code=code))
@@ -297,7 +297,7 @@ def test_the_folder_of_status_is_given_or_refused(capsys, tmp_path):
     assert "no such folder" in capsys.readouterr().err
 
 
-#: A process that ends at once may end before its disk is done: wait until it is.
+#: A process that ends at once may end before the disk's thread has written: wait for the file.
 WAIT_FOR_REACHED = "import pathlib, time; reached = pathlib.Path(sglang_instrument.status()['folder'])\n" + (
     "        while not list(reached.glob('processes/reached/*.json')): time.sleep(0.01)"
 )

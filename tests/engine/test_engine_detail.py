@@ -1,4 +1,4 @@
-"""How much SGLang's own processes record, and what their files are called."""
+"""`engine_detail` sets how much SGLang's own processes record; roles and ranks name their files."""
 
 import os
 import subprocess
@@ -56,7 +56,7 @@ def test_a_table_says_at_which_detail_it_is_applied():
 def test_a_process_of_a_group_has_its_rank_in_the_group_in_its_files_name():
     identity.learn("scheduler", 1, 0)
     assert identity.file_name("scheduler", 1) == "scheduler_1_tp0"
-    assert identity.file_name("worker", 1) == "worker_1"  # of another role it says nothing
+    assert identity.file_name("worker", 1) == "worker_1"  # it does not affect other roles
     identity.forget()
     assert identity.file_name("scheduler", 1) == "scheduler_1"
 

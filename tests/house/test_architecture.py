@@ -1,4 +1,4 @@
-"""The house keeps its shape: imports run one way, the import is light, each file says what it is for."""
+"""Check the structure: imports run one way, importing is fast, each file has a docstring and a limited size."""
 
 import ast
 import graphlib
@@ -22,11 +22,11 @@ TABLES = {"words", "patching", "patching.places", "patching.tables"}
 RUN = {"words", "analysis.reading", "analysis.timing", "analysis.run"}
 ANSWERS = RUN | {"analysis.answers", "analysis.verdict"}
 
-#: What each folder may import beside itself, from the ground up. Two halves that meet in the words alone:
-#: one lives inside training (recording, patching, startup), the other reads what it left.
+#: The other folders that each folder may import, from the bottom up. Two halves share only the vocabulary:
+#: one runs inside training (recording, patching, startup), the other reads the logs.
 MAY_IMPORT = {
     "words": set(),
-    "native": set(),  # what is compiled is handed what it needs
+    "native": set(),  # compiled code gets what it needs as arguments
     "recording.safety": {"words"},
     "recording.measure": MEASURE,
     "recording.keep": MEASURE,
@@ -62,7 +62,7 @@ MAY_IMPORT["cli.commands"] = BELOW | {"cli"}
 
 LONGEST_FILE = 350  # lines
 LONGER_FILES = {}  # name: the reason
-MOST_FILES = 16  # of Python, in a folder
+MOST_FILES = 16  # Python files in a folder
 FULLER_FOLDERS = {"cli.commands": "a file a command", "demo": "the demo's parts are its own"}
 
 HEAVY = [
@@ -84,7 +84,7 @@ def name_of(path):
 
 
 def folder_of(module):
-    """Return the folder that a module lies in; the files at the top are the words, and what users import."""
+    """Return the folder of a module; the files at the top are the vocabulary and what users import."""
     if module in WORDS:
         return "words"
     if module in FACADE:
@@ -95,9 +95,9 @@ def folder_of(module):
 
 
 def imports(path, deferred=True):
-    """Return the modules of ours that a file imports: at its top and, if `deferred`, inside of functions.
+    """Return our modules that a file imports: at its top and, if `deferred`, inside of functions.
 
-    What is imported for type checkers alone is not there when it runs.
+    Imports under TYPE_CHECKING are left out.
     """
     tree = ast.parse(path.read_text())
     found = set()

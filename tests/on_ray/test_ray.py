@@ -1,4 +1,4 @@
-"""Ray kills actors without a word: what was on disk before is whole, and belongs to one run."""
+"""Ray kills actors without notice: the files that they wrote before are complete and belong to one run."""
 
 import time
 
@@ -119,7 +119,7 @@ def test_of_two_actors_the_one_that_is_killed_in_the_middle_of_a_step_is_named(s
     script = start_script(DEATH)
     script.wait(code=1, timeout=600)
     deadline = time.monotonic() + 120
-    while not (run := open_run(script.folder)).is_over:  # the other one is ended with its driver
+    while not (run := open_run(script.folder)).is_over:  # the other actor ends with its driver
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert verdict_of(run) == (
