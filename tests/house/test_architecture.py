@@ -1,4 +1,4 @@
-"""Check the structure: imports run one way, importing is fast, each file has a docstring and a limited size."""
+"""Check the structure: imports run one way, importing is fast, files have docstrings and a limited size."""
 
 import ast
 import graphlib

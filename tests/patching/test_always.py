@@ -1,4 +1,4 @@
-"""Fields that are read when a region is left, however it is left: ids that are made inside."""
+"""`always` fields, such as ids that are made inside a region, are read at any end of the region."""
 
 import asyncio
 import importlib.util
@@ -60,7 +60,7 @@ class Job:
 
 @pytest.fixture
 def patched(tmp_path):
-    """Write `MODULE`, put a region under a probe in it, and undo it all; gives (module, records, sites)."""
+    """Write `MODULE` and patch a region of it for the test; returns (module, records, sites)."""
     made = []
 
     def make(target, **region):
@@ -154,7 +154,7 @@ def test_a_field_that_cannot_be_read_is_left_out(patched):
 
 
 def test_a_function_that_asks_for_its_own_locals_is_left_alone(patched):
-    # What reads them from the frame would renew the dict that it got.
+    # Reading the frame's locals would update the dict that the function got from locals().
     _, _, [site] = patched("reads_its_own", event="e", always=ALWAYS)
     assert (site.state, site.note) == (
         "refused",

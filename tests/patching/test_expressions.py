@@ -1,4 +1,4 @@
-"""Regions that are expressions: calls of what no table can name, and the entering of `with` blocks."""
+"""Regions can be expressions: calls of objects that no table can name, and the entering of `with` blocks."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ EPISODES = """
 
 
 async def double(number):
-    """Stand for what a user's setting leads to."""
+    """Stand in for the function that a user's setting names."""
     await asyncio.sleep(0)
     if number < 0:
         raise ValueError(number)
@@ -110,7 +110,7 @@ def test_a_future_that_a_call_gives_stays_what_it_is(records, program):  # noqa:
 
 
 class Added:
-    """Stands for a reference of Ray's: it can be awaited, and used otherwise."""
+    """Stands in for an ObjectRef of Ray: it can be awaited, and used otherwise."""
 
     def __init__(self, *parts):
         self.parts = parts
@@ -128,7 +128,7 @@ def test_a_call_that_never_starts_leaves_nothing_behind(records, program):  # no
 
     async def cancel_at_once():
         running = asyncio.ensure_future(module.Group(double, 2).run(1))
-        await asyncio.sleep(0)  # the members are tasks now, and none has begun
+        await asyncio.sleep(0)  # the coroutines are tasks now; none has started
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -205,7 +205,7 @@ def test_entering_gives_what_the_context_gives_and_leaves_it_again(records, prog
 
 
 class EitherLock:
-    """Stands for a lock or client that `with` and `async with` both enter."""
+    """Stands in for a lock or client that supports `with` and `async with`."""
 
     def __enter__(self):
         return "entered"

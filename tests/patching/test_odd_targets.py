@@ -1,4 +1,4 @@
-"""Recording writes regular files alone; where something else has their name, training does not notice."""
+"""Recording writes only regular files; other files of their names do not affect training."""
 
 from __future__ import annotations
 

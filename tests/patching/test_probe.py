@@ -1,4 +1,4 @@
-"""What probes record, in functions that are really rewritten; and that they never disturb them."""
+"""Probes in rewritten functions record the right fields and never change the functions' behaviour."""
 
 import asyncio
 import contextvars
@@ -26,7 +26,7 @@ from sglang_instrument.recording.safety import notices
 
 @pytest.fixture
 def records():
-    """Collect finished spans; nothing may have been swallowed on the way."""
+    """Collect finished spans; check that no error was swallowed."""
     before, buffer = spans.current_buffer(), []
     notices.forget()
     spans.use_buffer(buffer, int)
@@ -40,7 +40,7 @@ def records():
 
 @pytest.fixture
 def program(tmp_path):
-    """Write a module, put regions under probes in it, and undo it all afterwards."""
+    """Write a module and patch regions of it for the test."""
     patchers, modules = [], []
 
     def make(source, **targets):
@@ -297,7 +297,7 @@ def test_instant_events_have_no_duration(records, program):
     assert [(s.event, s.extra, s.end) for s in records] == [("begun", {"x": 1}, 0), ("done", {"y": 2}, 0)]
     with pytest.raises(TypeError):
         module.f(None)
-    assert [s.event for s in records[2:]] == ["begun"]  # what was not reached did not happen
+    assert [s.event for s in records[2:]] == ["begun"]  # an event that was not reached is not recorded
 
 
 def test_cancelled_coroutines_say_so_and_stay_cancelled(records, program):
@@ -598,7 +598,7 @@ def test_a_bad_region_is_refused_by_its_place(region, complaint):
     table = parse_table("bad", content)
     with pytest.raises(TableError, match=complaint):
         make_probe(table.patches[0].regions[0])
-    probes_for(table.patches[0].regions)  # one bad region does not cost the others theirs
+    probes_for(table.patches[0].regions)  # one bad region does not disable the others
 
 
 STEPS = """

@@ -1,4 +1,4 @@
-"""Profilers are switched all at once, refused where they would do harm; the servers here are stand-ins."""
+"""Profilers are started all at once, and refused where they would do harm; the servers are stand-ins."""
 
 from __future__ import annotations
 
@@ -355,7 +355,7 @@ def test_one_api_and_the_trainers_names_for_it(tmp_path):
     class Arguments:
         sglang_router_ip, sglang_router_port = "127.0.0.1", 1
 
-    class Adapter:  # as verl's AsyncHttpServerAdapter: a stand-in
+    class Adapter:  # a stand-in for verl's AsyncHttpServerAdapter
         def __init__(self, url: str) -> None:
             host, _, port = url.removeprefix("http://").partition(":")
             self.server_args = type("Settings", (), {"host": host, "port": int(port)})()
@@ -448,7 +448,7 @@ def test_chosen_steps_are_profiled_from_their_begin_to_their_end_and_noted(insta
         assert first.asked == []
         rollout.generate_sequences(2, lambda: first.recording is not None)
         until(lambda: list(folder.glob("profiles/*/worker_0/*.trace.json.gz")))
-        rollout.generate_sequences(2)  # a second rollout of the same step is not profiled again
+        rollout.generate_sequences(2)  # the second rollout of a step is not profiled
         rollout.generate_sequences(3)
         sglang_instrument.uninstall()
     assert [path for path in first.paths() if "profile" in path] == ["/start_profile", "/stop_profile"]
@@ -486,7 +486,7 @@ def test_a_profiler_that_stopped_before_the_end_of_the_step_is_not_stopped_again
         def recorded() -> bool:
             if one.recording is None:
                 return "/generate" in one.paths()
-            return ask("POST", f"{one.url}/generate", body={}).ok  # it has seen its steps, and writes
+            return ask("POST", f"{one.url}/generate", body={}).ok  # it has recorded its steps and is writing
 
         folder = install(profile_steps="1")
         Rollout(one.url).generate_sequences(1, recorded)
@@ -508,7 +508,7 @@ def test_a_profiler_that_fails_or_hangs_is_reported_once_and_does_not_delay_the_
         sglang_instrument.uninstall()
         install(profile_steps="1", profile_workers="all", experiment="other")
         rollout = Rollout(one.url)
-        rollout.generate_sequences(1, lambda: "/start_profile" in one.paths())  # returns, though it hangs
+        rollout.generate_sequences(1, lambda: "/start_profile" in one.paths())  # although the server hangs
         ours = [one for one in threading.enumerate() if one.name.startswith("sglang-instrument-profile")]
         assert ours
         assert all(thread.daemon for thread in ours), "or the training could not end"
@@ -627,7 +627,7 @@ def test_nobody_else_can_wake_a_rollout_that_sleeps(start_script, tmp_path):
     wake = Path(said.rpartition("touch ")[2].strip())
     assert wake.parent.stat().st_mode & 0o777 == 0o700
     assert wake.parent.parent == tmp_path
-    time.sleep(1.5)  # three looks for the file
+    time.sleep(1.5)  # the time of three checks for the file
     assert script.process.poll() is None
     wake.touch()
     script.wait(1)

@@ -1,4 +1,4 @@
-"""Profilers of real servers behind real routers: recorded, stopped, hanging, killed, with a full disk."""
+"""Profile real servers behind real routers: start, stop, hanging and killed servers, a full disk."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ARGUMENTS = (
 
 
 class Process:
-    """A server or a router, in a process group of its own: nothing of it outlives the test."""
+    """A server or a router in its own process group, so that the test can end all of its processes."""
 
     def __init__(self, command: list[str], port: int, log: Path, **environment: str) -> None:
         self.url, self.log = f"http://127.0.0.1:{port}", log
@@ -132,7 +132,7 @@ def generate(server: Process, new_tokens: int = 8) -> None:
     assert reply.ok, reply
 
 
-# The tests stand in the order in which they are run: the last ones cost the servers.
+# The order of the tests matters: the last ones kill the servers.
 
 
 @pytest.mark.parametrize("version", ROUTERS)
@@ -219,7 +219,7 @@ def test_a_server_killed_while_recording_is_named_and_the_other_writes_its_trace
     shown = profile(capsys, "stop", *arguments, "--retries", 0, code=1)
     assert f"worker 1, {killed.url}: connection refused" in shown
     assert "whole" in shown
-    # A router lists its dead for a while, or for ever: it is named until then.
+    # A router lists a dead server for a while, or for ever: until then it is named.
     code = main(["profile", "status", "--router-url", router, "--output-dir", str(tmp_path)])
     assert (code == 1 and "no answer" in capsys.readouterr().out) or killed.url not in listed_by(router)
 
@@ -257,7 +257,7 @@ def test_a_profiled_step_of_the_demo_leaves_its_traces_beside_its_records(tmp_pa
         timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    # Of two steps: on a machine that is swamped, one may be over before its profiler begins.
+    # Two steps: on a busy machine, one may end before its profiler starts.
     traces = [trace.name for trace in (tmp_path / "d" / "profiles").rglob("*.trace.json.gz")]
     assert traces
     for trace in traces:

@@ -1,4 +1,4 @@
-"""Numbers of traces equal a brute-force read of the same JSON: of real profilers, and of made GPU traces."""
+"""The numbers of real and made traces equal a brute-force read of the same JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What torch's own profiler writes of some forward and backward passes on the CPU."""
+    """A trace by torch's own profiler of some forward and backward passes on the CPU."""
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -48,14 +48,14 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(path: Path) -> list[dict[str, Any]]:
-    """Return the events that count, the plain way."""
+    """Return the events that count, by json.load."""
     raw = path.read_bytes()
     whole = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
     return [event for event in whole["traceEvents"] if event.get("cat") in KINDS and "dur" in event]
 
 
 def union(intervals: list[tuple[float, float]]) -> float:
-    """Return the time that intervals cover, moment by moment."""
+    """Return the time that intervals cover, counted unit by unit."""
     moments = sorted({moment for interval in intervals for moment in interval})
     return sum(
         b - a for a, b in pairwise(moments) if any(start <= a and b <= end for start, end in intervals)
@@ -99,7 +99,7 @@ def test_pieces_end_where_events_end_whatever_their_size(
 
 
 def forms(events: list[dict[str, Any]]) -> dict[str, str]:
-    """Return the same events as other tools write them."""
+    """Return the same events in the forms that other tools write."""
     reordered = [dict(sorted(event.items())) for event in events]
     base = {"baseTimeNanoseconds": BASE_NS}
     return {
@@ -264,7 +264,7 @@ def test_prefill_decode_and_graphs_of_a_made_trace(made: Path) -> None:
     stages = {row["stage"]: row for row in tables["stages"]}
     assert {name: row["steps"] for name, row in stages.items()} == {"prefill": 1, "decode": 3}
     assert stages["prefill"]["gpu_sec"] * 1e6 == pytest.approx(120)
-    assert stages["decode"]["gpu_sec"] * 1e6 == pytest.approx(210)  # the last kernel lies in no step
+    assert stages["decode"]["gpu_sec"] * 1e6 == pytest.approx(210)  # the last kernel is in no step
     assert stages["decode"]["p50_ms"] == pytest.approx(0.120)
     (graph,) = tables["graphs"]
     assert (graph["stage"], graph["launches"]) == ("decode", 3)
@@ -362,7 +362,7 @@ def test_own_times_equal_a_stack_of_open_events(tmp_path: Path) -> None:
             begin = drawn.randint(start, end)
             stop = drawn.randint(begin, end)
             own[name] -= stop - begin
-            if (begin, stop) == (start, end) or begin == stop:  # two of the same time: either may be outside
+            if (begin, stop) == (start, end) or begin == stop:  # equal times: either may be outside
                 trace.add("cpu_op", "moment", begin, 0, tid=thread)
                 own[name] += stop - begin
             else:

@@ -1,4 +1,4 @@
-"""Traces are laid beside the run they belong to, and a real engine's own profiler is read."""
+"""Traces are aligned with their run, and the trace of a real engine's profiler is read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sglang_instrument.traces.table import KINDS, read_trace
 def test_idle_time_of_an_engine_is_compared_with_the_work_of_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Busy from 1 to 4 and from 8 to 9: of the 8 s that both run, 4 are idle, and all of these is the tool's.
+    # Busy from 1 to 4 and from 8 to 9: of the 8 s that both run, 4 are idle, all of them during a tool call.
     path = trace_of_work(tmp_path / "p-TP-0.trace.json", [(1, 4), (8, 9)])
     logs = run_beside(tmp_path / "exp")
     assert main(["trace", "analyze", str(path), "--run", str(logs), "--json"]) == 0
@@ -90,7 +90,7 @@ def test_merged_traces_have_every_event_under_the_rollouts(tmp_path: Path) -> No
         assert shown == expected
     titles = {track.name for track in tracks.values() if group_of(track, tracks).name == "engine TP-0"}
     assert {"GPU 0 stream 7", "GPU 0 stream 13", "GPU marks"} <= titles
-    # The kernels lie within the step, on the same clock.
+    # The kernels are within the step, on the same clock.
     (step,) = (one for track in tracks.values() for one in track.slices if one[0] == "total_step_duration")
     begins = [start for track in tracks.values() for name, start, *_ in track.slices if "gemm" in name]
     assert all(step[1] <= begin <= step[2] for begin in begins)
@@ -148,7 +148,7 @@ ENGINE = """
 
 @pytest.fixture(scope="module")
 def engines_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the real SGLang's scheduler writes of a prefill and five decode steps on the CPU."""
+    """A trace that the real SGLang scheduler writes of a prefill and five decode steps on the CPU."""
     folder = tmp_path_factory.mktemp("engine")
     script = folder / "script.py"
     script.write_text(textwrap.dedent(ENGINE))

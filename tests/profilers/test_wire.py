@@ -1,4 +1,4 @@
-"""A request has one deadline for all of it, whatever the server does."""
+"""A request to a server has one deadline in total, whatever the server does."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sglang_instrument.profilers.workers import workers_at
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 _TIMEOUT_SEC = 1.0
-#: Of a machine that is busy; what has no deadline takes as long as its server likes, which is 60 s here.
+#: Enough for a busy machine; without a deadline, the servers here would take 60 s.
 _AT_MOST_SEC = 20.0
 
 
 @contextmanager
 def server(serve: Callable[[socket.socket], None]) -> Iterator[str]:
-    """Serve each connection in a thread of its own, until the client is gone."""
+    """Serve each connection in its own thread, until the client disconnects."""
     listening = socket.create_server(("127.0.0.1", 0))
     over = threading.Event()
 
@@ -51,7 +51,7 @@ def server(serve: Callable[[socket.socket], None]) -> Iterator[str]:
 
 
 def drip(connection: socket.socket, once: bytes, again: bytes) -> None:
-    """Send something, and then a little every 50 ms, for up to a minute."""
+    """Send some bytes, and then a few every 50 ms, for up to a minute."""
     connection.recv(65536)
     connection.sendall(once)
     for _ in range(1200):
@@ -119,7 +119,7 @@ def test_a_port_that_does_not_take_connections_is_given_up_in_time():
     full.listen(0)
     address = full.getsockname()
     waiting = []
-    for _ in range(4):  # as many as the kernel keeps for it, and more
+    for _ in range(4):  # more connections than the kernel's backlog holds
         waiting.append(socket.socket())
         waiting[-1].setblocking(False)
         waiting[-1].connect_ex(address)

@@ -1,4 +1,4 @@
-"""However a process begins or ends: its own file, whole lines, nothing doubled, its exit code its own."""
+"""However a process begins or ends, it has its own file, complete lines, no duplicates and its exit code."""
 
 import os
 import random
@@ -30,7 +30,7 @@ def indices(records):
 
 
 def split_lines(path):
-    """Return the whole lines of a file, and what a kill left of one more."""
+    """Return the complete lines of a file, and the rest that a kill left."""
     *lines, rest = path.read_bytes().split(b"\n")
     return lines, rest
 
@@ -47,11 +47,9 @@ def test_a_kill_at_any_moment_leaves_whole_lines_but_for_one_last(start_script, 
     for path in script.folder.rglob("*.jsonl"):
         lines, _ = split_lines(path)
         torn = [line for line in lines if line and not (line.startswith(b"{") and line.endswith(b"}"))]
-        assert (
-            len(torn) <= 3
-        )  # one at each kill but the last, which the next process put on a line of its own
+        assert len(torn) <= 3  # one torn line per kill except the last; the next process starts a new line
         opened = [line for line in lines if b'"event":"log_opened"' in line]
-        assert opened[:1] == lines[:1]  # neither, where the kill came between opening and writing
+        assert opened[:1] == lines[:1]  # none, if the kill came between opening and writing
         assert all(b'"reopened":true' in line for line in opened[1:])
 
 
@@ -283,7 +281,7 @@ def test_a_process_restarted_after_a_kill_appends_to_the_same_files(start_script
         """)
         script.wait(code=-signal.SIGKILL)
         torn = log_dir / "run" / "step_2" / "worker_0.jsonl"
-        torn.write_bytes(torn.read_bytes()[:-5])  # as if the kill had met the write itself
+        torn.write_bytes(torn.read_bytes()[:-5])  # as if the kill had interrupted the write
     text = torn.read_text().splitlines()
     opened = [line for line in text if '"log_opened"' in line]
     assert ['"reopened":true' in line for line in opened] == [False, True]

@@ -1,4 +1,4 @@
-"""Where descriptors, memory or threads run out, a process ends as without us, and loses no record."""
+"""If descriptors, memory or threads run out, a process ends as without us, and loses no record."""
 
 import json
 
@@ -42,7 +42,7 @@ def test_a_process_short_of_a_resource_ends_with_its_own_code(run_script, take, 
         assert "libgcc" not in script.stderr
 
 
-# A stack that no address space holds, and a limit that leaves no room for one.
+# A stack size that fits into no address space, and a limit that leaves no room for a stack.
 NO_THREADS = {
     "stacks": ("threading.stack_size(2**47)", "threading.stack_size(0)"),
     "memory": (
@@ -78,7 +78,7 @@ RECORDS = """
 
 @pytest.fixture
 def record_without_threads(run_script):
-    """Record four steps of 1,000 records while no thread can be started, and then do something."""
+    """Record four steps of 1,000 records while no thread can be started, and then run `then`."""
 
     def run(why, then, **environment):
         forbid, allow = NO_THREADS[why]
@@ -90,7 +90,7 @@ def record_without_threads(run_script):
 
 
 def steps_below(folder):
-    """Return how many records of its own each file has; None for a step that is not whole."""
+    """Return the number of records of each file; None for an incomplete step."""
     wholes = {}
     for path, records in read_records(folder).items():
         events = [record["event"] for record in records]

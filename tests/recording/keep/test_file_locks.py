@@ -1,4 +1,4 @@
-"""No two processes write one file: the second one gets a name of its own, and says so."""
+"""No two processes write one file: the second one gets its own name, and reports it."""
 
 import errno
 import fcntl
@@ -68,9 +68,7 @@ def test_uninstall_releases_the_file_lock_and_install_takes_it_again(install):
 
 
 def test_a_file_system_without_locks_gives_each_process_a_file_of_its_own(install, monkeypatch):
-    def flock(
-        descriptor, operation
-    ):  # the kernel's answer on such file systems; none can be mounted in a test
+    def flock(descriptor, operation):  # the kernel's error on such file systems; a test cannot mount one
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
     monkeypatch.setattr(fcntl, "flock", flock)

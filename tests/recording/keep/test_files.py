@@ -1,4 +1,4 @@
-"""Whatever the disk does: training goes on, one notice says what is wrong, what is lost is counted."""
+"""Whatever the disk does, training continues, one notice names the problem, and lost records are counted."""
 
 import json
 import os
@@ -41,8 +41,8 @@ def small_disk(tmp_path):
 
 @pytest.fixture
 def hanging_file(monkeypatch):
-    """Whoever opens the file of step 1 waits until the test is over."""
-    monkeypatch.setattr(os, "open", os.open)  # put back afterwards
+    """Opening the file of step 1 blocks until the test is over."""
+    monkeypatch.setattr(os, "open", os.open)  # restored afterwards
     answers = hanging_open.until_it_answers()
     yield
     answers.set()
@@ -79,7 +79,7 @@ def test_each_step_of_each_worker_has_its_file_with_a_beginning_and_an_end(insta
     ]
     for path, records in files.items():
         assert records[0]["event"] == "log_opened"
-        if path != "step_0/worker_0.jsonl":  # in which nothing was bound
+        if path != "step_0/worker_0.jsonl":  # without a bound step
             (closed,) = [record for record in records if record["event"] == "step_closed"]
             assert closed["extra"] == {"written": 4, "dropped": 0, "sampled_out": 0}
     assert all(record["validate"] for record in own(files["validate_2/worker_0.jsonl"]))
@@ -158,7 +158,7 @@ def test_a_disk_that_has_room_again_goes_on_in_the_same_file_on_a_line_of_its_ow
                 pass
         except OSError:
             pass
-    rollout([1], events=500)  # more than the rest of the file's last page
+    rollout([1], events=500)  # more than fits into the file's last page
     assert sglang_instrument.flush()
     dropped = sglang_instrument.status()["records"]["dropped"]
     assert 0 < dropped <= 501
@@ -200,9 +200,7 @@ def test_a_hanging_disk_blocks_flush_and_uninstall_for_two_seconds_at_most(insta
     assert not sglang_instrument.flush(0.3)
     rollout([2])
     sglang_instrument.uninstall()
-    assert (
-        time.monotonic() - started < 30
-    )  # far above 2.3 s, for machines that are busy, and far below a hang
+    assert time.monotonic() - started < 30  # far above 2.3 s, for busy machines, and far below a hang
     (notice,) = noticed()
     waiting = int(notice.split()[0])
     assert "were not written within 2 s" in notice
@@ -301,7 +299,7 @@ def test_a_step_in_which_something_still_runs_stays_open_and_is_closed_once(inst
 
 def test_a_step_that_ends_several_times_says_its_counts_so_far_and_is_read_as_one(install):
     folder = install(sample_requests=0.5)
-    for request in range(40):  # one after another, as an asynchronous trainer's requests of one step may come
+    for request in range(40):  # one after another, as requests of one step of an asynchronous trainer
         with step(1), bind(request_id=f"r{request}"), span("async_rollout_request_complete"):
             event("did")
         assert sglang_instrument.flush()
@@ -361,7 +359,7 @@ def _open_logs(folder):
     for link in Path("/proc/self/fd").iterdir():
         try:
             target = link.readlink()
-        except OSError:  # the descriptor with which the folder is listed
+        except OSError:  # the descriptor that lists the folder
             continue
         if target.suffix == ".jsonl" and folder in target.parents:
             found.append(target)
@@ -378,7 +376,7 @@ def test_a_file_that_reuses_our_closed_descriptor_gets_no_records(install, tmp_p
     [ours] = [int(one.name) for one in descriptors.iterdir() if one.exists() and one.samefile(path)]
     os.close(ours)
     theirs = os.open(tmp_path / "checkpoint", os.O_WRONLY | os.O_CREAT)
-    if theirs != ours:  # another thread was faster: as if it had not been
+    if theirs != ours:  # another thread got the number first: take it over
         os.dup2(theirs, ours)
         os.close(theirs)
     try:

@@ -32,7 +32,7 @@ values = st.recursive(
 )
 
 
-#: The machine may be busy.
+#: For busy machines.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -87,7 +87,7 @@ def test_nan_and_infinities_become_null():
 
 
 def test_the_fast_and_the_general_encoding_write_the_same():
-    """A span without fields takes the short way; the same one with an empty phase the long way."""
+    """A span without fields takes the fast path; the same span with an empty phase takes the general one."""
     with records() as seen, bind(step=2, worker=1, request_id='a"b\\', turn=3):
         with span("turn_engine_call"):
             pass

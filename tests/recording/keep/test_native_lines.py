@@ -1,4 +1,4 @@
-"""The compiled encoder and the pure one write the same, whatever is recorded."""
+"""The compiled and the pure encoder write the same lines for any records."""
 
 import json
 import math
@@ -86,7 +86,7 @@ spans = st.fixed_dictionaries(
 
 
 def encoded(described, contexts, compiled):
-    """Return what is written of described spans, by scope: the lines, and how many had to be changed."""
+    """Return by scope an encoder's lines of described spans, and how many records were changed."""
     known = [
         Context(scope=SCOPES[scope], extra=None if extra is None else dict(extra))
         for scope, extra in contexts
@@ -116,7 +116,7 @@ def encoded(described, contexts, compiled):
 
 
 def read(lines):
-    """Return the records as pairs, for the order of keys counts; NaN is no JSON."""
+    """Return the records as lists of pairs, because the order of keys counts; NaN is refused."""
     parsed = []
     for line in lines.splitlines():
         assert len(line) < LONGEST_LINE
@@ -154,7 +154,7 @@ CONTEXTS = [(0, {"request_id": "r0", "turn": 1}), (1, {"request_id": 'a"b\\'}), 
 
 
 def both(*described):
-    """Return what both encoders write of spans that are as usual but for what is said."""
+    """Return the lines of both encoders for usual spans with the given changes."""
     made = [USUAL | one for one in described]
     return [encoded(made, CONTEXTS, compiled) for compiled in (False, True)]
 
@@ -257,7 +257,7 @@ def test_a_chunk_of_long_records_ends_early():
     while end < len(spans):
         end, pieces = maker.encode_chunk(spans, end)
         ends.append(end)
-        kept += pieces  # what was handed over stays as it is while more is made
+        kept += pieces  # a returned chunk stays unchanged while later ones are made
     assert max(after - before for before, after in zip([0, *ends], ends, strict=False)) < 10
     written = b"".join(bytes(lines) for _, lines, _, _ in kept)
     assert [json.loads(line)["extra"]["n"] for line in written.splitlines()] == list(range(500))

@@ -1,4 +1,4 @@
-"""Which records are kept: down to a detail, of drawn and of slow requests; and that the rest is counted."""
+"""Records are kept by level of detail, by sampled and by slow requests; dropped ones are counted."""
 
 import subprocess
 import sys
@@ -181,7 +181,7 @@ def test_a_step_that_is_bound_again_is_sampled_again(scope):
     none = sampling(0)
     none.keep([request("a", 1, scope=scope)])
     assert ids(none.end_step(scope)) == ["a"]
-    # As the writer meets it: the second block has ended before its records are looked at.
+    # As in the writer: the second block has ended before its records are selected.
     scope.open, scope.ended = 0, True
     assert none.keep([request("b", 0.5, scope=scope), request("c", 2, scope=scope)]) == []
     assert ids(none.end_step(scope)) == ["c"]

@@ -1,4 +1,4 @@
-"""The GPU is waited for only where it is in use; without one nothing happens at all."""
+"""Spans wait for the GPU only if it is in use; without a GPU nothing happens."""
 
 import asyncio
 import sys
@@ -15,7 +15,7 @@ from sglang_instrument.testing import records
 
 
 class StandInCuda(types.SimpleNamespace):
-    """Stands in for torch.cuda on a machine without a GPU: counts what is asked of it."""
+    """Stands in for torch.cuda on a machine without a GPU, and counts the calls."""
 
     def __init__(self, **state):
         super().__init__(initialized=True, context=True, capturing=False, compiling=False, fails=False)

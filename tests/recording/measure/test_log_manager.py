@@ -1,4 +1,4 @@
-"""The stand-in for the class that people pasted into their rollout: the same calls, keys, order and files."""
+"""SGLangLogManager replaces the class that users pasted into rollouts: same calls, keys, order and files."""
 
 import copy
 import datetime
@@ -17,7 +17,7 @@ from sglang_instrument.recording.safety import notices
 
 
 class Lines:
-    """The records of one file; `path` is text, as the reference's callers have it."""
+    """The records of one file; `path` is a str, as the reference's callers pass it."""
 
     def __init__(self, path):
         self.path = str(path)

@@ -1,4 +1,4 @@
-"""The compiled parts are used where they were built, all of them or none, and nobody has to notice which."""
+"""The compiled parts are used if they were built, all or none, and records are the same either way."""
 
 import inspect
 import json
@@ -15,7 +15,7 @@ import sglang_instrument
 from sglang_instrument import native
 from sglang_instrument.native.stamps import NEEDS, PARTS, stamp_of
 
-ROOT = Path(native.__file__).parents[2]  # the tree, or what is installed
+ROOT = Path(native.__file__).parents[2]  # the source tree or the installed package
 ASKED_FOR_PURE = os.environ.get("SGLANG_INSTRUMENT_NATIVE") == "0"
 
 SEEN = """
@@ -38,7 +38,7 @@ print(json.dumps([native.ON, native.REASON, kept]))
 
 
 def told(package_parent, **environment):
-    """Return what a process that imports the package from there says: compiled or not, why not, records."""
+    """Import the package from a folder in a process; return whether it is compiled, why not, its records."""
     done = subprocess.run(
         [sys.executable, "-c", SEEN],
         capture_output=True,
@@ -52,14 +52,14 @@ def told(package_parent, **environment):
 
 
 def built(root, part):
-    """Return the files into which a part was compiled, for each Python that did."""
+    """Return the compiled files of a part, for each Python."""
     *folders, name = PARTS[part].split(".")
     return list(root.joinpath(*folders).glob(f"{name}.*.so"))
 
 
 @pytest.fixture
 def copied(tmp_path):
-    """A copy of the package, compiled parts included, to be spoilt."""
+    """A copy of the package with compiled parts, for tests that damage it."""
     ignored = shutil.ignore_patterns("__pycache__", ".build*")
     shutil.copytree(ROOT / "sglang_instrument", tmp_path / "sglang_instrument", ignore=ignored)
     return tmp_path

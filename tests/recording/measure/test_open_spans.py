@@ -1,4 +1,4 @@
-"""The watched spans that are open, as the watchdog reads them: the same compiled as in pure Python."""
+"""The watchdog reads the same open spans from compiled and pure Python code."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +25,7 @@ def test_open_spans_are_those_entered_and_not_left(steps):
             span = entered.pop(number % len(entered))
             span.__exit__(None, None, None)
             expected = [one for one in expected if one is not span]
-        elif what == "clear":  # as in a forked child, which may still leave what its parent entered
+        elif what == "clear":  # as in a forked child, which may still leave spans that its parent entered
             OPEN.clear()
             expected = []
         assert len(OPEN) == len(expected)

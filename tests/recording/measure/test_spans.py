@@ -1,4 +1,4 @@
-"""A span says how long a block took, for whom, and how it ended."""
+"""A span records how long a block took, for which request, and how it ended."""
 
 import asyncio
 import copy

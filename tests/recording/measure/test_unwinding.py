@@ -1,4 +1,4 @@
-"""What is raised, cancelled or closed inside a span goes on as it would without the span."""
+"""Exceptions, cancellations and closes inside a span behave as without the span."""
 
 import asyncio
 

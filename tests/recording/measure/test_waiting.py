@@ -1,4 +1,4 @@
-"""A coroutine's record says how long it held the event loop itself; the rest is waiting."""
+"""A coroutine's record has its running time on the event loop; in the rest it was suspended."""
 
 import asyncio
 import importlib.util
@@ -96,7 +96,7 @@ def patched(target):
 
 
 def active(record):
-    """Time that the coroutine held the loop; it is in every record of one that counts."""
+    """Return the coroutine's running time; every record of a counted coroutine has it."""
     assert 0 <= record["active_sec"] <= record["duration_sec"]
     return record["active_sec"]
 
@@ -170,7 +170,7 @@ def test_concurrent_requests_do_not_count_each_others_time(patched):
         asyncio.run(run())
     for record in seen.of("request"):
         assert active(record) >= 0.02
-    # Five hold the loop one after another; each of them waits for the others.
+    # Five coroutines run one after another; each waits for the others.
     assert sum(map(active, seen)) <= max(record["duration_sec"] for record in seen) + 0.001
     assert max(record["duration_sec"] for record in seen) >= 5 * 0.02
 
@@ -350,7 +350,7 @@ def test_a_coroutine_that_a_debugger_traces_returns_what_it_returns():
 
 
 class Ticks:
-    """Awaits like a coroutine of somebody's own that can neither be thrown into nor be closed."""
+    """A custom awaitable that has neither throw() nor close()."""
 
     def __await__(self):
         return self
