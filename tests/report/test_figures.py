@@ -1,4 +1,4 @@
-"""Figures show what the log says: the slowest requests are the slowest, and no moment is drawn twice."""
+"""Figures agree with the log: the slowest requests are the slowest, and no time is drawn twice."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def plotted(
 
 
 def lengths(axes):
-    """Return the width of each bar of broken bars, a list a row, the first row first."""
+    """Return the widths of the bars of each row, the first row first."""
     rows: dict[float, list[float]] = {}
     for bars in axes.collections:
         for path in bars.get_paths() if hasattr(bars, "get_paths") else []:
@@ -58,7 +58,7 @@ def test_every_figure_becomes_a_file(
 ) -> None:
     answer = plotted(capsys, logs, "-o", tmp_path / "new" / "figures", "--format", suffix, "--dpi", 40)
     assert list(answer["figures"]) == FIGURES
-    assert answer["step"] == 2  # the straggler's, which took longest
+    assert answer["step"] == 2  # the straggler's step, which took longest
     starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
     for path in answer["figures"].values():
         assert Path(path).read_bytes().startswith(starts[suffix])

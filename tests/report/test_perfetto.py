@@ -1,4 +1,4 @@
-"""A Perfetto trace, parsed back with Perfetto's own protobuf classes, says what the log says."""
+"""A Perfetto trace, parsed with Perfetto's own protobuf classes, has the content of the log."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_every_record_is_there_with_its_duration(logs: Path, tracks: dict[int, T
     assert {name: len(times) for name, times in shown.items()} == {
         name: len(times) for name, times in logged.items()
     }
-    for name, times in shown.items():  # a start and a duration were rounded to microseconds each
+    for name, times in shown.items():  # start and duration were each rounded to microseconds
         assert sorted(times) == pytest.approx(sorted(logged[name]), abs=3.0)
 
 
@@ -80,7 +80,7 @@ def test_a_request_has_a_track_below_its_worker(logs: Path, tracks: dict[int, Tr
     for track in tracks.values():
         roots = [name for name, _, _, depth, _ in track.slices if depth == 0]
         if "async_rollout_request_complete" in roots:
-            assert roots == ["async_rollout_request_complete"]  # all of a request lies in it
+            assert roots == ["async_rollout_request_complete"]  # the track contains all spans of the request
             found.add((group_of(track, tracks).pid - 1000, track.name))
     assert found == asked
 

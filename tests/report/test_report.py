@@ -1,4 +1,4 @@
-"""The report shows in a real browser what the analysis found, and asks for nothing from outside."""
+"""The report shows the findings of the analysis in a real browser, and loads nothing from outside."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from sglang_instrument.cli.main import main
 from sglang_instrument.report.html import page as page_module
 from sglang_instrument.testing import BlockedLoop, Hang, Plateau, SlowReward, Straggler, synthetic_run
 
-DEMO = Path(__file__).parents[1] / "logs" / "demo"  # written by `make demo`: the real engine
+DEMO = Path(__file__).parents[1] / "logs" / "demo"  # a log of the real engine, written by `make demo`
 HOSTILE = "</script><img src=x onerror=\"sglangReport.errors.push('ran')\"><b>&amp;"
 SECTIONS = (
     *("verdict", "steps", "concurrency", "workers", "durations", "requests", "timeline", "turns", "lengths"),
@@ -51,7 +51,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def _empty(folder: Path) -> Path:
-    """A run of which a process opened its file and did nothing yet."""
+    """A run whose only process has opened its file and recorded nothing yet."""
     synthetic_run(folder, steps=1, workers=1, requests=1)
     for path in folder.glob("step_*/*.jsonl"):
         path.write_text(path.read_text().splitlines(keepends=True)[0])
@@ -59,7 +59,7 @@ def _empty(folder: Path) -> Path:
 
 
 def _named_hang(folder: Path) -> Path:
-    """Name the request whose tool hangs, as a real log does and the synthetic one does not."""
+    """Add the id of the request whose tool hangs: a real log has it, the synthetic one does not."""
     path = folder / "step_2" / "worker_1.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()]
     asked = [record["extra"]["request_id"] for record in records if "request_id" in record.get("extra", {})]
@@ -80,7 +80,7 @@ def _named_hang(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def report(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Make the report of a run once."""
+    """Make the report of a run only once."""
     made: dict[tuple[str, ...], Path] = {}
     folder = tmp_path_factory.mktemp("reports")
 

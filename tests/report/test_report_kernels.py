@@ -1,4 +1,4 @@
-"""The report says what the engines' own profilers saw, where it is given their traces."""
+"""With traces, the report shows what the engines' profilers recorded."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def report(logs: Path, out: Path, *arguments: str) -> Path:
 
 
 def section(path: Path) -> str:
-    """The section's markup; "" without one."""
+    """Return the HTML of the section; "" without one."""
     found = re.search(r'<section id="kernels".*?</section>', path.read_text(), re.DOTALL)
     return found[0] if found else ""
 
 
 def words(markup: str) -> str:
-    """What a person reads of it."""
+    """Return the text of the section."""
     return " ".join(re.sub(r"<[^>]*>", " ", markup).split())
 
 

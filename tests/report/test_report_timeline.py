@@ -1,4 +1,4 @@
-"""The timeline shows what the log says: it zooms, filters, sorts, finds requests, and tells moments."""
+"""The timeline agrees with the log, zooms, filters, sorts, finds requests, and shows what ran at a time."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +37,7 @@ def opened(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bro
 
 @pytest.fixture
 def page(opened: Browser) -> Browser:
-    """The report at its third step, nothing chosen, its timeline on the screen."""
+    """The report at its third step, without a selection, with the timeline on the screen."""
     opened.do(f"location.hash = '#timeline&step={STEP}'")
     opened.until(f"{LINE}.model !== null && {LINE}.model.key === '{STEP}'")
     opened.do(f"document.getElementById('t-reset').click(); {LINE}.told = null; sglangReport.repaint()")
@@ -164,7 +164,7 @@ def test_a_link_to_a_request_survives_a_reload(page: Browser, logs: Path) -> Non
 
 def test_the_cursor_shows_what_ran_at_its_time(page: Browser, spans: pl.DataFrame) -> None:
     origin = page.js(f"{LINE}.model.begun_us")
-    mine = spans.filter(worker=2)  # the clock of worker 2 is the median one
+    mine = spans.filter(worker=2)  # the clock of worker 2 is the median clock
     at_sec = page.js(f"{LINE}.model.extent_sec") * 0.3
     at_us = origin + at_sec * 1e6
     page.do(f"{LINE}.filter.worker = 2; sglangReport.setCursor(arguments[0])", at_sec)

@@ -1,4 +1,4 @@
-"""Settings come from keywords or variables; a wrong one stops a person at the keyboard, never a job."""
+"""Settings come from keywords or variables; a wrong keyword raises, a wrong variable never stops a job."""
 
 import inspect
 import json
@@ -142,7 +142,7 @@ def test_the_keywords_of_install_are_the_fields_of_config():
     wider = {"log_dir": str | PathLike[str], "patches": str | PathLike[str] | Iterable[str | PathLike[str]]}
     wider["trainers"] = str | Iterable[str]
     for one in keywords:
-        assert one.default is None  # not given: its variable counts, else the default of Config
+        assert one.default is None  # not given: its variable is used, else the default of Config
         assert one.annotation == wider.get(one.name, allowed[one.name]) | None, one.name
 
 
@@ -162,7 +162,7 @@ def test_install_takes_a_config(log_dir, monkeypatch):
     given = Config(log_dir=str(log_dir), sample_requests=0.5, detail="turn", hang_after_sec=9)
     sglang_instrument.install(given, hang_after_sec=7)
     status = sglang_instrument.status()
-    assert status["folder"] == str(log_dir / "theirs")  # what the Config leaves at its default is not given
+    assert status["folder"] == str(log_dir / "theirs")  # a setting at its default counts as not given
     settings = {name.removeprefix("SGLANG_INSTRUMENT_"): text for name, text in status["settings"].items()}
     wanted = ("SAMPLE_REQUESTS", "DETAIL", "HANG_AFTER_SEC")
     assert [settings[name] for name in wanted] == ["0.5", "turn", "7.0"]

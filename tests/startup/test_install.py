@@ -1,4 +1,4 @@
-"""Installed and uninstalled in any order, at any moment: the last word holds, nothing is left over."""
+"""After install() and uninstall() in any order, at any time, the last call decides; nothing is left over."""
 
 import contextlib
 import io
@@ -75,9 +75,9 @@ def test_install_names_a_table_of_sources_on_a_path_of_which_no_installation_kno
         'trainer = "mine"\npackage = "mine"\nmodule = "mine_on_a_path"\n'
         '[[patch]]\ntarget = "generate"\nregion = [{ event = "total_step_duration" }]\n'
     )
-    monkeypatch.syspath_prepend(str(tmp_path))  # where only a folder has that name
+    monkeypatch.syspath_prepend(str(tmp_path))  # if only a folder has that name
     install(patches=[str(tmp_path)])
-    assert str(table) not in capsys.readouterr().err  # what it is for is not here
+    assert str(table) not in capsys.readouterr().err  # its trainer is not installed here
     sglang_instrument.uninstall()
     monkeypatch.syspath_prepend(str(tmp_path / "src"))
     install(patches=[str(tmp_path)])

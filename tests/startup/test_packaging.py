@@ -1,4 +1,4 @@
-"""What is shipped is what is in the tree, and the start-up hook in it does nothing unless it is asked."""
+"""Wheels and sdists contain the whole tree; their start-up hook does nothing without the variable."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def build(what, source, folder, **environment):
-    """Build a wheel or an sdist of `source` into `folder`; return it, and what the build said."""
+    """Build a wheel or an sdist of `source` into `folder`; return its path and the output of the build."""
     command = [sys.executable, "-m", "build", f"--{what}", "--no-isolation", "--outdir", str(folder)]
     done = subprocess.run(
         [*command, str(source)],
@@ -40,13 +40,13 @@ def sdist(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel of this machine: with compiled parts where it can build them."""
+    """The wheel of this machine, with compiled parts if it has a compiler."""
     return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))[0]
 
 
 @pytest.fixture(scope="module")
 def site(wheel, tmp_path_factory):
-    """A folder that holds what the wheel installs."""
+    """A folder with the installed files of the wheel."""
     folder = tmp_path_factory.mktemp("site")
     zipfile.ZipFile(wheel).extractall(folder)
     return folder
@@ -144,7 +144,7 @@ def test_with_the_variable_the_hook_waits_for_a_target(site):
 
 
 def test_the_first_target_that_is_imported_installs(site, tmp_path):
-    stand_in = tmp_path / "sglang"  # an empty package of the name: what is tested is the moment
+    stand_in = tmp_path / "sglang"  # an empty package of this name: the test is about the time of the install
     stand_in.mkdir()
     (stand_in / "__init__.py").write_text("")
     done = run(

@@ -1,4 +1,4 @@
-"""Every process of a launch is reached by one switch and joins one run; none is that nobody asked for."""
+"""One switch reaches every process of a launch, and all join one run; no other process is reached."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def trainer(tmp_path):
-    """A package called slime: a stand-in for the trainer, with one function that a table of ours names."""
+    """A package called slime: a stand-in for the trainer, with one function that our table patches."""
     package = tmp_path / "slime"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -37,7 +37,7 @@ def trainer(tmp_path):
     }
 
 
-#: What the `.pth` in a site folder does; this interpreter may have been set up before the file was shipped.
+#: The content of our `.pth` file, in case it is not installed for this interpreter.
 HOOK = (ROOT / "sglang_instrument.pth").read_text()
 
 
@@ -57,7 +57,7 @@ def test_the_switch_reaches_a_process_that_imports_a_target_and_its_children(run
     opened = [r["extra"] for rs in script.records.values() for r in rs if r["event"] == "log_opened"]
     assert len({one["pid"] for one in opened}) == 2
     assert len({one["run_id"] for one in opened}) == 1
-    assert script.stderr.count("sglang_instrument 0.") == 1  # said by the first process alone
+    assert script.stderr.count("sglang_instrument 0.") == 1  # printed by the first process only
 
 
 def test_a_target_that_is_no_package_is_patched_at_the_import_that_wakes_the_hook(
@@ -271,7 +271,7 @@ def test_settings_are_merged_into_whatever_runtime_environment_the_user_gives():
         "num_cpus": 2,
         "runtime_env": {"working_dir": ".", "env_vars": {"A": "1", "B": "theirs", "C": "3"}},
     }
-    assert given["runtime_env"]["env_vars"] == {"B": "theirs", "C": "3"}  # the user's own stays as it was
+    assert given["runtime_env"]["env_vars"] == {"B": "theirs", "C": "3"}  # the user's settings stay
 
 
 def test_settings_of_a_submitted_job_are_not_merged_because_ray_refuses_it():
@@ -285,7 +285,7 @@ def test_settings_of_a_submitted_job_are_not_merged_because_ray_refuses_it():
 
 @pytest.fixture
 def command(trainer, log_dir, tmp_path):
-    """Run `sglang-instrument run ARGUMENTS` in a process of its own."""
+    """Run `sglang-instrument run ARGUMENTS` in its own process."""
 
     def call(*arguments, **environment):
         clean = {

@@ -1,4 +1,4 @@
-"""The real rollout of verl over the real engine: what is logged, and that nothing else changes."""
+"""verl's real rollout on the real engine logs the right records, and its results do not change."""
 
 import json
 from statistics import fmean, median
@@ -10,7 +10,7 @@ from sglang_instrument import schema
 from sglang_instrument.analysis.answers.steps import accounting
 from sglang_instrument.analysis.run.opening import open_run
 
-TOOLS, RAISES, SINGLE, ABORTS, LOG_PROBS, CANCELLED = 1, 3, 4, 5, 6, 77  # the steps of drive.py
+TOOLS, RAISES, SINGLE, ABORTS, LOG_PROBS, CANCELLED = 1, 3, 4, 5, 6, 77  # the steps that drive.py runs
 ROUNDING_US = 2
 
 
@@ -27,7 +27,7 @@ def end_us(record):
 
 
 def around(child, parents):
-    """Return the records among `parents` that hold `child`, of the same request."""
+    """Return the records of `parents` that contain `child`, of the same request."""
     request = child.get("extra", {}).get("request_id")
     return [
         parent
@@ -266,7 +266,7 @@ def test_ranks_that_share_the_data_write_a_file_each(data_parallel):
         assert len(requests) == 2
         assert {request["workid"] for request in requests} == {worker}
     waits = [named(of_step(data_parallel, 1, worker=worker), "barrier_wait_duration")[0] for worker in (0, 1)]
-    assert abs(end_us(waits[0]) - end_us(waits[1])) < 1e5  # they leave it together
+    assert abs(end_us(waits[0]) - end_us(waits[1])) < 1e5  # the ranks leave the barrier together
 
 
 def test_of_ranks_that_share_an_engine_the_first_writes(tensor_parallel):
