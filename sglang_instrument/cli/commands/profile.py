@@ -37,9 +37,7 @@ ACTIONS: Final = ("start", "stop", "status", "check", "capture")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `profile`."""
     parser.add_argument("action", nargs="?", choices=ACTIONS)
-    parser.add_argument(
-        "--action", dest="action_option", choices=ACTIONS, help="the action as an option"
-    )
+    parser.add_argument("--action", dest="action_option", choices=ACTIONS, help="the action as an option")
     where = parser.add_argument_group("which workers (one or several of these)")
     where.add_argument("--router-url", action="append", default=[], metavar="URL", help="repeatable")
     where.add_argument("--worker-url", action="extend", nargs="+", default=[], metavar="URL")
@@ -51,15 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--num-steps", type=int, metavar="N", help="forward steps (3); 0: until `stop`")
     what.add_argument("--start-step", type=int, metavar="N", help="first forward step of the engine")
     what.add_argument("--activities", nargs="+", metavar="A", help="CPU GPU MEM CUDA_PROFILER RPD")
-    what.add_argument(
-        "--profile-by-stage", action="store_true", help="separate traces of prefill and decode"
-    )
+    what.add_argument("--profile-by-stage", action="store_true", help="separate traces of prefill and decode")
     what.add_argument("--profile-stages", nargs="+", metavar="S", help="only these stages: prefill decode")
     what.add_argument("--with-stack", action=argparse.BooleanOptionalAction, help="Python stacks")
     what.add_argument("--record-shapes", action=argparse.BooleanOptionalAction, help="tensor shapes")
-    what.add_argument(
-        "--merge-profiles", action="store_true", help="also merge all ranks into one file"
-    )
+    what.add_argument("--merge-profiles", action="store_true", help="also merge all ranks into one file")
     what.add_argument("--profile-prefix", metavar="TEXT", help="prefix of the files' names")
     what.add_argument("--profile-id", metavar="ID", help="name of the capture")
     what.add_argument("--detailed-annotations", action="store_true", help="annotate each step with its load")

@@ -43,9 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--worker", type=int, metavar="R", help="only this worker")
     parser.add_argument("--event", metavar="EVENT", help="order by the time in this event")
     parser.add_argument("--turns", type=int, metavar="N", help="only requests of N turns")
-    parser.add_argument(
-        "--finish-reason", metavar="WORD", help="only with this finish reason: stop, length"
-    )
+    parser.add_argument("--finish-reason", metavar="WORD", help="only with this finish reason: stop, length")
     parser.add_argument("--min-tokens", type=int, metavar="N", help="only requests of at least N tokens")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="only requests of at most N tokens")
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="number of rows (%(default)s)")
