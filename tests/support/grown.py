@@ -1,8 +1,8 @@
 """Generate random functions from all statements of Python, and regions over some of the statements.
 
 `programs()` draws a module. Its function `target` is a plain function, a coroutine, a generator or an async
-generator, at the top level, in another function, or in a class. Each call of `m0`, `m1` ... notes its line and
-its value, so that moved lines and lost evaluations are found.
+generator, at the top level, in another function, or in a class. Each call of `m0`, `m1` ... notes its line
+and its value, so that moved lines and lost evaluations are found.
 """
 
 import sys
