@@ -1,4 +1,4 @@
-"""A synthetic run: the same bytes for the same seed, nested as real ones, with causes where planted."""
+"""A synthetic run has the same bytes for the same seed, nests like real runs, and has the planted causes."""
 
 import json
 from pathlib import Path

@@ -29,7 +29,7 @@ DRIVER = """
     actors = [ray.remote(num_cpus=1)(Rollout).remote(rank) for rank in range(2)]
     for number in (1, 2, 3):
         processes = ray.get([actor.run.remote(number) for actor in actors])
-    # A kill may cost what was recorded in the last moments, as any SIGKILL may: wait until it is on disk.
+    # Ray's kill may lose the last records, as any SIGKILL may: wait until they are on disk.
     written = lambda: [path for path in folder.rglob("worker_*.jsonl") if "step_closed" in path.read_text()]
     while len(written()) < 6:
         time.sleep(0.01)

@@ -30,7 +30,7 @@ DRIVER = """
     INIT
     actors = [Rollout.options(name=f"rollout_worker_{rank}").remote() for rank in (3, 4)]
     print(json.dumps(ray.get([actor.run.remote(1) for actor in actors])))
-    # A kill may cost what was recorded in the last moments, as any SIGKILL may: wait until it is on disk.
+    # Ray's kill may lose the last records, as any SIGKILL may: wait until they are on disk.
     folder = pathlib.Path(os.environ["SGLANG_INSTRUMENT_LOG_DIR"]) / "run"
     written = lambda: [path for path in folder.rglob("worker_*.jsonl") if "step_closed" in path.read_text()]
     while len(written()) < EXPECTED:

@@ -124,7 +124,7 @@ def test_an_exit_without_clean_up_loses_no_step_that_ended_a_moment_before(run_s
             si.event("did", index=0)
         path = folder / "step_1" / "worker_0.jsonl"
         while not (path.exists() and "step_closed" in path.read_text()):
-            time.sleep(0.01)  # nobody asks for it to be written
+            time.sleep(0.01)  # without flush()
         os._exit(0)
     """)
     assert [record["event"] for record in script.records["step_1/worker_0.jsonl"]] == [

@@ -133,7 +133,7 @@ def test_when_threads_can_be_started_again_the_next_span_starts_them(record_with
     steps(5)
     path = si.status()["folder"] + "/step_5/worker_0.jsonl"
     while not (os.path.exists(path) and "step_closed" in open(path).read()):
-        time.sleep(0.01)  # nobody asks for it to be written
+        time.sleep(0.01)  # without flush()
     os._exit(0)
     """,
     )
