@@ -76,7 +76,7 @@ def take_over(public: dict[str, Any], part: str, *names: str) -> Any:
         pure, value = public.get(name), getattr(compiled, name)
         public[name] = value
         if isinstance(value, type):
-            compiled.name_after_module(value, public["__name__"])
+            compiled.call_by_home(value, public["__name__"])
         elif callable(value):
             value.__module__ = public["__name__"]
             with suppress(AttributeError):  # a function outside the public API has a fixed docstring

@@ -21,7 +21,7 @@ def check(folder: Path, capsys: pytest.CaptureFixture[str], code: int) -> str:
     shown = " ".join(capsys.readouterr().out.split())
     assert ("something is wrong" in shown) is bool(code)
     assert main(["check", str(folder), "--json"]) == code
-    assert json.loads(capsys.readouterr().out)["whole"] is not bool(code)
+    assert json.loads(capsys.readouterr().out)["ok"] is not bool(code)
     return shown
 
 

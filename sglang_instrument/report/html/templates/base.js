@@ -1,4 +1,4 @@
-// Decode the page's embedded data, format numbers, create elements. Text is inserted as text, never as markup.
+// Decode the page's embedded data, format numbers, create elements. Text is never inserted as markup.
 "use strict";
 const R = (window.sglangReport = { facts: null, errors: [] });
 window.addEventListener("error", (event) => R.errors.push(String(event.message)));

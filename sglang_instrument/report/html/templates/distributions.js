@@ -15,7 +15,7 @@ R.cdfChart = () => {
   });
   data.push(R.cdfLine(cdf.all, "all requests", { width: 3, color: R.ink("accent") }));
   if (other) data.push(R.cdfLine(other.cdf, other.name, { width: 2.4, dash: "dot", color: bad }));
-  R.cdfLog ??= cdf.whole[0].max_sec > 20 * cdf.whole[0].p50_sec; // a linear axis would compress all but a long tail
+  R.cdfLog ??= cdf.whole[0].max_sec > 20 * cdf.whole[0].p50_sec; // a long tail squeezes a linear axis
   R.$("cdf-log").checked = R.cdfLog;
   const layout = {
     showlegend: groups.length <= 16,

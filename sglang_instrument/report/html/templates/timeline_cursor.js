@@ -82,7 +82,7 @@ R.showRequest = (model, row) => {
   );
 };
 
-// Return the events of a row in the form of the waterfall; self time is the duration minus the children's time.
+// Return the events of a row for the waterfall; self time is the duration minus the children's time.
 R.eventsOf = (model, row) => {
   const spans = [];
   for (let span = row.first; span < row.end; span++) spans.push(span);

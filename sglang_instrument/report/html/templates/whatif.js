@@ -11,8 +11,8 @@ R.whatifCell = () => {
 R.wireWhatif = () => {
   const facts = R.facts.whatif;
   const sliders = {
-    max_tokens: ["Maximum tokens of a response", (value) => (value === null ? "as recorded" : R.count(value))],
-    max_turns: ["Maximum turns of a request", (value) => (value === null ? "as recorded" : R.count(value))],
+    max_tokens: ["Max tokens of a response", (value) => (value === null ? "as recorded" : R.count(value))],
+    max_turns: ["Max turns of a request", (value) => (value === null ? "as recorded" : R.count(value))],
     oversample: [
       "Over-sampling: requests started beyond those needed",
       (value) => (value === null ? "none" : `+${Math.round(value * 100)} %`),
