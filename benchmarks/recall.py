@@ -1,9 +1,9 @@
-"""Say how often the verdict finds what is planted, and how often it accuses a clean run: `python recall.py`.
+"""Measure how often the verdict finds planted causes and accuses clean runs: `python recall.py`.
 
-`python recall.py clean 1000` and `python recall.py other 1000` try so many clean runs of our own generator
+`python recall.py clean 1000` and `python recall.py other 1000` check 1,000 clean runs of our own generator
 and of one that the rules were not tuned on (`tests/support/other_runs.py`); `python recall.py curves 20`
-prints the recall curves of benchmarks/results.md from so many runs a row, `python recall.py deaths 20` those
-of workers that are killed.
+prints the recall curves of benchmarks/results.md from 20 runs a row, `python recall.py deaths 20` those of
+killed workers.
 """
 
 import shutil
@@ -22,7 +22,7 @@ from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.verdict.verdict import findings_of
 from sglang_instrument.testing import BlockedLoop, Hang, Plateau, SlowReward, Straggler, synthetic_run
 
-WHERE = (3, 2)  # step and worker of what is planted
+WHERE = (3, 2)  # step and worker of the planted cause
 CURVES = {
     "engine times slower": [
         ("straggler", x, {"straggler": Straggler(*WHERE, x)}) for x in (1.1, 1.2, 1.25, 1.3, 1.5, 2, 3)
@@ -30,10 +30,10 @@ CURVES = {
     "rewards slower by s": [
         ("slow_reward", x, {"slow_reward": SlowReward(*WHERE, x)}) for x in (0.5, 1, 2, 3, 5, 10)
     ],
-    "loop held for s": [
+    "loop blocked for s": [
         ("blocked_loop", x, {"blocked_loop": BlockedLoop(*WHERE, 5.0, x)}) for x in (0.5, 1, 2, 3, 5)
     ],
-    "8 of 16 still for s": [
+    "8 of 16 stuck for s": [
         ("plateau", x, {"plateau": Plateau(*WHERE, 20.0, 20.0 + x, 8)}) for x in (5, 10, 20, 40, 80)
     ],
     "a tool never returns": [("hang", 1, {"hang": Hang(*WHERE)})],
@@ -43,8 +43,8 @@ OTHER_CURVES = {
     f"{kind} times slower": [(cause, x, (kind, *WHERE, x)) for x in (1.25, 1.5, 2.0, 3.0, 5.0)]
     for kind, cause in (("engine", "straggler"), ("tool", "slow_tool"), ("reward", "slow_reward"))
 }
-SHARES = (0.2, 0.5, 0.8, 0.95)  # of its way to the barrier after which a worker is killed
-AHEAD_SEC = (0, 2, 5, 10, 20, 40, 80, 300)  # of the others
+SHARES = (0.2, 0.5, 0.8, 0.95)  # the worker is killed after this share of its way to the barrier
+AHEAD_SEC = (0, 2, 5, 10, 20, 40, 80, 300)  # the worker is killed so many seconds before the others
 
 
 def found_in(write, over=False):
@@ -59,14 +59,14 @@ def found_in(write, over=False):
 
 
 def planted_run(seed, planted):
-    """Return what writes a run with a cause, of our generator (a dict) or of the other one (a tuple)."""
+    """Return a function that writes a run with a cause, by our generator (a dict) or the other (a tuple)."""
     if isinstance(planted, tuple):
         return OtherRun(seed, slow=planted).write
     return partial(synthetic_run, steps=6, workers=4, requests=16, seed=seed, **planted)
 
 
 def clean(seed):
-    """Return what is found in a clean run of ours; its shape is drawn."""
+    """Return the findings in a clean run of our generator with a random shape."""
     random = Random(seed)
     shape = {
         "workers": random.randint(1, 8),
@@ -77,12 +77,12 @@ def clean(seed):
 
 
 def other(seed):
-    """Return what is found in a clean run of the other generator."""
+    """Return the findings in a clean run of the other generator."""
     return found_in(OtherRun(seed).write)
 
 
 def accused(runs, look):
-    """Print how many of so many clean runs are accused of anything."""
+    """Print how many clean runs have a finding."""
     causes, seeds = Counter(), []
     for seed in range(runs):
         found = look(seed)
@@ -92,7 +92,7 @@ def accused(runs, look):
 
 
 def curves(runs):
-    """Print of each planted size in how many of so many runs it was found, and who else was accused."""
+    """Print for each planted size in how many runs it was found, and how many other findings there were."""
     for curve in (CURVES, OTHER_CURVES):
         for title, row in curve.items():
             told = []
@@ -107,7 +107,7 @@ def curves(runs):
 
 
 def deaths(runs):
-    """Print in how many of so many runs a killed worker was named, and how often anybody else was."""
+    """Print in how many runs the killed worker was named, and how often another one was."""
     for kind, planted in (("own", {}), ("other", ("nothing", *WHERE, 1.0))):
         for share in SHARES:
             told = []
@@ -120,7 +120,7 @@ def deaths(runs):
 
 
 def death_in(seed, planted, share, ahead_sec):
-    """Return where somebody is said to have died or to hang, with the findings."""
+    """Return the place of each death or hang that the verdict names, with the findings."""
 
     def write(folder):
         planted_run(seed, planted)(folder)

@@ -1,4 +1,4 @@
-"""Profilers of real servers behind real routers: recorded, stopped, hanging, killed, with a full disk."""
+"""Profile real servers behind real routers: start, stop, hanging and killed servers, a full disk."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ARGUMENTS = (
 
 
 class Process:
-    """A server or a router, in a process group of its own: nothing of it outlives the test."""
+    """A server or a router in its own process group, so that the test can end all of its processes."""
 
     def __init__(self, command: list[str], port: int, log: Path, **environment: str) -> None:
         self.url, self.log = f"http://127.0.0.1:{port}", log
@@ -153,7 +153,7 @@ def generate(server: Process, new_tokens: int = 8) -> None:
     assert reply.ok, reply
 
 
-# The tests stand in the order in which they are run: the last ones cost the servers.
+# The order of the tests matters: the last ones kill the servers.
 
 
 @pytest.mark.parametrize("version", ROUTERS)
@@ -162,7 +162,7 @@ def test_workers_are_found_behind_the_real_router(version, servers, tmp_path):
         assert {worker.url for worker in workers_behind([next(router)])} == {server.url for server in servers}
 
 
-def test_all_of_it_in_one_command(capsys, router, tmp_path):
+def test_capture_does_everything_in_one_command(capsys, router, tmp_path):
     shown = profile(
         *(capsys, "capture", "--router-url", router, "--output-dir", tmp_path, "--requests", 2),
         *("--activities", "CPU", "--num-steps", 4, "--no-with-stack", "--profile-prefix", "mine"),
@@ -189,7 +189,7 @@ def test_stop_without_start_is_told_from_a_failure(capsys, servers, tmp_path):
     assert shown.count("idle") == 2
 
 
-def test_what_has_no_bound_is_stopped_and_written(capsys, servers, tmp_path):
+def test_an_unlimited_capture_is_stopped_and_written(capsys, servers, tmp_path):
     urls = [server.url for server in servers]
     arguments = ("--worker-url", *urls, "--output-dir", tmp_path)
     shown = profile(capsys, "start", *arguments, "--num-steps", 0, "--activities", "CPU", "--no-with-stack")
@@ -222,7 +222,7 @@ def crash_of(server: Process) -> str | None:
     return next((line for line in lines if crashed and "torch::profiler" in line), None)
 
 
-def test_one_that_hangs_is_named_and_the_other_records(capsys, servers, tmp_path):
+def test_a_hanging_server_is_named_and_the_other_records(capsys, servers, tmp_path):
     well, hanging = servers
     hanging.tell(signal.SIGSTOP)
     try:
@@ -239,7 +239,7 @@ def test_one_that_hangs_is_named_and_the_other_records(capsys, servers, tmp_path
     assert len(list(tmp_path.rglob("*.trace.json.gz"))) >= 1
 
 
-def test_one_that_is_killed_while_it_records_is_named_and_the_other_is_written(
+def test_a_server_killed_while_recording_is_named_and_the_other_writes_its_trace(
     capsys, servers, router, tmp_path
 ):
     well, killed = servers
@@ -252,9 +252,9 @@ def test_one_that_is_killed_while_it_records_is_named_and_the_other_is_written(
     shown = profile(capsys, "stop", *arguments, "--retries", 0, code=1)
     assert f"worker 1, {killed.url}: connection refused" in shown
     assert "whole" in shown
-    # A router lists its dead for a while, or for ever: it is named until then.
+    # A router lists a dead server for a while, or for ever: until then it is named.
     code = main(["profile", "status", "--router-url", router, "--output-dir", str(tmp_path)])
-    assert (code == 1 and "silent" in capsys.readouterr().out) or killed.url not in listed_by(router)
+    assert (code == 1 and "no answer" in capsys.readouterr().out) or killed.url not in listed_by(router)
 
 
 def listed_by(router: str) -> set[str]:
@@ -264,7 +264,7 @@ def listed_by(router: str) -> set[str]:
         return set()
 
 
-def test_a_disk_that_gets_full_ends_the_server_and_that_is_said(capsys, servers, tmp_path):
+def test_a_full_disk_ends_the_server_and_this_is_reported(capsys, servers, tmp_path):
     server = servers[0]
     arguments = ("--worker-url", server.url, "--output-dir", tmp_path, "--profile-id", "full")
     profile(capsys, "start", *arguments, "--num-steps", 0, "--activities", "CPU", "--no-with-stack")
@@ -290,7 +290,7 @@ def test_a_profiled_step_of_the_demo_leaves_its_traces_beside_its_records(tmp_pa
         timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    # Of two steps: on a machine that is swamped, one may be over before its profiler begins.
+    # Two steps: on a busy machine, one may end before its profiler starts.
     traces = [trace.name for trace in (tmp_path / "d" / "profiles").rglob("*.trace.json.gz")]
     assert traces
     for trace in traces:

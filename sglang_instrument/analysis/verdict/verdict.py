@@ -127,13 +127,13 @@ def _standstills(digest: Digest) -> list[Finding]:
     found = []
     for row in rows.iter_rows(named=True):
         doing = standstill(digest, row)
-        if doing["times"] is not None and doing["times"] < _STILL:
+        if doing["slowdown"] is not None and doing["slowdown"] < _STILL:
             continue  # long replies, none of which happened to end for a while
         lost = row["to_sec"] - doing["since_sec"]
         came = late.get((row["step"], row["validate"], row["worker"]), 0.0)
         where = _name(row) + (f" arrived {came:.0f} s late" if came > 1 else "")
         sentence = (
-            f"{where}; {row['still']} of its {row['requests']} requests stood still "
+            f"{where}; {row['stuck']} of its {row['requests']} requests stood still "
             f"from {doing['since_sec']:.0f} s to {row['to_sec']:.0f} s"
         )
         if doing["turn"] is not None:
@@ -179,8 +179,8 @@ def _slow_singles(digest: Digest, files: list[File]) -> list[Finding]:
         if row is None:
             continue
         same = [pl.col(name) == row[name] for name in _OF_WORKER]
-        held_sec: Any = blocks.filter(*same)["held_sec"].max() or 0.0
-        if row["spent"] - held_sec < _STARVED * row["next_sec"]:
+        blocked_sec: Any = blocks.filter(*same)["blocked_sec"].max() or 0.0
+        if row["spent"] - blocked_sec < _STARVED * row["next_sec"]:
             continue  # it only waited while other code blocked the event loop
         if _is_worth_it(row["spent"] - row["next_sec"], float(steps.filter(*same)["step_sec"].sum())):
             lost = _lost_by(digest, row)
@@ -215,7 +215,7 @@ def _blocks(digest: Digest, files: list[File]) -> list[Finding]:
         _loop_blocks(digest, files)
         .group_by(_OF_WORKER, maintain_order=True)
         .agg(
-            held_sec=pl.col("held_sec").sum(),
+            blocked_sec=pl.col("blocked_sec").sum(),
             times=pl.len(),
             culprit=pl.col("culprit").first(),
             in_span=pl.col("in_span").first(),
@@ -223,11 +223,11 @@ def _blocks(digest: Digest, files: list[File]) -> list[Finding]:
     )
     found = []
     for row in blocks.join(steps, on=_OF_WORKER).iter_rows(named=True):
-        if _is_worth_it(row["held_sec"], row["step_sec"]):
+        if _is_worth_it(row["blocked_sec"], row["step_sec"]):
             by = row["culprit"] or row["in_span"]
-            sentence = f"{_name(row)} had its event loop blocked for {row['held_sec']:.1f} s"
+            sentence = f"{_name(row)} had its event loop blocked for {row['blocked_sec']:.1f} s"
             sentence += f" by {by}" if by else ""
-            found.append(Finding("blocked_loop", *_place(row), row["held_sec"], sentence, row))
+            found.append(Finding("blocked_loop", *_place(row), row["blocked_sec"], sentence, row))
     return found
 
 
