@@ -1,4 +1,4 @@
-"""Self times, wall shares, accounting and the step table equal what brute force gives on small runs."""
+"""Self times, wall shares, accounting and the step table equal a brute-force computation on small runs."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from sglang_instrument.schema import PHASES
 from sglang_instrument.testing import synthetic_run
 
 EPOCH_US = 1_767_600_000_000_000
-TICK_US = 100_000  # far above what rounding may take, so that brute force needs no tolerance
+TICK_US = 100_000  # far above rounding errors, so that brute force needs no tolerance
 MAIN = 0
 
 
@@ -33,7 +33,7 @@ class Span(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A made-up step of one worker: spans in the order of their ends, and who spawned which task."""
+    """A made-up step of one worker: spans in the order of their ends, and the spawner of each task."""
 
     spans: list[Span]
     spawned_by: dict[int, int]
@@ -41,7 +41,7 @@ class Made(NamedTuple):
 
 @st.composite
 def steps_of_a_worker(draw: st.DrawFn) -> Made:
-    """Draw one step span of the main task and any spans, crossing ones too, in it and in tasks below it."""
+    """Draw a step span of the main task, and any spans, also overlapping ones, in it and its child tasks."""
     length = draw(st.integers(5, 40))
     times = st.tuples(st.integers(0, length), st.integers(0, length)).map(sorted)
     tasks = draw(st.integers(1, 4))
@@ -88,9 +88,9 @@ def read(made: Made) -> Run:
 
 
 def brute_parents(made: Made) -> list[int | None]:
-    """For each span its parent: in its task the last one, in order, that contains it; else look above."""
+    """Return the parent of each span: the last one of its task that contains it, else one of the spawner."""
     spans = made.spans
-    # A span written later contains one of the same times: it ended after it.
+    # Of two spans with the same times, the one written later contains the other: it ended later.
     order = sorted(range(len(spans)), key=lambda one: (spans[one].start, -spans[one].end, -one))
     present = {span.task for span in spans}
     parents: list[int | None] = []
@@ -105,7 +105,7 @@ def brute_parents(made: Made) -> list[int | None]:
         ]
         task = span.task
         while not inside and task != MAIN:
-            # Of a spawner without a record nobody knows who spawned it: the worker's home is the next guess.
+            # The spawner of a task without records is unknown: the main task is taken instead.
             task = made.spawned_by[task] if made.spawned_by[task] in present else MAIN
             inside = [
                 other
@@ -117,7 +117,7 @@ def brute_parents(made: Made) -> list[int | None]:
 
 
 def at_work(made: Made) -> Iterator[list[int]]:
-    """For each tick of the step: the spans that are open while no child of theirs is."""
+    """Return for each tick of the step the open spans without an open child."""
     spans, parents = made.spans, brute_parents(made)
     for tick in range(spans[-1].end):
         is_open = [one for one, span in enumerate(spans) if span.start <= tick < span.end]
@@ -146,7 +146,7 @@ def test_self_time_is_the_time_in_which_no_child_is_open(made: Made) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(steps_of_a_worker())
-def test_each_moment_is_split_equally_over_the_spans_at_work(made: Made) -> None:
+def test_each_instant_is_split_equally_over_the_spans_at_work(made: Made) -> None:
     expected: dict[str, float] = defaultdict(float)
     for working in at_work(made):
         for one in working:
@@ -161,7 +161,7 @@ def test_each_moment_is_split_equally_over_the_spans_at_work(made: Made) -> None
 
 @settings(max_examples=200, deadline=None)
 @given(steps_of_a_worker())
-def test_the_parts_of_a_step_and_the_remainder_add_up_to_it(made: Made) -> None:
+def test_the_parts_of_a_step_and_the_unaccounted_time_add_up_to_it(made: Made) -> None:
     table = accounting(read(made).spans, 1, 0)
     length = made.spans[-1].end * TICK_US / 1e6
     assert table["sec"].sum() == pytest.approx(length, abs=1e-5)
@@ -190,7 +190,7 @@ def quantile(ordered: list[float], share: float) -> float:
 
 
 class Told(NamedTuple):
-    """What a plain pass over the lines of a run says of its steps; all by (step, worker)."""
+    """The numbers of a run's steps by one pass over the lines; all by (step, worker)."""
 
     steps: dict[tuple[int, int], dict[str, Any]]
     requests: dict[tuple[int, int], list[dict[str, Any]]]
@@ -337,7 +337,7 @@ def test_a_task_whose_spawner_is_unknown_lies_below_the_step(tmp_path: Path) -> 
     assert table["total_step_duration"]["self_sec"] == pytest.approx(3.0)
 
 
-def test_points_are_counted_and_have_no_times(tmp_path: Path) -> None:
+def test_instant_events_are_counted_and_have_no_times(tmp_path: Path) -> None:
     run = open_run(synthetic_run(tmp_path, steps=1, workers=1, requests=3))
     table = {row["event"]: row for row in event_table(run.spans, run.records).iter_rows(named=True)}
     assert table["request_start"]["count"] == 3

@@ -17,7 +17,7 @@ def find_held_loops(evidence: Evidence) -> Iterator[Finding]:
         steps, on=["role", *STEP_OF_WORKER], how="semi", maintain_order="left"
     )
     for _, rows in blocks.group_by(STEP_OF_WORKER, maintain_order=True):
-        held = rows.group_by(STEP_OF_WORKER).agg(excess_sec=pl.col("held_sec").sum())
+        held = rows.group_by(STEP_OF_WORKER).agg(excess_sec=pl.col("blocked_sec").sum())
         lost = evidence.worth(evidence.lost_by_workers(held))
         if lost.is_empty():
             continue
@@ -35,7 +35,7 @@ def find_held_loops(evidence: Evidence) -> Iterator[Finding]:
 
 def _explain(evidence: Evidence, blocks: pl.DataFrame) -> None:
     """Take the time in which the loop was held away from the worker's calls at that time."""
-    begun = pl.col("at_us") - (pl.col("held_sec") * 1e6).cast(pl.Int64)
+    begun = pl.col("at_us") - (pl.col("blocked_sec") * 1e6).cast(pl.Int64)
     held = blocks.select(*STEP_OF_WORKER, from_us=begun, to_us="at_us")
     calls = evidence.calls.with_row_index("row").join(held, on=STEP_OF_WORKER)
     inside = pl.min_horizontal("end_us", "to_us") - pl.max_horizontal("start_us", "from_us")
