@@ -175,7 +175,7 @@ def _started(config: Config) -> "Session":
 
 def _check_plan(config: Config) -> None:
     """Raise ConfigError for keywords whose profiling plan cannot be read."""
-    from sglang_instrument.profilers.attach import plan_of
+    from sglang_instrument.profilers.in_training.recording_hooks import plan_of
 
     plan_of(config)
 
