@@ -49,7 +49,8 @@ def _first_address(thing: Any, pairs: Iterable[str], read: ReadAttribute) -> str
         host, port = (_at(thing, path, read) for path in pair.split(":"))
         if isinstance(host, str) and isinstance(port, int):
             plain = host.strip("[]")
-            return base_url(f"[{plain}]:{port}" if ":" in plain else f"{plain}:{port}")
+            is_v6 = ":" in plain and "://" not in plain
+            return base_url(f"[{plain}]:{port}" if is_v6 else f"{plain}:{port}")
     return None
 
 

@@ -1,4 +1,5 @@
 import importlib.resources
+import re
 from pathlib import Path
 
 import pytest
@@ -158,9 +159,12 @@ def test_numbers_of_a_version_leave_out_local_and_development_marks():
     assert numbers_of("0.5.1rc2+g1234567") == (0, 5, 1, 0, 0)
 
 
-def test_what_a_trainers_file_says_belongs_to_tables_that_there_are():
+def test_what_a_file_about_a_trainer_says_can_be_used():
     for about in read_abouts():
         assert {f"{about.trainer}/{table}" for table in about.tested} <= {*shipped_tables()}
+        assert all(pair.count(":") == 1 for pair in (*about.address, *about.router))
+        for pattern in (*about.log_router, *about.log_server, *about.log_servers):
+            assert re.compile(pattern).groups in (1, 2)
 
 
 def test_a_file_about_a_trainer_in_a_folder_of_own_tables_is_no_patch_table(tmp_path):
