@@ -37,6 +37,13 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.xdist_group(group))
 
 
+def pytest_collection_finish(session):
+    """Stop where groups are ignored: each process would start engines of its own."""
+    grouped = [item for item in session.items if item.get_closest_marker("xdist_group")]
+    if session.config.getoption("loadgroup", False) and not all("@" in item.nodeid for item in grouped):
+        raise pytest.UsageError("this pytest-xdist keeps no groups together with this pytest")
+
+
 @pytest.fixture(autouse=True)
 def switched_off_afterwards(monkeypatch):
     for name in [*filter(lambda name: name.startswith(PREFIX), os.environ), "EXPERIMENT_NAME", "RANK"]:
