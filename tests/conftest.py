@@ -26,6 +26,7 @@ else:  # the machine may be busy
     settings.load_profile("untimed")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items):
     """Run tests of real engines first, as they take longest; keep tests that share one in one process."""
     items.sort(key=lambda item: item.get_closest_marker("engine") is None)
