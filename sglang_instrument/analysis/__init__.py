@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.workers import barrier_table as barrier_table
     from sglang_instrument.analysis.answers.workers import blame_table as blame_table
     from sglang_instrument.analysis.answers.workers import chain_of as chain_of
-    from sglang_instrument.analysis.reading.reached import Described as Described
-    from sglang_instrument.analysis.reading.reached import read_processes as read_processes
+    from sglang_instrument.analysis.reading.processes_of_run import RunProcesses as RunProcesses
+    from sglang_instrument.analysis.reading.processes_of_run import read_processes as read_processes
     from sglang_instrument.analysis.run.digest import Digest as Digest
     from sglang_instrument.analysis.run.health import Health as Health
     from sglang_instrument.analysis.run.opening import Run as Run
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ASSUMPTIONS": "answers.whatif",
     "Chain": "answers.workers",
-    "Described": "reading.reached",
+    "RunProcesses": "reading.processes_of_run",
     "Digest": "run.digest",
     "Finding": "verdict.verdict",
     "Health": "run.health",
@@ -87,7 +87,7 @@ _HOMES = {
     "open_run": "run.opening",
     "plateaus": "answers.gaps",
     "process_clocks": "answers.round_trips",
-    "read_processes": "reading.reached",
+    "read_processes": "reading.processes_of_run",
     "reported_calls": "answers.engine_calls",
     "request_table": "answers.requests",
     "reward_by_length": "answers.lengths",
@@ -110,12 +110,12 @@ _HOMES = {
 __all__ = [
     "ASSUMPTIONS",
     "Chain",
-    "Described",
     "Digest",
     "Finding",
     "Health",
     "Rules",
     "Run",
+    "RunProcesses",
     "accounting",
     "barrier_table",
     "blame_table",

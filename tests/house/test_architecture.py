@@ -37,10 +37,13 @@ MAY_IMPORT = {
     "patching.tables": TABLES,
     "patching.probes": TABLES | MEASURE,
     "patching.rewriting": TABLES | MEASURE | {"patching.probes"},
-    "profilers": MEASURE,
+    "profilers": TABLES,
+    "profilers.in_training": TABLES | MEASURE | {"profilers"},
+    "profilers.from_outside": {"words", "profilers"},
     "startup": TABLES
     | MEASURE
-    | {"recording", "recording.keep", "patching.probes", "patching.rewriting", "profilers", "facade"},
+    | {"recording", "recording.keep", "patching.probes", "patching.rewriting", "facade"}
+    | {"profilers.in_training"},
     "facade": MEASURE | {"recording", "patching.probes", "profilers", "startup"},
     "analysis.reading": {"words"},
     "analysis.timing": {"words"},
