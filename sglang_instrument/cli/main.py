@@ -54,7 +54,7 @@ COMMANDS: Final = {
 }
 
 #: Packages of the extra `analysis`: training does not need them, so that a plain install leaves them out.
-_OF_ANALYSIS: Final = frozenset({"polars", "rich", "zstandard"})
+_OF_ANALYSIS: Final = frozenset({"polars", "rich", "scipy", "numpy", "zstandard"})
 
 _EPILOG: Final = """\
 examples:
@@ -72,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments after the program's name; `sys.argv[1:]` by default.
 
     Returns:
-        0 if it went well, 1 if the answer is bad (a broken log, a missing patch), 2 if there is none, 130 if
-        it was interrupted.
+        0 if it went well, 1 if the answer is bad (a broken log, a missing patch), 2 if there is none, 3 if
+        there is too little to tell, 130 if it was interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:

@@ -20,7 +20,7 @@ FACADE = {"", "auto", "rollout"}
 MEASURE = {"words", "native", "recording.safety", "recording.measure"}
 TABLES = {"words", "patching", "patching.places", "patching.tables"}
 RUN = {"words", "analysis.reading", "analysis.timing", "analysis.run"}
-ANSWERS = RUN | {"analysis.answers", "analysis.verdict"}
+ANSWERS = RUN | {"analysis.answers", "analysis.changes", "analysis.verdict"}
 
 #: What each folder may import beside itself, from the ground up. Two halves that meet in the words alone:
 #: one lives inside training (recording, patching, startup), the other reads what it left.
@@ -46,6 +46,7 @@ MAY_IMPORT = {
     "analysis.timing": {"words"},
     "analysis.run": RUN,
     "analysis.answers": RUN,
+    "analysis.changes": RUN | {"analysis.answers"},
     "analysis.verdict": RUN | {"analysis.answers"},
     "analysis": ANSWERS,
     "traces": {"words"},
@@ -75,6 +76,7 @@ HEAVY = [
     "asyncio",
     "rich",
     "numpy",
+    "scipy",
     "sglang_instrument.startup.session",
 ]
 
