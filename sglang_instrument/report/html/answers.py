@@ -170,13 +170,10 @@ def gaps(run: Run) -> dict[str, Any]:
 
 def comparison(run: Run, other: Run) -> dict[str, Any]:
     """Return how another run differs: metric by metric, its steps and its durations."""
-    compared = compare_runs(run, other)
     steps = step_table(other.digest.filter(_TRAINING)).select("step", "duration_sec", "busy_sec", "p99_sec")
     return {
         "name": other.folder.name,
-        "metrics": compared.table.to_dicts(),
-        "paired": compared.paired,
-        "cold": compared.cold,
+        "metrics": compare_runs(run, other).table.to_dicts(),
         "steps": steps.to_dicts(),
         "cdf": _cdf(request_table(other.digest).filter(_TRAINING)),
     }
