@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
     with reading() as progress:
         first, second = open_run(args.a, progress), open_run(args.b, progress)
         compared = compare_runs(first, second)
-    for one, steps in ((first, compared.steps), (second, compared.other_steps)):
-        if not steps:
+    for one, its_steps in ((first, compared.steps), (second, compared.other_steps)):
+        if not its_steps:
             raise InstrumentError(f"{one.folder}: no training step has a record yet")
     rows = compared.table.to_dicts()
     told = compared.outcomes(conditions)
