@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.clocks import clock_table as clock_table
-    from sglang_instrument.analysis.answers.compare import comparison_table as comparison_table
     from sglang_instrument.analysis.answers.engine_calls import reported_calls as reported_calls
     from sglang_instrument.analysis.answers.events import event_table as event_table
     from sglang_instrument.analysis.answers.gaps import concurrency as concurrency
@@ -37,14 +36,18 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.unfinished import (
         workers_without_records as workers_without_records,
     )
-    from sglang_instrument.analysis.answers.whatif import ASSUMPTIONS as ASSUMPTIONS
-    from sglang_instrument.analysis.answers.whatif import Rules as Rules
-    from sglang_instrument.analysis.answers.whatif import validation_of as validation_of
-    from sglang_instrument.analysis.answers.whatif import what_if as what_if
     from sglang_instrument.analysis.answers.workers import Chain as Chain
     from sglang_instrument.analysis.answers.workers import barrier_table as barrier_table
     from sglang_instrument.analysis.answers.workers import blame_table as blame_table
     from sglang_instrument.analysis.answers.workers import chain_of as chain_of
+    from sglang_instrument.analysis.changes.compare import Comparison as Comparison
+    from sglang_instrument.analysis.changes.compare import Condition as Condition
+    from sglang_instrument.analysis.changes.compare import compare_runs as compare_runs
+    from sglang_instrument.analysis.changes.rules import Rules as Rules
+    from sglang_instrument.analysis.changes.whatif import ASSUMPTIONS as ASSUMPTIONS
+    from sglang_instrument.analysis.changes.whatif import Model as Model
+    from sglang_instrument.analysis.changes.whatif import validation_of as validation_of
+    from sglang_instrument.analysis.changes.whatif import what_if as what_if
     from sglang_instrument.analysis.reading.processes_of_run import RunProcesses as RunProcesses
     from sglang_instrument.analysis.reading.processes_of_run import read_processes as read_processes
     from sglang_instrument.analysis.run.digest import Digest as Digest
@@ -58,13 +61,16 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.verdict.verdict import verdict_of as verdict_of
 
 _HOMES = {
-    "ASSUMPTIONS": "answers.whatif",
+    "ASSUMPTIONS": "changes.whatif",
     "Chain": "answers.workers",
     "RunProcesses": "reading.processes_of_run",
+    "Comparison": "changes.compare",
+    "Condition": "changes.compare",
     "Digest": "run.digest",
     "Finding": "verdict.verdict",
     "Health": "run.health",
-    "Rules": "answers.whatif",
+    "Model": "changes.whatif",
+    "Rules": "changes.rules",
     "Run": "run.opening",
     "accounting": "answers.steps",
     "barrier_table": "answers.workers",
@@ -73,7 +79,7 @@ _HOMES = {
     "cdf_table": "answers.requests",
     "chain_of": "answers.workers",
     "clock_table": "answers.clocks",
-    "comparison_table": "answers.compare",
+    "compare_runs": "changes.compare",
     "concurrency": "answers.gaps",
     "engine_request_table": "answers.join",
     "engine_summary": "answers.join",
@@ -99,10 +105,10 @@ _HOMES = {
     "turn_counts": "answers.turns",
     "turn_table": "answers.turns",
     "unended_spans": "answers.unfinished",
-    "validation_of": "answers.whatif",
+    "validation_of": "changes.whatif",
     "verdict_of": "verdict.verdict",
     "waterfall": "answers.requests",
-    "what_if": "answers.whatif",
+    "what_if": "changes.whatif",
     "worker_table": "answers.steps",
     "workers_without_records": "answers.unfinished",
 }
@@ -110,9 +116,12 @@ _HOMES = {
 __all__ = [
     "ASSUMPTIONS",
     "Chain",
+    "Comparison",
+    "Condition",
     "Digest",
     "Finding",
     "Health",
+    "Model",
     "Rules",
     "Run",
     "RunProcesses",
@@ -123,7 +132,7 @@ __all__ = [
     "cdf_table",
     "chain_of",
     "clock_table",
-    "comparison_table",
+    "compare_runs",
     "concurrency",
     "engine_request_table",
     "engine_summary",

@@ -20,7 +20,7 @@ FACADE = {"", "auto", "rollout"}
 MEASURE = {"words", "native", "recording.safety", "recording.measure"}
 TABLES = {"words", "patching", "patching.places", "patching.tables"}
 RUN = {"words", "analysis.reading", "analysis.timing", "analysis.run"}
-ANSWERS = RUN | {"analysis.answers", "analysis.verdict"}
+ANSWERS = RUN | {"analysis.answers", "analysis.changes", "analysis.verdict"}
 
 #: The other folders that each folder may import, from the bottom up. Two halves share only the vocabulary:
 #: one runs inside training (recording, patching, startup), the other reads the logs.
@@ -49,6 +49,7 @@ MAY_IMPORT = {
     "analysis.timing": {"words"},
     "analysis.run": RUN,
     "analysis.answers": RUN,
+    "analysis.changes": RUN | {"analysis.answers"},
     "analysis.verdict": RUN | {"analysis.answers"},
     "analysis": ANSWERS,
     "traces": {"words"},
@@ -81,6 +82,7 @@ HEAVY = [
     "asyncio",
     "rich",
     "numpy",
+    "scipy",
     "sglang_instrument.startup.session",
 ]
 
