@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from queued import Queued
 
 from sglang_instrument.analysis import open_run, step_table
-from sglang_instrument.analysis.changes.engine_calls import EngineSpeed
+from sglang_instrument.analysis.answers.engine_speed import EngineSpeed
 from sglang_instrument.analysis.changes.rules import Rules
 from sglang_instrument.analysis.changes.whatif import Model
 

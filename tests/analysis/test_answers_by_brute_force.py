@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_instrument.analysis import Rules, Run, length_table, open_run, request_table, turn_table
-from sglang_instrument.analysis.changes.engine_calls import EngineSpeed
+from sglang_instrument.analysis.answers.engine_speed import EngineSpeed
 from sglang_instrument.analysis.changes.whatif import Model
 
 EPOCH_US = 1_767_600_000_000_000

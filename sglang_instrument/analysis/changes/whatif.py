@@ -7,7 +7,7 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.steps import step_table, worker_steps
-from sglang_instrument.analysis.changes.engine_calls import EngineSpeed, engine_calls, fit_speed
+from sglang_instrument.analysis.answers.engine_speed import EngineSpeed, engine_calls, fit_speed
 from sglang_instrument.analysis.changes.recorded import OF_WORKER, pools, recorded_requests, request_rows
 from sglang_instrument.analysis.changes.replay import replay
 from sglang_instrument.analysis.changes.rules import Factors, Rules, under
