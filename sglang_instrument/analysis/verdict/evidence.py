@@ -92,9 +92,8 @@ class Evidence:
         return steps.join(late.select(STEP).unique(), on=STEP, how="semi")
 
     def worth(self, lost: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows whose `lost_sec` is worth a finding in their step."""
-        of_step = lost.join(
-            self.windows.select(*STEP, "wall_sec"), on=STEP, how="left", maintain_order="left"
-        )
-        least = pl.max_horizontal(pl.lit(LEAST_SEC), OF_STEP * pl.col("wall_sec"))
-        return of_step.filter(pl.col("lost_sec") > least)
+        """Return the rows whose `lost_sec` is worth a finding in their step, until its last worker is done."""
+        took = self.windows.select(*STEP, took_sec=(pl.col("done_us") - pl.col("begin_us")) / 1e6)
+        of_step = lost.join(took, on=STEP, how="left", maintain_order="left")
+        least = pl.max_horizontal(pl.lit(LEAST_SEC), OF_STEP * pl.col("took_sec"))
+        return of_step.filter(pl.col("lost_sec") > least).drop("took_sec")

@@ -38,7 +38,7 @@ def find_gaps_between_steps(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("trend", "run", last["excess_sec"], sentence, event="between steps", evidence=numbers)
     slow = excess_of(slow_steps(flat, _LIMITS)).rename({"excess_sec": "lost_sec"})
     told = between_steps(evidence.everything)
-    for row in evidence.worth(slow.drop("wall_sec")).iter_rows(named=True):
+    for row in evidence.worth(slow).iter_rows(named=True):
         event = _longest(told.filter(step=row["step"], validate=row["validate"]))
         times = math.exp(row["excess"])
         sentence = (

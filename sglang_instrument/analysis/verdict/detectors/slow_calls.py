@@ -32,12 +32,13 @@ def find_slow_calls(evidence: Evidence) -> Iterator[Finding]:
 
 def _of_kind(evidence: Evidence, kind: str) -> Iterator[Finding]:
     calls = evidence.calls.with_row_index("row").filter((pl.col("kind") == kind) & (pl.col("usual_sec") > 0))
-    calls = calls.join(evidence.windows.select(*STEP, "wall_sec"), on=STEP, maintain_order="left")
+    took = (pl.col("done_us") - pl.col("begin_us")) / 1e6
+    calls = calls.join(evidence.windows.select(*STEP, took_sec=took), on=STEP, maintain_order="left")
     calls = calls.with_columns(
         excess_sec=pl.col("sec") - pl.col("usual_sec"), times=pl.col("sec") / pl.col("usual_sec")
     )
     groups = calls.group_by(STEP_OF_WORKER).len()
-    far = pl.col("excess_sec") > pl.max_horizontal(pl.lit(LEAST_SEC), OF_STEP * pl.col("wall_sec"))
+    far = pl.col("excess_sec") > pl.max_horizontal(pl.lit(LEAST_SEC), OF_STEP * pl.col("took_sec"))
     long = calls.filter(far & (pl.col("times") > _TIMES))
     few = long.group_by(STEP_OF_WORKER).agg(long=pl.len()).join(groups, on=STEP_OF_WORKER)
     few = few.filter((pl.col("long") <= _MOST * pl.col("len")) | (pl.col("long") == 1))

@@ -6,12 +6,14 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.ledger import STEP, STEP_OF_WORKER
+from sglang_instrument.analysis.verdict.chance import chance_of_so_many
 from sglang_instrument.analysis.verdict.evidence import Evidence
 from sglang_instrument.analysis.verdict.finding import Finding, seconds, where
 
 _LEAST_SEC: Final = 2.0
 _FEWEST: Final = 3  # calls that ran throughout
 _OF_THE_GAP: Final = 0.6  # most calls are longer than usual by at least this share of the standstill
+_CHANCE: Final = 1e-3  # largest allowed probability that calls as long as these all happen to be slow
 
 
 def find_standstills(evidence: Evidence) -> Iterator[Finding]:
@@ -39,7 +41,19 @@ def _gaps(evidence: Evidence) -> pl.DataFrame:
     gap = [*STEP_OF_WORKER, "from_us"]
     stuck = (pl.col("over_sec") >= _OF_THE_GAP * pl.col("gap_sec")).mean().over(gap)
     during = during.filter((stuck > 0.5) & (pl.len().over(gap) >= _FEWEST)).sort("gap_sec", descending=True)
-    return during.with_columns(excess_sec=pl.min_horizontal("over_sec", "gap_sec").clip(lower_bound=0.0))
+    during = during.with_columns(excess_sec=pl.min_horizontal("over_sec", "gap_sec").clip(lower_bound=0.0))
+    parts = [part for _, part in during.group_by(gap, maintain_order=True)]
+    unlikely = [part for part in parts if _chance(part, calls) * len(parts) < _CHANCE]
+    return pl.concat(unlikely) if unlikely else during.clear()
+
+
+def _chance(part: pl.DataFrame, calls: pl.DataFrame) -> float:
+    """Return the probability that so many of the calls in a gap are slow, as other calls of that length are."""
+    gap_sec = part["gap_sec"][0]
+    long = calls.filter(pl.col("sec") >= gap_sec).join(part, on="row", how="anti")
+    slow = pl.col("over_sec") >= _OF_THE_GAP * gap_sec
+    share = (int(long.select(slow.sum()).item()) + 1) / (len(long) + 1)
+    return chance_of_so_many(int(part.select(slow.sum()).item()), len(part), share)
 
 
 def _judge(evidence: Evidence, part: pl.DataFrame, shared: bool) -> Iterator[Finding]:
