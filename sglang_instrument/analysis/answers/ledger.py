@@ -1,15 +1,15 @@
 """Share out the wall time of each step along its critical path: what was each second spent on?
 
 A step lasts from its begin to the begin of the next one. Up to each barrier, the worker that arrives there last
-decides; after the last barrier, the one that takes longest. Where workers meet at no barrier, the one that ends
-last decides.
+decides; after the last barrier, the one that ends last. Where workers do not meet at the same barriers, the one
+that ends last decides alone.
 """
 
 from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.clocks import clock_table
+from sglang_instrument.analysis.answers.clocks import clock_table, numbered_barriers
 from sglang_instrument.analysis.run.digest import Digest
 
 STEP: Final = ["step", "validate"]
@@ -21,10 +21,12 @@ PARTS: Final = (
     "unaccounted",
 )
 NOT_RECORDED: Final = "(not recorded)"
+END_OF_STEP: Final = "(end of step)"  # the event of the wait for workers that end later
 _OF_PHASE: Final = {
     "generate": "engine",
     **dict.fromkeys(("step", "request", "turn", "loop"), "unaccounted"),
 }
+_LEAST_SEC: Final = 1e-6  # the clocks' resolution: less is no time of its own
 _OF_EVENT: Final = {"request_wait": "waiting for own requests"}
 _ROLES_BETWEEN: Final = ("trainer", "learner")  # whose records tell what happens between steps, the best first
 _LEDGER: Final[dict[str, Any]] = {
@@ -45,24 +47,24 @@ def worker_ledger(digest: Digest) -> pl.DataFrame:
         step, validate, worker; part: one of `PARTS`; event; waited_for: of a barrier, the worker that came last;
         sec. The seconds of a worker add up to its step's `wall_sec` of `step_windows`.
     """
-    rows = _segmented(digest)
-    last = _last_at_barriers(rows)
-    rows = rows.join(last, on=[*STEP, "segment"], how="left", maintain_order="left")
-    is_barrier = pl.col("part") == "barrier"
-    rows = rows.with_columns(waited_for=pl.when(is_barrier).then("last_worker"))
     windows = _worker_windows(digest)
+    segments = _segments(digest, windows)
+    deciders = segments.select(*STEP, "segment", waited_for="worker")
+    rows = pieces_of_workers(digest)
+    rows = rows.join(deciders, on=[*STEP, "segment"], how="left", maintain_order="left")
+    waits = (pl.col("part") == "barrier") & (pl.col("waited_for") != pl.col("worker"))
+    rows = rows.with_columns(waited_for=pl.when(waits).then("waited_for"))
     slowest = pl.col("worker").sort_by("end_us").last().over(STEP)
-    edges = windows.with_columns(slowest=slowest)
-    late = edges.select(*STEP_OF_WORKER, part=pl.lit("late start"), sec=_sec("start_us", "begin_us"))
-    waits = edges.select(
+    late = windows.select(*STEP_OF_WORKER, part=pl.lit("late start"), sec=_sec("start_us", "begin_us"))
+    ended = windows.select(
         *STEP_OF_WORKER,
         part=pl.lit("barrier"),
-        event=pl.lit("(end of step)"),
-        waited_for=pl.when(pl.col("slowest") != pl.col("worker")).then("slowest"),
+        event=pl.lit(END_OF_STEP),
+        waited_for=slowest,
         sec=_sec("done_us", "end_us"),
     )
-    between = _between(digest).join(windows.select(*STEP_OF_WORKER), on=STEP)
-    return _summed([rows, late, waits, between], windows.select(*STEP_OF_WORKER, "wall_sec"), STEP_OF_WORKER)
+    between = between_steps(digest).join(windows.select(STEP_OF_WORKER), on=STEP)
+    return _summed([rows, late, ended, between], windows.select(*STEP_OF_WORKER, "wall_sec"), STEP_OF_WORKER)
 
 
 def step_ledger(digest: Digest) -> pl.DataFrame:
@@ -72,18 +74,23 @@ def step_ledger(digest: Digest) -> pl.DataFrame:
         step, validate; worker: the one that decided, null between steps; part, event, waited_for, sec as in
         `worker_ledger`. The seconds of a step add up to its `wall_sec` of `step_windows`.
     """
-    rows = _segmented(digest)
-    decided = _deciders(digest, rows)
-    rows = rows.join(decided, on=[*STEP, "segment", "worker"], how="semi", maintain_order="left")
-    first = decided.filter(pl.col("segment") == 0).select(STEP_OF_WORKER)
-    late = _worker_windows(digest).join(first, on=STEP_OF_WORKER)
-    late = late.select(*STEP_OF_WORKER, part=pl.lit("late start"), sec=_sec("start_us", "begin_us"))
-    return _summed([rows, late, _between(digest)], step_windows(digest).select(*STEP, "wall_sec"), STEP)
+    windows = _worker_windows(digest)
+    segments = _segments(digest, windows)
+    cuts = segments.select(*STEP_OF_WORKER, cut_from="from_us", cut_to="to_us")
+    rows = pieces_of_workers(digest).drop("segment").join(cuts, on=STEP_OF_WORKER)
+    rows = _clipped(rows, "cut_from", "cut_to")
+    first = segments.filter(pl.col("segment") == 0).select(*STEP_OF_WORKER, "to_us")
+    late = windows.join(first, on=STEP_OF_WORKER).select(
+        *STEP_OF_WORKER,
+        part=pl.lit("late start"),
+        sec=(pl.min_horizontal("start_us", "to_us") - pl.col("begin_us")) / 1e6,
+    )
+    return _summed([rows, late, between_steps(digest)], step_windows(digest).select(*STEP, "wall_sec"), STEP)
 
 
 def worker_parts(digest: Digest) -> pl.DataFrame:
     """Return what each worker did outside of requests in each step: step, validate, worker, part, event, sec."""
-    rows = _segmented(digest).filter(pl.col("request_id").is_null() & (pl.col("part") != "barrier"))
+    rows = pieces_of_workers(digest).filter(pl.col("request_id").is_null() & (pl.col("part") != "barrier"))
     return rows.group_by(*STEP_OF_WORKER, "part", "event").agg(pl.col("sec").sum())
 
 
@@ -93,7 +100,20 @@ def between_steps(digest: Digest) -> pl.DataFrame:
     Returns:
         step, validate, part ("between steps"), event, sec.
     """
-    return _between(digest)
+    gaps = step_windows(digest).select(*STEP, from_us="done_us", to_us="next_us")
+    roles = digest.path["role"].unique()
+    role = next((one for one in _ROLES_BETWEEN if one in roles), None)
+    told = digest.path.filter(pl.col("role").eq_missing(pl.lit(role)))
+    told = told.filter(pl.col("worker") == pl.col("worker").min())
+    told = _one_at_a_time(told.select("event", from_us="start_us", to_us="end_us"), [])
+    rows = _overlaps(gaps.filter(pl.col("to_us") > pl.col("from_us")), told)
+    rows = rows.group_by(*STEP, "event").agg(pl.col("sec").sum())
+    known = gaps.join(rows.group_by(STEP).agg(pl.col("sec").sum()), on=STEP, how="left")
+    rest = known.select(
+        *STEP, event=pl.lit(NOT_RECORDED), sec=_sec("to_us", "from_us") - pl.col("sec").fill_null(0.0)
+    )
+    rows = pl.concat([rows, rest.filter(pl.col("sec") > _LEAST_SEC)])
+    return rows.select(*STEP, "event", "sec", part=pl.lit("between steps"))
 
 
 def step_windows(digest: Digest) -> pl.DataFrame:
@@ -114,19 +134,47 @@ def step_windows(digest: Digest) -> pl.DataFrame:
     return steps.with_columns(wall_sec=_sec("next_us", "begin_us"), overlap_sec=overlap)
 
 
+def pieces_of_workers(digest: Digest) -> pl.DataFrame:
+    """Return the critical paths of workers, piece by piece, in the order of time.
+
+    Returns:
+        step, validate, worker; segment: how many barriers the worker has left by then; part, event, request_id;
+        from_us, to_us: on the clocks as barriers align them; sec: less than these tell where the event loop was
+        held, which has a row of its own.
+    """
+    steps = _aligned(digest).rename({"start_us": "begin_us", "end_us": "stop_us"})
+    path = digest.of_workers().path.join(steps, on=STEP_OF_WORKER)
+    ahead = pl.col("ahead_us")
+    path = path.select(
+        *STEP_OF_WORKER,
+        *("request_id", "event", "begin_us", "stop_us", "held_sec"),
+        part=_part(),
+        from_us=pl.col("start_us") - ahead,
+        to_us=pl.col("end_us") - ahead,
+    )
+    path = _one_at_a_time(_held_apart(path), STEP_OF_WORKER)
+    path = _with_segment(_clipped(path, "begin_us", "stop_us"), _barriers(digest))
+    return path.select(*STEP_OF_WORKER, "segment", "part", "event", "request_id", "from_us", "to_us", "sec")
+
+
+def _with_segment(pieces: pl.DataFrame, barriers: pl.DataFrame) -> pl.DataFrame:
+    """Count for each piece the barriers that its worker had left before."""
+    exits = barriers.select(*STEP_OF_WORKER, from_us="exit_us", left=pl.lit(1))
+    both = pl.concat([pieces.with_columns(left=pl.lit(0)), exits], how="diagonal_relaxed")
+    both = both.sort(*STEP_OF_WORKER, "from_us", "left", descending=[False] * 4 + [True])
+    both = both.with_columns(segment=pl.col("left").cast(pl.Int64).cum_sum().over(STEP_OF_WORKER))
+    return both.filter(pl.col("left") == 0)
+
+
 def _sec(to_us: str, from_us: str) -> pl.Expr:
     return (pl.col(to_us) - pl.col(from_us)) / 1e6
 
 
 def _aligned(digest: Digest) -> pl.DataFrame:
     """Return start_us and end_us of each worker's step, on the clock of the median worker."""
-    digest = digest.of_workers()
-    steps = digest.steps.group_by(STEP_OF_WORKER).agg(
-        pl.col("start_us").min(),
-        end_us=(pl.col("start_us") + (pl.col("duration_sec").fill_null(0.0) * 1e6).round()).max().cast(pl.Int64),
-    )
+    steps = digest.of_workers().steps.group_by(STEP_OF_WORKER)
     offsets = clock_table(digest).select("worker", ahead_us=(pl.col("offset_sec") * 1e6).round().cast(pl.Int64))
-    aligned = steps.join(offsets, on="worker", how="left")
+    aligned = steps.agg(pl.col("start_us").min(), pl.col("end_us").max()).join(offsets, on="worker", how="left")
     ahead = pl.col("ahead_us").fill_null(0)
     return aligned.select(
         *STEP_OF_WORKER, ahead_us=ahead, start_us=pl.col("start_us") - ahead, end_us=pl.col("end_us") - ahead
@@ -137,27 +185,9 @@ def _worker_windows(digest: Digest) -> pl.DataFrame:
     return _aligned(digest).join(step_windows(digest), on=STEP).sort(STEP_OF_WORKER)
 
 
-def _segmented(digest: Digest) -> pl.DataFrame:
-    """Return the path of each worker within its steps; `segment` counts the barriers that it has passed."""
-    digest = digest.of_workers()
-    steps = _aligned(digest).select(
-        *STEP_OF_WORKER,
-        begin_us=pl.col("start_us") + pl.col("ahead_us"),
-        end_us=pl.col("end_us") + pl.col("ahead_us"),
-    )
-    path = digest.path.drop("role", "source").rename({"end_us": "until_us"})
-    path = path.join(steps, on=STEP_OF_WORKER)
-    path = path.filter((pl.col("start_us") >= pl.col("begin_us")) & (pl.col("until_us") <= pl.col("end_us")))
-    path = _held_apart(path.with_columns(part=_part())).sort(*STEP_OF_WORKER, "start_us", maintain_order=True)
-    passed = (pl.col("part") == "barrier").cast(pl.Int64).cum_sum().over(STEP_OF_WORKER)
-    path = path.with_columns(segment=passed - (pl.col("part") == "barrier"))
-    return path.select(*STEP_OF_WORKER, "request_id", "segment", "part", "event", "start_us", sec="path_sec")
-
-
 def _part() -> pl.Expr:
     """Return the part for which a span counts. A call that only contains others has no part."""
-    lasted = (pl.col("until_us") - pl.col("start_us")) / 1e6
-    contains = (pl.col("phase") == "generate") & pl.col("request_id").is_null() & (pl.col("path_sec") < lasted)
+    contains = (pl.col("phase") == "generate") & pl.col("request_id").is_null() & pl.col("contains")
     phase = pl.col("phase").replace(_OF_PHASE)
     return (
         pl.when(contains)
@@ -167,74 +197,100 @@ def _part() -> pl.Expr:
 
 
 def _held_apart(path: pl.DataFrame) -> pl.DataFrame:
-    """Give the time in which the event loop was held rows of its own."""
+    """Give the time in which the event loop was held rows of its own, before what else a piece was."""
     held = path.filter(pl.col("held_sec") > 0)
-    held = held.with_columns(part=pl.lit("held loop"), path_sec="held_sec")
-    rest = path.with_columns(path_sec=pl.col("path_sec") - pl.col("held_sec"))
-    return pl.concat([rest, held])
+    until = pl.min_horizontal("to_us", pl.col("from_us") + (pl.col("held_sec") * 1e6).round().cast(pl.Int64))
+    held = held.with_columns(part=pl.lit("held loop"), to_us=until)
+    rest = path.with_columns(from_us=pl.when(pl.col("held_sec") > 0).then(until).otherwise("from_us"))
+    return pl.concat([rest, held]).drop("held_sec")
 
 
-def _last_at_barriers(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return which worker waited least at the barrier that ends each segment."""
-    waits = rows.filter(pl.col("part") == "barrier").group_by(*STEP_OF_WORKER, "segment").agg(pl.col("sec").sum())
-    return waits.group_by(*STEP, "segment").agg(last_worker=pl.col("worker").sort_by("sec", "worker").first())
+def _one_at_a_time(pieces: pl.DataFrame, key: list[str]) -> pl.DataFrame:
+    """Let each instant of a key belong to one piece: the first. Several files of a worker may tell of it."""
+    pieces = pieces.sort(*key, "from_us", "to_us")
+    reach = pl.col("to_us").cum_max().shift(1)
+    reach = reach.over(key) if key else reach
+    pieces = pieces.with_columns(from_us=pl.max_horizontal("from_us", reach))
+    return pieces.filter(pl.col("to_us") > pl.col("from_us"))
 
 
-def _deciders(digest: Digest, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the worker that decided how long each segment took: step, validate, segment, worker."""
-    segments = rows.group_by(*STEP_OF_WORKER, "segment").agg(
-        busy_sec=pl.col("sec").filter(pl.col("part") != "barrier").sum(),
-        wait_sec=pl.col("sec").filter(pl.col("part") == "barrier").sum(),
-        waits=(pl.col("part") == "barrier").any(),
+def _clipped(pieces: pl.DataFrame, begin: str, end: str) -> pl.DataFrame:
+    """Return what of each piece lies between these columns, with its seconds."""
+    pieces = pieces.with_columns(
+        from_us=pl.max_horizontal("from_us", begin), to_us=pl.min_horizontal("to_us", end)
     )
-    counts = segments.group_by(STEP_OF_WORKER).agg(barriers=pl.col("waits").sum())
-    even = counts.group_by(STEP).agg(pl.col("barriers").min(), most=pl.col("barriers").max())
-    even = even.with_columns(meets=pl.col("barriers") == pl.col("most")).select(*STEP, "meets")
-    segments = segments.join(even, on=STEP)
-    together = segments.filter("meets").sort(
-        "waits", "wait_sec", "busy_sec", "worker", descending=[True, False, True, False]
-    )
-    together = together.group_by(*STEP, "segment").agg(pl.col("worker").first())
-    apart = _aligned(digest).sort("end_us", "worker").group_by(STEP).agg(pl.col("worker").last())
-    apart = apart.join(even.filter(~pl.col("meets")), on=STEP).select(*STEP_OF_WORKER)
-    apart = segments.join(apart, on=STEP_OF_WORKER).select(*STEP, "segment", "worker")
-    return pl.concat([together, apart])
+    return pieces.filter(pl.col("to_us") > pl.col("from_us")).with_columns(sec=_sec("to_us", "from_us"))
 
 
-def _between(digest: Digest) -> pl.DataFrame:
-    """Return what happened after each step until the next began, by the records of the trainer."""
-    gaps = step_windows(digest).select(*STEP, from_us="done_us", to_us="next_us")
-    roles = digest.path["role"].unique()
-    role = next((one for one in _ROLES_BETWEEN if one in roles), None)
-    told = digest.path.filter(pl.col("role").eq_missing(pl.lit(role)))
-    told = told.filter(pl.col("worker") == pl.col("worker").min())
-    crossed = gaps.join(told.select("event", "start_us", "end_us", "path_sec"), how="cross").filter(
-        (pl.col("end_us") > pl.col("from_us")) & (pl.col("start_us") < pl.col("to_us"))
+def _overlaps(left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
+    """Join intervals that overlap, with the seconds of the overlap; those of a table are apart, and in order."""
+    ends = [table[name] for table in (left, right) for name in ("from_us", "to_us")]
+    points = pl.concat(ends).unique().sort().to_frame("at_us").with_columns(pl.col("at_us").set_sorted())
+    points = points.with_columns(until_us=pl.col("at_us").shift(-1))
+    for table, end in ((left, "left_us"), (right, "right_us")):
+        table = table.sort("from_us").rename({"to_us": end})
+        points = points.join_asof(table, left_on="at_us", right_on="from_us").drop("from_us")
+    points = points.filter((pl.col("until_us") <= pl.col("left_us")) & (pl.col("until_us") <= pl.col("right_us")))
+    return points.with_columns(sec=_sec("until_us", "at_us"))
+
+
+def _barriers(digest: Digest) -> pl.DataFrame:
+    """Return when workers came to each barrier and left it, on aligned clocks: `barrier` counts from 0."""
+    known = _aligned(digest).select(*STEP_OF_WORKER, "ahead_us")
+    barriers = numbered_barriers(digest).join(known, on=STEP_OF_WORKER)
+    return barriers.select(
+        *STEP_OF_WORKER,
+        "barrier",
+        wait_us=pl.col("end_us") - pl.col("start_us"),
+        exit_us=pl.col("end_us") - pl.col("ahead_us"),
     )
-    inside = pl.min_horizontal("end_us", "to_us") - pl.max_horizontal("start_us", "from_us")
-    share = inside / (pl.col("end_us") - pl.col("start_us"))
-    rows = crossed.group_by(*STEP, "event").agg(sec=(pl.col("path_sec") * share).sum())
-    known = gaps.join(rows.group_by(STEP).agg(pl.col("sec").sum()), on=STEP, how="left")
-    rest = known.select(
-        *STEP,
-        event=pl.lit(NOT_RECORDED),
-        sec=(_sec("to_us", "from_us") - pl.col("sec").fill_null(0.0)).clip(lower_bound=0.0),
+
+
+def _segments(digest: Digest, windows: pl.DataFrame) -> pl.DataFrame:
+    """Return the segments of steps: up to each barrier, and from the last one on.
+
+    Returns:
+        step, validate, segment; worker: the one that decided how long it took; from_us, to_us.
+    """
+    barriers = _barriers(digest).join(_shared_barriers(digest, windows), on=STEP, how="semi")
+    last = barriers.sort("wait_us", "worker").group_by(*STEP, "barrier", maintain_order=True).first()
+    up_to = last.select(*STEP, segment="barrier", worker="worker", to_us="exit_us")
+    after = windows.sort("end_us", "worker").group_by(STEP, maintain_order=True).last()
+    number = up_to.group_by(STEP).agg(segment=pl.col("segment").max() + 1)
+    after = after.join(number, on=STEP, how="left").select(
+        *STEP, segment=pl.col("segment").fill_null(0), worker="worker", to_us="end_us"
     )
-    return pl.concat([rows, rest]).with_columns(part=pl.lit("between steps"))
+    limits = windows.select(*STEP, "begin_us", "done_us").unique()
+    segments = pl.concat([up_to, after]).join(limits, on=STEP).sort(*STEP, "segment")
+    reached = pl.min_horizontal("to_us", "done_us").cum_max().over(STEP)
+    segments = segments.with_columns(to_us=pl.max_horizontal(reached, "begin_us"))
+    begun = pl.col("to_us").shift(1).over(STEP)
+    return segments.select(
+        *STEP, "segment", "worker", "to_us", from_us=pl.coalesce(begun, "begin_us")
+    )
+
+
+def _shared_barriers(digest: Digest, windows: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps in which all workers meet at the same barriers."""
+    counts = windows.select(STEP_OF_WORKER).join(
+        _barriers(digest).group_by(STEP_OF_WORKER).len(), on=STEP_OF_WORKER, how="left"
+    )
+    counts = counts.group_by(STEP).agg(least=pl.col("len").fill_null(0).min(), most=pl.col("len").max())
+    return counts.filter(pl.col("least") == pl.col("most")).select(STEP)
 
 
 def _summed(tables: list[pl.DataFrame], walls: pl.DataFrame, key: list[str]) -> pl.DataFrame:
     """Sum up rows by part and event; what is left of the wall time is unaccounted."""
-    rows = pl.concat(tables, how="diagonal_relaxed").filter(pl.col("sec") > 0)
-    rows = pl.concat([pl.DataFrame(schema=_LEDGER), rows], how="diagonal_relaxed").select(list(_LEDGER))
+    tables = [pl.DataFrame(schema=_LEDGER), *tables]
+    rows = pl.concat(tables, how="diagonal_relaxed").select(list(_LEDGER)).filter(pl.col("sec") > 0)
     rest = walls.join(rows.group_by(key).agg(pl.col("sec").sum()), on=key, how="left")
-    rest = rest.with_columns(
+    rest = rest.select(
+        *key,
         part=pl.lit("unaccounted"),
-        event=pl.lit("(clocks)"),
+        event=pl.lit(NOT_RECORDED),
         sec=pl.col("wall_sec") - pl.col("sec").fill_null(0.0),
     )
-    rest = rest.filter(pl.col("sec").abs() > 1e-6).drop("wall_sec")
-    rows = pl.concat([rows, rest], how="diagonal_relaxed")
+    rows = pl.concat([rows, rest.filter(pl.col("sec") > _LEAST_SEC)], how="diagonal_relaxed")
     order = pl.col("part").replace_strict({part: number for number, part in enumerate(PARTS)}, default=99)
     summed = rows.group_by(*STEP_OF_WORKER, "part", "event", "waited_for").agg(pl.col("sec").sum())
-    return summed.sort("validate", "step", "worker", order, "event").select(list(_LEDGER))
+    return summed.sort("validate", "step", order, "event", "worker").select(list(_LEDGER))

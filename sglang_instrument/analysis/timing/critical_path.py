@@ -24,21 +24,19 @@ def critical_path(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> 
         children: The result of `nesting.clipped_children`, if already computed.
 
     Returns:
-        span; from_us, to_us: its part of the path; path_sec: how much of it no span inside it covers;
-        held_sec: how much of path_sec the worker's event loop was held. In the order of the levels, the
-        outermost spans first.
+        One row per piece of a path, in no order: span, the innermost one on the path; from_us, to_us; held_sec:
+        how much of it the worker's event loop was held; contains: whether the span has others inside it on the
+        path. The pieces of a step do not overlap, and cover its outermost spans on the path.
     """
     children = clipped_children(spans) if children is None else children
-    blocks = spans.filter(_is_block(spans))
+    blocks = spans.filter(_is_block(spans)).select("place", "start_us", "end_us")
     links = _walk(spans, _waited_for(spans, children))
-    own = _uncovered(links)
-    own = own.with_columns(place=spans["place"].gather(own["span"]))
-    own = own.with_columns(held_us=_covered_us(own, blocks.select("place", "start_us", "end_us")))
-    sums = own.group_by("span").agg(
-        path_sec=(pl.col("to_us") - pl.col("from_us")).sum() / 1e6, held_sec=pl.col("held_us").sum() / 1e6
+    pieces = _uncovered(links)
+    pieces = pieces.with_columns(
+        place=spans["place"].gather(pieces["span"]), contains=pieces["span"].is_in(links["parent"].implode())
     )
-    path = links.join(sums, on="span", how="left", maintain_order="left")
-    return path.select("span", "from_us", "to_us", pl.col("path_sec", "held_sec").fill_null(0.0))
+    held = _covered_us(pieces, blocks) / 1e6
+    return pieces.select("span", "from_us", "to_us", "contains", held_sec=held)
 
 
 def _is_block(spans: pl.DataFrame) -> pl.Series:
@@ -124,7 +122,7 @@ def _reached(taken: pl.Series, before: pl.Series) -> pl.Series:
 
 
 def _uncovered(links: pl.DataFrame) -> pl.DataFrame:
-    """Return when each span of a path was its innermost span: span, from_us, to_us."""
+    """Return when each span of a path was its innermost one: span, from_us, to_us."""
     inner = links.drop_nulls("parent").sort("parent", "from_us")
     inner = inner.join(links.select(parent="span", lowest="from_us", highest="to_us"), on="parent")
     last_end = pl.col("to_us").shift(1).over("parent")
