@@ -28,7 +28,10 @@ _OF_PHASE: Final = {
 }
 _LEAST_SEC: Final = 1e-6  # the clocks' resolution: less is no time of its own
 _OF_EVENT: Final = {"request_wait": "waiting for own requests"}
-_ROLES_BETWEEN: Final = ("trainer", "learner")  # whose records tell what happens between steps, the best first
+_ROLES_BETWEEN: Final = (
+    "trainer",
+    "learner",
+)  # whose records tell what happens between steps, the best first
 _LEDGER: Final[dict[str, Any]] = {
     "step": pl.Int64,
     "validate": pl.Boolean,
@@ -124,8 +127,8 @@ def step_windows(digest: Digest) -> pl.DataFrame:
         begin of the next step, or `done_us` of the last step or of one that the next overlaps; wall_sec:
         from begin_us to next_us; overlap_sec: how long the next step had been going on before this was done.
     """
-    steps = _aligned(digest).group_by(STEP).agg(
-        begin_us=pl.col("start_us").min(), done_us=pl.col("end_us").max()
+    steps = (
+        _aligned(digest).group_by(STEP).agg(begin_us=pl.col("start_us").min(), done_us=pl.col("end_us").max())
     )
     steps = steps.sort("begin_us", *STEP)
     begun = pl.col("begin_us").shift(-1)
@@ -173,8 +176,12 @@ def _sec(to_us: str, from_us: str) -> pl.Expr:
 def _aligned(digest: Digest) -> pl.DataFrame:
     """Return start_us and end_us of each worker's step, on the clock of the median worker."""
     steps = digest.of_workers().steps.group_by(STEP_OF_WORKER)
-    offsets = clock_table(digest).select("worker", ahead_us=(pl.col("offset_sec") * 1e6).round().cast(pl.Int64))
-    aligned = steps.agg(pl.col("start_us").min(), pl.col("end_us").max()).join(offsets, on="worker", how="left")
+    offsets = clock_table(digest).select(
+        "worker", ahead_us=(pl.col("offset_sec") * 1e6).round().cast(pl.Int64)
+    )
+    aligned = steps.agg(pl.col("start_us").min(), pl.col("end_us").max()).join(
+        offsets, on="worker", how="left"
+    )
     ahead = pl.col("ahead_us").fill_null(0)
     return aligned.select(
         *STEP_OF_WORKER, ahead_us=ahead, start_us=pl.col("start_us") - ahead, end_us=pl.col("end_us") - ahead
@@ -230,7 +237,9 @@ def _overlaps(left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
     for table, end in ((left, "left_us"), (right, "right_us")):
         table = table.sort("from_us").rename({"to_us": end})
         points = points.join_asof(table, left_on="at_us", right_on="from_us").drop("from_us")
-    points = points.filter((pl.col("until_us") <= pl.col("left_us")) & (pl.col("until_us") <= pl.col("right_us")))
+    points = points.filter(
+        (pl.col("until_us") <= pl.col("left_us")) & (pl.col("until_us") <= pl.col("right_us"))
+    )
     return points.with_columns(sec=_sec("until_us", "at_us"))
 
 
@@ -265,9 +274,7 @@ def _segments(digest: Digest, windows: pl.DataFrame) -> pl.DataFrame:
     reached = pl.min_horizontal("to_us", "done_us").cum_max().over(STEP)
     segments = segments.with_columns(to_us=pl.max_horizontal(reached, "begin_us"))
     begun = pl.col("to_us").shift(1).over(STEP)
-    return segments.select(
-        *STEP, "segment", "worker", "to_us", from_us=pl.coalesce(begun, "begin_us")
-    )
+    return segments.select(*STEP, "segment", "worker", "to_us", from_us=pl.coalesce(begun, "begin_us"))
 
 
 def _shared_barriers(digest: Digest, windows: pl.DataFrame) -> pl.DataFrame:

@@ -5,7 +5,7 @@ one in the same way, goes on at its start with the last one that had ended by th
 of the step belongs to exactly one span: the innermost on this path.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 
@@ -99,7 +99,8 @@ def _chain(candidates: pl.DataFrame, key: str) -> pl.DataFrame:
 
 def _one_after_the_other(group: pl.Series, *times: pl.Series) -> list[pl.Series]:
     """Shift times so that the groups, which are numbered in ascending order, follow one another."""
-    lowest, highest = min(time.min() for time in times), max(time.max() for time in times)  # type: ignore[type-var]
+    every: list[Any] = [edge for time in times for edge in (time.min(), time.max())]
+    lowest, highest = min(every), max(every)
     shift = (group.rank("dense").cast(pl.Int64) - 1) * (highest - lowest + 1) - lowest
     return [time + shift for time in times]
 
@@ -148,7 +149,9 @@ def _covered_us(intervals: pl.DataFrame, covers: pl.DataFrame) -> pl.Series:
     before = (held["end"] - held["begin"]).cum_sum() - (held["end"] - held["begin"])
     at = begun.head(2 * half)
     last = _last_until(held["begin"], at)
-    inside = pl.select(pl.min_horizontal(at, held["end"].gather(last)) - held["begin"].gather(last)).to_series()
+    inside = pl.select(
+        pl.min_horizontal(at, held["end"].gather(last)) - held["begin"].gather(last)
+    ).to_series()
     until = (before.gather(last) + inside).fill_null(0)
     covered: pl.Series = until.tail(half) - until.head(half)
     return covered

@@ -12,7 +12,7 @@ from sglang_instrument.cli.select import LOGS_HELP
 from sglang_instrument.cli.tables import print_json, print_line, reading
 
 if TYPE_CHECKING:
-    from sglang_instrument.analysis.verdict.verdict import Finding
+    from sglang_instrument.analysis.verdict.finding import Finding
 
 HELP: Final = """\
 Check a run's log: records that were dropped, torn or sampled out, files that are missing, empty or of a newer
