@@ -49,7 +49,7 @@ def _columns(step: Sequence[_Row], workers: Sequence[_Row]) -> dict[int | None, 
 def _optional(step: Sequence[_Row], names: list[str]) -> list[str]:
     """Return the columns that a narrow terminal leaves out: those of workers that decided nothing first."""
     decided = {f"worker {row['worker']}" for row in step}
-    return sorted(names[::-1], key=lambda name: name in decided)
+    return sorted(names, key=lambda name: (name in decided, -names.index(name)))
 
 
 def _events(part: str, columns: Iterable[list[_Row]], wall: float) -> list[str]:

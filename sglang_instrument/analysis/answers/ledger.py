@@ -1,37 +1,32 @@
 """Share out the wall time of each step along its critical path: what was each second spent on?
 
-A step lasts from its begin to the begin of the next one. Up to each barrier, the worker that arrives there last
-decides; after the last barrier, the one that ends last. Where workers do not meet at the same barriers, the one
-that ends last decides alone.
+A step lasts from its begin to the begin of the next one. Each second of it belongs to the worker that decided
+how long it took: `deciding_paths` tells which.
 """
 
 from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.clocks import clock_table, numbered_barriers
+from sglang_instrument.analysis.answers.deciding_paths import PARTS as PARTS
+from sglang_instrument.analysis.answers.deciding_paths import STEP as STEP
+from sglang_instrument.analysis.answers.deciding_paths import STEP_OF_WORKER as STEP_OF_WORKER
+from sglang_instrument.analysis.answers.deciding_paths import (
+    clipped,
+    one_at_a_time,
+    pieces_of_workers,
+    sec_between,
+    segments_of,
+    worker_windows,
+)
+from sglang_instrument.analysis.answers.deciding_paths import step_windows as step_windows
 from sglang_instrument.analysis.run.digest import Digest
 
-STEP: Final = ["step", "validate"]
-STEP_OF_WORKER: Final = [*STEP, "worker"]
-#: The parts, in the order in which a step meets them.
-PARTS: Final = (
-    *("late start", "preprocess", "waiting for own requests", "engine", "tool", "interaction", "reward"),
-    *("held loop", "postprocess", "barrier", "broadcast", "cache", "weights", "other", "between steps"),
-    "unaccounted",
-)
 NOT_RECORDED: Final = "(not recorded)"
 END_OF_STEP: Final = "(end of step)"  # the event of the wait for workers that end later
-_OF_PHASE: Final = {
-    "generate": "engine",
-    **dict.fromkeys(("step", "request", "turn", "loop"), "unaccounted"),
-}
 _LEAST_SEC: Final = 1e-6  # the clocks' resolution: less is no time of its own
-_OF_EVENT: Final = {"request_wait": "waiting for own requests"}
-_ROLES_BETWEEN: Final = (
-    "trainer",
-    "learner",
-)  # whose records tell what happens between steps, the best first
+#: Whose records tell what happens between steps, the best first.
+_ROLES_BETWEEN: Final = ("trainer", "learner")
 _LEDGER: Final[dict[str, Any]] = {
     "step": pl.Int64,
     "validate": pl.Boolean,
@@ -47,24 +42,25 @@ def worker_ledger(digest: Digest) -> pl.DataFrame:
     """Return what each worker's wall time of each step was spent on.
 
     Returns:
-        step, validate, worker; part: one of `PARTS`; event; waited_for: of a barrier, the worker that came last;
-        sec. The seconds of a worker add up to its step's `wall_sec` of `step_windows`.
+        step, validate, worker; part: one of `PARTS`; event; waited_for: of a barrier, the worker that came
+        last; sec. The seconds of a worker add up to its step's `wall_sec` of `step_windows`.
     """
-    windows = _worker_windows(digest)
-    segments = _segments(digest, windows)
-    deciders = segments.select(*STEP, "segment", waited_for="worker")
+    windows = worker_windows(digest)
+    segments = segments_of(digest, windows)
+    is_last = pl.col("segment") == pl.col("segment").max().over(STEP)  # no barrier ends it
+    deciders = segments.filter(~is_last).select(*STEP, "segment", waited_for="worker")
     rows = pieces_of_workers(digest)
     rows = rows.join(deciders, on=[*STEP, "segment"], how="left", maintain_order="left")
     waits = (pl.col("part") == "barrier") & (pl.col("waited_for") != pl.col("worker"))
     rows = rows.with_columns(waited_for=pl.when(waits).then("waited_for"))
     slowest = pl.col("worker").sort_by("end_us").last().over(STEP)
-    late = windows.select(*STEP_OF_WORKER, part=pl.lit("late start"), sec=_sec("start_us", "begin_us"))
+    late = windows.select(*STEP_OF_WORKER, part=pl.lit("late start"), sec=sec_between("begin_us", "start_us"))
     ended = windows.select(
         *STEP_OF_WORKER,
         part=pl.lit("barrier"),
         event=pl.lit(END_OF_STEP),
         waited_for=slowest,
-        sec=_sec("done_us", "end_us"),
+        sec=sec_between("end_us", "done_us"),
     )
     between = between_steps(digest).join(windows.select(STEP_OF_WORKER), on=STEP)
     return _summed([rows, late, ended, between], windows.select(*STEP_OF_WORKER, "wall_sec"), STEP_OF_WORKER)
@@ -77,11 +73,11 @@ def step_ledger(digest: Digest) -> pl.DataFrame:
         step, validate; worker: the one that decided, null between steps; part, event, waited_for, sec as in
         `worker_ledger`. The seconds of a step add up to its `wall_sec` of `step_windows`.
     """
-    windows = _worker_windows(digest)
-    segments = _segments(digest, windows)
+    windows = worker_windows(digest)
+    segments = segments_of(digest, windows)
     cuts = segments.select(*STEP_OF_WORKER, cut_from="from_us", cut_to="to_us")
     rows = pieces_of_workers(digest).drop("segment").join(cuts, on=STEP_OF_WORKER)
-    rows = _clipped(rows, "cut_from", "cut_to")
+    rows = clipped(rows, "cut_from", "cut_to")
     first = segments.filter(pl.col("segment") == 0).select(*STEP_OF_WORKER, "to_us")
     late = windows.join(first, on=STEP_OF_WORKER).select(
         *STEP_OF_WORKER,
@@ -92,7 +88,7 @@ def step_ledger(digest: Digest) -> pl.DataFrame:
 
 
 def worker_parts(digest: Digest) -> pl.DataFrame:
-    """Return what each worker did outside of requests in each step: step, validate, worker, part, event, sec."""
+    """Return what each worker did outside of requests: step, validate, worker, part, event, sec."""
     rows = pieces_of_workers(digest).filter(pl.col("request_id").is_null() & (pl.col("part") != "barrier"))
     return rows.group_by(*STEP_OF_WORKER, "part", "event").agg(pl.col("sec").sum())
 
@@ -108,182 +104,29 @@ def between_steps(digest: Digest) -> pl.DataFrame:
     role = next((one for one in _ROLES_BETWEEN if one in roles), None)
     told = digest.path.filter(pl.col("role").eq_missing(pl.lit(role)))
     told = told.filter(pl.col("worker") == pl.col("worker").min())
-    told = _one_at_a_time(told.select("event", from_us="start_us", to_us="end_us"), [])
+    told = one_at_a_time(told.select("event", from_us="start_us", to_us="end_us"), [])
     rows = _overlaps(gaps.filter(pl.col("to_us") > pl.col("from_us")), told)
     rows = rows.group_by(*STEP, "event").agg(pl.col("sec").sum())
     known = gaps.join(rows.group_by(STEP).agg(pl.col("sec").sum()), on=STEP, how="left")
     rest = known.select(
-        *STEP, event=pl.lit(NOT_RECORDED), sec=_sec("to_us", "from_us") - pl.col("sec").fill_null(0.0)
+        *STEP, event=pl.lit(NOT_RECORDED), sec=sec_between("from_us", "to_us") - pl.col("sec").fill_null(0.0)
     )
     rows = pl.concat([rows, rest.filter(pl.col("sec") > _LEAST_SEC)])
     return rows.select(*STEP, "event", "sec", part=pl.lit("between steps"))
 
 
-def step_windows(digest: Digest) -> pl.DataFrame:
-    """Return when each step was, on the clocks as barriers align them, one row per step in the order of time.
-
-    Returns:
-        step, validate; begin_us, done_us: from the first worker's begin to the last one's end; next_us: the
-        begin of the next step, or `done_us` of the last step or of one that the next overlaps; wall_sec:
-        from begin_us to next_us; overlap_sec: how long the next step had been going on before this was done.
-    """
-    steps = (
-        _aligned(digest).group_by(STEP).agg(begin_us=pl.col("start_us").min(), done_us=pl.col("end_us").max())
-    )
-    steps = steps.sort("begin_us", *STEP)
-    begun = pl.col("begin_us").shift(-1)
-    steps = steps.with_columns(next_us=pl.max_horizontal("done_us", begun))
-    overlap = ((pl.col("done_us") - begun) / 1e6).clip(lower_bound=0.0).fill_null(0.0)
-    return steps.with_columns(wall_sec=_sec("next_us", "begin_us"), overlap_sec=overlap)
-
-
-def pieces_of_workers(digest: Digest) -> pl.DataFrame:
-    """Return the critical paths of workers, piece by piece, in the order of time.
-
-    Returns:
-        step, validate, worker; segment: how many barriers the worker has left by then; part, event, request_id;
-        from_us, to_us: on the clocks as barriers align them; sec: less than these tell where the event loop was
-        held, which has a row of its own.
-    """
-    steps = _aligned(digest).rename({"start_us": "begin_us", "end_us": "stop_us"})
-    path = digest.of_workers().path.join(steps, on=STEP_OF_WORKER)
-    ahead = pl.col("ahead_us")
-    path = path.select(
-        *STEP_OF_WORKER,
-        *("request_id", "event", "begin_us", "stop_us", "held_sec"),
-        part=_part(),
-        from_us=pl.col("start_us") - ahead,
-        to_us=pl.col("end_us") - ahead,
-    )
-    path = _one_at_a_time(_held_apart(path), STEP_OF_WORKER)
-    path = _with_segment(_clipped(path, "begin_us", "stop_us"), _barriers(digest))
-    return path.select(*STEP_OF_WORKER, "segment", "part", "event", "request_id", "from_us", "to_us", "sec")
-
-
-def _with_segment(pieces: pl.DataFrame, barriers: pl.DataFrame) -> pl.DataFrame:
-    """Count for each piece the barriers that its worker had left before."""
-    exits = barriers.select(*STEP_OF_WORKER, from_us="exit_us", left=pl.lit(1))
-    both = pl.concat([pieces.with_columns(left=pl.lit(0)), exits], how="diagonal_relaxed")
-    both = both.sort(*STEP_OF_WORKER, "from_us", "left", descending=[False] * 4 + [True])
-    both = both.with_columns(segment=pl.col("left").cast(pl.Int64).cum_sum().over(STEP_OF_WORKER))
-    return both.filter(pl.col("left") == 0)
-
-
-def _sec(to_us: str, from_us: str) -> pl.Expr:
-    return (pl.col(to_us) - pl.col(from_us)) / 1e6
-
-
-def _aligned(digest: Digest) -> pl.DataFrame:
-    """Return start_us and end_us of each worker's step, on the clock of the median worker."""
-    steps = digest.of_workers().steps.group_by(STEP_OF_WORKER)
-    offsets = clock_table(digest).select(
-        "worker", ahead_us=(pl.col("offset_sec") * 1e6).round().cast(pl.Int64)
-    )
-    aligned = steps.agg(pl.col("start_us").min(), pl.col("end_us").max()).join(
-        offsets, on="worker", how="left"
-    )
-    ahead = pl.col("ahead_us").fill_null(0)
-    return aligned.select(
-        *STEP_OF_WORKER, ahead_us=ahead, start_us=pl.col("start_us") - ahead, end_us=pl.col("end_us") - ahead
-    )
-
-
-def _worker_windows(digest: Digest) -> pl.DataFrame:
-    return _aligned(digest).join(step_windows(digest), on=STEP).sort(STEP_OF_WORKER)
-
-
-def _part() -> pl.Expr:
-    """Return the part for which a span counts. A call that only contains others has no part."""
-    contains = (pl.col("phase") == "generate") & pl.col("request_id").is_null() & pl.col("contains")
-    phase = pl.col("phase").replace(_OF_PHASE)
-    return (
-        pl.when(contains)
-        .then(pl.lit("unaccounted"))
-        .otherwise(pl.col("event").replace_strict(_OF_EVENT, default=phase, return_dtype=pl.String))
-    )
-
-
-def _held_apart(path: pl.DataFrame) -> pl.DataFrame:
-    """Give the time in which the event loop was held rows of its own, before what else a piece was."""
-    held = path.filter(pl.col("held_sec") > 0)
-    until = pl.min_horizontal("to_us", pl.col("from_us") + (pl.col("held_sec") * 1e6).round().cast(pl.Int64))
-    held = held.with_columns(part=pl.lit("held loop"), to_us=until)
-    rest = path.with_columns(from_us=pl.when(pl.col("held_sec") > 0).then(until).otherwise("from_us"))
-    return pl.concat([rest, held]).drop("held_sec")
-
-
-def _one_at_a_time(pieces: pl.DataFrame, key: list[str]) -> pl.DataFrame:
-    """Let each instant of a key belong to one piece: the first. Several files of a worker may tell of it."""
-    pieces = pieces.sort(*key, "from_us", "to_us")
-    reach = pl.col("to_us").cum_max().shift(1)
-    reach = reach.over(key) if key else reach
-    pieces = pieces.with_columns(from_us=pl.max_horizontal("from_us", reach))
-    return pieces.filter(pl.col("to_us") > pl.col("from_us"))
-
-
-def _clipped(pieces: pl.DataFrame, begin: str, end: str) -> pl.DataFrame:
-    """Return what of each piece lies between these columns, with its seconds."""
-    pieces = pieces.with_columns(
-        from_us=pl.max_horizontal("from_us", begin), to_us=pl.min_horizontal("to_us", end)
-    )
-    return pieces.filter(pl.col("to_us") > pl.col("from_us")).with_columns(sec=_sec("to_us", "from_us"))
-
-
 def _overlaps(left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
-    """Join intervals that overlap, with the seconds of the overlap; those of a table are apart, and in order."""
+    """Join intervals that overlap, with the seconds of the overlap; those of one table never do."""
     ends = [table[name] for table in (left, right) for name in ("from_us", "to_us")]
-    points = pl.concat(ends).unique().sort().to_frame("at_us").with_columns(pl.col("at_us").set_sorted())
+    points: pl.DataFrame = (
+        pl.concat(ends).unique().sort().to_frame("at_us").with_columns(pl.col("at_us").set_sorted())
+    )
     points = points.with_columns(until_us=pl.col("at_us").shift(-1))
     for table, end in ((left, "left_us"), (right, "right_us")):
-        table = table.sort("from_us").rename({"to_us": end})
-        points = points.join_asof(table, left_on="at_us", right_on="from_us").drop("from_us")
-    points = points.filter(
-        (pl.col("until_us") <= pl.col("left_us")) & (pl.col("until_us") <= pl.col("right_us"))
-    )
-    return points.with_columns(sec=_sec("until_us", "at_us"))
-
-
-def _barriers(digest: Digest) -> pl.DataFrame:
-    """Return when workers came to each barrier and left it, on aligned clocks: `barrier` counts from 0."""
-    known = _aligned(digest).select(*STEP_OF_WORKER, "ahead_us")
-    barriers = numbered_barriers(digest).join(known, on=STEP_OF_WORKER)
-    return barriers.select(
-        *STEP_OF_WORKER,
-        "barrier",
-        wait_us=pl.col("end_us") - pl.col("start_us"),
-        exit_us=pl.col("end_us") - pl.col("ahead_us"),
-    )
-
-
-def _segments(digest: Digest, windows: pl.DataFrame) -> pl.DataFrame:
-    """Return the segments of steps: up to each barrier, and from the last one on.
-
-    Returns:
-        step, validate, segment; worker: the one that decided how long it took; from_us, to_us.
-    """
-    barriers = _barriers(digest).join(_shared_barriers(digest, windows), on=STEP, how="semi")
-    last = barriers.sort("wait_us", "worker").group_by(*STEP, "barrier", maintain_order=True).first()
-    up_to = last.select(*STEP, segment="barrier", worker="worker", to_us="exit_us")
-    after = windows.sort("end_us", "worker").group_by(STEP, maintain_order=True).last()
-    number = up_to.group_by(STEP).agg(segment=pl.col("segment").max() + 1)
-    after = after.join(number, on=STEP, how="left").select(
-        *STEP, segment=pl.col("segment").fill_null(0), worker="worker", to_us="end_us"
-    )
-    limits = windows.select(*STEP, "begin_us", "done_us").unique()
-    segments = pl.concat([up_to, after]).join(limits, on=STEP).sort(*STEP, "segment")
-    reached = pl.min_horizontal("to_us", "done_us").cum_max().over(STEP)
-    segments = segments.with_columns(to_us=pl.max_horizontal(reached, "begin_us"))
-    begun = pl.col("to_us").shift(1).over(STEP)
-    return segments.select(*STEP, "segment", "worker", "to_us", from_us=pl.coalesce(begun, "begin_us"))
-
-
-def _shared_barriers(digest: Digest, windows: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps in which all workers meet at the same barriers."""
-    counts = windows.select(STEP_OF_WORKER).join(
-        _barriers(digest).group_by(STEP_OF_WORKER).len(), on=STEP_OF_WORKER, how="left"
-    )
-    counts = counts.group_by(STEP).agg(least=pl.col("len").fill_null(0).min(), most=pl.col("len").max())
-    return counts.filter(pl.col("least") == pl.col("most")).select(STEP)
+        begun = table.sort("from_us").rename({"to_us": end})
+        points = points.join_asof(begun, left_on="at_us", right_on="from_us").drop("from_us")
+    inside = (pl.col("until_us") <= pl.col("left_us")) & (pl.col("until_us") <= pl.col("right_us"))
+    return points.filter(inside).with_columns(sec=sec_between("at_us", "until_us"))
 
 
 def _summed(tables: list[pl.DataFrame], walls: pl.DataFrame, key: list[str]) -> pl.DataFrame:

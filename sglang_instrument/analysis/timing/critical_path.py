@@ -24,9 +24,9 @@ def critical_path(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> 
         children: The result of `nesting.clipped_children`, if already computed.
 
     Returns:
-        One row per piece of a path, in no order: span, the innermost one on the path; from_us, to_us; held_sec:
-        how much of it the worker's event loop was held; contains: whether the span has others inside it on the
-        path. The pieces of a step do not overlap, and cover its outermost spans on the path.
+        One row per piece of a path, in no order: span, the innermost one on the path; from_us, to_us;
+        held_sec: how much of it the worker's event loop was held; contains: whether the span has others
+        inside it on the path. The pieces of a step do not overlap, and cover its outermost spans on the path.
     """
     children = clipped_children(spans) if children is None else children
     blocks = spans.filter(_is_block(spans)).select("place", "start_us", "end_us")
@@ -55,7 +55,7 @@ def _waited_for(spans: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
 
 
 def _walk(spans: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
-    """Return the links of all paths, level by level: span, parent (null for the outermost), from_us, to_us."""
+    """Return the links of all paths, by level: span, parent (null for the outermost), from_us, to_us."""
     level = _chain(_outermost(spans), "place").with_columns(parent=pl.lit(None, pl.Int64)).drop("place")
     levels = [level.select("span", "parent", "from_us", "to_us")]
     while len(level):

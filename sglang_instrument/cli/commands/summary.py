@@ -1,4 +1,4 @@
-"""Show the steps of a run: how long, how many requests, what it was spent on; the verdict; the log's state."""
+"""Show the steps of a run: how long each took and what that was spent on; the verdict; the log's state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Show the steps of a run: how long each took, its requests, and what its wall tim
 names what cost most, and what to look at next.
 
     sglang-instrument summary logs/gsm8k_600
-    sglang-instrument summary logs/gsm8k_600 --step 67      # its workers, and its ledger: parts that add up to it
+    sglang-instrument summary logs/gsm8k_600 --step 67      # its workers, and the parts that add up to it
 
 time s   of the longest worker            wall s           from the step's begin to the begin of the next
 busy s   the time without barriers        p50, p99, max s  durations of the requests
@@ -32,13 +32,14 @@ gen%, tool%, rew%, gap%, rest%   of the wall time, along the path that decided i
 wait%    of all workers' wall time: waiting for another worker
 
 --json prints {"folder", "verdict", "findings": [{"cause", "scope", "step", "validate", "worker",
-"request_id", "event", "lost_sec", "sentence", "advice", "evidence": {...}}], "steps": [{"step", "validate",
-"workers", "slowest_worker", "duration_sec", "busy_sec", "interval_sec", "unaccounted_sec", "requests",
-"response_tokens", "p50_sec", "p99_sec", "max_sec", "tail", "start_us", "phases": {PHASE: share of all workers'
-time}}], "workers": [the same of each worker], "ledger": {"steps": [{"step", "validate", "worker", "part",
-"event", "waited_for", "sec"}], "workers": [the same of each worker, with --step]}, "engine": {"requests",
-"retractions", "shares": {"queue", "prefill", "decode"}, "explains"} or null (a null in it means unknown),
-"health": {...}}. The worker of a finding is null where it concerns all. Shares and tail are from 0 to 1."""
+"request_id", "event", "lost_sec", "sentence", "advice", "evidence": {...}}], "steps": [{"step",
+"validate", "workers", "slowest_worker", "duration_sec", "busy_sec", "interval_sec", "unaccounted_sec",
+"requests", "response_tokens", "p50_sec", "p99_sec", "max_sec", "tail", "start_us", "phases": {PHASE:
+share of all workers' time}}], "workers": [the same of each worker], "ledger": {"steps": [{"step",
+"validate", "worker", "part", "event", "waited_for", "sec"}], "workers": [the same of each worker, with
+--step]}, "engine": {"requests", "retractions", "shares": {"queue", "prefill", "decode"}, "explains"} or
+null (a null in it means unknown), "health": {...}}. The worker of a finding is null where it concerns all.
+Shares and tail are from 0 to 1."""
 
 _SHOWN: Final = 16  # rows; more leave no room for the rest on one screen
 _SHARES: Final = {
@@ -231,7 +232,8 @@ def _slowest(steps: list[_Row]) -> str:
     slowest, typical = by_duration[-1], by_duration[len(steps) // 2]
     step, took = slowest["step"], seconds(slowest["duration_sec"])
     times = slowest["duration_sec"] / typical["duration_sec"]
-    return f"slowest: step {step}, {took} s, {times:.1f} x the median; --step {step} shows its workers and ledger"
+    shown = f"--step {step} shows its workers and parts"
+    return f"slowest: step {step}, {took} s, {times:.1f} x the median; {shown}"
 
 
 def _unaccounted(spent: dict[int, dict[str, float]]) -> str:
