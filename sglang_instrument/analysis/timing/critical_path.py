@@ -13,7 +13,7 @@ from sglang_instrument.analysis.timing.nesting import clipped_children
 
 #: The record of a held event loop lies beside the spans that it delays, in no lane of theirs.
 LOOP_BLOCK: Final = "event_loop_block"
-_OUTLIVES_US: Final = 1_000  # nobody waited for a child in another lane that ends so much later
+_OUTLIVES_US: Final = 1_000  # no span waited for a child in another lane that ends so much later
 
 
 def critical_path(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> pl.DataFrame:
@@ -45,13 +45,24 @@ def _is_block(spans: pl.DataFrame) -> pl.Series:
 
 
 def _waited_for(spans: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
-    """Return the clipped children that their parents may have waited for."""
-    outlives = (spans["end_us"].gather(children["span"]) > children["parent_end"] + _OUTLIVES_US) & spans[
-        "concurrent"
-    ].gather(children["span"])
+    """Return the clipped children that their parents may have waited for: span, parent, from_us, to_us.
+
+    A parent cannot have waited for a child in another lane that outlives it. The nearest span above that ends
+    later may have: tasks outlive the span that started them, and the step waits.
+    """
+    ends, names = spans["end_us"], ("span", "parent", "from_us", "to_us")
     is_block = _is_block(spans).gather(children["span"])
-    left_out = outlives | is_block | (children["to_us"] <= children["from_us"])
-    return children.filter(~left_out).select("span", "parent", "from_us", "to_us")
+    rows = children.filter(~is_block & (children["to_us"] > children["from_us"])).select(*names)
+    found = [rows.clear()]
+    while len(rows):
+        outlives = ends.gather(rows["span"]) > ends.gather(rows["parent"]) + _OUTLIVES_US
+        outlives &= spans["concurrent"].gather(rows["span"])
+        found.append(rows.filter(~outlives))
+        rows = rows.filter(outlives)
+        rows = rows.with_columns(parent=spans["parent"].gather(rows["parent"])).drop_nulls("parent")
+        until = pl.min_horizontal(ends.gather(rows["span"]), ends.gather(rows["parent"]))
+        rows = rows.with_columns(to_us=until)
+    return pl.concat(found)
 
 
 def _walk(spans: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
@@ -87,7 +98,7 @@ def _outermost(spans: pl.DataFrame) -> pl.DataFrame:
 def _chain(candidates: pl.DataFrame, key: str) -> pl.DataFrame:
     """Return for each value of `key` the last candidate to end, the last that had ended at its start, ..."""
     ordered = candidates.filter(pl.col("to_us") > pl.col("from_us"))
-    ordered = ordered.sort(key, "to_us", "from_us", descending=[False, False, True])
+    ordered = ordered.sort(key, "to_us", "from_us", descending=[False, False, True], maintain_order=True)
     if ordered.is_empty():
         return ordered
     starts, ends = _one_after_the_other(ordered[key], ordered["from_us"], ordered["to_us"])

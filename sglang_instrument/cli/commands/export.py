@@ -19,7 +19,7 @@ Write a run as Parquet tables or as a Perfetto trace. The trace can include what
     sglang-instrument export --perfetto kernels.pftrace --traces /tmp/sglang_profile     # without a run
 
 --parquet    spans/step_N.parquet and spans/validate_N.parquet: each span, nested; docs/reference/numbers.md
-             describes the columns. steps, requests, turns and barriers.parquet: the tables. Compressed by
+             describes the columns. steps, requests, turns, barriers and path.parquet: the tables. Compressed by
              zstd. steps and barriers leave out records outside of any step
 --perfetto   a track a request below its worker, turns joined by arrows, requests in flight, loop lag; clocks
              of hosts aligned. Open it at https://ui.perfetto.dev, which reads it in the browser

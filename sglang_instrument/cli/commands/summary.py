@@ -41,7 +41,7 @@ share of all workers' time}}], "workers": [the same of each worker], "ledger": {
 null (a null in it means unknown), "health": {...}}. The worker of a finding is null where it concerns all.
 Shares and tail are from 0 to 1."""
 
-_SHOWN: Final = 16  # rows; more leave no room for the rest on one screen
+_SHOWN: Final = 12  # rows; more leave no room for the rest on one screen
 _SHARES: Final = {
     "gen%": ("engine",),
     "tool%": ("tool", "interaction"),
