@@ -19,8 +19,8 @@ Write a run as Parquet tables or as a Perfetto trace. The trace can include what
     sglang-instrument export --perfetto kernels.pftrace --traces /tmp/sglang_profile     # without a run
 
 --parquet    spans/step_N.parquet and spans/validate_N.parquet: each span, nested; docs/reference/numbers.md
-             describes the columns. steps, requests, turns, barriers and path.parquet: the tables. Compressed by
-             zstd. steps and barriers leave out records outside of any step
+             describes the columns. steps, requests, turns, barriers and path.parquet: the tables.
+             Compressed by zstd. steps, barriers and path leave out records outside of any step
 --perfetto   a track a request below its worker, turns joined by arrows, requests in flight, loop lag; clocks
              of hosts aligned. Open it at https://ui.perfetto.dev, which reads it in the browser
 --traces     traces of torch profilers, several ranks and gigabytes: of a run, the part from the same time"""
