@@ -1,4 +1,4 @@
-"""Make up steps of one worker: spans in tasks that spawn one another, and the parent of each by brute force."""
+"""Make up steps of one worker: spans in tasks that spawn one another, with their parents."""
 
 import json
 from pathlib import Path

@@ -4,6 +4,7 @@ import json
 from statistics import fmean, median
 
 import expected
+import polars as pl
 import pytest
 
 from sglang_instrument import schema
