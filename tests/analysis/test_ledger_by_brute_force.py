@@ -90,7 +90,7 @@ class Worker(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step: its workers by rank; `gap` ticks until the next, the first `trained` of which a trainer records."""
+    """A step: its workers by rank; `gap` ticks to the next one; a trainer records the first `trained` of them."""
 
     workers: dict[int, Worker]
     gap: int
