@@ -90,7 +90,7 @@ class Worker(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step: its workers by rank; `gap` ticks to the next one; a trainer records the first `trained` of them."""
+    """A step: its workers by rank; `gap` ticks to the next, `trained` of which a trainer records."""
 
     workers: dict[int, Worker]
     gap: int
