@@ -1,8 +1,8 @@
-# demo: a real rollout on the real SGLang engine, on the CPU where there is no GPU
-# native: compile what changed of the .pyx files, where there is a compiler
-# test, lint, bench: what a change has to pass; all of them make the virtual environment that they need
-# test-ray, test-trainers: the real Ray, the real trainers, in environments of their own below .envs (environments)
-# test-gpu: on a machine with one, by a PYTHON that has torch with CUDA, msgspec, orjson, pytest (polars for one of them)
+# demo: a real rollout on the real SGLang engine, on the CPU if there is no GPU
+# native: compile the .pyx files that changed, if there is a compiler
+# test, lint, bench: the checks that a change must pass; each makes the virtual environment that it needs
+# test-ray, test-trainers: tests with the real Ray and the real trainers, in separate environments below .envs
+# test-gpu: on a machine with a GPU, by a PYTHON with CUDA torch, msgspec, orjson, pytest (and polars for one test)
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -10,17 +10,17 @@ DEMO := sglang_instrument/demo
 DEMO_ARGS ?=
 INSTALL := tests/environments/install.sh $(BIN)/python
 ENVIRONMENTS := ray router verl verl_server areal
-# One process a core, but no more engines than memory has room for. Tests that share an engine share a process, too:
-# tests/conftest.py makes the groups.
+# One process per core, but at most 8: each may run an engine, and memory is limited. Tests that share an engine run in
+# one process: tests/conftest.py makes the groups.
 PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 PYTEST := $(BIN)/python -m pytest $(PARALLEL)
 
-# What records or patches: tested as pure Python, too.
+# Tests of recording and patching, which also run in pure Python.
 PURE := tests/recording tests/patching tests/startup/test_install.py
 
 .PHONY: demo native test test-ray test-trainers test-gpu lint bench environments $(ENVIRONMENTS:%=environment-%)
 
-# The compiler works while the rest is downloaded.
+# Compile while the packages are downloaded.
 demo: $(BIN)/python
 	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.demo $(VENV)/.native
 	EXPERIMENT_NAME=$${EXPERIMENT_NAME:-demo} $(BIN)/sglang-instrument demo $(DEMO_ARGS)
@@ -29,7 +29,7 @@ test: $(VENV)/.demo $(VENV)/.develop $(VENV)/.native environment-router
 	$(PYTEST) --ignore tests/trainers
 	SGLANG_INSTRUMENT_NATIVE=0 $(PYTEST) $(PURE)
 
-# One after the other: a driver joins any cluster that it finds on its machine.
+# In one process: a Ray driver joins any cluster that it finds on its machine.
 test-ray: environment-ray
 	.envs/ray/bin/python -m pytest tests/on_ray
 
@@ -48,7 +48,7 @@ lint: $(VENV)/.demo $(VENV)/.develop
 bench: $(VENV)/.develop $(VENV)/.native
 	$(BIN)/python -m pytest benchmarks
 
-# Side by side; what is there already is not made again.
+# In parallel; existing environments are kept.
 environments: $(VENV)/.demo
 	@$(MAKE) --no-print-directory --jobs $(words $(ENVIRONMENTS)) $(ENVIRONMENTS:%=environment-%)
 
@@ -59,7 +59,7 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 
-# Pure Python at first: .native compiles it.
+# Install as pure Python; .native compiles it.
 $(VENV)/.package: pyproject.toml | $(BIN)/python
 	SGLANG_INSTRUMENT_NATIVE=0 $(INSTALL) --editable '.[report]'
 	touch $@
@@ -75,7 +75,7 @@ $(VENV)/.develop: $(VENV)/.package
 	$(INSTALL) --editable '.[analysis,report,profiling,test,lint]'
 	touch $@
 
-# PyTorch alone, and first: install.sh says which build of it.
+# Install PyTorch separately and first: install.sh chooses its build.
 $(VENV)/.demo: $(DEMO)/requirements.txt $(DEMO)/requirements-nodeps.txt | $(VENV)/.package
 	@echo "installing SGLang and PyTorch into $(VENV): about 2.5 GB, once"
 	$(INSTALL) $$(grep ^torch== $(DEMO)/requirements.txt)
@@ -83,7 +83,7 @@ $(VENV)/.demo: $(DEMO)/requirements.txt $(DEMO)/requirements-nodeps.txt | $(VENV
 	$(INSTALL) --no-deps --requirement $(DEMO)/requirements-nodeps.txt
 	touch $@
 
-# docs: the documentation as a site in site/, built strictly: a link that leads nowhere is an error
+# docs: build the documentation as a site in site/; a broken link is an error
 .PHONY: docs
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

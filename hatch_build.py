@@ -1,8 +1,8 @@
 """Compile the .pyx files in place: for wheels, editable installs, or as `python hatch_build.py`.
 
-What is built already of the sources as they are is not built again. Where there is no compiler, no Cython, or
-SGLANG_INSTRUMENT_NATIVE=0, nothing is built, and the package is pure Python; with SGLANG_INSTRUMENT_NATIVE=1
-that is an error.
+Modules that are up to date are not built again. Without a compiler or Cython, or with
+SGLANG_INSTRUMENT_NATIVE=0, nothing is built, and the package is pure Python. With SGLANG_INSTRUMENT_NATIVE=1,
+a build that fails is an error.
 """
 
 import fcntl
@@ -27,10 +27,10 @@ ASKED = os.environ.get("SGLANG_INSTRUMENT_NATIVE", "")
 
 
 class NativeBuildHook(BuildHookInterface):
-    """Put the compiled modules into the wheel; one that is editable finds them in the tree."""
+    """Put the compiled modules into the wheel; an editable install uses those in the tree."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build what is missing, and tell hatchling what there is."""
+        """Build missing modules, and add them to the wheel."""
         if self.target_name != "wheel" or ASKED == "0":
             return
         try:
@@ -38,7 +38,7 @@ class NativeBuildHook(BuildHookInterface):
         except Exception as error:
             if ASKED == "1":
                 raise
-            self.app.display_warning(f"sglang-instrument stays pure Python: {said(error)}")
+            self.app.display_warning(f"sglang-instrument stays pure Python: {in_one_line(error)}")
             return
         if version != "editable":
             for path in built:
@@ -48,7 +48,7 @@ class NativeBuildHook(BuildHookInterface):
 
 
 def build() -> list[Path]:
-    """Compile the modules that are not up to date, beside their sources; return the files of all.
+    """Compile the modules that are not up to date, beside their sources; return the files of all modules.
 
     Raises:
         Exception: Cython, setuptools, or a compiler are missing, or the sources do not compile.
@@ -62,18 +62,18 @@ def build() -> list[Path]:
 
 
 def file_of(module: str) -> Path:
-    """Return where a module's compiled file belongs, for the Python that runs."""
+    """Return the path of a module's compiled file for this Python."""
     return ROOT / f"{module.replace('.', '/')}{SUFFIX}"
 
 
 def is_fresh(module: str) -> bool:
-    """Return whether a module was built from its sources as they are now."""
+    """Return whether a module was built from its current sources."""
     path = file_of(module)
     return path.exists() and STAMPS["stamp_of"](str(ROOT), module).encode() in path.read_bytes()
 
 
 def compile_into(folder: Path, modules: list[str]) -> None:
-    """Compile modules in a folder, and move each into its place at once: others may be importing it."""
+    """Compile modules in a folder, and rename each into its place: other processes may be importing it."""
     from Cython.Build import cythonize
     from setuptools import Distribution, Extension
     from setuptools.command.build_ext import build_ext
@@ -89,7 +89,7 @@ def compile_into(folder: Path, modules: list[str]) -> None:
     ]
     compiled = cythonize(extensions, build_dir=str(folder), include_path=[str(ROOT)], quiet=True, force=True)
     for extension in compiled:
-        let_tracebacks_be_missing(Path(extension.sources[0]))
+        allow_missing_tracebacks(Path(extension.sources[0]))
     command = build_ext(Distribution({"name": "sglang-instrument", "ext_modules": compiled}))
     command.build_lib, command.build_temp = str(folder / "lib"), str(folder / "temp")
     command.ensure_finalized()
@@ -98,26 +98,26 @@ def compile_into(folder: Path, modules: list[str]) -> None:
         Path(command.get_ext_fullpath(module)).replace(file_of(module))
 
 
-def let_tracebacks_be_missing(path: Path) -> None:
-    """Let an `except` take an exception without a traceback: where no memory is, Cython crashes."""
+def allow_missing_tracebacks(path: Path) -> None:
+    """Let `except` catch an exception without a traceback, as without memory: Cython's code would crash."""
     code, count = re.subn(
         r"__Pyx_DECREF\((__pyx_t_\d+)\); \1 = 0;", r"__Pyx_XDECREF(\1); \1 = 0;", path.read_text()
     )
     if "__Pyx_GetException(&" in code and not count:
-        raise RuntimeError(f"this Cython writes an `except` otherwise than is known here: {path.name}")
+        raise RuntimeError(f"this version of Cython generates unknown code for `except`: {path.name}")
     path.write_text(code)
 
 
 @contextmanager
 def only_one_builds() -> Iterator[None]:
-    """Wait until no other process builds in this tree: several environments may be installed at once."""
+    """Lock the tree for one build: several environments may be installed at the same time."""
     with (NATIVE / ".build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def said(error: Exception) -> str:
-    """Return an error in one line."""
+def in_one_line(error: Exception) -> str:
+    """Return an error's type and text in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
@@ -125,4 +125,4 @@ if __name__ == "__main__":
     try:
         sys.stdout.write("".join(f"{path}\n" for path in build()))
     except Exception as error:
-        sys.exit(f"nothing was built, sglang-instrument stays pure Python: {said(error)}")
+        sys.exit(f"nothing was built, sglang-instrument stays pure Python: {in_one_line(error)}")

@@ -1,4 +1,4 @@
-"""One variant in a process of its own: for each line on stdin it runs one round, and answers with JSON.
+"""Run one variant in its own process: run one round for each line on stdin, and print the result as JSON.
 
 python child.py SUBJECT VARIANT FOLDER
 """
@@ -13,7 +13,7 @@ import sglang_instrument
 
 
 def main(subject, variant, folder):
-    """Answer each request for a round until stdin ends."""
+    """Run one round for each line of stdin."""
     run = importlib.import_module(subject).VARIANTS[variant]
     instrumented = variant not in ("nothing", "reference", "json.dumps")
     if instrumented:
@@ -22,7 +22,7 @@ def main(subject, variant, folder):
     for _ in sys.stdin:
         answer = run(folder)
         if instrumented and not sglang_instrument.flush(30):
-            raise SystemExit("the disk does not keep up")
+            raise SystemExit("the disk is too slow")
         forget_lines(folder)
         print(json.dumps(answer), flush=True)
 

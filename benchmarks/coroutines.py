@@ -1,4 +1,4 @@
-"""10,000 coroutines, five spans each around a sleep of 5 ms, on one loop: what the loop's thread spends."""
+"""Measure the event loop's CPU time for 10,000 coroutines with five spans each around a sleep of 5 ms."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""One worker of the demo on the real engine: the same step again and again, with install and without.
+"""Repeat one step of one demo worker on the real engine, with and without install.
 
     python demo_steps.py SCRATCH SECONDS
 
@@ -33,7 +33,7 @@ def main(scratch: Path, seconds: float) -> None:
 
     log_dir = scratch / "logs"
     sglang_instrument.install(log_dir=str(log_dir))
-    was_recorded = [False]  # step 0 is none
+    was_recorded = [False]  # step 0 does not count as a step
 
     def step_sec(recorded: bool) -> float:
         number = len(was_recorded)
@@ -49,7 +49,7 @@ def main(scratch: Path, seconds: float) -> None:
 
 
 class Reports(_Reports):
-    """Tells nobody; the worker's own would end it when nobody listens."""
+    """Drop all reports; with its own reports, the worker would end itself because nobody reads them."""
 
     def __init__(self, descriptor: int) -> None:
         self._pipe = os.fdopen(descriptor, "w")

@@ -1,4 +1,4 @@
-"""The variants of one timed event. A round is many of them in a loop; an answer is nanoseconds for each."""
+"""Define the variants of one timed event. A round times a loop and returns nanoseconds per event."""
 
 import asyncio
 import datetime
@@ -18,7 +18,7 @@ EXTRA = {"request_id": "6b3f6a52-9d9e-4b7e-a8f5-0f3a4f6f2d11", "turn": 2}
 
 
 def cost(loop, twin):
-    """Measure a loop less its twin: on the calling thread, and of the whole process until all is written."""
+    """Return CPU times of a loop minus its twin's: of its thread, and of the process until written."""
     twin(EVENTS // 10)
     before = time.thread_time_ns()
     twin(EVENTS)
@@ -61,7 +61,7 @@ def reference(folder):
 
 
 def dumps(folder):
-    """Make a record as one dict, time included, and JSON of it: what the machine's speed is judged by."""
+    """Make a record with its time as a dict and encode it as JSON: the measure of the machine's speed."""
 
     def loop(n):
         for _ in repeat(None, n):
@@ -98,7 +98,7 @@ def watched_spans(n):
 
 
 def calls(function):
-    """Return a loop of calls; the function is looked up first, the same for it and its twin."""
+    """Return a loop of calls; the function is looked up before the loop, for the function and its twin."""
 
     def loop(n):
         for _ in repeat(None, n):

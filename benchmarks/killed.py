@@ -1,4 +1,4 @@
-"""Record 2,000 events a second until killed; what was acknowledged stands in shared memory.
+"""Record 2,000 events per second until killed; keep the number of acknowledged events in shared memory.
 
 python killed.py DURABILITY FOLDER ACKNOWLEDGED
 """

@@ -1,4 +1,4 @@
-"""How long single events hold their caller, and how long an event loop that records waits for its turn."""
+"""Measure how long one event blocks its caller, and how long a recording event loop delays its coroutines."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ def quantiles(samples_ns):
 
 
 def latencies(act):
-    """Time each of many events by itself, with a little work in between."""
+    """Time many events one by one, with a little work in between."""
     samples, clock = [], time.perf_counter_ns
     for _ in range(EVENTS):
         start = clock()
@@ -61,7 +61,7 @@ def reference(folder):
 
 
 def turns_of_a_loop(work):
-    """Return how long a coroutine that always wants to run waits, beside tasks that do `work`."""
+    """Return how long a coroutine that is always ready waits to run, beside tasks that do `work`."""
 
     async def busy(ends):
         while time.perf_counter() < ends:
@@ -92,10 +92,10 @@ def loop_with_spans(folder):
 
 
 def stretches(folder):
-    """Return the longest times in CPU milliseconds for which one thing that we do keeps all else waiting.
+    """Return the longest CPU times, in milliseconds, of the work for which recording blocks other threads.
 
-    A thread's own CPU time, for what others do to the machine is not ours: a chunk that is encoded, during
-    which the GIL is held; a span on the loop's thread; a heartbeat.
+    The work: encoding a chunk, which holds the GIL; a span on the loop's thread; a heartbeat. It is the CPU
+    time of the thread, which other programs on the machine hardly change.
     """
     longest = dict.fromkeys(("chunk_ms", "span_ms", "beat_ms"), 0.0)
 

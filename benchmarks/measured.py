@@ -1,4 +1,4 @@
-"""Functions that are instrumented, each with a twin that is not and costs the same otherwise."""
+"""Functions to instrument, each with a twin that is not instrumented and otherwise costs the same."""
 
 from sglang_instrument import instrument
 

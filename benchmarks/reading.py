@@ -1,4 +1,4 @@
-"""Read a run once, in a process of its own, and print what it cost: `python reading.py HOW FOLDER`."""
+"""Read a run once, in its own process, and print the time and memory: `python reading.py HOW FOLDER`."""
 
 import json
 import resource

@@ -6,6 +6,8 @@ without the cause says how much it really cost. The exit code is 1 if a bound is
 - the planted cause is the first finding in 95 % of the runs in which it costs its step at least a fifth,
 - at most 1 in 100 clean runs accuses anybody.
 
+"lost / true" is the median of the seconds that the right finding says over those that the cause cost.
+
 --quick makes a small sample, --only NAME the causes and shapes whose names contain it, --seeds N so many runs
 of each cause and size, --clean-seeds N of each clean shape, --jobs 1 uses one process, --wrong prints what
 was found where it was wrong.
@@ -20,6 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -33,7 +36,7 @@ from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.verdict.verdict import findings_of
 from sglang_instrument.testing import Cause
 from sglang_instrument.testing.clean_shapes import CLEAN_SHAPES
-from sglang_instrument.testing.planted_runs import KINDS, cost_of, sized
+from sglang_instrument.testing.planted_runs import KINDS, cost_of, sized, wall_of
 from sglang_instrument.testing.synthetic import write_run
 
 SHARES = (0.1, 0.25, 1.0)  # of the step's time that a cause costs
@@ -57,13 +60,18 @@ class Job(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What was found: `cost` is what the cause cost, `found` the words of the findings."""
+    """What was found in a run.
+
+    `cost` is the share of its step that the cause cost, `lost` the seconds that the right finding says over
+    those that it cost, `found` the findings in words.
+    """
 
     job: Job
     cost: float
     is_first: bool
     is_found: bool
     found: list[str]
+    lost: float | None = None
 
 
 def findings_in(folder: Path) -> list[Finding]:
@@ -100,9 +108,12 @@ def _planted(job: Job, share: float) -> Result:
     cause = sized(kind, shape, share)
     with _folder() as folder:
         found = findings_in(write_run(folder, shape, [cause]))
-    right = [is_right(one, cause) for one in found]
+    right = [one for one in found if is_right(one, cause)]
     cost = cost_of(kind, shape, cause)
-    return Result(job, cost, bool(right) and right[0], any(right), [_told(one) for one in found])
+    cost_sec = 0.0 if kind.step is None else cost * wall_of(shape, kind.step)
+    lost = right[0]["lost_sec"] / cost_sec if right and cost_sec else None
+    told = [_told(one) for one in found]
+    return Result(job, cost, found[:1] == right[:1] != [], bool(right), told, lost)
 
 
 def _clean(job: Job) -> Result:
@@ -154,11 +165,14 @@ def results_of(jobs: list[Job], processes: int) -> list[Result]:
 def print_recall(results: list[Result], console: Console) -> float:
     """Print how often each cause was the first finding, by size; return it for what costs a fifth."""
     sizes = [f"{share:.0%}" for share in SHARES]
-    table = Table("cause", *sizes, "anywhere", title="planted cause is the first finding, by its cost")
+    title = "planted cause is the first finding, by its cost"
+    table = Table("cause", *sizes, "anywhere", "lost / true", title=title)
     for name in dict.fromkeys(one.job.name for one in results):
         own = [one for one in results if one.job.name == name]
         by_share = [_count(one for one in own if one.job.share == share) for share in SHARES]
-        table.add_row(name, *by_share, f"{sum(one.is_found for one in own)}/{len(own)}")
+        lost = [one.lost for one in own if one.lost is not None and one.cost >= COUNTS]
+        ratio = f"{median(lost):.2f}" if lost else ""
+        table.add_row(name, *by_share, f"{sum(one.is_found for one in own)}/{len(own)}", ratio)
     console.print(table)
     large = [one.is_first for one in results if one.cost >= COUNTS]
     recall = sum(large) / len(large) if large else 1.0

@@ -1,7 +1,7 @@
-"""Run variants in turn, many rounds in random order, and say how they compare, round by round.
+"""Run variants in many rounds, in random order, and compare them round by round.
 
-What a machine shares with others slows all variants of a round alike: ratios are taken within a round, and
-the median of the ratios stands, with the quartiles as its spread.
+Other load on the machine slows all variants of a round alike. So ratios are computed within each round; the
+result is their median, with the quartiles as its spread.
 """
 
 import json
@@ -39,7 +39,7 @@ class Spread:
 
 
 class Child:
-    """A process that runs one variant, a round each time that it is asked."""
+    """A process that runs one variant, one round per request."""
 
     def __init__(self, subject, variant):
         self._folder = tempfile.TemporaryDirectory(dir=RESULTS)
@@ -101,9 +101,9 @@ def ratios(rounds, variant, to, key):
 def middle(values):
     """Return the Hodges-Lehmann estimate and its 95 % interval, by Wilcoxon's signed ranks.
 
-    The median of the means of all pairs of values, of each with itself, too. Where the noise is normal it is
-    nearly as sharp as the mean (the median is as sharp as the mean of two thirds of the values), and a few
-    wild values move it little.
+    The median of the means of all pairs of values, including each value with itself. With normal noise it is
+    almost as precise as the mean (the median is as precise as the mean of two thirds of the values), and
+    outliers change it little.
     """
     n = len(values)
     means = sorted((one + other) / 2 for at, one in enumerate(values) for other in values[: at + 1])
@@ -120,7 +120,7 @@ def interval(values, draws=4000):
 
 
 def warm_page_cache():
-    """Write and delete 100 MB: on a fresh virtual machine the first touch of memory costs ten times more."""
+    """Write and delete 100 MB: on a new virtual machine the first use of memory takes ten times as long."""
     RESULTS.mkdir(exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=RESULTS) as file:
         for _ in range(100):
@@ -129,7 +129,7 @@ def warm_page_cache():
 
 
 def save(name, rows, **raw):
-    """Write the table, the rounds behind it and what it ran on to results/NAME.json."""
+    """Write the table, its rounds and the machine to results/NAME.json."""
     RESULTS.mkdir(exist_ok=True)
     machine = {
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""Serve stand-ins for workers, each at a port of its own, that answer everything after a second."""
+"""Serve stand-ins for workers, each at its own port, that answer every request after a second."""
 
 import asyncio
 import json

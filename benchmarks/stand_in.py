@@ -1,6 +1,6 @@
-"""What the reference does for one event, written anew: the yardstick of every number here.
+"""Log one event as the reference does; all numbers here are relative to this code's cost.
 
-Its cost is in its favour: the path is made beforehand and `torch.cuda.synchronize()` is left out.
+It favours the reference: the path is made beforehand, and `torch.cuda.synchronize()` is left out.
 """
 
 import datetime
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class StandIn:
-    """Builds a dict, orders it, makes JSON of it, writes the line and flushes; one open file per path."""
+    """Builds a dict, orders it, encodes it as JSON, writes the line and flushes; one open file per path."""
 
     def __init__(self):
         self.handles = {}

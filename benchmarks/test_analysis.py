@@ -1,4 +1,4 @@
-"""What a summary costs, beside one plain pass over the same lines, and how that grows."""
+"""Measure the time and memory of a summary, relative to one pass over the lines, and how they grow."""
 
 import json
 import os

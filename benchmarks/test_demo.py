@@ -1,4 +1,4 @@
-"""What a step of the demo costs with install, on the real engine: pairs until the answer is sharp enough."""
+"""Measure a step of the demo on the real engine, with and without install, in pairs, until precise enough."""
 
 import json
 import os
@@ -14,7 +14,7 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 from own_group import end_group
 
 SECONDS = float(os.environ.get("BENCH_DEMO_SECONDS", "600"))
-SHARP, WIDTH = 0.01, 0.02  # of the 95 % interval, as a share of the step: what is tried for, and the most
+SHARP, WIDTH = 0.01, 0.02  # width of the 95 % interval as a share of the step: the goal, and the maximum
 MOST = 0.01  # upper bound of the interval
 
 

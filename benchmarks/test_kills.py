@@ -1,4 +1,4 @@
-"""What SIGKILL at a random moment costs."""
+"""Measure how many records a SIGKILL at a random time loses."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""The longest that an event holds its caller, and that recording holds a loop."""
+"""Measure the longest time that an event blocks its caller, and that recording blocks an event loop."""
 
 from rounds import ROUNDS, Spread, run_rounds, save, table, values
 
@@ -21,7 +21,7 @@ def test_the_tail_of_a_span_is_short(show):
     assert medians(rounds, "span")["p99_9_us"] <= P99_9_US
 
 
-def test_a_loop_is_not_held(show):
+def test_recording_does_not_block_a_loop(show):
     variants = ("nothing", "loop with spans")
     rounds = run_rounds("latency", variants, max(1, ROUNDS // 4))
     over = {name: sum(values(rounds, name, "over_5_ms")) for name in variants}
@@ -31,11 +31,11 @@ def test_a_loop_is_not_held(show):
     columns = ("variant", "p50 us", "p99 us", "p99.9 us", "max us", f"over {LOOP_MS} ms")
     show(table("turns of an event loop, 20,000 spans a second", columns, rows))
     save("loop", rows, rounds=rounds)
-    # A machine that others use stops a loop for longer than that by itself: its own pauses are the measure.
+    # Other load pauses a loop for longer than the bound: compare with the pauses without spans.
     assert over["loop with spans"] <= 2 * over["nothing"] + 1
 
 
-def test_nothing_that_we_do_takes_as_long_as_a_loop_may_be_held(show):
+def test_no_single_piece_of_our_work_blocks_a_loop_too_long(show):
     rounds = run_rounds("latency", ("longest",), max(1, ROUNDS // 4))
     keys = ("chunk_ms", "span_ms", "beat_ms")
     longest = {key: max(values(rounds, "longest", key)) for key in keys}

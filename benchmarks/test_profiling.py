@@ -1,4 +1,4 @@
-"""How long it takes to start the profilers of 64 workers that answer in a second each, and to verify them."""
+"""Measure how long it takes to start and verify the profilers of 64 workers that answer in a second each."""
 
 import json
 import statistics

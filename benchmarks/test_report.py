@@ -1,4 +1,4 @@
-"""What the report of a large run costs to make, to open, and to look through in a real browser."""
+"""Measure how long the report of a large run takes to make, to open, and to pan in a real browser."""
 
 import json
 import os
@@ -117,7 +117,7 @@ def test_panning_over_a_hundred_thousand_spans_is_smooth(page, tmp_path, show):
     make(run, out)
     page.open(out, "#timeline").until("sglangReport.timeline.told !== null")
     page.driver.set_script_timeout(300)
-    # All of the step's rows at once: a canvas as high as they are.
+    # Show all rows of the step at once, on a canvas high enough for them.
     page.do("sglangReport.ROWS = 20; sglangReport.place()")
     measured = {"pan": [], "plain": [], "each": []}
     for _ in range(ROUNDS):

@@ -1,8 +1,8 @@
-"""What SGLang's server gives with its processes recorded, against without: in turn until that is sharp.
+"""Measure the throughput of SGLang's server with and without recording, until the ratio is precise enough.
 
-One server answers the same requests again and again, so many at once, with its processes recorded and
-without: two bursts of a second or two, one right after the other, in random order. What a machine shares
-with others makes it slower or quicker for seconds: both alike.
+One server answers the same concurrent requests again and again, with its processes recorded and without: two
+bursts of a second or two, one directly after the other, in random order. Other load on the machine changes
+its speed for seconds, and so affects both bursts alike.
 """
 
 import asyncio
@@ -23,23 +23,23 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from sglang_server import start_server
 
 SECONDS = float(os.environ.get("BENCH_SERVER_SECONDS", "2700"))
-#: What is compared with "off": "on"; "off", which has to give 1; "slowed", clearly less.
+#: The state to compare with "off": "on"; "off", which must give 1; "slowed", which must give clearly less.
 STATE = os.environ.get("BENCH_SERVER_STATE", "on")
-WIDTH = 0.02  # of the 95 % interval of the ratio of throughputs: at most
-SHARP = 0.018  # enough, before the time is over. When it ends does not depend on what was found.
+WIDTH = 0.02  # largest width of the 95 % interval of the ratio of throughputs
+SHARP = 0.018  # stop at this width; the decision to stop does not depend on the ratio
 LEAST = {"requests": 0.98, "batches": 0.96}  # lower bound of the interval
 REQUESTS = 64  # at once
-IN_A_BURST = 192  # so that for most of it there are so many
-TOKENS = range(8, 25)  # of an answer: not all of them end at once
+IN_A_BURST = 192  # so that the concurrency is constant for most of the burst
+TOKENS = range(8, 25)  # tokens of an answer; different, so that requests do not all end together
 FEWEST = 40  # pairs
 WARM_UP = 10  # pairs
-SETTLING_SEC = 0.15  # after a burst: what it left is written
+SETTLING_SEC = 0.15  # after a burst, to write its records
 PROCESSES = 3  # HTTP and tokenizer, scheduler, detokenizer
 SWITCHED = Path(__file__).parent / "switched"
 
 
 class Clients:
-    """Ask a server the same questions again and again."""
+    """Send the same requests to a server again and again."""
 
     def __init__(self, port):
         self._url = f"http://127.0.0.1:{port}/generate"
@@ -62,7 +62,7 @@ class Clients:
         await self._session.close()
 
     async def burst(self):
-        """Ask them all: who got an answer asks the next one. Return the seconds that it took."""
+        """Send all requests; a client with an answer sends the next one. Return the seconds that it took."""
         questions, begun = iter(self._questions), time.perf_counter()
         given = await asyncio.gather(*(self._ask_on(questions) for _ in range(REQUESTS)))
         took_sec = time.perf_counter() - begun
@@ -79,7 +79,7 @@ class Clients:
 
 
 class Switched:
-    """A server whose processes take the instrumentation out and put it back when they are asked."""
+    """A server whose processes switch the instrumentation off and on when they are asked."""
 
     def __init__(self, folder, detail):
         self._asked, self._times = folder / "switch", 0
@@ -91,7 +91,7 @@ class Switched:
             "BENCH_SWITCHED": str(folder),
             "PYTHONPATH": os.pathsep.join(filter(None, (str(SWITCHED), os.environ.get("PYTHONPATH")))),
         }
-        # A server that nobody asks would spin, and take a processor from those who ask this one.
+        # An idle server would busy-wait, and take a core from the clients of this one.
         arguments = ("--sleep-on-idle", "--max-running-requests=64", "--max-total-tokens=4096")
         self._server = start_server(folder, settings, *arguments)
         self.stop, self.port = self._server.stop, self._server.port
@@ -101,7 +101,7 @@ class Switched:
         self.logs = folder / "logs"
 
     async def switch(self, state):
-        """Have all processes do it."""
+        """Switch all processes to a state."""
         self._times += 1
         asked = f"{self._times} {state}"
         new = self._asked.with_name("new")
@@ -115,7 +115,7 @@ class Switched:
                 await asyncio.sleep(0.02)
 
     def logged_bytes(self):
-        """Return how much is logged so far."""
+        """Return the size of the log so far."""
         return sum(path.stat().st_size for path in self.logs.rglob("engine/*.jsonl"))
 
     def cpu_sec(self):
@@ -126,7 +126,7 @@ class Switched:
         return sum(time.user + time.system for time in times)
 
     async def burst(self, state, clients):
-        """Return tokens a second, and CPU seconds a token, of a burst."""
+        """Return the tokens per second and the CPU seconds per token of a burst."""
         await self.switch(state)
         cpu, logged = self.cpu_sec(), self.logged_bytes()
         took_sec = await clients.burst()
@@ -139,7 +139,7 @@ class Switched:
 
 
 async def measure(server, pairs):
-    """Append pairs to `pairs` until they are sharp, or the time is over."""
+    """Append pairs to `pairs` until the result is precise enough, or the time is over."""
     order = random.Random(0)
     states = {"with": STATE, "without": "off"}
     async with Clients(server.port) as clients:
@@ -162,7 +162,7 @@ def logarithms(pairs, key):
 
 
 @pytest.mark.parametrize("detail", LEAST)
-def test_a_server_gives_as_much_with_its_processes_recorded(show, tmp_path, detail):
+def test_a_recorded_server_keeps_its_throughput(show, tmp_path, detail):
     pairs = []
     with ExitStack() as stack:
         server = Switched(tmp_path, detail)

@@ -1,4 +1,4 @@
-"""What `trace analyze` of a large trace costs, beside json.load of the whole and a loop in Python."""
+"""Measure `trace analyze` on a large trace, relative to json.load and a loop in Python."""
 
 import json
 import os
@@ -51,7 +51,7 @@ WORK = """  {{
 
 
 def steps(drawn):
-    """Yield decode steps of an engine: a mark, and in it operators, launches and kernels, each in time."""
+    """Yield decode steps of an engine: an annotation with operators, launches and kernels, by time."""
     now, number = 4_411_415_000_000.0, 0
     while True:
         begun, events = now, [""]

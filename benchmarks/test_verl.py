@@ -1,4 +1,4 @@
-"""What verl's rollout pays for all of its events, against the reference's logger, and on the real engine."""
+"""Measure what all events cost verl's rollout: relative to the reference's logger, and on the real engine."""
 
 import json
 import os
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="needs tests/environ
 
 
 def measure(engine, folder, amount):
-    """Return what `verl_rollout.py` measured: so many rounds, or for so many seconds on the real engine."""
+    """Return what `verl_rollout.py` measured in a number of rounds, or of seconds on the real engine."""
     warm_page_cache()
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
@@ -45,23 +45,23 @@ def measure(engine, folder, amount):
 
 
 def differences(rounds, one, other):
-    """Return by how many CPU seconds a step each round's variants differ."""
+    """Return for each round the difference of two variants, in CPU seconds per step."""
     return [answers[one]["cpu_sec"] - answers[other]["cpu_sec"] for answers in rounds]
 
 
 def test_our_own_cpu_is_less_than_that_of_the_reference_s_logger(show, tmp_path: Path):
     rounds = measure("at_once", tmp_path, ROUNDS)
     own = differences(rounds, "instrumented", "nothing")
-    # The logger where the events end, as in the reference's fork, and in a loop, where it is cheapest.
+    # Measure the logger inside the rollout, as in the reference's fork, and in a loop, where it is cheapest.
     theirs = statistics.median(differences(rounds, "in_place", "nowhere"))
     alone = statistics.median(one["reference"]["cpu_sec"] for one in rounds)
-    # Both medians first: a round's difference of two long runs is too coarse to be divided by anything.
+    # Divide medians: the difference of two long runs in a single round is too noisy for a ratio.
     ours = statistics.median(own)
     low, high = (bound / theirs for bound in interval(own))
     rows = [
         ("a step of verl", f"{statistics.median(one['nothing']['cpu_sec'] for one in rounds):.3f}", "", ""),
         ("the reference's logger, in the rollout", f"{theirs:.4f}", "1", ""),
-        ("the same in a loop of its own", f"{alone:.4f}", f"{alone / theirs:.3f}", ""),
+        ("the same logger in a loop", f"{alone:.4f}", f"{alone / theirs:.3f}", ""),
         ("ours", f"{ours:.4f}", f"{ours / theirs:.3f}", f"{low:.3f} .. {high:.3f}"),
     ]
     events = rounds[0]["reference"]["events"]

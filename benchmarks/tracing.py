@@ -1,4 +1,4 @@
-"""Analyse a trace once, in a process of its own, and print what it cost: `python tracing.py HOW FILE`."""
+"""Analyse a trace once, in its own process, and print the time and memory: `python tracing.py HOW FILE`."""
 
 import json
 import resource
@@ -7,7 +7,7 @@ import time
 
 
 def plain(path):
-    """Load the whole and add up what the GPU did, as scripts do: kernels, the union of the busy time."""
+    """Load the whole file and sum up the GPU's work as users' scripts do: kernels, union of busy times."""
     with open(path) as file:  # noqa: PTH123 - as the scripts do
         events = json.load(file)["traceEvents"]
     totals, busy = {}, []

@@ -1,6 +1,6 @@
-"""Requests, a tool and an engine that cost nothing, for verl's real rollout: its own code is left, and ours.
+"""Give verl's rollout requests, a tool and an engine that take almost no time: its own code and ours remain.
 
-The requests of verl spend a millisecond a turn on templates and tokens, in which microseconds would be lost.
+verl's own requests spend a millisecond per turn on templates and tokens, which would hide microseconds.
 """
 
 import torch
@@ -16,14 +16,14 @@ PROMPT, REPLY = torch.ones(1, 40, dtype=torch.long), torch.ones(1, 60, dtype=tor
 
 
 class Schema:
-    """Names the tool, as verl's schema of it does."""
+    """A tool's schema with only its name."""
 
     class function:  # noqa: N801 - verl's name
         name = TOOL
 
 
 class Request:
-    """What verl's rollout asks of a request, with tensors that all of them share."""
+    """The methods of a request that verl's rollout calls; all requests share their tensors."""
 
     prompt_ids = prompt_attention_mask = prompt_position_ids = PROMPT
     response_ids = response_attention_mask = response_position_ids = response_loss_mask = REPLY
@@ -61,7 +61,7 @@ class Request:
 
 
 class Tool:
-    """Does nothing, at once."""
+    """Does nothing and returns at once."""
 
     name = TOOL
 
@@ -82,14 +82,14 @@ class Tool:
 
 
 class Words:
-    """Decodes the two replies."""
+    """A tokenizer that decodes the two replies."""
 
     def decode(self, ids, **kwargs):
         return CALL if len(ids) == 1 else ANSWER
 
 
 class Engine:
-    """Answers at once: calls of the tool, then the answer; its prompt says how many turns there were."""
+    """Replies at once: tool calls first, then the answer; the prompt tells the number of the turn."""
 
     def __init__(self, **arguments):
         pass
@@ -110,7 +110,7 @@ class Engine:
 
 
 def make_light(rollout, requests):
-    """Put the light request, tool and tokenizer in their places."""
+    """Replace verl's request, tool and tokenizer by these."""
     rollout._tool_map = {TOOL: Tool()}
     rollout.processing_class = Words()
     rollout._preprocess_prompt_to_async_rollout_requests = lambda prompts, n=1: [

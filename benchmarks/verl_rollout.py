@@ -1,8 +1,8 @@
-"""Measure verl's own rollout with and without us, pair by pair, in verl's environment.
+"""Measure verl's own rollout with and without recording, in pairs, in verl's environment.
 
-Each answers with one JSON line:
-python verl_rollout.py at_once FOLDER MODEL PAIRS: CPU, over an engine and requests that cost nothing;
-python verl_rollout.py real FOLDER MODEL SECONDS: wall time, where all of it is real.
+Each command prints one line of JSON:
+python verl_rollout.py at_once FOLDER MODEL PAIRS: CPU time, with an engine and requests that cost nothing;
+python verl_rollout.py real FOLDER MODEL SECONDS: wall time, with the real engine and requests.
 """
 
 import gc
@@ -25,17 +25,17 @@ import sglang_instrument
 from sglang_instrument.recording.measure import spans
 
 REQUESTS = 256
-REAL_REQUESTS = 32  # of a step on the real engine: one of 256 is as noisy, and takes eight times as long
+REAL_REQUESTS = 32  # of a step on the real engine; a step of 256 is as noisy and takes eight times as long
 STEPS = 2  # measured at a time, where the engine costs nothing
-THREE_TURNS = [QUESTIONS[1], QUESTIONS[3]]  # what the model was taught to answer in so many
-WARM_UP = 1_000_000  # added to the number of a step that is not measured
-APART = 1_000  # between the numbers of those that are
+THREE_TURNS = [QUESTIONS[1], QUESTIONS[3]]  # the model was trained to answer them in three turns
+WARM_UP = 1_000_000  # added to the numbers of steps that are not measured
+APART = 1_000  # between the numbers of measured steps
 
 
 def timed(rollout, prompts, step):
-    """Return CPU seconds a step, of all threads until all is written.
+    """Return the CPU seconds per step, of all threads, until all records are written.
 
-    A step before them is not measured: threads start there, files open, new code warms up.
+    The first step is not measured: in it threads start, files are opened, and new code warms up.
     """
     prompts.meta_info["global_steps"] = step + WARM_UP
     rollout.generate_sequences(prompts)
@@ -45,7 +45,7 @@ def timed(rollout, prompts, step):
     for number in range(STEPS):
         prompts.meta_info["global_steps"] = step + number * APART
         rollout.generate_sequences(prompts)
-    sglang_instrument.flush(30)  # what is encoded and written later is ours too
+    sglang_instrument.flush(30)  # what our threads encode and write later counts, too
     return {"cpu_sec": (time.process_time() - cpu) / STEPS}
 
 
@@ -58,17 +58,17 @@ def instrumented(rollout, prompts, step, folder):
 
 
 class InPlace:
-    """Stands where our buffer does, so that an event is logged where it ends, as in the reference's fork.
+    """A replacement of our buffer that logs each event at its end, as the reference's fork does.
 
-    With `log` that is the reference's logger, without it is nothing: the difference is what the logger takes
-    there, between verl's own work, in memory that is as cold as ours.
+    With `log` it calls the reference's logger, without it does nothing. The difference is the logger's cost
+    inside verl's own work, with caches as cold as for our code.
     """
 
     def __init__(self, path, log):
         self._path, self._log = path, log
 
     def append(self, span):
-        """Take an event as the fork's code has it at hand: its fields in a dict, its duration."""
+        """Take an event in the form that the fork's code has: a dict of fields, and a duration."""
         context = span.context
         extra = {**(context.extra or {}), **(span.extra or {})}
         duration = (span.end - span.start) / 1e9 if span.end else None
@@ -77,7 +77,7 @@ class InPlace:
 
 
 def in_place(rollout, prompts, step, folder, log=None):
-    """Measure steps whose events go to the reference's logger, or nowhere, where they end."""
+    """Measure steps whose events are logged by the reference's logger, or dropped, at their ends."""
     sglang_instrument.install(log_dir=folder, experiment="in_place", trainers="verl")
     path = str(Path(folder) / f"in_place_{step}.jsonl")
     spans.use_buffer(InPlace(path, log))
@@ -89,7 +89,7 @@ def in_place(rollout, prompts, step, folder, log=None):
 
 
 def reference(step, folder):
-    """Return the CPU seconds a step of the reference's logger, in a loop of the events of these steps."""
+    """Return the CPU seconds per step of the reference's logger, in a loop over the events of these steps."""
     records = [one for number in range(STEPS) for one in records_of(step + number * APART, folder)]
     manager, to = StandIn(), str(Path(folder) / f"reference_{step}.jsonl")
     gc.collect()
@@ -111,7 +111,7 @@ def records_of(step, folder):
 
 
 def at_once(rollout, folder, pairs):
-    """Return rounds of steps over an engine and requests that cost nothing."""
+    """Return rounds of steps with an engine and requests that cost nothing."""
     prompts, order, rounds = batch(rollout, QUESTIONS), random.Random(0), []
     verl_requests.make_light(rollout, REQUESTS)
     for step in range(pairs + 1):
@@ -126,12 +126,12 @@ def at_once(rollout, folder, pairs):
         for handle in manager.handles.values():
             handle.close()
         answers["reference"] = reference(step, folder)
-        rounds += [answers] if step else []  # the first pays for imports and memory
+        rounds += [answers] if step else []  # the first one includes imports and memory allocation
     return rounds
 
 
 def real(rollout, folder, seconds):
-    """Return pairs of wall seconds of a step on the real engine, whose cache each step leaves empty."""
+    """Return pairs of wall seconds of a step on the real engine; each step empties the engine's cache."""
     prompts = batch(rollout, THREE_TURNS * (REAL_REQUESTS // len(THREE_TURNS)))
     sglang_instrument.install(log_dir=folder, experiment="run", trainers="verl")
     was_recorded = []

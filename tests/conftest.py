@@ -1,4 +1,4 @@
-"""Give every test an empty place for its logs, and leave the process as it was found."""
+"""Give every test an empty log folder, and leave the process as it was before."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ else:  # the machine may be busy
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with tests of real engines, which take longest; keep together in one process what shares one."""
+    """Run tests of real engines first, as they take longest; keep tests that share one in one process."""
     items.sort(key=lambda item: item.get_closest_marker("engine") is None)
     if any(find_spec(name) is None for name in ("torch", "sglang", "transformers")):
         without = pytest.mark.skip(reason="the demo's requirements are not installed")
@@ -51,7 +51,7 @@ def switched_off_afterwards(monkeypatch):
 
 @pytest.fixture
 def log_dir(tmp_path):
-    """The folder of all runs; nobody made it yet."""
+    """The folder of all runs; it does not exist yet."""
     return tmp_path / "logs"
 
 
@@ -74,7 +74,7 @@ def records_below():
 
 @dataclass
 class Script:
-    """A script that runs, or ran, in a process of its own."""
+    """A script that runs, or ran, in its own process."""
 
     process: subprocess.Popen
     folder: Path
@@ -99,7 +99,7 @@ class Script:
 
     @property
     def records(self):
-        """What it, and others, wrote: {path: [record, ...]}."""
+        """Return all records of the run: {path: [record, ...]}."""
         return read_records(self.folder)
 
 

@@ -1,7 +1,8 @@
-"""Take the instrumentation out of a process of a server, and put it back, whenever a file says so.
+"""Switch the instrumentation of a server's process off and on, as a file says.
 
-Two servers of one command differ by more than what is to be measured, for as long as they run: by a fifth was
-seen. So one server is measured with and without, in turn. Each of its processes imports this module.
+Two servers that one command starts can differ by a fifth for as long as they run, which is more than the
+effect to measure. So one server is measured alternately with and without instrumentation. Each of its
+processes imports this module.
 """
 
 import os
@@ -12,11 +13,11 @@ from pathlib import Path
 from taken_out import put_back
 
 ASKED, EVERY_SEC = "switch", 0.02
-PLANTED = 0.03  # what state "slowed" takes of the time of each process, at the least
+PLANTED = 0.03  # state "slowed" wastes at least this share of each process's time
 
 
 def waste(share):
-    """Hold the GIL for a share of the next moments: what is planted, and has to be found."""
+    """Hold the GIL for a share of the time: a planted slowdown that the benchmark must find."""
     until = time.monotonic() + EVERY_SEC
     while time.monotonic() < until:
         begun = time.monotonic()
@@ -26,8 +27,8 @@ def waste(share):
 
 
 def follow(folder):
-    """Do what the file says, and say so: which process did what it said."""
-    done = "on"  # as SGLANG_INSTRUMENT=1 has it
+    """Switch to the state in the file, and confirm it in a file of this process."""
+    done = "on"  # the state with SGLANG_INSTRUMENT=1
     while True:
         if done.endswith("slowed"):
             waste(PLANTED)

@@ -1,18 +1,18 @@
-"""Take the instrumentation out of a process whose functions it patched, and put it back, at once.
+"""Switch the instrumentation of a patched process off and on without delay.
 
-`uninstall()` and `install()` would make new code and new threads each time, which cost more at first than
-later. So what was installed once stays: the functions get their own code back, spans go nowhere, as where
-nothing is installed, nobody asks for tasks, no loop is looked at, and the threads sleep.
+`uninstall()` and `install()` would make new code and new threads each time, which are slower at first. So
+everything stays installed. Off means: the functions have their own code, spans are dropped as without
+install, tasks and event loops are not watched, and our threads sleep.
 """
 
 import random
 import time
 
-SETTLING_SEC = 0.15  # our threads write what a step left, and rest
+SETTLING_SEC = 0.15  # time for our threads to write the records of a step
 
 
 def put_back(on):
-    """Let the patched functions run our code, or their own; between two steps, with no span open."""
+    """Let the patched functions run our code, or their own; call it between steps, when no span is open."""
     from sglang_instrument.recording.measure import context, spans
     from sglang_instrument.recording.watch import event_loop
     from sglang_instrument.startup import install
@@ -35,14 +35,14 @@ def put_back(on):
         context.on_scope_closed(None)
         spans.ignore_tasks()
         event_loop.forget_hearts()
-        writer._may_rest = lambda: not writer._spans  # the thread sleeps on: nothing will come
+        writer._may_rest = lambda: not writer._spans  # the thread keeps sleeping: no records come
 
 
 def neighbours(step, seconds):
-    """Yield pairs of what `step(recorded)` returns, with and without, in random order, as long as is said.
+    """Yield pairs of results of `step(recorded)`, with and without recording, in random order, for a while.
 
-    One right after the other: a real engine is slower for some seconds, then quicker. The first steps do not
-    count: threads start there, and the file of the process is written.
+    The two steps of a pair follow each other directly, because the speed of a real engine changes every few
+    seconds. The first steps do not count: in them threads start, and the file of the process is written.
     """
 
     def settled(recorded):

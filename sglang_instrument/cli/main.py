@@ -12,8 +12,7 @@ from sglang_instrument import __version__
 from sglang_instrument.cli.plain import plain, say
 from sglang_instrument.errors import InstrumentError
 
-#: The commands by the question that they answer. The lines of help stand here, so that `--help` imports no
-#: command.
+#: The commands, grouped by purpose, with their lines of help: `--help` imports no command.
 GROUPS: Final[dict[str, dict[str, str]]] = {
     "try it, switch it on": {
         "demo": "run a small real rollout, or write a made-up run to look at",
@@ -32,13 +31,13 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "workers": "which worker the others waited for at the barriers, and why it came last",
         "turns": "turns and tools: how many, how long",
         "lengths": "lengths of responses, and their rewards",
-        "gaps": "when requests stood still, and what held the event loop",
+        "gaps": "plateaus, in which no request ended, and code that blocked the event loop",
     },
     "what if, what changed?": {
         "whatif": "estimate the steps under token caps, over-sampling or a faster event",
         "compare": "two runs: what differs by more than noise",
     },
-    "hand it on": {
+    "share it": {
         "report": "write the run as one HTML file, from the verdict to the single event",
         "plot": "draw the run as figures: PNG, SVG or PDF",
         "export": "write the run as Parquet tables or as a Perfetto trace",
@@ -53,7 +52,7 @@ COMMANDS: Final = {
     name: f"sglang_instrument.cli.commands.{name}" for group in GROUPS.values() for name in group
 }
 
-#: Packages of the extra `analysis`: training does not need them, so that a plain install leaves them out.
+#: Packages of the extra `analysis`; a plain install leaves them out, because training does not need them.
 _OF_ANALYSIS: Final = frozenset({"polars", "rich", "zstandard"})
 
 _EPILOG: Final = """\
@@ -84,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader of our output is gone, as after `| head`; Python's flush at exit would complain again.
+        # The reader of our output is gone, as after `| head`; Python's flush at exit would report it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

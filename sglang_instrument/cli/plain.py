@@ -8,8 +8,8 @@ import re
 import sys
 from typing import Final, TextIO
 
-#: Beside C0, DEL and C1: marks of writing direction, line separators, lone surrogates: they stand for bytes
-#: of file names that are not UTF-8.
+#: Besides C0: DEL and C1, marks of writing direction, line separators, and lone surrogates, which represent
+#: bytes of file names that are not UTF-8.
 _BEYOND_C0: Final = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _CONTROLS: Final = re.compile(f"[\x00-\x1f{_BEYOND_C0}]")
 _IN_JSON: Final = re.compile(f"[{_BEYOND_C0}]")

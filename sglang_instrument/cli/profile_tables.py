@@ -50,7 +50,7 @@ def print_captures(rows: Sequence[dict[str, Any]]) -> None:
     cells = [
         (
             f"{row['number']}  {row['url']}",
-            row["engine"] if row["reached"] else "silent",
+            row["engine"] if row["reached"] else "no answer",
             row["state"],
             seconds(row["since_sec"]),
             str(row["files"] or NOTHING),

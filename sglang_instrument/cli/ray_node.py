@@ -1,4 +1,4 @@
-"""What `doctor --ray` runs on a node; pickled by value, because the node may lack this package."""
+"""Check the Ray node that runs this, for `doctor --ray`; pickled by value: the node may lack this package."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def beside_run(found: Analysis, opened: Run) -> list[IdleInStep]:
-    """Return how idle the engines were in the steps of the same time, and what requests waited for then."""
+    """Return how idle the engines were in the steps that ran meanwhile, and what requests waited for then."""
     import polars as pl
 
     from sglang_instrument.analysis.answers.round_trips import ahead_us, hosts_ahead_us, of_worker

@@ -18,9 +18,9 @@ DYING_SEC: Final = 4.0  # by then the others wait at the barrier, and earlier re
 #: Where each fault occurs; one run can have several. In a run of one step, "step 2" means step 1.
 FAULTS: Final[dict[str, str]] = {
     "slow-reward": f"step 2, worker 0: the first reward takes {SLOW_SEC} s",
-    "starved-reward": f"first step, worker 0: other code holds the loop for {STARVED_SEC} s during a reward",
+    "starved-reward": f"first step, worker 0: other code blocks the loop for {STARVED_SEC} s during a reward",
     "slow-tool": f"step 2, worker 0: the first tool call takes {SLOW_SEC} s",
-    "loop-block": f"step 2, worker 0: the second tool call holds the event loop for {BLOCK_SEC} s",
+    "loop-block": f"step 2, worker 0: the second tool call blocks the event loop for {BLOCK_SEC} s",
     "straggler": f"step 2, last worker: every tool call takes {STRAGGLE_SEC} s longer",
     "hang": "last step, worker 0: the first tool call never returns",
     "crash": f"last step, last worker: the process kills itself {DYING_SEC} s into its first tool call",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-#: After Okabe and Ito, whose colours colour-blind people tell apart; what belongs together differs in
-#: lightness. Waiting is a light grey: nobody works.
+#: The palette of Okabe and Ito, which colour-blind people can distinguish; related phases differ in
+#: lightness. Waiting is light grey.
 PHASE_COLOURS: Final[dict[str, str]] = {
     "step": "#68717d",
     "request": "#7d8694",
@@ -25,13 +25,13 @@ PHASE_COLOURS: Final[dict[str, str]] = {
     "other": "#a39887",
 }
 
-#: The order in which figures stack phases: generation first, waiting for others last, so that it lies on top.
+#: The order in which figures stack phases: generation at the bottom, waiting for others on top.
 PHASE_ORDER: Final = (
     *("generate", "engine", "tool", "interaction", "reward", "preprocess", "postprocess"),
     *("cache", "weights", "broadcast", "loop", "turn", "request", "step", "other", "barrier"),
 )
 
-#: What the time of a phase is called where people read; that of a structure is what no part of it covers.
+#: The names of phases in texts; of spans that contain others, the time that no nested span covers.
 PHASE_WORDS: Final[dict[str, str]] = {
     "step": "step itself",
     "request": "request itself",
@@ -47,10 +47,10 @@ PHASE_WORDS: Final[dict[str, str]] = {
 
 
 def colour_of(phase: str) -> str:
-    """Return the colour of a phase; one that nobody knows is "other"."""
+    """Return the colour of a phase; an unknown phase has that of "other"."""
     return PHASE_COLOURS.get(phase, PHASE_COLOURS["other"])
 
 
 def word_for(phase: str) -> str:
-    """Return what a phase is called where people read."""
+    """Return the name of a phase in texts."""
     return PHASE_WORDS.get(phase, phase)

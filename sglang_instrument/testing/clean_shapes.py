@@ -6,6 +6,7 @@ from random import Random
 from typing import Final
 
 from sglang_instrument.testing.causes.base import Cause
+from sglang_instrument.testing.causes.endings import TornFile
 from sglang_instrument.testing.causes.over_steps import ColdStart
 from sglang_instrument.testing.run_shape import RunShape
 from sglang_instrument.testing.simulation.queueing import Engine
@@ -32,11 +33,13 @@ class CleanRun:
         shape: What it is drawn from.
         causes: What makes it look unusual, such as a first step that warms up.
         words: The causes that an analysis may name in it: they are true, but nobody's fault.
+        is_whole: Whether its files are as they were written.
     """
 
     shape: RunShape
     causes: Sequence[Cause] = ()
     words: frozenset[str] = frozenset({"long-replies"})
+    is_whole: bool = True
 
 
 def usual_shape(seed: int, steps: int = 10) -> RunShape:
@@ -102,8 +105,16 @@ def _engine_logs(seed: int) -> CleanRun:
 
 
 def _shared_engine(seed: int) -> CleanRun:
-    engine = replace(_ENGINE, shared=True, load_sec=1e-4, most_running=128)
+    # It runs all requests at once: in a queue, a worker that starts milliseconds later waits for the others.
+    engine = replace(_ENGINE, shared=True, load_sec=1e-4, most_running=256)
     return CleanRun(replace(usual_shape(seed), engine=engine))
+
+
+def _torn(seed: int) -> CleanRun:
+    """Return a run in which one closing line is torn, often in the last step; all others closed theirs."""
+    random = Random(f"torn/{seed}")  # noqa: S311 - repeatable, not secret
+    torn = TornFile(random.choice([2, 3, 3]), random.randrange(4), random.choice([40, 200]))
+    return CleanRun(usual_shape(seed, steps=3), [torn], is_whole=False)
 
 
 #: Each shape by its name: a function of a seed.
@@ -121,6 +132,7 @@ CLEAN_SHAPES: Final[dict[str, Callable[[int], CleanRun]]] = {
     "engine logs": _engine_logs,
     "shared engine": _shared_engine,
     "reference's format": lambda seed: CleanRun(replace(usual_shape(seed), reference_format=True)),
+    "torn closing line": _torn,
     "one worker": lambda seed: CleanRun(replace(usual_shape(seed), workers=1)),
     "three steps": lambda seed: CleanRun(usual_shape(seed, steps=3)),
     "64 workers": lambda seed: CleanRun(replace(usual_shape(seed, steps=4), workers=64, requests=8)),

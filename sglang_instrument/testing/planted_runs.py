@@ -77,6 +77,7 @@ KINDS: Final[dict[str, Kind]] = {
     "sorting, one worker": _part("sorting_duration", WORKER),
     "padding, one worker": _part("padding_duration", WORKER),
     "batch building, all": _part("batch_construction_duration"),
+    "cache flush, all": _part("cache_flush_duration"),
     "broadcast, all": _part("broadcast_duration"),
     "gap between steps": Kind(Gap(STEP)),
     "gap, trainer recorded": Kind(Gap(STEP), shape=_recorded),
@@ -112,21 +113,20 @@ def cost_of(kind: Kind, shape: RunShape, cause: Cause) -> float:
     """Return the share by which a cause lengthens its step: the same draw with it and without it."""
     if kind.step is None:
         return 1.0
-    without = wall_of(shape, kind.step)
-    return wall_of(shape, kind.step, [cause]) / without - 1
+    return wall_of(shape, kind.step, [cause]) / wall_of(shape, kind.step) - 1
 
 
 def sized(kind: Kind, shape: RunShape, share: float) -> Cause:
     """Return a cause that lengthens its step by about this share of its time without it."""
     if kind.step is None:
         return kind.cause
+    usual_sec = wall_of(shape, kind.step)
     least, most = kind.none, max(1.0, 2 * kind.none)
-    while cost_of(kind, shape, resized(kind.cause, most)) < share:
+    while wall_of(shape, kind.step, [resized(kind.cause, most)]) < usual_sec * (1 + share):
         least, most = most, most * 2
     while True:
-        middle = (least + most) / 2
-        cause = resized(kind.cause, middle)
-        cost = cost_of(kind, shape, cause)
+        cause = resized(kind.cause, (least + most) / 2)
+        cost = wall_of(shape, kind.step, [cause]) / usual_sec - 1
         if abs(cost - share) <= _CLOSE * share or most - least < 1e-3 * most:
             return cause
-        least, most = (middle, most) if cost < share else (least, middle)
+        least, most = ((least + most) / 2, most) if cost < share else (least, (least + most) / 2)

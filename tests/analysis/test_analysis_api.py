@@ -1,4 +1,4 @@
-"""What a command answers with --json, `sglang_instrument.analysis` returns to a program."""
+"""The functions of `sglang_instrument.analysis` return what the commands print with --json."""
 
 import importlib
 import json
@@ -36,7 +36,7 @@ def timed(run: Run) -> tuple[pl.DataFrame, pl.DataFrame]:
     return events.filter(lasts), events.filter(~lasts)
 
 
-#: By command: its arguments, and what a program calls for each key of the answer.
+#: For each command: its arguments, and the call that returns each key of its answer.
 ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
     "summary": (
         ["--step", "2"],
@@ -108,15 +108,15 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "open": a.unended_spans,
             "clocks": lambda run: a.clock_table(run.digest).to_dicts(),
             "round_trips": lambda run: a.round_trip_table(run).to_dicts(),
-            "silent": a.workers_without_records,
+            "without_records": a.workers_without_records,
             "deaths": lambda run: [asdict(one) for one in a.findings_of(run) if one.cause == "death"],
         },
     ),
     "status": ([], {"processes": lambda run: list(a.read_processes(run.folder).processes.values())}),
 }
-#: Beside the tables of the run: what was asked for, and what is one of the answers above in other words.
-ASKED = {"folder", "step", "worker", "validate", "a", "b", "failed", "whole", "run_id", "older", "unreadable"}
-#: Commands that answer about something else than the log of a run, and what a program has instead.
+#: Keys that repeat the arguments of the command, or follow from the answers above.
+ASKED = {"folder", "step", "worker", "validate", "a", "b", "failed", "ok", "run_id", "older", "unreadable"}
+#: Commands that do not read the log of a run, and what a program calls instead.
 NOT_OF_A_LOG = {
     "demo": "runs something",
     "run": "runs something",
@@ -143,7 +143,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def test_each_command_is_one_a_program_can_ask_instead() -> None:
+def test_each_command_has_a_counterpart_in_the_analysis_api() -> None:
     assert sorted([*ANSWERS, *NOT_OF_A_LOG]) == sorted(COMMANDS)
     assert all("--json" in parser_of(name).format_help() for name in ANSWERS)
 
@@ -167,7 +167,7 @@ def test_the_analysis_returns_what_the_command_answers(
 
 
 def same(answer: Any, returned: Any) -> bool:
-    """Whether all that an answer says is in what a function returned, which may have more keys."""
+    """Return whether a function's result contains the whole answer of a command; it may have more keys."""
     if isinstance(answer, list) and isinstance(returned, list):
         return len(answer) == len(returned) and all(map(same, answer, returned))
     if isinstance(answer, dict) and isinstance(returned, dict):

@@ -1,4 +1,4 @@
-"""Requests, turns, lengths and what-if equal what plain loops over made-up requests give."""
+"""The tables of requests, turns, lengths and what-if equal those of plain loops over made-up requests."""
 
 import json
 import math
@@ -28,7 +28,7 @@ class Turn(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request; times in ticks, `begin` since its worker's first moment."""
+    """A request; times in ticks, `begin` since the start of its worker's step."""
 
     begin: int
     turns: tuple[Turn, ...]
@@ -233,5 +233,5 @@ def test_what_if_is_what_the_rules_make_of_each_request(made: Made, rules: Rules
             predicted.append(max(0.0, length(mine) - was + ends[needed - 1][0]))
             cuts += len(ends) - needed + sum(cut for _, cut in ends[:needed])
         assert table[step]["predicted_sec"] == sec(max(predicted))
-        if rules.oversample is None:  # else, of requests that end together, either may be the one that is cut
+        if rules.oversample is None:  # otherwise, of requests that end together, either may be cut
             assert table[step]["cut"] == cuts

@@ -1,4 +1,4 @@
-"""A cache spares reading what did not change, and changes no answer."""
+"""With a cache, unchanged files are not read again, and all answers stay the same."""
 
 import os
 from pathlib import Path
@@ -42,7 +42,7 @@ def assert_same(one: Digest, other: Digest) -> None:
         assert_frame_equal(table, other.tables()[name], check_row_order=False)
 
 
-def test_a_second_look_reads_no_file_and_sees_the_same(folder: Path) -> None:
+def test_opening_a_run_again_reads_no_file_and_gives_the_same(folder: Path) -> None:
     first, read = files_read(folder)
     again, read_again = files_read(folder)
     assert (read, read_again) == (8, 0)
@@ -51,7 +51,7 @@ def test_a_second_look_reads_no_file_and_sees_the_same(folder: Path) -> None:
     assert first.health.torn == 1
 
 
-def test_only_what_changed_is_read_again(folder: Path) -> None:
+def test_only_changed_files_are_read_again(folder: Path) -> None:
     open_run(folder)
     path = folder / "step_2" / "worker_0.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"workid":0', b'"workid":7'))
@@ -61,7 +61,7 @@ def test_only_what_changed_is_read_again(folder: Path) -> None:
     assert_same(changed.digest, open_run(folder, cached=False).digest)
 
 
-def test_files_that_come_and_go_come_and_go(folder: Path) -> None:
+def test_added_files_are_read_and_removed_files_are_forgotten(folder: Path) -> None:
     open_run(folder)
     (folder / "step_1" / "worker_1.jsonl").unlink()
     (folder / "step_4").mkdir()
@@ -102,7 +102,7 @@ def test_where_the_folder_cannot_be_written_the_users_cache_is_used(folder: Path
     assert files_read(folder)[1] == 0
 
 
-def test_several_processes_and_batches_see_what_one_sees(
+def test_several_processes_and_batches_read_the_same_as_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = open_run(folder, cached=False)
@@ -126,7 +126,7 @@ def test_several_processes_and_batches_see_what_one_sees(
     ],
     ids=["none starts", "others print", "one dies at work"],
 )
-def test_what_children_cannot_do_is_done_without_them(
+def test_batches_that_child_processes_cannot_read_are_read_by_the_parent(
     folder: Path, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     whole = open_run(folder, cached=False)

@@ -1,4 +1,4 @@
-"""A run that ended in the middle of a step tells which worker fell silent first, and only once it is over."""
+"""After a run that ended in the middle of a step, the worker that stopped logging first is named."""
 
 import json
 import os
@@ -23,14 +23,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def kill(folder: Path, lines_of: dict[int, int]) -> None:
-    """Leave of the last step only the first lines of each worker, as a kill would."""
+    """Keep only the first lines of each worker of the last step, as after a kill."""
     for worker, lines in lines_of.items():
         path = folder / f"step_{LAST}" / f"worker_{worker}.jsonl"
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
 
 
 def describe(folder: Path, worker: int, pid: int) -> None:
-    """Write what a process of a synthetic run would say of itself."""
+    """Write the self-description of a process of a synthetic run."""
     (folder / "processes").mkdir(exist_ok=True)
     facts = {"run_id": "synthetic-0", "host": os.uname().nodename, "pid": pid}
     (folder / "processes" / f"worker_{worker}.json").write_text(json.dumps(facts))
@@ -61,7 +61,7 @@ def test_of_a_run_that_goes_on_nobody_is_said_to_have_died(folder: Path) -> None
 
 
 def found_after(folder: Path, share: float, ahead_sec: float, over: bool = True) -> list[Finding]:
-    """Return what is found where worker 2 of 4 dies in step 3, and the others so much later."""
+    """Return the findings after worker 2 of 4 dies in step 3, and the others some seconds later."""
     synthetic_run(folder, steps=4, workers=4, requests=16)
     kill_worker(folder, 3, 2, share, ahead_sec)
     run = open_run(folder)
@@ -89,7 +89,7 @@ def test_where_all_are_killed_at_once_nobody_is_accused(tmp_path: Path, share: f
 
 
 def test_a_worker_that_was_killed_before_its_first_record_is_missed(folder: Path) -> None:
-    """Nobody can tell it from one whose first reply took long: it is said, and not accused."""
+    """It looks like a worker whose first reply takes long: it is mentioned, but gets no blame."""
     kill(folder, {0: 60, 2: 60})
     (folder / f"step_{LAST}" / "worker_1.jsonl").unlink()
     assert deaths(folder, over=True) == []
@@ -149,7 +149,7 @@ def test_a_run_of_other_hosts_is_over_after_two_silent_minutes(folder: Path) -> 
     assert open_run(folder).is_over
 
 
-def test_check_says_who_fell_silent(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_names_the_worker_that_stopped_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kill(folder, {0: 200, 1: 60, 2: 200})
     describe(folder, 0, dead_pid())
     assert main(["check", str(folder)]) == 1

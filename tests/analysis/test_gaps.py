@@ -1,4 +1,4 @@
-"""Plateaus are found where they are planted and nowhere else, and the culprit of a held loop is named."""
+"""Plateaus are found exactly where they are planted, and the culprit of a blocked loop is named."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +16,7 @@ from sglang_instrument.testing import HeldLoop, Plateau, synthetic_run
 
 
 def brute_plateaus(digest: Digest) -> list[tuple[int, int, int, int, int]]:
-    """Return (step, worker, from, to, still) by looking at every completion of every worker."""
+    """Return (step, worker, from, to, stuck) by looking at every completion of every worker."""
     groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in digest.requests.iter_rows(named=True):
         groups.setdefault((row["step"], row["worker"]), []).append(row)
@@ -45,7 +45,7 @@ def test_plateaus_are_those_of_the_definition(seed: int, planted: bool) -> None:
     with TemporaryDirectory() as folder:
         synthetic_run(folder, steps=3, workers=2, requests=24, seed=seed, causes=causes)
         digest = open_run(folder).digest
-    found = sorted(plateaus(digest).select("step", "worker", "from_us", "to_us", "still").rows())
+    found = sorted(plateaus(digest).select("step", "worker", "from_us", "to_us", "stuck").rows())
     assert found == brute_plateaus(digest)
 
 
@@ -54,7 +54,7 @@ def test_a_planted_plateau_is_described(tmp_path: Path) -> None:
     digest = open_run(synthetic_run(tmp_path, steps=4, workers=2, requests=24, causes=[plateau])).digest
     (row,) = plateaus(digest).iter_rows(named=True)
     doing = standstill(digest, row)
-    assert (row["step"], row["worker"], row["still"], row["requests"]) == (2, 1, 8, 24)
+    assert (row["step"], row["worker"], row["stuck"], row["requests"]) == (2, 1, 8, 24)
     assert (doing["turn"], doing["event"], doing["in_turn"]) == (1, "turn_engine_call", 8)
     assert row["to_sec"] == pytest.approx(90, abs=5)
     assert 8 < doing["since_sec"] <= 20
@@ -72,14 +72,14 @@ def test_the_curve_counts_the_requests_in_flight(tmp_path: Path) -> None:
         assert row["in_flight"] == sum(one["start_us"] <= moment < one["end_us"] for one in rows)
 
 
-def test_the_culprit_of_a_held_loop_is_named(tmp_path: Path) -> None:
+def test_the_culprit_of_a_blocked_loop_is_named(tmp_path: Path) -> None:
     run = open_run(synthetic_run(tmp_path, steps=2, workers=2, requests=4, causes=[HeldLoop(2, 1, 1.0, 3.0)]))
     (row,) = loop_blocks(run.files).iter_rows(named=True)
-    assert (row["step"], row["worker"], row["held_sec"]) == (2, 1, pytest.approx(3.0))
+    assert (row["step"], row["worker"], row["blocked_sec"]) == (2, 1, pytest.approx(3.0))
     assert (row["in_span"], row["culprit"]) == ("reward_calculation", "scoring.py:41 score")
 
 
-def test_a_held_loop_says_whose_it_was(tmp_path: Path) -> None:
+def test_a_blocked_loop_is_attributed_to_its_process(tmp_path: Path) -> None:
     synthetic_run(tmp_path, steps=1, workers=1, requests=4, causes=[HeldLoop(1, 0, 1.0, 3.0)])
     worker = tmp_path / "step_1/worker_0.jsonl"
     lines = [one for one in worker.read_text().splitlines() if '"log_opened"' in one or "_block" in one]

@@ -1,4 +1,4 @@
-"""What a request's caller, server and scheduler logged, brought together; files as they log them, by hand."""
+"""The records of a request's caller, server and scheduler are joined; the files are written by hand."""
 
 import json
 
@@ -56,7 +56,7 @@ class Log:
         )
 
     def life(self, rid, arrived, *moments, end, tokens=11, scheduler="scheduler_0_tp0"):
-        """What the engine logs of it: moments are ("admit" | "first" | "retract", when)."""
+        """Write the engine's records of the request; moments: ("admit" | "first" | "retract", seconds)."""
         events = {
             "admit": ("scheduler_admit", 0.0),
             "first": ("scheduler_first_tokens", 0.0),
@@ -127,7 +127,7 @@ def test_slow_decode_is_called_so_beside_the_others(log):
     assert said == "5 s of 6 s in decode, a token took 5.0 times as long as usual"
 
 
-def test_of_spans_inside_each_other_the_outermost_is_the_call(log):
+def test_the_outermost_of_nested_spans_is_the_call(log):
     log.call(1, "a", "r0", 0, 10, 3)
     log.write(
         "step_1/worker_0.jsonl",
@@ -154,7 +154,7 @@ def test_a_request_that_never_left_the_queue_has_no_prefill(log):
     assert [row[f"{part}_sec"] for part in ("queue", "prefill", "decode")] == [None, None, None]
 
 
-def test_health_checks_of_sglang_are_nobodys_requests(log):
+def test_health_checks_of_sglang_are_not_requests(log):
     log.write("engine/scheduler_0_tp0.jsonl", ("scheduler_receive", 3, 0.001, {"rid": "HEALTH_CHECK_7"}))
     assert engine_request_table(opened(log)).is_empty()
     assert shares(engine_request_table(opened(log))) == {}
@@ -190,20 +190,20 @@ def test_a_steps_worker_is_explained_by_its_slowest_call(log):
     )
 
 
-def test_without_the_engines_files_nothing_is_claimed(log):
+def test_without_engine_logs_there_are_no_engine_times(log):
     log.call(1, "a", "r0", 0, 10, 151)
     assert not has_engine_logs(opened(log))
     assert explain(opened(log), SLOW) == ""
 
 
-def test_what_the_engine_did_is_kept_beside_the_run_until_its_files_change(log, monkeypatch):
+def test_engine_requests_are_cached_until_the_files_of_the_run_change(log, monkeypatch):
     monkeypatch.setattr(cache, "_WORTHWHILE_BYTES", 1)
     log.call(1, "a", "r0", 1, 10, 151)
     log.life("a", 10.5, ("admit", 158.5), ("first", 159), end=160)
     first = cached_engine_requests(open_run(log.folder))
     assert first.equals(engine_requests(opened(log)))
     with monkeypatch.context() as patch:
-        patch.setattr(f"{engine_requests.__module__}.engine_requests", None)  # nobody asks for it
+        patch.setattr(f"{engine_requests.__module__}.engine_requests", None)  # not needed
         assert cached_engine_requests(open_run(log.folder)).equals(first)
     log.life("b", 200, ("admit", 201), ("first", 202), end=203)
     assert "b" in cached_engine_requests(open_run(log.folder))["rid"].to_list()
@@ -211,7 +211,7 @@ def test_what_the_engine_did_is_kept_beside_the_run_until_its_files_change(log, 
 
 
 def without_detokenizer(log, *ends):
-    """What two requests leave with `skip_tokenizer_init`, the server's part in their worker's own file."""
+    """Write two requests with `skip_tokenizer_init`; the server's records are in the worker's file."""
     for rid, at in (("a", 10.5), ("b", 11)):
         log.call(1, rid, f"r-{rid}", 0, at - 0.5, 5)
         records = [("scheduler_receive", at, 0.0001, {"rid": rid, "prompt_tokens": 7})]
@@ -245,7 +245,7 @@ def test_requests_whose_end_nobody_logged_do_not_count_for_the_shares(log):
     assert (rows["b"]["decode_sec"], rows["b"]["outside_sec"]) == (None, None)
 
 
-def test_what_nobody_logged_is_a_dash_and_never_0(log, capsys):
+def test_an_unknown_time_is_a_dash_and_never_0(log, capsys):
     without_detokenizer(log)
     assert main(["summary", str(log.folder), "--json"]) == 0
     engine = json.loads(capsys.readouterr().out)["engine"]
@@ -269,20 +269,20 @@ def test_a_request_whose_first_token_a_killed_scheduler_did_not_log_has_no_prefi
     assert [row[f"{part}_sec"] for part in ("queue", "prefill", "decode", "outside")] == [1, None, None, None]
 
 
-def test_of_a_request_that_no_scheduler_told_of_nothing_is_claimed(log):
+def test_a_request_without_scheduler_records_has_no_queue_or_prefill_time(log):
     log.call(1, "a", "r0", 0, 10, 151)
     log.write("engine/server_0.jsonl", ("engine_request", 10, 150, {"rid": "a"}))
     row = only(joined_calls(opened(log)))
     assert (row["outside_sec"], row["retractions"], why(row)) == (None, None, "")
 
 
-def test_summary_tells_programs_what_it_tells_people_of_the_engine(log, capsys):
+def test_summary_as_json_has_the_line_about_the_engine(log, capsys):
     log.call(1, "a", "r0", 1, 10, 151)
     log.life("a", 10.5, ("admit", 158.5), ("first", 159), end=160)
     assert main(["summary", str(log.folder), "--json"]) == 0
     engine = json.loads(capsys.readouterr().out)["engine"]
     assert engine["requests"] == 1
     assert engine["shares"]["queue"] == pytest.approx(148 / 149.5)
-    assert engine["explains"] is None  # nothing is out of the ordinary
+    assert engine["explains"] is None  # no finding
     assert main(["summary", str(log.folder)]) == 0
     assert "engine: 99 % queue" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Tasks and times of any size nest alike, and what the engine told of its calls is shown."""
+"""Spans nest alike for task numbers and times of any size; the times that the engine reported are shown."""
 
 import json
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_a_task_whose_spawner_is_in_another_file_of_the_same_step_has_no_part_th
     assert open_run(tmp_path).spans["parent"].null_count() == 2
 
 
-def test_the_times_that_the_engine_told_come_with_a_request(tmp_path: Path) -> None:
+def test_a_request_has_the_times_that_the_engine_reported(tmp_path: Path) -> None:
     told = {"queue_time": 1.0, "first_token_latency": 1.5, "e2e_latency": 4.0, "completion_tokens": 9}
     at_once = {"queue_time": 1.0, "first_token_latency": 4.0, "e2e_latency": 4.0, "retractions": 2}
     lines = []

@@ -1,4 +1,4 @@
-"""Records outside of any step lie in the folder of step 0, or -1: they are read, and are no step."""
+"""Records outside of any step are in the folder of step 0 or -1: they are read, but not as a step."""
 
 import json
 
@@ -53,7 +53,7 @@ def test_records_outside_of_any_step_are_no_step(install, printed):
     assert "nothing is wrong" in printed("check", folder)
 
 
-def test_what_lies_outside_of_any_step_can_be_listed(install, printed):
+def test_records_outside_of_any_step_can_be_listed(install, printed):
     folder = install()
     request("before")
     rollout(1)
@@ -65,7 +65,7 @@ def test_what_lies_outside_of_any_step_can_be_listed(install, printed):
     assert main(["summary", str(folder), "--step", "0"]) == 2
 
 
-def test_what_lies_outside_of_any_step_is_exported(install, printed, tmp_path):
+def test_records_outside_of_any_step_are_exported(install, printed, tmp_path):
     folder, out = install(), tmp_path / "out"
     request("before")
     rollout(1)
@@ -153,7 +153,7 @@ def without_step_bound(folder):
 
 
 @pytest.mark.parametrize(("bound", "steps"), [(True, [0, 1]), (False, [1])])
-def test_logs_of_earlier_versions_tell_by_whether_the_step_was_closed(install, printed, bound, steps):
+def test_in_logs_of_earlier_versions_step_0_counts_if_it_was_closed(install, printed, bound, steps):
     folder = install()
     rollout(0) if bound else request("outside")
     rollout(1)

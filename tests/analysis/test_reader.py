@@ -1,4 +1,4 @@
-"""A run's folder is read whatever state it is in, and what was left out is counted."""
+"""A run's folder is read in any state, and what was left out is counted."""
 
 import json
 from pathlib import Path
@@ -182,7 +182,7 @@ def test_a_broken_compressed_file_is_named_and_costs_no_other_file(tmp_path: Pat
     assert "unreadable: step_1/worker_1.jsonl.zst" in run.health.sentence()
 
 
-def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     (tmp_path / "step_1" / "worker_1.jsonl").mkdir(parents=True)
     assert list(read(tmp_path, span("a")).health.unreadable) == ["step_1/worker_1.jsonl"]
 
@@ -196,7 +196,7 @@ def test_logs_of_the_reference_have_starts_before_their_timestamps(tmp_path: Pat
     assert (run.health.headerless, run.health.local_times) == (1, 1)
 
 
-def test_a_file_that_holds_nothing_but_moments_is_read(tmp_path: Path) -> None:
+def test_a_file_with_only_instant_events_is_read(tmp_path: Path) -> None:
     lag = line("event_loop_lag", workid=0, step=0, task=0, extra={"lag_sec": 0.1})
     put(tmp_path, "step_0/trainer_0.jsonl", opened("a", 1) + lag + opened("a", 2) + lag)
     put(tmp_path, "step_1/worker_0.jsonl", opened("a", 1) + span(step=1, workid=0))
@@ -244,7 +244,7 @@ def test_validation_is_kept_apart_from_training(tmp_path: Path) -> None:
     assert run.records.filter(validate=True)["step"].to_list() == [4]
 
 
-def test_what_is_no_log_is_named_as_not_read(tmp_path: Path) -> None:
+def test_a_file_that_is_no_log_is_listed_as_not_read(tmp_path: Path) -> None:
     put(tmp_path, "step_1/notes.jsonl", "{}\n")
     put(tmp_path, "step_1/picture.png", b"\x89PNG")
     put(tmp_path, "plots/worker_0.jsonl", span("b"))
@@ -268,7 +268,7 @@ def test_a_step_that_ends_several_times_is_counted_once(tmp_path: Path) -> None:
     def closed(dropped: int, sampled_out: int) -> str:
         return line("step_closed", extra={"written": 9, "dropped": dropped, "sampled_out": sampled_out})
 
-    # It ended three times, the counts are those so far; then its file was opened again for what came late.
+    # The step ended three times, with the counts so far; then its file was opened again for late records.
     log = opened("r", 0) + span("a") + closed(1, 2) + span("a") + closed(1, 5) + span("a") + closed(3, 7)
     run = read(tmp_path, log + opened("r", 9) + span("late") + closed(0, 1))
     assert (run.health.dropped, run.health.sampled_out) == (3, 8)

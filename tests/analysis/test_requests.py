@@ -1,4 +1,4 @@
-"""Requests, turns and lengths equal what a plain pass over the lines gives."""
+"""The tables of requests, turns and lengths equal the results of one pass over the lines."""
 
 import json
 import statistics

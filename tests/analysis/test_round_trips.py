@@ -1,4 +1,4 @@
-"""Clocks of engines' processes are told from their callers' by round trips: as brute force has it."""
+"""The clock offsets that round trips give equal those of a brute-force computation."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ DAY_US = 86_400_000_000
 
 @dataclass
 class Process:
-    """A process with a clock that is ahead by `skew_us`, on a host that began to count at `booted_us`."""
+    """A process with a clock that is ahead by `skew_us`, on a host that booted at `booted_us`."""
 
     folder: Path
     path: str
@@ -34,7 +34,7 @@ class Process:
     booted_us: int = DAY_US
 
     def write(self, event: str, start_us: int, end_us: int, **extra: object) -> None:
-        """Write a span; its times are true ones, since the run began, and logged as the clock has them."""
+        """Write a span; its times are true seconds since the run began, and logged by the process's clock."""
         file = self.folder / self.path
         file.parent.mkdir(parents=True, exist_ok=True)
         error = {"error": extra.pop("error")} if "error" in extra else {}
@@ -55,13 +55,13 @@ class Process:
 
 
 def call(client: Process, server: Process, rid: str, times: tuple[int, int, int, int]) -> None:
-    """A call from times[0] to times[3], which the server works on from times[1] to times[2]."""
+    """Write a call from times[0] to times[3], on which the server works from times[1] to times[2]."""
     client.write("engine_generate", times[0], times[3], rid=rid, request_id=f"r-{rid}", turn=0)
     server.write("engine_request", times[1], times[2], rid=rid)
 
 
 def pair(folder: Path) -> dict[str, object]:
-    """The only row."""
+    """Return the only row."""
     (row,) = round_trip_table(open_run(folder, cached=False)).to_dicts()
     return row
 
@@ -74,7 +74,7 @@ moments = st.lists(st.integers(0, 60_000_000), min_size=4, max_size=4).map(sorte
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), moments), min_size=1, max_size=12),
     st.lists(st.integers(-5_000_000_000, 5_000_000_000), min_size=5, max_size=5),
 )
-def test_offsets_are_the_middle_of_what_all_calls_leave_possible(calls, skews) -> None:
+def test_an_offset_is_the_middle_of_the_bounds_of_all_calls(calls, skews) -> None:
     with TemporaryDirectory() as folder:
         run = Path(folder)
         clients = [Process(run, f"step_1/worker_{n}.jsonl", skews[n]) for n in range(3)]
@@ -83,7 +83,7 @@ def test_offsets_are_the_middle_of_what_all_calls_leave_possible(calls, skews) -
         for number, (client, server, times) in enumerate(calls):
             call(clients[client], servers[server], f"a{number}", tuple(times))
             skew = skews[3 + server] - skews[client]
-            # The server's span may be moved so far back and forth within its call, on one clock.
+            # How far the server's span can be moved within its call, if both are on one clock.
             slack = (skew - (times[3] - times[2]), skew + (times[1] - times[0]))
             left.setdefault((client, server), []).append(slack)
         rows = round_trip_table(open_run(run, cached=False)).to_dicts()
@@ -125,7 +125,7 @@ def test_two_hosts_of_one_name_are_told_apart_by_their_anchors(tmp_path: Path) -
     assert (row["same_clock"], row["offset_sec"]) == (False, pytest.approx(2.0))
 
 
-def test_who_gave_up_or_called_twice_bounds_nothing(tmp_path: Path) -> None:
+def test_aborted_and_repeated_calls_give_no_bounds(tmp_path: Path) -> None:
     client = Process(tmp_path, "step_1/worker_0.jsonl")
     server = Process(tmp_path, "engine/server_0.jsonl")
     client.write("engine_generate", 0, 1_000_000, rid="gone", request_id="r0", error="TimeoutError")
@@ -145,7 +145,7 @@ def test_what_cannot_be_read_costs_no_other_pair(tmp_path: Path) -> None:
     main(["check", str(tmp_path)])
 
 
-def test_a_batch_and_a_stream_are_sure_to_lie_in_a_call_with_their_beginning_alone(tmp_path: Path) -> None:
+def test_only_the_start_of_a_batch_or_a_stream_certainly_lies_within_the_call(tmp_path: Path) -> None:
     client = Process(tmp_path, "step_1/worker_0.jsonl")
     server = Process(tmp_path, "engine/server_0.jsonl")
     client.write("engine_generate", 0, 1_000_000, rid="a", request_id="r0")
@@ -155,7 +155,7 @@ def test_a_batch_and_a_stream_are_sure_to_lie_in_a_call_with_their_beginning_alo
     assert (row["low_sec"], row["high_sec"]) == pytest.approx((-0.1, 0.4))
 
 
-def test_a_clock_that_was_set_in_between_is_said_to_be(tmp_path: Path, capsys) -> None:
+def test_a_clock_that_was_set_meanwhile_is_reported(tmp_path: Path, capsys) -> None:
     client = Process(tmp_path, "step_1/worker_0.jsonl")
     server = Process(tmp_path, "engine/server_0.jsonl")
     call(client, server, "a", (0, 10, 20, 1_000))
@@ -172,9 +172,9 @@ def test_a_clock_that_was_set_in_between_is_said_to_be(tmp_path: Path, capsys) -
 
 @pytest.fixture
 def skewed(tmp_path: Path) -> Path:
-    """Two workers on hosts of their own, each 10 s apart; a server and scheduler 100 s ahead of the first.
+    """Two workers on different hosts, 10 s apart; a server and scheduler 100 s ahead of the first.
 
-    No barrier tells of the workers: they are aligned through the server that both call.
+    There are no barriers: the workers are aligned through the server that both call.
     """
     run = tmp_path / "exp"
     workers = [Process(run, f"step_{step}/worker_0.jsonl", 0, "one") for step in (1, 2)]
@@ -203,12 +203,12 @@ def test_clocks_are_followed_from_process_to_process(skewed: Path) -> None:
 
 
 def test_requests_of_the_engine_are_placed_in_the_step_of_their_time(skewed: Path) -> None:
-    # On its own clock each would lie behind the begin of step 2.
+    # On its own clock, each would be after the start of step 2.
     lives = engine_request_table(open_run(skewed, cached=False)).to_dicts()
     assert {life["rid"]: life["step"] for life in lives} == {"s0": 1, "o": 1, "s1": 2}
 
 
-def test_people_are_told_whose_clock_differs(skewed: Path, capsys) -> None:
+def test_check_prints_whose_clock_differs(skewed: Path, capsys) -> None:
     main(["check", str(skewed)])
     said = " ".join(capsys.readouterr().out.split())
     assert "the clock of server_0 differs from that of worker_0 by +99.996 s +- 0.006 s, measured" in said
@@ -267,7 +267,7 @@ def test_the_report_lays_workers_without_barriers_on_one_clock(tmp_path: Path) -
     for rank, skew_sec in enumerate((0, 40)):
         client = Process(tmp_path, f"step_1/worker_{rank}.jsonl", skew_sec * 1_000_000)
         client.write("total_step_duration", 0, 4_000_000)
-        for number in range(3 - rank):  # worker 0 calls most often: its clock is the one
+        for number in range(3 - rank):  # worker 0 calls most often: its clock is the reference
             begun = 1_000_000 * number
             times = (begun, begun + 1_000, begun + 998_000, begun + 999_000)
             call(client, server, f"{rank}-{number}", times)

@@ -1,4 +1,4 @@
-"""Self times, wall shares and the step table equal what brute force gives on small runs."""
+"""Self times, wall shares and the step table equal a brute-force computation on small runs."""
 
 import json
 import math
@@ -29,7 +29,7 @@ def read(made: Made) -> Run:
 
 
 def at_work(made: Made) -> Iterator[list[int]]:
-    """For each tick of the step: the spans that are open while no child of theirs is."""
+    """Return for each tick of the step the open spans without an open child."""
     spans, parents = made.spans, brute_parents(made)
     for tick in range(spans[-1].end):
         is_open = [one for one, span in enumerate(spans) if span.start <= tick < span.end]
@@ -58,7 +58,7 @@ def test_self_time_is_the_time_in_which_no_child_is_open(made: Made) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(steps_of_a_worker())
-def test_each_moment_is_split_equally_over_the_spans_at_work(made: Made) -> None:
+def test_each_instant_is_split_equally_over_the_spans_at_work(made: Made) -> None:
     expected: dict[str, float] = defaultdict(float)
     for working in at_work(made):
         for one in working:
@@ -90,7 +90,7 @@ def quantile(ordered: list[float], share: float) -> float:
 
 
 class Told(NamedTuple):
-    """What a plain pass over the lines of a run says of its steps; all by (step, worker)."""
+    """The numbers of a run's steps by one pass over the lines; all by (step, worker)."""
 
     steps: dict[tuple[int, int], dict[str, Any]]
     requests: dict[tuple[int, int], list[dict[str, Any]]]
@@ -236,7 +236,7 @@ def test_a_task_whose_spawner_is_unknown_lies_below_the_step(tmp_path: Path) -> 
     assert table["total_step_duration"]["self_sec"] == pytest.approx(3.0)
 
 
-def test_points_are_counted_and_have_no_times(tmp_path: Path) -> None:
+def test_instant_events_are_counted_and_have_no_times(tmp_path: Path) -> None:
     run = open_run(synthetic_run(tmp_path, steps=1, workers=1, requests=3))
     table = {row["event"]: row for row in event_table(run.spans, run.records).iter_rows(named=True)}
     assert table["request_start"]["count"] == 3

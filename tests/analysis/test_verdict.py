@@ -1,4 +1,4 @@
-"""The verdict finds what is planted, names where, and accuses nobody else."""
+"""The verdict finds planted causes, names their places, and accuses nothing else."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_a_planted_cause_is_found_and_nobody_else_accused(cause: str, planted: C
 
 
 def test_clean_runs_are_not_accused_of_anything() -> None:
-    # A thousand of them are tried where the curves of benchmarks/results.md are made; here is a sample.
+    # A sample; benchmarks/recall.py tries a thousand.
     assert [found_in(seed) for seed in range(12)] == [[]] * 12
 
 

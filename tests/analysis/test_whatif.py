@@ -1,4 +1,4 @@
-"""What a step would take under other rules equals what the rules say, request by request."""
+"""The estimated duration of a step under other rules equals a computation request by request."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Who waited for whom: blame, gain and clocks equal what brute force gives, and doubts are named."""
+"""Blame, gain and clocks of workers equal a brute-force computation, and doubts are named."""
 
 import json
 from itertools import permutations
@@ -20,7 +20,7 @@ EPOCH_US = 1_767_600_000_000_000
 def write_barrier(
     folder: Path, arrivals: list[int], step: int = 1, skew: dict[int, int] | None = None
 ) -> None:
-    """Write a step whose workers arrive after so many seconds each, and leave a second after the last."""
+    """Write a step whose workers arrive after the given seconds, and leave a second after the last one."""
     leave = max(arrivals) + 1
     for worker, arrival in enumerate(arrivals):
         path = folder / f"step_{step}" / f"worker_{worker}.jsonl"
@@ -38,7 +38,7 @@ def write_barrier(
 
 
 def shapley(arrivals: list[int]) -> list[float]:
-    """What each worker adds to the last arrival, on average over all orders in which they may join."""
+    """Return how much each worker delays the last arrival, on average over all orders of joining."""
     first = min(arrivals)
     orders = list(permutations(range(len(arrivals))))
     blame = [0.0] * len(arrivals)

@@ -1,4 +1,4 @@
-"""The command line says what there is, errors in one line, and the same to people and to programs."""
+"""Commands print tables, errors in one line, and with --json the same numbers for programs."""
 
 import json
 import re
@@ -116,7 +116,7 @@ for arguments in sys.argv[2:]:
 """
 
 
-def test_a_command_without_what_it_needs_says_what_to_install(logs: Path, tmp_path: Path) -> None:
+def test_a_command_without_its_packages_names_the_command_to_install_them(logs: Path, tmp_path: Path) -> None:
     commands = [*READING, "compare x", "plot -o x", "report", "export --parquet x", "status"]
     commands.append("demo --synthetic step-67 --log-dir")
     done = subprocess.run(
@@ -142,7 +142,7 @@ def test_an_interrupt_ends_in_130(monkeypatch: pytest.MonkeyPatch, logs: Path) -
     assert main(["summary", str(logs)]) == 130
 
 
-def test_a_reader_that_goes_away_is_no_error(logs: Path) -> None:
+def test_a_closed_output_pipe_is_no_error(logs: Path) -> None:
     command = f"{sys.executable} -m sglang_instrument.cli.main events {logs} --json | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("{\n", "")
@@ -177,7 +177,7 @@ def test_summary_as_json_has_the_numbers_of_the_table(capsys: pytest.CaptureFixt
 
 
 def keys_in(answer: Any) -> set[str]:
-    """Return the keys of an answer; those of health, phases and evidence are not explained by a help text."""
+    """Return the keys of an answer, except those that help texts do not list: health, phases, evidence."""
     if isinstance(answer, list):
         return set().union(*map(keys_in, answer))
     if not isinstance(answer, dict):
@@ -296,7 +296,7 @@ def test_check_says_what_was_running_when_it_hung(capsys: pytest.CaptureFixture[
     assert "step_2/worker_1.jsonl: tool_execution was open for 120 s" in shown
     assert "step_2/worker_0.jsonl: barrier_wait_duration was open for 120 s" in shown
     assert "something is wrong" in shown
-    assert json.loads(printed(capsys, "check", hung, "--json", code=1))["whole"] is False
+    assert json.loads(printed(capsys, "check", hung, "--json", code=1))["ok"] is False
     assert "worker 1 never ended; tool_execution" in printed(capsys, "summary", hung).replace("\n", " ")
 
 

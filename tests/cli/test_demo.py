@@ -1,4 +1,4 @@
-"""The demo's real rollout: two engines, three steps, and every fault where it was planted."""
+"""The demo's real rollout has two engines and three steps, and shows every fault where it was planted."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from sglang_instrument.schema import LOG_OPENED, OPEN_SPANS, REFERENCE_EVENTS, S
 WORKERS = (0, 1)
 STEPS = (1, 2, 3)
 RUN_LIMIT_SEC = 1200
-#: Of a busy machine: a step in which nothing hangs may say nothing for ten seconds.
+#: On a busy machine, a step in which nothing hangs may report nothing for ten seconds.
 SILENT_SEC = 45
 
-#: What a step is made of, one after the other.
+#: The parts of a step, in order.
 PARTS = frozenset(
     {
         "preprocessing_duration",
@@ -50,7 +50,7 @@ PARTS = frozenset(
         "final_construction_duration",
     }
 )
-#: Of single-turn rollouts, which the demo has none of.
+#: Events of single-turn rollouts, which the demo does not have.
 SINGLE_TURN = frozenset({"engine_async_generate", "barrier"})
 
 Record = dict[str, Any]
@@ -58,7 +58,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class DemoRun:
-    """A finished run: what it returned, what it printed, and where its files are."""
+    """A finished run: its exit code, its output and its folder."""
 
     code: int
     printed: str
@@ -83,7 +83,7 @@ def all_records(run: DemoRun) -> list[Record]:
 
 
 def findings(run: DemoRun) -> list[Finding]:
-    """Return what is out of the ordinary in training steps, the verdict first."""
+    """Return the findings in training steps, the verdict first."""
     log = open_run(run.folder)
     return [found for found in findings_of(log, over=True) if not found.validate]
 
@@ -250,7 +250,7 @@ def test_results_are_the_same_token_for_token_without_install(plain: DemoRun, tm
 
 
 @pytest.mark.engine
-def test_the_model_says_what_it_was_taught(plain: DemoRun) -> None:
+def test_the_model_repeats_its_training_dialogues(plain: DemoRun) -> None:
     rewards = {
         request["question"]: request["rewards"]["calculator"]
         for worker in json.loads(plain.results.read_text())
@@ -275,11 +275,11 @@ def test_a_slow_reward_is_seen_where_it_was_planted(faulty: DemoRun) -> None:
     slowest, second, *_ = faulty.durations("reward_calculation", 2, 0)
     assert slowest >= SLOW_SEC > second
     assert faulty.durations("reward_calculation", 2, 1)[0] < SLOW_SEC
-    assert max(faulty.durations("score", 2, 0)) < SLOW_SEC  # it is not the scoring itself that was slow
+    assert max(faulty.durations("score", 2, 0)) < SLOW_SEC  # the scoring itself was not slow
 
 
 @pytest.mark.engine
-def test_a_tool_that_holds_the_event_loop_is_seen_where_it_was_planted(faulty: DemoRun) -> None:
+def test_a_tool_that_blocks_the_event_loop_is_found_where_it_was_planted(faulty: DemoRun) -> None:
     _, second, *_ = faulty.durations("tool_execution", 2, 0)
     assert second >= BLOCK_SEC
     blocks = [record for record in faulty.records(2, 0) if record["event"] == "event_loop_block"]
@@ -288,7 +288,7 @@ def test_a_tool_that_holds_the_event_loop_is_seen_where_it_was_planted(faulty: D
 
 
 @pytest.mark.engine
-def test_a_reward_that_is_quick_but_starved_is_told_from_a_slow_one_and_the_culprit_is_named(
+def test_a_starved_reward_is_told_from_a_slow_one_and_the_culprit_is_named(
     faulty: DemoRun,
 ) -> None:
     records = faulty.records(1, 0)
@@ -338,14 +338,14 @@ def test_a_worker_that_is_killed_leaves_its_steps_and_a_clear_message(faulty: De
         for step in (1, 2):
             assert STEP_CLOSED in [record["event"] for record in faulty.records(step, worker)]
     assert STEP_CLOSED not in [record["event"] for record in faulty.records(3, 1)]
-    # The other one, if it waited for it, either was ended in time or says that its step failed.
+    # The other worker, if it waited, was ended in time or reported that its step failed.
     whole = [record for record in faulty.records(3, 0) if record["event"] == "total_step_duration"]
     assert all("error" in record for record in whole)
     assert faulty.durations("total_step_duration", 3, 1) == []
 
 
 @pytest.mark.parametrize("killed", WORKERS)
-def test_who_was_killed_is_named_and_not_who_failed_because_of_it(tmp_path: Path, killed: int) -> None:
+def test_the_killed_worker_is_named_and_not_those_that_failed_after(tmp_path: Path, killed: int) -> None:
     ends = ["kill -9 $$" if rank == killed else "exit 1" for rank in WORKERS]
     workers = [
         Worker(rank, subprocess.Popen(["sh", "-c", end]), -1, tmp_path / f"worker_{rank}.txt")
@@ -359,7 +359,7 @@ def test_who_was_killed_is_named_and_not_who_failed_because_of_it(tmp_path: Path
 
 
 @pytest.mark.engine
-def test_what_to_try_next_is_where_the_verdict_is_or_else_the_slowest_step(
+def test_the_next_commands_name_the_step_of_the_verdict_or_the_slowest_one(
     faulty: DemoRun, plain: DemoRun
 ) -> None:
     [accused, *_] = findings(faulty)
@@ -375,7 +375,7 @@ def test_what_to_try_next_is_where_the_verdict_is_or_else_the_slowest_step(
 
 
 def test_a_planted_pause_is_never_too_short() -> None:
-    uvloop = pytest.importorskip("uvloop")  # wakes most sleepers of a busy loop too early
+    uvloop = pytest.importorskip("uvloop")  # a clock so coarse that most sleeps end too early
 
     async def pauses() -> list[float]:
         others = asyncio.ensure_future(forever())
@@ -446,7 +446,7 @@ def test_the_help_says_where_each_fault_is_planted(fault: str, capsys: pytest.Ca
 
 
 @pytest.mark.engine
-def test_a_straggler_needs_somebody_to_wait_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_straggler_needs_a_second_worker(capsys: pytest.CaptureFixture[str]) -> None:
     from sglang_instrument.cli.main import main
 
     assert main(["demo", "--inject", "straggler", "--workers", "1"]) == 2

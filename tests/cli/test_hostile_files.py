@@ -1,4 +1,4 @@
-"""Only regular files are read or written: what else has their name is named, and holds nobody up."""
+"""Commands read and write only regular files: others of the same name are reported and block nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sglang_instrument.errors import LogError
 from sglang_instrument.profilers import notes
 from sglang_instrument.testing import synthetic_run
 
-#: Of a test in which something waits for ever; none of them takes so long by itself.
+#: Time after which a test counts as hanging; each takes far less.
 pytestmark = pytest.mark.usefixtures("no_waiting_for_ever")
 COMMANDS = {
     "summary": [],
@@ -39,7 +39,7 @@ COMMANDS = {
 
 @pytest.fixture
 def no_waiting_for_ever():
-    """End the whole process when a test hangs: what hangs here is deaf to anything less."""
+    """End the whole process when a test hangs: a blocked open() cannot be interrupted otherwise."""
     import faulthandler
 
     faulthandler.dump_traceback_later(1800, exit=True)
@@ -76,7 +76,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture(params=KINDS)
 def odd(request):
-    """Make one kind of what is no regular file."""
+    """Make a file of one irregular kind."""
     return KINDS[request.param]
 
 
@@ -103,7 +103,7 @@ def printed(capsys, monkeypatch):
     return call
 
 
-def test_what_is_no_regular_file_among_the_logs_is_named_and_costs_no_other(run, odd, printed):
+def test_logs_that_are_not_regular_files_are_named_and_skipped(run, odd, printed):
     (run / "engine").mkdir(exist_ok=True)
     for name in ("step_1/worker_7.jsonl", "step_2/worker_8.jsonl.zst", "engine/server_0.jsonl"):
         odd(run / name)
@@ -126,14 +126,14 @@ def test_links_to_regular_files_are_read(run, printed):
     assert "16 requests" in printed("summary", run)
 
 
-def test_folders_of_a_run_that_are_none_are_no_folders(run, printed):
+def test_files_in_the_place_of_folders_are_not_read(run, printed):
     for name in ("step_7", "engine", "processes/reached"):
         os.mkfifo(run / name)
     for command, options in COMMANDS.items():
         printed(command, run, *options)
 
 
-def test_a_process_file_that_is_none_is_named(run, odd, printed):
+def test_a_process_file_that_is_not_a_regular_file_is_named(run, odd, printed):
     odd(run / "processes" / "worker_9.json")
     (run / "processes" / "reached").mkdir()
     odd(run / "processes" / "reached" / "host-1.json")
@@ -149,7 +149,7 @@ def test_a_process_file_that_is_none_is_named(run, odd, printed):
 def test_a_line_that_never_ends_takes_no_memory(run, printed):
     path = run / "step_1/worker_0.jsonl"
     with path.open("ab") as file:
-        file.truncate(file.tell() + 2**29)  # zeros that take no disk
+        file.truncate(file.tell() + 2**29)  # a sparse file
         file.seek(0, os.SEEK_END)
         file.write(b'\n{"timestamp": "2026-01-05T08:00:01+00:00", "event": "behind", "duration_sec": 1.0}\n')
     with path.open("rb") as file:
@@ -160,7 +160,7 @@ def test_a_line_that_never_ends_takes_no_memory(run, printed):
     assert "1 foreign line" in printed("summary", run)
 
 
-def test_a_line_too_long_to_be_kept_is_no_record_of_what_is_left_of_it(run):
+def test_the_rest_of_a_line_that_is_too_long_is_no_record(run):
     path = run / "step_1/worker_0.jsonl"
     with path.open("ab") as file:
         file.write(b'{"timestamp": "2026-01-05T08:00:01+00:00", "event": "long", "error": "')
@@ -172,7 +172,7 @@ def test_a_line_too_long_to_be_kept_is_no_record_of_what_is_left_of_it(run):
     assert "long" not in read.records["event"].to_list()
 
 
-def test_a_cache_of_which_a_file_is_none_is_made_anew(run, odd, monkeypatch):
+def test_a_cache_with_an_irregular_file_is_made_again(run, odd, monkeypatch):
     monkeypatch.setattr(cache, "_WORTHWHILE_BYTES", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(run.parent / "cache"))
     expected = open_run(run).digest.requests
@@ -187,7 +187,7 @@ def test_a_cache_of_which_a_file_is_none_is_made_anew(run, odd, monkeypatch):
     assert open_run(run).digest.requests.equals(expected)
 
 
-def test_traces_and_notes_that_are_no_files_are_left_alone(tmp_path, odd, printed):
+def test_traces_and_notes_that_are_not_regular_files_are_ignored(tmp_path, odd, printed):
     folder = tmp_path / "traces"
     (folder / "one").mkdir(parents=True)
     (folder / "two").mkdir(parents=True)
@@ -217,8 +217,8 @@ def test_traces_and_notes_that_are_no_files_are_left_alone(tmp_path, odd, printe
         b"",
     ],
 )
-def test_a_note_that_is_none_of_ours_is_none(note, tmp_path, printed):
-    """The folder of traces is often everybody's, below /tmp."""
+def test_a_note_of_another_user_is_ignored(note, tmp_path, printed):
+    """The folder of traces is often a shared one below /tmp."""
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "profile.json").write_bytes(note)
     for action in ("status", "stop"):
@@ -239,7 +239,7 @@ def test_what_others_put_into_the_folder_of_traces_is_neither_followed_nor_waite
     assert json.loads((traces / "one" / "profile.json").read_text())["profile_id"] == "one"
 
 
-def test_tables_and_sources_that_are_no_files_are_refused(tmp_path, odd, printed):
+def test_tables_and_sources_that_are_not_regular_files_are_refused(tmp_path, odd, printed):
     odd(tmp_path / "mine.toml")
     assert "mine.toml" in printed("patches", "list", "--patches", tmp_path)
     source = tmp_path / "source"
@@ -284,17 +284,17 @@ BAD = {
 }
 
 
-#: What is odd in it nobody asks for, or it is a number that any process may have.
+#: Values that are odd but unused, or numbers that any process may have.
 READABLE = ("deep", "a negative pid", "command of a number")
 
 
-def test_what_no_process_says_of_itself_ends_no_command_and_is_named(run, printed):
+def test_invalid_self_descriptions_are_named_and_end_no_command(run, printed):
     (run / "processes" / "reached").mkdir()
     for number, content in enumerate(BAD.values(), 10):
         content = content.replace(b"HOST", os.uname().nodename.encode())
         (run / "processes" / f"worker_{number}.json").write_bytes(content)
         (run / "processes" / "reached" / f"host-{number}.json").write_bytes(content)
-    (run / "processes" / "worker_\u00b2.json").write_text("{}")  # a digit, and no number
+    (run / "processes" / "worker_\u00b2.json").write_text("{}")  # a digit, but not a number
     for command, options in COMMANDS.items():
         assert printed(command, run, *options)
         assert json.loads(printed(command, run, *options, "--json"))
@@ -305,7 +305,7 @@ def test_what_no_process_says_of_itself_ends_no_command_and_is_named(run, printe
     printed("profile", "status", "--run", run)
 
 
-def test_processes_that_cannot_be_read_leave_no_other_unsaid(run, printed):
+def test_status_lists_the_others_if_some_processes_cannot_be_read(run, printed):
     (run / "processes" / "worker_9.json").write_text('{"patches": [1]}')
     said = printed("status", run)
     assert "worker_0" in said
@@ -318,7 +318,7 @@ def test_a_run_whose_processes_cannot_be_read_at_all_says_so(run, printed):
     assert "processes/ holds no readable file" in printed("status", run)
 
 
-def test_reports_of_open_spans_that_nobody_writes_end_no_command(run, printed):
+def test_invalid_reports_of_open_spans_end_no_command(run, printed):
     path = run / "step_2/worker_0.jsonl"
     ends = ("step_closed", "log_closed")
     lines = [line for line in path.read_text().splitlines() if not any(end in line for end in ends)]
@@ -348,7 +348,7 @@ def _object(fields: dict[str, str]) -> str:
     return "{" + ", ".join(f'"{key}": {value}' for key, value in fields.items()) + "}"
 
 
-def test_nothing_but_a_folder_of_a_run_is_one(tmp_path, odd, printed):
+def test_only_a_folder_with_logs_is_a_run(tmp_path, odd, printed):
     odd(tmp_path / "logs")
     with pytest.raises(LogError):
         open_run(tmp_path / "logs")

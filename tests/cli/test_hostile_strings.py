@@ -1,4 +1,4 @@
-"""No command prints a control character that it read, nor takes what it read for markup."""
+"""No command prints control characters from its input, nor interprets its input as markup."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sglang_instrument.cli.main import main
 from sglang_instrument.cli.tables import print_json
 from sglang_instrument.testing import synthetic_run
 
-#: C0 but the newline, DEL, C1; what turns the direction of writing; other ends of lines; lone surrogates.
+#: C0 without the newline, DEL, C1, marks of writing direction, other line ends, lone surrogates.
 CONTROLS = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -54,7 +54,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["plain", "colour"])
 def said(request, capsys, monkeypatch):
-    """Run a command; return what it printed, of which nothing was a command to the terminal."""
+    """Run a command; return its output, which must contain no control character."""
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv(*{"plain": ("NO_COLOR", "1"), "colour": ("FORCE_COLOR", "1")}[request.param])
@@ -74,7 +74,7 @@ def said(request, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("command", READING, ids=lambda command: " ".join(map(str, command)))
-def test_no_command_prints_what_would_command_a_terminal(command, run, said):
+def test_no_command_prints_terminal_escape_sequences(command, run, said):
     name, *options = command
     assert "\\x1b" in said(name, run, *options)
     assert json.loads(said(name, run, *options, "--json"))
@@ -82,12 +82,12 @@ def test_no_command_prints_what_would_command_a_terminal(command, run, said):
 
 def test_a_request_that_is_looked_up_is_shown_as_text(run, said):
     wanted = json.loads(said("requests", run, "--json"))["requests"][0]["request_id"]
-    assert wanted.endswith(COMMANDS)  # JSON keeps the value, whatever it escapes
+    assert wanted.endswith(COMMANDS)  # JSON escapes the value but does not change it
     assert "\\x1b" in said("requests", run, "--request", wanted)
 
 
-def test_no_command_that_writes_a_file_prints_it_either(run, traces, said, tmp_path):
-    target = tmp_path / IN_NAMES.encode(errors="ignore").decode()  # polars writes to names in UTF-8 alone
+def test_commands_that_write_files_print_no_escape_sequences(run, traces, said, tmp_path):
+    target = tmp_path / IN_NAMES.encode(errors="ignore").decode()  # polars writes only to file names in UTF-8
     target.mkdir()
     assert "\\x1b" in said("report", run, "-o", target / "a.html", "--traces", traces)
     assert "\\x1b" in said("export", run, "--parquet", target / "parquet")
@@ -96,13 +96,13 @@ def test_no_command_that_writes_a_file_prints_it_either(run, traces, said, tmp_p
     assert "\\x1b" in said("compare", run, run)
 
 
-def test_what_profilers_saw_is_printed_as_text(traces, run, said, tmp_path):
+def test_names_in_traces_are_printed_as_text(traces, run, said, tmp_path):
     assert "\\x1b" in said("trace", "analyze", traces, "--run", run)
     assert json.loads(said("trace", "analyze", traces, "--json"))
     assert "\\x1b" in said("export", "--perfetto", tmp_path / "all.pftrace", "--traces", traces)
 
 
-def test_what_servers_say_is_printed_as_text(run, said, tmp_path):
+def test_replies_of_servers_are_printed_as_text(run, said, tmp_path):
     folder = tmp_path / f"traces{IN_NAMES}"
     with served(StandIn(version=f"0.5.21{COMMANDS}"), StandIn(fails_on=("/start_profile",))) as servers:
         servers[1].fails_with = COMMANDS
@@ -134,7 +134,7 @@ def test_patch_tables_are_printed_as_text(said, tmp_path):
     assert "\\x1b" in said("patches", "check", "--source", tmp_path / f"none{IN_NAMES}.whl")
 
 
-def test_what_is_wrong_is_said_as_text_in_one_line(said, tmp_path, monkeypatch):
+def test_errors_are_printed_as_text_in_one_line(said, tmp_path, monkeypatch):
     for name in READING:
         printed = said(name[0], tmp_path / f"none{IN_NAMES}", *name[1:])
         assert "\\x1b" in printed
@@ -152,7 +152,7 @@ def test_names_in_brackets_are_no_markup(tmp_path, said):
 
 
 def test_commands_print_in_two_places_alone():
-    """Whoever prints elsewhere prints what it read as it is."""
+    """Other code must not print: its output would not be escaped."""
     printing = re.compile(
         r"^\s*(?:print\(|.*sys\.std(?:out|err)\.write|.*import .*\bText\b|.*markup)", re.MULTILINE
     )
@@ -174,7 +174,7 @@ def test_a_run_is_kept_beside_it_and_read_by_many_whatever_it_is_called(run, mon
     assert second.health == expected.health
 
 
-def test_json_that_no_program_writes_is_printed_as_json(capsys):
+def test_values_that_json_cannot_hold_are_printed_as_json(capsys):
     deep: list[object] = []
     for _ in range(5_000):
         deep = [deep]

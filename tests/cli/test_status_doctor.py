@@ -1,4 +1,4 @@
-"""The commands for whoever finds no file, or a file with less in it than there should be."""
+"""`status` and `doctor` explain a missing file, and a file with too few records."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def printed(capsys):
 
 @pytest.fixture
 def tables(tmp_path):
-    """A folder with a table of which one event of two is found."""
+    """A folder with a table, of whose two events one is found."""
     folder = tmp_path / "tables"
     folder.mkdir()
     (folder / "mine.toml").write_text(
@@ -80,7 +80,7 @@ def test_status_names_what_is_missing_and_why(install, printed, tables):
     )
 
 
-def test_status_repeats_what_processes_complained_of(install, printed):
+def test_status_prints_the_notices_of_processes(install, printed):
     folder = install()
     notice("disk", "the disk is odd")
     notice("disk", "the disk is odd")
@@ -89,7 +89,7 @@ def test_status_repeats_what_processes_complained_of(install, printed):
     assert "notice: the disk is odd (2 times, worker_0)" in printed("status", folder)
 
 
-def test_status_in_json_has_all_that_a_process_said_of_itself(install, printed, tables):
+def test_status_in_json_has_the_whole_self_description(install, printed, tables):
     folder = install(patches=str(tables), trainers="mine", role="trainer")
     record("parse")
     answer = json.loads(printed("status", folder, "--json"))
@@ -184,7 +184,7 @@ def test_status_of_a_folder_without_processes_is_refused(tmp_path, capsys):
     assert "processes/ holds no readable file" in capsys.readouterr().err
 
 
-def test_a_killed_process_leaves_word_of_what_was_patched_since_its_first_record(run_script, printed, tables):
+def test_a_killed_process_has_described_the_patches_since_its_first_record(run_script, printed, tables):
     killed = run_script(
         """
         import os, signal, sys
@@ -207,14 +207,14 @@ def test_a_killed_process_leaves_word_of_what_was_patched_since_its_first_record
 
 
 def doctor(printed, *arguments, code=0):
-    """Return what the doctor finds, by what it is about; of several findings the last."""
+    """Return the doctor's findings by their subject; of several, the last."""
     return {
         finding["about"]: finding
         for finding in json.loads(printed("doctor", "--json", *arguments, code=code))
     }
 
 
-def test_doctor_finds_nothing_wrong_where_all_is_well(printed, log_dir, tables, monkeypatch):
+def test_doctor_finds_no_problem_on_a_good_machine(printed, log_dir, tables, monkeypatch):
     (tables / "mine.toml").write_text(
         (tables / "mine.toml").read_text().replace("no_such_function", "indent")
     )
@@ -271,7 +271,7 @@ def test_doctor_names_a_table_that_cannot_be_read(printed, log_dir, tables, monk
     assert "mine.toml" in doctor(printed, "--log-dir", log_dir, code=1)["patches"]["found"]
 
 
-def test_doctor_imports_neither_a_trainer_nor_what_only_reports_need(run_script):
+def test_doctor_imports_neither_a_trainer_nor_polars_and_rich(run_script):
     run_script(
         f"""
         import sys
@@ -297,7 +297,7 @@ def test_the_folder_of_status_is_given_or_refused(capsys, tmp_path):
     assert "no such folder" in capsys.readouterr().err
 
 
-#: A process that ends at once may end before its disk is done: wait until it is.
+#: A process that ends at once may end before the disk's thread has written: wait for the file.
 WAIT_FOR_REACHED = "import pathlib, time; reached = pathlib.Path(sglang_instrument.status()['folder'])\n" + (
     "        while not list(reached.glob('processes/reached/*.json')): time.sleep(0.01)"
 )
@@ -323,7 +323,7 @@ def test_status_lists_a_process_that_was_reached_and_recorded_nothing(run_script
     assert [patch["state"] for patch in process["patches"]] == ["found", "missing"]
 
 
-def test_the_thread_that_says_that_a_process_was_reached_ends_when_it_has_said_so(run_script, tables):
+def test_the_thread_that_describes_a_reached_process_ends_after_it(run_script, tables):
     run_script(
         f"""
         import os, sys, threading, sglang_instrument

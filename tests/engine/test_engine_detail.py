@@ -1,4 +1,4 @@
-"""How much SGLang's own processes record, and what their files are called."""
+"""`engine_detail` sets how much SGLang's own processes record; roles and ranks name their files."""
 
 import os
 import subprocess
@@ -56,7 +56,7 @@ def test_a_table_says_at_which_detail_it_is_applied():
 def test_a_process_of_a_group_has_its_rank_in_the_group_in_its_files_name():
     identity.learn("scheduler", 1, 0)
     assert identity.file_name("scheduler", 1) == "scheduler_1_tp0"
-    assert identity.file_name("worker", 1) == "worker_1"  # of another role it says nothing
+    assert identity.file_name("worker", 1) == "worker_1"  # it does not affect other roles
     identity.forget()
     assert identity.file_name("scheduler", 1) == "scheduler_1"
 
@@ -87,7 +87,7 @@ def test_a_server_of_another_kind_and_what_it_starts_are_called_so(monkeypatch, 
     assert printed.strip() == "scheduler_0_reward_tp1"
 
 
-def test_what_a_process_learned_it_is_stays_true_when_it_is_switched_off_and_on(install):
+def test_a_process_keeps_its_role_when_it_is_switched_off_and_on(install):
     install()
     identity.learn("server", 2)
     sglang_instrument.uninstall()
@@ -109,7 +109,7 @@ def test_a_role_that_install_is_given_later_wins_and_goes_with_it(install):
     assert (identity.process_role(), os.environ[identity.SERVER]) == ("server", "2")
 
 
-def test_a_process_that_is_told_the_same_again_and_again_still_hears_what_is_new():
+def test_a_process_that_is_told_its_role_repeatedly_notices_a_new_one():
     def told(*asked):
         identity.learn(*asked)
         return identity.file_name("scheduler", identity.process_worker())

@@ -1,4 +1,4 @@
-"""A request of the real engine that fails or is cancelled is named: by its `rid` it joins its scheduler."""
+"""A failed or cancelled request of the real engine is joined with its scheduler's records by its `rid`."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from own_group import run_in_group
 
 pytestmark = pytest.mark.engine
 
-#: One request of each kind, and none names itself: the engine makes the `rid`.
+#: One request of each kind, without a `rid`: the engine makes it.
 REQUESTS = """
     import asyncio, pathlib, sys, warnings
 
@@ -23,7 +23,7 @@ REQUESTS = """
                     pass
         before = received(log)
         task = asyncio.create_task(consume())
-        while received(log) == before:  # until the scheduler has it
+        while received(log) == before:  # until the scheduler has received it
             await asyncio.sleep(0.05)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -62,7 +62,7 @@ REQUESTS = """
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The records of a run of `REQUESTS`, control records apart, by event."""
+    """The records of a run of `REQUESTS` by event, without control records."""
     folder = tmp_path_factory.mktemp("failing")
     (folder / "requests_that_end_early.py").write_text(textwrap.dedent(REQUESTS))
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_INSTRUMENT")}
@@ -110,5 +110,5 @@ def test_a_request_that_is_answered_keeps_its_name(run):
     assert rid in names(run, "scheduler_receive", None)
 
 
-def test_a_cancelled_request_says_nothing_of_an_answer(run):
+def test_a_cancelled_request_has_no_fields_of_an_answer(run):
     assert all(set(one["extra"]) == {"items", "rid"} for one in run["engine_request"] if "error" in one)

@@ -1,4 +1,4 @@
-"""The functions of the installed SGLang that we change look as before to whoever asks what they are."""
+"""Patched functions of the installed SGLang keep their kind, signature and pickling."""
 
 import json
 
@@ -47,5 +47,5 @@ def test_kind_signature_and_pickling_of_what_we_change_stay_and_the_code_comes_b
     assert during == after
     assert set(restored) == {True}
     kinds = {target.rpartition(".")[2]: kinds for target, (_, kinds, *_) in after.items()}
-    assert kinds["async_generate"] == [True, False, False]  # the question is right
+    assert kinds["async_generate"] == [True, False, False]  # the check itself works
     assert kinds["generate_request"] == [False, True, False]

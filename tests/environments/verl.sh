@@ -1,16 +1,16 @@
 #!/bin/bash
-# Make .envs/verl-VERSION, an environment in which that verl's rollout runs on a CPU: verl.sh [VERSION ...]
+# Make .envs/verl-VERSION, in which the rollout of this version of verl runs on a CPU: verl.sh [VERSION ...]
 #
-# Three layers, each made once: what all versions need (.envs/verl-base), the sglang that a verl pins
-# (.envs/sglang-*), and verl itself. The environment of a version is a venv that looks into the three.
-# And the model of the tests (.envs/verl-model). 4 GB for all five versions.
+# There are three layers, each made once: packages for all versions (.envs/verl-base), the sglang that a version of
+# verl pins (.envs/sglang-*), and verl itself. The environment of a version is a venv with all three on its path.
+# The script also makes the model of the tests (.envs/verl-model). All five versions take 4 GB.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 envs=$(cd "$here/../.." && pwd)/.envs
 python=${PYTHON:-python3.11}
 base=$envs/verl-base
 mkdir -p "$envs"
-exec 9>"$envs/.verl.lock" && flock 9 # several test runs may ask at once
+exec 9>"$envs/.verl.lock" && flock 9 # several test runs may start this at once
 [ $# -gt 0 ] || set -- 0.4.0 0.4.1 0.5.0 0.6.0 0.6.1
 install() { "$here/install.sh" "$base/bin/python" "$@"; }
 
@@ -36,7 +36,7 @@ make_sglang() {
   local folder=$envs/sglang-$1
   [ -f "$folder/.made" ] && return
   install --no-deps --target "$folder" "sglang==$1"
-  # 0.4.6 imports names that triton dropped later.
+  # 0.4.6 imports names that later versions of triton lack.
   [ "$1" != 0.4.6.post5 ] || install --no-deps --target "$folder" triton==3.2.0
   touch "$folder/.made"
 }
@@ -58,7 +58,7 @@ make_version() {
 
 make_model() {
   [ -f "$envs/verl-model/.made" ] && return
-  # One thread: two that wait for each other on a busy machine take minutes for what one does in seconds.
+  # One thread takes seconds; on a busy machine, two threads that wait for each other take minutes.
   OMP_NUM_THREADS=1 "$base/bin/python" -W ignore "$here/../trainers/verl/tool_model.py" "$envs/verl-model"
   touch "$envs/verl-model/.made"
 }

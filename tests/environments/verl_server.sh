@@ -1,15 +1,16 @@
 #!/bin/bash
 # Make .envs/verl-server, in which verl 0.9.1's server mode runs on a CPU: agent loops, LLM servers, SGLang under Ray.
 #
-# A layer over .venv (or $VENV), whose PyTorch it uses: `make test` makes that one first. Its own are the sglang that
-# verl 0.9.1 was tried with, Ray, verl, this package with its start-up hook, and the model of the tests.
+# It is a layer over .venv (or $VENV), whose PyTorch it uses; `make test` makes that environment first. It adds a
+# version of sglang that works with verl 0.9.1, Ray, verl, this package with its start-up hook, and the model of the
+# tests.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 base=$(cd "$root" && cd "${VENV:-.venv}" && pwd)
 folder=$root/.envs/verl-server
 mkdir -p "$root/.envs"
-exec 9>"$root/.envs/.verl-server.lock" && flock 9 # several test runs may ask at once
+exec 9>"$root/.envs/.verl-server.lock" && flock 9 # several test runs may start this at once
 [ -f "$base/.demo" ] || { echo "verl_server.sh: no PyTorch in $base: run 'make $base/.demo' first" >&2; exit 2; }
 
 install() { "$here/install.sh" "$folder/bin/python" --no-deps "$@"; }
@@ -23,7 +24,7 @@ if [ ! -f "$folder/.made" ]; then
   touch "$folder/.made"
 fi
 if [ ! -f "$root/.envs/verl-server-model/.made" ]; then
-  # One thread: two that wait for each other on a busy machine take minutes for what one does in seconds.
+  # One thread takes seconds; on a busy machine, two threads that wait for each other take minutes.
   OMP_NUM_THREADS=1 "$folder/bin/python" -W ignore "$here/../trainers/verl/tool_model.py" "$root/.envs/verl-server-model"
   touch "$root/.envs/verl-server-model/.made"
 fi

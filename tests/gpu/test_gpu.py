@@ -1,6 +1,6 @@
-"""On a GPU: no context of ours, nothing during capture, true durations, errors left to the trainer.
+"""On a GPU, recording creates no context, does nothing during capture, and leaves errors to the trainer.
 
-`make test-gpu PYTHON=...` runs them where torch has a CUDA device; elsewhere they skip, and say so.
+`make test-gpu PYTHON=...` runs these tests if torch has a CUDA device; otherwise they are skipped.
 """
 
 import json
@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: none here"),
-    pytest.mark.filterwarnings("default"),  # torch's own, which differ from version to version
+    pytest.mark.filterwarnings("default"),  # torch's own warnings, which differ from version to version
 ]
 
 import sglang_instrument  # noqa: E402 - after the skip
@@ -39,7 +39,7 @@ def policy(request):
 
 @pytest.fixture
 def events():
-    """Return the spans that `sync="events"` passes on, in the order in which it does."""
+    """Return the spans that `sync="events"` passes on, in this order."""
     passed = []
     held_back = HeldBack().over(passed)
     gpu_sync.use_policy("events")
@@ -53,9 +53,9 @@ def events():
 
 @pytest.fixture(scope="module")
 def matrix():
-    """A matrix whose square takes a GPU longer than Python takes to ask for it."""
+    """A matrix whose product takes the GPU longer than the launch takes Python."""
     made = torch.randn(8192, 8192, device="cuda")
-    made @ made  # the first one loads libraries
+    made @ made  # the first product loads libraries
     torch.cuda.synchronize()
     return made
 
@@ -71,7 +71,7 @@ def multiply(matrix, times):
 
 
 def run(script, *arguments):
-    """Run a script in a process of its own, which has no CUDA context until it makes one."""
+    """Run a script in its own process, which has no CUDA context until it makes one."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script), *map(str, arguments)]
     return subprocess.run(
@@ -254,7 +254,7 @@ def test_events_of_several_threads_are_each_asked_for_where_they_were_recorded(e
     assert all(one.device_sec > 0 for one in timed)
 
 
-def test_device_sec_stands_in_the_log(tmp_path, matrix):
+def test_device_sec_is_in_the_log(tmp_path, matrix):
     sglang_instrument.install(log_dir=tmp_path, experiment="run", trainers="none", sync="events")
     with step(1), span("total_step_duration"):
         with span("preprocessing_duration"):

@@ -1,6 +1,6 @@
-"""On a GPU: what torch's profiler writes of kernels, copies, graphs and streams equals a brute-force read.
+"""On a GPU, the analysis of a torch trace with kernels, copies, graphs and streams equals a brute-force read.
 
-`make test-gpu PYTHON=...` runs it where torch has a CUDA device; elsewhere they skip, and say so.
+`make test-gpu PYTHON=...` runs this test if torch has a CUDA device; otherwise it is skipped.
 """
 
 import json
@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("polars", reason="needs the extra sglang-instrument[analysis]")
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: none here"),
-    pytest.mark.filterwarnings("default"),  # torch's own, which differ from version to version
+    pytest.mark.filterwarnings("default"),  # torch's own warnings, which differ from version to version
 ]
 
 from sglang_instrument.traces.answers import analyse  # noqa: E402 - after the skip

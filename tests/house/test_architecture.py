@@ -1,4 +1,4 @@
-"""The house keeps its shape: imports run one way, the import is light, each file says what it is for."""
+"""Check the structure: imports run one way, importing is fast, files have docstrings and a limited size."""
 
 import ast
 import graphlib
@@ -22,11 +22,11 @@ TABLES = {"words", "patching", "patching.places", "patching.tables"}
 RUN = {"words", "analysis.reading", "analysis.timing", "analysis.run"}
 ANSWERS = RUN | {"analysis.answers", "analysis.verdict"}
 
-#: What each folder may import beside itself, from the ground up. Two halves that meet in the words alone:
-#: one lives inside training (recording, patching, startup), the other reads what it left.
+#: The other folders that each folder may import, from the bottom up. Two halves share only the vocabulary:
+#: one runs inside training (recording, patching, startup), the other reads the logs.
 MAY_IMPORT = {
     "words": set(),
-    "native": set(),  # what is compiled is handed what it needs
+    "native": set(),  # compiled code gets what it needs as arguments
     "recording.safety": {"words"},
     "recording.measure": MEASURE,
     "recording.keep": MEASURE,
@@ -65,7 +65,7 @@ MAY_IMPORT["cli.commands"] = BELOW | {"cli"}
 
 LONGEST_FILE = 350  # lines
 LONGER_FILES = {}  # name: the reason
-MOST_FILES = 16  # of Python, in a folder
+MOST_FILES = 16  # Python files in a folder
 FULLER_FOLDERS = {"cli.commands": "a file a command", "demo": "the demo's parts are its own"}
 
 HEAVY = [
@@ -87,7 +87,7 @@ def name_of(path):
 
 
 def folder_of(module):
-    """Return the folder that a module lies in; the files at the top are the words, and what users import."""
+    """Return the folder of a module; the files at the top are the vocabulary and what users import."""
     if module in WORDS:
         return "words"
     if module in FACADE:
@@ -98,9 +98,9 @@ def folder_of(module):
 
 
 def imports(path, deferred=True):
-    """Return the modules of ours that a file imports: at its top and, if `deferred`, inside of functions.
+    """Return our modules that a file imports: at its top and, if `deferred`, inside of functions.
 
-    What is imported for type checkers alone is not there when it runs.
+    Imports under TYPE_CHECKING are left out.
     """
     tree = ast.parse(path.read_text())
     found = set()
@@ -135,37 +135,37 @@ def test_imports_run_one_way(path):
     assert not wrong, f"{folder} may import {sorted(MAY_IMPORT[folder])}"
 
 
-def test_no_folder_is_above_itself():
+def test_no_folders_form_a_circle():
     graph = {folder: below - {folder} for folder, below in MAY_IMPORT.items()}
     graph["startup"] = graph["startup"] - {"facade"}  # the package itself, for its version
     graph["testing"] = graph["testing"] - {"facade"}
     list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError
 
 
-def test_no_import_comes_back_to_where_it_began():
+def test_no_imports_form_a_circle():
     graph = {name_of(path): imports(path) - {name_of(path), ""} for path in FILES if name_of(path)}
     list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError
 
 
-def test_no_folder_holds_more_than_a_newcomer_can_look_over():
+def test_no_folder_has_too_many_files():
     counts = Counter(folder_of(name_of(path)) for path in FILES if path.name != "__init__.py")
     assert {folder for folder, count in counts.items() if count > MOST_FILES} == set(FULLER_FOLDERS)
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_each_file_opens_with_what_it_is_for(path):
+def test_each_file_begins_with_a_docstring(path):
     docstring = ast.get_docstring(ast.parse(path.read_text()))
     assert docstring, f"{path} has no docstring"
     assert docstring.splitlines()[0].endswith((".", ",", ":", "?", "`"))
 
 
 @pytest.mark.parametrize("path", [*FILES, *COMPILED], ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_file_is_too_long_for_one_idea(path):
+def test_no_file_is_too_long(path):
     lines = len(path.read_text().splitlines())
     assert lines <= LONGEST_FILE or name_of(path) in LONGER_FILES
 
 
-def test_the_public_names_are_those_of_all_in_order():
+def test_the_public_names_equal_all_in_order():
     public = sglang_instrument.__all__
     assert public == sorted(public)
     assert len(public) == len(set(public))
@@ -179,7 +179,7 @@ def test_the_public_names_are_those_of_all_in_order():
     assert ours <= set(public)
 
 
-def test_dir_shows_the_public_names_alone():
+def test_dir_shows_only_the_public_names():
     assert [name for name in dir(sglang_instrument) if not name.startswith("__")] == sglang_instrument.__all__
 
 

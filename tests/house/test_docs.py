@@ -1,4 +1,4 @@
-"""The pages say what the code says: settings, commands, events, public names; links lead somewhere."""
+"""The pages agree with the code: settings, commands, events, public names; all links have a target."""
 
 import importlib.util
 import re
@@ -15,7 +15,7 @@ from sglang_instrument.config import PREFIX, Config
 SETTINGS = (ROOT / "docs/reference/settings.md").read_text()
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-#: Pages that the site does not build where they lie, so that its strict build does not see their links.
+#: Pages outside of docs/, whose links the strict build of the site does not check.
 OUTSIDE = [
     "README.md",
     "patches/README.md",
@@ -27,7 +27,7 @@ OUTSIDE = [
 
 @pytest.fixture(scope="module")
 def hooks():
-    """What fills the pages when the site is built."""
+    """The module that fills the placeholders of pages when the site is built."""
     spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs/hooks.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -35,7 +35,7 @@ def hooks():
 
 
 def rows(heading):
-    """Return the cells of the table below a heading of the page of settings."""
+    """Return the cells of the table below a heading of the settings page."""
     table = SETTINGS.partition(f"## {heading}\n")[2].partition("\n## ")[0]
     lines = [line for line in table.splitlines() if line.startswith("| ")][1:]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
@@ -46,7 +46,7 @@ def shown(default):
     return "none" if default in ("", ()) else f"`{int(default) if isinstance(default, bool) else default}`"
 
 
-#: Defaults that the page tells in words.
+#: Defaults that the page describes in words.
 IN_WORDS = {
     "run_id": "made by the driver",
     "trainers": "all",

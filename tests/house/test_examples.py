@@ -1,4 +1,4 @@
-"""Each example of the pages is run: tables, Python, commands; what cannot run here is skipped by name."""
+"""Run each example of the pages: tables, Python, commands; examples that cannot run here are skipped."""
 
 import json
 import os
@@ -29,7 +29,7 @@ else:
 
 LANGUAGE = ROOT / "patches/README.md"
 LANGUAGES = {"", "text", "toml", "python", "bash", "json", "dockerfile"}
-#: What the table of the language's page is about.
+#: The module that the example table of the field language patches.
 TRAINER = '''
 import time
 from types import SimpleNamespace
@@ -111,7 +111,7 @@ def test_a_key_that_is_shown_in_a_line_is_in_the_language(code):
     make_plan(parse_table("t", table).patches[0].regions[0])
 
 
-def test_the_page_of_the_language_names_all_of_it():
+def test_the_page_of_the_language_names_every_key_and_function():
     text = LANGUAGE.read_text()
     keys = reading._REGION_KEYS | reading._PATCH_KEYS | reading._TABLE_KEYS
     assert {key for key in keys if not re.search(rf"`{key}[` ]|\[{key}\.", text)} == set()
@@ -121,7 +121,7 @@ def test_the_page_of_the_language_names_all_of_it():
 
 @pytest.fixture
 def at_hand(tmp_path):
-    """What the examples speak of: a run, traces of an engine, a server that can be profiled."""
+    """Make what the examples use: a run, traces of an engine, a server that can be profiled."""
     synthetic_run(tmp_path / "logs/gsm8k_600", steps=3, first_step=66, workers=2, requests=4)
     (tmp_path / "sglang_profile").mkdir()
     engine_trace().write(tmp_path / "sglang_profile/made-TP-0.trace.json.gz")
@@ -131,7 +131,7 @@ def at_hand(tmp_path):
 
 @pytest.fixture
 def run_python(tmp_path):
-    """Run a program in the folder of the test, without settings; it must end well and complain of nothing."""
+    """Run a program in the folder of the test, without settings; it must succeed without a warning."""
 
     def run(source, *arguments):
         done = subprocess.run(
@@ -148,7 +148,7 @@ def run_python(tmp_path):
 
 
 NOTEBOOK = "docs/how-to/notebook.md"
-#: Runs cells as a notebook does: in one module, in a loop that runs, each with `await` wherever it likes.
+#: Runs cells as a notebook does: in one module, in a running event loop, with top-level `await`.
 KERNEL = """
 import ast, asyncio, inspect, sys
 async def run(cells):
@@ -182,7 +182,7 @@ def test_python_runs(block, at_hand, run_python, tmp_path):
 )
 def test_a_command_is_one_that_there_is(words):
     assert words[0] in COMMANDS
-    if words[1:] not in ([], ["--help"]):  # else it is only named, or helps
+    if words[1:] not in ([], ["--help"]):  # otherwise the text only names it or uses --help
         parser_of(words[0]).parse_args(words[1:])
 
 

@@ -1,4 +1,4 @@
-"""Ray kills actors without a word: what was on disk before is whole, and belongs to one run."""
+"""Ray kills actors without notice: the files that they wrote before are complete and belong to one run."""
 
 import time
 
@@ -29,7 +29,7 @@ DRIVER = """
     actors = [ray.remote(num_cpus=1)(Rollout).remote(rank) for rank in range(2)]
     for number in (1, 2, 3):
         processes = ray.get([actor.run.remote(number) for actor in actors])
-    # A kill may cost what was recorded in the last moments, as any SIGKILL may: wait until it is on disk.
+    # Ray's kill may lose the last records, as any SIGKILL may: wait until they are on disk.
     written = lambda: [path for path in folder.rglob("worker_*.jsonl") if "step_closed" in path.read_text()]
     while len(written()) < 6:
         time.sleep(0.01)
@@ -119,7 +119,7 @@ def test_of_two_actors_the_one_that_is_killed_in_the_middle_of_a_step_is_named(s
     script = start_script(DEATH)
     script.wait(code=1, timeout=600)
     deadline = time.monotonic() + 120
-    while not (run := open_run(script.folder)).is_over:  # the other one is ended with its driver
+    while not (run := open_run(script.folder)).is_over:  # the other actor ends with its driver
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert verdict_of(run) == (

@@ -1,4 +1,4 @@
-"""Whatever way a class becomes a Ray actor, its methods are measured once, and stay what they were."""
+"""Methods of Ray actors are measured once and keep their kind, however the class becomes an actor."""
 
 import json
 from collections import Counter
@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed here; tests/environments/ray.sh makes a place for it")
 
-#: A module as a trainer's: the ways in which classes of verl and slime become actors.
+#: A trainer's module with all ways in which classes of verl and slime become actors.
 TRAINER = """
 import asyncio
 import ray
@@ -88,7 +88,7 @@ DRIVER = """
         assert time.monotonic() < ends, "Ray kills its actors: what they recorded has to be on disk before"
         time.sleep(0.05)
 """
-#: Each method once, and the function that two of them call.
+#: Each method is called once; two of them call the function `pad`.
 CALLS = {"start": 1, "pad": 2, "Base.inherited": 1, "Base.inherited_async": 1}
 OF_PLAIN = {**CALLS, "Plain.own": 1, "Plain.own_async": 1}
 OF_DECORATED = {**CALLS, "Decorated.own": 1, "Decorated.own_async": 1}
@@ -99,7 +99,7 @@ OF_DECORATED = {**CALLS, "Decorated.own": 1, "Decorated.own_async": 1}
     [
         ("pass", [{}, {}, {}]),
         ("import sglang_instrument; sglang_instrument.install()", [OF_PLAIN, OF_DECORATED, OF_PLAIN]),
-        # Methods of a decorated class's own travel as they are where the actor is created.
+        # The methods of a decorated class are pickled as they are when the actor is created.
         ('os.environ["SGLANG_INSTRUMENT"] = "1"', [OF_PLAIN, CALLS, OF_PLAIN]),
     ],
     ids=["nowhere", "driver and workers", "workers alone"],

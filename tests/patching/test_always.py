@@ -1,4 +1,4 @@
-"""Fields that are read when a region is left, however it is left: ids that are made inside."""
+"""`always` fields, such as ids that are made inside a region, are read at any end of the region."""
 
 import asyncio
 import importlib.util
@@ -60,7 +60,7 @@ class Job:
 
 @pytest.fixture
 def patched(tmp_path):
-    """Write `MODULE`, put a region under a probe in it, and undo it all; gives (module, records, sites)."""
+    """Write `MODULE` and patch a region of it for the test; returns (module, records, sites)."""
     made = []
 
     def make(target, **region):
@@ -88,7 +88,7 @@ def patched(tmp_path):
         del sys.modules[name]
 
 
-def test_it_is_read_after_an_exception_and_other_locals_are_not(patched):
+def test_an_always_field_is_read_after_an_exception_and_other_locals_are_not(patched):
     module, records, _ = patched("plain", event="e", always=ALWAYS, exit={"turn": "turn", "is": "'e'"})
     with pytest.raises(KeyError):
         module.plain(Job(), fails=True)
@@ -154,7 +154,7 @@ def test_a_field_that_cannot_be_read_is_left_out(patched):
 
 
 def test_a_function_that_asks_for_its_own_locals_is_left_alone(patched):
-    # What reads them from the frame would renew the dict that it got.
+    # Reading the frame's locals would update the dict that the function got from locals().
     _, _, [site] = patched("reads_its_own", event="e", always=ALWAYS)
     assert (site.state, site.note) == (
         "refused",
@@ -163,7 +163,7 @@ def test_a_function_that_asks_for_its_own_locals_is_left_alone(patched):
 
 
 @pytest.mark.parametrize("kind", [{"emit": "exit"}, {"emit": "enter"}, {"call": "f"}, {"entering": "lock"}])
-def test_a_point_or_an_expression_has_none(kind):
+def test_instant_events_and_expressions_cannot_have_always_fields(kind):
     region = {"event": "e", "always": ALWAYS, **kind}
     content = {"trainer": "t", "module": "m", "patch": [{"target": "f", "region": [region]}]}
     with pytest.raises(

@@ -132,7 +132,7 @@ def test_statements_of_handlers_finally_and_match_are_blocks_too():
         ({"block": "a |b"}, "block must be a name"),
     ],
 )
-def test_anchors_that_cannot_be_are_explained(texts, message):
+def test_invalid_anchors_are_explained(texts, message):
     with pytest.raises(ValueError, match=message.replace("|", r"\|")):
         parse_anchors(texts)
 

@@ -1,4 +1,4 @@
-"""Regions that are expressions: calls of what no table can name, and the entering of `with` blocks."""
+"""Regions can be expressions: calls of objects that no table can name, and the entering of `with` blocks."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ EPISODES = """
 
 
 async def double(number):
-    """Stand for what a user's setting leads to."""
+    """Stand in for the function that a user's setting names."""
     await asyncio.sleep(0)
     if number < 0:
         raise ValueError(number)
@@ -110,7 +110,7 @@ def test_a_future_that_a_call_gives_stays_what_it_is(records, program):  # noqa:
 
 
 class Added:
-    """Stands for a reference of Ray's: it can be awaited, and used otherwise."""
+    """Stands in for an ObjectRef of Ray: it can be awaited, and used otherwise."""
 
     def __init__(self, *parts):
         self.parts = parts
@@ -128,7 +128,7 @@ def test_a_call_that_never_starts_leaves_nothing_behind(records, program):  # no
 
     async def cancel_at_once():
         running = asyncio.ensure_future(module.Group(double, 2).run(1))
-        await asyncio.sleep(0)  # the members are tasks now, and none has begun
+        await asyncio.sleep(0)  # the coroutines are tasks now; none has started
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -148,7 +148,7 @@ def test_a_call_with_wrong_arguments_fails_where_it_is_called(records, program):
     assert records == []
 
 
-def test_a_call_that_nobody_awaits_is_told_of_as_before(records, program):  # noqa: F811
+def test_a_call_that_is_never_awaited_warns_as_before(records, program):  # noqa: F811
     regions = [{"event": "outer", "call": "f"}, {"event": "inner", "call": "f"}]
     make = program("def make(f, x):\n        return f(x)", make=regions).make
     with pytest.warns(RuntimeWarning, match="coroutine 'double' was never awaited") as told:
@@ -205,7 +205,7 @@ def test_entering_gives_what_the_context_gives_and_leaves_it_again(records, prog
 
 
 class EitherLock:
-    """Stands for a lock or client that `with` and `async with` both enter."""
+    """Stands in for a lock or client that supports `with` and `async with`."""
 
     def __enter__(self):
         return "entered"
@@ -234,7 +234,7 @@ def test_what_is_no_context_manager_fails_as_before(records, program):  # noqa: 
         module.hold(3)
 
 
-def test_probes_of_expressions_travel_by_their_region(records, program):  # noqa: F811
+def test_probes_of_expressions_are_pickled_by_their_region(records, program):  # noqa: F811
     module = program(EPISODES, **{"Group.run": [{"event": "member", "call": "workflow"}]})
     held = [one for code in nested(module.Group.run.__code__) for one in code.co_consts]
     [probe] = [one for one in held if isinstance(one, CallProbe)]

@@ -1,4 +1,4 @@
-"""The field language: what it says, what it refuses, and that no value ever makes it raise."""
+"""The field language: what expressions return, which ones are refused, and that no value makes one raise."""
 
 import enum
 import sys
@@ -292,7 +292,7 @@ def test_a_field_must_be_text():
         parse(5)
 
 
-UNTIMED = settings(deadline=None)  # the machine may be busy
+UNTIMED = settings(deadline=None)  # for busy machines
 NAMES = st.sampled_from(["request", "turns", "output", "_x", "größe"])
 STEPS = st.one_of(
     st.builds(Step, st.just("attribute"), NAMES),
@@ -315,7 +315,7 @@ VALUES = st.recursive(
 
 
 def written(value):
-    """Write a parsed alternative as the language has it."""
+    """Return the text of a parsed alternative in the language."""
     if isinstance(value, Constant):
         return (
             {True: "true", False: "false"}.get(value.value)

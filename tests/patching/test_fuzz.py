@@ -1,6 +1,6 @@
-"""Functions grown at random do the same with regions over them as without: results, errors, lines, effects.
+"""Random functions do the same with and without regions in them: results, errors, lines, side effects.
 
-FUZZ_FUNCTIONS says how many; the usual number takes half a minute.
+FUZZ_FUNCTIONS sets their number; the default takes half a minute.
 """
 
 import contextvars
@@ -29,14 +29,14 @@ FUNCTIONS = int(os.environ.get("FUZZ_FUNCTIONS", "300"))
 STEPS_AT_MOST = 40
 ERRORS = {"ValueError": ValueError, "StopIteration": StopIteration, "GeneratorExit": GeneratorExit}
 
-#: Generators are left half-way, coroutines refuse to be closed.
+#: Warnings of generators that are not finished, and of coroutines that refuse to be closed.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(scope="module")
 def counts():
-    """Count what was tried, and check at the end that it was something."""
-    gc.freeze()  # collections then look at what is new alone
+    """Count the functions of each kind, and check at the end that there were some."""
+    gc.freeze()  # garbage collections then visit only new objects
     counted = {"functions": 0, "found": 0, "recorded": 0, "raised": 0, "refused by Python": 0}
     yield counted
     gc.unfreeze()
@@ -51,7 +51,7 @@ def counts():
 def test_a_function_does_the_same_with_regions_over_it(counts, tmp_path_factory, program, arguments):
     try:
         module = load(program, tmp_path_factory)
-    except SyntaxError:  # `nonlocal` of a name that is not there, a way out of `except*`
+    except SyntaxError:  # `nonlocal` of an unknown name, `return` or `break` in `except*`
         counts["refused by Python"] += 1
         assume(False)
     owners = [module, *([module.Own] if hasattr(module, "Own") else [])]
@@ -99,11 +99,11 @@ def load(program: Program, folders) -> ModuleType:
 
 
 def drive(module, program, arguments):
-    """Return all that a caller of the function sees, and all that the function noted."""
+    """Return everything that a caller of the function sees, and the notes of the function."""
     reset(module)
     seen = []
     gc.collect(0)
-    gc.disable()  # what keeps itself alive goes when we say so
+    gc.disable()  # objects in reference cycles are collected at defined times
     contextvars.copy_context().run(call, module.target, program, arguments, seen)
     gc.enable()
     gc.collect(0)
@@ -113,7 +113,7 @@ def drive(module, program, arguments):
 
 
 def reset(module):
-    """Put what the function may have changed outside of it back."""
+    """Restore everything outside of the function that it may have changed."""
     module.noted.clear()
     module.left[0], module.shared = 200, 5
     code = module.target.__code__
@@ -132,7 +132,7 @@ def call(target, program, arguments, seen):
 
 
 def happens(seen, function, *arguments):
-    """Add what a call gives or raises; return whether it gave something."""
+    """Note the result or exception of a call; return whether there was a result."""
     try:
         result = function(*arguments)
     except BaseException as error:
@@ -143,7 +143,7 @@ def happens(seen, function, *arguments):
 
 
 def drive_generator(generator, steps, seen):
-    """Go on as the steps say, then to the end."""
+    """Drive a generator by the given steps, then to its end."""
     for _ in range(STEPS_AT_MOST):
         what, *given = next(steps, ("next",))
         if what == "throw":
@@ -158,7 +158,7 @@ def drive_generator(generator, steps, seen):
 
 
 def drive_async_generator(generator, steps, seen):
-    """Ask for items, and throw into what awaits them or into the generator, as the steps say."""
+    """Drive an async generator by the given steps: ask for items, throw into it or what it awaits."""
     for _ in range(STEPS_AT_MOST):
         what, *given = next(steps, ("next",))
         if what == "throw":
@@ -179,10 +179,10 @@ def drive_async_generator(generator, steps, seen):
 
 
 def described(error, depth=0):
-    """Return what an exception says, where it was raised, and what came before it."""
+    """Return an exception's text, its lines, and its causes."""
     if error is None or depth > 6:
         return None
-    # A `with` whose entering is measured is entered by a function of ours, which stands in tracebacks.
+    # If entering a `with` is measured, a function of ours enters it, and appears in tracebacks.
     ours = __file__, expression_probes.__file__
     rows = [
         (Path(row.filename).name, row.name, row.lineno, getattr(row, "colno", None))
@@ -190,8 +190,8 @@ def described(error, depth=0):
         if row.filename not in ours
     ]
     if isinstance(error, UnboundLocalError) and sys.version_info[:2] == (3, 11):
-        # Code that is warm stores or reads two locals in one instruction, which has the place of the first:
-        # where the second has no value, the line before may be named.
+        # Specialised code stores or reads two locals in one instruction, which has the position of the first.
+        # If the second has no value, the traceback may name the line before.
         rows[-1:] = [(*row[:2], None, None) for row in rows[-1:]]
     return (
         *(type(error).__name__, re.sub(" at 0x[0-9a-f]+", "", str(error)), rows),

@@ -1,4 +1,4 @@
-"""The decorator and wrappers of targets without source: what they record, and that nobody else notices."""
+"""The decorator, and the wrappers of targets without source, record calls and change nothing else."""
 
 import asyncio
 import copy
@@ -18,7 +18,7 @@ from sglang_instrument.recording.safety import notices
 
 @pytest.fixture
 def records():
-    """Collect finished spans; nothing may have been swallowed on the way."""
+    """Collect finished spans; check that no error was swallowed."""
     before, buffer = spans.current_buffer(), []
     notices.forget()
     spans.use_buffer(buffer, int)
@@ -306,7 +306,7 @@ def test_a_built_in_target_is_wrapped_as_a_whole(records):
     assert wrapped([2, 1], reverse=True) == [2, 1]
     assert brief(records) == [("call", {"given": 2, "n": 2}, None)]
     silent = wrap_function(max, make_probe(region(exit={"first": "iterable[0]", "most": "result"})))
-    assert silent([1, 5]) == 5  # max() tells no signature: its arguments have no names
+    assert silent([1, 5]) == 5  # max() has no signature: its arguments have no names
     assert records[1].extra == {"most": 5}
 
 

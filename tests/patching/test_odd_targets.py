@@ -1,4 +1,4 @@
-"""Recording writes regular files alone; where something else has their name, training does not notice."""
+"""Recording writes only regular files; other files of their names do not affect training."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rollout(number):
 
 
 @pytest.mark.parametrize("durability", ["buffered", "line"])
-def test_a_step_whose_file_is_none_is_dropped_and_counted_and_the_next_is_written(
+def test_a_step_whose_file_is_not_regular_is_dropped_and_counted_and_the_next_is_written(
     install, log_dir, odd, durability, records_below
 ):
     odd(log_dir / "run/step_1/worker_0.jsonl")
@@ -68,7 +68,7 @@ def test_a_lock_that_is_a_fifo_is_a_lock(install, log_dir, records_below):
     assert len(records_below(folder)["step_1/worker_0.jsonl"]) >= 5_000
 
 
-def test_folders_that_are_none_cost_what_they_would_hold(install, log_dir, odd, records_below):
+def test_files_in_the_place_of_folders_lose_only_the_files_inside(install, log_dir, odd, records_below):
     for name in ("step_1", "processes"):
         odd(log_dir / "run" / name)
     folder = install()
@@ -80,7 +80,7 @@ def test_folders_that_are_none_cost_what_they_would_hold(install, log_dir, odd, 
 
 
 @pytest.mark.parametrize("make", ["os.mkfifo(path)", "os.symlink('victim', path)"])
-def test_where_a_process_describes_itself_nothing_is_opened_or_followed(make, run_script, tmp_path):
+def test_the_self_description_opens_and_follows_no_existing_file(make, run_script, tmp_path):
     (tmp_path / "victim").write_text("kept")
     script = run_script(
         f"""

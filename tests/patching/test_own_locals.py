@@ -1,4 +1,4 @@
-"""Functions that look at their own locals get what they get without us, however they look."""
+"""Functions that read their own locals, in any way, get the same as without instrumentation."""
 
 import pytest
 from planted import plant, snapshot, table

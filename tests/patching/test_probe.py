@@ -1,4 +1,4 @@
-"""What probes record, in functions that are really rewritten; and that they never disturb them."""
+"""Probes in rewritten functions record the right fields and never change the functions' behaviour."""
 
 import asyncio
 import contextvars
@@ -26,7 +26,7 @@ from sglang_instrument.recording.safety import notices
 
 @pytest.fixture
 def records():
-    """Collect finished spans; nothing may have been swallowed on the way."""
+    """Collect finished spans; check that no error was swallowed."""
     before, buffer = spans.current_buffer(), []
     notices.forget()
     spans.use_buffer(buffer, int)
@@ -40,7 +40,7 @@ def records():
 
 @pytest.fixture
 def program(tmp_path):
-    """Write a module, put regions under probes in it, and undo it all afterwards."""
+    """Write a module and patch regions of it for the test."""
     patchers, modules = [], []
 
     def make(source, **targets):
@@ -281,7 +281,7 @@ def test_when_decides_whether_a_run_is_recorded(records, program):
     assert brief(records) == [("busy", {"n": 1})]
 
 
-def test_point_events_have_no_duration(records, program):
+def test_instant_events_have_no_duration(records, program):
     module = program(
         """
         def f(x):
@@ -297,7 +297,7 @@ def test_point_events_have_no_duration(records, program):
     assert [(s.event, s.extra, s.end) for s in records] == [("begun", {"x": 1}, 0), ("done", {"y": 2}, 0)]
     with pytest.raises(TypeError):
         module.f(None)
-    assert [s.event for s in records[2:]] == ["begun"]  # what was not reached did not happen
+    assert [s.event for s in records[2:]] == ["begun"]  # an event that was not reached is not recorded
 
 
 def test_cancelled_coroutines_say_so_and_stay_cancelled(records, program):
@@ -387,7 +387,7 @@ def test_a_generator_ends_at_the_item_its_table_calls_the_last(records, program)
     assert (span.extra["items"], span.extra["n"], span.error) == (3, 5, None)
 
 
-def test_what_a_generator_hands_over_after_its_last_item_is_let_go(records, program):
+def test_a_generator_keeps_no_reference_to_values_after_its_last_item(records, program):
     source = """
     class Answer: pass
 
@@ -474,7 +474,7 @@ def test_open_regions_of_watched_phases_are_known(records, program):
     assert brief(records) == [("turn_end", {"n": 3})]
 
 
-def test_a_phase_of_ones_own_is_recorded(records, program):
+def test_a_custom_phase_is_recorded(records, program):
     region = {"event": "judge", "phase": "other", "exit": {"n": "result"}}
     module = program(
         "def f():\n    return 2\n\ndef g():\n    pass\n", f=[region], g=[{"event": "g", "phase": "tool"}]
@@ -484,7 +484,7 @@ def test_a_phase_of_ones_own_is_recorded(records, program):
     assert [(span.event, span.phase) for span in records] == [("judge", "other"), ("g", "tool")]
 
 
-def test_a_failing_probe_is_counted_said_once_and_never_seen(program, caplog):
+def test_a_failing_probe_is_counted_reported_once_and_invisible_to_training(program, caplog):
     class Broken:
         def append(self, span):
             raise OSError("full")
@@ -530,7 +530,7 @@ def test_records_keep_nothing_of_the_program_alive(records, program):
     assert gone() is None
 
 
-def test_a_probe_travels_by_its_region_and_arrives_as_one_that_works(records):
+def test_a_pickled_probe_is_rebuilt_from_its_region_and_works(records):
     table = parse_table(
         "travel",
         {
@@ -553,7 +553,7 @@ def test_a_probe_travels_by_its_region_and_arrives_as_one_that_works(records):
     assert pickle.loads(pickle.dumps(field_functions.UNBOUND)) is field_functions.UNBOUND
 
 
-def test_a_rewritten_function_that_travels_by_value_records_where_it_arrives(program):
+def test_a_rewritten_function_pickled_by_value_records_in_the_other_process(program):
     cloudpickle = pytest.importorskip("cloudpickle")
     module = program(
         "def f(x, y=None):\n    if x:\n        y = x\n    return y\n",
@@ -598,7 +598,7 @@ def test_a_bad_region_is_refused_by_its_place(region, complaint):
     table = parse_table("bad", content)
     with pytest.raises(TableError, match=complaint):
         make_probe(table.patches[0].regions[0])
-    probes_for(table.patches[0].regions)  # one bad region does not cost the others theirs
+    probes_for(table.patches[0].regions)  # one bad region does not disable the others
 
 
 STEPS = """

@@ -141,7 +141,7 @@ def module(tmp_path, monkeypatch):
 
 @pytest.fixture
 def patched(module):
-    """Install regions on one function; give the notes and the sites."""
+    """Patch regions of one function; return the notes and the sites."""
     installed = []
 
     def install(target, *regions):
@@ -194,7 +194,7 @@ def test_continue_break_and_await_keep_their_meaning(module, patched):
     assert asyncio.run(module.A().go(6)) == before
     turns = notes.of("turn")
     assert [note for note in turns if note[0] == "open"] == [("open", i) for i in range(4)]
-    # One that is left by continue or break hands over, too.
+    # A region that is left by continue or break hands over its locals, too.
     assert [note for note in turns if note[0] == "leave"] == [("leave", i) for i in range(4)]
     assert notes.of("body") == [("open",), ("close",)] * 4
 
@@ -229,7 +229,7 @@ def test_a_bare_return_and_the_end_of_the_body_hand_over_the_locals_alone(module
     assert [note for note in notes if note[1] == "leave"] == [("whole", "leave", 2), ("whole", "leave", 0)]
 
 
-def test_returns_inside_nested_regions_tell_the_inner_one_first(module, patched):
+def test_returns_inside_nested_regions_end_the_inner_one_first(module, patched):
     exit_fields = {"r": "result"}
     notes, _ = patched(
         "A.early",
@@ -254,7 +254,7 @@ def test_a_local_without_a_value_is_handed_over_as_unbound(module, patched):
     assert module.A().maybe(0) == 0
     assert module.A().maybe(4) == 4
     shown = [tuple(map(str, note)) for note in notes.of("out") if note[0] != "close"]
-    # `n` is unbound later by `del`, so the guard may drop it too; what is bound arrives when all is bound.
+    # `del` unbinds `n` later, so the guard may drop it, too; bound locals are handed over if all are bound.
     assert shown[0] == ("open", "UNBOUND", "UNBOUND")
     assert shown[1] == ("leave", "UNBOUND")
     assert shown[2:] == [("open", "4", "4"), ("leave", "4")]
@@ -322,7 +322,7 @@ def test_an_item_comes_with_the_locals_that_say_whether_it_is_the_last_where_the
 def test_a_generator_that_is_closed_hands_its_locals_over(module, patched):
     notes, _ = patched("A.count", {"event": "items", "generator": True, "exit": {"a": "a", "i": "i"}})
     generator = module.A().count(3)
-    generator.close()  # before its first step there is nothing
+    generator.close()  # before its first step there are no locals
     assert notes == []
     generator = module.A().count(3)
     assert [next(generator), next(generator)] == [0, 1]
@@ -483,7 +483,7 @@ def test_a_region_that_overlaps_another_is_refused_and_names_it(module, patched)
     assert "overlaps one" in sites[1].note
 
 
-def test_a_class_that_travels_by_value_takes_its_probes_along(tmp_path):
+def test_a_class_pickled_by_value_keeps_its_probes(tmp_path):
     script = """
         import cloudpickle, pickle, subprocess, sys
         from sglang_instrument.patching.rewriting.patcher import Patcher

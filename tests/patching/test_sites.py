@@ -50,7 +50,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def make():
-    """Make patchers that are uninstalled when the test ends."""
+    """Make patchers, and uninstall them at the end of the test."""
     made = []
 
     def patcher(*patches, **keys):
@@ -139,7 +139,7 @@ def test_a_coroutine_suspended_across_install_and_uninstall_finishes_right(folde
 
     async def main():
         before = module.A().two(1)
-        before.send(None)  # suspended in the code of before
+        before.send(None)  # suspended in the original code
         patcher.install()
         within = module.A().two(2)
         within.send(None)
@@ -350,7 +350,7 @@ def test_a_package_and_its_submodule_can_both_be_targets(folder, make):
         sys.modules.pop(name)
 
 
-def test_who_is_told_what_was_patched_is_told_once_and_not_for_asking(folder):
+def test_the_patch_listener_is_called_once_per_change_and_not_by_queries(folder):
     told = []
     patcher = Patcher(
         [table(WHOLE)], make_probe=Notes().probe, patched=lambda: told.append(patcher.results())

@@ -30,7 +30,7 @@ def test_a_target_takes_its_module_from_the_table_the_patch_or_itself():
     assert table(target=["a.b:f", "C.m"]).patches[0].targets == (Target("a.b", "f"), Target("pkg.mod", "C.m"))
 
 
-def test_a_region_knows_where_it_stands():
+def test_a_region_names_its_place_in_the_table():
     origin = region().origin
     assert origin == Origin("patches/x/y.toml", 0, 0)
 
@@ -78,7 +78,7 @@ def test_a_set_of_fields_can_be_shared_by_name():
         ({"ends": "item"}, "ends needs generator = true"),
     ],
 )
-def test_a_region_that_cannot_be_is_named_with_what_would_be_right(keys, message):
+def test_an_invalid_region_is_refused_with_the_correct_form(keys, message):
     with pytest.raises(TableError) as caught:
         region(**keys)
     assert str(caught.value).startswith("patches/x/y.toml: patch 1: region 1: ")
@@ -101,13 +101,13 @@ def test_a_region_that_cannot_be_is_named_with_what_would_be_right(keys, message
         ({"trainer": "x", "patches": []}, "t: unknown key 'patches'; did you mean 'patch'?"),
     ],
 )
-def test_a_table_that_cannot_be_is_named_with_what_would_be_right(content, message):
+def test_an_invalid_table_is_refused_with_the_correct_form(content, message):
     with pytest.raises(TableError) as caught:
         parse_table("t", content)
     assert message in str(caught.value)
 
 
-def test_a_table_can_be_read_from_a_folder_of_ones_own(tmp_path):
+def test_a_table_can_be_read_from_a_users_folder(tmp_path):
     path = tmp_path / "mine" / "rollout.toml"
     path.parent.mkdir()
     path.write_text('trainer = "mine"\nmodule = "m"\n[[patch]]\ntarget = "f"\nregion = [{ event = "e" }]\n')

@@ -1,4 +1,4 @@
-"""Profilers are switched all at once, refused where they would do harm; the servers here are stand-ins."""
+"""Profilers are started all at once, and refused where they would do harm; the servers are stand-ins."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_request_says_only_what_was_asked_for_and_is_bounded():
         (None, []),
     ],
 )
-def test_what_a_server_is_too_old_for_is_known(version, unknown):
+def test_options_that_a_server_is_too_old_for_are_known(version, unknown):
     options = ProfileOptions(merge_profiles=True, profile_by_stage=True, profile_prefix="p")
     assert options.unknown_to(version) == unknown
 
@@ -102,7 +102,7 @@ def test_what_a_server_is_too_old_for_is_known(version, unknown):
         ("profile_id=a/b", "without /"),
     ],
 )
-def test_options_that_cannot_be_are_refused_with_what_would_be_right(text, words):
+def test_invalid_options_are_refused_with_the_correct_form(text, words):
     with pytest.raises(ConfigError, match=words):
         read_options(text)
 
@@ -130,14 +130,14 @@ def test_all_workers_start_at_once_and_stop_with_their_traces_whole(capsys, tmp_
         assert {row["state"] for row in there["workers"]} == {"written"}
 
 
-def test_stop_without_start_is_well_and_says_so(capsys, tmp_path):
+def test_stop_without_start_is_no_error_and_is_reported(capsys, tmp_path):
     with served(StandIn()) as (one,):
         shown = profile(capsys, "stop", "--worker-url", one.url, "--output-dir", tmp_path)
     assert "idle" in shown
     assert "was never started" in shown
 
 
-def test_one_that_hangs_and_one_that_is_gone_are_named_and_the_others_record(capsys, tmp_path):
+def test_hanging_and_dead_servers_are_named_and_the_others_record(capsys, tmp_path):
     with served(StandIn(), StandIn(hangs_on=("/start_profile",))) as (well, hanging):
         gone = nobody()
         shown = profile(
@@ -151,7 +151,7 @@ def test_one_that_hangs_and_one_that_is_gone_are_named_and_the_others_record(cap
     assert well.recording is not None
 
 
-def test_one_that_may_have_heard_is_not_asked_twice(capsys, tmp_path):
+def test_a_server_that_may_have_received_the_request_is_not_asked_twice(capsys, tmp_path):
     with served(StandIn(hangs_on=("/start_profile",))) as (one,):
         arguments = ("--output-dir", tmp_path, "--timeout", 3, "--retries", 3)
         profile(capsys, "start", "--worker-url", one.url, *arguments, code=1)
@@ -192,7 +192,7 @@ def test_a_disk_with_too_little_room_is_refused(tmp_path):
     assert "on the workers' machines" in words
 
 
-def test_what_stops_by_itself_on_another_machine_is_not_held_to_record_for_ever(tmp_path):
+def test_a_profiler_that_stops_by_itself_on_another_machine_is_not_shown_as_recording(tmp_path):
     for steps, url, recording in (
         (3, "http://203.0.113.7:1", False),
         (None, "http://203.0.113.7:1", True),
@@ -329,7 +329,7 @@ def test_a_server_that_is_no_router_is_said_to_be_one(capsys):
         (("start", "--log", "/nowhere/train.log"), "No such file"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_one_line(capsys, arguments, words):
+def test_contradictory_arguments_are_refused_in_one_line(capsys, arguments, words):
     error = profile(capsys, *arguments, code=2)
     assert words in error
     assert error.count("\n") == 1
@@ -355,7 +355,7 @@ def test_one_api_and_the_trainers_names_for_it(tmp_path):
     class Arguments:
         sglang_router_ip, sglang_router_port = "127.0.0.1", 1
 
-    class Adapter:  # as verl's AsyncHttpServerAdapter: a stand-in
+    class Adapter:  # a stand-in for verl's AsyncHttpServerAdapter
         def __init__(self, url: str) -> None:
             host, _, port = url.removeprefix("http://").partition(":")
             self.server_args = type("Settings", (), {"host": host, "port": int(port)})()
@@ -448,7 +448,7 @@ def test_chosen_steps_are_profiled_from_their_begin_to_their_end_and_noted(insta
         assert first.asked == []
         rollout.generate_sequences(2, lambda: first.recording is not None)
         until(lambda: list(folder.glob("profiles/*/worker_0/*.trace.json.gz")))
-        rollout.generate_sequences(2)  # a second rollout of the same step is not profiled again
+        rollout.generate_sequences(2)  # the second rollout of a step is not profiled
         rollout.generate_sequences(3)
         sglang_instrument.uninstall()
     assert [path for path in first.paths() if "profile" in path] == ["/start_profile", "/stop_profile"]
@@ -480,13 +480,13 @@ def test_a_step_that_is_over_before_its_profiler_could_start_is_not_recorded_as_
     assert one.paths().count("/start_profile") == 1
 
 
-def test_what_has_stopped_by_itself_before_the_step_ends_is_left_alone(install):
+def test_a_profiler_that_stopped_before_the_end_of_the_step_is_not_stopped_again(install):
     with served(StandIn()) as (one,):
 
         def recorded() -> bool:
             if one.recording is None:
                 return "/generate" in one.paths()
-            return ask("POST", f"{one.url}/generate", body={}).ok  # it has seen its steps, and writes
+            return ask("POST", f"{one.url}/generate", body={}).ok  # it has recorded its steps and is writing
 
         folder = install(profile_steps="1")
         Rollout(one.url).generate_sequences(1, recorded)
@@ -495,7 +495,7 @@ def test_what_has_stopped_by_itself_before_the_step_ends_is_left_alone(install):
     assert "/stop_profile" not in one.paths()
 
 
-def test_a_profiler_that_fails_or_hangs_is_said_once_and_never_touches_the_step(install, caplog):
+def test_a_profiler_that_fails_or_hangs_is_reported_once_and_does_not_delay_the_step(install, caplog):
     with served(StandIn(fails_on=("/start_profile",))) as (one,):
         install(profile_steps="1-3", profile_workers="all")
         rollout = Rollout(one.url)
@@ -508,7 +508,7 @@ def test_a_profiler_that_fails_or_hangs_is_said_once_and_never_touches_the_step(
         sglang_instrument.uninstall()
         install(profile_steps="1", profile_workers="all", experiment="other")
         rollout = Rollout(one.url)
-        rollout.generate_sequences(1, lambda: "/start_profile" in one.paths())  # returns, though it hangs
+        rollout.generate_sequences(1, lambda: "/start_profile" in one.paths())  # although the server hangs
         ours = [one for one in threading.enumerate() if one.name.startswith("sglang-instrument-profile")]
         assert ours
         assert all(thread.daemon for thread in ours), "or the training could not end"
@@ -563,7 +563,7 @@ def test_a_slow_request_has_the_most_loaded_server_recorded_and_only_once(instal
     assert event["extra"]["why"]["request_id"] == "r7"
 
 
-def test_settings_that_cannot_be_are_refused_as_keywords_and_skipped_as_variables(install, monkeypatch):
+def test_invalid_settings_are_refused_as_keywords_and_skipped_as_variables(install, monkeypatch):
     for wrong in (
         {"profile_steps": "five"},
         {"profile_steps": "1", "profile_options": "colour=red"},
@@ -579,7 +579,7 @@ def test_settings_that_cannot_be_are_refused_as_keywords_and_skipped_as_variable
     assert any("colour" in notice["notice"] for notice in sglang_instrument.status()["notices"])
 
 
-def test_a_run_without_profiles_imports_nothing_of_it(run_script):
+def test_a_run_without_profiling_imports_no_profiler_code(run_script):
     run_script("""
         import sys, sglang_instrument
         sglang_instrument.install()
@@ -627,7 +627,7 @@ def test_nobody_else_can_wake_a_rollout_that_sleeps(start_script, tmp_path):
     wake = Path(said.rpartition("touch ")[2].strip())
     assert wake.parent.stat().st_mode & 0o777 == 0o700
     assert wake.parent.parent == tmp_path
-    time.sleep(1.5)  # three looks for the file
+    time.sleep(1.5)  # the time of three checks for the file
     assert script.process.poll() is None
     wake.touch()
     script.wait(1)
@@ -635,7 +635,7 @@ def test_nobody_else_can_wake_a_rollout_that_sleeps(start_script, tmp_path):
     assert not wake.parent.exists()
 
 
-def test_files_of_other_things_are_no_traces(tmp_path: Path) -> None:
+def test_other_files_are_not_traces(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "profile.json").write_text("{}")
     assert files_in(tmp_path) == []

@@ -1,4 +1,4 @@
-"""Profilers of real servers behind real routers: recorded, stopped, hanging, killed, with a full disk."""
+"""Profile real servers behind real routers: start, stop, hanging and killed servers, a full disk."""
 
 from __future__ import annotations
 
@@ -40,19 +40,28 @@ ARGUMENTS = (
 
 
 class Process:
-    """A server or a router, in a process group of its own: nothing of it outlives the test."""
+    """A server or a router in its own process group, so that the test can end all of its processes."""
 
     def __init__(self, command: list[str], port: int, log: Path, **environment: str) -> None:
         self.url, self.log = f"http://127.0.0.1:{port}", log
-        with log.open("wb") as printed:
+        self.command, self.environment = [*command, "--port", str(port)], environment
+        self.was_killed = False
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("ab") as printed:
             self.process = subprocess.Popen(
-                [*command, "--port", str(port)],
+                self.command,
                 stdout=printed,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+                env={**os.environ, "OMP_NUM_THREADS": "1", **self.environment},
                 start_new_session=True,
             )
+
+    def crashed(self) -> bool:
+        """Return whether the server ended although no test killed it, as when PyTorch's profiler crashes."""
+        return not self.was_killed and self.process.poll() is not None
 
     def wait_for(self, path: str, ready: Any = bool) -> None:
         deadline = time.monotonic() + START_SEC
@@ -62,6 +71,7 @@ class Process:
             time.sleep(0.2)
 
     def tell(self, number: signal.Signals) -> None:
+        self.was_killed |= number == signal.SIGKILL
         try:
             os.killpg(self.process.pid, number)
         except ProcessLookupError:
@@ -73,7 +83,7 @@ class Process:
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]:
+def started_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]:
     """Two real servers with the demo's model, on the CPU."""
     folder = tmp_path_factory.mktemp("servers")
     write_plugin(folder)
@@ -93,9 +103,19 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]
             server.end()
 
 
+@pytest.fixture
+def servers(started_servers: list[Process]) -> list[Process]:
+    """The two servers; one that crashed in an earlier test is started again."""
+    for server in filter(Process.crashed, started_servers):
+        server.end()
+        server.start()
+        server.wait_for("/health")
+    return started_servers
+
+
 @pytest.fixture(scope="module")
-def router(servers: list[Process], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    yield from routed("0.3.2", servers, tmp_path_factory.mktemp("router"))
+def router(started_servers: list[Process], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    yield from routed("0.3.2", started_servers, tmp_path_factory.mktemp("router"))
 
 
 def routed(version: str, servers: list[Process], folder: Path) -> Iterator[str]:
@@ -104,6 +124,7 @@ def routed(version: str, servers: list[Process], folder: Path) -> Iterator[str]:
     command = [sys.executable, "-W", "ignore", "-m", "sglang_router.launch_router", "--host", "127.0.0.1"]
     command += ["--prometheus-port", str(free_port()), "--worker-urls", *(server.url for server in servers)]
     process = Process(command, free_port(), folder / "router.txt", PYTHONPATH=str(ROUTERS[version]))
+    assert not any(server.process.poll() for server in servers), "the router would wait for a dead server"
     try:
         path, key = ("/workers", "workers") if version > "0.2" else ("/list_workers", "urls")
         process.wait_for(path, lambda answer: len(answer[key]) == len(servers))
@@ -132,7 +153,7 @@ def generate(server: Process, new_tokens: int = 8) -> None:
     assert reply.ok, reply
 
 
-# The tests stand in the order in which they are run: the last ones cost the servers.
+# The order of the tests matters: the last ones kill the servers.
 
 
 @pytest.mark.parametrize("version", ROUTERS)
@@ -141,7 +162,7 @@ def test_workers_are_found_behind_the_real_router(version, servers, tmp_path):
         assert {worker.url for worker in workers_behind([next(router)])} == {server.url for server in servers}
 
 
-def test_all_of_it_in_one_command(capsys, router, tmp_path):
+def test_capture_does_everything_in_one_command(capsys, router, tmp_path):
     shown = profile(
         *(capsys, "capture", "--router-url", router, "--output-dir", tmp_path, "--requests", 2),
         *("--activities", "CPU", "--num-steps", 4, "--no-with-stack", "--profile-prefix", "mine"),
@@ -168,7 +189,7 @@ def test_stop_without_start_is_told_from_a_failure(capsys, servers, tmp_path):
     assert shown.count("idle") == 2
 
 
-def test_what_has_no_bound_is_stopped_and_written(capsys, servers, tmp_path):
+def test_an_unlimited_capture_is_stopped_and_written(capsys, servers, tmp_path):
     urls = [server.url for server in servers]
     arguments = ("--worker-url", *urls, "--output-dir", tmp_path)
     shown = profile(capsys, "start", *arguments, "--num-steps", 0, "--activities", "CPU", "--no-with-stack")
@@ -181,15 +202,27 @@ def test_what_has_no_bound_is_stopped_and_written(capsys, servers, tmp_path):
 
 
 def test_stages_are_recorded_apart(capsys, servers, tmp_path):
-    shown = profile(
-        *(capsys, "capture", "--worker-url", servers[0].url, "--output-dir", tmp_path, "--requests", 1),
-        *("--profile-by-stage", "--num-steps", 2, "--activities", "CPU", "--no-with-stack"),
-    )
+    arguments = ("capture", "--worker-url", servers[0].url, "--output-dir", tmp_path, "--requests", 1)
+    by_stage = ("--profile-by-stage", "--num-steps", 2, "--activities", "CPU", "--no-with-stack")
+    try:
+        shown = profile(capsys, *arguments, *by_stage)
+    except AssertionError:
+        if (crash := crash_of(servers[0])) is None:
+            raise
+        servers[0].process.wait()
+        pytest.skip(f"PyTorch's profiler crashed the server: {crash}")
     assert "-EXTEND.trace.json.gz" in shown
     assert "-DECODE.trace.json.gz" in shown
 
 
-def test_one_that_hangs_is_named_and_the_other_records(capsys, servers, tmp_path):
+def crash_of(server: Process) -> str | None:
+    """Return the line of the native stack that names PyTorch's profiler, if it crashed the server."""
+    lines = server.log.read_text(errors="replace").splitlines()
+    crashed = "Fatal Python error: Segmentation fault" in lines
+    return next((line for line in lines if crashed and "torch::profiler" in line), None)
+
+
+def test_a_hanging_server_is_named_and_the_other_records(capsys, servers, tmp_path):
     well, hanging = servers
     hanging.tell(signal.SIGSTOP)
     try:
@@ -206,7 +239,7 @@ def test_one_that_hangs_is_named_and_the_other_records(capsys, servers, tmp_path
     assert len(list(tmp_path.rglob("*.trace.json.gz"))) >= 1
 
 
-def test_one_that_is_killed_while_it_records_is_named_and_the_other_is_written(
+def test_a_server_killed_while_recording_is_named_and_the_other_writes_its_trace(
     capsys, servers, router, tmp_path
 ):
     well, killed = servers
@@ -219,9 +252,9 @@ def test_one_that_is_killed_while_it_records_is_named_and_the_other_is_written(
     shown = profile(capsys, "stop", *arguments, "--retries", 0, code=1)
     assert f"worker 1, {killed.url}: connection refused" in shown
     assert "whole" in shown
-    # A router lists its dead for a while, or for ever: it is named until then.
+    # A router lists a dead server for a while, or for ever: until then it is named.
     code = main(["profile", "status", "--router-url", router, "--output-dir", str(tmp_path)])
-    assert (code == 1 and "silent" in capsys.readouterr().out) or killed.url not in listed_by(router)
+    assert (code == 1 and "no answer" in capsys.readouterr().out) or killed.url not in listed_by(router)
 
 
 def listed_by(router: str) -> set[str]:
@@ -231,7 +264,7 @@ def listed_by(router: str) -> set[str]:
         return set()
 
 
-def test_a_disk_that_gets_full_ends_the_server_and_that_is_said(capsys, servers, tmp_path):
+def test_a_full_disk_ends_the_server_and_this_is_reported(capsys, servers, tmp_path):
     server = servers[0]
     arguments = ("--worker-url", server.url, "--output-dir", tmp_path, "--profile-id", "full")
     profile(capsys, "start", *arguments, "--num-steps", 0, "--activities", "CPU", "--no-with-stack")
@@ -257,7 +290,7 @@ def test_a_profiled_step_of_the_demo_leaves_its_traces_beside_its_records(tmp_pa
         timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    # Of two steps: on a machine that is swamped, one may be over before its profiler begins.
+    # Two steps: on a busy machine, one may end before its profiler starts.
     traces = [trace.name for trace in (tmp_path / "d" / "profiles").rglob("*.trace.json.gz")]
     assert traces
     for trace in traces:

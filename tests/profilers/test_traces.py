@@ -1,4 +1,4 @@
-"""Numbers of traces equal a brute-force read of the same JSON: of real profilers, and of made GPU traces."""
+"""The numbers of real and made traces equal a brute-force read of the same JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What torch's own profiler writes of some forward and backward passes on the CPU."""
+    """A trace by torch's own profiler of some forward and backward passes on the CPU."""
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -48,14 +48,14 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(path: Path) -> list[dict[str, Any]]:
-    """Return the events that count, the plain way."""
+    """Return the events that count, by json.load."""
     raw = path.read_bytes()
     whole = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
     return [event for event in whole["traceEvents"] if event.get("cat") in KINDS and "dur" in event]
 
 
 def union(intervals: list[tuple[float, float]]) -> float:
-    """Return the time that intervals cover, moment by moment."""
+    """Return the time that intervals cover, counted unit by unit."""
     moments = sorted({moment for interval in intervals for moment in interval})
     return sum(
         b - a for a, b in pairwise(moments) if any(start <= a and b <= end for start, end in intervals)
@@ -99,7 +99,7 @@ def test_pieces_end_where_events_end_whatever_their_size(
 
 
 def forms(events: list[dict[str, Any]]) -> dict[str, str]:
-    """Return the same events as other tools write them."""
+    """Return the same events in the forms that other tools write."""
     reordered = [dict(sorted(event.items())) for event in events]
     base = {"baseTimeNanoseconds": BASE_NS}
     return {
@@ -131,7 +131,7 @@ def test_other_forms_of_the_same_trace_are_read(
         assert trace.events["start_ns"][0] == base + round(events[0]["ts"] * 1000)
 
 
-def test_names_that_look_like_the_ends_of_events_split_nothing(
+def test_names_that_look_like_the_ends_of_events_do_not_split_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file, "PIECE_BYTES", 50)
@@ -179,7 +179,7 @@ def test_a_broken_event_costs_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "hello", '{"a": 1}', "[1, 2]", "\x00" * 100])
-def test_what_is_no_trace_is_refused_by_name(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_trace_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
     if text == "[1, 2]":
@@ -192,7 +192,7 @@ def test_what_is_no_trace_is_refused_by_name(tmp_path: Path, text: str) -> None:
 # time
 
 
-def test_unions_gaps_and_overlaps_equal_a_count_of_moments() -> None:
+def test_unions_gaps_and_overlaps_equal_a_count_of_instants() -> None:
     drawn = random.Random(3)
     for _ in range(30):
         spans = [(start, start + drawn.randrange(0, 9)) for start in (drawn.randrange(60) for _ in range(12))]
@@ -264,7 +264,7 @@ def test_prefill_decode_and_graphs_of_a_made_trace(made: Path) -> None:
     stages = {row["stage"]: row for row in tables["stages"]}
     assert {name: row["steps"] for name, row in stages.items()} == {"prefill": 1, "decode": 3}
     assert stages["prefill"]["gpu_sec"] * 1e6 == pytest.approx(120)
-    assert stages["decode"]["gpu_sec"] * 1e6 == pytest.approx(210)  # the last kernel lies in no step
+    assert stages["decode"]["gpu_sec"] * 1e6 == pytest.approx(210)  # the last kernel is in no step
     assert stages["decode"]["p50_ms"] == pytest.approx(0.120)
     (graph,) = tables["graphs"]
     assert (graph["stage"], graph["launches"]) == ("decode", 3)
@@ -362,7 +362,7 @@ def test_own_times_equal_a_stack_of_open_events(tmp_path: Path) -> None:
             begin = drawn.randint(start, end)
             stop = drawn.randint(begin, end)
             own[name] -= stop - begin
-            if (begin, stop) == (start, end) or begin == stop:  # two of the same time: either may be outside
+            if (begin, stop) == (start, end) or begin == stop:  # equal times: either may be outside
                 trace.add("cpu_op", "moment", begin, 0, tid=thread)
                 own[name] += stop - begin
             else:
@@ -396,7 +396,7 @@ def test_the_rank_that_the_others_wait_for_is_named(tmp_path: Path) -> None:
     assert [row["rank"] for row in found.ranks] == ["TP-0", "TP-1"]
 
 
-def test_nobody_is_named_where_ranks_are_alike_or_alone(tmp_path: Path) -> None:
+def test_no_rank_is_named_if_all_are_alike_or_there_is_only_one(tmp_path: Path) -> None:
     for rank in (0, 1):
         engine_trace().write(tmp_path / f"9-TP-{rank}.trace.json.gz")
     found = analyse(tmp_path)
@@ -436,7 +436,7 @@ def _empty(folder: Path) -> Path:
     return folder / "empty"
 
 
-def test_a_trace_of_nothing_is_analysed(tmp_path: Path) -> None:
+def test_an_empty_trace_is_analysed(tmp_path: Path) -> None:
     one = analyse_trace(read_trace(MadeTrace().write(tmp_path / "n.trace.json")))
     assert isinstance(read_trace(tmp_path / "n.trace.json"), Trace)
     assert (one.window_sec, one.use["busy"], one.start_us) == (0.0, 0.0, None)

@@ -1,4 +1,4 @@
-"""Traces are laid beside the run they belong to, and a real engine's own profiler is read."""
+"""Traces are aligned with their run, and the trace of a real engine's profiler is read."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from sglang_instrument.traces.run import idle_in_steps, worker_of
 from sglang_instrument.traces.table import KINDS, read_trace
 
 
-def test_idle_time_of_an_engine_is_laid_beside_what_requests_did(
+def test_idle_time_of_an_engine_is_compared_with_the_work_of_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Busy from 1 to 4 and from 8 to 9: of the 8 s that both run, 4 are idle, and all of these is the tool's.
+    # Busy from 1 to 4 and from 8 to 9: of the 8 s that both run, 4 are idle, all of them during a tool call.
     path = trace_of_work(tmp_path / "p-TP-0.trace.json", [(1, 4), (8, 9)])
     logs = run_beside(tmp_path / "exp")
     assert main(["trace", "analyze", str(path), "--run", str(logs), "--json"]) == 0
@@ -41,7 +41,7 @@ def test_idle_time_of_an_engine_is_laid_beside_what_requests_did(
     assert sentence in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_run_of_another_time_is_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_another_time_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = trace_of_work(tmp_path / "p-TP-0.trace.json", [(20, 21), (22, 23)])
     assert main(["trace", "analyze", str(path), "--run", str(run_beside(tmp_path / "exp"))]) == 0
     assert "no step ran while the traces were recorded" in " ".join(capsys.readouterr().out.split())
@@ -53,7 +53,7 @@ def test_a_profile_id_that_names_a_worker_is_of_that_worker_alone(tmp_path: Path
     assert worker_of(one, [0, 1]) == [0, 1]
 
 
-def test_a_trace_without_a_clock_is_laid_beside_nothing(tmp_path: Path) -> None:
+def test_a_trace_without_a_clock_is_not_aligned_with_a_run(tmp_path: Path) -> None:
     trace = engine_trace()
     path = tmp_path / "old.trace.json"
     path.write_text(json.dumps({"traceEvents": trace.events}))
@@ -90,7 +90,7 @@ def test_merged_traces_have_every_event_under_the_rollouts(tmp_path: Path) -> No
         assert shown == expected
     titles = {track.name for track in tracks.values() if group_of(track, tracks).name == "engine TP-0"}
     assert {"GPU 0 stream 7", "GPU 0 stream 13", "GPU marks"} <= titles
-    # The kernels lie within the step, on the same clock.
+    # The kernels are within the step, on the same clock.
     (step,) = (one for track in tracks.values() for one in track.slices if one[0] == "total_step_duration")
     begins = [start for track in tracks.values() for name, start, *_ in track.slices if "gemm" in name]
     assert all(step[1] <= begin <= step[2] for begin in begins)
@@ -148,7 +148,7 @@ ENGINE = """
 
 @pytest.fixture(scope="module")
 def engines_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the real SGLang's scheduler writes of a prefill and five decode steps on the CPU."""
+    """A trace that the real SGLang scheduler writes of a prefill and five decode steps on the CPU."""
     folder = tmp_path_factory.mktemp("engine")
     script = folder / "script.py"
     script.write_text(textwrap.dedent(ENGINE))

@@ -1,4 +1,4 @@
-"""A request has one deadline for all of it, whatever the server does."""
+"""A request to a server has one deadline in total, whatever the server does."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sglang_instrument.profilers.workers import workers_at
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 _TIMEOUT_SEC = 1.0
-#: Of a machine that is busy; what has no deadline takes as long as its server likes, which is 60 s here.
+#: Enough for a busy machine; without a deadline, the servers here would take 60 s.
 _AT_MOST_SEC = 20.0
 
 
 @contextmanager
 def server(serve: Callable[[socket.socket], None]) -> Iterator[str]:
-    """Serve each connection in a thread of its own, until the client is gone."""
+    """Serve each connection in its own thread, until the client disconnects."""
     listening = socket.create_server(("127.0.0.1", 0))
     over = threading.Event()
 
@@ -51,7 +51,7 @@ def server(serve: Callable[[socket.socket], None]) -> Iterator[str]:
 
 
 def drip(connection: socket.socket, once: bytes, again: bytes) -> None:
-    """Send something, and then a little every 50 ms, for up to a minute."""
+    """Send some bytes, and then a few every 50 ms, for up to a minute."""
     connection.recv(65536)
     connection.sendall(once)
     for _ in range(1200):
@@ -73,7 +73,7 @@ DRIPS = {
 
 
 @pytest.mark.parametrize("part", DRIPS)
-def test_a_server_that_drips_is_given_up_in_time(part):
+def test_a_server_that_sends_byte_by_byte_is_given_up_in_time(part):
     with server(lambda connection: drip(connection, *DRIPS[part])) as url:
         begun = time.monotonic()
         reply = ask("GET", url, timeout_sec=_TIMEOUT_SEC)
@@ -83,7 +83,7 @@ def test_a_server_that_drips_is_given_up_in_time(part):
     assert reply.error == "no answer within 1 s" or "header" in reply.error, reply
 
 
-def test_status_of_a_server_that_drips_ends_at_its_timeout(capsys):
+def test_status_of_a_server_that_sends_byte_by_byte_ends_at_its_timeout(capsys):
     with server(lambda connection: drip(connection, HEAD, b"X: 1\r\n")) as url:
         begun = time.monotonic()
         assert main(["profile", "status", "--worker-url", url, "--timeout", "1"]) == 1
@@ -119,7 +119,7 @@ def test_a_port_that_does_not_take_connections_is_given_up_in_time():
     full.listen(0)
     address = full.getsockname()
     waiting = []
-    for _ in range(4):  # as many as the kernel keeps for it, and more
+    for _ in range(4):  # more connections than the kernel's backlog holds
         waiting.append(socket.socket())
         waiting[-1].setblocking(False)
         waiting[-1].connect_ex(address)
@@ -146,7 +146,7 @@ def test_an_answer_that_never_ends_is_refused_once_it_is_too_long():
     assert "longer than 8 MiB" in reply.words
 
 
-def test_a_server_that_sends_elsewhere_is_not_followed():
+def test_redirects_are_not_followed():
     asked = []
 
     def elsewhere(connection: socket.socket) -> None:
@@ -170,7 +170,7 @@ def test_an_answer_that_comes_in_time_is_whole_however_it_comes():
     assert reply.json() == {"a": 1}
 
 
-def test_json_of_a_thousand_lists_in_lists_is_no_answer():
+def test_json_nested_a_thousand_levels_is_refused():
     body = b"[" * 100_000
 
     def nested(connection: socket.socket) -> None:
@@ -183,7 +183,7 @@ def test_json_of_a_thousand_lists_in_lists_is_no_answer():
     assert reply.json() is None
 
 
-def test_an_address_with_control_characters_is_none():
+def test_an_address_with_control_characters_is_refused():
     with pytest.raises(Exception, match="is no address"):
         workers_at(["http://127.0.0.1\x1b:80"])
 

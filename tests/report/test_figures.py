@@ -1,4 +1,4 @@
-"""Figures show what the log says: the slowest requests are the slowest, and no moment is drawn twice."""
+"""Figures agree with the log: the slowest requests are the slowest, and no time is drawn twice."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def plotted(
 
 
 def lengths(axes):
-    """Return the width of each bar of broken bars, a list a row, the first row first."""
+    """Return the widths of the bars of each row, the first row first."""
     rows: dict[float, list[float]] = {}
     for bars in axes.collections:
         for path in bars.get_paths() if hasattr(bars, "get_paths") else []:
@@ -88,7 +88,7 @@ def test_the_slowest_requests_are_the_slowest_of_all_workers(
     assert [request[:6] + request[-11:] for request in expected] == [head + tail for head, tail in shown]
 
 
-def test_no_moment_of_a_request_is_drawn_twice(logs: Path) -> None:
+def test_no_time_of_a_request_is_drawn_twice(logs: Path) -> None:
     choice = choose(open_run(logs), step=2)
     requests = choice.digest.requests.filter(step=2)
     for worker in requests["worker"].unique():
@@ -161,7 +161,7 @@ def test_ids_with_dollars_and_underscores_are_plain_text(tmp_path: Path) -> None
     assert "$x_{1" in (tmp_path / "out/slowest.svg").read_text()
 
 
-def test_what_the_log_does_not_hold_is_named_and_costs_no_other_figure(
+def test_missing_data_is_named_and_affects_no_other_figure(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     log = tmp_path / "exp/step_1/worker_0.jsonl"
@@ -186,7 +186,7 @@ def test_what_the_log_does_not_hold_is_named_and_costs_no_other_figure(
         (("--dpi", 5), "--dpi must be from 20 to 1200, got 5"),
     ],
 )
-def test_a_wrong_choice_is_refused_with_what_would_be_right(
+def test_a_wrong_choice_is_refused_with_the_correct_one(
     capsys: pytest.CaptureFixture[str], logs: Path, tmp_path: Path, arguments: tuple[object, ...], error: str
 ) -> None:
     assert main(["plot", str(logs), "-o", str(tmp_path / "out"), *map(str, arguments)]) == 2

@@ -1,4 +1,4 @@
-"""A Perfetto trace, parsed back with Perfetto's own protobuf classes, says what the log says."""
+"""A Perfetto trace, parsed with Perfetto's own protobuf classes, has the content of the log."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_record_is_there_with_its_duration(logs: Path, tracks: dict[int, T
     assert {name: len(times) for name, times in shown.items()} == {
         name: len(times) for name, times in logged.items()
     }
-    for name, times in shown.items():  # a start and a duration were rounded to microseconds each
+    for name, times in shown.items():  # start and duration were each rounded to microseconds
         assert sorted(times) == pytest.approx(sorted(logged[name]), abs=3.0)
 
 
@@ -79,12 +79,12 @@ def test_a_request_has_a_track_below_its_worker(logs: Path, tracks: dict[int, Tr
     for track in tracks.values():
         roots = [name for name, _, _, depth, _ in track.slices if depth == 0]
         if "async_rollout_request_complete" in roots:
-            assert roots == ["async_rollout_request_complete"]  # all of a request lies in it
+            assert roots == ["async_rollout_request_complete"]  # the track contains all spans of the request
             found.add((group_of(track, tracks).pid - 1000, track.name))
     assert found == asked
 
 
-def test_parts_lie_in_what_they_ran_inside(tracks: dict[int, Track]) -> None:
+def test_slices_lie_inside_the_slice_that_they_ran_in(tracks: dict[int, Track]) -> None:
     depths: dict[str, set[int]] = {}
     for track in tracks.values():
         for name, _, _, depth, _ in track.slices:
@@ -182,7 +182,7 @@ def test_nothing_is_overwritten_and_nothing_unfinished_is_left(
         (["logs", "--parquet", "x", "--rank", "0"], "--rank goes with --perfetto"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
+def test_contradictory_options_are_refused(
     arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", *arguments]) == 2
@@ -194,7 +194,7 @@ def test_the_newest_run_alone_is_written(logs: Path, tmp_path: Path) -> None:
     assert run.health.records == sum(record["event"] not in CONTROL for record in records(logs))
 
 
-def test_what_never_ended_has_a_track_up_to_when_it_was_seen(
+def test_a_span_that_never_ended_has_a_track_up_to_its_last_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = synthetic_run(tmp_path / "exp", steps=2, workers=2, requests=4, causes=[Hang(2, 1)])
@@ -218,12 +218,12 @@ def one(number: int, start: int, end: int, parent: int | None = None) -> Slice:
     return Slice(start, end, str(number), "tool", {}, number, parent)
 
 
-def test_what_runs_beside_its_siblings_goes_to_another_lane() -> None:
+def test_a_slice_concurrent_with_its_siblings_goes_to_another_lane() -> None:
     lanes = assign_lanes([one(0, 0, 100), one(1, 10, 90, 0), one(2, 10, 60, 0), one(3, 20, 30, 2)])
     assert [[piece.number for piece in lane] for lane in lanes] == [[0, 1], [2, 3]]
 
 
-def test_what_rounding_took_is_cut_and_moments_stay_inside() -> None:
+def test_rounding_errors_are_clipped_and_instants_stay_inside() -> None:
     sticks_out = one(1, 50, 102, 0)
     sticks_out.slack_ns = 3
     lanes = assign_lanes([one(0, 0, 100), sticks_out, one(2, 100, 100, 0)])
@@ -234,7 +234,7 @@ def test_what_rounding_took_is_cut_and_moments_stay_inside() -> None:
     ]
 
 
-def test_what_outlasts_what_began_it_keeps_its_length() -> None:
+def test_a_slice_that_outlasts_its_spawner_keeps_its_length() -> None:
     lanes = assign_lanes([one(0, 0, 100), one(1, 50, 160, 0)])
     assert [[(piece.start_ns, piece.end_ns) for piece in lane] for lane in lanes] == [[(0, 100)], [(50, 160)]]
 

@@ -1,4 +1,4 @@
-"""The report shows in a real browser what the analysis found, and asks for nothing from outside."""
+"""The report shows the findings of the analysis in a real browser, and loads nothing from outside."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from sglang_instrument.cli.main import main
 from sglang_instrument.report.html import page as page_module
 from sglang_instrument.testing import Hang, HeldLoop, Plateau, SlowEngine, SlowReward, synthetic_run
 
-DEMO = Path(__file__).parents[1] / "logs" / "demo"  # written by `make demo`: the real engine
+DEMO = Path(__file__).parents[1] / "logs" / "demo"  # a log of the real engine, written by `make demo`
 HOSTILE = "</script><img src=x onerror=\"sglangReport.errors.push('ran')\"><b>&amp;"
 SECTIONS = (
     *("verdict", "steps", "concurrency", "workers", "durations", "requests", "timeline", "turns", "lengths"),
@@ -55,7 +55,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def _empty(folder: Path) -> Path:
-    """A run of which a process opened its file and did nothing yet."""
+    """A run whose only process has opened its file and recorded nothing yet."""
     synthetic_run(folder, steps=1, workers=1, requests=1)
     for path in folder.glob("step_*/*.jsonl"):
         path.write_text(path.read_text().splitlines(keepends=True)[0])
@@ -63,7 +63,7 @@ def _empty(folder: Path) -> Path:
 
 
 def _named_hang(folder: Path) -> Path:
-    """Name the request whose tool hangs, as a real log does and the synthetic one does not."""
+    """Add the id of the request whose tool hangs: a real log has it, the synthetic one does not."""
     path = folder / "step_2" / "worker_1.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()]
     asked = [record["extra"]["request_id"] for record in records if "request_id" in record.get("extra", {})]
@@ -84,7 +84,7 @@ def _named_hang(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def report(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Make the report of a run once."""
+    """Make the report of a run only once."""
     made: dict[tuple[str, ...], Path] = {}
     folder = tmp_path_factory.mktemp("reports")
 
@@ -109,7 +109,7 @@ def test_every_section_opens_without_an_error_and_without_a_request(
     assert page.requests() == []
 
 
-def test_the_planted_causes_stand_where_one_looks_for_them(
+def test_the_planted_causes_are_shown_in_their_sections(
     page: Browser, report: Callable[..., Path], runs: dict[str, Path]
 ) -> None:
     run = open_run(runs["plateau"])
@@ -123,7 +123,7 @@ def test_the_planted_causes_stand_where_one_looks_for_them(
     marked = page.js("[...document.querySelectorAll('#chart-steps .annotation-text')].length")
     assert marked == len({(one.step, one.validate) for one in found})
     assert "stood still" in page.text("still")
-    assert "the event loop was held" in page.text("still")
+    assert "the event loop was blocked" in page.text("still")
     assert page.js("document.getElementById('blame').rows[1].cells[0].innerText") == "worker 0"
     slowest = request_table(run.digest).filter(validate=False)["request_id"][0]
     assert page.js("document.querySelector('#slowest .id').textContent") == slowest
@@ -132,7 +132,7 @@ def test_the_planted_causes_stand_where_one_looks_for_them(
     assert "turn_engine_call" in page.js("document.querySelector('#slowest details[open]').innerText")
 
 
-def test_a_request_of_the_real_engine_tells_its_queue_and_its_waiting(
+def test_a_request_of_the_real_engine_shows_its_queue_and_suspended_time(
     page: Browser, report: Callable[..., Path]
 ) -> None:
     page.open(report("demo"))
@@ -175,7 +175,7 @@ def test_the_sliders_show_what_whatif_says(
     assert shown[2] != "0 %"
 
 
-def test_a_second_run_is_laid_beside_the_first(
+def test_a_second_run_is_compared_with_the_first(
     page: Browser, report: Callable[..., Path], runs: dict[str, Path]
 ) -> None:
     page.open(report("plain", str(runs["plateau"]))).draw_all()
@@ -235,7 +235,7 @@ def test_steps_that_were_asked_for_are_in_full_and_the_others_in_the_charts(
     assert "no step 9; there are 2, from 1 to 2" in capsys.readouterr().err
 
 
-def test_a_report_that_cannot_be_written_says_what_would_be_right(
+def test_a_report_that_cannot_be_written_is_refused_with_the_correct_form(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for output in (tmp_path, tmp_path / "not" / "there.html"):

@@ -1,4 +1,4 @@
-"""The report says what the engines' own profilers saw, where it is given their traces."""
+"""With traces, the report shows what the engines' profilers recorded."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def report(logs: Path, out: Path, *arguments: str) -> Path:
 
 
 def section(path: Path) -> str:
-    """The section's markup; "" without one."""
+    """Return the HTML of the section; "" without one."""
     found = re.search(r'<section id="kernels".*?</section>', path.read_text(), re.DOTALL)
     return found[0] if found else ""
 
 
 def words(markup: str) -> str:
-    """What a person reads of it."""
+    """Return the text of the section."""
     return " ".join(re.sub(r"<[^>]*>", " ", markup).split())
 
 
-def test_without_traces_there_is_no_section_and_no_way_to_one(logs: Path, tmp_path: Path) -> None:
+def test_without_traces_there_is_no_section_and_no_link_to_one(logs: Path, tmp_path: Path) -> None:
     page = report(logs, tmp_path / "r.html")
     assert section(page) == ""
     assert "#kernels" not in page.read_text()
@@ -76,7 +76,7 @@ def test_ranks_stand_side_by_side_the_slow_one_first_in_detail(logs: Path, tmp_p
         assert widths == pytest.approx([100 * part / one.window_sec for part in parts], abs=1e-3)
 
 
-def test_a_browser_shows_it_and_runs_nothing_that_a_kernel_is_called(logs: Path, tmp_path: Path) -> None:
+def test_a_browser_shows_kernel_names_as_text(logs: Path, tmp_path: Path) -> None:
     trace = MadeTrace()
     trace.launch(0, "cudaLaunchKernel", [("kernel", HOSTILE, 10, 50, 7)])
     file = trace.write(tmp_path / "p-TP-0.trace.json")
@@ -88,7 +88,7 @@ def test_a_browser_shows_it_and_runs_nothing_that_a_kernel_is_called(logs: Path,
         assert opened.complaints() == []
 
 
-def test_a_trace_without_a_gpu_tells_of_the_engine(logs: Path, tmp_path: Path) -> None:
+def test_a_trace_without_a_gpu_shows_the_engine(logs: Path, tmp_path: Path) -> None:
     trace = MadeTrace()
     trace.add("user_annotation", "step[DECODE bs=2]", 0, 600)
     trace.add("cpu_op", "aten::mm", 100, 900)

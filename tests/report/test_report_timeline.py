@@ -1,4 +1,4 @@
-"""The timeline shows what the log says: it zooms, filters, sorts, finds requests, and tells moments."""
+"""The timeline agrees with the log, zooms, filters, sorts, finds requests, and shows what ran at a time."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +37,7 @@ def opened(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bro
 
 @pytest.fixture
 def page(opened: Browser) -> Browser:
-    """The report at its third step, nothing chosen, its timeline on the screen."""
+    """The report at its third step, without a selection, with the timeline on the screen."""
     opened.do(f"location.hash = '#timeline&step={STEP}'")
     opened.until(f"{LINE}.model !== null && {LINE}.model.key === '{STEP}'")
     opened.do(f"document.getElementById('t-reset').click(); {LINE}.told = null; sglangReport.repaint()")
@@ -130,7 +130,7 @@ def test_rows_are_sorted_within_their_worker(page: Browser, by: str) -> None:
     assert values == sorted(values, reverse=by != "from")
 
 
-def test_a_request_is_found_by_a_part_of_its_id_and_taken_apart(
+def test_a_request_is_found_by_a_part_of_its_id_and_shows_its_events(
     page: Browser, logs: Path, spans: pl.DataFrame
 ) -> None:
     request = (
@@ -162,9 +162,9 @@ def test_a_link_to_a_request_survives_a_reload(page: Browser, logs: Path) -> Non
     assert request in page.text("inspector")
 
 
-def test_a_moment_tells_what_was_going_on(page: Browser, spans: pl.DataFrame) -> None:
+def test_the_cursor_shows_what_ran_at_its_time(page: Browser, spans: pl.DataFrame) -> None:
     origin = page.js(f"{LINE}.model.begun_us")
-    mine = spans.filter(worker=2)  # the clock of worker 2 is the median one
+    mine = spans.filter(worker=2)  # the clock of worker 2 is the median clock
     at_sec = page.js(f"{LINE}.model.extent_sec") * 0.3
     at_us = origin + at_sec * 1e6
     page.do(f"{LINE}.filter.worker = 2; sglangReport.setCursor(arguments[0])", at_sec)
@@ -187,7 +187,7 @@ def test_a_moment_tells_what_was_going_on(page: Browser, spans: pl.DataFrame) ->
     assert sum(shown.values()) == 60
 
 
-def test_who_is_at_the_barrier_is_named(page: Browser, spans: pl.DataFrame) -> None:
+def test_the_workers_at_the_barrier_are_named(page: Browser, spans: pl.DataFrame) -> None:
     waits = spans.filter(pl.col("event").cast(pl.String) == "barrier_wait_duration")
     first = waits.sort("duration_sec")["worker"][-1]
     last = waits.sort("duration_sec")["worker"][0]
@@ -199,7 +199,7 @@ def test_who_is_at_the_barrier_is_named(page: Browser, spans: pl.DataFrame) -> N
     assert last not in barrier
 
 
-def test_what_is_thinner_than_a_pixel_is_said(page: Browser) -> None:
+def test_spans_thinner_than_a_pixel_are_counted(page: Browser) -> None:
     assert "thinner than a pixel" in page.text("t-note")
     assert page.js(f"{LINE}.told.spans") == page.js(f"{LINE}.model.total")
 
@@ -215,6 +215,6 @@ def test_the_colour_of_a_span_is_that_of_its_phase(page: Browser) -> None:
     assert found == [True, True, True]
 
 
-def test_nothing_was_complained_of(page: Browser) -> None:
+def test_the_browser_console_has_no_errors(page: Browser) -> None:
     assert page.complaints() == []
     assert page.requests() == []

@@ -1,4 +1,4 @@
-"""Settings come from keywords or variables; a wrong one stops a person at the keyboard, never a job."""
+"""Settings come from keywords or variables; a wrong keyword raises, a wrong variable never stops a job."""
 
 import inspect
 import json
@@ -74,7 +74,7 @@ def test_the_role_of_a_process_is_not_its_childrens():
         ("gsm8k é\ud800", "gsm8k___"),
     ],
 )
-def test_a_name_that_is_no_folder_name_is_mended_and_said_once(name, folder):
+def test_a_name_that_is_no_folder_name_is_replaced_and_reported_once(name, folder):
     settings, complaints = load({}, {"EXPERIMENT_NAME": name})
     assert settings.experiment == folder
     assert settings.folder.parent == config.load({}, {}, print).folder.parent
@@ -105,13 +105,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
-def test_a_wrong_keyword_says_where_what_and_what_would_be_right(name, value):
+def test_the_error_of_a_wrong_keyword_names_it_and_the_correct_form(name, value):
     with pytest.raises(ConfigError, match=rf"install\({name}=...\): '{value}' is"):
         load({name: value})
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
-def test_a_wrong_variable_is_said_and_the_default_stands(name, value):
+def test_a_wrong_variable_is_reported_and_the_default_is_used(name, value):
     settings, complaints = load({}, {f"SGLANG_INSTRUMENT_{name.upper()}": value})
     assert getattr(settings, name) == getattr(config.Config(), name)
     assert len(complaints) == 1
@@ -142,7 +142,7 @@ def test_the_keywords_of_install_are_the_fields_of_config():
     wider = {"log_dir": str | PathLike[str], "patches": str | PathLike[str] | Iterable[str | PathLike[str]]}
     wider["trainers"] = str | Iterable[str]
     for one in keywords:
-        assert one.default is None  # not given: its variable counts, else the default of Config
+        assert one.default is None  # not given: its variable is used, else the default of Config
         assert one.annotation == wider.get(one.name, allowed[one.name]) | None, one.name
 
 
@@ -162,7 +162,7 @@ def test_install_takes_a_config(log_dir, monkeypatch):
     given = Config(log_dir=str(log_dir), sample_requests=0.5, detail="turn", hang_after_sec=9)
     sglang_instrument.install(given, hang_after_sec=7)
     status = sglang_instrument.status()
-    assert status["folder"] == str(log_dir / "theirs")  # what the Config leaves at its default is not given
+    assert status["folder"] == str(log_dir / "theirs")  # a setting at its default counts as not given
     settings = {name.removeprefix("SGLANG_INSTRUMENT_"): text for name, text in status["settings"].items()}
     wanted = ("SAMPLE_REQUESTS", "DETAIL", "HANG_AFTER_SEC")
     assert [settings[name] for name in wanted] == ["0.5", "turn", "7.0"]

@@ -1,4 +1,4 @@
-"""Installed and uninstalled in any order, at any moment: the last word holds, nothing is left over."""
+"""After install() and uninstall() in any order, at any time, the last call decides; nothing is left over."""
 
 import contextlib
 import io
@@ -26,7 +26,7 @@ def wait_until(condition):
 
 
 @pytest.mark.parametrize("actions", list(itertools.product(["install", "uninstall", "record"], repeat=4)))
-def test_after_any_order_of_install_and_uninstall_the_last_word_holds(install, log_dir, actions):
+def test_after_any_order_of_install_and_uninstall_the_last_call_decides(install, log_dir, actions):
     expected, wanted = 0, False
     environment = dict(os.environ)
     for action in actions:
@@ -75,16 +75,16 @@ def test_install_names_a_table_of_sources_on_a_path_of_which_no_installation_kno
         'trainer = "mine"\npackage = "mine"\nmodule = "mine_on_a_path"\n'
         '[[patch]]\ntarget = "generate"\nregion = [{ event = "total_step_duration" }]\n'
     )
-    monkeypatch.syspath_prepend(str(tmp_path))  # where only a folder has that name
+    monkeypatch.syspath_prepend(str(tmp_path))  # if only a folder has that name
     install(patches=[str(tmp_path)])
-    assert str(table) not in capsys.readouterr().err  # what it is for is not here
+    assert str(table) not in capsys.readouterr().err  # its trainer is not installed here
     sglang_instrument.uninstall()
     monkeypatch.syspath_prepend(str(tmp_path / "src"))
     install(patches=[str(tmp_path)])
     assert f"{table}: 1 of 1 events" in capsys.readouterr().err
 
 
-def test_only_the_first_rank_says_it(install, capsys, monkeypatch):
+def test_only_the_first_rank_prints_the_line_of_install(install, capsys, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     install()
     assert capsys.readouterr().err == ""
@@ -197,7 +197,7 @@ def test_spans_that_are_open_across_install_and_uninstall_belong_to_whoever_sees
     assert not OPEN
 
 
-def test_what_hangs_since_before_install_is_reported_though_nothing_else_happens(install, log_dir):
+def test_a_span_that_hangs_since_before_install_is_reported_without_other_activity(install, log_dir):
     file = log_dir / "run/step_1/worker_0.jsonl"
     with step(1), span("tool_execution"):
         for _ in range(2):
@@ -227,7 +227,7 @@ def test_a_user_whose_logging_is_broken_notices_nothing(install, log_dir, monkey
         logger.removeHandler(handler)
 
 
-def test_status_says_what_is_going_on(install):
+def test_status_describes_the_process(install):
     assert sglang_instrument.status() == {"installed": False, "notices": []}
     folder = install(hang_after_sec=5)
     with step(1), span("total_step_duration"):
@@ -259,7 +259,7 @@ def test_nothing_is_remembered_of_steps_that_are_bound_while_nothing_is_installe
         ("python bin/sglang serve --port 1", "python bin/sglang serve --port 1"),
     ],
 )
-def test_what_a_process_says_of_its_command_line_holds_no_secrets(words, kept):
+def test_the_recorded_command_line_has_no_secrets(words, kept):
     from sglang_instrument.startup.session import program
 
     assert program(words.split()) == kept.split()

@@ -1,4 +1,4 @@
-"""What is shipped is what is in the tree, and the start-up hook in it does nothing unless it is asked."""
+"""Wheels and sdists contain the whole tree; their start-up hook does nothing without the variable."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def build(what, source, folder, **environment):
-    """Build a wheel or an sdist of `source` into `folder`; return it, and what the build said."""
+    """Build a wheel or an sdist of `source` into `folder`; return its path and the output of the build."""
     command = [sys.executable, "-m", "build", f"--{what}", "--no-isolation", "--outdir", str(folder)]
     done = subprocess.run(
         [*command, str(source)],
@@ -40,13 +40,13 @@ def sdist(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel of this machine: with compiled parts where it can build them."""
+    """The wheel of this machine, with compiled parts if it has a compiler."""
     return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))[0]
 
 
 @pytest.fixture(scope="module")
 def site(wheel, tmp_path_factory):
-    """A folder that holds what the wheel installs."""
+    """A folder with the installed files of the wheel."""
     folder = tmp_path_factory.mktemp("site")
     zipfile.ZipFile(wheel).extractall(folder)
     return folder
@@ -90,7 +90,7 @@ def test_a_wheel_ships_what_was_compiled_for_this_python_and_says_so(wheel, site
     assert done.stdout.split() == [str(site / "sglang_instrument/native/__init__.py"), "True", "None"]
 
 
-def test_a_wheel_that_shall_be_pure_fits_every_python(tmp_path):
+def test_a_pure_wheel_fits_every_python(tmp_path):
     built, _ = build("wheel", ROOT, tmp_path, SGLANG_INSTRUMENT_NATIVE="0")
     assert compiled_in(built) == set()
     assert built.name.endswith("-py3-none-any.whl")
@@ -144,7 +144,7 @@ def test_with_the_variable_the_hook_waits_for_a_target(site):
 
 
 def test_the_first_target_that_is_imported_installs(site, tmp_path):
-    stand_in = tmp_path / "sglang"  # an empty package of the name: what is tested is the moment
+    stand_in = tmp_path / "sglang"  # an empty package of this name: the test is about the time of the install
     stand_in.mkdir()
     (stand_in / "__init__.py").write_text("")
     done = run(
@@ -159,7 +159,7 @@ def test_the_first_target_that_is_imported_installs(site, tmp_path):
     assert "sglang_instrument" in done.stderr
 
 
-def test_a_hook_whose_package_is_gone_is_silent(site, tmp_path):
+def test_a_hook_without_its_package_does_nothing(site, tmp_path):
     (tmp_path / "sglang_instrument.pth").write_text((site / "sglang_instrument.pth").read_text())
     gone = "import sys; sys.modules['sglang_instrument'] = None"
     code = f"{gone}; import site; site.addsitedir(sys.argv[1]); print('up')"

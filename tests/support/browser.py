@@ -1,4 +1,4 @@
-"""A real browser without a window, for tests of the report; they are skipped where there is none."""
+"""A headless browser for tests of the report; without one, they are skipped."""
 
 import json
 import shutil
@@ -27,14 +27,14 @@ FLAGS = (
 
 
 class Browser:
-    """Opens reports and asks what they show."""
+    """Opens reports and reads what they show."""
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
 
     def open(self, path: Path, where: str = "") -> "Browser":
-        """Open a report, at a section, step or request, and wait until it can be used."""
-        self.driver.get("about:blank")  # so that what follows is a load, not a jump within the page
+        """Open a report at a section, step or request, and wait until it is ready."""
+        self.driver.get("about:blank")  # so that the next URL loads the page again instead of scrolling in it
         self.driver.get(path.absolute().as_uri() + where)
         return self.ready()
 
@@ -46,7 +46,7 @@ class Browser:
         return self.until("document.documentElement.dataset.ready === 'yes'")
 
     def js(self, expression: str, *arguments: Any) -> Any:
-        """Return what an expression is in the page; `arguments` are its arguments[0] ..."""
+        """Return the value of an expression in the page; `arguments` are its arguments[0] ..."""
         return self.driver.execute_script(f"return ({expression})", *arguments)
 
     def do(self, code: str, *arguments: Any) -> "Browser":
@@ -54,7 +54,7 @@ class Browser:
         return self
 
     def until(self, condition: str) -> "Browser":
-        """Wait until an expression is true; what never comes fails with it and the page's errors."""
+        """Wait until an expression is true; after a timeout, fail with it and the page's errors."""
         wait = WebDriverWait(self.driver, PATIENCE_SEC, poll_frequency=0.05)
         wait.until(lambda _: self.js(condition), message=condition)
         return self
@@ -69,7 +69,7 @@ class Browser:
         return self
 
     def choose(self, element: str, value: Any) -> "Browser":
-        """Set a field as a person does."""
+        """Set a field as a user does."""
         return self.do(
             "const field = document.getElementById(arguments[0]); field.value = arguments[1];"
             "field.dispatchEvent(new Event('input', {bubbles: true}));",
@@ -83,7 +83,7 @@ class Browser:
         return [*console, *self.js("sglangReport.errors")]
 
     def requests(self) -> list[str]:
-        """Return the addresses asked for since the last call that are not of this disk or page."""
+        """Return the addresses requested since the last call, except local files and the page itself."""
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         asked = [one["params"] for one in events if one["method"] == "Network.requestWillBeSent"]
         of_reports = [one["request"]["url"] for one in asked if one["documentURL"].startswith("file:")]
@@ -92,7 +92,7 @@ class Browser:
 
 @contextmanager
 def browser(scratch: Path, *flags: str) -> Iterator[Browser]:
-    """Start a browser with a profile of its own; skip the test where there is none."""
+    """Start a browser with its own profile; skip the test if there is no browser."""
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     chromedriver = shutil.which("chromedriver")
     if chromium is None or chromedriver is None:
@@ -106,7 +106,7 @@ def browser(scratch: Path, *flags: str) -> Iterator[Browser]:
 
 
 def _started(chromium: str, chromedriver: str, scratch: Path, flags: tuple[str, ...]) -> Any:
-    """Start a driver and its browser, again where a busy machine did not bring them up in their own time."""
+    """Start a driver and its browser; try again if they did not start in time on a busy machine."""
     for attempt in range(3):
         options = webdriver.ChromeOptions()
         options.binary_location = chromium

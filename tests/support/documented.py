@@ -1,4 +1,4 @@
-"""The pages: README.md, docs/, patches/README.md and benchmarks/: their fenced blocks, commands and links."""
+"""Read the fenced blocks, commands and links of README.md, docs/, patches/README.md and benchmarks/."""
 
 import re
 import shlex
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-#: The change log tells of what was, the support matrix of what was found.
+#: Not checked: the changelog describes earlier versions, the support matrix is generated.
 PAGES = [
     ROOT / "README.md",
     ROOT / "patches/README.md",
@@ -25,7 +25,7 @@ _OURS = ("sglang-instrument", ".venv/bin/sglang-instrument")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its page, its first line's number there, the language it names, its text."""
+    """A fenced block: its page, the number of its first line, its language and its text."""
 
     page: str
     line: int
@@ -37,7 +37,7 @@ class Block:
 
     @property
     def lines(self):
-        """The lines, those that a backslash continues joined."""
+        """The lines; a line that ends with a backslash is joined with the next."""
         return self.text.replace("\\\n", " ").splitlines()
 
 
@@ -53,13 +53,13 @@ def blocks(language=None):
 
 
 def inline(page, start):
-    """Return the code within the lines of a page that begins with `start`."""
+    """Return the inline code of a page that begins with `start`."""
     text = re.sub(_FENCE, "", page.read_text(encoding="utf-8"))
     return [code for code in re.findall(r"`([^`\n]+)`", text) if code.startswith(start)]
 
 
 def own_commands():
-    """Return (place, words behind `sglang-instrument`) of each of our commands, in blocks and in lines."""
+    """Return (place, words after `sglang-instrument`) of each of our commands in blocks and inline code."""
     found = [(str(block), _words(line)) for block in blocks() for line in block.lines]
     for page in PAGES:
         found += [(str(page.relative_to(ROOT)), _words(code)) for code in inline(page, "sglang-instrument ")]
@@ -78,19 +78,19 @@ def _alternatives(words):
 
 
 def shell_blocks():
-    """Return the blocks for a shell: those that say so, and those that begin with a program's call."""
+    """Return the blocks for a shell: by their language, or because they begin with the call of a program."""
     plain = [block for block in blocks("") if programs(block, first=True)]
     return [*blocks("bash"), *plain]
 
 
 def programs(block, first=False):
-    """Return the programs that the lines of a shell block call, or that of its first line; no shell words."""
+    """Return the programs that a shell block, or its first line, calls; without shell keywords."""
     lines = block.lines[:1] if first else block.lines
     words = [_words(call) for line in lines for call in line.split(" && ")]
     return {Path(call[0]).name for call in words if call} & {*PROGRAMS, "sglang-instrument", "make"}
 
 
-#: What examples call beside our own commands, and why no test of these pages runs it.
+#: Other programs that the examples call, and why no test runs them.
 PROGRAMS = {
     "python": "a trainer or a server is started: tests/trainers run those that can be had here",
     "ray": "needs a cluster of Ray's, and a trainer",
@@ -104,5 +104,5 @@ PROGRAMS = {
 def _words(line):
     try:
         return shlex.split(_PROMPT.sub("", line.strip()), comments=True)
-    except ValueError:  # a quote that goes on in the next line
+    except ValueError:  # a quoted string that continues on the next line
         return _PROMPT.sub("", line.strip()).split()

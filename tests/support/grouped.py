@@ -1,4 +1,4 @@
-"""Group the tests that have to run in one process: those that share an engine, or anything else made once."""
+"""Group tests that must run in one process because they share an engine or another expensive fixture."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ HERE = Path(__file__).parents[1]
 
 
 def group_of_each(items):
-    """Return {test: name of its group} of the tests that use a fixture of ours that is made once for several.
+    """Return {test: name of its group} of the tests that use one of our fixtures of wider scope than a test.
 
-    Two tests are of one group if they use the same such fixture, or if each shares one with a third.
+    Two tests are in one group if they use the same such fixture, or if each shares one with a third test.
     """
-    leaders = {}  # of each fixture: another one of its group, or itself
+    leaders = {}  # union-find: a fixture's parent in its group, or itself
 
     def leader(name):
         while leaders.setdefault(name, name) != name:
@@ -25,7 +25,7 @@ def group_of_each(items):
 
 
 def shared_by(item):
-    """Return a name for each fixture that a test shares: for one with parameters, one for each of them."""
+    """Return a name for each fixture that a test shares, with its parameter if it has some."""
     callspec = getattr(item, "callspec", None)
     names = []
     for name, definitions in item._fixtureinfo.name2fixturedefs.items():

@@ -1,8 +1,8 @@
-"""Grow a function out of all statements of Python, and regions to put over some of them.
+"""Generate random functions from all statements of Python, and regions over some of the statements.
 
 `programs()` draws a module. Its function `target` is a plain function, a coroutine, a generator or an async
-generator; it stands alone, in a function around it, or in a class. Each call of `m0`, `m1` ... notes its line
-and its value, so that a line that moved or an evaluation that was lost shows.
+generator, at the top level, in another function, or in a class. Each call of `m0`, `m1` ... notes its line
+and its value, so that moved lines and lost evaluations are found.
 """
 
 import sys
@@ -124,7 +124,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Program:
-    """A module with a function `target(x, y)`, regions for it, and how it is to be driven."""
+    """A module with a function `target(x, y)`, regions for it, and the steps of its caller."""
 
     source: str
     kind: str
@@ -429,7 +429,7 @@ class _Grower:
         loops = self.loops
         for head in heads:
             self.put(head.replace("except ", f"except{star} "))
-            if star and head.startswith("except"):  # it takes no way out
+            if star and head.startswith("except"):  # without return, break or continue
                 self.depth += 1
                 self.put("note(1)")
                 self.depth -= 1
@@ -516,7 +516,7 @@ class _Grower:
     def name_read(self):
         return self.one(*NAMES, "c", "x", "p", "saved", "gone")
 
-    # ---- what its caller does
+    # ---- the steps of the caller
     def drive(self):
         steps = [
             *[("next",)] * 5,

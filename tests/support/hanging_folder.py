@@ -1,10 +1,10 @@
-"""A file system that stops answering, as a network one does: FUSE spoken over /dev/fuse, without a library.
+"""Mount a file system that can stop answering, as network file systems do; it implements FUSE over /dev/fuse.
 
-python hanging_folder.py FOLDER COMMAND... mounts it for COMMAND alone, in a mount namespace of its own.
-COMMAND writes a letter to the descriptor HANGING_FOLDER: h, and nothing is answered any more; a, and all that
-waits is answered, and all that comes. When COMMAND prints "the end", or ends, the server goes away, which
-frees whoever waits for it, and the files are printed: {path: text}, as one line of JSON. With NO_LOCKS in the
-environment it is a file system that has no locks.
+python hanging_folder.py FOLDER COMMAND... mounts it for COMMAND only, in its own mount namespace. COMMAND
+writes a letter to the descriptor HANGING_FOLDER: after h, no request is answered; after a, all waiting and
+later requests are. When COMMAND prints "the end", or ends, the server exits, which ends all waiting requests,
+and the files are printed as one line of JSON: {path: text}. With NO_LOCKS in the environment, the file system
+has no locks.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ _IN = struct.Struct("<IIQQIIIHH")
 LOOKUP, FORGET, GETATTR, SETATTR, UNLINK, OPEN, READ, WRITE = 1, 2, 3, 4, 10, 14, 15, 16
 MKDIR, RENAME, RELEASE, FLUSH, INIT, OPENDIR, RELEASEDIR = 9, 12, 18, 25, 26, 27, 29
 ACCESS, CREATE, INTERRUPT, BATCH_FORGET = 34, 35, 36, 42
-_LOCKS_ARE_ASKED_FOR = 1 << 10  # FUSE_FLOCK_LOCKS; else the kernel keeps them by itself
+_LOCKS_ARE_ASKED_FOR = 1 << 10  # FUSE_FLOCK_LOCKS; otherwise the kernel handles locks itself
 _SILENT = {FORGET, BATCH_FORGET, INTERRUPT}
 _NEW_NAMESPACE, _PRIVATE = 0x20000, 1 << 18 | 1 << 14  # CLONE_NEWNS; MS_PRIVATE | MS_REC
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -34,7 +34,7 @@ def _checked(result):
 
 
 def mount(folder):
-    """Mount an empty file system, seen by this process and its children; return what it is served by."""
+    """Mount an empty file system for this process and its children; return the descriptor of /dev/fuse."""
     _checked(_libc.unshare(_NEW_NAMESPACE))
     _checked(_libc.mount(b"none", b"/", None, _PRIVATE, None))
     asked = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
@@ -44,12 +44,12 @@ def mount(folder):
 
 
 class Server:
-    """Folders and files in memory, as far as a log needs them; nodes are numbered, 1 is the root."""
+    """Folders and files in memory, with the operations of a log; nodes are numbered, 1 is the root."""
 
     def __init__(self):
         self.children = {1: {}}
         self.bytes = {}
-        flags = _LOCKS_ARE_ASKED_FOR if "NO_LOCKS" in os.environ else 0  # and then not known
+        flags = _LOCKS_ARE_ASKED_FOR if "NO_LOCKS" in os.environ else 0  # the server refuses locks
         self.answers = {
             INIT: lambda node, body: struct.pack(
                 "<IIIIHHII9I", 7, 31, 0, flags, 16, 12, 1 << 16, 1, *[0] * 9
@@ -105,7 +105,7 @@ class Server:
         return struct.pack("<QQQQII", node, 0, 0, 0, 0, 0) + self.attributes(node)
 
     def answer(self, request):
-        """Return the answer to a request, None where none is wanted."""
+        """Return the answer to a request; None if the kernel expects none."""
         _, operation, unique, node, *_ = _IN.unpack_from(request)
         if operation in _SILENT:
             return None
@@ -128,7 +128,7 @@ class Server:
 
 
 def serve(asked, told, said):
-    """Answer what the kernel asks, as told, until the command has said its last; pass on what it says."""
+    """Answer the kernel as the command demands, until the command ends; forward the command's output."""
     server, hangs, waiting, text = Server(), False, [], b""
     while b"the end\n" not in text:
         readable, _, _ = select.select([asked, told, said], [], [])
@@ -142,7 +142,7 @@ def serve(asked, told, said):
             if answer is not None:
                 try:
                     os.write(asked, answer)
-                except FileNotFoundError:  # whoever asked was killed meanwhile
+                except FileNotFoundError:  # the process that asked was killed meanwhile
                     pass
         if said in readable:
             more = os.read(said, 1 << 16)
@@ -157,10 +157,10 @@ def main(folder, *command):
     asked = mount(folder)
     told, tell = os.pipe()
     environment = {**os.environ, "HANGING_FOLDER": str(tell)}
-    # Nobody must wait for the file system to look up what is run, so it does not work there.
+    # The command runs in another folder: starting a program there must not wait for the file system.
     running = subprocess.Popen(command, env=environment, pass_fds=[tell], stdout=subprocess.PIPE, cwd="/")
     text, files = serve(asked, told, running.stdout.fileno())
-    os.close(asked)  # whoever still waits for an answer gets an error
+    os.close(asked)  # requests that still wait get an error
     sys.stdout.write(text)
     print(json.dumps(files), flush=True)
     return running.wait()

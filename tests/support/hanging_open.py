@@ -1,6 +1,6 @@
-"""A disk that does not answer, made without rights of any kind: whoever opens the file of step 1 waits.
+"""Imitate a disk that does not answer, without privileges: opening the file of step 1 blocks.
 
-`hanging_folder.py` is the real thing, where a process may mount one.
+`hanging_folder.py` is a real such file system, for processes that may mount one.
 """
 
 import os
@@ -10,7 +10,7 @@ _FILE = "step_1/worker_0.jsonl"
 
 
 def until_it_answers():
-    """Let whoever opens that file wait in `os.open`; return the event that ends the waiting."""
+    """Let `os.open` block for that file; return the event that ends the waiting."""
     answers, opened = threading.Event(), os.open
 
     def open_later(path, *arguments, **more):

@@ -1,4 +1,4 @@
-"""Values whose every method raises, of a class of their own or derived from a built-in one."""
+"""Make values whose methods all raise, of a new class or of one derived from a built-in class."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ _METHODS = (
 
 
 def value(base: type, error: type[BaseException]) -> object:
-    """Return a value of a class derived from `base`, of which each method raises `error`."""
+    """Return a value of a class derived from `base` whose methods all raise `error`."""
 
     def fails(self, *args, **kwargs):
         raise error("a value's own")

@@ -1,4 +1,4 @@
-"""Make a run of which every name, id and message would command a terminal that prints it as it is."""
+"""Make a run whose names, ids and messages all contain terminal escape sequences and markup."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import orjson
 from sglang_instrument.schema import CONTROL_EVENTS, EVENTS
 from sglang_instrument.testing import Hang, HeldLoop, SlowEngine, synthetic_run
 
-#: Sets the title, paints in a colour that is none of ours, clears the screen, goes back in the line, turns
-#: the direction of writing, forges a line, is markup to rich.
+#: Sets the title, changes the colour, clears the screen, moves the cursor back, turns the direction of
+#: writing, forges a line, is markup to rich.
 COMMANDS = (
     "\x1b]0;owned\x07\x1b[5;41m\x9b2J\r\x08\x0b\x0c\x7f\x00\t\u202e\u2066\u2028\nlog: whole [bold red]z[/]"
 )
-#: Of the name of a file or a folder: no zero and no slash, and a byte that is no UTF-8.
+#: For names of files and folders: without NUL and slash, with a byte that is not UTF-8.
 IN_NAMES = os.fsdecode(b"\x1b[5;41m\r\n\xff") + "\x9b2J\u202e[bold red]"
-#: Strings that say what a record is; without them it would not be read as what it is.
+#: Strings that the reader needs to recognise a record; they stay unchanged.
 _STRUCTURAL = ("timestamp", "phase", "state", "role", "ph", "cat")
-_KNOWN = (EVENTS.keys() | CONTROL_EVENTS) - {"padding_duration"}  # one stands for the events of users
+_KNOWN = (EVENTS.keys() | CONTROL_EVENTS) - {"padding_duration"}  # one of them stands for a user's event
 
 
 def hostile_run(folder: Path) -> Path:
@@ -43,7 +43,7 @@ def hostile_run(folder: Path) -> Path:
 
 
 def _add_files(run: Path) -> None:
-    """Add what processes say of themselves, and files whose names say that they are none of the run's."""
+    """Add self-descriptions of processes, and files that are not logs."""
     run_id = json.loads((run / "step_1/worker_0.jsonl").read_bytes().splitlines()[0])["extra"]["run_id"]
     for name in ("worker_0", "worker_1", f"trainer_0.{IN_NAMES}", "worker_7", f"reached/{IN_NAMES}"):
         path = run / "processes" / f"{name}.json"
@@ -74,7 +74,7 @@ def _facts() -> dict[str, Any]:
 
 
 def hostile(value: Any, key: str = "") -> Any:
-    """Return JSON with every string made hostile that does not say what kind of a record it is."""
+    """Return JSON with every string made hostile, except those that the reader needs."""
     if isinstance(value, dict):
         return {name: hostile(below, name) for name, below in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""See what a test left: on disk, and running."""
+"""Read the records that a test wrote, and list the threads of ours that run."""
 
 import json
 import threading
@@ -21,7 +21,7 @@ def own(records):
 
 
 def our_threads():
-    """Return the threads of ours that run."""
+    """Return our running threads."""
     return [thread for thread in threading.enumerate() if thread.name.startswith("sglang_instrument")]
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 EPOCH_US = 1_767_600_000_000_000
-TICK_US = 100_000  # far above what rounding may take, so that brute force needs no tolerance
+TICK_US = 100_000  # far above rounding errors, so that brute force needs no tolerance
 MAIN = 0
 
 
@@ -21,7 +21,7 @@ class Span(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A made-up step of one worker: spans in the order of their ends, and who spawned which task."""
+    """A made-up step of one worker: spans in the order of their ends, and the spawner of each task."""
 
     spans: list[Span]
     spawned_by: dict[int, int]
@@ -29,7 +29,7 @@ class Made(NamedTuple):
 
 @st.composite
 def steps_of_a_worker(draw: st.DrawFn) -> Made:
-    """Draw one step span of the main task and any spans, crossing ones too, in it and in tasks below it."""
+    """Draw a step span of the main task, and any spans, also overlapping ones, in it and its child tasks."""
     length = draw(st.integers(5, 40))
     times = st.tuples(st.integers(0, length), st.integers(0, length)).map(sorted)
     tasks = draw(st.integers(1, 4))
@@ -68,9 +68,9 @@ def write_step(folder: Path, made: Made, step: int = 1, worker: int = 0, offset_
 
 
 def brute_parents(made: Made) -> list[int | None]:
-    """For each span its parent: in its task the last one, in order, that contains it; else look above."""
+    """Return the parent of each span: the last one of its task that contains it, else one of the spawner."""
     spans = made.spans
-    # A span written later contains one of the same times: it ended after it.
+    # Of two spans with the same times, the one written later contains the other: it ended later.
     order = sorted(range(len(spans)), key=lambda one: (spans[one].start, -spans[one].end, -one))
     present = {span.task for span in spans}
     parents: list[int | None] = []
@@ -85,7 +85,7 @@ def brute_parents(made: Made) -> list[int | None]:
         ]
         task = span.task
         while not inside and task != MAIN:
-            # Of a spawner without a record nobody knows who spawned it: the worker's home is the next guess.
+            # The spawner of a task without records is unknown: the main task is taken instead.
             task = made.spawned_by[task] if made.spawned_by[task] in present else MAIN
             inside = [
                 other

@@ -1,4 +1,4 @@
-"""Make small traces of an engine on a GPU, in the shape of torch's profiler: there is no GPU here."""
+"""Make small traces of an engine on a GPU, in the format of torch's profiler, without a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEDULER, GPU = 4711, 0
 
 @dataclass
 class MadeTrace:
-    """A trace that grows; times are microseconds after its start."""
+    """A trace to add events to; times are microseconds after its start."""
 
     events: list[dict[str, Any]] = field(default_factory=list)
     correlations: int = 0
@@ -28,7 +28,7 @@ class MadeTrace:
     def launch(
         self, ts: float, call: str, work: list[tuple[str, str, float, float, int]], dur: float = 5.0
     ) -> None:
-        """A call of the runtime, and the work that it starts: (category, name, ts, dur, stream)."""
+        """Add a CUDA runtime call, and the work that it launches: (category, name, ts, dur, stream)."""
         self.correlations += 1
         link = {"correlation": self.correlations}
         self.add("cuda_runtime", call, ts, dur, args={"External id": 1, **link})
@@ -132,7 +132,7 @@ def run_beside(folder: Path) -> Path:
         return json.dumps(record) + "\n"
 
     lines = [line("total_step_duration", 0, 10, 0)]
-    lines.append(line("tool_execution", 5, 7, 9, "a"))  # beside the other: it waits once
+    lines.append(line("tool_execution", 5, 7, 9, "a"))  # concurrent with the other: the waiting counts once
     for task, request in ((1, "a"), (2, "b")):
         lines.append(line("async_rollout_request_complete", 0, 10, task, request))
         lines.append(line("turn_engine_call", 0, 4, task, request))

@@ -1,8 +1,8 @@
-"""Clean runs of another kind than `synthetic_run` makes: what an analysis was not tuned on.
+"""Write clean runs of another kind than `synthetic_run` makes, on which the analysis was not tuned.
 
 Lengths have Pareto, gamma or bimodal distributions and may grow from step to step; workers differ in speed;
-the speed of steps is autocorrelated, the first may be slower, the engine is slower the more it has to do;
-tools and rewards have tails of their own. No cause is planted, unless asked for.
+the speed of steps is autocorrelated, the first may be slower, the engine slows down under load; tools and
+rewards have heavy tails. No cause is planted, unless asked for.
 """
 
 import json
@@ -17,7 +17,7 @@ Draw = Callable[[], float]
 
 
 class OtherRun:
-    """A run of a shape that its seed draws; `slow` is (kind, step, worker, factor), what is planted."""
+    """A run with a shape drawn by its seed; `slow` is the planted cause: (kind, step, worker, factor)."""
 
     def __init__(self, seed: int, slow: tuple[str, int, int, float] | None = None) -> None:
         self.random = random = Random(seed)

@@ -1,4 +1,4 @@
-"""Start commands in a process group of their own, and end all of it: an orphaned engine spins for ever."""
+"""Start commands in their own process groups, and end all of their processes: orphaned engines never end."""
 
 import os
 import random
@@ -9,7 +9,7 @@ from contextlib import suppress
 
 
 def end_group(process):
-    """Kill a process that leads a group, and all of its group."""
+    """Kill the leader of a process group, and its whole group."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -18,7 +18,7 @@ def end_group(process):
 
 
 def run_in_group(command, *, timeout, **options):
-    """Run a command to its end, as `subprocess.run` does; its children end with it, however that goes."""
+    """Run a command to its end, as `subprocess.run` does; end its children with it in any case."""
     with subprocess.Popen(list(map(str, command)), start_new_session=True, **options) as process:
         try:
             out, errors = process.communicate(timeout=timeout)
@@ -33,8 +33,8 @@ def run_in_group(command, *, timeout, **options):
 
 
 def free_port():
-    """Return a port that nobody gets by chance until a server takes it, which may be a minute later."""
-    for port in random.sample(range(15_000, 32_000), 1000):  # below those that the kernel gives away
+    """Return a port that no other program gets by chance before the server uses it, up to a minute later."""
+    for port in random.sample(range(15_000, 32_000), 1000):  # below the kernel's range of ephemeral ports
         with socket.socket() as free:
             try:
                 free.bind(("127.0.0.1", port))

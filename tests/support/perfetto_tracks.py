@@ -25,7 +25,7 @@ class Track:
 
 
 def parsed(path: Path) -> dict[int, Track]:
-    """Read a trace as the trace processor does: names by number, an end for the slice that began last."""
+    """Read a trace as the trace processor does: names are numbers, an end closes the last open slice."""
     trace = protos.Trace()
     trace.ParseFromString(path.read_bytes())
     tracks: dict[int, Track] = {}

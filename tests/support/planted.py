@@ -1,4 +1,4 @@
-"""Modules written for a test, and probes that note what rewritten code tells them."""
+"""Write and import modules for a test; make probes that note the calls of rewritten code."""
 
 import importlib
 import sys
@@ -11,7 +11,7 @@ from sglang_instrument.patching.tables.regions import Region, Table
 
 
 class Notes(list[tuple[Any, ...]]):
-    """What the probes were told, in order; makes the probes."""
+    """The calls of the probes, in order; also makes the probes."""
 
     def probe(self, region: Region) -> "NotingProbe":
         return NotingProbe(region, self)
@@ -76,12 +76,12 @@ def plant(folder: Path, source: str, name: str = "planted_module") -> ModuleType
 
 
 def table(*patches: dict[str, Any], module: str = "planted_module", name: str = "planted") -> Table:
-    """Return a table as its file would be read."""
+    """Return a table as if read from its file."""
     return parse_table(name, {"trainer": "planted", "module": module, "patch": list(patches)})
 
 
 def snapshot(*owners: Any) -> list[Any]:
-    """Return the raw entries of modules and classes; of their functions the code, defaults and closures."""
+    """Return the raw entries of modules and classes, with code, defaults and closures of functions."""
     entries = [dict(vars(owner)) for owner in owners]
     functions = [
         (value.__code__, value.__defaults__, value.__kwdefaults__, value.__closure__, dict(vars(value)))

@@ -1,4 +1,4 @@
-"""Stand-ins for servers whose profilers are switched: SGLang's and vLLM's routes, with no engine behind."""
+"""Stand-ins for servers with profilers: the routes of SGLang and vLLM, without an engine."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ TRACE = {"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": [
 
 @dataclass
 class StandIn:
-    """What a stand-in does, and what it was asked: `asked` is (method, path, body) of all requests."""
+    """The behaviour of a stand-in, and its requests: `asked` has (method, path, body) of each."""
 
     kind: str = "sglang"
     version: str = "0.5.21"
-    configured: bool = True  # vLLM: with --profiler-config
+    configured: bool = True  # vLLM: started with --profiler-config
     hangs_on: tuple[str, ...] = ()
     fails_on: tuple[str, ...] = ()
     fails_with: str = "Internal Server Error"
     writes: bool = True
-    requests: int = 0  # running ones, as /v1/loads says
+    requests: int = 0  # running requests, as /v1/loads reports
     delay_sec: float = 0.0
     url: str = ""
     recording: dict[str, Any] | None = None
@@ -76,7 +76,7 @@ class StandIn:
 
     def _stop(self) -> tuple[int, Any]:
         if self.recording is None:
-            return 500, "Internal Server Error"  # as SGLang: "Profiling is not in progress"
+            return 500, "Internal Server Error"  # the answer of SGLang: "Profiling is not in progress"
         body, self.recording = self.recording, None
         if self.writes:
             folder = Path(body["output_dir"])
@@ -105,12 +105,12 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 512
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # who hung up is what some tests are about
+        pass  # some tests disconnect on purpose
 
 
 @contextmanager
 def served(*stand_ins: StandIn) -> Any:
-    """Serve stand-ins, each at a port of its own, for a block."""
+    """Serve stand-ins, each at its own port, for a block."""
     servers = []
     for one in stand_ins:
         server = _Server(("127.0.0.1", 0), _handler(one))

@@ -1,4 +1,4 @@
-"""Start the real `sglang.launch_server` on this machine's CPU, ask it, and end all of its processes."""
+"""Start the real `sglang.launch_server` on the CPU, send requests, and end all of its processes."""
 
 import json
 import os
@@ -22,25 +22,25 @@ ARGUMENTS = [
     *("--chunked-prefill-size=512", "--mem-fraction-static=0.2", "--context-length=512"),
     *("--skip-server-warmup", "--sleep-on-idle", "--log-level=error", "--host=127.0.0.1"),
 ]
-IN_TURN = "--disable-overlap-schedule"  # a batch is launched when the one before it is done with
-DEADLINE_SEC = 1200  # a busy machine takes minutes to start one
+IN_TURN = "--disable-overlap-schedule"  # launch a batch only after the previous one is processed
+DEADLINE_SEC = 1200  # starting takes minutes on a busy machine
 
 
 def model_of_the_demo():
-    """Return the folder of the demo's model, in the user's cache, where the demo itself keeps it."""
+    """Return the folder of the demo's model in the user's cache, which the demo uses, too."""
     return ensure_model(Path.home() / ".cache/sglang-instrument")
 
 
 @dataclass
 class Server:
-    """A server that runs. `port` is where it listens."""
+    """A running server that listens at `port`."""
 
     process: subprocess.Popen
     port: int
     errors: Path
 
     def post(self, path, body, timeout_sec=DEADLINE_SEC):
-        """Send a request; return what it answers."""
+        """Send a request; return the answer."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}",
             data=json.dumps(body).encode(),
@@ -50,7 +50,7 @@ class Server:
             return json.loads(reply.read() or "null")
 
     def is_up(self):
-        """Return whether it answers."""
+        """Return whether the server answers."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=60) as reply:
                 return reply.status == 200
@@ -58,14 +58,14 @@ class Server:
             return False
 
     def children(self):
-        """Return the process ids of its children, by the title that SGLang gives them."""
+        """Return the process ids of the server's children, by the titles that SGLang sets."""
         import psutil
 
         found = psutil.Process(self.process.pid).children(recursive=True)
         return {child.pid: " ".join(child.cmdline()) for child in found}
 
     def stop(self):
-        """End it as a person does, and all of its processes, however that goes."""
+        """End the server by SIGTERM, then all of its processes in any case."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -75,12 +75,12 @@ class Server:
         self.kill()
 
     def kill(self):
-        """End all of its processes at once; they are one group."""
+        """Kill all of its processes at once; they are one group."""
         end_group(self.process)
 
 
 def start_server(scratch, environment, *arguments, overlap=False):
-    """Start a server and wait until it answers; `scratch` is a folder of its own."""
+    """Start a server and wait until it answers; `scratch` is a folder for its files."""
     write_plugin(scratch)
     path = os.pathsep.join(filter(None, (str(scratch), os.environ.get("PYTHONPATH"))))
     port = free_port()

@@ -1,4 +1,4 @@
-"""Wheels of other projects, to be read and not imported: fetched once, kept below .envs."""
+"""Download wheels of other projects once, keep them below .envs; they are read and never imported."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ WHEELS = Path(__file__).parents[2] / ".envs/wheels"
 
 
 def wheel_of(package, version):
-    """Return the path of a package's wheel; skip the test if the registry does not give it."""
+    """Return the path of a package's wheel; skip the test if it cannot be downloaded."""
     pattern = f"{package}-{version}-*.whl"
     if not list(WHEELS.glob(pattern)):
         WHEELS.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""AReaL's tables against the wheel, read and not imported."""
+"""Check AReaL's tables against its wheel, without importing it."""
 
 import pytest
 from wheels import wheel_of

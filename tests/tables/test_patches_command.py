@@ -131,7 +131,7 @@ def test_source_is_checked_in_every_form_without_importing_it(form, tmp_path, ta
     assert "trainer" not in sys.modules
 
 
-def test_lines_notes_and_what_is_not_expected_are_told(tmp_path, tables, capsys):
+def test_lines_notes_and_unexpected_regions_are_printed(tmp_path, tables, capsys):
     source = as_folder(tmp_path)
     main(
         [
@@ -155,7 +155,7 @@ def test_lines_notes_and_what_is_not_expected_are_told(tmp_path, tables, capsys)
     assert sites["inherited"]["target"] == "trainer.core:Loop.inherited"
 
 
-def test_people_see_the_sites_of_one_source_and_a_count(tmp_path, tables, capsys, monkeypatch):
+def test_sites_of_one_source_are_printed_and_of_several_counted(tmp_path, tables, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     main(
         [
@@ -175,7 +175,7 @@ def test_people_see_the_sites_of_one_source_and_a_count(tmp_path, tables, capsys
     assert "not here" in shown
 
 
-def test_a_table_is_well_when_all_that_is_expected_is_found(tmp_path, capsys):
+def test_a_table_is_ok_if_all_expected_regions_are_found(tmp_path, capsys):
     (tmp_path / "t.toml").write_text(
         'trainer = "planted"\npackage = "trainer"\nmodule = "trainer.core"\n'
         '[[patch]]\ntarget = "Loop.step"\n'
@@ -213,7 +213,7 @@ def test_the_shipped_tables_are_listed(capsys):
         (["--patches", "nowhere"], "nowhere: not a folder of patch tables"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(arguments, message, capsys):
+def test_errors_are_printed_in_one_line(arguments, message, capsys):
     assert main(["patches", "check", *arguments]) == 2
     assert message in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""The engine's table against the wheels of SGLang, from the oldest version that is promised to the newest."""
+"""Check the engine's tables against the wheels of SGLang, from the oldest supported version to the newest."""
 
 import pytest
 from wheels import wheel_of
@@ -8,7 +8,7 @@ from sglang_instrument.patching.rewriting.check import check
 from sglang_instrument.patching.tables.reading import load_table
 from sglang_instrument.recording.measure.spans import SyncedSpan, kind_for
 
-# Where something the table names changed its shape, and both ends.
+# The oldest and the newest version, and those that changed code which the table names.
 VERSIONS = ["0.4.6.post5", "0.4.9.post6", "0.5.2", "0.5.5", "0.5.10.post1", "0.5.12.post1", "0.5.23"]
 
 
@@ -48,7 +48,7 @@ def test_every_region_of_the_engine_is_found_in_every_version(version, table, ev
     expected = [site for site in result.sites if site.expected]
     assert {site.region.event: site.note for site in expected if site.state != "found"} == {}
     assert {site.region.event for site in expected} == events
-    assert [site.region.event for site in expected if site.note] == []  # no field without its local
+    assert [site.region.event for site in expected if site.note] == []  # every field has its local
 
 
 @pytest.mark.parametrize("name", ["sglang/requests", "sglang/batches"])

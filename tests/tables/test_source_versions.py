@@ -1,4 +1,4 @@
-"""`patches check` of checkouts: the version that a source tells, else its shape; newer syntax."""
+"""`patches check` of checkouts: the version in the source, or the inferred version; newer syntax."""
 
 import json
 import re
@@ -45,7 +45,7 @@ region = [{ event = "newer" }]
 
 @pytest.fixture
 def checked(tmp_path, capsys):
-    """Write a checkout of `files`, check the table against it; gives (exit code, JSON, what people see)."""
+    """Write a checkout of `files`, check the table against it; return (exit code, JSON, printed text)."""
 
     def check_files(*functions, **files):
         root = tmp_path / "checkout"
@@ -81,7 +81,7 @@ def checked(tmp_path, capsys):
     ],
     ids=lambda files: " and ".join(files),
 )
-def test_a_checkout_without_metadata_tells_its_version(checked, files):
+def test_the_version_of_a_checkout_without_metadata_is_found(checked, files):
     code, answer, printed = checked("f", "new", **files)
     assert (code, answer["version"]) == (0, "2.1.0")
     assert "(my-trainer 2.1.0): 2 of 2 found" in printed
@@ -91,7 +91,7 @@ def test_a_checkout_without_metadata_tells_its_version(checked, files):
     "files",
     [
         {},
-        {"pyproject.toml": f'{PROJECT}dynamic = ["version"]\n'},  # setuptools_scm: the tags tell
+        {"pyproject.toml": f'{PROJECT}dynamic = ["version"]\n'},  # setuptools_scm: from the git tags
         {"pyproject.toml": '[project]\nname = "other"\nversion = "1.0"\n'},
         {"pyproject.toml": "[project\n"},
         {"setup.py": 'setup(name="my-trainer", version=read("version"))\n'},
@@ -99,7 +99,7 @@ def test_a_checkout_without_metadata_tells_its_version(checked, files):
             "my_trainer/__init__.py": "try:\n    from ._v import __version__\nexcept ImportError:\n"
             "    __version__ = '1.0'\n"
         },
-        {"my_trainer/version.py": "__version__ = '0.0.0.dev0'\n"},  # what is made up where there is no tag
+        {"my_trainer/version.py": "__version__ = '0.0.0.dev0'\n"},  # made up by setuptools_scm, without tags
     ],
     ids=["nothing", "dynamic", "another project", "broken", "computed", "imported", "made up"],
 )
@@ -112,27 +112,27 @@ def test_a_checkout_without_metadata_tells_its_version(checked, files):
     ],
     ids=["old", "new", "newer"],
 )
-def test_a_checkout_that_tells_no_version_is_well_where_everything_of_one_is_found(
+def test_a_checkout_without_version_is_ok_if_all_regions_of_one_version_are_found(
     checked, files, functions, due
 ):
     code, answer, printed = checked(*functions, **files)
     assert code == 0
     assert {site["event"] for site in answer["sites"] if site["expected"]} == due
-    assert f"judged by its shape): {len(due)} of {len(due)} found" in printed
+    assert f"version inferred): {len(due)} of {len(due)} found" in printed
 
 
-def test_a_checkout_of_no_version_in_which_something_is_missing_of_each_is_not_well(checked):
+def test_a_checkout_without_version_is_not_ok_if_every_version_lacks_a_region(checked):
     code, answer, _ = checked("newer")
     assert code == 1
     missing = {site["event"] for site in answer["sites"] if site["state"] != "found" and site["expected"]}
     assert missing == {"always", "new"}
 
 
-def test_a_development_version_is_judged_by_its_shape(checked):
-    # verl's main called itself 0.8.0.dev long before it had what 0.8.0 has.
+def test_the_version_of_a_development_checkout_is_inferred(checked):
+    # verl's main branch had the version 0.8.0.dev long before it had the code of 0.8.0.
     code, answer, printed = checked("f", "new", **{"my_trainer/version/version": "2.4.0.dev\n"})
     assert (code, answer["version"]) == (0, "2.4.0.dev")
-    assert "(my-trainer 2.4.0.dev, judged by its shape): 2 of 2 found" in printed
+    assert "(my-trainer 2.4.0.dev, version inferred): 2 of 2 found" in printed
 
 
 def test_a_commit_in_the_name_of_an_archive_is_no_version(tmp_path):
@@ -152,7 +152,7 @@ def test_a_commit_in_the_name_of_an_archive_is_no_version(tmp_path):
         ("sglang", "0.5.23"),
     ],
 )
-def test_a_trainers_source_that_tells_no_version_is_seen_as_what_it_is(package, version):
+def test_the_version_of_a_trainers_source_without_version_is_inferred(package, version):
     tree = open_tree(wheel_of(package, version))
 
     def read(path):
@@ -166,7 +166,7 @@ def test_a_trainers_source_that_tells_no_version_is_seen_as_what_it_is(package, 
 
 
 def test_slime_0_3_0_is_not_expected_to_have_what_came_with_0_3_1(tmp_path, capsys):
-    # In no registry: the code that stands in for it, without what 0.3.0 lacks.
+    # slime is in no registry: the stand-in, without the code that 0.3.0 lacks.
     shutil.copytree(STAND_IN, tmp_path / "slime")
     for path in (tmp_path / "slime").rglob("*.py"):
         path.write_text(
@@ -184,7 +184,7 @@ def test_slime_0_3_0_is_not_expected_to_have_what_came_with_0_3_1(tmp_path, caps
     assert lost("0.3.1") - lost("0.3.0") == {"generation_pause", "sample_hooks", "weights_pull"}
 
 
-# Broken for every Python, as newer syntax is for an older one.
+# A syntax error for every Python, as newer syntax is for an older one.
 NEWER = "class A:\n    def f(self):\n        return 1\n\n\ndef g(:\n"
 
 

@@ -1,4 +1,4 @@
-"""verl's tables of server mode against the wheels of seven versions, read and not imported."""
+"""Check verl's tables of server mode against the wheels of seven versions, without importing them."""
 
 import zipfile
 
@@ -12,17 +12,17 @@ from sglang_instrument.patching.tables.reading import load_table
 
 VERSIONS = ["0.6.0", "0.6.1", "0.7.0", "0.7.1", "0.8.0", "0.9.0", "0.9.1"]
 TABLES = ["verl/agent_loop", "verl/server", "verl/trainer"]
-#: Locals that a version does not have yet: (event, version before which it is so).
+#: Locals that earlier versions do not have: (event, first version that has them).
 LATER = {
-    ("server_wait", "0.7.1"),  # what chooses a server returns its handle alone
-    ("weights_update", "0.7.1"),  # and nobody tells it the step
-    ("turn_engine_call", "0.9.0"),  # a single turn has no name of its own
+    ("server_wait", "0.7.1"),  # the load balancer returns only the server's handle
+    ("weights_update", "0.7.1"),  # the step is not passed to it
+    ("turn_engine_call", "0.9.0"),  # a single turn has no request id of its own
 }
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def checked(request):
-    """The tables checked against one version's wheel."""
+    """The result of checking the tables against one version's wheel."""
     return request.param, check(
         [load_table(name) for name in TABLES], open_tree(wheel_of("verl", request.param))
     )
@@ -49,9 +49,9 @@ def test_every_event_of_the_tables_is_in_the_vocabulary():
         assert events <= schema.EVENTS.keys()
 
 
-def test_nothing_of_the_rollout_in_the_workers_is_missed_where_verl_has_none_any_more():
+def test_regions_of_classes_that_verl_removed_are_not_missing():
     [in_process] = check([load_table("verl/rollout")], open_tree(wheel_of("verl", "0.9.1")))
-    assert [site for site in in_process.sites if site.expected] == []  # its class is gone: nothing is missing
+    assert [site for site in in_process.sites if site.expected] == []  # no such class: nothing is missing
 
 
 def test_a_version_that_nobody_knows_is_patched_as_far_as_it_fits_and_the_rest_is_named(tmp_path):

@@ -1,4 +1,4 @@
-"""verl's table against the wheels of five versions, read and not imported."""
+"""Check verl's table against the wheels of five versions, without importing them."""
 
 import pytest
 from wheels import wheel_of
@@ -13,7 +13,7 @@ VERSIONS = ["0.4.0", "0.4.1", "0.5.0", "0.6.0", "0.6.1"]
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def checked(request):
-    """The table checked against one version's wheel."""
+    """The result of checking the table against one version's wheel."""
     [result] = check([load_table("verl/rollout")], open_tree(wheel_of("verl", request.param)))
     assert result.version == request.param
     return result

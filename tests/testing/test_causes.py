@@ -1,10 +1,12 @@
 """A cause costs what it should, where it should, and changes no draw of anything else."""
 
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
+from sglang_instrument import testing
 from sglang_instrument.analysis import open_run
 from sglang_instrument.testing import (
     ColdStart,
@@ -211,3 +213,19 @@ def test_the_trainer_records_what_verl_records(tmp_path: Path) -> None:
 def test_a_missing_file_is_missing(tmp_path: Path) -> None:
     synthetic_run(tmp_path, steps=3, workers=2, requests=2, causes=[MissingFile(2, 1)])
     assert open_run(tmp_path).health.missing == [(2, 1)]
+
+
+def test_the_reference_lists_every_cause_with_its_fields_and_its_word() -> None:
+    text = (Path(__file__).parents[2] / "docs/reference/api.md").read_text()
+    rows = re.findall(r"^\| `(\w+)\((.*?)\)` \|.*\| (.*) \|$", text, re.MULTILINE)
+    listed = {
+        name: (set(given.split(", ")), set(re.findall("`(.*?)`", words))) for name, given, words in rows
+    }
+    every = {
+        name: one for name, one in vars(testing).items() if isinstance(one, type) and issubclass(one, Cause)
+    }
+    del every["Cause"]
+    assert listed.keys() == every.keys()
+    for name, (named, words) in listed.items():
+        assert named <= {field.name for field in fields(every[name])}
+        assert name == "SlowPart" or words == {every[name].cause}

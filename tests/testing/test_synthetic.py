@@ -1,4 +1,4 @@
-"""A synthetic run: the same bytes for the same seed, nested as real ones, with causes where planted."""
+"""A synthetic run has the same bytes for the same seed, nests like real runs, and has the planted causes."""
 
 import json
 from pathlib import Path
@@ -122,7 +122,7 @@ def test_a_straggler_makes_the_others_wait(tmp_path: Path) -> None:
     assert all(duration(tmp_path, 2, worker, "barrier_wait_duration") > 10 for worker in (0, 2))
 
 
-def test_in_a_plateau_just_the_planted_number_stands_still_in_the_planted_turn(tmp_path: Path) -> None:
+def test_in_a_plateau_the_planted_number_of_requests_is_stuck_in_the_planted_turn(tmp_path: Path) -> None:
     plateau = Plateau(step=2, worker=0, start_sec=10.0, end_sec=40.0, requests=7, turn=1)
     synthetic_run(tmp_path, steps=2, workers=2, requests=30, causes=[plateau])
     generate = next(line for line in lines_of(tmp_path, 2, 0) if line["event"] == "async_generate_duration")
@@ -147,7 +147,7 @@ def test_a_slow_reward_lengthens_the_rewards_of_one_worker_in_one_step(tmp_path:
     assert max(duration(tmp_path, *place, "reward_calculation") for place in ((1, 1), (2, 0), (1, 0))) < 1
 
 
-def test_a_blocked_loop_is_logged_and_holds_every_request_that_runs(tmp_path: Path) -> None:
+def test_a_blocked_loop_is_logged_and_delays_every_running_request(tmp_path: Path) -> None:
     synthetic_run(tmp_path, steps=1, workers=1, requests=10, seed=3)
     before = {line["extra"]["request_id"]: line["duration_sec"] for line in requests_of(tmp_path, 1, 0)}
     blocked = HeldLoop(1, 0, at_sec=1.0, seconds=5.0)

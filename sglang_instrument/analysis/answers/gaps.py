@@ -19,7 +19,7 @@ _BLOCK: Final = {
     "validate": pl.Boolean,
     "worker": pl.Int64,
     "at_us": pl.Int64,
-    "held_sec": pl.Float64,
+    "blocked_sec": pl.Float64,
     "in_span": pl.String,
     "culprit": pl.String,
 }
@@ -33,7 +33,7 @@ def plateaus(digest: Digest) -> pl.DataFrame:
     requests in flight are ignored: the last requests of a heavy tail are always far apart.
 
     Returns:
-        step, validate, worker; from_sec, to_sec: seconds since the worker's first request began; still: the
+        step, validate, worker; from_sec, to_sec: seconds since the worker's first request began; stuck: the
         number of requests in flight throughout; requests: all of the worker in the step; from_us, to_us.
     """
     requests = digest.of_workers().requests
@@ -44,9 +44,9 @@ def plateaus(digest: Digest) -> pl.DataFrame:
         counted, on=_OF_WORKER
     )
     throughout = (pl.col("start_us") <= pl.col("from_us")) & (pl.col("end_us") >= pl.col("to_us"))
-    held = long.join(requests.select(*_OF_WORKER, "start_us", "end_us"), on=_OF_WORKER).filter(throughout)
+    stuck = long.join(requests.select(*_OF_WORKER, "start_us", "end_us"), on=_OF_WORKER).filter(throughout)
     key = [*_OF_WORKER, "begun_us", "requests", "from_us", "to_us"]
-    found = held.group_by(key).agg(still=pl.len().cast(pl.Int64)).filter(pl.col("still") >= _LEAST_IN_FLIGHT)
+    found = stuck.group_by(key).agg(stuck=pl.len().cast(pl.Int64)).filter(pl.col("stuck") >= _LEAST_IN_FLIGHT)
     return (
         found.with_columns(
             from_sec=(pl.col("from_us") - pl.col("begun_us")) / 1e6,
@@ -54,7 +54,7 @@ def plateaus(digest: Digest) -> pl.DataFrame:
             requests=pl.col("requests").cast(pl.Int64),
         )
         .sort(pl.col("to_us") - pl.col("from_us"), descending=True)
-        .select(*_OF_WORKER, "from_sec", "to_sec", "still", "requests", "from_us", "to_us")
+        .select(*_OF_WORKER, "from_sec", "to_sec", "stuck", "requests", "from_us", "to_us")
     )
 
 
@@ -68,8 +68,8 @@ def standstill(digest: Digest, plateau: dict[str, Any]) -> dict[str, Any]:
     Returns:
         turn: the turn (0-based) in which most of them were, or None; in_turn: how many; event: the longest
         part of most of these turns, or None; since_sec: the plateau's start, or, if later, when the last of
-        them entered its turn; times: the median of their engine seconds per token over that of all turns of
-        the run, or None.
+        them entered its turn; slowdown: the median of their engine seconds per token over that of all
+        turns of the run, or None.
     """
     here = pl.all_horizontal(pl.col(name) == plateau[name] for name in _OF_WORKER)
     middle = (plateau["from_us"] + plateau["to_us"]) // 2
@@ -77,14 +77,14 @@ def standstill(digest: Digest, plateau: dict[str, Any]) -> dict[str, Any]:
         here & (pl.col("start_us") <= middle) & (pl.col("end_us") >= middle)
     )
     if turns.is_empty():
-        return {"turn": None, "in_turn": 0, "event": None, "since_sec": plateau["from_sec"], "times": None}
+        return {"turn": None, "in_turn": 0, "event": None, "since_sec": plateau["from_sec"], "slowdown": None}
     turn, in_turn = turns["turn"].value_counts(sort=True).row(0)
     event = turns.filter(turn=turn)["event"].value_counts(sort=True)["event"].first()
     latest: Any = turns["start_us"].max()
     since = plateau["from_sec"] + max(0, latest - plateau["from_us"]) / 1e6
     usual, theirs = _pace(digest.of_workers().turns), _pace(turns)
-    times = theirs / usual if usual and theirs else None
-    return {"turn": turn, "in_turn": in_turn, "event": event, "since_sec": since, "times": times}
+    slowdown = theirs / usual if usual and theirs else None
+    return {"turn": turn, "in_turn": in_turn, "event": event, "since_sec": since, "slowdown": slowdown}
 
 
 def _pace(turns: pl.DataFrame) -> float | None:
@@ -142,8 +142,8 @@ def loop_blocks(files: list[File]) -> pl.DataFrame:
     """Return the blocks of event loops, the longest first, in all roles: trainers have event loops, too.
 
     Returns:
-        role, step, validate, worker; at_us: when the block ended; held_sec; in_span: the open span, if known;
-        culprit: the innermost sampled frame, its path shortened to folder and file.
+        role, step, validate, worker; at_us: when the block ended; blocked_sec; in_span: the open span, if
+        known; culprit: the innermost sampled frame, its path shortened to folder and file.
     """
     rows = []
     for file, block in controls_of(files, LOOP_BLOCK):
@@ -157,12 +157,12 @@ def loop_blocks(files: list[File]) -> pl.DataFrame:
                     "validate": place.validate,
                     "worker": place.worker,
                     "at_us": block.time_us,
-                    "held_sec": block.duration_sec or 0.0,
+                    "blocked_sec": block.duration_sec or 0.0,
                     "in_span": block.extra.in_span,
                     "culprit": _frame(str(stack[-1])) if stack else None,
                 }
             )
-    return pl.DataFrame(rows, schema=_BLOCK).sort("held_sec", "at_us", descending=[True, False])
+    return pl.DataFrame(rows, schema=_BLOCK).sort("blocked_sec", "at_us", descending=[True, False])
 
 
 def _frame(text: str) -> str:

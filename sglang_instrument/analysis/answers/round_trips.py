@@ -142,7 +142,7 @@ def _name(file: File) -> str:
 def _clock_numbers(run: Run) -> dict[str, int]:
     """Return processes with the number of their clock: those of one host with equal anchors read one clock.
 
-    Two hosts may have the same name, but hardly the same anchor.
+    Two hosts may have the same name, but almost never the same anchor.
     """
     numbers: dict[str, int] = {}
     number, before = 0, ("", 0)

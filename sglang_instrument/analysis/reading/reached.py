@@ -1,4 +1,4 @@
-"""Read which processes of a run instrumentation reached, and what became of each."""
+"""Read which processes of a run instrumentation reached, and the state of each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -84,7 +84,7 @@ class Health:
         ]
 
     def _notes(self) -> list[tuple[int, str]]:
-        """Return what is worth saying but no fault."""
+        """Return what readers should know, but is no error."""
         gone = f"{len(self.ended_abruptly)} {_plural(len(self.ended_abruptly), 'process')} ended abruptly"
         usual = ", as SGLang ends its own" if all(map(_ended_by_sglang, self.ended_abruptly)) else ""
         lost = f"({_listed(self.ended_abruptly)}){usual}: records of the last 0.1 s may be missing"

@@ -83,7 +83,7 @@ def _left_out(files: Sequence[File]) -> tuple[int, int]:
     """Return how many records the writers report as dropped, and as left out by sampling.
 
     A step of an asynchronous trainer may end, go on and end again. Each `step_closed` has the counts so far,
-    so the last one holds. Where the counts fall, the writer had forgotten the step and counts from 0 again.
+    so the last one counts. Where the counts fall, the writer had forgotten the step and counts from 0 again.
     """
     dropped = sampled_out = 0
     last: dict[tuple[str, str | None], tuple[int, int]] = {}

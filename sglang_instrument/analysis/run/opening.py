@@ -1,4 +1,4 @@
-"""Open the folder of a run, or say clearly why it is none."""
+"""Open the folder of a run, or raise an error that says why it is none."""
 
 import difflib
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ class Run:
 
     @cached_property
     def spans(self) -> pl.DataFrame:
-        """All records that have a duration, nested; see `nesting.nest` and `walls.split_wall_time`."""
+        """All records that have a duration, nested; see `nesting.nest` and `wall_time.split_wall_time`."""
         return split_wall_time(nest(self.records))
 
     def read_records(
@@ -109,7 +109,7 @@ class Run:
         return self._read_tables("events", (), step, worker, validate, progress)
 
     def event_times(self, events: Sequence[str], progress: Progress | None = None) -> pl.DataFrame:
-        """Return how long events lasted by request, and outside of requests: `narrow.event_times`."""
+        """Return how long events lasted by request, and outside of requests: `event_tables.event_times`."""
         return self._read_tables("times", tuple(events), None, None, None, progress)
 
     def _read_tables(

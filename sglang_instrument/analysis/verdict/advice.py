@@ -9,10 +9,12 @@ _ONE: Final = "`requests LOGS --request {request}` shows it"
 #: What to look at, by cause; `{step}` and `{worker}` become the command's options.
 CAUSES: Final[dict[str, str]] = {
     "hang": "the stack in its last open_spans record says where it waits: `check LOGS`",
-    "death": "look at that worker's own output and the host's kernel log (out of memory?); `check LOGS` lists its last records",
+    "death": "look at that worker's own output and the host's kernel log (out of memory?); `check LOGS` "
+    "lists its last records",
     "missing-file": "`check LOGS` and `status LOGS` say whether that process was reached",
-    "held-loop": "move the named code off the event loop (a thread or process pool); `gaps LOGS` lists all of them",
-    "standstill": "look at the engine at that time: retractions, a weight update, a paused scheduler; `gaps LOGS{step}`",
+    "held-loop": "move the named code off the event loop (a thread or process pool); `gaps LOGS` lists all",
+    "standstill": "look at the engine at that time: retractions, a weight update, a paused scheduler; "
+    "`gaps LOGS{step}`",
     "slow-call": _ONE,
     "slow-calls": f"{_TURNS}; is it one tool, one prompt, one backend?",
     "engine": "look at that GPU (clock, other processes), its queue and cache: `workers LOGS{step}{worker}`, "
@@ -20,18 +22,20 @@ CAUSES: Final[dict[str, str]] = {
     "tool": f"{_TURNS}; look at what the tools share: a service, a sandbox, a limit of calls at once",
     "interaction": f"{_TURNS}; look at what the interactions share",
     "reward": "look at what the rewards share: a service, a model, a pool; `requests LOGS{step}{worker}`",
-    "long-replies": "no fault: a shorter limit of tokens or a partial rollout saves it; `lengths LOGS`, `whatif LOGS`",
-    "cold-start": "no fault if it is the first step: warm the engine up before it; leave the step out of averages",
+    "long-replies": "no fault: a limit of tokens or a partial rollout helps; `lengths LOGS`, `whatif LOGS`",
+    "cold-start": "no fault: warm the engine up before it, or leave the step out of averages",
     "trend": "compare the first with the last step: `steps LOGS`, `events LOGS{step}`",
-    "between-steps": "the trainer decides here: its phases are in trainer_0.jsonl, if its table is on; `events LOGS{step}`",
+    "between-steps": "the trainer decides here: its phases are in trainer_0.jsonl, if its table is on; "
+    "`events LOGS{step}`",
 }
 _OUTSIDE: Final = "`events LOGS{step}{worker}` shows it beside the other steps"
 
 
 def advice_of(finding: Finding) -> str:
     """Return what to look at next."""
+    validate = " --validate" if finding.validate else ""
     place = {
-        "step": "" if finding.step is None else f" --step {finding.step}{' --validate' if finding.validate else ''}",
+        "step": "" if finding.step is None else f" --step {finding.step}{validate}",
         "worker": "" if finding.worker is None else f" --worker {finding.worker}",
         "workers": "" if finding.worker is None else f" --workers {finding.worker}",
         "request": finding.request_id or "",

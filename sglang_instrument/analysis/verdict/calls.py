@@ -1,4 +1,4 @@
-"""List the calls of a run with what each would usually have taken: engine calls, tools, interactions, rewards.
+"""List the calls of a run with what each usually takes: engine calls, tools, interactions, rewards.
 
 What is usual for an engine call depends on its tokens and on how many calls ran beside it: an engine that
 decodes many replies at once needs longer for each token. So the run's own calls are fitted with
@@ -57,11 +57,16 @@ def calls_of(digest: Digest) -> pl.DataFrame:
     tables[0] = _with_usual_engine(tables[0])
     for number in range(1, len(tables)):
         tables[number] = tables[number].with_columns(usual_sec=pl.col("sec").median())
-    return pl.concat([pl.DataFrame(schema=_CALL), *(table.select(list(_CALL)).cast(_CALL) for table in tables)])
+    return pl.concat(
+        [
+            pl.DataFrame(schema=_CALL),
+            *(table.select(pl.col(name).cast(kind) for name, kind in _CALL.items()) for table in tables),
+        ]
+    )
 
 
 def _of_requests(digest: Digest) -> pl.DataFrame:
-    """Return the requests: trainers log rewards and interactions under no turn, or under one that called no engine."""
+    """Return the requests: trainers log rewards and interactions under turns without an engine call."""
     return digest.requests.with_columns(turn=pl.lit(None, pl.Int64))
 
 
@@ -101,7 +106,7 @@ def _with_usual_engine(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _fit(sec: Any, tokens: Any, beside: Any) -> Any:
-    """Return a, b, c >= 0 of `a + tokens x (b + c x beside)`, by relative least squares; outliers weigh less."""
+    """Fit `a + tokens x (b + c x beside)` by relative least squares in which outliers weigh less."""
     columns = np.stack([np.ones(len(sec)), tokens, tokens * beside], axis=1)
     weight = 1.0 / np.maximum(sec, 1e-6)
     factors = np.array([0.0, np.median(sec / tokens), 0.0])

@@ -16,8 +16,8 @@ import polars as pl
 from sglang_instrument.analysis.answers.clocks import clock_table
 from sglang_instrument.analysis.reading.files import File, controls_of, ended_paths
 from sglang_instrument.analysis.run.digest import Digest
+from sglang_instrument.analysis.verdict.chance import chance_to_reach
 from sglang_instrument.analysis.verdict.hangs import open_step_age_sec, waits_at_barrier
-from sglang_instrument.analysis.verdict.outliers import chance_to_reach
 from sglang_instrument.schema import LOG_OPENED, OPEN_SPANS
 
 _CHANCE: Final = 0.01  # largest allowed probability that a live worker is silent for this long

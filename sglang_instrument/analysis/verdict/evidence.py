@@ -53,12 +53,12 @@ class Evidence:
     @cached_property
     def parts(self) -> pl.DataFrame:
         """Seconds of each part outside of requests: `ledger.worker_parts`."""
-        return worker_parts(self.digest)
+        return worker_parts(self.digest).sort("part", "event", *STEP_OF_WORKER)
 
-    def explain(self, rows: pl.Series, excess_sec: pl.Series) -> None:
-        """Take explained seconds away from rows of `calls`."""
-        rest = self.calls["sec"].gather(rows) - excess_sec
-        self.__dict__["calls"] = self.calls.with_columns(sec=self.calls["sec"].scatter(rows, rest))
+    def explain(self, calls: pl.DataFrame) -> None:
+        """Take the `excess_sec` of calls, which have their `row` in `calls`, away from their seconds."""
+        rest = self.calls["sec"].gather(calls["row"]) - calls["excess_sec"]
+        self.__dict__["calls"] = self.calls.with_columns(sec=self.calls["sec"].scatter(calls["row"], rest))
 
     def lost_in_requests(self, excess: pl.DataFrame) -> pl.DataFrame:
         """Return what steps lost by delays of requests.
@@ -73,9 +73,7 @@ class Evidence:
         by_request = excess.group_by(*STEP_OF_WORKER, "request_id").agg(pl.col("excess_sec").sum())
         ends = ends.join(by_request, on=[*STEP_OF_WORKER, "request_id"], how="left")
         sooner = pl.col("end_us") - (pl.col("excess_sec").fill_null(0.0) * 1e6).cast(pl.Int64)
-        done = ends.group_by(STEP_OF_WORKER).agg(
-            excess_sec=(pl.col("end_us").max() - sooner.max()) / 1e6, all=pl.lit(1)
-        )
+        done = ends.group_by(STEP_OF_WORKER).agg(excess_sec=(pl.col("end_us").max() - sooner.max()) / 1e6)
         return self.lost_by_workers(done.filter(pl.col("excess_sec") > 0))
 
     def lost_by_workers(self, excess: pl.DataFrame) -> pl.DataFrame:
@@ -95,6 +93,8 @@ class Evidence:
 
     def worth(self, lost: pl.DataFrame) -> pl.DataFrame:
         """Return the rows whose `lost_sec` is worth a finding in their step."""
-        of_step = lost.join(self.windows.select(*STEP, "wall_sec"), on=STEP, how="left", maintain_order="left")
+        of_step = lost.join(
+            self.windows.select(*STEP, "wall_sec"), on=STEP, how="left", maintain_order="left"
+        )
         least = pl.max_horizontal(pl.lit(LEAST_SEC), OF_STEP * pl.col("wall_sec"))
         return of_step.filter(pl.col("lost_sec") > least)

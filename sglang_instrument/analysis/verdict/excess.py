@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.ledger import STEP, STEP_OF_WORKER, step_ledger
+from sglang_instrument.analysis.answers.ledger import STEP, STEP_OF_WORKER, step_ledger, step_windows
 from sglang_instrument.analysis.run.digest import Digest
 
 #: Parts whose calls have a usual time: what more or longer calls took, and what slower calls took.
@@ -10,16 +10,16 @@ _SPLIT = {"engine": ("longer replies", "slower engine"), "tool": ("more tool cal
 
 
 def excess_table(digest: Digest, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return how much longer than usual each part of each step was.
+    """Return how much longer than usual each part of each step was. After the last step, no next one begins.
 
     Args:
         digest: Of all processes of the run.
         calls: As `calls_of` returns them.
 
     Returns:
-        step, validate, part, sec, usual_sec (the median of the other steps of its kind), excess_sec; the longest
-        excess of a step first. The engine's time is shared out over longer replies (what the model's tokens
-        usually take) and a slower engine, that of tools over more calls and slower ones.
+        step, validate, part, sec, usual_sec (the median of the other steps), excess_sec; the longest excess
+        of a step first. The engine's time is shared out over longer replies (what the written tokens usually
+        take) and a slower engine, that of tools over more calls and slower ones.
     """
     parts = _split(digest, calls)
     steps = parts.select(STEP).unique()
@@ -29,17 +29,24 @@ def excess_table(digest: Digest, calls: pl.DataFrame) -> pl.DataFrame:
         pl.col("step") != pl.col("step_other")
     )
     usual = others.group_by(*STEP, "part").agg(usual_sec=pl.col("sec_other").median())
-    table = parts.join(usual, on=[*STEP, "part"]).with_columns(excess_sec=pl.col("sec") - pl.col("usual_sec"))
+    table = parts.join(usual, on=[*STEP, "part"])
+    last = step_windows(digest).select(STEP).tail(1).with_columns(part=pl.lit("between steps"))
+    table = table.join(last, on=[*STEP, "part"], how="anti")
+    table = table.with_columns(excess_sec=pl.col("sec") - pl.col("usual_sec"))
     return table.sort("validate", "step", "excess_sec", descending=[False, False, True])
 
 
 def _split(digest: Digest, calls: pl.DataFrame) -> pl.DataFrame:
     """Return the seconds of each part of each step."""
     ledger = step_ledger(digest)
-    whole = ledger.filter(~pl.col("part").is_in(list(_SPLIT))).group_by(*STEP, "part").agg(pl.col("sec").sum())
+    whole = (
+        ledger.filter(~pl.col("part").is_in(list(_SPLIT))).group_by(*STEP, "part").agg(pl.col("sec").sum())
+    )
     tables = [whole]
     deciding = digest.of_workers().path.join(
-        ledger.filter(pl.col("part") == "barrier").select(STEP_OF_WORKER).unique(), on=STEP_OF_WORKER, how="semi"
+        ledger.filter(pl.col("part") == "barrier").select(STEP_OF_WORKER).unique(),
+        on=STEP_OF_WORKER,
+        how="semi",
     )
     for kind, (more, slower) in _SPLIT.items():
         spent = ledger.filter(pl.col("part") == kind)

@@ -44,3 +44,15 @@ def step_name(step: int, validate: bool) -> str:
 def seconds(duration_sec: float) -> str:
     """Return a duration for a sentence: "0.52 s", "4.1 s", "37 s"."""
     return f"{duration_sec:.0f} s" if duration_sec >= 9.95 else f"{duration_sec:.2g} s"
+
+
+def where(row: dict[str, Any]) -> str:
+    """Return "step 5: worker 2", or "step 5" for a row without a worker."""
+    worker = row.get("worker")
+    named = step_name(row["step"], row["validate"])
+    return named if worker is None else f"{named}: worker {worker}"
+
+
+def place_of(row: dict[str, Any]) -> dict[str, Any]:
+    """Return what a row says of step, validate, worker and request_id, as arguments of `Finding`."""
+    return {name: row[name] for name in ("step", "validate", "worker", "request_id") if name in row}

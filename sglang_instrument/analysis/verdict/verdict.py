@@ -1,13 +1,13 @@
 """Say in one sentence what was wrong with a run, if anything was, and on what evidence.
 
 Chance is no finding: reply lengths are random, and some worker always draws the longest. So findings rest on
-what does not depend on lengths, and compare each step and worker with the others. Where a step took long without
-any, the verdict says which parts of its ledger made the difference.
+what does not depend on lengths, and compare each step and worker with the others. Where a step took long
+without any, the verdict says which parts of its ledger made the difference.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
@@ -51,9 +51,9 @@ def verdict_of(run: "Run", over: bool | None = None) -> str:
         return found[0].sentence + _others(found, evidence)
     ended = [one for one in unfinished_steps(evidence.digest, run.files) if one.worker is None]
     if ended and evidence.over:
-        words = f"the run ended in {step_name(ended[0].step, ended[0].validate)}, and the log does not show which "
-        words += "worker was the cause: none stopped logging long before the others"
-        return words + _absent(evidence.digest, ended[0])
+        last = step_name(ended[0].step, ended[0].validate)
+        words = f"the run ended in {last}, and the log does not show which worker was the cause: "
+        return f"{words}none stopped logging long before the others{_absent(evidence.digest, ended[0])}"
     return _calm(evidence)
 
 
@@ -73,7 +73,7 @@ def _findings(evidence: Evidence) -> list[Finding]:
 
 
 def _cold_start(found: list[Finding], evidence: Evidence) -> list[Finding]:
-    """Join what was slow in the run's first step on most workers: the step was cold, and no worker is at fault."""
+    """Join what was slow in the run's first step on most workers: it was cold, and no worker is at fault."""
     first = evidence.windows.row(0, named=True)
     place = (first["step"], first["validate"])
     cold = [one for one in found if (one.step, one.validate) == place and one.cause in _WARMS_UP]
@@ -89,9 +89,11 @@ def _cold_start(found: list[Finding], evidence: Evidence) -> list[Finding]:
 
 
 def _others(found: list[Finding], evidence: Evidence) -> str:
-    """Return in how many steps the first finding's worker or cause is found again, and how many more there are."""
+    """Return in how many steps the first finding is found again, and how many others there are."""
     first, rest = found[0], found[1:]
-    alike = [one for one in rest if (one.cause, one.worker, one.event) == (first.cause, first.worker, first.event)]
+    alike = [
+        one for one in rest if (one.cause, one.worker, one.event) == (first.cause, first.worker, first.event)
+    ]
     words = []
     if first.step is not None and alike:
         steps = len({(one.step, one.validate) for one in (first, *alike)})
@@ -108,12 +110,20 @@ def _calm(evidence: Evidence) -> str:
     steps = evidence.windows.filter(~pl.col("validate"))
     if steps.is_empty():
         return "no training step is complete yet"
-    slowest, median = steps.sort("wall_sec").row(-1, named=True), float(steps["wall_sec"].median() or 0.0)  # type: ignore[arg-type]
-    took = f"step {slowest['step']}, the slowest, took {seconds(slowest['wall_sec'])}"
-    if len(steps) > 1 and slowest["wall_sec"] >= _FAR * median:
-        words = f"{took}, {slowest['wall_sec'] / median:.1f} times the median step: "
+    # No step begins after the last one, so what lies between steps is left out of the comparison.
+    steps = steps.with_columns(sec=(pl.col("done_us") - pl.col("begin_us")) / 1e6)
+    slowest, middle = steps.sort("sec").row(-1, named=True), _median(steps["sec"])
+    took = f"step {slowest['step']}, the slowest, took {seconds(slowest['sec'])}"
+    if len(steps) > 1 and slowest["sec"] >= _FAR * middle:
+        words = f"{took}, {slowest['sec'] / middle:.1f} times the median step: "
         return words + _difference(evidence, slowest["step"]) + _too_little(evidence)
-    return f"nothing out of the ordinary; {took}{_longest(evidence.digest, slowest['step'])}{_too_little(evidence)}"
+    longest = _longest(evidence.digest, slowest["step"])
+    return f"nothing out of the ordinary; {took}{longest}{_too_little(evidence)}"
+
+
+def _median(values: pl.Series) -> float:
+    middle: Any = values.median()
+    return float(middle or 0.0)
 
 
 def _difference(evidence: Evidence, step: int) -> str:
@@ -126,8 +136,8 @@ def _difference(evidence: Evidence, step: int) -> str:
 
 
 def _longest(digest: Digest, step: int) -> str:
-    longest = digest.requests.filter(step=step, validate=False)["duration_sec"].max()
-    return f", of which the longest request took {seconds(float(longest))}" if longest else ""  # type: ignore[arg-type]
+    longest: Any = digest.requests.filter(step=step, validate=False)["duration_sec"].max()
+    return f", of which the longest request took {seconds(longest)}" if longest else ""
 
 
 def _too_little(evidence: Evidence) -> str:

@@ -14,16 +14,16 @@ from sglang_instrument.cli.tables import print_json, print_line, reading
 HELP: Final = """\
 Check a run's log: records that were dropped, torn or sampled out, files that are missing, empty or of a newer
 version, spans that never ended, workers that wrote nothing or died, clocks that differ. Exit code 1 if
-something is wrong. A process that did not close its log is named, but is no fault: Ray kills its actors.
+something is wrong. A process that did not close its log is listed, but is no error: Ray kills its actors.
 
     sglang-instrument check logs/gsm8k_600
 
 Use it after a run, or on a run that hangs. For patches and notices of each process: `status`. When no file
 appears at all: `doctor`.
 
---json prints {"folder", "whole", "health": {...}, "open": [{"file", "event", "request_id", "turn", "age_sec",
+--json prints {"folder", "ok", "health": {...}, "open": [{"file", "event", "request_id", "turn", "age_sec",
 "stack"}], "clocks": [{"worker", "barriers", "offset_sec", "residual_sec"}], "round_trips": [{"client",
-"server", "calls", "low_sec", "high_sec", "offset_sec", "residual_sec", "same_clock"}], "silent":
+"server", "calls", "low_sec", "high_sec", "offset_sec", "residual_sec", "same_clock"}], "without_records":
 [PROCESS], "deaths": [{"step", "validate", "worker", "sentence", "advice", "evidence": {...}}]}."""
 
 _RESIDUAL_SEC: Final = 0.05  # above this, do not compare times of different hosts
@@ -53,20 +53,21 @@ def run(args: argparse.Namespace) -> int:
         processes = process_clocks(opened, pairs)
         found = findings_of(opened)
     deaths = [one for one in found if one.cause == "death"]
-    health, still_open, silent = opened.health, unended_spans(opened), workers_without_records(opened)
+    health, still_open = opened.health, unended_spans(opened)
+    without_records = workers_without_records(opened)
     files = (health.unreadable, health.missing, health.empty, health.newer)
     wrong = health.torn + health.foreign + health.dropped
-    wrong += sum(map(len, (*files, health.unclosed, still_open, silent, deaths)))
+    wrong += sum(map(len, (*files, health.unclosed, still_open, without_records, deaths)))
     if args.json:
         print_json(
             {
                 "folder": str(opened.folder),
-                "whole": not wrong,
+                "ok": not wrong,
                 "health": asdict(health),
                 "open": still_open,
                 "clocks": clocks,
                 "round_trips": pairs.to_dicts(),
-                "silent": silent,
+                "without_records": without_records,
                 "deaths": [{name: getattr(one, name) for name in _OF_DEATHS} for one in deaths],
             }
         )
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         print_line(_describe(span))
     for one in deaths:
         print_line(one.sentence)
-    for process in silent:
+    for process in without_records:
         print_line(f"{process} wrote no record, though processes/{process}.json exists")
     for row in clocks:
         if abs(row["offset_sec"]) > _RESIDUAL_SEC or row["residual_sec"] > _RESIDUAL_SEC:

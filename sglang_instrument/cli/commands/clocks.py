@@ -43,7 +43,7 @@ def print_clocks(pairs: pl.DataFrame, processes: pl.DataFrame) -> None:
 
 
 def _same_clock(row: dict[str, Any], apart: Sequence[dict[str, Any]]) -> str:
-    """Return which other processes read the same clock, and so differ by the same offset."""
+    """Return the other processes that read the same clock, and so have the same offset."""
     same = [one for one in apart if one["by"].startswith("same") and one["offset_sec"] == row["offset_sec"]]
     return f"; the same clock: {_listed(same)}" if same else ""
 

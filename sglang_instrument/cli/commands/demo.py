@@ -28,8 +28,8 @@ SCENARIOS: Final = ("step-67",)  # the made-up runs
 _NEEDED: Final = ("torch", "transformers", "tokenizers", "sglang", "rich", "polars")
 
 HELP: Final = """\
-Run a small multi-turn rollout on the real SGLang engine (on the CPU without a GPU): a tiny model, trained on
-the spot, with tools, rewards and a barrier. Then show where its time went.
+Run a small multi-turn rollout on the real SGLang engine (on the CPU without a GPU): a tiny model, trained
+at the first run, with tools, rewards and a barrier. Then show where its time went.
 
     sglang-instrument demo
     sglang-instrument demo --inject slow-tool
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-tokens",
         type=_at_least_one,
         default=default.max_tokens,
-        help="most tokens of a reply (%(default)s)",
+        help="maximum tokens of a reply (%(default)s)",
     )
     parser.add_argument(
         "--seed", type=int, default=default.seed, help="seed that chooses the problems (%(default)s)"

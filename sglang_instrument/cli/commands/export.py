@@ -21,9 +21,9 @@ Write a run as Parquet tables or as a Perfetto trace. The trace can include what
 --parquet    spans/step_N.parquet and spans/validate_N.parquet: each span, nested; docs/reference/numbers.md
              describes the columns. steps, requests, turns, barriers and path.parquet: the tables.
              Compressed by zstd. steps, barriers and path leave out records outside of any step
---perfetto   a track a request below its worker, turns joined by arrows, requests in flight, loop lag; clocks
-             of hosts aligned. Open it at https://ui.perfetto.dev, which reads it in the browser
---traces     traces of torch profilers, several ranks and gigabytes: of a run, the part from the same time"""
+--perfetto   one track for each request, below its worker, with arrows from turn to turn; requests in flight;
+             event loop lag. Clocks of hosts are aligned. Open it at https://ui.perfetto.dev (in the browser)
+--traces     traces of torch profilers, of several ranks and any size; with LOGS, only during the run"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Show when requests stood still, and what held the event loop."""
+"""Show plateaus, in which no request ended, and code that blocked the event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang_instrument.cli.plain import say
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 
 HELP: Final = """\
-Show plateaus, in which requests of a worker were in flight and none ended, and event loops that were held.
+Show plateaus, in which a worker had requests in flight and none ended, and blocked event loops.
 
     sglang-instrument gaps logs/gsm8k_600
     sglang-instrument gaps logs/gsm8k_600 --step 67 --curve    # requests in flight over time
@@ -19,11 +19,11 @@ Show plateaus, in which requests of a worker were in flight and none ended, and 
 A plateau is longer than max(2 s, 10 x the 99th percentile of the gaps between completions), with at least
 5 requests in flight. Seconds count from the start of the worker's first request.
 
---json prints {"folder", "plateaus": [{"step", "validate", "worker", "from_sec", "to_sec", "still",
-"requests", "from_us", "to_us", "turn", "in_turn", "event", "since_sec", "times"}], "blocks": [{"role",
-"step", "validate", "worker", "at_us", "held_sec", "in_span", "culprit"}]} and, with --curve, "curve":
-[{"step", "validate", "worker", "at_sec", "in_flight"}]. Turns count from 0; "times" compares the engine's
-seconds a token in the turns that stood still with the usual ones."""
+--json prints {"folder", "plateaus": [{"step", "validate", "worker", "from_sec", "to_sec", "stuck",
+"requests", "from_us", "to_us", "turn", "in_turn", "event", "since_sec", "slowdown"}], "blocks": [{"role",
+"step", "validate", "worker", "at_us", "blocked_sec", "in_span", "culprit"}]} and, with --curve, "curve":
+[{"step", "validate", "worker", "at_sec", "in_flight"}]. Turns count from 0; "stuck" requests were in flight
+throughout; "slowdown" is the engine's time per token in their turns, relative to that in all turns."""
 
 _SHOWN: Final = 12
 _BARS: Final = 60
@@ -39,58 +39,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print plateaus, held loops, and with --curve the requests in flight."""
+    """Print plateaus, blocked loops, and with --curve the requests in flight."""
     from sglang_instrument.analysis.answers.gaps import concurrency, loop_blocks, plateaus, standstill
     from sglang_instrument.analysis.run.opening import open_run
 
     with reading() as progress:
         opened = open_run(args.logs, progress)
-        still = select.of_steps(opened, plateaus(opened.digest), args).to_dicts()
-        still = [{**row, **standstill(opened.digest, row)} for row in still]
+        found = select.of_steps(opened, plateaus(opened.digest), args).to_dicts()
+        found = [{**row, **standstill(opened.digest, row)} for row in found]
         blocks = select.of_steps(opened, loop_blocks(opened.files), args).to_dicts()
         curve = select.of_steps(opened, concurrency(opened.digest), args) if args.curve else None
     if args.json:
         told = {} if curve is None else {"curve": curve.to_dicts()}
-        print_json({"folder": str(opened.folder), "plateaus": still, "blocks": blocks, **told})
+        print_json({"folder": str(opened.folder), "plateaus": found, "blocks": blocks, **told})
         return 0
     rows = [
         (
             f"step {row['step']}, worker {row['worker']}",
             seconds(row["since_sec"]),
             seconds(row["to_sec"]),
-            f"{row['still']:,} of {row['requests']:,}",
+            f"{row['stuck']:,} of {row['requests']:,}",
             NOTHING if row["turn"] is None else str(row["turn"] + 1),
             row["event"] or NOTHING,
         )
-        for row in still[:_SHOWN]
+        for row in found[:_SHOWN]
     ]
     columns = ("plateau", "from s", "to s", "requests", "turn", "event")
     if rows:
-        print_table(columns, rows, title=f"{opened.folder}: plateaus ({len(still)})")
+        print_table(columns, rows, title=f"{opened.folder}: plateaus ({len(found)})")
     else:
         print_line(f"{opened.folder}: no plateau")
-    held = [
+    blocked = [
         (
             row["culprit"] or NOTHING,
             row["in_span"] or NOTHING,
             str(row["step"]),
             f"{row['role']} {row['worker']}",
-            seconds(row["held_sec"]),
+            seconds(row["blocked_sec"]),
         )
         for row in blocks[:_SHOWN]
     ]
-    if held:
-        title = f"\nthe event loop was held {count(len(blocks))} times"
-        print_table(("by", "in", "step", "process", "time s"), held, title=title, optional=("in",))
+    if blocked:
+        title = f"\nthe event loop was blocked {count(len(blocks))} times"
+        print_table(("by", "in", "step", "process", "time s"), blocked, title=title, optional=("in",))
     else:
-        print_line("no event loop was held for longer than 100 ms")
+        print_line("no event loop was blocked for longer than 100 ms")
     if curve is not None:
         _print_curve(curve.to_dicts())
     return 0
 
 
 def _print_curve(rows: list[dict[str, float]]) -> None:
-    """Print a line a worker: the darker a character, the more requests are in flight."""
+    """Print one line per worker; a darker character means more requests in flight."""
     last = max((row["at_sec"] for row in rows), default=0.0) or 1.0
     most = max((row["in_flight"] for row in rows), default=1) or 1
     levels: dict[tuple[float, float], list[float]] = {}

@@ -15,8 +15,8 @@ Show the lengths of the responses by step, and the rewards of short and long one
     sglang-instrument lengths logs/gsm8k_600
     sglang-instrument lengths logs/gsm8k_600 --step 67
 
-cut %    of the responses hit a cap (finish reason "length")
-reward   mean by tenths of the responses, the shortest first, with its 95 % interval
+cut %    share of the responses that reached a cap (finish reason "length")
+reward   mean of each tenth of the responses, the shortest first, with its 95 % interval
 
 --json prints {"folder", "lengths": [{"step", "validate", "requests", "min", "mean", "p95", "max", "cut",
 "tokens_per_sec", "reward"}], "rewards": [{"decile", "requests", "from_tokens", "to_tokens", "mean_sec",

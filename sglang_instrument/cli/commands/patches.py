@@ -21,7 +21,7 @@ from sglang_instrument.patching.tables.regions import Table
 
 HELP: Final = """\
 List the patch tables, or check which of their regions are found in the source of a trainer: before a run
-with a new version, or for a table of your own. What a run itself found, `status` shows.
+with a new version, or for a table of your own. `status` shows what a run itself found.
 
     sglang-instrument patches list
     sglang-instrument patches check                                  # the installed packages
@@ -36,7 +36,7 @@ not here    missing, as the table expects for this version
 
 It imports nothing: it reads installed packages, and with --source folders, wheels and source archives. The
 version of a checkout is read from version/version, __version__, pyproject.toml or setup.py. Without one, or
-with a development version, the version with the fewest missing regions is taken ("judged by its shape").
+with a development version, the version with the fewest missing regions is taken ("version inferred").
 Exit code 1 if a region is not found that the table expects in that version.
 --json prints a list of tables; `check` adds the "sites" of each."""
 
@@ -120,7 +120,7 @@ def _print(read: Sequence[Checked], unread: Iterable[Checked]) -> None:
         found = sum(site.state == "found" for site in sites)
         wanted = found + len(_lacking(one))
         version = (
-            f" {one.version or 'of unknown version'}{', judged by its shape' if one.version_inferred else ''}"
+            f" {one.version or 'of unknown version'}{', version inferred' if one.version_inferred else ''}"
         )
         counted = f"{found} of {wanted} found" if wanted else "for other versions"
         print_line(f"{one.table.name} in {one.source} ({one.table.package}{version}): {counted}")
@@ -158,7 +158,7 @@ def _as_json(checked: Checked) -> dict[str, Any]:
         "trainer": checked.table.trainer,
         "source": checked.source,
         "version": checked.version,
-        "by_shape": checked.version_inferred,
+        "version_inferred": checked.version_inferred,
         "sites": None if checked.sites is None else [_site_as_json(site) for site in checked.sites],
     }
 

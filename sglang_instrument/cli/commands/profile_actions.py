@@ -33,7 +33,7 @@ from sglang_instrument.profilers.trace_files import TraceFile, files_in, wait_fo
 from sglang_instrument.profilers.wire import all_at_once
 from sglang_instrument.profilers.workers import Worker
 
-_FILES_SEC: Final = 60.0  # for files to be whole, once the profilers have stopped
+_FILES_SEC: Final = 60.0  # for files to be complete, once the profilers have stopped
 
 
 def start(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileOptions) -> int:
@@ -84,7 +84,7 @@ def stop(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileOp
 
 
 def status(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileOptions) -> int:
-    """Print which engines they are, and what was started from here; return 1 if one does not answer."""
+    """Print each engine and what was started from here; return 1 if an engine does not answer."""
     timeout = args.timeout or 10.0
     engines = all_at_once(
         lambda worker: identify(worker.url, timeout_sec=timeout, api_key=args.api_key), workers
@@ -103,7 +103,7 @@ def status(args: argparse.Namespace, workers: Sequence[Worker], options: Profile
 
 
 def check(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileOptions) -> int:
-    """Print what would go wrong; return 1 if something would."""
+    """Print what would make a capture fail; return 1 if anything would."""
     findings = check_workers(workers, options, timeout_sec=args.timeout or 10.0, api_key=args.api_key)
     try:
         words = check_folder(options.output_dir, [worker.url for worker in workers]) if workers else ""
@@ -146,7 +146,7 @@ def capture(args: argparse.Namespace, workers: Sequence[Worker], options: Profil
 
 
 def _prepare(args: argparse.Namespace, workers: Sequence[Worker], options: ProfileOptions) -> str:
-    """Refuse what would stop a server or spoil a capture; return a warning about a folder not seen here."""
+    """Refuse what would stop a server or spoil a capture; return a warning about an absent folder."""
     urls = [worker.url for worker in workers]
     elsewhere = check_folder(options.output_dir, urls)
     begun = running(options.output_dir, urls)

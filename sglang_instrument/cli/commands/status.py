@@ -12,7 +12,7 @@ from sglang_instrument.cli.tables import print_json, print_line, print_table
 
 HELP: Final = """\
 Show the processes that instrumentation reached, during a run or after it: is each one patched, does it
-record, what did it drop. For torn, missing or unfinished logs: `check`. Without a folder: `doctor`.
+record, what did it drop. `check` finds torn, missing or unfinished logs; `doctor` explains a missing folder.
 
     sglang-instrument status logs/gsm8k_600
 

@@ -108,7 +108,7 @@ def _print_trace(one: TraceAnalysis) -> None:
     if one.broken:
         print_line(f"{one.broken:,} events could not be decoded and are left out")
     for name, (title, columns) in _TABLES.items():
-        rows = one.tables[name]  # the long ones have --top rows
+        rows = one.tables[name]  # the long tables have --top rows
         if rows and not (one.on_gpu and name == "cpu_ops"):
             cells = [tuple(show(row.get(key)) for key, _, show in columns) for row in rows]
             print_table([head for _, head, _ in columns], cells, title=f"\n{title}")

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rebalance", action="store_true", help="spread the requests evenly over the workers"
     )
-    parser.add_argument("--validate-with", type=Path, metavar="RUN", help="a run in which the rules held")
+    parser.add_argument("--validate-with", type=Path, metavar="RUN", help="a run recorded under these rules")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,14 +4,14 @@ from msgspec.json import Encoder as ValueEncoder
 
 cdef enum:
     NAMES = 256  # cached names, by their address
-    DEEPEST = 16  # collections in one another; values are reduced to fewer
+    DEEPEST = 16  # nested collections; reduced values have fewer levels
 
 cdef struct Name:
     char[64] text
     Py_ssize_t size
 
 
-# A cache of names of events and fields, with their JSON: records use the same few objects again and again.
+# A cache of the JSON of event and field names: records use the same few objects again and again.
 cdef list names = [None] * NAMES
 cdef Name[NAMES] said_names
 cdef object encode_float = ValueEncoder().encode
@@ -22,7 +22,7 @@ cdef int put_fields(Text *text, dict fields, int depth) except -1:
     cdef PyObject *key
     cdef PyObject *value
     cdef Py_ssize_t place = 0, before = text.size
-    while PyDict_Next(fields, &place, &key, &value):  # nothing in this loop runs Python: see above
+    while PyDict_Next(fields, &place, &key, &value):  # no Python code runs in this loop: the dict stays as it is
         make_room(text, SMALL)
         if text.size != before:
             put(text, ",", 1)
@@ -43,8 +43,8 @@ cdef int put_any_float(Text *text, double number) except -1:
 
 
 cdef inline int put_name(Text *text, object name) except -1:
-    """Put a str that is likely to come again, with its quotes; leave room for a key and a number."""
-    cdef Py_ssize_t begin = text.size, at = (<size_t><void *>name >> 4) & (NAMES - 1)  # never followed
+    """Put a str that is likely to be used again, with its quotes; leave room for a key and a number."""
+    cdef Py_ssize_t begin = text.size, at = (<size_t><void *>name >> 4) & (NAMES - 1)  # a number only, not dereferenced
     cdef Name *said = &said_names[at]
     if names[at] is name:
         make_room(text, 2 * SMALL)

@@ -25,9 +25,9 @@ cdef class Part:
 
     cdef object scope
     cdef Text text
-    cdef const char *ids  # what stands between the braces of "extra"
+    cdef const char *ids  # the text between the braces of "extra"
     cdef Py_ssize_t size_ids
-    cdef const char *place  # what comes after it
+    cdef const char *place  # the text after "extra"
     cdef Py_ssize_t size_place
     cdef bint cannot  # a request id that only the pure encoder can encode
     cdef bint validate

@@ -10,7 +10,7 @@ from libc.string cimport memcpy
 
 cdef extern from "Python.h":
     bint PyUnicode_IS_ASCII(object text) noexcept
-    # As a number: Cython's own Py_UCS4 becomes a str at the first sum.
+    # Declared as a number: Cython converts its own Py_UCS4 to a str in sums.
     uint32_t PyUnicode_READ(int kind, const void *data, Py_ssize_t at) noexcept nogil
 
 cdef struct Text:
@@ -20,7 +20,7 @@ cdef struct Text:
 
 cdef enum:
     DONE = 0
-    ENOUGH = 352 * 1024  # bytes; a chunk of lines has 256 KiB, and a line more
+    ENOUGH = 352 * 1024  # bytes; a chunk of lines has 256 KiB and at most one line more
     CANNOT = 1  # the pure encoder has to encode this value
 
 cdef extern from *:
@@ -76,17 +76,17 @@ cdef inline int make_room(Text *text, Py_ssize_t more) except -1:
 
 
 cdef inline void let_go(Text *text) noexcept nogil:
-    """Give the memory back."""
+    """Free the memory."""
     PyMem_RawFree(text.data)
     text.data, text.size, text.room = NULL, 0, 0
 
 
-# The callers of the functions below make room first. They are `nogil`, though called with the GIL: so the compiler
-# checks that they use no object.
+# The callers of the functions below make room first. The functions are `nogil`, although they are called with the
+# GIL: so Cython checks that they use no Python object.
 
 cdef inline void put_short(Text *text, const char *some, Py_ssize_t size) noexcept nogil:
     """Put the first `size` of 64 bytes; all 64 must be readable."""
-    memcpy(text.data + text.size, some, 64)  # a constant number: no call
+    memcpy(text.data + text.size, some, 64)  # a constant size: the compiler inlines the copy
     text.size += size
 
 
@@ -97,7 +97,7 @@ cdef inline void put(Text *text, const char *some, Py_ssize_t size) noexcept nog
 
 cdef inline void put_again(Text *text, Py_ssize_t at, Py_ssize_t size) noexcept nogil:
     """Put a copy of at most 32 bytes from an earlier place; this always writes 32."""
-    memcpy(text.data + text.size, text.data + at, 32)  # a constant number: no call
+    memcpy(text.data + text.size, text.data + at, 32)  # a constant size: the compiler inlines the copy
     text.size += size
 
 
@@ -129,7 +129,7 @@ cdef inline void put_digits(Text *text, uint64_t number) noexcept nogil:
     else:
         at -= 1
         digits[at] = c"0" + <char>number
-    memcpy(text.data + text.size, digits + at, 20)  # a constant number: no call
+    memcpy(text.data + text.size, digits + at, 20)  # a constant size: the compiler inlines the copy
     text.size += 20 - at
 
 
@@ -226,7 +226,7 @@ cdef inline void put_escaped(Text *text, unsigned char character) noexcept nogil
 
 
 cdef inline int put_characters(Text *text, int kind, const void *data, Py_ssize_t size) noexcept nogil:
-    """Put what is not all ASCII, as UTF-8; return CANNOT where there is a lone surrogate."""
+    """Put a text that is not all ASCII, as UTF-8; return CANNOT if it has a lone surrogate."""
     cdef uint32_t one
     cdef Py_ssize_t at
     cdef char *end

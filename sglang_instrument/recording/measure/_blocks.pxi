@@ -1,7 +1,7 @@
 # Let `with` enter and leave a span, or a run of a region, without creating bound methods.
 #
 # A `with` looks up __enter__ and __exit__ on the type and binds both: two objects per block. The second one
-# lives, and the garbage collector visits it, until the block ends. Here both are descriptors that return the
+# exists, and the garbage collector visits it, until the block ends. Here both are descriptors that return the
 # span itself: a call without arguments enters it, a call with an exception's three parts leaves it.
 
 cdef extern from *:

@@ -31,7 +31,7 @@ cdef extern from *:
     void Py_INCREF(PyObject*) noexcept
 
 cdef struct Owner:
-    PyObject *address  # of an asyncio task, which may be gone; NULL: nothing is here
+    PyObject *address  # of an asyncio task, which may be gone; NULL: a free place
     PyObject *task
 
 cdef Owner *owners = NULL  # a hash table by address, with linear probing
@@ -122,7 +122,7 @@ cdef bint has_room_for_owner() noexcept:
     return 3 * (owners_filled + 1) < 2 * owners_room or keep_living_owners()
 
 
-cdef inline bint lives(Owner *owner) noexcept:
+cdef inline bint is_alive(Owner *owner) noexcept:
     return owner.task != NULL and not is_dead(<PyObject*>(<Task>owner.task).reference)
 
 
@@ -135,7 +135,7 @@ cdef bint keep_living_owners() noexcept:
     cdef size_t living = 0
     cdef size_t at
     for at in range(old_room):
-        living += lives(&old[at])
+        living += is_alive(&old[at])
     while room < 2 * (living + 1):
         room *= 2
     cdef Owner *made = <Owner*>calloc(room, sizeof(Owner))
@@ -143,7 +143,7 @@ cdef bint keep_living_owners() noexcept:
         return False
     owners, owners_room, owners_filled, owners_met = made, room, living, False
     for at in range(old_room):
-        if lives(&old[at]):
+        if is_alive(&old[at]):
             place_of(old[at].address)[0] = old[at]
             old[at].task = NULL
     let_owners_go(old, old_room)

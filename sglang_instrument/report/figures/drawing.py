@@ -56,13 +56,13 @@ def draw(
 
     Args:
         choice: What to draw.
-        folder: Where; it is made if missing.
-        names: Which, of `FIGURES`.
+        folder: Where to write; created if missing.
+        names: Which figures, of `FIGURES`.
         suffix: png, svg or pdf.
-        dpi: Dots an inch, of a png.
+        dpi: Dots per inch of a png.
 
     Yields:
-        The name of each, and the file it went to, or why there is nothing to draw.
+        The name of each figure, and its file, or why there is nothing to draw.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:

@@ -1,4 +1,4 @@
-"""What all figures share: what of a run to draw, colours and sizes, a new figure with its title."""
+"""Give all figures what they share: the choice of data, colours and sizes, a new figure with its title."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FAINT: Final = "#8a94a3"
 ACCENT: Final = "#0072b2"
 SECOND: Final = "#d55e00"
 
-#: matplotlib's settings while a figure is made and written; the user's own neither change it nor are changed.
+#: matplotlib's settings while a figure is made and written; the user's settings are neither used nor changed.
 STYLE: Final[Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
@@ -40,7 +40,7 @@ STYLE: Final[Any] = {
 
 
 class NothingToDrawError(Exception):
-    """The log does not hold what a figure shows; the text says what is missing."""
+    """The log lacks the data of a figure; the text says what is missing."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Choice:
 
     @property
     def step_word(self) -> str:
-        """How titles call the step."""
+        """The step as titles name it."""
         return f"{'validation at step' if self.validate else 'step'} {self.step}"
 
 
@@ -82,7 +82,7 @@ def new_figure(title: str, note: str, width: float = 10.0, height: float = 5.0) 
 
 
 def seconds_text(value: float) -> str:
-    """Return seconds as titles and labels say them."""
+    """Return seconds with a unit, for titles and labels."""
     if value >= 100:
         return f"{value:,.0f} s"
     if value >= 1:

@@ -1,4 +1,4 @@
-"""Draw requests: how their durations are distributed, and what the slowest ones did all the time."""
+"""Draw the distribution of requests' durations, and what the slowest requests did over time."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from sglang_instrument.report.palette import PHASE_ORDER, colour_of, word_for
 
 _POINTS: Final = 2_000  # of a curve; more cannot be seen
 _QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
-_WIDE: Final = 30.0  # a longest duration so many times the median needs a logarithmic axis
+_WIDE: Final = 30.0  # if the longest duration is this many times the median, the axis is logarithmic
 _SEEN: Final = 1e-3  # share of a bar below which a colour cannot be seen
-_NAMED: Final = 12  # curves that have a name of their own in the legend
+_NAMED: Final = 12  # most curves that the legend names
 
 
 def cdf_by_step(choice: Choice) -> Figure:
@@ -36,7 +36,7 @@ def cdf_by_step(choice: Choice) -> Figure:
     figure, axes = new_figure(
         f"How long {len(requests):,} requests took, in {requests['step'].n_unique()} steps",
         "Black: all of them. Each coloured line is a step, early ones dark. "
-        "A line that stops climbing is a tail that everybody waits for.",
+        "A line that flattens at the top shows a tail, for which all others wait.",
     )
     steps = requests["step"].unique().sort().to_list()
     colours = colormaps["viridis"]
@@ -81,14 +81,14 @@ def cdf_by_worker(choice: Choice) -> Figure:
 
 
 def slowest(choice: Choice) -> Figure:
-    """Draw the requests that took longest, and what was at work in each of their moments."""
+    """Draw the slowest requests, each as a bar of the phases that it was in over time."""
     requests = _requests(choice).filter(step=choice.step)
     top = requests.sort("duration_sec", "request_id", descending=[True, False]).head(choice.limit)
     if top.is_empty():
         raise NothingToDrawError(f"no request ended in {choice.step_word}")
     figure, axes = new_figure(
         f"The {len(top)} slowest of {len(requests):,} requests, {choice.step_word}",
-        "From each request's start. Each moment has the colour of the innermost work in it; "
+        "From each request's start. The colour shows the phase of the innermost span; "
         "ticks are the starts of turns.",
         height=max(3.0, 1.6 + 0.27 * len(top)),
     )
@@ -115,7 +115,7 @@ def slowest(choice: Choice) -> Figure:
 def _draw_request(
     axes: Any, choice: Choice, row: int, request: dict[str, Any], moments: pl.DataFrame
 ) -> list[str]:
-    """Draw a request as a bar of what was at work in it; return the phases that can be seen."""
+    """Draw a request as a bar of its phases over time; return the phases that can be seen."""
     pieces = moments_of(moments, request)
     for phase, of_phase in pieces.group_by("phase", maintain_order=True):
         bars = list(of_phase.select("from_sec", length=pl.col("to_sec") - pl.col("from_sec")).iter_rows())
@@ -132,7 +132,7 @@ def _draw_request(
 def moments_of_worker(choice: Choice, worker: int) -> pl.DataFrame:
     """Return what was at work in the requests of a worker in the step: request_id, phase, from_us, to_us.
 
-    A span is at work while none inside it is, so no moment is drawn for a span and again for its part.
+    A span is at work while no span inside it runs, so that no time is drawn twice.
     """
     spans = choice.run.read_spans(choice.step, worker, choice.validate)
     asked = spans.select("span", "request_id", phase=pl.col("counts_for").cast(pl.String))
@@ -162,7 +162,7 @@ def _requests(choice: Choice) -> pl.DataFrame:
 
 
 def _draw_curve(axes: Any, durations: pl.Series, **style: Any) -> None:
-    """Draw the share of requests that took at most so long; of many, those that can be told apart."""
+    """Draw the share of requests that took at most a time, by points that can be distinguished."""
     ordered = durations.sort()
     count = len(ordered)
     every = range(count) if count <= _POINTS else [at * (count - 1) // (_POINTS - 1) for at in range(_POINTS)]
@@ -171,7 +171,7 @@ def _draw_curve(axes: Any, durations: pl.Series, **style: Any) -> None:
 
 
 def _draw_other(axes: Any, choice: Choice) -> None:
-    """Lay the second run, if there is one, under the first."""
+    """Draw the second run, if there is one, below the first."""
     if choice.other is None:
         return
     requests = _of_digest(choice.other)
@@ -208,5 +208,5 @@ def _finish_cdf(axes: Any, everyone: dict[str, Any]) -> None:
 
 
 def _short(request_id: str) -> str:
-    """Return an id as it fits beside a bar; its end tells ids apart."""
+    """Return an id short enough to fit beside a bar; the end, which differs between ids, is kept."""
     return request_id if len(request_id) <= 18 else f"{request_id[:6]}…{request_id[-11:]}"

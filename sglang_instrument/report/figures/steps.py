@@ -1,4 +1,4 @@
-"""Draw steps: how long beside the training, of which phases, and what each worker of one did."""
+"""Draw steps: durations and times to the next step, phases, and what each worker of one step did."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _MARKED: Final = 5  # outliers that are named
 
 
 def overview(choice: Choice) -> Figure:
-    """Draw the duration of each step beside the time to the next one: the area between is no rollout."""
+    """Draw the duration of each step's rollout, and the time to the next step."""
     steps = step_table(choice.digest).drop_nulls("duration_sec")
     if steps.is_empty():
         raise NothingToDrawError("no step has a duration yet")
     figure, axes = new_figure(
         f"{len(steps)} {'validations' if choice.validate else 'steps'}: rollout, and the time to the next",
-        "The rollout of the slowest worker, and from its start to the next start. Between the two lines lies "
-        "what is no rollout: training, weights, saving.",
+        "Lower line: the rollout of the slowest worker. Upper line: from its start to the start of the next "
+        "step. Between them: training, weights, saving.",
     )
     at, took = steps["step"].to_list(), steps["duration_sec"].to_list()
     if steps["interval_sec"].count():
@@ -52,7 +52,7 @@ def overview(choice: Choice) -> Figure:
 
 
 def _draw_validations(axes: Any, choice: Choice) -> None:
-    """Draw the validation grey, at the step it belongs to: it is none of the training steps."""
+    """Draw validations in grey, at their step's number: they are not training steps."""
     if choice.validate:
         return
     rows = step_table(choice.run.digest.filter(pl.col("validate"))).drop_nulls("duration_sec")
@@ -79,13 +79,13 @@ def _mark_outliers(axes: Any, steps: pl.DataFrame) -> None:
 
 
 def shares(choice: Choice) -> Figure:
-    """Draw of which phases each step is made, in percent of all workers' time."""
+    """Draw the phases of each step, in percent of all workers' time."""
     steps = step_table(choice.digest).drop_nulls("duration_sec")
     if steps.is_empty():
         raise NothingToDrawError("no step has a duration yet")
     figure, axes = new_figure(
         "Where the time of each step went",
-        "All workers' time. Each moment counts once, for the phase at work in it: a step adds up to 100 %.",
+        "All workers' time. Each instant counts once, for the phase at work: a step adds up to 100 %.",
     )
     at = steps["step"].to_list()
     below = pl.zeros(len(steps), eager=True)
@@ -111,7 +111,7 @@ def workers(choice: Choice) -> Figure:
     rows = rows.sort("busy_sec", "worker", descending=[True, False])
     figure, axes = new_figure(
         f"The workers of {choice.step_word}, busiest first",
-        "Each moment counts once, for the phase at work in it; grey is waiting for the others at a barrier.",
+        "Each instant counts once, for the phase at work; grey is waiting for the others at a barrier.",
         height=max(3.0, 1.6 + 0.3 * len(rows)),
     )
     at = list(range(len(rows)))

@@ -1,4 +1,4 @@
-"""Draw turns: how many requests take, and how long each waits for the engine."""
+"""Draw turns: how long each takes in the engine, tools and interactions, and how many requests have it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_instrument.report.figures.parts import FAINT, INK, Choice, NothingTo
 from sglang_instrument.report.palette import colour_of
 
 _KINDS: Final = {"engine": "generate", "tool": "tool", "interaction": "interaction"}
-_MOST: Final = 12  # kinds of requests by turns; more are one
+_MOST: Final = 12  # requests with more turns share one colour
 
 
 def turns(choice: Choice) -> Figure:
@@ -22,9 +22,9 @@ def turns(choice: Choice) -> Figure:
     if table.is_empty():
         raise NothingToDrawError("no turn with a call of the engine yet")
     figure, axes = new_figure(
-        f"A turn's time, by its place in the request ({max(table['requests']):,} requests)",
-        "Mean over the requests that came so far; the whiskers reach the 99th percentile of the engine. "
-        "Late turns: few requests, long prompts.",
+        f"Time of the first, second ... turn ({max(table['requests']):,} requests)",
+        "Mean over the requests that had this turn; the whiskers reach the 99th percentile of engine time. "
+        "Late turns have few requests and long prompts.",
     )
     at = [turn + 1 for turn in table["turn"]]  # people count from 1
     left = pl.zeros(len(table), eager=True)
@@ -45,7 +45,7 @@ def turns(choice: Choice) -> Figure:
 
 
 def _count_axis(axes: Any, at: list[int], requests: pl.Series) -> None:
-    """Say on an axis of its own how many requests had each turn."""
+    """Draw how many requests had each turn, on a second axis."""
     counts = axes.twinx()
     counts.plot(at, requests.to_list(), color=FAINT, linestyle=":", marker=".", linewidth=1.2)
     counts.set_ylabel("requests that had this turn (dotted)", color=FAINT)
@@ -64,8 +64,8 @@ def turn_counts_by_step(choice: Choice) -> Figure:
     steps = requests["step"].unique().sort().to_list()
     figure, axes = new_figure(
         f"How many turns {len(requests):,} requests took, step by step",
-        "Each bar is a step's requests. A colour that grows from step to step is a model that learns to use "
-        "more turns, or fewer.",
+        "Each bar is a step's requests. A colour that grows or shrinks from step to step shows a model that "
+        "learns to use more turns, or fewer.",
     )
     kinds = counts["turns"].unique().sort().to_list()
     below = dict.fromkeys(steps, 0)

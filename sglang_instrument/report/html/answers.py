@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
     from sglang_instrument.analysis.verdict.finding import Finding
 
-_POINTS: Final = 320  # per curve: a screen shows no more
+_POINTS: Final = 320  # points of a curve; a screen cannot show more
 _MOST_CURVES: Final = 64  # workers with a curve of their own
 _MOST_HEAT_STEPS: Final = 400
 _MOST_ROWS: Final = 40

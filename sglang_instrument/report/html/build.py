@@ -58,10 +58,10 @@ def write_report(
         run: The run.
         path: The file to write.
         other: A second run to compare with.
-        traces: What engines' profilers recorded meanwhile, as `trace analyze --run --json` prints it.
-        steps: Training steps to show span by span; by default those with a finding, and the slowest.
-        most_spans: Of all steps shown span by span; steps in `steps` are shown in any case.
-        version: Of this package, for the foot of the page.
+        traces: What the engines' profilers recorded, as `trace analyze --run --json` prints it.
+        steps: Training steps that get a timeline; by default those with a finding, and the slowest.
+        most_spans: The most spans of all timelines together; steps in `steps` always have one.
+        version: Of this package, for the footer.
         stage: Called with the current action.
 
     Raises:
@@ -80,8 +80,8 @@ def write_report(
         packed[one.key], phases = pack_step(run, one, ahead)
         events |= phases
         parts[one.key] = _parts(ledger, one)
-    stage("asking what if")
-    grid = whatif_grid(run.digest, lambda done, total: stage(f"asking what if: {done} of {total}"))
+    stage("estimating what-if")
+    grid = whatif_grid(run.digest, lambda done, total: stage(f"estimating what-if: {done} of {total}"))
     stage("splitting requests into events")
     facts = _chart_facts(run, other, table, findings, chosen)
     facts |= {"whatif": grid, "parts": parts, "events": events}

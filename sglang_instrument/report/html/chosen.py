@@ -1,4 +1,4 @@
-"""Choose the steps that the report shows span by span: those asked for, those with a finding, the slowest."""
+"""Choose the steps that get a timeline: those asked for, those with a finding, the slowest."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Chosen:
 def choose(
     run: Run, steps: pl.DataFrame, findings: Sequence[Finding], asked: Sequence[int], most: int = MOST_SPANS
 ) -> list[Chosen]:
-    """Return the steps to show span by span, in order.
+    """Return the steps that get a timeline, in order.
 
     Args:
         run: The run.
         steps: As `step_table` returns them, training and validation.
         findings: As `findings_of` returns them.
-        asked: Numbers of training steps that are taken in any case.
-        most: The most records of all steps together; the first step is taken in any case.
+        asked: Numbers of training steps that are always chosen.
+        most: The most records of all steps together; the first step is always chosen.
 
     Raises:
         LogError: A step in `asked` does not exist.

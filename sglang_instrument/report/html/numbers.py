@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-NOTHING: Final = "–"  # noqa: RUF001 - an en dash, as in print
+NOTHING: Final = "–"  # noqa: RUF001 - an en dash, on purpose
 _BYTES: Final = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 

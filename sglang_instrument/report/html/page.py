@@ -1,4 +1,4 @@
-"""Put words, numbers and code into one HTML file that asks for nothing from outside."""
+"""Put texts, data and scripts into one HTML file that loads nothing from outside."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def render(
     """Return the page.
 
     Args:
-        story: What the templates say in words.
-        told: What the charts draw.
-        packed: The spans of the steps that are shown in full, by the step's key.
-        version: Of what made it.
+        story: The texts and numbers of the templates.
+        told: The data of the charts.
+        packed: The packed spans of the steps with a timeline, by the step's key.
+        version: Of this package.
     """
     pages = Environment(
         loader=PackageLoader("sglang_instrument.report.html"),
@@ -95,7 +95,7 @@ def _read(name: str) -> str:
 
 
 def _plotly() -> bytes:
-    """Return plotly.js as the plotly package brings it; importing that would take a second for nothing."""
+    """Return plotly.js from the plotly package, without importing the package: that takes a second."""
     spec = importlib.util.find_spec("plotly")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder, "package_data", "plotly.min.js")

@@ -1,4 +1,4 @@
-"""Collect what the head of the report says: the verdict, its reason, the run, the cost of measuring."""
+"""Collect the head of the report: the verdict, its reason, the run, the cost of recording."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SPAN_US: Final = 0.44  # time of the thread that ends a span, in pure Python; s
 
 
 def story(run: Run, steps: pl.DataFrame, findings: Sequence[Finding], other: Run | None) -> dict[str, Any]:
-    """Return what the head of the report says.
+    """Return the texts and numbers of the head of the report.
 
     Args:
         run: The run.

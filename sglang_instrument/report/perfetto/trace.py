@@ -214,10 +214,10 @@ class _RunWriter:
         for row in loop_blocks(workers).iter_rows(named=True):
             worker = row["worker"]
             process = self._process("worker", worker)
-            track = self._track(process, ("held", worker), "event loop blocked", 1)
+            track = self._track(process, ("blocked", worker), "event loop blocked", 1)
             end = row["at_us"] * 1000 - self._offset("worker", worker)
             values = {key: row[key] for key in ("culprit", "in_span") if row[key]}
-            begin = end - round(row["held_sec"] * 1e9)
+            begin = end - round(row["blocked_sec"] * 1e9)
             self._packets.begin(track, begin, "event_loop_block", "loop", values)
             self._packets.end(track, end)
             self.written.slices += 1

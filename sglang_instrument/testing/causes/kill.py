@@ -1,7 +1,7 @@
-"""Cut a written run as a dying worker leaves it: one is killed in the middle of a step, the others later.
+"""Truncate a run as if a worker was killed in the middle of a step, and the others later.
 
-What is left is what a writer and its watchdog would have written until then: no spans that had not ended, no
-closing records, and a report of what had been open for 30 s, 60 s and so on.
+The files keep what the writer and its watchdog would have written until then: no spans that had not ended, no
+closing records, and reports of the spans that had been open for 30 s, 60 s and so on.
 """
 
 import json
@@ -20,7 +20,7 @@ Record = dict[str, Any]
 def kill_worker(folder: Path, step: int, worker: int, share: float, ahead_sec: float) -> None:
     """Kill a worker after this share of its way to the barrier, and the others `ahead_sec` later.
 
-    The run ends in that step; those that had arrived at the barrier stay in it.
+    The run ends in that step; workers that had arrived at the barrier are still waiting in it.
     """
     for path in folder.glob("*_*"):
         if int(path.name.partition("_")[2]) > step:
@@ -39,7 +39,7 @@ def _read(path: Path) -> list[Record]:
 
 
 def _write(path: Path, records: list[Record], end_us: int) -> None:
-    """Write what a worker would have written by then; nobody gets past the barrier."""
+    """Write what a worker would have written until its death; no worker passes the barrier."""
     header = [one for one in records if one["event"] == LOG_OPENED]
     done = [one for one in records if one["event"] not in CONTROL_EVENTS and _end(one) < _arrival(records)]
     left = [one for one in done if _end(one) <= end_us]
@@ -60,7 +60,7 @@ def _end(record: Record) -> int:
 
 
 def _reports(records: list[Record], end_us: int) -> list[Record]:
-    """Return what the watchdog would have said by then: it looks once a second."""
+    """Return the reports that the watchdog would have written until then: it checks once a second."""
     arrival = _arrival(records)
     due: dict[int, list[Record]] = defaultdict(list)
     for one in records:
@@ -68,7 +68,7 @@ def _reports(records: list[Record], end_us: int) -> list[Record]:
             continue
         never = one["start_us"] >= arrival or _end(one) > arrival
         if one["start_us"] > arrival:
-            continue  # comes after the barrier that nobody left
+            continue  # it would come after the barrier, which no worker left
         age = FIRST_AGE_US
         while one["start_us"] + age < (end_us if never else min(_end(one), end_us)):
             due[-(-(one["start_us"] + age) // 1_000_000) * 1_000_000].append(one)

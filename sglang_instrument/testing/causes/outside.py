@@ -1,13 +1,14 @@
 """Plant what costs time outside of requests: slow parts around the rollout, and gaps between steps."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from sglang_instrument.schema import kind_of
 from sglang_instrument.testing.causes.base import StepCause, WorkerCause
 from sglang_instrument.testing.simulation.plan import StepPlan
 from sglang_instrument.testing.simulation.steps import PREPROCESS
 
-_NAMES = {"preprocess": "preprocess", "broadcast": "broadcast"}
+_OWN_WORDS: Final = frozenset({"preprocess", "broadcast", "cache"})
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class SlowPart(WorkerCause):
     @property
     def cause(self) -> str:  # type: ignore[override]  # depends on the part
         """The phase of the part; one word for all parts after the requests."""
-        return _NAMES.get(kind_of(self.event).phase, "post-processing")
+        phase = kind_of(self.event).phase
+        return phase if phase in _OWN_WORDS else "post-processing"
 
     @property
     def in_event(self) -> str:

@@ -1,8 +1,8 @@
-"""Children of multiprocessing write all that they recorded, however they are started and instrumented."""
+"""Children of multiprocessing write all their records, however they are started and instrumented."""
 
 import pytest
 
-# Names are taken at import: the target's module installs while a child reads what it shall do.
+# Names are bound at import: the target's module installs while a child unpickles its task.
 WORK = """
 from sglang_instrument import bind, event
 
@@ -69,7 +69,7 @@ def test_the_workers_of_a_pool_that_ends_write_everything(run_script, tmp_path, 
             with ProcessPoolExecutor(2, multiprocessing.get_context({method!r})) as pool:
                 list(pool.map(work.work, (1, 2, 3, 4)))
         """,
-        PYTHONWARNINGS="ignore::DeprecationWarning",  # Python 3.12 on: threads and fork
+        PYTHONWARNINGS="ignore::DeprecationWarning",  # Python 3.12 and newer warn of threads and fork
     )
     did = [record for records in script.records.values() for record in records if record["event"] == "did"]
     assert len(did) == 4000

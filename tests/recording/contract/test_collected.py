@@ -1,4 +1,4 @@
-"""What a program lets go is collected, though it never ended and leads back to itself."""
+"""Objects that a program drops are collected, although their spans never ended and refer back to them."""
 
 import contextvars
 import gc
@@ -21,7 +21,7 @@ CYCLES = 50
 
 
 class Thing:
-    """Something of the program's, to which it leads back."""
+    """An object of the program, to which reference cycles lead back."""
 
     size = 3
 
@@ -35,7 +35,7 @@ def pause():
 
 
 def left_over(start, let_go=lambda: None):
-    """Start what `start(thing)` returns in a context that leads back to it, let it go; return what stays."""
+    """Start `start(thing)` in a context that refers to the thing, drop both; return what stays alive."""
     gone = []
     for _ in range(CYCLES):
         thing = Thing()
@@ -98,7 +98,7 @@ OF_ITEMS = {"last": "item", "n": "x.size"}
     [plain, in_bind, in_step, generator_in_bind, in_spans, in_span_named_by_it],
     ids=lambda function: function.__name__,
 )
-def test_what_waits_in_a_block_is_collected(function):
+def test_a_coroutine_waiting_in_a_block_is_collected(function):
     assert left_over(function) == 0
 
 
@@ -235,7 +235,7 @@ def test_a_chain_of_tasks_each_begun_in_the_block_of_the_one_before_keeps_two_co
     bound, length = context.run(CURRENT.get), 0
     while bound is not None:
         bound, length = bound.around, length + 1
-    assert length <= 3  # UNBOUND is the last
+    assert length <= 3  # the last one is UNBOUND
 
 
 def test_a_block_that_was_left_elsewhere_does_not_keep_the_one_around_it_bound():

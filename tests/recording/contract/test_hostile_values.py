@@ -1,4 +1,4 @@
-"""What a value's own code raises stays with the value; what the program's signal handlers raise goes on."""
+"""Exceptions of a value's own code are caught; exceptions of the program's signal handlers are raised."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def base(request):
 
 @pytest.fixture(params=hostile.ERRORS, ids=lambda error: error.__name__)
 def value(base, request):
-    """A value of a class derived from `base`, of which each method raises the same error."""
+    """Return a value of a class derived from `base` whose methods all raise the same error."""
     return hostile.value(base, request.param)
 
 
@@ -128,7 +128,7 @@ class UnnamedError(Exception, metaclass=Unspeakable):
 
 
 @pytest.mark.parametrize("with_messages", [False, True])
-def test_an_exception_that_cannot_be_named_goes_on_untouched(seen, with_messages):
+def test_an_exception_without_a_readable_name_is_raised_unchanged(seen, with_messages):
     @instrument
     def plain(error):
         raise error
@@ -178,7 +178,7 @@ def test_a_function_that_cannot_be_asked_anything_is_left_as_it_is():
 
 
 class Signalled:
-    """A value while whose methods run a signal arrives."""
+    """A value whose methods receive a signal while they run."""
 
     def __init__(self, number):
         self.number = number
@@ -203,7 +203,7 @@ class TooLateError(Exception):
 @pytest.mark.parametrize(
     ("number", "error"), [(signal.SIGINT, None), (signal.SIGTERM, SystemExit), (signal.SIGALRM, TooLateError)]
 )
-def test_what_a_signal_handler_raises_goes_on_wherever_it_comes(number, error):
+def test_an_exception_from_a_signal_handler_is_raised_wherever_it_arrives(number, error):
     def handler(number, frame):
         raise error(3)
 
@@ -212,7 +212,7 @@ def test_what_a_signal_handler_raises_goes_on_wherever_it_comes(number, error):
         return x
 
     before = signal.getsignal(number)
-    # Python's own raises KeyboardInterrupt; in the background of a shell it is not set.
+    # Python's own handler raises KeyboardInterrupt; a shell does not set it for background processes.
     signal.signal(number, signal.default_int_handler if error is None else handler)
     try:
         with records():

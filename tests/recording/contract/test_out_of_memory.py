@@ -1,4 +1,4 @@
-"""Where there is no memory for a record, the record is dropped and counted; training sees nothing of it."""
+"""Without memory for a record, the record is dropped and counted, and training does not notice."""
 
 import json
 
@@ -120,7 +120,7 @@ def test_each_allocation_that_fails_costs_one_record_at_most_and_raises_nothing(
     pytest.importorskip("_testcapi")
     done = run_script(ACTS + ONE_AT_A_TIME, SGLANG_INSTRUMENT_NATIVE=native)
     escaped, uncounted = json.loads(done.stdout)
-    # What Python itself does for keywords, and for a `with` of a class written in Python, cannot be guarded.
+    # Python's own allocations, for keywords and for `with` of a class in Python, cannot be guarded.
     if native == "":
         escaped = [one for one in escaped if one[0] not in ("a_bind", "a_step")]
         assert escaped == []
@@ -194,7 +194,7 @@ def test_under_a_limit_records_are_dropped_and_counted_and_the_process_goes_on(r
         assert raised < made / 20
 
 
-def test_the_target_s_own_memory_error_goes_on_untouched_and_is_named(run_script):
+def test_a_memory_error_of_the_target_is_raised_unchanged_and_named(run_script):
     done = run_script(
         """
         from sglang_instrument import instrument, span

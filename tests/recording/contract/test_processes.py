@@ -1,4 +1,4 @@
-"""However a process begins or ends: its own file, whole lines, nothing doubled, its exit code its own."""
+"""However a process begins or ends, it has its own file, complete lines, no duplicates and its exit code."""
 
 import os
 import random
@@ -30,7 +30,7 @@ def indices(records):
 
 
 def split_lines(path):
-    """Return the whole lines of a file, and what a kill left of one more."""
+    """Return the complete lines of a file, and the rest that a kill left."""
     *lines, rest = path.read_bytes().split(b"\n")
     return lines, rest
 
@@ -47,15 +47,13 @@ def test_a_kill_at_any_moment_leaves_whole_lines_but_for_one_last(start_script, 
     for path in script.folder.rglob("*.jsonl"):
         lines, _ = split_lines(path)
         torn = [line for line in lines if line and not (line.startswith(b"{") and line.endswith(b"}"))]
-        assert (
-            len(torn) <= 3
-        )  # one at each kill but the last, which the next process put on a line of its own
+        assert len(torn) <= 3  # one torn line per kill except the last; the next process starts a new line
         opened = [line for line in lines if b'"event":"log_opened"' in line]
-        assert opened[:1] == lines[:1]  # neither, where the kill came between opening and writing
+        assert opened[:1] == lines[:1]  # none, if the kill came between opening and writing
         assert all(b'"reopened":true' in line for line in opened[1:])
 
 
-def test_what_line_durability_acknowledged_survives_a_kill(start_script):
+def test_records_acknowledged_with_line_durability_survive_a_kill(start_script):
     script = start_script(
         """
         import os, sglang_instrument as si
@@ -126,7 +124,7 @@ def test_an_exit_without_clean_up_loses_no_step_that_ended_a_moment_before(run_s
             si.event("did", index=0)
         path = folder / "step_1" / "worker_0.jsonl"
         while not (path.exists() and "step_closed" in path.read_text()):
-            time.sleep(0.01)  # nobody asks for it to be written
+            time.sleep(0.01)  # without flush()
         os._exit(0)
     """)
     assert [record["event"] for record in script.records["step_1/worker_0.jsonl"]] == [
@@ -268,7 +266,7 @@ def test_a_child_of_multiprocessing_writes_all_that_it_recorded(run_script, tmp_
     assert len({record["extra"]["pid"] for record in opened}) == 3
 
 
-def test_a_process_started_anew_after_a_kill_goes_on_in_the_same_files(start_script, log_dir):
+def test_a_process_restarted_after_a_kill_appends_to_the_same_files(start_script, log_dir):
     for _ in range(2):
         script = start_script("""
             import os, sglang_instrument as si
@@ -283,7 +281,7 @@ def test_a_process_started_anew_after_a_kill_goes_on_in_the_same_files(start_scr
         """)
         script.wait(code=-signal.SIGKILL)
         torn = log_dir / "run" / "step_2" / "worker_0.jsonl"
-        torn.write_bytes(torn.read_bytes()[:-5])  # as if the kill had met the write itself
+        torn.write_bytes(torn.read_bytes()[:-5])  # as if the kill had interrupted the write
     text = torn.read_text().splitlines()
     opened = [line for line in text if '"log_opened"' in line]
     assert ['"reopened":true' in line for line in opened] == [False, True]
@@ -298,7 +296,7 @@ def test_a_process_started_anew_after_a_kill_goes_on_in_the_same_files(start_scr
     assert second["reopened"]
 
 
-def test_exec_takes_no_descriptor_of_ours_along(run_script):
+def test_exec_inherits_no_descriptor_of_ours(run_script):
     script = run_script("""
         import os, subprocess, sys, sglang_instrument as si
         si.install()

@@ -1,4 +1,4 @@
-"""Where descriptors, memory or threads run out, a process ends as without us, and loses no record."""
+"""If descriptors, memory or threads run out, a process ends as without us, and loses no record."""
 
 import json
 
@@ -24,7 +24,7 @@ TAKE_ALL_MEMORY = """
 @pytest.mark.parametrize("durability", ["buffered", "line"])
 @pytest.mark.parametrize("take", [TAKE_ALL_DESCRIPTORS, TAKE_ALL_MEMORY], ids=["descriptors", "memory"])
 @pytest.mark.parametrize("end", ["pass", "si.uninstall()", "raise SystemExit(3)"])
-def test_a_process_that_has_used_up_something_ends_with_its_own_code(run_script, take, end, durability):
+def test_a_process_short_of_a_resource_ends_with_its_own_code(run_script, take, end, durability):
     for _ in range(3):
         script = run_script(
             f"""
@@ -42,7 +42,7 @@ def test_a_process_that_has_used_up_something_ends_with_its_own_code(run_script,
         assert "libgcc" not in script.stderr
 
 
-# A stack that no address space holds, and a limit that leaves no room for one.
+# A stack size that fits into no address space, and a limit that leaves no room for a stack.
 NO_THREADS = {
     "stacks": ("threading.stack_size(2**47)", "threading.stack_size(0)"),
     "memory": (
@@ -78,7 +78,7 @@ RECORDS = """
 
 @pytest.fixture
 def record_without_threads(run_script):
-    """Record four steps of 1,000 records while no thread can be started, and then do something."""
+    """Record four steps of 1,000 records while no thread can be started, and then run `then`."""
 
     def run(why, then, **environment):
         forbid, allow = NO_THREADS[why]
@@ -90,7 +90,7 @@ def record_without_threads(run_script):
 
 
 def steps_below(folder):
-    """Return how many records of its own each file has; None for a step that is not whole."""
+    """Return the number of records of each file; None for an incomplete step."""
     wholes = {}
     for path, records in read_records(folder).items():
         events = [record["event"] for record in records]
@@ -116,9 +116,7 @@ def test_records_wait_for_a_thread_until_somebody_asks_for_them_or_the_process_e
 
 
 @pytest.mark.parametrize("why", NO_THREADS)
-def test_every_record_is_there_at_once_where_that_is_asked_for_though_no_thread_can_be_started(
-    record_without_threads, why
-):
+def test_with_durability_line_every_record_is_written_at_once_without_threads(record_without_threads, why):
     script = record_without_threads(why, "pass", SGLANG_INSTRUMENT_DURABILITY="line")
     counts = json.loads(script.stdout)
     assert (counts["recorded"], counts["waiting"], counts["dropped"]) == (4000, 0, 0)
@@ -135,14 +133,14 @@ def test_when_threads_can_be_started_again_the_next_span_starts_them(record_with
     steps(5)
     path = si.status()["folder"] + "/step_5/worker_0.jsonl"
     while not (os.path.exists(path) and "step_closed" in open(path).read()):
-        time.sleep(0.01)  # nobody asks for it to be written
+        time.sleep(0.01)  # without flush()
     os._exit(0)
     """,
     )
     assert steps_below(script.folder) == whole(1, 2, 3, 4, 5)
 
 
-def test_a_thread_is_not_asked_for_at_each_span(record_without_threads):
+def test_not_every_span_tries_to_start_a_thread(record_without_threads):
     script = record_without_threads(
         "stacks",
         """

@@ -1,4 +1,4 @@
-"""Ten thousand steps: descriptors, threads and memory stay what they were after the first thousand."""
+"""Over ten thousand steps, descriptors, threads and memory stay as they were after the first thousand."""
 
 import json
 
@@ -58,7 +58,7 @@ def test_ten_thousand_steps_leave_descriptors_threads_and_memory_flat(start_scri
     early, late, records, descriptors_afterwards = json.loads(start_script(SOAK).wait(timeout=600).stdout)
     assert (
         late["descriptors"] <= early["descriptors"] <= descriptors_afterwards + 4
-    )  # two files and the claim
+    )  # two files and the lock file
     assert late["threads"] <= early["threads"]
     assert late["resident_mb"] - early["resident_mb"] < 8
     assert late["scopes"] <= early["scopes"] <= 110

@@ -1,4 +1,4 @@
-"""What waits for the disk's thread: its order, its bounds, its memory, and whom it makes wait."""
+"""Jobs for the disk's thread keep their order, are bounded, release their memory, and block nothing else."""
 
 import gc
 import json
@@ -53,7 +53,7 @@ def disk(files):
 
 @pytest.fixture
 def written(log_dir):
-    """Read the file of a step: numbers of its records, names of its control records."""
+    """Return the numbers of the records in a step's file, and the names of its control records."""
 
     def read(number):
         lines = (log_dir / f"step_{number}" / "worker_0.jsonl").read_text().splitlines()
@@ -62,7 +62,7 @@ def written(log_dir):
     return read
 
 
-def test_what_is_put_is_done_in_order_whoever_does_it(disk, written):
+def test_jobs_run_in_order_in_whichever_thread(disk, written):
     seen, scope = [], scope_of(1)
 
     def look(expected):
@@ -77,17 +77,17 @@ def test_what_is_put_is_done_in_order_whoever_does_it(disk, written):
     assert all(there == expected for expected, there in seen)
 
 
-def test_what_waits_is_bounded_in_bytes_and_what_comes_beyond_is_counted(files, written):
+def test_waiting_lines_are_bounded_in_bytes_and_dropped_ones_are_counted(files, written):
     notices.forget()
     scope, line = scope_of(1), lines_of(0)
-    disk = Disk(files, 3 * len(line))  # not started: it hangs
+    disk = Disk(files, 3 * len(line))  # not started, like a hanging disk
     for _ in range(5):
         disk.write(scope, line, 1)
     assert (disk.dropped_records, scope.dropped) == (2, 2)
     assert len([said for said in notices.noticed() if "keep up" in said["notice"]]) == 1
     disk.start()
     wait_for(disk)
-    for _ in range(3):  # what is done makes room
+    for _ in range(3):  # finished jobs make room
         disk.write(scope, line, 1)
     disk.do(files.close)
     disk.end()
@@ -113,7 +113,7 @@ def test_the_file_that_was_not_used_for_longest_is_closed_for_another_one(disk, 
     for scope in scopes[:16]:
         disk.write(scope, lines_of(0), 1)
     wait_for(disk)
-    for scope in scopes[:15]:  # all but the last one, again
+    for scope in scopes[:15]:  # all but the last one are used again
         disk.write(scope, lines_of(1), 1)
     disk.write(scopes[16], lines_of(0), 1)
     for scope in scopes[:16]:
@@ -133,7 +133,7 @@ def test_a_job_that_fails_costs_only_itself(disk, written, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_what_was_written_is_let_go_of(disk):
+def test_written_lines_are_released(disk):
     class Job:
         def __call__(self):
             pass
@@ -149,10 +149,10 @@ def test_what_was_written_is_let_go_of(disk):
     disk.do(int)
     wait_for(disk)
     assert gone() is None
-    assert sys.getrefcount(scope) <= before + 3  # of the open file; of none that was written
+    assert sys.getrefcount(scope) <= before + 3  # only the open file is kept, no written lines
 
 
-def test_what_nobody_will_do_any_more_keeps_nothing_alive(log_dir):
+def test_abandoned_jobs_keep_nothing_alive(log_dir):
     def one():
         files = Files(log_dir, Clock(), "run", dict)
         disk = Disk(files, 2**20)
@@ -171,11 +171,11 @@ def test_what_nobody_will_do_any_more_keeps_nothing_alive(log_dir):
     assert gone() is None
 
 
-def test_what_is_put_and_never_done_keeps_nothing_alive(log_dir):
+def test_jobs_that_never_run_keep_nothing_alive(log_dir):
     def ended():
         files = Files(log_dir, Clock(), "run", dict)
         disk = Disk(files, 2**20)
-        disk.do(partial(id, disk))  # nothing is put after it that would let go of it
+        disk.do(partial(id, disk))  # no later job replaces it
         return weakref.ref(files)
 
     files = ended()
@@ -183,7 +183,7 @@ def test_what_is_put_and_never_done_keeps_nothing_alive(log_dir):
     assert files() is None
 
 
-def test_a_recorder_that_was_taken_out_is_let_go_of(log_dir):
+def test_a_replaced_recorder_is_released(log_dir):
     seen = []
     for _ in range(3):
         install(log_dir=str(log_dir), experiment="run", trainers="none")
@@ -194,7 +194,7 @@ def test_a_recorder_that_was_taken_out_is_let_go_of(log_dir):
         seen.append(sum(type(one) is Files for one in gc.get_objects()))
         uninstall()
     assert status()["installed"] is False
-    assert seen[-1] <= seen[0] + 1  # the encoder's last tick may not be over
+    assert seen[-1] <= seen[0] + 1  # the encoder's last tick may still run
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -1,4 +1,4 @@
-"""Whatever the disk does: training goes on, one notice says what is wrong, what is lost is counted."""
+"""Whatever the disk does, training continues, one notice names the problem, and lost records are counted."""
 
 import json
 import os
@@ -41,8 +41,8 @@ def small_disk(tmp_path):
 
 @pytest.fixture
 def hanging_file(monkeypatch):
-    """Whoever opens the file of step 1 waits until the test is over."""
-    monkeypatch.setattr(os, "open", os.open)  # put back afterwards
+    """Opening the file of step 1 blocks until the test is over."""
+    monkeypatch.setattr(os, "open", os.open)  # restored afterwards
     answers = hanging_open.until_it_answers()
     yield
     answers.set()
@@ -79,7 +79,7 @@ def test_each_step_of_each_worker_has_its_file_with_a_beginning_and_an_end(insta
     ]
     for path, records in files.items():
         assert records[0]["event"] == "log_opened"
-        if path != "step_0/worker_0.jsonl":  # in which nothing was bound
+        if path != "step_0/worker_0.jsonl":  # without a bound step
             (closed,) = [record for record in records if record["event"] == "step_closed"]
             assert closed["extra"] == {"written": 4, "dropped": 0, "sampled_out": 0}
     assert all(record["validate"] for record in own(files["validate_2/worker_0.jsonl"]))
@@ -158,7 +158,7 @@ def test_a_disk_that_has_room_again_goes_on_in_the_same_file_on_a_line_of_its_ow
                 pass
         except OSError:
             pass
-    rollout([1], events=500)  # more than the rest of the file's last page
+    rollout([1], events=500)  # more than fits into the file's last page
     assert sglang_instrument.flush()
     dropped = sglang_instrument.status()["records"]["dropped"]
     assert 0 < dropped <= 501
@@ -178,7 +178,7 @@ def test_a_disk_that_has_room_again_goes_on_in_the_same_file_on_a_line_of_its_ow
 
 
 @pytest.mark.parametrize("deleted", ["step_1/worker_0.jsonl", "step_1", "."])
-def test_what_is_deleted_while_it_is_written_begins_anew(install, deleted):
+def test_a_file_deleted_while_it_is_written_is_made_again(install, deleted):
     folder = install()
     with step(1):
         event("before")
@@ -193,16 +193,14 @@ def test_what_is_deleted_while_it_is_written_begins_anew(install, deleted):
     assert "was deleted while it was open" in noticed()[0]
 
 
-def test_a_disk_that_hangs_holds_flush_and_uninstall_for_two_seconds_at_most(install, hanging_file):
+def test_a_hanging_disk_blocks_flush_and_uninstall_for_two_seconds_at_most(install, hanging_file):
     install()
     rollout([1], events=5_000)
     started = time.monotonic()
     assert not sglang_instrument.flush(0.3)
     rollout([2])
     sglang_instrument.uninstall()
-    assert (
-        time.monotonic() - started < 30
-    )  # far above 2.3 s, for machines that are busy, and far below a hang
+    assert time.monotonic() - started < 30  # far above 2.3 s, for busy machines, and far below a hang
     (notice,) = noticed()
     waiting = int(notice.split()[0])
     assert "were not written within 2 s" in notice
@@ -301,7 +299,7 @@ def test_a_step_in_which_something_still_runs_stays_open_and_is_closed_once(inst
 
 def test_a_step_that_ends_several_times_says_its_counts_so_far_and_is_read_as_one(install):
     folder = install(sample_requests=0.5)
-    for request in range(40):  # one after another, as an asynchronous trainer's requests of one step may come
+    for request in range(40):  # one after another, as requests of one step of an asynchronous trainer
         with step(1), bind(request_id=f"r{request}"), span("async_rollout_request_complete"):
             event("did")
         assert sglang_instrument.flush()
@@ -344,7 +342,7 @@ def test_a_role_that_is_no_file_name_never_leaves_the_folder(install, log_dir):
     assert path.parent == log_dir / "run" / "step_1"
 
 
-def test_what_the_process_is_stands_in_a_file_of_its_own(install):
+def test_the_self_description_of_the_process_is_in_its_own_file(install):
     folder = install(role="trainer")
     with bind(worker=5, step=1):
         event("did")
@@ -361,16 +359,14 @@ def _open_logs(folder):
     for link in Path("/proc/self/fd").iterdir():
         try:
             target = link.readlink()
-        except OSError:  # the descriptor with which the folder is listed
+        except OSError:  # the descriptor that lists the folder
             continue
         if target.suffix == ".jsonl" and folder in target.parents:
             found.append(target)
     return sorted(found)
 
 
-def test_who_closes_our_descriptor_and_gets_its_number_finds_nothing_of_ours_in_his_file(
-    install, tmp_path, records_below
-):
+def test_a_file_that_reuses_our_closed_descriptor_gets_no_records(install, tmp_path, records_below):
     folder = install()
     with step(1), span("first"):
         pass
@@ -380,7 +376,7 @@ def test_who_closes_our_descriptor_and_gets_its_number_finds_nothing_of_ours_in_
     [ours] = [int(one.name) for one in descriptors.iterdir() if one.exists() and one.samefile(path)]
     os.close(ours)
     theirs = os.open(tmp_path / "checkpoint", os.O_WRONLY | os.O_CREAT)
-    if theirs != ours:  # another thread was faster: as if it had not been
+    if theirs != ours:  # another thread got the number first: take it over
         os.dup2(theirs, ours)
         os.close(theirs)
     try:

@@ -1,4 +1,4 @@
-"""A file system that stops answering holds up neither training nor a forked child."""
+"""A file system that stops answering blocks neither training nor a forked child."""
 
 import json
 import os
@@ -15,7 +15,7 @@ MOUNTED = [sys.executable, str(HERE / "hanging_folder.py")]
 
 @pytest.fixture(scope="module")
 def fuse(tmp_path_factory):
-    """Skip unless this process may mount a file system of its own, in a namespace of its own."""
+    """Skip unless this process may mount a file system in its own namespace."""
     folder = tmp_path_factory.mktemp("fuse")
     tried = subprocess.run([*MOUNTED, folder, "/bin/true"], capture_output=True, text=True, check=False)
     if tried.returncode:
@@ -24,7 +24,7 @@ def fuse(tmp_path_factory):
 
 @pytest.fixture
 def train(fuse, tmp_path):
-    """Run a script whose disk hangs on demand; return what it says, its files, its complaints."""
+    """Run a script whose disk hangs on demand; return its output, its files and its errors."""
 
     def run(script, **variables):
         source = textwrap.dedent(BEFORE) + textwrap.dedent(script) + "\nprint('the end', flush=True)\n"
@@ -68,7 +68,7 @@ def events(files, path):
     return [json.loads(line)["event"] for line in files.get(path, ())]
 
 
-def test_a_disk_that_never_answers_holds_up_nothing_and_what_it_costs_is_counted(train):
+def test_a_disk_that_never_answers_blocks_nothing_and_lost_records_are_counted(train):
     said, files, complaints = train("""
         disk(b"h")
         steps(1, 2, 3)
@@ -136,7 +136,7 @@ def test_a_file_system_that_has_no_locks_gives_each_process_a_file_of_its_own(tr
 
 
 def test_a_disk_that_answers_while_the_interpreter_ends_does_not_abort_the_process(train):
-    """Its thread is ended by the C library then, which may find neither a descriptor nor memory left."""
+    """The C library ends the disk's thread then, possibly without a free descriptor or memory."""
     said, _, complaints = train("""
         class Last:
             def __del__(self, disk=disk, sleep=time.sleep, write=os.write):

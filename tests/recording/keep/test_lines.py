@@ -32,7 +32,7 @@ values = st.recursive(
 )
 
 
-#: The machine may be busy.
+#: For busy machines.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -86,8 +86,8 @@ def test_nan_and_infinities_become_null():
     assert seen[0]["extra"] == {"nan": None, "inf": None}
 
 
-def test_the_short_way_and_the_long_way_write_the_same():
-    """A span without fields takes the short way; the same one with an empty phase the long way."""
+def test_the_fast_and_the_general_encoding_write_the_same():
+    """A span without fields takes the fast path; the same span with an empty phase takes the general one."""
     with records() as seen, bind(step=2, worker=1, request_id='a"b\\', turn=3):
         with span("turn_engine_call"):
             pass
@@ -116,7 +116,7 @@ def test_timestamps_follow_the_clock_through_every_second_and_millisecond():
         assert written == pytest.approx(clock.epoch_us(made.end) / 1e6, abs=1e-4)
 
 
-def test_spawned_by_stands_in_the_first_record_of_a_task_alone():
+def test_spawned_by_is_only_in_the_first_record_of_a_task():
     maker = LineMaker(Clock())
     context = Context(scope=scope_for("worker", 0, 1, False), extra={"turn": 1})
     task = Task(7, 3)

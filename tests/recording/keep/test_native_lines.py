@@ -1,4 +1,4 @@
-"""The compiled encoder and the pure one write the same, whatever is recorded."""
+"""The compiled and the pure encoder write the same lines for any records."""
 
 import json
 import math
@@ -86,7 +86,7 @@ spans = st.fixed_dictionaries(
 
 
 def encoded(described, contexts, compiled):
-    """Return what is written of described spans, by scope: the lines, and how many had to be changed."""
+    """Return by scope an encoder's lines of described spans, and how many records were changed."""
     known = [
         Context(scope=SCOPES[scope], extra=None if extra is None else dict(extra))
         for scope, extra in contexts
@@ -116,7 +116,7 @@ def encoded(described, contexts, compiled):
 
 
 def read(lines):
-    """Return the records as pairs, for the order of keys counts; NaN is no JSON."""
+    """Return the records as lists of pairs, because the order of keys counts; NaN is refused."""
     parsed = []
     for line in lines.splitlines():
         assert len(line) < LONGEST_LINE
@@ -154,7 +154,7 @@ CONTEXTS = [(0, {"request_id": "r0", "turn": 1}), (1, {"request_id": 'a"b\\'}), 
 
 
 def both(*described):
-    """Return what both encoders write of spans that are as usual but for what is said."""
+    """Return the lines of both encoders for usual spans with the given changes."""
     made = [USUAL | one for one in described]
     return [encoded(made, CONTEXTS, compiled) for compiled in (False, True)]
 
@@ -215,7 +215,7 @@ def test_a_record_without_end_keeps_its_place_and_its_neighbours():
 
 
 @pytest.mark.parametrize("start", [-(2**62), -1, 0, 999, 2**62])
-def test_no_time_is_too_far_away(start):
+def test_times_of_any_size_are_written(start):
     pure, compiled = both({"start": start})
     assert compiled == pure
 
@@ -239,7 +239,7 @@ def spans_of(count, extra):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_chunk_lets_go_of_the_spans_that_it_took_and_of_no_other(compiled):
+def test_a_chunk_releases_the_spans_that_it_encoded_and_no_other(compiled):
     spans = spans_of(5000, lambda number: {"n": number})
     maker, end, seen = LineMaker(CLOCK, compiled=compiled), 0, []
     while end < len(spans):
@@ -257,7 +257,7 @@ def test_a_chunk_of_long_records_ends_early():
     while end < len(spans):
         end, pieces = maker.encode_chunk(spans, end)
         ends.append(end)
-        kept += pieces  # what was handed over stays as it is while more is made
+        kept += pieces  # a returned chunk stays unchanged while later ones are made
     assert max(after - before for before, after in zip([0, *ends], ends, strict=False)) < 10
     written = b"".join(bytes(lines) for _, lines, _, _ in kept)
     assert [json.loads(line)["extra"]["n"] for line in written.splitlines()] == list(range(500))
@@ -288,7 +288,7 @@ def test_a_context_whose_defaults_change_goes_where_they_say(monkeypatch):
     assert [json.loads(lines)["workid"] for ((_, lines, _, _),) in (first, second)] == [1, 2]
 
 
-def test_what_is_no_span_costs_no_neighbour():
+def test_an_object_that_is_no_span_affects_no_other_record():
     spans = [spans_of(1, lambda number: {"n": 1})[0], "no span", Span("x", context="no context")]
     spans += spans_of(1, lambda number: {"n": 2})
     ((_, lines, _, records),) = LineMaker(CLOCK).encode_all(spans)

@@ -1,4 +1,4 @@
-"""Which records are kept: down to a detail, of drawn and of slow requests; and that the rest is counted."""
+"""Records are kept by level of detail, by sampled and by slow requests; dropped ones are counted."""
 
 import subprocess
 import sys
@@ -72,7 +72,7 @@ def ids(spans):
         ),
     ],
 )
-def test_detail_keeps_what_names_no_more_than_it_says(install, records_below, detail, kept):
+def test_detail_keeps_records_up_to_its_level(install, records_below, detail, kept):
     folder = install(detail=detail)
     with step(1):
         with bind(request_id="a"):
@@ -93,7 +93,7 @@ def test_detail_keeps_what_names_no_more_than_it_says(install, records_below, de
     assert written[-1]["extra"] == {"written": len(kept), "dropped": 0, "sampled_out": 0}
 
 
-def test_what_keeps_everything_is_not_there():
+def test_no_selection_is_made_if_everything_is_kept():
     assert selection_for(Config(), Context) is None
     assert selection_for(Config(sample_requests=0.5), Context) is not None
     assert selection_for(Config(detail="turn"), Context) is not None
@@ -130,7 +130,7 @@ def test_a_drawn_request_is_written_at_once(scope):
     assert ids(half.keep([record(drawn, scope=scope)])) == [drawn]
 
 
-def test_what_belongs_to_no_request_is_always_written(scope):
+def test_records_outside_of_requests_are_always_written(scope):
     assert ids(sampling(0).keep([record(None, scope=scope)])) == [None]
 
 
@@ -167,7 +167,7 @@ def test_a_request_that_has_not_ended_when_its_step_has_is_kept(scope):
     assert ids(none.end_step(scope)) == ["stuck", "b"]
 
 
-def test_a_record_that_comes_after_its_request_was_decided_on_shares_its_fate(scope):
+def test_a_late_record_is_kept_or_dropped_as_its_request_was(scope):
     none = sampling(0)
     none.keep([request("quick", 1, scope=scope), request("slow", 2, scope=scope)])
     none.end_step(scope)
@@ -181,7 +181,7 @@ def test_a_step_that_is_bound_again_is_sampled_again(scope):
     none = sampling(0)
     none.keep([request("a", 1, scope=scope)])
     assert ids(none.end_step(scope)) == ["a"]
-    # As the writer meets it: the second block has ended before its records are looked at.
+    # As in the writer: the second block has ended before its records are selected.
     scope.open, scope.ended = 0, True
     assert none.keep([request("b", 0.5, scope=scope), request("c", 2, scope=scope)]) == []
     assert ids(none.end_step(scope)) == ["c"]

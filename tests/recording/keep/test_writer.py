@@ -1,4 +1,4 @@
-"""The writer: records that are written at once; memory that stays bounded when the disk does not keep up."""
+"""The writer writes records at once if asked, and keeps memory bounded if the disk is too slow."""
 
 import asyncio
 import logging
@@ -101,7 +101,7 @@ def test_with_durability_line_a_span_in_the_middle_of_a_write_waits_for_nobody(
             with span("first"):
                 pass
             (folder / "step_1/worker_0.jsonl").unlink()
-            with span("second"):  # the notice that the file is gone is logged while this one is written
+            with span("second"):  # the notice about the deleted file is logged while this record is written
                 pass
             with span("third"):
                 pass
@@ -204,7 +204,7 @@ def wait_until(condition):
 
 @pytest.fixture
 def resting(install, monkeypatch):
-    """A process that has recorded, and then nothing; the encoder would not look at anything for an hour."""
+    """A process that recorded and then paused; without a wakeup, the encoder sleeps for an hour."""
     monkeypatch.setattr(writer, "_RESTS_AFTER", 2)
     monkeypatch.setattr(hangs, "_LOOK_EVERY_SEC", 3600)
     folder = install(hang_after_sec=36000)
@@ -236,7 +236,7 @@ def test_flush_and_uninstall_do_not_wait_for_an_encoder_that_rests(resting, reco
     ]
 
 
-def test_the_encoder_does_not_rest_while_an_event_loop_runs_that_may_be_held(install, monkeypatch):
+def test_the_encoder_does_not_rest_while_an_event_loop_is_watched(install, monkeypatch):
     monkeypatch.setattr(writer, "_RESTS_AFTER", 2)
     looks = []
     look = event_loop.look_at_hearts
@@ -344,7 +344,7 @@ def test_where_little_is_recorded_every_other_tick_writes_or_the_ticks_are_longe
         calm._tick(woken)
         return calm.waiting
 
-    assert left_after(1) == 0  # the first record of a process opens its file
+    assert left_after(1) == 0  # the first record also opens the file
     assert [left_after(1), left_after(1), left_after(1), left_after(1)] == [1, 0, 1, 0]
     assert left_after(1, woken=True) == 0
     assert [left_after(writer._LITTLE + 1), left_after(writer._LITTLE + 1)] == [0, 0]
@@ -356,7 +356,7 @@ def test_where_little_is_recorded_every_other_tick_writes_or_the_ticks_are_longe
     assert calm._tick_sec == writer.TICK_SEC
 
 
-def test_a_bell_that_rang_wakes_who_waits_next_and_once():
+def test_a_wakeup_that_was_rung_wakes_the_next_waiter_once():
     bell = Bell()
     bell.ring()
     bell.ring()
@@ -364,7 +364,7 @@ def test_a_bell_that_rang_wakes_who_waits_next_and_once():
     assert bell.wait(0.001, 3, []) == 3
 
 
-def test_a_bell_wakes_who_waits_already():
+def test_a_wakeup_wakes_a_waiting_thread():
     bell, begun = Bell(), threading.Event()
 
     def ring():
@@ -404,14 +404,14 @@ def test_a_writer_leaves_ticks_out_only_where_nothing_has_to_be_looked_at(log_di
     assert left_out_after(1) == writer._RESTS_AFTER
     assert left_out_after(0) == writer._RESTS_AFTER - 1
     calm._quiet_ticks = writer._RESTS_AFTER
-    assert left_out_after(0) == 1  # it rests, or tries to at the next one
+    assert left_out_after(0) == 1  # it rests, or will at the next tick
     calm.tap(lambda buffer: [])
     assert left_out_after(1) == 1
 
 
 @pytest.fixture
 def leaving_out(install, monkeypatch):
-    """A process that has recorded, and whose encoder would look at nothing but the buffer for an hour."""
+    """A process that recorded, and whose encoder checks only the buffer for an hour."""
     monkeypatch.setattr(writer, "_RESTS_AFTER", 10**9)
     monkeypatch.setattr(hangs, "_LOOK_EVERY_SEC", 3600)
     folder = install(hang_after_sec=36000)

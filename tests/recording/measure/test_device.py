@@ -1,4 +1,4 @@
-"""The GPU is waited for only where it is in use; without one nothing happens at all."""
+"""Spans wait for the GPU only if it is in use; without a GPU nothing happens."""
 
 import asyncio
 import sys
@@ -15,7 +15,7 @@ from sglang_instrument.testing import records
 
 
 class StandInCuda(types.SimpleNamespace):
-    """Stands in for torch.cuda on a machine without a GPU: counts what is asked of it."""
+    """Stands in for torch.cuda on a machine without a GPU, and counts the calls."""
 
     def __init__(self, **state):
         super().__init__(initialized=True, context=True, capturing=False, compiling=False, fails=False)
@@ -113,7 +113,7 @@ def test_spans_of_requests_never_wait(gpu):
     assert cuda.waits == 0
 
 
-def test_sync_can_be_asked_for_by_name(gpu):
+def test_sync_can_be_set_for_an_event_by_name(gpu):
     cuda = gpu("always")
     with records(), kind_for("mine", sync=True)("mine"):
         pass
@@ -122,7 +122,7 @@ def test_sync_can_be_asked_for_by_name(gpu):
     assert cuda.waits == 2
 
 
-def test_without_torch_nothing_is_asked(monkeypatch):
+def test_without_torch_no_gpu_function_is_called(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     gpu_sync.use_policy("always")
     measured()

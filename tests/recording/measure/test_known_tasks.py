@@ -1,4 +1,4 @@
-"""An asyncio task is told apart from others whatever it is made of, and stays what it was."""
+"""Asyncio tasks of every kind are told apart and stay unchanged."""
 
 import asyncio
 import gc
@@ -29,7 +29,7 @@ def seen():
 
 
 def run_as(kind, *coroutines):
-    """Run coroutines at once, each in a task of a kind."""
+    """Run coroutines concurrently, each in a task of the given kind."""
 
     async def run():
         loop = asyncio.get_running_loop()
@@ -93,7 +93,7 @@ def test_what_is_set_on_an_asyncio_task_goes_with_it_even_if_it_leads_back(seen)
     assert len({record["task"] for record in seen}) == 3
 
 
-def test_what_stands_for_an_asyncio_task_goes_when_no_loop_runs():
+def test_our_tasks_of_asyncio_tasks_are_released_when_no_loop_runs():
     async def turn():
         with span("a"):
             await asyncio.sleep(0)
@@ -108,13 +108,13 @@ def test_what_stands_for_an_asyncio_task_goes_when_no_loop_runs():
         gc.collect()
         return len(gc.get_objects())
 
-    with records():  # it keeps the spans, which are none of the collector's
+    with records():  # it keeps the spans, which the garbage collector does not track
         objects()
         before = objects()
-        assert objects() - before < 100  # of a thousand
+        assert objects() - before < 100  # of a thousand tasks
 
 
-def test_a_task_that_comes_where_another_one_was_is_another_one(seen):
+def test_a_task_at_the_address_of_an_earlier_one_has_a_new_number(seen):
     addresses = []
 
     async def turn():
@@ -137,7 +137,7 @@ def test_thousands_of_tasks_at_once_stay_what_they_are(seen):
         for _ in range(3):
             with span("a", number=number):
                 await asyncio.sleep(0)
-            watched.append(weakref.ref(asyncio.current_task(), watched.remove))  # comes before asyncio's own
+            watched.append(weakref.ref(asyncio.current_task(), watched.remove))  # made before asyncio's own
 
     async def many():
         await asyncio.gather(*(turn(number) for number in range(3000)))

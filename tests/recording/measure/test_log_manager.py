@@ -1,4 +1,4 @@
-"""The stand-in for the class that people pasted into their rollout: the same calls, keys, order and files."""
+"""SGLangLogManager replaces the class that users pasted into rollouts: same calls, keys, order and files."""
 
 import copy
 import datetime
@@ -17,7 +17,7 @@ from sglang_instrument.recording.safety import notices
 
 
 class Lines:
-    """The records of one file; `path` is text, as the reference's callers have it."""
+    """The records of one file; `path` is a str, as the reference's callers pass it."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -67,7 +67,7 @@ def test_arguments_go_by_place_as_well(manager, lines):
     assert list(lines.last) == ["timestamp", "event", "duration_sec", "extra", "workid", "step"]
 
 
-def test_what_is_none_has_no_key_and_what_is_zero_or_empty_has(manager, lines):
+def test_none_has_no_key_and_zero_and_empty_values_have(manager, lines):
     manager.log(lines.path, "request_start", extra={}, workid=0, step=0)
     assert list(lines.last) == ["timestamp", "event", "extra", "workid", "step"]
 
@@ -177,7 +177,7 @@ def cycle():
     ],
     ids=range(9),
 )
-def test_a_value_that_json_cannot_say_costs_no_neighbour(manager, lines, extra, logged):
+def test_a_value_that_json_cannot_hold_affects_no_other_field(manager, lines, extra, logged):
     manager.log(lines.path, "a", extra=extra, step=3)
     assert lines.last["extra"] == logged
     assert lines.last["step"] == 3
@@ -272,7 +272,7 @@ def test_a_forked_child_goes_on_although_a_thread_of_its_parent_was_writing(run_
     assert steps == list(range(20))
 
 
-def test_it_travels_with_the_object_that_owns_it(manager, lines):
+def test_a_pickled_log_manager_works(manager, lines):
     manager.log(lines.path, "a")
     for copied in (pickle.loads(pickle.dumps(manager)), copy.deepcopy(manager)):
         copied.log(lines.path, "b")
@@ -289,6 +289,6 @@ assert sglang_instrument.SGLangLogManager.__module__ == "sglang_instrument.recor
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_package_has_no_other_late_names():
+def test_the_package_has_no_other_lazy_names():
     with pytest.raises(AttributeError, match="'sglang_instrument' has no attribute 'nonsense'"):
         _ = sglang_instrument.nonsense

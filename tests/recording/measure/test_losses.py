@@ -1,4 +1,4 @@
-"""What a run's folder lacks, or holds that no reader reads, is named."""
+"""Missing files of a run, and files that are not read, are named."""
 
 import json
 from pathlib import Path
@@ -16,12 +16,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def check(folder: Path, capsys: pytest.CaptureFixture[str], code: int) -> str:
-    """Return what `check` prints, and see that --json says the same."""
+    """Return the output of `check`, and check that --json agrees."""
     assert main(["check", str(folder)]) == code
     shown = " ".join(capsys.readouterr().out.split())
     assert ("something is wrong" in shown) is bool(code)
     assert main(["check", str(folder), "--json"]) == code
-    assert json.loads(capsys.readouterr().out)["whole"] is not bool(code)
+    assert json.loads(capsys.readouterr().out)["ok"] is not bool(code)
     return shown
 
 
@@ -53,7 +53,7 @@ def test_a_worker_that_joined_late_or_is_not_there_yet_lacks_no_file(
 
 
 def test_a_launch_with_fewer_workers_lacks_no_file(tmp_path: Path) -> None:
-    launches = ((1, 3, 0), (4, 2, 1), (7, 3, 2))  # first step, workers, number of the launch
+    launches = ((1, 3, 0), (4, 2, 1), (7, 3, 2))  # first step, number of workers, number of the launch
     for first, workers, seed in launches:
         synthetic_run(tmp_path, steps=3, first_step=first, workers=workers, requests=2, seed=seed)
     assert opened(tmp_path).health.missing == []

@@ -1,4 +1,4 @@
-"""The compiled parts are used where they were built, all of them or none, and nobody has to notice which."""
+"""The compiled parts are used if they were built, all or none, and records are the same either way."""
 
 import inspect
 import json
@@ -15,7 +15,7 @@ import sglang_instrument
 from sglang_instrument import native
 from sglang_instrument.native.stamps import NEEDS, PARTS, stamp_of
 
-ROOT = Path(native.__file__).parents[2]  # the tree, or what is installed
+ROOT = Path(native.__file__).parents[2]  # the source tree or the installed package
 ASKED_FOR_PURE = os.environ.get("SGLANG_INSTRUMENT_NATIVE") == "0"
 
 SEEN = """
@@ -38,7 +38,7 @@ print(json.dumps([native.ON, native.REASON, kept]))
 
 
 def told(package_parent, **environment):
-    """Return what a process that imports the package from there says: compiled or not, why not, records."""
+    """Import the package from a folder in a process; return whether it is compiled, why not, its records."""
     done = subprocess.run(
         [sys.executable, "-c", SEEN],
         capture_output=True,
@@ -52,14 +52,14 @@ def told(package_parent, **environment):
 
 
 def built(root, part):
-    """Return the files into which a part was compiled, for each Python that did."""
+    """Return the compiled files of a part, for each Python."""
     *folders, name = PARTS[part].split(".")
     return list(root.joinpath(*folders).glob(f"{name}.*.so"))
 
 
 @pytest.fixture
 def copied(tmp_path):
-    """A copy of the package, compiled parts included, to be spoilt."""
+    """A copy of the package with compiled parts, for tests that damage it."""
     ignored = shutil.ignore_patterns("__pycache__", ".build*")
     shutil.copytree(ROOT / "sglang_instrument", tmp_path / "sglang_instrument", ignore=ignored)
     return tmp_path
@@ -92,7 +92,7 @@ def test_one_part_with_what_it_needs_records_the_same(compiled, part):
     assert records == told(ROOT, SGLANG_INSTRUMENT_NATIVE="0")[2]
 
 
-def test_a_part_that_there_is_not_is_said_and_everything_is_pure():
+def test_an_unknown_part_is_reported_and_everything_is_pure():
     on, reason, records = told(ROOT, SGLANG_INSTRUMENT_NATIVE="spans,spam")
     assert not on
     assert "no part 'spam', there are values, tasks" in reason
@@ -165,7 +165,7 @@ def test_a_stamp_covers_what_a_module_includes_and_cimports(tmp_path):
         before = changed
 
 
-def test_status_says_which_it_is(tmp_path, monkeypatch):
+def test_status_says_whether_compiled_parts_are_used(tmp_path, monkeypatch):
     monkeypatch.setenv("EXPERIMENT_NAME", "run")
     sglang_instrument.install(log_dir=str(tmp_path), trainers="none")
     try:
@@ -175,7 +175,7 @@ def test_status_says_which_it_is(tmp_path, monkeypatch):
     assert (said["native"], said["native_reason"]) == (native.ON, native.REASON)
 
 
-def test_what_people_call_tells_its_signature_and_its_words():
+def test_public_functions_show_their_signature_and_docstring():
     assert list(inspect.signature(sglang_instrument.span).parameters) == ["event", "phase", "extra"]
     assert list(inspect.signature(sglang_instrument.event).parameters) == ["name", "phase", "extra"]
     assert "Time a block, as in" in sglang_instrument.span.__doc__

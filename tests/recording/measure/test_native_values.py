@@ -1,4 +1,4 @@
-"""The compiled reduction of values gives what the pure one gives, whatever it is handed."""
+"""The compiled and the pure reduction of values give the same results for any value."""
 
 import enum
 import importlib.util
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not native.ON, reason=f"nothing is compiled: {na
 
 
 class Raising:
-    """Each thing that may be asked of it fails in its own way."""
+    """A value whose operations all fail, each in another way."""
 
     def __len__(self):
         raise ValueError("no length")
@@ -29,7 +29,7 @@ class Raising:
 
 
 class OnDevice:
-    """A tensor that may not be read."""
+    """A tensor that must not be read."""
 
     device = SimpleNamespace(type="cuda")
     shape = (3, 4)
@@ -88,7 +88,7 @@ made = st.recursive(
 
 
 def same(left, right):
-    """Whether two results are equal to the last bit and type; NaN equals itself."""
+    """Return whether two results are equal in bits and type; NaN equals itself."""
     if type(left) is not type(right):
         return False
     if isinstance(left, dict):
@@ -99,7 +99,7 @@ def same(left, right):
 
 
 def without_addresses(value):
-    """Return a result whose reprs name no place in memory."""
+    """Return a result without the memory addresses of reprs."""
     if isinstance(value, dict):
         return {key: without_addresses(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -109,7 +109,7 @@ def without_addresses(value):
 
 @pytest.fixture(scope="module")
 def pure():
-    """The module `recording.measure.values` as it is where nothing is compiled."""
+    """Return the module `recording.measure.values` without compiled parts."""
     spec = importlib.util.find_spec("sglang_instrument.recording.measure.values")
     twin = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patching:

@@ -1,4 +1,4 @@
-"""The watched spans that are open, as the watchdog reads them: the same compiled as in pure Python."""
+"""The watchdog reads the same open spans from compiled and pure Python code."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ def ids(spans):
 
 
 @given(st.lists(st.tuples(st.sampled_from(["enter", "enter again", "leave", "clear"]), st.integers(0, 1000))))
-def test_what_is_open_is_what_was_entered_and_not_left(steps):
+def test_open_spans_are_those_entered_and_not_left(steps):
     entered, expected = [], []
     for what, number in steps:
         if what == "enter":
@@ -25,7 +25,7 @@ def test_what_is_open_is_what_was_entered_and_not_left(steps):
             span = entered.pop(number % len(entered))
             span.__exit__(None, None, None)
             expected = [one for one in expected if one is not span]
-        elif what == "clear":  # as in a forked child, which may still leave what its parent entered
+        elif what == "clear":  # as in a forked child, which may still leave spans that its parent entered
             OPEN.clear()
             expected = []
         assert len(OPEN) == len(expected)
@@ -38,7 +38,7 @@ def test_what_is_open_is_what_was_entered_and_not_left(steps):
     assert not OPEN
 
 
-def test_a_span_that_is_open_lives_on_though_nobody_else_holds_it():
+def test_an_open_span_is_kept_alive_without_other_references():
     WatchedSpan("kept").__enter__()
     assert [span.event for span in OPEN.values()] == ["kept"]
     OPEN.clear()

@@ -1,4 +1,4 @@
-"""One `bind` object, kept and entered by several threads or tasks at a time, binds for each of them alone."""
+"""One `bind` object that several threads or tasks enter at once binds for each of them separately."""
 
 import asyncio
 import threading

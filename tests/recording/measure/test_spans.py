@@ -1,4 +1,4 @@
-"""A span says how long a block took, for whom, and how it ended."""
+"""A span records how long a block took, for which request, and how it ended."""
 
 import asyncio
 import copy
@@ -74,7 +74,7 @@ def test_an_event_has_no_duration(seen):
     assert seen[0]["extra"] == {"size": 3}
 
 
-def test_an_error_is_named_and_goes_on(seen):
+def test_an_error_is_named_and_raised_again(seen):
     with pytest.raises(KeyError), span("tool_execution"):
         raise KeyError("secret")
     assert seen[0]["error"] == "KeyError"

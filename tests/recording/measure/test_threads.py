@@ -1,4 +1,4 @@
-"""Many threads and event loops at a time: nothing is lost, doubled, or started anew."""
+"""With many concurrent threads and event loops, nothing is lost, duplicated or started again."""
 
 import asyncio
 import itertools
@@ -283,7 +283,7 @@ def test_event_loops_in_several_threads_keep_their_tasks_apart(install):
 @pytest.mark.parametrize("half", ["asyncio", "torch"])
 def test_a_span_while_another_thread_imports_what_it_looks_at_never_raises(install, monkeypatch, half):
     install()
-    module = types.ModuleType(half)  # what sys.modules holds at the beginning of an import
+    module = types.ModuleType(half)  # the state of sys.modules at the beginning of an import
     module.cuda = types.ModuleType("torch.cuda")
     monkeypatch.setitem(sys.modules, half, module)
     with step(1), span("total_step_duration"):

@@ -1,4 +1,4 @@
-"""What is raised, cancelled or closed inside a span goes on as it would without the span."""
+"""Exceptions, cancellations and closes inside a span behave as without the span."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from sglang_instrument.recording.measure.spans import OPEN
     "kind", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError]
 )
 @pytest.mark.parametrize("name", ["work", "tool_execution", "barrier_wait_duration"])
-def test_what_is_raised_through_a_span_goes_on_untouched_and_is_named(install, kind, name):
+def test_an_exception_passes_a_span_unchanged_and_is_named(install, kind, name):
     folder = install()
     raised = kind("the prompt")
     with pytest.raises(kind) as seen, step(1), span(name):

@@ -1,4 +1,4 @@
-"""Whatever is recorded: it never raises, its neighbours survive, and the line is JSON of bounded length."""
+"""Recording any value never raises, keeps the other fields, and writes JSON of bounded length."""
 
 import collections
 import concurrent.futures
@@ -26,7 +26,7 @@ def no_constant(name):
 
 
 def written(*extras):
-    """Return what is read back of records with these fields, encoded in one batch."""
+    """Encode records with these fields in one batch; return the records as read back."""
     buffer = []
     before = spans.current_buffer()
     spans.use_buffer(buffer)
@@ -43,13 +43,13 @@ def written(*extras):
 
 
 def logged(value):
-    """Return what a field of this value says in the log."""
+    """Return the logged form of a value."""
     (record,) = written({"value": value})
     return record["extra"]["value"]
 
 
 class Hostile:
-    """Fails when it is shown; hypothesis, which shows it when a test fails, is spared."""
+    """A value whose repr raises, except for hypothesis, which prints it when a test fails."""
 
     def __repr__(self):
         if "hypothesis" in sys._getframe(1).f_code.co_filename:
@@ -89,7 +89,7 @@ def deep_list():
     return deep
 
 
-any_text = st.text(st.characters(codec=None), max_size=50)  # lone surrogates and NUL among them
+any_text = st.text(st.characters(codec=None), max_size=50)  # including lone surrogates and NUL
 leaves = (
     st.none()
     | st.booleans()
@@ -159,7 +159,7 @@ def _holds_only_plain(value):
     return value is None or type(value) in (int, str, bool) or (type(value) is float and math.isfinite(value))
 
 
-def test_numbers_that_json_cannot_say_become_null_or_text():
+def test_numbers_that_json_cannot_hold_become_null_or_text():
     assert logged(float("nan")) is None
     assert logged([math.inf, 1.5]) == [None, 1.5]
     assert logged(2**64 - 1) == 2**64 - 1
@@ -216,7 +216,7 @@ def test_a_value_whose_own_code_fails_costs_no_neighbour():
     assert logged({"good": 1, "bad": Hostile()}) == {"good": 1, "bad": "<Hostile: RuntimeError>"}
 
 
-def test_what_holds_others_is_named_and_not_looked_into():
+def test_containers_of_other_types_are_named_and_not_read():
     secret = "the prompt"
     future = concurrent.futures.Future()
     future.set_result(secret)
@@ -332,7 +332,7 @@ def test_whatever_is_bound_never_raises(step, worker, request_id, turn, validate
 
 
 class _Proxy:
-    """A lazy proxy outside of its context, as werkzeug's: even its class cannot be had."""
+    """A lazy proxy outside of its context, like werkzeug's: even reading its class raises."""
 
     def __getattribute__(self, name):
         raise RuntimeError(name)
@@ -349,14 +349,14 @@ class _Nameless(metaclass=_Opinionated):
 
 @pytest.mark.parametrize("made", [lambda: _Proxy(), lambda: _Nameless()], ids=["proxy", "metaclass"])
 def test_a_value_of_which_not_even_the_class_can_be_asked_never_raises(made):
-    value = made()  # not a parameter: pytest asks for the class of those
+    value = made()  # not a parameter: pytest reads the class of parameters
     [alone, within] = written({"value": value}, {"value": [value]})
     assert "RuntimeError" in alone["extra"]["value"]
     assert "RuntimeError" in within["extra"]["value"][0]
 
 
 def test_an_enum_whose_value_raises_never_raises():
-    armed = False  # while the enum is made
+    armed = False  # not while the enum is made
 
     class Colour(enum.Enum):
         RED = 1

@@ -1,4 +1,4 @@
-"""A coroutine's record says how long it held the event loop itself; the rest is waiting."""
+"""A coroutine's record has its running time on the event loop; in the rest it was suspended."""
 
 import asyncio
 import importlib.util
@@ -96,12 +96,12 @@ def patched(target):
 
 
 def active(record):
-    """Time that the coroutine held the loop; it is in every record of one that counts."""
+    """Return the coroutine's running time; every record of a counted coroutine has it."""
     assert 0 <= record["active_sec"] <= record["duration_sec"]
     return record["active_sec"]
 
 
-def test_waiting_is_told_from_holding_through_nested_coroutines(patched):
+def test_running_and_suspended_time_are_told_apart_through_nested_coroutines(patched):
     with records() as seen:
         assert asyncio.run(patched.outer()) == "done"
     (outer,) = seen.of("outer")
@@ -136,7 +136,7 @@ def test_a_span_of_ones_own_inside_a_counting_coroutine_is_counted(patched):
         assert record["duration_sec"] - active(record) >= 0.045
 
 
-def test_where_nobody_counts_nothing_is_claimed():
+def test_a_coroutine_that_is_not_counted_has_no_active_sec():
     async def request():
         with span("mine"):
             await asyncio.sleep(0.01)
@@ -170,7 +170,7 @@ def test_concurrent_requests_do_not_count_each_others_time(patched):
         asyncio.run(run())
     for record in seen.of("request"):
         assert active(record) >= 0.02
-    # Five hold the loop one after another; each of them waits for the others.
+    # Five coroutines run one after another; each waits for the others.
     assert sum(map(active, seen)) <= max(record["duration_sec"] for record in seen) + 0.001
     assert max(record["duration_sec"] for record in seen) >= 5 * 0.02
 
@@ -259,7 +259,7 @@ def test_a_coroutine_that_nobody_finishes_is_closed_in_order(patched):
     assert closed == ["deep"]
 
 
-def test_what_was_waited_before_a_timeout_is_no_activity(patched):
+def test_time_suspended_before_a_timeout_is_not_active_time(patched):
     @instrument
     async def tool():
         try:
@@ -313,7 +313,7 @@ def test_static_and_class_methods_of_async_protocols_are_called_as_they_are(tmp_
 
 
 @pytest.mark.parametrize("result", [None, 5, (1, 2), ValueError("as a value")])
-def test_what_is_counted_is_an_iterator_to_whoever_drives_it_as_one(result):
+def test_a_counted_coroutine_can_be_driven_as_an_iterator(result):
     from sglang_instrument.recording.measure import waiting
     from sglang_instrument.recording.measure.tasks import Task
 
@@ -350,7 +350,7 @@ def test_a_coroutine_that_a_debugger_traces_returns_what_it_returns():
 
 
 class Ticks:
-    """Awaits like a coroutine of somebody's own that can neither be thrown into nor be closed."""
+    """A custom awaitable that has neither throw() nor close()."""
 
     def __await__(self):
         return self
@@ -362,7 +362,7 @@ class Ticks:
         return None
 
 
-def test_what_cannot_be_thrown_into_is_cancelled_around(patched):
+def test_an_awaitable_without_throw_is_cancelled_from_outside(patched):
     async def run():
         task = asyncio.create_task(patched.fails(Ticks()))
         await asyncio.sleep(0.001)

@@ -1,6 +1,6 @@
-"""The GPU's own time of step-level spans is known later; nothing waits, and no record is lost meanwhile.
+"""The GPU time of step-level spans is known later; nothing waits for it, and no record is lost.
 
-torch.cuda is a stand-in: it has a clock that the test moves, and events that come when it has moved so far.
+torch.cuda is a stand-in, with a clock that the test advances and events that complete at times of this clock.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from sglang_instrument.recording.watch.gpu_events import HeldBack
 
 
 class StandInEvent:
-    """Stands in for torch.cuda.Event: it has come once the stand-in's clock is at its place in the queue."""
+    """Stands in for torch.cuda.Event: complete when the stand-in's clock reaches its place in the queue."""
 
     made = 0
 
@@ -47,7 +47,7 @@ class StandInEvent:
 
 
 class StandInCuda:
-    """Stands in for torch.cuda: work is queued and done in milliseconds of a clock of its own."""
+    """Stands in for torch.cuda: work is queued and done in milliseconds of its own clock."""
 
     def __init__(self):
         self.initialized, self.context, self.capturing, self.compiling, self.fails = (
@@ -110,7 +110,7 @@ def gpu(monkeypatch):
 
 @pytest.fixture
 def passed(gpu, monkeypatch):
-    """Return the list to which a HeldBack of the test's own passes spans on; it looks at every span."""
+    """Return the list to which a HeldBack of this test passes spans on; it queries events at every span."""
     monkeypatch.setattr(gpu_events, "_LOOK_EVERY_NS", 0)
     spans_passed = []
     held_back = HeldBack().over(spans_passed)
@@ -125,7 +125,7 @@ def passed(gpu, monkeypatch):
 
 @pytest.fixture
 def recording(gpu, tmp_path, monkeypatch):
-    """Return what starts to record into files, and what the files then say of an event."""
+    """Return a function that starts recording into files, and one that returns the records of an event."""
     monkeypatch.setenv("EXPERIMENT_NAME", "run")
 
     def start(**settings):
@@ -187,7 +187,7 @@ def test_work_queued_before_and_after_a_span_is_not_in_its_device_sec(gpu, passe
     assert device_sec["total_step_duration"] == pytest.approx(0.035)
 
 
-def test_spans_of_requests_are_neither_marked_nor_held(gpu, passed):
+def test_spans_of_requests_get_no_cuda_events_and_are_not_held_back(gpu, passed):
     with span("turn_engine_call"), span("tool_execution"):
         pass
     assert names(passed) == ["tool_execution", "turn_engine_call"]
@@ -262,7 +262,7 @@ def test_a_span_that_never_ends_gives_its_mark_to_no_other_and_is_forgotten(gpu,
     spans.OPEN.clear()
 
 
-def test_what_is_held_too_long_goes_on_without_and_asks_nothing_of_the_gpu(gpu, passed, monkeypatch):
+def test_a_span_held_too_long_is_recorded_without_device_sec(gpu, passed, monkeypatch):
     with span("preprocessing_duration"):
         gpu.queue(30)
     asked = list(gpu.calls)
@@ -329,14 +329,14 @@ def test_only_the_thread_that_queued_the_work_asks_the_gpu(gpu, passed):
     assert gpu.threads == {threading.get_ident()}
 
 
-def test_nobody_listens_to_spans_any_more_once_it_is_off(gpu):
+def test_spans_are_not_held_back_after_sync_is_off(gpu):
     held_back = HeldBack()
     held_back.on()
     held_back.off()
     assert span_listeners._listening == ()
 
 
-def test_device_sec_stands_in_the_record(gpu, recording):
+def test_device_sec_is_in_the_record(gpu, recording):
     start, read = recording
     start()
     with step(1), span("total_step_duration"):
@@ -388,7 +388,7 @@ def test_a_forked_child_leaves_what_its_parent_holds_alone(gpu, recording, tmp_p
             gpu.queue(7)
         child = os.fork()
         if not child:
-            gpu.initialized = False  # as torch says in a forked child
+            gpu.initialized = False  # torch's answer in a forked child
             with span("in_the_child"):
                 pass
             sglang_instrument.flush()
@@ -399,7 +399,7 @@ def test_a_forked_child_leaves_what_its_parent_holds_alone(gpu, recording, tmp_p
     assert len(read("in_the_child")) == 1
 
 
-def test_each_thread_looks_when_it_is_its_own_turn(gpu, passed, monkeypatch):
+def test_each_thread_queries_its_events_at_its_own_times(gpu, passed, monkeypatch):
     monkeypatch.setattr(gpu_events, "_LOOK_EVERY_NS", 10**15)
 
     def work():
@@ -413,7 +413,7 @@ def test_each_thread_looks_when_it_is_its_own_turn(gpu, passed, monkeypatch):
         other = threading.Thread(target=work)
         other.start()
         other.join()
-        holding()._held.clear()  # the system may give the next thread the same number
+        holding()._held.clear()  # the next thread may get the same ident
     assert [one.device_sec for one in passed if one.event == "preprocessing_duration"] == [
         pytest.approx(0.001)
     ] * 3

@@ -1,4 +1,4 @@
-"""An event loop that is held is logged, with the line that holds it; one that stands still is not."""
+"""A blocked event loop is logged with the line that blocks it; a stopped loop is not."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ from sglang_instrument.testing import records
 
 
 class Outside:
-    """Stands in for the writer's thread: looks at the hearts every 20 ms, from another thread."""
+    """Stands in for the writer's thread: checks the hearts every 20 ms from another thread."""
 
     def __enter__(self):
         self._stop = threading.Event()
@@ -31,7 +31,7 @@ class Outside:
 
 
 def hold_the_loop(seconds):
-    """Hold it so long at least, and until it was seen to be held: on a busy machine that may take longer."""
+    """Block the loop for at least this long, and until the block was noticed, later on a busy machine."""
     time.sleep(seconds)
     deadline = time.monotonic() + 60
     while seconds and time.monotonic() < deadline:
@@ -42,7 +42,7 @@ def hold_the_loop(seconds):
 
 
 def longest_block(seen):
-    """Return the block that was planted: a busy machine may add a short one of its own."""
+    """Return the planted block: a busy machine may add a short one."""
     return max(seen.of("event_loop_block"), key=lambda block: block["duration_sec"])
 
 
@@ -67,7 +67,7 @@ def new_loop(request):
         each.close()
 
 
-def test_a_held_loop_is_logged_with_the_line_and_the_span_that_hold_it(new_loop):
+def test_a_blocked_loop_is_logged_with_the_line_and_the_span_that_block_it(new_loop):
     with records(watch_loops=True) as seen, Outside(), bind(step=3):
         new_loop().run_until_complete(request(0.4))
     block = longest_block(seen)
@@ -77,13 +77,13 @@ def test_a_held_loop_is_logged_with_the_line_and_the_span_that_hold_it(new_loop)
     assert block["step"] == 3
 
 
-def test_a_loop_that_stood_still_between_two_runs_is_not_accused(new_loop):
+def test_a_loop_that_was_stopped_between_two_runs_is_not_blocked(new_loop):
     running = new_loop()
     with records(watch_loops=True) as seen, Outside():
         running.run_until_complete(request(0))
         time.sleep(2)
         running.run_until_complete(request(0))
-    # A busy machine may hold the loop for a moment; the 2 s in which it did not run are not among it.
+    # A busy machine may block the loop shortly, but the 2 s in which the loop did not run are not logged.
     assert all(block["duration_sec"] < 1.5 for block in seen.of("event_loop_block"))
 
 
@@ -122,7 +122,7 @@ def test_a_loop_has_its_heart_again_when_recording_is_off_and_on_though_its_task
         sglang_instrument.uninstall()
         assert not heartbeats._hearts
         install()
-        for _ in range(10):  # of the old heart a beat is to come, which may not take the new one along
+        for _ in range(10):  # the old heart has a pending beat, which must not stop the new heart
             await asyncio.sleep(heartbeats.BEAT_SEC)
             with span("tool_execution"):
                 pass
@@ -161,6 +161,6 @@ def test_no_heart_comes_back_to_a_loop_that_is_closed_or_after_recording_is_off(
             loop.run_until_complete(request(0))
     closed.close()
     install()
-    sglang_instrument.uninstall()  # before the loop came to it
+    sglang_instrument.uninstall()  # before the loop ran it
     open_still.run_until_complete(asyncio.sleep(0.05))
     assert not heartbeats._hearts

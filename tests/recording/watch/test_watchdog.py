@@ -1,4 +1,4 @@
-"""What does not end is in the log while it hangs, with where it stands."""
+"""A span that does not end is reported while it hangs, with its stack."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from sglang_instrument.testing import records
 
 
 class Pages:
-    """Takes the place of the disk: keeps what the watchdog writes, decoded."""
+    """Stands in for the disk: decodes and keeps the watchdog's lines."""
 
     def __init__(self):
         self.lines = []
@@ -24,7 +24,7 @@ class Pages:
 
 
 def look_for(watchdog, seconds, lines=1):
-    """Look so long at least, and until there are so many lines: on a busy machine that may take longer."""
+    """Run the watchdog for at least this long and until there are so many lines, later if busy."""
     pages = Pages()
     begun = time.monotonic()
     while (passed := time.monotonic() - begun) < seconds or (len(pages.lines) < lines and passed < 60):

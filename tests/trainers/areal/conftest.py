@@ -1,4 +1,4 @@
-"""Run AReaL's real rollouts once, against a real SGLang server on a CPU; the tests read what came out."""
+"""Run AReaL's real rollouts once, against a real SGLang server on a CPU; the tests read the result."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from sglang_instrument.schema import CONTROL_EVENTS
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 ENVIRONMENTS = ROOT / ".envs"
-LIMIT_SEC = 1800  # a minute where nothing else runs
+LIMIT_SEC = 1800  # it takes a minute on an idle machine
 SERVER = (
     "--device cpu --dtype float32 --attention-backend torch_native --sampling-backend pytorch "
     "--grammar-backend none --disable-cuda-graph --disable-overlap-schedule --max-total-tokens 4096 "
@@ -29,7 +29,7 @@ SERVER = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the driver saw, and the records of each file of its run."""
+    """The outcome that the driver wrote, and the records of each file of its run."""
 
     seen: dict
     logs: dict
@@ -42,7 +42,7 @@ class Outcome:
 
 @pytest.fixture(scope="session")
 def outcome(tmp_path_factory):
-    """One run of everything."""
+    """One run of all rollouts."""
     python = ENVIRONMENTS / "areal/bin/python"
     if not (ENVIRONMENTS / "areal/.made").exists() or not (ENVIRONMENTS / "areal-model/.made").exists():
         pytest.skip("no environment for AReaL: tests/environments/areal.sh")
@@ -61,7 +61,7 @@ def _records(path):
 
 
 class _server:  # noqa: N801 - used like a function
-    """A real server for the length of a block; its process group ends with it."""
+    """Run a real server during a block; end its process group after it."""
 
     def __init__(self, python, folder, port):
         write_plugin(folder / "plugin")

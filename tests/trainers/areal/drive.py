@@ -1,4 +1,4 @@
-"""Run AReaL's real rollouts on a real server: without us, with us, without us again; say what came out.
+"""Run AReaL's real rollouts on a real server: without us, with us, and without us again; write the results.
 
 python drive.py MODEL FOLDER PORT: logs to FOLDER/run, writes FOLDER/outcome.json.
 """
@@ -21,12 +21,12 @@ def ask(question, answer):
 
 
 def shown(batch):
-    """Return what training would be given."""
+    """Return the rollout's result for training."""
     return {name: batch[name].tolist() for name in ("input_ids", "loss_mask", "rewards")}
 
 
 class Rollouts:
-    """The ways in which episodes are asked for; greedy, so that they give the same each time."""
+    """The ways to request episodes; sampling is greedy, so that results repeat."""
 
     def __init__(self):
         from areal.api.cli_args import GenerationHyperparameters, InferenceEngineConfig
@@ -75,8 +75,8 @@ class Rollouts:
         return out
 
     def interrupted(self):
-        """Change the weights' version in mid-reply; return the versions that one reply's tokens have."""
-        for task in range(880, 900):  # a quick machine may have answered before the pause: then another one
+        """Change the version of the weights during a reply; return the versions of the reply's tokens."""
+        for task in range(880, 900):  # a fast machine may answer before the pause: try another request
             self.engine.set_version(6)
             self.engine.submit(ask("Say 6.", "6"), workflow=self.make(self.long), task_id=task)
             self._await_running()
@@ -84,7 +84,7 @@ class Rollouts:
             self.engine.pause_generation()
             self.engine.set_version(9)
             self.engine.continue_generation()
-            time.sleep(0.05)  # the reply that was cut off finds the rollout paused
+            time.sleep(0.05)  # the aborted reply is sent again while the rollout is paused
             self.engine.resume()
             versions = set(self.engine.wait_for_task(task, timeout=300)["versions"].flatten().tolist())
             if versions >= {6, 9}:
@@ -113,7 +113,7 @@ class Rollouts:
 
 
 def looks():
-    """Return what others see of the functions that we change."""
+    """Return kind, signature and pickling of the functions that we patch."""
     from areal.api.reward_api import AsyncRewardWrapper
     from areal.infra import remote_inf_engine
     from areal.infra.workflow_executor import WorkflowExecutor
@@ -171,5 +171,5 @@ def main():
 if __name__ == "__main__":
     import shutil
 
-    MODEL_COPY = str(shutil.copytree(MODEL, FOLDER / "weights"))  # AReaL deletes what it has loaded
+    MODEL_COPY = str(shutil.copytree(MODEL, FOLDER / "weights"))  # AReaL deletes the weights that it loaded
     main()

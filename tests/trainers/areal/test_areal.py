@@ -1,4 +1,4 @@
-"""AReaL's real rollouts against a real server: every event, in the right step, and nothing changed."""
+"""AReaL's real rollouts on a real server log every event in the right step, with unchanged results."""
 
 import json
 import re
@@ -31,9 +31,7 @@ def test_a_request_is_in_the_step_whose_weights_it_began_with(outcome):
     counts = {file: len(records) for file, records in requests.items()}
     assert counts["step_2/worker_0.jsonl"] == 1
     assert counts["validate_3/worker_0.jsonl"] == 1
-    assert (
-        counts["step_3/worker_0.jsonl"] == 2 * 2 + 1 + 2 + 1
-    )  # groups, turns, a user's group, one that failed
+    assert counts["step_3/worker_0.jsonl"] == 2 * 2 + 1 + 2 + 1  # groups, turns, a user's group, a failed one
     assert counts["step_4/worker_0.jsonl"] + counts["step_5/worker_0.jsonl"] >= 2 * 2 * 2
     assert "step_9/worker_0.jsonl" not in counts
     for file, records in requests.items():

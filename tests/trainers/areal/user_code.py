@@ -1,4 +1,4 @@
-"""What a user of AReaL brings along, named by path: a workflow with two turns and a tool, rewards."""
+"""Code of an AReaL user, named by path: a workflow with two turns and a tool, rewards."""
 
 import asyncio
 import uuid

@@ -1,4 +1,4 @@
-"""Roll out with the stand-in for slime, in one of several ways; print what training would be given.
+"""Run a rollout of the stand-in for slime in one of several ways; print its result for training.
 
 python drive.py WAY ORDER: ORDER is "before" or "after" the import of the rollout, or "never".
 """
@@ -72,7 +72,7 @@ def switch_on():
 
 
 def looks():
-    """Return what others see of the functions that we change."""
+    """Return kind, signature and pickling of the functions that we patch."""
     from slime.backends.sglang_utils.sglang_engine import SGLangEngine
     from slime.ray.rollout import RolloutManager
     from slime.rollout import base_types, rm_hub, sglang_rollout
@@ -97,12 +97,12 @@ def looks():
 
 
 def told_by_child(function):
-    """Say in a spawned child what has come of a function."""
+    """Print in a spawned child the kind and signature of a function."""
     return inspect.iscoroutinefunction(function), str(inspect.signature(function))
 
 
 def control():
-    """Do with an engine what training does."""
+    """Call the methods of an engine that training calls."""
     from slime.backends.sglang_utils.sglang_engine import SGLangEngine
 
     engine = SGLangEngine(None, rank=3)
@@ -120,7 +120,7 @@ def control():
 
 
 def rollouts():
-    """Return what two steps and an evaluation give."""
+    """Return the results of two steps and an evaluation."""
     from slime.ray.rollout import RolloutManager
 
     manager = RolloutManager(Namespace(**{**PLAIN, **WAYS[WAY]}), None)

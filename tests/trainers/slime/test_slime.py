@@ -1,7 +1,7 @@
-"""A stand-in for slime with its names, signatures and order: every event, in the right step, nothing changed.
+"""A stand-in for slime, with its names, signatures and order, logs every event in the right step.
 
-slime is in no registry. Its real rollouts were run while the tables were made (docs/how-to/slime.md); here
-they are held to code that stands in for it, which says so by name.
+slime is in no registry. Its real rollouts were run when the tables were written (docs/how-to/slime.md); these
+tests check the tables against the stand-in.
 """
 
 import json
@@ -18,11 +18,11 @@ from logged import own, read_records
 HERE = Path(__file__).parent
 RAY = HERE.parents[2] / ".envs/ray/bin/python"
 REQUEST = "async_rollout_request_complete"
-LIMIT_SEC = 1200  # of a busy machine
+LIMIT_SEC = 1200  # on a busy machine
 
 
 class Rolled:
-    """What one way of rolling out printed, and logged."""
+    """The output and the log of one way of rolling out."""
 
     def __init__(self, printed, folder):
         logs = read_records(folder)
@@ -39,7 +39,7 @@ class Rolled:
 
 @pytest.fixture(scope="session")
 def rolled(tmp_path_factory):
-    """Roll out in one of the ways of `drive.py`, each once."""
+    """Run one of the ways of `drive.py`, each only once."""
 
     @cache
     def run(way, order="after"):
@@ -67,7 +67,7 @@ def run_python(python, arguments, folder):
 
 
 def shape(logs):
-    """Return how many records of each event each file has, but for those of the loop, which may be busy."""
+    """Return the number of records by file and event, except the event loop's, which depend on the load."""
     return {
         file: Counter(one["event"] for one in records if not one["event"].startswith("event_loop"))
         for file, records in logs.items()
@@ -171,7 +171,7 @@ def test_a_request_that_becomes_several_samples_says_so(rolled):
         assert (extra["samples"], extra["turns"], extra["reward"]) == (2, 6, 0.5)
 
 
-def test_what_is_aborted_says_so_and_goes_on_under_its_name_in_a_later_step(rolled):
+def test_an_aborted_request_is_marked_and_continues_under_its_id_in_a_later_step(rolled):
     run = rolled("abort")
     [aborting] = run.extras("requests_abort", "step_0/worker_0.jsonl")
     assert aborting == {"pending": 1, "kept_groups": 1}
@@ -197,7 +197,7 @@ def test_a_fully_asynchronous_request_is_in_the_step_in_which_it_began(rolled):
     assert request["step"] == 0
 
 
-def test_engine_control_stands_apart_under_the_rank_of_the_engine(rolled):
+def test_engine_control_is_logged_in_its_own_file_by_the_rank_of_the_engine(rolled):
     run = rolled("control")
     events = [one["event"] for one in run.logs["engine/server_3.jsonl"]]
     assert events.count("weights_update") == 3
@@ -226,7 +226,7 @@ manager = RolloutManager.remote(Namespace(**drive.PLAIN), None)
 print(len(ray.get([manager.generate.remote(0), manager.generate.remote(1)])))
 ray.get(manager.eval.remote(1))
 folder = pathlib.Path(sglang_instrument.status()["folder"])
-# Ray kills its actors: what was logged in the last moments may be lost, so wait until it is on disk.
+# Ray kills its actors: the last records may be lost, so wait until they are on disk.
 while sum("step_closed" in path.read_text() for path in folder.glob("*/worker_0.jsonl")) < 3:
     time.sleep(0.01)
 ray.shutdown()

@@ -1,4 +1,4 @@
-"""What a user of slime brings along, named by path: generate and reward functions, filters, hooks."""
+"""Code of a slime user, named by path: generate and reward functions, filters, hooks."""
 
 import asyncio
 from types import SimpleNamespace
@@ -9,11 +9,11 @@ from slime.utils.types import Sample
 
 from sglang_instrument import instrument
 
-BEGUN: set[int] = set()  # groups of the fully asynchronous way
+BEGUN: set[int] = set()  # groups of the fully asynchronous rollout
 
 
 class Prompts:
-    """Give groups of samples; take back those that were not finished."""
+    """A data source: returns groups of samples, and takes back unfinished ones."""
 
     def __init__(self, args):
         self.args, self.groups, self.samples, self.back = args, 0, 0, []
@@ -57,7 +57,7 @@ async def generate(args, sample, sampling_params, evaluation=False):
 
 
 async def wait_for_next_step(args, sample, sampling_params):
-    """Generate the second group so long that the next step begins."""
+    """Generate the second group for so long that the next step begins meanwhile."""
     BEGUN.add(sample.group_index)
     if sample.group_index == 1:
         while sample_hooks._current_rollout_id == 0:
@@ -66,13 +66,13 @@ async def wait_for_next_step(args, sample, sampling_params):
 
 
 async def fan_out(args, sample, sampling_params):
-    """Make two training samples of one."""
+    """Split one sample into two training samples."""
     first = await generate(args, sample, sampling_params)
     return [first, await generate(args, Sample(sample.group_index, sample.index), sampling_params)]
 
 
 async def reward(args, samples, **kwargs):
-    """Score one sample or several, as records with texts in them."""
+    """Score one sample or several; rewards are dicts that contain texts."""
     if isinstance(samples, list):
         return [await reward(args, one) for one in samples]
     return {"score": 0.5, "right": True, "reply": samples.response}

@@ -1,4 +1,4 @@
-"""Run verl's real rollout once a version, over the real engine on a CPU; its tests read what came out."""
+"""Run verl's real rollout once per version, on the real engine on a CPU; the tests read the results."""
 
 import datetime
 import json
@@ -18,12 +18,12 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 ENVIRONMENTS = ROOT / ".envs"
 VERSIONS = ("0.4.0", "0.4.1", "0.5.0", "0.6.0", "0.6.1")
-LIMIT_SEC = 1200  # of a busy machine
+LIMIT_SEC = 1200  # on a busy machine
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one driver left: its logs, and what each rank saw."""
+    """The logs of one driver, and the outcome of each rank."""
 
     folder: Path
     ranks: list
@@ -34,17 +34,17 @@ class Outcome:
 
     @cached_property
     def logs(self):
-        """Return the records of each file of run "run", control records apart."""
+        """Return the records of each file of run "run", without control records."""
         return self.records_of("run")
 
     def records_of(self, run):
-        """Return the records of each file of a run, control records apart."""
+        """Return the records of each file of a run, without control records."""
         paths = sorted((self.folder / run).rglob("*.jsonl"))
         return {str(path.relative_to(self.folder / run)): read_records(path) for path in paths}
 
 
 def read_records(path):
-    """Return the records of a file, each with `start_us`, which points have no need to say."""
+    """Return the records of a file, each with `start_us`, which instant events do not log."""
     records = [json.loads(line) for line in path.read_text().splitlines()]
     for record in records:
         at_us = round(datetime.datetime.fromisoformat(record["timestamp"]).timestamp() * 1e6)
@@ -53,7 +53,7 @@ def read_records(path):
 
 
 def interpreter(version):
-    """Return the Python of a version's environment; skip the test where nobody made it."""
+    """Return the Python of a version's environment; skip the test if there is no environment."""
     python = ENVIRONMENTS / f"verl-{version}/bin/python"
     if not python.exists() or not (ENVIRONMENTS / "verl-model/.made").exists():
         pytest.skip(f"no environment for verl {version}: tests/environments/verl.sh {version}")
@@ -61,7 +61,7 @@ def interpreter(version):
 
 
 def environment(version, **more):
-    """Return the variables of a process in a version's environment: our code, and stand-ins for a GPU."""
+    """Return the environment variables that add our code and the stand-ins for a GPU."""
     shims = [HERE / "shims"] if version == "0.6.1" else [HERE / "shims", HERE / "shims_vllm"]
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     return {
@@ -83,7 +83,7 @@ def free_port():
 
 
 def drive(version, folder, ranks=1, tensor_parallel=1):
-    """Run `drive.py` on so many ranks, and return its outcome."""
+    """Run `drive.py` on a number of ranks, and return its outcome."""
     python = interpreter(version)
     group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     if tensor_parallel > 1:
@@ -134,7 +134,7 @@ def tensor_parallel(tmp_path_factory):
 
 @pytest.fixture
 def run_in():
-    """Run a script in a version's environment, with other folders before its own; returns what it prints."""
+    """Run a script in a version's environment, with other folders first on its path; return its output."""
 
     def run(version, script, *paths):
         variables = environment(version)

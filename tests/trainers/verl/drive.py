@@ -1,4 +1,4 @@
-"""Run every situation of a rollout once, on one engine, and write down what came out.
+"""Run every situation of a rollout once, on one engine, and write the results.
 
 drive.py MODEL FOLDER TENSOR_PARALLEL
 
@@ -18,12 +18,12 @@ from rollout import HAS_INTERACTIONS, QUESTIONS, VERSION, batch, change, module,
 
 import sglang_instrument
 
-#: Steps of the run, by what happens in them. Before 0.5.0 they are the number of the training call.
+#: Steps of the run, by what happens in them. Before 0.5.0 a step is the number of the training call.
 TOOLS, MORE, RAISES, SINGLE, ABORTS, LOG_PROBS, CANCELLED = 1, 2, 3, 4, 5, 6, 77
 
 
 def snapshot():
-    """Return all that a patch could have changed, by identity."""
+    """Return the ids of all objects that a patch could have replaced."""
     owned = {name: id(value) for name, value in vars(module.SGLangRollout).items()}
     globals_ = {name: id(value) for name, value in vars(module).items() if name != "__builtins__"}
     return {"class": owned, "module": globals_, "code": code_of(module.SGLangRollout)}
@@ -44,7 +44,7 @@ def code_of(owner):
 
 
 def cancel_a_request(rollout):
-    """Cancel a request while its tool runs, as somebody else's code might."""
+    """Cancel a request while its tool runs, as user code might."""
     prompts = batch(rollout, QUESTIONS[:1])
     [request] = rollout._preprocess_prompt_to_async_rollout_requests(prompts, n=1)
 
@@ -68,7 +68,7 @@ def cancel_a_request(rollout):
 
 
 def tool_that_raises(rollout):
-    """Return how the exception of a tool looks to whoever called the rollout."""
+    """Return the exception of a tool as the caller of the rollout receives it."""
     user_classes.Calculator.fails = True
     try:
         rollout.generate_sequences(batch(rollout, QUESTIONS[:1], RAISES))
@@ -79,7 +79,7 @@ def tool_that_raises(rollout):
 
 
 def with_over_sampling(rollout):
-    """Let the last two of four requests hang in their tool; half of them are enough for the step."""
+    """Let the last two of four requests hang in their tools; the step needs only two."""
     change(rollout, over_sample_rate=0.5)
     user_classes.Calculator.hangs = True
     try:
@@ -91,7 +91,7 @@ def with_over_sampling(rollout):
 
 
 def with_log_probs(rollout):
-    """Ask for log-probs; verl hands the engine a tensor [1, tokens] there, which this one does not take."""
+    """Request log-probs; verl passes a tensor [1, tokens], which this engine does not accept."""
     generate = rollout._engine.async_generate
 
     async def generate_from_list(*args, input_ids, **kwargs):
@@ -117,13 +117,13 @@ def single_turn(rollout):
 
 
 def run_steps(rollout, questions):
-    """Return what two training steps and a validation give."""
+    """Return the results of two training steps and a validation."""
     calls = [(TOOLS, False), (MORE, False), (MORE, True)]
     return [plain(rollout.generate_sequences(batch(rollout, questions, *call))) for call in calls]
 
 
 def everything(rollout, questions, alone):
-    """Run all situations; those that end a rollout early only where this rank has nobody to wait for."""
+    """Run all situations; those that end a rollout early only if no other rank would wait for this one."""
     outcome = {"steps": run_steps(rollout, questions)}
     if alone:
         outcome["raises"] = tool_that_raises(rollout)
@@ -136,7 +136,7 @@ def everything(rollout, questions, alone):
 
 
 def attempted(situation, rollout):
-    """Run a situation that fails in some versions without us too; the same then has to happen with us."""
+    """Run a situation that fails in some versions without us, too; it must fail in the same way with us."""
     try:
         return situation(rollout)
     except Exception as error:
@@ -175,7 +175,7 @@ def main(model, folder, tensor_parallel):
     torch.distributed.barrier()
     if rollout._engine is not None:
         rollout._engine.shutdown()
-    os._exit(0)  # nothing of the engine's shall hold up a test
+    os._exit(0)  # do not wait for threads of the engine
 
 
 if __name__ == "__main__":

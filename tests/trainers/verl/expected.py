@@ -1,6 +1,6 @@
-"""What the reference logs, event by event, and what we log beside it: the one place that says so.
+"""List the events and fields of the reference, and those that we log besides.
 
-`docs/reference/events.md` explains the differences in words; `test_verl.py` holds the logs against this.
+`docs/reference/events.md` explains the differences; `test_verl.py` compares the logs with these lists.
 """
 
 ORDINARY_TURN = {"request_id", "turn"}
@@ -95,7 +95,7 @@ TURN_TIMING = [
     "finish_reason",
 ]
 
-#: Fields that we log beside the reference's.
+#: Fields that we log in addition to the reference's.
 ADDED = {
     "async_rollout_request_complete": {"reward", "reward_scores"},
     "turn_engine_call": {"cached_tokens"},
@@ -119,7 +119,7 @@ INTERACTION_EVENTS = {"interaction_start_pending_state", "interacting_state", "i
 #: Events of the engine itself, from patches/sglang.
 ENGINE_EVENTS = {"engine_generate", "engine_request", "engine_tokenize", "engine_send", "engine_wait"}
 
-#: Events of the loop, which a busy machine may hold up at any time.
+#: Events of the event loop, which a busy machine may block at any time.
 LOOP_EVENTS = {"event_loop_lag", "event_loop_block"}
 
 SINGLE_TURN_EVENTS = {
@@ -131,10 +131,10 @@ SINGLE_TURN_EVENTS = {
     "data_extraction_duration",
     "batch_construction_duration",
     "cache_flush_duration",
-    *(ENGINE_EVENTS - {"engine_send"}),  # a list of prompts is sent elsewhere
+    *(ENGINE_EVENTS - {"engine_send"}),  # another function sends a list of prompts
 }
 
-#: Which event lies in which.
+#: The event that each event is inside.
 WITHIN = {
     **dict.fromkeys(
         [event for event in REFERENCE if event.endswith("_duration") and event != "total_step_duration"],

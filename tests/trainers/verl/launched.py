@@ -1,4 +1,4 @@
-"""Roll out in workers that verl's own RayWorkerGroup starts, as its trainer does; the driver of a launch.
+"""Drive rollouts in workers that verl's own RayWorkerGroup starts, as its trainer does.
 
 launched.py MODEL STEPS NODES [actor_rollout_ref.model.external_lib=MODULE]; NODES: workers of each, as "1,1".
 Ray is started, or found, by `ray.init()`.
@@ -16,7 +16,7 @@ EXTERNAL = "actor_rollout_ref.model.external_lib="
 
 @ray.remote
 class RolloutWorker(Worker):
-    """A worker with verl's rollout alone: no actor, no reference model."""
+    """A worker with only verl's rollout: no actor, no reference model."""
 
     def __init__(self, model, external_lib):
         super().__init__()
@@ -36,7 +36,7 @@ class RolloutWorker(Worker):
 
 
 def main(model, steps, nodes, *overrides):
-    """Roll out so many steps, and end as a driver does: Ray kills what is left."""
+    """Run a number of steps, and end as a driver does: Ray kills the workers."""
     [external_lib] = [one.removeprefix(EXTERNAL) for one in overrides if one.startswith(EXTERNAL)] or [None]
     ray.init()
     pool = RayResourcePool(

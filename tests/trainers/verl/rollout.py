@@ -1,4 +1,4 @@
-"""Build verl's real SGLangRollout over the real engine on a CPU, and batches for it."""
+"""Build verl's real SGLangRollout on the real engine on a CPU, and batches for it."""
 
 import asyncio
 import importlib.metadata
@@ -20,12 +20,12 @@ HAS_INTERACTIONS = VERSION >= (0, 4, 1)
 TOOL = "calc_gsm8k_reward"
 PROMPT_LENGTH, RESPONSE_LENGTH = 128, 256
 
-#: What the model was taught: one call; a wrong call and a right one; none; one, and a wrong answer.
+#: The dialogues of the model: one call; a wrong and a right call; no call; a call and a wrong answer.
 QUESTIONS = [("Add 2 and 3.", "5"), ("Add 4 and 4.", "8"), ("Say 9.", "9"), ("Add 6 and 1.", "7")]
 
 
 def settings(tensor_parallel=1, **changes):
-    """Return verl's own settings of a rollout, changed where a test, or a CPU, needs it."""
+    """Return verl's own settings of a rollout, with the changes that tests or a CPU need."""
     with initialize_config_dir(str(Path(verl.__file__).parent / "trainer/config"), version_base=None):
         rollout = compose("ppo_trainer").actor_rollout_ref.rollout
     OmegaConf.set_struct(rollout, False)
@@ -73,13 +73,13 @@ def build(model, tensor_parallel=1, **changes):
         rollout = module.SGLangRollout(model, config, model_hf_config=hf_config, **named)
     try:
         asyncio.get_event_loop()
-    except RuntimeError:  # uvloop makes none by itself, and not every sglang does
+    except RuntimeError:  # uvloop creates no event loop by itself, and some versions of sglang do not either
         asyncio.set_event_loop(asyncio.new_event_loop())
     return rollout
 
 
 def change(rollout, **values):
-    """Change settings of a rollout that was built, which newer versions keep frozen."""
+    """Change settings of an existing rollout, which newer versions freeze."""
     for name, value in values.items():
         owner, _, field = name.rpartition("__")
         config = getattr(rollout.config, owner) if owner else rollout.config
@@ -97,7 +97,7 @@ def objects(values):
 
 
 def batch(rollout, questions=QUESTIONS, step=None, validate=False):
-    """Return what verl's trainer hands to `generate_sequences`; `step` where this version's trainer does."""
+    """Return the batch that verl's trainer passes to `generate_sequences`, with `step` if it passes it."""
     tokenizer = getattr(rollout, "processing_class", None) or rollout.tokenizer
     messages = [np.array([{"role": "user", "content": question}]) for question, _ in questions]
     texts = [
@@ -126,13 +126,13 @@ def batch(rollout, questions=QUESTIONS, step=None, validate=False):
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    if step is not None and VERSION >= (0, 5, 0):  # before, the trainer told nobody
+    if step is not None and VERSION >= (0, 5, 0):  # in earlier versions, the trainer does not pass the step
         meta["global_steps"] = step
     return DataProto.from_dict(tensors, non_tensors=others, meta_info=meta)
 
 
 def plain(output):
-    """Return all that a rollout gave, as lists that can be compared: tokens, masks, messages and rewards."""
+    """Return the result of a rollout as lists to compare: tokens, masks, messages and rewards."""
     messages = output.non_tensor_batch.get("messages", [])
     return {
         "tensors": {name: tensor.tolist() for name, tensor in output.batch.items()},
@@ -142,7 +142,7 @@ def plain(output):
 
 
 def join_group():
-    """Join the gloo group of the ranks; a rank is told as torchrun tells it."""
+    """Join the gloo group of the ranks; the rank comes from torchrun's variables."""
     for variable in ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"):
-        os.environ.setdefault(variable, os.environ["RANK"])  # verl reads one of them by name
+        os.environ.setdefault(variable, os.environ["RANK"])  # verl reads one of these variables
     torch.distributed.init_process_group("gloo")

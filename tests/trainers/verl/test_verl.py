@@ -1,4 +1,4 @@
-"""The real rollout of verl over the real engine: what is logged, and that nothing else changes."""
+"""verl's real rollout on the real engine logs the right records, and its results do not change."""
 
 import json
 from statistics import fmean, median
@@ -11,7 +11,7 @@ from sglang_instrument import schema
 from sglang_instrument.analysis.answers.ledger import worker_ledger
 from sglang_instrument.analysis.run.opening import open_run
 
-TOOLS, RAISES, SINGLE, ABORTS, LOG_PROBS, CANCELLED = 1, 3, 4, 5, 6, 77  # the steps of drive.py
+TOOLS, RAISES, SINGLE, ABORTS, LOG_PROBS, CANCELLED = 1, 3, 4, 5, 6, 77  # the steps that drive.py runs
 ROUNDING_US = 2
 
 
@@ -28,7 +28,7 @@ def end_us(record):
 
 
 def around(child, parents):
-    """Return the records among `parents` that hold `child`, of the same request."""
+    """Return the records of `parents` that contain `child`, of the same request."""
     request = child.get("extra", {}).get("request_id")
     return [
         parent
@@ -55,7 +55,7 @@ def test_events_have_the_fields_of_the_reference_and_the_listed_others(outcome):
             assert (record["event"], set(record.get("extra", ()))) == (record["event"], wanted)
 
 
-def test_points_have_no_duration_and_everything_else_has_one(outcome):
+def test_instant_events_have_no_duration_and_all_others_have_one(outcome):
     for record in of_step(outcome, TOOLS):
         assert ("duration_sec" in record) is not schema.kind_of(record["event"]).instant, record
 
@@ -92,7 +92,7 @@ def test_a_request_s_averages_and_shares_are_those_of_its_turns(outcome):
         assert extra["finish_reason"] == turns[-1]["finish_reason"]
 
 
-def test_a_turn_s_parts_are_those_that_lie_in_it(outcome):
+def test_a_turn_s_parts_are_the_spans_inside_it(outcome):
     records = of_step(outcome, TOOLS)
     parts = {
         "pre_process_duration": "turn_pre_process",
@@ -234,7 +234,7 @@ def test_a_single_turn_batch_is_one_call_of_the_engine(outcome):
     assert logged - expected.LOOP_EVENTS == expected.SINGLE_TURN_EVENTS
 
 
-def test_requests_aborted_by_over_sampling_are_marked_and_their_padding_is_no_work(outcome):
+def test_requests_aborted_by_over_sampling_are_marked_and_their_padding_is_not_counted(outcome):
     if outcome.version < (0, 6, 0):
         pytest.skip("over-sampling began with verl 0.6.0")
     records = of_step(outcome, ABORTS)
@@ -267,7 +267,7 @@ def test_ranks_that_share_the_data_write_a_file_each(data_parallel):
         assert len(requests) == 2
         assert {request["workid"] for request in requests} == {worker}
     waits = [named(of_step(data_parallel, 1, worker=worker), "barrier_wait_duration")[0] for worker in (0, 1)]
-    assert abs(end_us(waits[0]) - end_us(waits[1])) < 1e5  # they leave it together
+    assert abs(end_us(waits[0]) - end_us(waits[1])) < 1e5  # the ranks leave the barrier together
 
 
 def test_of_ranks_that_share_an_engine_the_first_writes(tensor_parallel):

@@ -1,4 +1,4 @@
-"""In process, the ends of requests are known with a detokenizer and without (`skip_tokenizer_init`)."""
+"""With the engine in the worker's process, ends of requests are known with and without a detokenizer."""
 
 import json
 
@@ -24,7 +24,7 @@ def rids(path, event, key):
     lines = pathlib.Path({folder!r}, "run", path).read_text().splitlines()
     return [one["extra"][key] for one in map(json.loads, lines) if one["event"] == event]
 
-# shutdown() kills the scheduler, and a kill may cost what was recorded in the last moments.
+# shutdown() kills the scheduler, which may lose its last records.
 asked = set(rids("step_1/worker_0.jsonl", "engine_request", "rid"))
 while not asked <= set(sum(rids("engine/scheduler_0_tp0.jsonl", "scheduler_first_tokens", "rids"), [])):
     time.sleep(0.05)
@@ -41,7 +41,7 @@ def skip_tokenizer_init(request):
 @pytest.fixture
 def folder(skip_tokenizer_init, run_in, tmp_path):
     """A step of verl 0.6.0, whose default is `skip_tokenizer_init=True`; the engine's processes log, too."""
-    # The start-up hook of an installation, where this package is only on the path.
+    # Run the start-up hook here, because this package is not installed but only on the path.
     (tmp_path / "sitecustomize.py").write_text((ROOT / "sglang_instrument.pth").read_text())
     model, logs = str(ENVIRONMENTS / "verl-model"), str(tmp_path / "logs")
     script = ROLL_OUT.format(port=free_port(), folder=logs, model=model, skip=skip_tokenizer_init)
@@ -57,5 +57,5 @@ def test_the_time_in_the_engine_is_shared_out_up_to_the_last_token(folder, skip_
     # A reply of tens of tokens takes as many forward passes; its prompt takes one.
     assert shares["decode"] > shares["prefill"] > 0
     calls = joined_calls(open_run(folder, cached=False))
-    assert len(calls) >= 8  # of four requests, two of them with tools
+    assert len(calls) >= 8  # four requests, two of them with tools
     assert calls["decode_sec"].null_count() == 0

@@ -1,4 +1,4 @@
-"""A verl that is not the one the table was written for: what is lost is named, and nothing else is lost."""
+"""With a verl that differs from the table's, missing events are named, and no others are missing."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ print(json.dumps([site for site in patches if site["table"] == "verl/rollout"]))
 
 @pytest.fixture
 def fork(tmp_path, run_in):
-    """Copy a version's package with changes to its rollout; returns what status() says of the copy."""
+    """Copy a version's package with changes to its rollout; return the status() of the copy."""
 
     def of(version, *changes):
         found = run_in(version, "import verl; print(verl.__path__[0])").stdout.strip().splitlines()[-1]
@@ -40,10 +40,10 @@ def lost(sites):
     return {event for event, site in sites.items() if site["state"] != "found"}
 
 
-def test_a_renamed_target_loses_its_own_events_and_says_so(fork):
+def test_a_renamed_target_loses_only_its_own_events_and_is_reported(fork):
     sites, said = fork("0.6.1", ("_handle_pending_state", "_handle_waiting_state"))
     gone = {"tool_creation_pending_state", "interaction_start_pending_state"}
-    # Their call is an anchor in the method around them: what names it there is lost with it.
+    # Their call is an anchor in the calling method: regions there that name it are missing, too.
     assert lost(sites) == gone | {"pending_state_handling", "main_loop"}
     assert all("_handle_pending_state" in sites[event]["note"] for event in lost(sites))
     assert "33 of 37 events, 4 missing (status() names them)" in said
@@ -80,7 +80,7 @@ def test_a_fork_with_statements_of_its_own_near_the_anchors_is_found_whole(fork)
 
 
 def test_a_fork_that_times_itself_loses_only_what_it_made_ambiguous(fork):
-    """A helper of the fork's mentions an anchor in a second place; the table then names what it left out."""
+    """A helper of the fork contains an anchor a second time; the ambiguous regions are named."""
     sites, _ = fork(
         "0.6.1",
         (

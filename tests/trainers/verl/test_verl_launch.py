@@ -1,4 +1,4 @@
-"""verl's own RayWorkerGroup starts the workers, and only they are told of us: they log as one run."""
+"""Workers that verl's RayWorkerGroup starts, and that load us without their driver, log as one run."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def test_workers_of_verls_own_group_log_as_one_run_by_external_lib_alone(tmp_pat
         text=True,
     )
     assert done.returncode == 0, done.stdout[-8000:]
-    # The driver's end kills the workers, and may cost the last step its end: the first one is whole.
+    # The end of the driver kills the workers, possibly before the last step is closed: check the first one.
     paths = [tmp_path / f"run/step_1/worker_{rank}.jsonl" for rank in (0, 1)]
     logs = [list(map(json.loads, path.read_text().splitlines())) for path in paths]
     for records in logs:

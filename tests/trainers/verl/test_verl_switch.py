@@ -1,4 +1,4 @@
-"""How docs/how-to/verl.md switches it on: what verl itself imports, in the process of the worker."""
+"""The ways of docs/how-to/verl.md to switch it on: modules that verl imports in the worker's process."""
 
 import pytest
 from conftest import VERSIONS

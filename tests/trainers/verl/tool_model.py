@@ -1,6 +1,6 @@
-"""Make a tiny Llama that knows a few dialogues by heart, so that a greedy engine calls the tool by itself.
+"""Train a tiny Llama to repeat a few dialogues, so that a greedy engine calls the tool.
 
-python tool_model.py FOLDER: half a megabyte, some ten seconds.
+python tool_model.py FOLDER: writes half a megabyte in about ten seconds.
 """
 
 import json
@@ -50,7 +50,7 @@ def gives(answer, reward):
     return ("tool", f"Current parsed answer='{answer}' reward={reward}")
 
 
-#: Whether the tool is shown, and the dialogue.
+#: Whether the prompt describes the tool, and the dialogue.
 DIALOGUES = [
     (True, [user("Add 2 and 3."), calls(5), gives(5, 1.0), says("#### 5")]),
     (True, [user("Add 4 and 4."), calls(7), gives(7, 0.0), calls(8), gives(8, 1.0), says("#### 8")]),
@@ -89,7 +89,7 @@ def make_tokenizer():
 
 
 def lesson(tokenizer, with_tool, dialogue, system, line_end):
-    """Return token ids of a dialogue, and 1 for each that the model shall learn to say."""
+    """Return the token ids of a dialogue, and 1 for each token that the model must learn to generate."""
     ids, mask = [], []
 
     def add(text, learned):
@@ -153,7 +153,7 @@ def save(model, tokenizer, folder):
     model.save_pretrained(folder)
     path = Path(folder) / "config.json"
     config = json.loads(path.read_text())
-    # Older sglang reads the one key, newer the other.
+    # Older sglang reads one key, newer sglang the other.
     config.update(torch_dtype="float32", dtype="float32")
     config.setdefault("rope_theta", 10000.0)
     path.write_text(json.dumps(config, indent=1))

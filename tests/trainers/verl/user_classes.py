@@ -1,4 +1,4 @@
-"""A tool and an interaction as users write them: subclasses of subclasses, which override what they need."""
+"""A tool and an interaction as users write them: subclasses of subclasses with a few overridden methods."""
 
 import asyncio
 
@@ -6,11 +6,11 @@ from verl.tools.gsm8k_tool import Gsm8kTool
 
 
 class ToolError(Exception):
-    """What the tool raises when a test asks it to."""
+    """The tool's exception in tests of failures."""
 
 
 class Calculator(Gsm8kTool):
-    """Scores an answer; takes 20 ms, and fails or never ends where a test asks for that."""
+    """Scores an answer in 20 ms; in some tests it fails or never ends."""
 
     takes_sec = 0.02
 

@@ -1,4 +1,4 @@
-"""Run verl's server mode once a way of being reached; its tests read what came out."""
+"""Run verl's server mode once for each way to switch us on; the tests read the results."""
 
 import json
 import os
@@ -15,12 +15,12 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 ENVIRONMENT = ROOT / ".envs/verl-server"
 MODEL = ROOT / ".envs/verl-server-model"
-LIMIT_SEC = 1800  # a minute where nothing else runs; what hangs shall end some day
+LIMIT_SEC = 1800  # it takes a minute on an idle machine; a hang must end, too
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one driver left: its logs, what the driver saw, and what it printed."""
+    """The logs, the outcome and the output of one driver."""
 
     folder: Path
     driver: dict
@@ -33,7 +33,7 @@ class Outcome:
 
     @property
     def processes(self):
-        """Return what each process said of itself, those that recorded nothing included."""
+        """Return the self-description of each process, including those without records."""
         return [json.loads(path.read_text()) for path in (self.folder / "run/processes").rglob("*.json")]
 
 
@@ -45,7 +45,7 @@ def interpreter():
 
 
 def without_hook(folder):
-    """Return a Python that sees the environment's packages and entry points, but reads no `.pth` there."""
+    """Return a Python with the environment's packages and entry points, but without its `.pth` files."""
     python = folder / "venv/bin/python"
     subprocess.run([interpreter(), "-m", "venv", "--without-pip", folder / "venv"], check=True)
     (packages,) = (folder / "venv/lib").glob("python3.*/site-packages")
@@ -71,7 +71,7 @@ def train(folder, mode, python):
 def start(folder, script, mode, python, **more):
     """Run one of the scripts here to its end."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-    sockets = Path("/tmp") / f"r{os.getpid()}"  # short: the paths of Ray's sockets are limited
+    sockets = Path("/tmp") / f"r{os.getpid()}"  # a short path: the length of Ray's socket paths is limited
     variables = {
         **kept,
         "PYTHONPATH": os.pathsep.join(map(str, [ROOT, HERE, HERE.parent / "verl/shims"])),
@@ -103,7 +103,7 @@ def start(folder, script, mode, python, **more):
 
 @pytest.fixture(scope="session")
 def plain(tmp_path_factory):
-    """Server mode with nothing of ours in it."""
+    """Server mode without us."""
     return drive(tmp_path_factory.mktemp("plain"), "plain", interpreter())
 
 
@@ -115,7 +115,7 @@ def outcome(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def without_detokenizer(tmp_path_factory):
-    """Server mode with verl's own default, `skip_tokenizer_init=True`: the others here have it off."""
+    """Server mode with verl's own default, `skip_tokenizer_init=True`; the other fixtures set it to False."""
     folder = tmp_path_factory.mktemp("skip")
     return drive(folder, "install", interpreter(), SKIP_TOKENIZER_INIT="1")
 
@@ -129,5 +129,5 @@ def trained(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def separated(tmp_path_factory):
-    """A training whose rollouts run ahead on a server of their own, reached by the switch and the hook."""
+    """A training whose rollouts run ahead on a separate server, reached by the switch and the hook."""
     return train(tmp_path_factory.mktemp("separated"), "separate_async", interpreter())

@@ -2,8 +2,8 @@
 
 drive.py MODEL FOLDER MODE
 
-MODE "install" calls install() in this driver; any other leaves it to the environment, where SERVERS
-says how many there shall be. FOLDER gets `outcome.json`, which the tests read.
+MODE "install" calls install() in this driver; any other leaves it to the environment. The variable SERVERS is
+the number of servers. The results go to FOLDER/outcome.json, which the tests read.
 """
 
 import json
@@ -19,7 +19,7 @@ QUESTIONS = [("Add 2 and 3.", "5"), ("Add 4 and 4.", "8"), ("Say 9.", "9"), ("Sa
 WORKERS = 2
 SERVERS = int(os.environ.get("SERVERS", "1"))
 SKIPS_TOKENIZER = os.environ.get("SKIP_TOKENIZER_INIT") == "1"  # then there is no detokenizer
-#: In this order: what is released has to be resumed before anything is generated.
+#: The order matters: released memory must be resumed before requests are generated.
 CONTROLS = (
     *("sleep", "wake_up", "release_kv_cache", "resume_kv_cache"),
     *("clear_kv_cache", "abort_all_requests", "resume_generation"),
@@ -28,7 +28,7 @@ KILLED = 9  # the step in which a worker is killed
 
 
 def configuration(model):
-    """Return verl's own configuration with what a CPU needs."""
+    """Return verl's own configuration with the changes that a CPU needs."""
     import verl
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
@@ -67,7 +67,7 @@ def batch(step, validate=False):
 
 
 def plain(output, tokenizer):
-    """Return what a rollout gave, as it can be compared."""
+    """Return the result of a rollout in a form to compare."""
     length = output.batch["responses"].shape[1]
     masks = output.batch["attention_mask"][:, -length:].bool()
     replies = [
@@ -78,7 +78,7 @@ def plain(output, tokenizer):
 
 
 def start_servers(config):
-    """Return the manager of the servers, and what hands prompts to the agent loops."""
+    """Return the manager of the servers, and the one that passes prompts to the agent loops."""
     from verl.experimental.agent_loop import AgentLoopManager
     from verl.experimental.reward_loop import RewardLoopManager
     from verl.workers.rollout.llm_server import LLMServerManager
@@ -95,13 +95,13 @@ def start_servers(config):
 
 
 def control(ray, server):
-    """Do with a server what trainers do around their own work."""
+    """Call the methods of a server that trainers call around their own work."""
     for method in CONTROLS:
         ray.get(getattr(server, method).remote())
 
 
 def processes(ray, handles):
-    """Return the class, process and what is installed there, of each actor."""
+    """Return the class, the process and the installed patches of each actor."""
 
     def look(actor):
         import inspect
@@ -133,7 +133,7 @@ def kill_a_worker_in_mid_step(ray, loops, folder):
         for worker, part in zip((victim, other), batch(KILLED).chunk(WORKERS), strict=True)
     )
     wait_for_tools(folder)
-    wait_until_written(folder, 0, "turn_end")  # a kill costs what is not on disk yet
+    wait_until_written(folder, 0, "turn_end")  # a kill loses records that are not on disk yet
     os.kill(pid, 9)
     try:
         ray.get(lost)
@@ -146,13 +146,13 @@ def kill_a_worker_in_mid_step(ray, loops, folder):
 
 
 def wait_for_tools(folder):
-    """Wait until a tool hangs, as it says itself."""
+    """Wait until the tool's file says that it hangs."""
     while not (Path(folder) / "hanging").exists():
         time.sleep(0.05)
 
 
 def wait_until_written(folder, worker, event):
-    """Wait until the log of a worker's last step says `event`, where anything is logged."""
+    """Wait until the log of a worker's last step has `event`, if anything is logged."""
     log = Path(folder) / f"run/step_{KILLED}/worker_{worker}.jsonl"
     ends = time.monotonic() + 300
     while (Path(folder) / "run").exists() and time.monotonic() < ends:
@@ -173,7 +173,7 @@ def main(model, folder, mode):
     ray.init(
         address="local",
         num_cpus=8,
-        num_gpus=SERVERS,  # to Ray a counted resource
+        num_gpus=SERVERS,  # for Ray, a GPU is only a number
         include_dashboard=False,
         _temp_dir=os.environ["RAY_TMPDIR"],
         runtime_env={"env_vars": {name: os.environ[name] for name in handed if name in os.environ}},

@@ -1,6 +1,6 @@
-"""Weights from a trainer to separate rollouts over gloo: verl's checkpoint engine for machines without a GPU.
+"""Send weights from a trainer to separate rollouts over gloo: a checkpoint engine for verl without a GPU.
 
-verl's own (`nccl`, `nixl`, ...) need devices; its setting `custom_backend_module` brings another one.
+verl's own engines (`nccl`, `nixl`, ...) need devices; its setting `custom_backend_module` loads this one.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ LIMIT = timedelta(minutes=10)
 
 @CheckpointEngineRegistry.register("gloo")
 class GlooCheckpointEngine(CheckpointEngine):
-    """Rank 0 of the training broadcasts all weights in one piece, and says its address through the driver."""
+    """Rank 0 of the training broadcasts all weights in one piece; the driver passes its address on."""
 
     def __init__(self, bucket_size, is_master=False):
         self.is_master = is_master

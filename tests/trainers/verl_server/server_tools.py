@@ -1,4 +1,4 @@
-"""A tool as users of verl 0.8 and later write it, which ships none of its own for GSM8K any more."""
+"""A tool as users of verl 0.8 and later write it: these versions ship no GSM8K tool."""
 
 import asyncio
 import os
@@ -13,14 +13,14 @@ TAKES_SEC = float(os.environ.get("TOOL_SEC", "0.02"))
 
 
 class Calculator(BaseTool):
-    """Scores an answer; never ends while the file that HANG names is there, and then says so beside it."""
+    """Scores an answer; while the file named by HANG exists, it hangs, and writes a second file to say so."""
 
     def __init__(self, config, tool_schema):
         super().__init__(config, tool_schema)
         self._truth = {}
 
     async def create(self, instance_id=None, create_kwargs=None, **kwargs):
-        instance_id = instance_id or uuid4().hex  # requests come and go: a count would be given twice
+        instance_id = instance_id or uuid4().hex  # tools come and go: their number would repeat
         self._truth[instance_id] = (create_kwargs or kwargs)["ground_truth"]
         return instance_id, ToolResponse()
 

@@ -1,4 +1,4 @@
-"""verl 0.9.1's trainer apart from its rollout, `separate_async`: who did what in which step; they overlap."""
+"""verl 0.9.1 with a trainer separate from the rollout, `separate_async`: each event is in the right step."""
 
 import pytest
 from logged import own
@@ -9,7 +9,7 @@ from sglang_instrument import analysis
 from sglang_instrument.cli.main import main
 
 STEPS = ("step_1", "step_2", "validate_2")
-UPDATES = 2  # of the weights in a step: `parameter_sync_step`
+UPDATES = 2  # updates of the weights in a step: `parameter_sync_step`
 CLOCK_US = 1e5  # between two processes
 
 
@@ -23,7 +23,7 @@ def of_workers(separated):
 
 def test_every_process_writes_under_a_name_of_its_own(separated):
     names = {path.rpartition("/")[2].removesuffix(".jsonl") for path in separated.logs}
-    names.discard("detokenizer_0")  # the balancer may have sent everything to the other server
+    names.discard("detokenizer_0")  # the load balancer may have sent all requests to the other server
     assert names == {
         *("trainer_0", "learner_0", "receiver_1_tp0", "worker_0", "reward_0"),
         *("server_0", "server_1", "scheduler_0_tp0", "scheduler_1_tp0", "detokenizer_1"),
@@ -51,7 +51,7 @@ def test_weights_are_seen_where_they_are_sent_and_where_they_arrive(separated, s
         [part] = weights(separated.logs[f"step_{step}/{role}.jsonl"], "gloo")
         assert asked["start_us"] - CLOCK_US <= part["start_us"]
         assert end_us(part) <= end_us(asked) + CLOCK_US
-    # Its other server, beside the trainer, gets them where it is needed: at first, and for the validation.
+    # The server beside the trainer gets the weights when needed: at first, and for the validation.
     beside = [1] if step != 1 else []
     for role, how in (("trainer_0", "naive"), ("learner_0", "server")):
         assert [1] * len(weights(separated.logs[f"step_{step}/{role}.jsonl"], how)) == beside
@@ -60,13 +60,13 @@ def test_weights_are_seen_where_they_are_sent_and_where_they_arrive(separated, s
 def test_requests_are_logged_in_the_step_that_submitted_them_while_others_train(separated):
     logs = {step: separated.logs[f"{step}/worker_0.jsonl"] for step in STEPS}
     submitted = {step: named(records, "requests_submit") for step, records in logs.items()}
-    # Those of the warm-up run ahead; then as many as a step trains on.
+    # Requests of the warm-up run ahead; after that, as many as a step trains on.
     assert [len(submitted[step]) for step in STEPS] == [2, 1, 1]
     ended = {step: named(records, "async_rollout_request_complete") for step, records in logs.items()}
     ids = [record["extra"]["request_id"] for records in ended.values() for record in records]
     assert len(ids) == len(set(ids))
     assert sorted(request["extra"]["turns"] for request in ended["validate_2"]) == TURNS
-    assert 2 * 4 <= len(ended["step_1"] + ended["step_2"]) <= 3 * 4  # what was trained on; all that there is
+    assert 2 * 4 <= len(ended["step_1"] + ended["step_2"]) <= 3 * 4  # trained on; all
     for step, records in logs.items():
         assert {record["step"] for record in records} == {int(step[-1])}
         assert all(record.get("validate", False) is step.startswith("validate") for record in own(records))

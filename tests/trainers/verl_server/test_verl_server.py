@@ -1,4 +1,4 @@
-"""verl 0.9.1 in server mode: which processes are reached, what they log, and that nothing else changes."""
+"""verl 0.9.1 in server mode: all processes are reached, log the right records, and behave as without us."""
 
 import json
 
@@ -9,7 +9,7 @@ from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.answers.join import engine_summary
 
 STEPS = ("step_1", "step_2", "validate_2")
-#: Events of one request, in the worker that holds it; tools only where the model calls one.
+#: Events of one request, in its worker; tools only if the model calls one.
 OF_REQUESTS = {
     *(
         "async_rollout_request_complete",
@@ -96,7 +96,7 @@ def test_every_process_of_the_rollout_joins_one_run(outcome):
         *(("worker", 0), ("worker", 1), ("server", 0), ("server", 1), ("scheduler", 0), ("scheduler", 1)),
         *(("reward", 0), ("trainer", 0)),
     }
-    assert outcome.printed.count("sglang_instrument 0.") == 1  # the driver's line, and nobody else's
+    assert outcome.printed.count("sglang_instrument 0.") == 1  # only the driver prints the line
 
 
 def test_what_was_patched_is_all_that_is_expected_in_this_version(outcome):
@@ -171,7 +171,7 @@ def test_a_turn_is_found_in_its_server_and_scheduler_by_rid(outcome):
         for call in named(of_step(outcome, step), "engine_async_generate_actual"):
             server, reply = served[call["extra"]["rid"]]
             assert reply["extra"]["completion_tokens"] == call["extra"]["generated_tokens"]
-            assert call["start_us"] - 1e5 <= reply["start_us"] <= end_us(call) + 1e5  # two processes' clocks
+            assert call["start_us"] - 1e5 <= reply["start_us"] <= end_us(call) + 1e5  # two clocks
             assert call["extra"]["rid"] in scheduled_by(outcome, server)
 
 

@@ -1,4 +1,4 @@
-"""verl 0.9.1's own trainer, V1, for two steps: each phase is logged, by its process and in its step."""
+"""verl 0.9.1's own V1 trainer logs each phase of two steps, by its process and in its step."""
 
 import pytest
 from logged import own
@@ -68,7 +68,7 @@ def test_a_turn_is_found_in_the_server_and_its_scheduler(trained):
         rids = {call["extra"]["rid"] for call in calls}
         assert rids <= set(served)
         assert rids <= {record["extra"]["rid"] for record in scheduled}
-        # They were generated with the weights that the step before sent.
+        # They were generated with the weights of the previous step.
         assert {served[rid]["extra"]["weight_version"] for rid in rids} == {step - 1}
 
 

@@ -3,8 +3,8 @@
 train.py MODEL FOLDER MODE
 
 MODE is "sync", "colocate_async" or "separate_async", of the V1 trainer; "reward_model", which is "sync" with
-a reward model beside the actor; or "v0", the trainer before V1. How it is instrumented is left to the
-environment.
+a reward model beside the actor; or "v0", the trainer before V1. The environment switches the instrumentation
+on.
 """
 
 import os
@@ -23,7 +23,7 @@ HANDED = (
 
 
 def write_questions(path):
-    """Write the dataset, as verl's users prepare theirs."""
+    """Write the dataset in the form that verl expects."""
     rows = [
         {
             "prompt": [{"role": "user", "content": question}],
@@ -61,7 +61,7 @@ def configuration(model, folder, mode):
     config.ray_kwargs.ray_init = {
         "address": "local",
         "num_cpus": 16,
-        "num_gpus": 4,  # to Ray a counted resource
+        "num_gpus": 4,  # for Ray, a GPU is only a number
         "include_dashboard": False,
         "_temp_dir": os.environ["RAY_TMPDIR"],
         "runtime_env": {"env_vars": {name: os.environ[name] for name in HANDED if name in os.environ}},

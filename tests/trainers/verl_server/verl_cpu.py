@@ -1,7 +1,7 @@
-"""A CPU for verl's own registry of platforms: its trainer and its FSDP engine then run without a GPU.
+"""Register a CPU platform with verl, so that its trainer and its FSDP engine run without a GPU.
 
-`VERL_USE_EXTERNAL_MODULES=verl_cpu` has `import verl` load it, `VERL_PLATFORM=cpu` choose it, and
-`VERL_ENGINE_DEVICE=cuda` take the FSDP engine, which verl has registered for devices alone.
+`VERL_USE_EXTERNAL_MODULES=verl_cpu` makes `import verl` load this module, `VERL_PLATFORM=cpu` selects the
+platform, and `VERL_ENGINE_DEVICE=cuda` selects the FSDP engine, which verl registers only for devices.
 """
 
 import os
@@ -15,7 +15,7 @@ from verl.utils import distributed
 
 
 class _Device:
-    """`torch.cpu`, and what verl asks of `torch.cuda` beyond that: there is no memory to count."""
+    """`torch.cpu` with the other functions that verl calls on `torch.cuda`; memory is always 0."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -33,7 +33,7 @@ class _Device:
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
-    """To Ray its cores are GPUs, a counted resource."""
+    """A platform that reports the machine's cores to Ray as GPUs."""
 
     device_name = "cpu"
     vendor_name = "cpu"
@@ -99,17 +99,17 @@ class PlatformCPU(PlatformBase):
 
 
 def _without_flash_attention(load, *args, **more):
-    """Load a critic, for which verl asks for an attention that needs a GPU."""
+    """Load a critic without the attention implementation that verl requests, which needs a GPU."""
     return load(*args, **{**more, "attn_implementation": "eager"})
 
 
-# It asks torch for a backend of the CPU and one of the device, which here are the same.
+# verl requests a backend for the CPU and one for the device, which are the same here.
 distributed.initialize_global_process_group_ray = partial(
     distributed.initialize_global_process_group_ray, backend="gloo"
 )
 
-# Weights go to the server as handles of memory. On a CPU that is a file that both map; and SGLang's change to
-# how handles are made is for devices alone: it leaves torch as it is where it finds itself applied.
+# Weights go to the server as memory handles, on a CPU as files that both processes map. SGLang's patch of
+# torch's handles is for devices only: mark it as applied, so that SGLang skips it.
 torch.multiprocessing.set_sharing_strategy("file_system")
 reductions._reduce_tensor_original = reductions.reduce_tensor
 

@@ -6,10 +6,16 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.ledger import NOT_RECORDED, STEP, between_steps
-from sglang_instrument.analysis.verdict.effects import Limits, find_trend, slow_steps, without_trend
+from sglang_instrument.analysis.answers.ledger import NOT_RECORDED, between_steps
+from sglang_instrument.analysis.verdict.effects import (
+    Limits,
+    excess_of,
+    find_trend,
+    slow_steps,
+    without_trend,
+)
 from sglang_instrument.analysis.verdict.evidence import Evidence
-from sglang_instrument.analysis.verdict.finding import Finding, seconds, step_name
+from sglang_instrument.analysis.verdict.finding import Finding, place_of, seconds, where
 
 _LIMITS: Final = Limits(times=1.2, spread=0.03)
 _LEAST_SEC: Final = 0.1
@@ -17,34 +23,39 @@ _LEAST_SEC: Final = 0.1
 
 def find_gaps_between_steps(evidence: Evidence) -> Iterator[Finding]:
     """Yield a finding for each gap that was out of the ordinary, and one if they grow."""
-    gaps = evidence.windows.filter(pl.col("next_us") > pl.col("done_us")).with_columns(
-        sec=(pl.col("next_us") - pl.col("done_us")) / 1e6
-    )
+    sec = (pl.col("next_us") - pl.col("done_us")) / 1e6
+    gaps = evidence.windows.with_columns(sec=sec).filter(pl.col("sec") > 0)
     shared = gaps.with_columns(shared=pl.col("sec").clip(lower_bound=_LEAST_SEC).log())
     trend = find_trend(shared)
     flat = without_trend(shared, trend)
     if trend is not None:
-        last = flat.filter(~pl.col("validate")).row(-1, named=True)
-        lost = last["sec"] * (1 - math.exp(-last["growth"]))
+        last = excess_of(flat, "growth").filter(~pl.col("validate")).row(-1, named=True)
         sentence = (
             f"the time between steps grows, to {trend.times:.1f} times as much; step {last['step']} loses "
-            f"{seconds(lost)} by it"
+            f"{seconds(last['excess_sec'])} by it"
         )
-        yield Finding("trend", "run", lost, sentence, event="between steps", evidence=trend._asdict())
-    slow = slow_steps(flat, _LIMITS).with_columns(lost_sec=pl.col("sec") * (1 - (-pl.col("excess")).exp()))
-    parts = between_steps(evidence.everything)
+        numbers = trend._asdict()
+        yield Finding("trend", "run", last["excess_sec"], sentence, event="between steps", evidence=numbers)
+    slow = excess_of(slow_steps(flat, _LIMITS)).rename({"excess_sec": "lost_sec"})
+    told = between_steps(evidence.everything)
     for row in evidence.worth(slow.drop("wall_sec")).iter_rows(named=True):
-        event = _longest(parts.filter(step=row["step"], validate=row["validate"]))
-        told = f", most of it in {event}" if event else "; the trainer wrote no record of it"
+        event = _longest(told.filter(step=row["step"], validate=row["validate"]))
+        times = math.exp(row["excess"])
         sentence = (
-            f"after {step_name(row['step'], row['validate'])} it took {seconds(row['sec'])} until the next step "
-            f"began, {math.exp(row['excess']):.1f} times the usual{told}; {seconds(row['lost_sec'])} lost"
+            f"after {where(row)}, {seconds(row['sec'])} passed until the next began, {times:.1f} times the "
+            f"usual; {f'most of it in {event}' if event else 'the trainer wrote no record of it'}; "
+            f"{seconds(row['lost_sec'])} lost"
         )
-        place = {"step": row["step"], "validate": row["validate"]}
-        numbers = {"sec": row["sec"], "times": math.exp(row["excess"])}
-        yield Finding("between-steps", "step", row["lost_sec"], sentence, **place, event=event, evidence=numbers)
+        numbers = {"sec": row["sec"], "times": times}
+        lost_sec = row["lost_sec"]
+        yield Finding(
+            *("between-steps", "step", lost_sec, sentence), **place_of(row), event=event, evidence=numbers
+        )
 
 
 def _longest(parts: pl.DataFrame) -> str | None:
-    known = parts.filter(pl.col("event") != NOT_RECORDED).sort("sec")
-    return None if known.is_empty() or parts["sec"].max() != known["sec"][-1] else str(known["event"][-1])
+    """Return the trainer's phase that took longest, unless it took less than what nobody recorded."""
+    if parts.is_empty():
+        return None
+    longest = str(parts.sort("sec")["event"][-1])
+    return None if longest == NOT_RECORDED else longest

@@ -11,7 +11,7 @@ from sglang_instrument.analysis.verdict.hangs import find_hangs
 
 
 def find_endings(evidence: Evidence) -> Iterator[Finding]:
-    """Yield hangs and deaths. Workers at a barrier wait for somebody: they are named only if nobody else is."""
+    """Yield hangs and deaths. Workers that wait at a barrier are named only if nobody else is."""
     hangs = _hangs(evidence)
     at_work = [one for one in hangs if not one.evidence["waits"]]
     if at_work:
@@ -22,7 +22,7 @@ def find_endings(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _hangs(evidence: Evidence) -> list[Finding]:
-    """Find spans of steps that never ended, open for longer than any before; those that only wait come last."""
+    """Find spans that were open for longer than any before; workers that only wait come last."""
     found = []
     for hang in sorted(find_hangs(evidence.digest, evidence.files), key=lambda one: one.waits):
         place = hang.file.place
@@ -67,8 +67,8 @@ def _waited_for(digest: Digest, waits: list[Finding]) -> list[Finding]:
             lost = max(one.lost_sec for one in there)
             others = "another worker" if len(there) == 1 else f"{len(there)} other workers"
             sentence = (
-                f"{step_name(step, validate)}: worker {worker} kept {others} waiting; after {lost:.0f} s the step "
-                "had not ended"
+                f"{step_name(step, validate)}: worker {worker} kept {others} waiting; after {lost:.0f} s "
+                "the step had not ended"
             )
             spans = [span for one in there for span in one.evidence["spans"]]
             found.append(_hang(step, validate, worker, lost, sentence, {"spans": spans, "waits": False}))

@@ -7,46 +7,38 @@ import polars as pl
 from sglang_instrument.analysis.answers.gaps import loop_blocks
 from sglang_instrument.analysis.answers.ledger import STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence import Evidence
-from sglang_instrument.analysis.verdict.finding import Finding, seconds, step_name
+from sglang_instrument.analysis.verdict.finding import Finding, place_of, seconds, where
 
 
 def find_held_loops(evidence: Evidence) -> Iterator[Finding]:
     """Yield a finding for each worker whose event loop was held, with the code that held it longest."""
+    steps = evidence.digest.steps
     blocks = loop_blocks(evidence.files).join(
-        evidence.digest.steps, on=["role", *STEP_OF_WORKER], how="semi", maintain_order="left"
+        steps, on=["role", *STEP_OF_WORKER], how="semi", maintain_order="left"
     )
-    held = blocks.group_by(STEP_OF_WORKER, maintain_order=True).agg(
-        excess_sec=pl.col("held_sec").sum(),
-        times=pl.len(),
-        culprit=pl.col("culprit").first(),
-        in_span=pl.col("in_span").first(),
-    )
-    for row in held.iter_rows(named=True):
-        mine = held.filter(*(pl.col(name) == row[name] for name in STEP_OF_WORKER))
-        lost = evidence.lost_by_workers(mine)
-        if evidence.worth(lost.with_columns(lost_sec=pl.lit(row["excess_sec"]))).is_empty():
+    for _, rows in blocks.group_by(STEP_OF_WORKER, maintain_order=True):
+        held = rows.group_by(STEP_OF_WORKER).agg(excess_sec=pl.col("blocked_sec").sum())
+        lost = evidence.worth(evidence.lost_by_workers(held))
+        if lost.is_empty():
             continue
-        _explain(evidence, blocks.filter(*(pl.col(name) == row[name] for name in STEP_OF_WORKER)))
-        by = row["culprit"] or row["in_span"]
-        sentence = (
-            f"{step_name(row['step'], row['validate'])}: worker {row['worker']} had its event loop held for "
-            f"{seconds(row['excess_sec'])}" + (f" by {by}" if by else "")
-        )
-        place = {name: row[name] for name in STEP_OF_WORKER}
-        numbers = {name: row[name] for name in ("times", "culprit", "in_span")}
-        numbers["held_sec"] = row["excess_sec"]
-        lost_sec = float(lost["lost_sec"][0])
+        _explain(evidence, rows)
+        longest, held_sec = rows.row(0, named=True), float(held["excess_sec"][0])
+        by = longest["culprit"] or longest["in_span"]
+        sentence = f"{where(longest)} had its event loop held for {seconds(held_sec)}"
+        sentence += f" by {by}" if by else ""
+        numbers = {"held_sec": held_sec, "times": len(rows), "in_span": longest["in_span"], "culprit": by}
+        lost_sec, event = float(lost["lost_sec"][0]), longest["in_span"]
         yield Finding(
-            "held-loop", "worker", lost_sec, sentence, **place, event=row["in_span"], evidence=numbers
+            *("held-loop", "worker", lost_sec, sentence), **place_of(longest), event=event, evidence=numbers
         )
 
 
 def _explain(evidence: Evidence, blocks: pl.DataFrame) -> None:
-    """Take the time in which the loop was held away from the calls of the worker at that time."""
-    begun = pl.col("at_us") - (pl.col("held_sec") * 1e6).cast(pl.Int64)
+    """Take the time in which the loop was held away from the worker's calls at that time."""
+    begun = pl.col("at_us") - (pl.col("blocked_sec") * 1e6).cast(pl.Int64)
     held = blocks.select(*STEP_OF_WORKER, from_us=begun, to_us="at_us")
     calls = evidence.calls.with_row_index("row").join(held, on=STEP_OF_WORKER)
     inside = pl.min_horizontal("end_us", "to_us") - pl.max_horizontal("start_us", "from_us")
-    calls = calls.with_columns(excess_sec=inside.clip(lower_bound=0) / 1e6).filter(pl.col("excess_sec") > 0)
-    calls = calls.group_by("row").agg(pl.col("excess_sec").sum(), pl.col("sec").first())
-    evidence.explain(calls["row"], calls.select(pl.min_horizontal("excess_sec", "sec")).to_series())
+    calls = calls.with_columns(excess_sec=inside.clip(lower_bound=0) / 1e6)
+    sums = calls.group_by("row").agg(pl.col("excess_sec").sum(), pl.col("sec").first())
+    evidence.explain(sums.with_columns(excess_sec=pl.min_horizontal("excess_sec", "sec")))

@@ -12,7 +12,7 @@ def find_missing_files(evidence: Evidence) -> Iterator[Finding]:
     """Yield a finding for each missing file: what happened there is not known."""
     for step, worker in sorted(missing_files(evidence.files, paths_outside_steps(evidence.files))):
         sentence = (
-            f"{step_name(step, False)}: worker {worker} has no file there, though earlier and later steps have one; "
+            f"{step_name(step, False)}: worker {worker} has no file, though steps before and after have one: "
             "what it did is not known"
         )
         yield Finding("missing-file", "worker", 0.0, sentence, step, False, worker)

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.ledger import STEP, STEP_OF_WORKER
+from sglang_instrument.analysis.answers.ledger import STEP
 from sglang_instrument.analysis.verdict.effects import (
     Limits,
+    Trend,
+    excess_of,
     find_trend,
     shared_values,
     slow_steps,
@@ -16,62 +18,77 @@ from sglang_instrument.analysis.verdict.effects import (
     without_trend,
 )
 from sglang_instrument.analysis.verdict.evidence import Evidence
-from sglang_instrument.analysis.verdict.finding import Finding, seconds, step_name
+from sglang_instrument.analysis.verdict.finding import Finding, place_of, seconds, where
 
 _LIMITS: Final = Limits(times=1.5, spread=0.05)
 _LEAST_SEC: Final = 1e-3  # what takes less is usual, however its times vary
 
 
+class _Part(NamedTuple):
+    """A part of the workers' steps: `rows` has its seconds, and their logarithm over the usual as `value`."""
+
+    cause: str
+    event: str
+    rows: pl.DataFrame
+
+
 def find_slow_parts(evidence: Evidence) -> Iterator[Finding]:
     """Yield a finding for each part outside of requests that took far longer than usual."""
-    for (part, event), rows in evidence.parts.sort("part", "event").group_by("part", "event", maintain_order=True):
-        yield from _of_part(evidence, str(part), str(event), rows)
+    for (cause, event), rows in evidence.parts.group_by("part", "event", maintain_order=True):
+        sec = pl.col("sec").clip(lower_bound=_LEAST_SEC)
+        part = _Part(str(cause), str(event), rows.with_columns(value=(sec / sec.median()).log()))
+        shared = shared_values(part.rows, evidence.windows.join(rows, on=STEP, how="semi"))
+        trend = find_trend(shared)
+        flat = without_trend(shared, trend)
+        if trend is not None:
+            yield from _growing(evidence, part, flat, trend)
+        yield from _slow_steps(evidence, part, slow_steps(flat, _LIMITS))
+        yield from _slow_workers(evidence, part)
 
 
-def _of_part(evidence: Evidence, part: str, event: str, rows: pl.DataFrame) -> Iterator[Finding]:
-    usual: Any = rows["sec"].median()
-    values = pl.col("sec").clip(lower_bound=_LEAST_SEC).log() - math.log(max(usual, _LEAST_SEC))
-    groups = rows.with_columns(value=values)
-    shared = shared_values(groups, evidence.windows.join(rows.select(STEP).unique(), on=STEP, how="semi"))
-    trend = find_trend(shared)
-    flat = without_trend(shared, trend)
-    cause = _cause(part)
-    if trend is not None:
-        grown = rows.join(flat.select(*STEP, "growth"), on=STEP)
-        grown = grown.with_columns(excess_sec=pl.col("sec") * (1 - (-pl.col("growth")).exp()))
-        lost = evidence.worth(evidence.lost_by_workers(grown))
-        if len(lost):
-            last = lost.sort("lost_sec").row(-1, named=True)
-            sentence = (
-                f"{event} grows from step to step, to {trend.times:.1f} times as much; step {last['step']} loses "
-                f"{seconds(last['lost_sec'])} by it"
-            )
-            yield Finding("trend", "run", last["lost_sec"], sentence, event=event, evidence=trend._asdict())
-    slow = slow_steps(flat, _LIMITS)
-    in_steps = rows.join(slow.select(*STEP, "excess"), on=STEP)
-    in_steps = in_steps.with_columns(excess_sec=pl.col("sec") * (1 - (-pl.col("excess")).exp()))
-    for row in evidence.worth(evidence.lost_by_workers(in_steps)).join(slow, on=STEP).iter_rows(named=True):
+def _growing(evidence: Evidence, part: _Part, flat: pl.DataFrame, trend: Trend) -> Iterator[Finding]:
+    grown = excess_of(part.rows.join(flat.select(*STEP, "growth"), on=STEP), "growth")
+    lost = evidence.worth(evidence.lost_by_workers(grown))
+    if lost.is_empty():
+        return
+    worst = lost.sort("lost_sec").row(-1, named=True)
+    sentence = (
+        f"{part.event} grows from step to step, to {trend.times:.1f} times as much; step {worst['step']} "
+        f"loses {seconds(worst['lost_sec'])} by it"
+    )
+    yield Finding("trend", "run", worst["lost_sec"], sentence, event=part.event, evidence=trend._asdict())
+
+
+def _slow_steps(evidence: Evidence, part: _Part, slow: pl.DataFrame) -> Iterator[Finding]:
+    late = excess_of(part.rows.join(slow.select(*STEP, "excess"), on=STEP))
+    lost = evidence.worth(evidence.lost_by_workers(late)).join(slow, on=STEP)
+    for row in lost.sort(STEP).iter_rows(named=True):
         times = math.exp(row["excess"])
         sentence = (
-            f"{step_name(row['step'], row['validate'])}: {event} took {times:.1f} times the usual on most workers; "
+            f"{where(row)}: {part.event} took {times:.1f} times the usual on most workers; "
             f"{seconds(row['lost_sec'])} lost"
         )
-        place = {"step": row["step"], "validate": row["validate"]}
-        numbers = {"times": times, "lost_sec": row["lost_sec"]}
-        yield Finding(cause, "step", row["lost_sec"], sentence, **place, event=event, evidence=numbers)
-    for row in slow_workers(groups, _LIMITS).iter_rows(named=True):
-        late = pl.DataFrame([row]).with_columns(excess_sec=pl.col("sec") * (1 - (-pl.col("own")).exp()))
-        lost = evidence.worth(evidence.lost_by_workers(late))
-        if len(lost):
-            lost_sec, times = float(lost["lost_sec"][0]), math.exp(row["own"])
-            sentence = (
-                f"{step_name(row['step'], row['validate'])}: {event} took {seconds(row['sec'])} on worker "
-                f"{row['worker']}, {times:.1f} times as long as on the others; {seconds(lost_sec)} lost"
-            )
-            place = {name: row[name] for name in STEP_OF_WORKER}
-            numbers = {"sec": row["sec"], "times": times, "lost_sec": lost_sec}
-            yield Finding(cause, "worker", lost_sec, sentence, **place, event=event, evidence=numbers)
+        yield _finding(part, row, row["lost_sec"], sentence, {"times": times})
 
 
-def _cause(part: str) -> str:
-    return {"postprocess": "post-processing"}.get(part, part.replace(" ", "-"))
+def _slow_workers(evidence: Evidence, part: _Part) -> Iterator[Finding]:
+    late = excess_of(slow_workers(part.rows, _LIMITS))
+    for number, row in enumerate(late.iter_rows(named=True)):
+        lost = evidence.worth(evidence.lost_by_workers(late[number]))
+        if lost.is_empty():
+            continue
+        lost_sec, times = float(lost["lost_sec"][0]), math.exp(row["excess"])
+        sentence = (
+            f"{where(row)} took {seconds(row['sec'])} for {part.event}, {times:.1f} times as long as the "
+            f"others; {seconds(lost_sec)} lost"
+        )
+        yield _finding(part, row, lost_sec, sentence, {"times": times, "sec": row["sec"]})
+
+
+def _finding(
+    part: _Part, row: dict[str, Any], lost_sec: float, sentence: str, numbers: dict[str, Any]
+) -> Finding:
+    cause = "post-processing" if part.cause == "postprocess" else part.cause.replace(" ", "-")
+    place = place_of(row)
+    scope: Any = "worker" if "worker" in place else "step"
+    return Finding(cause, scope, lost_sec, sentence, **place, event=part.event, evidence=numbers)

@@ -1,6 +1,5 @@
 """Find calls that took far longer than all others: a single one, or several of a worker or a step."""
 
-import math
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -8,14 +7,21 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.calls import KINDS
+from sglang_instrument.analysis.verdict.chance import chance_of_so_many, chance_to_reach
 from sglang_instrument.analysis.verdict.evidence import LEAST_SEC, OF_STEP, Evidence
-from sglang_instrument.analysis.verdict.finding import Finding, seconds, step_name
-from sglang_instrument.analysis.verdict.outliers import chance_to_reach
+from sglang_instrument.analysis.verdict.finding import Finding, place_of, seconds, where
 
 _TIMES: Final = 3.0  # times the usual of such a call
+_ALIKE: Final = 0.5  # of the excess of those found, and
+_TIMES_OF_ALIKE: Final = 1.3  # times the usual: then a call is one of them
 _CHANCE: Final = 1e-2  # largest allowed probability that any worker draws such calls; tails are overestimated
 _MOST: Final = 0.5  # of a worker's calls; if more are slow, all its work is
-_CALLS: Final = {"engine": "engine calls", "tool": "tool calls", "interaction": "interactions", "reward": "rewards"}
+_CALLS: Final = {
+    "engine": "engine calls",
+    "tool": "tool calls",
+    "interaction": "interactions",
+    "reward": "rewards",
+}
 
 
 def find_slow_calls(evidence: Evidence) -> Iterator[Finding]:
@@ -38,6 +44,7 @@ def _of_kind(evidence: Evidence, kind: str) -> Iterator[Finding]:
     long = long.join(few, on=STEP_OF_WORKER, how="semi", maintain_order="left")
     unlikely = [rows for _, rows in long.group_by(STEP_OF_WORKER, maintain_order=True)]
     unlikely = [found for rows in unlikely if (found := _unlikely(rows, calls, len(groups))) is not None]
+    unlikely = [_with_alike(found, calls) for found in unlikely]
     for _, rows in _by_step(unlikely):
         yield from _of_step(evidence, kind, rows, groups)
 
@@ -55,27 +62,36 @@ def _unlikely(rows: pl.DataFrame, calls: pl.DataFrame, groups: int) -> pl.DataFr
     return longest.head(likely[0]) if likely is not None and likely[1] * groups <= _CHANCE else None
 
 
+def _with_alike(found: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Add the worker's calls that lost about as much, but would have been long without it, too."""
+    if len(found) == 1:
+        return found
+    middle: Any = found["excess_sec"].median()
+    mine = calls.filter(*(pl.col(name) == found[name][0] for name in STEP_OF_WORKER))
+    return mine.filter((pl.col("excess_sec") > _ALIKE * middle) & (pl.col("times") > _TIMES_OF_ALIKE))
+
+
 def _of_step(evidence: Evidence, kind: str, rows: pl.DataFrame, groups: pl.DataFrame) -> Iterator[Finding]:
     """Yield a finding for each worker, or one for the step if most workers have such calls."""
     everyone = groups.filter(*(pl.col(name) == rows[name][0] for name in STEP))
     shared = len(everyone) > 1 and rows["worker"].n_unique() * 2 > len(everyone)
     parts = [rows] if shared else [part for _, part in rows.group_by("worker", maintain_order=True)]
     for part in parts:
-        lost = evidence.worth(evidence.lost_in_requests(part.select(*STEP_OF_WORKER, "request_id", "excess_sec")))
+        lost = evidence.worth(
+            evidence.lost_in_requests(part.select(*STEP_OF_WORKER, "request_id", "excess_sec"))
+        )
         if lost.is_empty() and len(part) > 1:
             continue
-        evidence.explain(part["row"], part["excess_sec"])
+        evidence.explain(part)
         workers = everyone.filter(pl.col("worker").is_in(part["worker"].unique().implode()))
         yield _finding(kind, part, int(workers["len"].sum()), float(lost["lost_sec"].sum()), shared)
 
 
 def _most_unlikely(times: list[float], total: int, others: pl.Series) -> tuple[int, float] | None:
     """Return how many of the longest calls are least likely to be drawn from the others, and that chance."""
-    from scipy.stats import binom
-
     best: tuple[int, float] | None = None
     for count, reached in enumerate(times, 1):
-        chance = float(binom.sf(count - 1, total, chance_to_reach(others, reached)))
+        chance = chance_of_so_many(count, total, chance_to_reach(others, reached))
         if best is None or chance <= best[1]:
             best = (count, chance)
     return best
@@ -83,9 +99,7 @@ def _most_unlikely(times: list[float], total: int, others: pl.Series) -> tuple[i
 
 def _finding(kind: str, found: pl.DataFrame, total: int, lost_sec: float, shared: bool) -> Finding:
     longest = found.sort("excess_sec").row(-1, named=True)
-    place: dict[str, Any] = {name: longest[name] for name in STEP_OF_WORKER}
-    where = step_name(place["step"], place["validate"])
-    where += ": " if shared else f": worker {place['worker']}: "
+    place = {**{name: longest[name] for name in STEP}, "worker": None if shared else longest["worker"]}
     numbers = {
         "calls": len(found),
         "of": total,
@@ -97,13 +111,14 @@ def _finding(kind: str, found: pl.DataFrame, total: int, lost_sec: float, shared
     cost = f"{seconds(lost_sec)} lost" if lost_sec > 0.05 else "other requests took even longer"
     if len(found) == 1:
         sentence = (
-            f"{where}one of {total} {_CALLS[kind]} took {seconds(longest['sec'])}, where "
+            f"{where(place)}: one of {total} {_CALLS[kind]} took {seconds(longest['sec'])}, where "
             f"{seconds(longest['usual_sec'])} are usual (request {longest['request_id']}); {cost}"
         )
-        place["request_id"] = longest["request_id"]
-        return Finding("slow-call", "request", lost_sec, sentence, **place, event=kind, evidence=numbers)
-    times = math.exp(float(found["times"].log().median() or 0.0))  # type: ignore[arg-type]
-    sentence = f"{where}{len(found)} of {total} {_CALLS[kind]} took {times:.0f} times the usual; {cost}"
-    place["worker"] = None if shared else place["worker"]
+        mine = place_of(longest)
+        return Finding("slow-call", "request", lost_sec, sentence, **mine, event=kind, evidence=numbers)
+    middle: Any = found["times"].median()
+    sentence = (
+        f"{where(place)}: {len(found)} of {total} {_CALLS[kind]} took {middle:.0f} times the usual; {cost}"
+    )
     scope: Any = "step" if shared else "worker"
     return Finding("slow-calls", scope, lost_sec, sentence, **place, event=kind, evidence=numbers)

@@ -1,4 +1,4 @@
-// Unpack what the page carries, write numbers, make elements. Text goes in as text, never as markup.
+// Decode the page's embedded data, format numbers, create elements. Text is never inserted as markup.
 "use strict";
 const R = (window.sglangReport = { facts: null, errors: [] });
 window.addEventListener("error", (event) => R.errors.push(String(event.message)));
@@ -60,7 +60,7 @@ R.stepName = (key) => (key.startsWith("v") ? `validation ${key.slice(1)}` : `ste
 R.colour = (phase) => R.facts.colours[R.facts.phases.indexOf(phase)] || R.facts.colours.at(-1);
 R.swatch = (colour) => R.el("span", { class: "swatch", style: { background: colour } });
 
-// A table of cells that are texts, nodes, or nothing.
+// Fill a table; a cell is a text, a node or null.
 R.table = (table, columns, rows, classes = []) => {
   const cell = (tag) => (content) => R.el(tag, {}, content ?? R.none);
   table.replaceChildren(
@@ -73,14 +73,14 @@ R.table = (table, columns, rows, classes = []) => {
   );
 };
 
-// The same from columns: each is a heading, and what makes the cell of a row.
+// Fill a table by columns; a column is a heading and a function from a row to its cell.
 R.tableOf = (table, columns, rows, classes = []) => {
   const cells = (row) => columns.map(([, cell]) => cell(row));
   const headings = columns.map(([heading]) => heading);
   R.table(table, headings, rows.map(cells), classes);
 };
 
-// The colours of paper and ink as they are now, for what CSS does not reach.
+// Return a colour of the current theme, for canvases and charts, which CSS does not style.
 R.ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 R.tip = (event, title, ...lines) => {

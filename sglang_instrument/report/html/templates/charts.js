@@ -1,9 +1,9 @@
-// Draw charts with plotly when they come near the screen, in the colours of the page.
+// Draw charts with plotly when they are scrolled near the screen, in the colours of the theme.
 "use strict";
 R.charts = new Map();
 R.plotly = null;
 
-// plotly is the larger half of the page: it is unpacked once the page can be read.
+// plotly is more than half of the file: decode it after the page is readable.
 R.loadPlotly = () => {
   R.plotly ??= R.unpackText("plotly").then((code) => {
     const script = document.createElement("script");
@@ -14,7 +14,7 @@ R.loadPlotly = () => {
   return R.plotly;
 };
 
-// Plotly takes a few tags in labels for markup; what comes from a log is none.
+// Escape text from a log: plotly renders some HTML tags in labels.
 R.plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 
 // `make` returns {data, layout}, or a sentence that says why there is nothing to draw.
@@ -29,7 +29,7 @@ R.chart = (id, make, wire = null) => {
   R.near.observe(place);
 };
 
-// Plotly cannot draw twice at once in one place: a second drawing waits, and draws the state it then finds.
+// Draw one chart at a time in one element; a call during a drawing redraws the latest state after it.
 R.draw = (id) => {
   const chart = R.charts.get(id);
   chart.drawn = true;
@@ -108,7 +108,7 @@ R.band = (x0, x1, ink, opacity) => {
   return { ...place, fillcolor: R.ink(ink), opacity, line: { width: 0 } };
 };
 
-// Workers as steps of one hue: many lines that are no phases.
+// Colour workers by shades of one hue; the other hues belong to phases.
 R.workerColour = (index, of) => {
   const light = R.isDark()
     ? 45 + (35 * index) / Math.max(1, of - 1)

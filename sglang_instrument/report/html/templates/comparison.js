@@ -1,4 +1,4 @@
-// The run beside a second one, metric by metric.
+// Compare the run with a second one, metric by metric.
 "use strict";
 
 R.comparisonTable = () => {
@@ -25,7 +25,7 @@ R.comparisonTable = () => {
   if (!rows.length) R.$("comparison").replaceWith("The two runs have no step in common.");
 };
 
-// Return a function from a ratio to percent of the bar's width: 1 stands in the middle, on a log scale.
+// Return a function from a ratio to percent of the bar's width: 1 is in the middle of a log scale.
 R.logScale = (rows) => {
   const ends = rows.flatMap((row) => [row.low, row.high]).filter((one) => Number.isFinite(one) && one > 0);
   const reach = Math.max(0.1, ...ends.map((one) => Math.abs(Math.log(one)))) * 1.05;

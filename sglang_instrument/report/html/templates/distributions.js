@@ -1,4 +1,4 @@
-// How durations, turns, lengths and rewards of requests are distributed.
+// Draw the distributions of requests' durations, turns, lengths and rewards.
 "use strict";
 
 R.cdfOf = "workers";
@@ -15,7 +15,7 @@ R.cdfChart = () => {
   });
   data.push(R.cdfLine(cdf.all, "all requests", { width: 3, color: R.ink("accent") }));
   if (other) data.push(R.cdfLine(other.cdf, other.name, { width: 2.4, dash: "dot", color: bad }));
-  R.cdfLog ??= cdf.whole[0].max_sec > 20 * cdf.whole[0].p50_sec; // a long tail squeezes the rest to the left
+  R.cdfLog ??= cdf.whole[0].max_sec > 20 * cdf.whole[0].p50_sec; // a long tail squeezes a linear axis
   R.$("cdf-log").checked = R.cdfLog;
   const layout = {
     showlegend: groups.length <= 16,

@@ -1,4 +1,4 @@
-// Bring the page to life: words first, then the timeline, then charts as they come near.
+// Fill the page: text first, then the timeline, then each chart when it is scrolled near the screen.
 "use strict";
 
 R.legend = () => {
@@ -88,7 +88,7 @@ R.start = async () => {
     if (R.charts.size) return;
     performance.mark("interactive");
     document.documentElement.dataset.ready = "yes"; // read by tests: the timeline works
-    R.wireCharts(); // plotly is large: it comes after what can do without
+    R.wireCharts(); // last: decoding plotly takes longest
   });
   R.follow();
 };

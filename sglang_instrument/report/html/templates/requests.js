@@ -1,4 +1,4 @@
-// The slowest requests, and the events of which each was made.
+// Show the slowest requests, each with its events.
 "use strict";
 R.KINDS = [
   ["engine", "generate"],
@@ -41,7 +41,7 @@ R.waterfallCells = (row, whole, measured) => {
   return [...cells, R.track(row, whole)];
 };
 
-// A bar from the event's start to its end, and over it the time that the event took itself.
+// A bar from the event's start to its end; its solid part is the event's self time.
 R.track = (row, whole) => {
   const part = (sec) => `${(100 * sec) / whole}%`;
   const phase = row.phase || R.phaseOf(row.event);
@@ -104,7 +104,7 @@ R.slowRequestBody = (one) => {
   );
 };
 
-// What the engine reported of its calls: nothing for an older SGLang, or where its reply was not read.
+// List the times that the engine reported; older versions of SGLang report none.
 R.engineCalls = (calls) => {
   if (!calls.length) return null;
   const columns = [

@@ -1,4 +1,4 @@
-// What is in focus: kept in the address, so that a link or a reload comes back to it.
+// Keep the step and the request in focus in the page's address, so that links and reloads restore them:
 //   #section   #step=67   #step=v4 (a validation)   #step=67&request=ID
 "use strict";
 R.state = { section: null, step: null, request: null };
@@ -14,7 +14,7 @@ R.readHash = () => {
     try {
       value = decodeURIComponent(value);
     } catch (refused) {
-      /* taken as it stands */
+      /* not valid percent-encoding: use the text as it is */
     }
     if (name in found) found[name] = value;
   }
@@ -30,7 +30,7 @@ R.hashOf = ({ section, step, request }) => {
   return `#${parts.filter(Boolean).join("&")}`;
 };
 
-// Change the focus without leaving the place on the page, unless a section is named.
+// Change the focus without scrolling, unless a section is given.
 R.go = (change, scroll = null) => {
   const next = { ...R.state, ...change };
   if (change.step && change.step !== R.state.step && !("request" in change)) next.request = null;
@@ -95,7 +95,7 @@ R.wireTheme = () => {
     try {
       localStorage.setItem("sglang-instrument-theme", chosen);
     } catch (refused) {
-      /* a file without storage */
+      /* the browser gives this file no storage */
     }
     R.setTheme(chosen);
   });

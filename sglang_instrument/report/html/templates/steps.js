@@ -1,4 +1,4 @@
-// The steps of the run: their chart, the parts of one step, and the table of all.
+// Show the steps of the run: a chart, the parts of one step, a table of all.
 "use strict";
 R.MANY_STEPS = 300; // more bars than this cannot be told apart, and take a browser seconds to draw
 
@@ -22,7 +22,7 @@ R.stepsChart = () => {
   return { data, layout };
 };
 
-// One series a phase, stacked to the duration of the step.
+// One stacked series for each phase; the stack is as high as the step is long.
 R.phasesOfSteps = (steps, names) => {
   const draw = steps.length > R.MANY_STEPS ? R.phaseArea : R.phaseBars;
   const { phases, colours, words } = R.facts;
@@ -90,7 +90,7 @@ R.stepsOfOtherRun = (other) => {
 
 R.markers = (more) => ({ type: "scatter", mode: "markers", hoverinfo: "text", cliponaxis: false, ...more });
 
-// Labels over the steps that a finding names; of many, none: they would cover each other.
+// Label the steps with findings, unless there are too many labels to read.
 R.findingMarks = (steps) => {
   const accused = steps.filter((one) => one.accused);
   if (accused.length > 12) return [];

@@ -1,4 +1,4 @@
-// The timeline as a person uses it: what is seen, and what mouse and keys change of that.
+// Keep the state of the timeline, and redraw it when the mouse, the keys or a filter change that state.
 "use strict";
 R.timeline = {
   model: null,
@@ -79,7 +79,7 @@ R.wholeStep = () => {
   R.place();
 };
 
-// Lay the rows out again, and paint.
+// Lay out the rows again, and paint.
 R.place = () => {
   const line = R.timeline;
   if (line.model) {
@@ -164,7 +164,7 @@ R.paintNothing = (context, scale, width, height) => {
   context.textAlign = "center";
   context.fillText(
     R.timeline.key
-      ? "This step is not in the report span by span: make one with --step."
+      ? "The report has no timeline of this step; rebuild it with --step."
       : "No step has spans to show.",
     width / 2,
     height / 2,
@@ -177,7 +177,7 @@ R.tellNote = () => {
   const parts = [`${R.plural(told.spans, "span")} in view of ${R.count(model.total)}`];
   if (placed.requests < placed.of)
     parts.push(`${R.count(placed.requests)} of ${R.count(placed.of)} requests shown`);
-  if (told.thin) parts.push(`${R.count(told.thin)} are thinner than a pixel, and may hide each other`);
+  if (told.thin) parts.push(`${R.count(told.thin)} are thinner than a pixel, and may overlap`);
   if (placed.each < 1 && placed.requests)
     parts.push(`${Math.ceil(1 / Math.max(placed.each, 1e-9))} requests share a line of pixels`);
   if (model.moved.length) parts.push("clocks of hosts are aligned, at barriers or by round trips");
@@ -218,7 +218,7 @@ R.paintOverview = () => {
   );
 };
 
-// The whole step as a picture; it stays as it is until the step, the theme or the window change.
+// Paint the overview of the whole step; paint it again only for another step, theme or window size.
 R.overviewOf = (model, across, height, inks) => {
   const kept = R.timeline.overview;
   if (
@@ -249,7 +249,7 @@ R.overviewOf = (model, across, height, inks) => {
   return image;
 };
 
-// The request in focus: open it, and bring it into view.
+// Select a request and scroll to it.
 R.selectRequest = (request) => {
   const line = R.timeline;
   if (!line.model) return R.showRequest(null, null);

@@ -1,11 +1,11 @@
-// Below the timeline: what ran at the cursor's time, and the events of the selected request.
+// Show what ran at the cursor's time, and the events of the selected request.
 "use strict";
 
 R.showMoment = (model, sec) => {
   const place = R.$("t-moment");
   const wide = (title, content) => R.el("div", { class: "wide" }, R.el("small", {}, title), content);
   if (!model || sec === null) {
-    const hint = R.el("span", { class: "muted" }, "Point into the timeline.");
+    const hint = R.el("span", { class: "muted" }, "Point at the timeline.");
     return place.replaceChildren(wide("at this moment", hint));
   }
   const told = R.momentOf(model, sec);
@@ -82,7 +82,7 @@ R.showRequest = (model, row) => {
   );
 };
 
-// The events of a row as the waterfall wants them; what an event did itself is its time less its parts'.
+// Return the events of a row for the waterfall; self time is the duration minus the children's time.
 R.eventsOf = (model, row) => {
   const spans = [];
   for (let span = row.first; span < row.end; span++) spans.push(span);

@@ -1,4 +1,4 @@
-// Mouse and keys on the timeline.
+// Handle the mouse and the keys on the timeline.
 "use strict";
 
 R.secAt = (event) => {
@@ -15,7 +15,7 @@ R.itemAt = (event) => {
     : placed.items.find((item) => y >= item.y && y < item.y + item.high) || null;
 };
 
-// The deepest span under the mouse.
+// Return the deepest span under the mouse.
 R.spanAt = (event, item) => {
   const { model, view } = R.timeline;
   if (!item || item.kind === "band") return -1;

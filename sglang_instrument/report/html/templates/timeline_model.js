@@ -1,4 +1,4 @@
-// The spans of a step as typed columns; which rows are shown, in which order, and where.
+// Hold the spans of a step in typed arrays, and choose which rows are shown, in which order and where.
 "use strict";
 R.OPEN = 1;
 R.FAILED = 2;
@@ -45,7 +45,7 @@ R.readModel = (buffer) => {
   return model;
 };
 
-// Whether a span is what the filter asks for.
+// Return whether a span passes the filter.
 R.wanted = (model, filter, span) =>
   (filter.event < 0 || model.event[span] === filter.event) &&
   model.ticks[span] * model.tick_sec >= filter.least &&
@@ -53,7 +53,7 @@ R.wanted = (model, filter, span) =>
 
 R.isFiltering = (filter) => filter.event >= 0 || filter.least > 0 || filter.hidden !== 0;
 
-// The rows that stay under a filter: those with at least one span that is wanted.
+// Return the rows with at least one span that passes the filter.
 R.filterRows = (model, filter) => {
   const text = filter.text.toLowerCase();
   return model.rows.filter((row) => {
@@ -73,14 +73,14 @@ R.sortRows = (rows, by) => {
   );
 };
 
-// Place the items of the timeline one below the other; heights are pixels of the screen, maybe fractions.
+// Place the items of the timeline one below the other; heights are in screen pixels and need not be whole.
 //   band: the requests of a worker counted by phase; steps: what it did outside of requests;
 //   request: one row; lanes: the selected request, a lane a depth
 R.BAND = 40;
 R.STEPS = 8;
 R.LANE = 17;
 R.GAP = 12;
-R.ROWS = 36; // the least that a worker's requests get together
+R.ROWS = 36; // smallest height of all requests of a worker together
 R.layOut = (model, filter, size, selected, height) => {
   const kept = R.filterRows(model, filter);
   const lanes = selected && kept.includes(selected) ? R.lanesOf(model, selected) : null;
@@ -136,7 +136,7 @@ R.lanesOf = (model, row) => {
   return { lane, count: Math.max(1, until.length) };
 };
 
-// What was going on at a moment.
+// Return what ran at one time.
 R.momentOf = (model, sec) => {
   const tick = sec / model.tick_sec;
   const told = { before: 0, running: 0, done: 0, calls: 0, phases: new Map(), barrier: [], steps: [] };

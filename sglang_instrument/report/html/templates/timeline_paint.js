@@ -1,5 +1,5 @@
-// Paint the timeline. Spans go straight into a buffer of pixels: a canvas call for each would be too slow.
-// Words go on top. Where spans share a pixel, the deepest is seen, and of equally deep ones the last.
+// Paint the timeline. Spans are written into a pixel buffer: one canvas call for each span would be too slow.
+// Text is drawn on top. Of spans that share a pixel, the deepest is visible; of equally deep ones, the last.
 "use strict";
 
 R.packed = (colour, alpha = 1, onto = null) => {
@@ -29,7 +29,7 @@ R.inks = () => {
     row: R.packed(R.ink("grid"), 0.55, card),
     full: R.facts.colours.map((one) => R.packed(one)),
     pale: R.facts.colours.map((one) => R.packed(one, 0.16, card)),
-    // What is made of other work, such as a turn, is pale: a held loop is not.
+    // Spans that contain other work, such as turns, are pale; a blocked event loop is not.
     made: (model, span) =>
       ["step", "request", "turn", "loop"].includes(R.facts.phases[model.phase[span]]) &&
       model.events[model.event[span]] !== "event_loop_block",
@@ -128,7 +128,7 @@ R.paintLanes = (pixels, width, height, model, item, top, ticks, each, inks, scal
   }
 };
 
-// The requests of a worker, counted by what they are in: one column of pixels after the other.
+// Paint the number of a worker's requests in each phase, one pixel column at a time.
 R.paintBand = (pixels, width, height, model, item, top, bottom, ticks, each, inks) => {
   const counts = R.countPhases(model, item.rows, width, ticks, each);
   const room = bottom - top - 3,
@@ -169,7 +169,7 @@ R.countPhases = (model, rows, width, ticks, each) => {
       add(model.phase[span], from, from + model.ticks[span] * each);
     }
   }
-  // What runs in no counted phase is what is left of those that run.
+  // The other running requests are in no counted phase.
   const layers = [...seen]
     .sort((a, b) => R.bandOrder(a) - R.bandOrder(b))
     .map((phase) => ({ phase, at: counts.subarray(phase * size, phase * size + size) }));
@@ -184,7 +184,7 @@ R.bandOrder = (phase) => {
   return at < 0 ? 9 + phase : at;
 };
 
-// Words over the pixels: names of rows at the left, names of spans where there is room, the axis, the cursor.
+// Draw the text: row names at the left, span names where they fit, the axis, the cursor.
 R.paintWords = (context, model, placed, view, inks, box, cursor, selected) => {
   const { left, top, width, height } = box;
   const x = (sec) => left + ((sec - view.from) / (view.to - view.from)) * width;

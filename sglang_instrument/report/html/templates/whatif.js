@@ -1,4 +1,4 @@
-// Sliders over what the analysis was asked beforehand; nothing is computed here but sums.
+// Show the estimates that the analysis computed for each slider position; only sums are computed here.
 "use strict";
 R.whatifAt = { max_tokens: 0, max_turns: 0, oversample: 0 };
 
@@ -11,16 +11,16 @@ R.whatifCell = () => {
 R.wireWhatif = () => {
   const facts = R.facts.whatif;
   const sliders = {
-    max_tokens: ["Most tokens of a response", (value) => (value === null ? "as recorded" : R.count(value))],
-    max_turns: ["Most turns of a request", (value) => (value === null ? "as recorded" : R.count(value))],
+    max_tokens: ["Max tokens of a response", (value) => (value === null ? "as recorded" : R.count(value))],
+    max_turns: ["Max turns of a request", (value) => (value === null ? "as recorded" : R.count(value))],
     oversample: [
-      "Over-sampling: begun beyond what is needed",
+      "Over-sampling: requests started beyond those needed",
       (value) => (value === null ? "none" : `+${Math.round(value * 100)} %`),
     ],
   };
   if (!facts.steps.length) {
     R.$("sliders").replaceChildren(
-      R.el("span", { class: "muted" }, "There is no training step with requests to ask about."),
+      R.el("span", { class: "muted" }, "No training step has requests."),
     );
     return;
   }
@@ -34,7 +34,7 @@ R.whatifAssumptions = (facts) => {
   const assumed = facts.assumptions.map((one) => `assumed: ${one}`);
   if (facts.steps.length === facts.of_steps) return assumed;
   const some = `${facts.steps.length} slowest of ${facts.of_steps} steps`;
-  return [...assumed, `computed for the ${some}; the command whatif computes all`];
+  return [...assumed, `computed for the ${some}; sglang-instrument whatif computes all`];
 };
 
 R.whatifSlider = (name, title, word) => {

@@ -1,4 +1,4 @@
-// Workers: requests in flight, who waited for whom at the barriers, whose clock differs.
+// Show requests in flight, which workers the others waited for, and whose clock differs.
 "use strict";
 
 R.concurrencyChart = () => {
@@ -93,7 +93,7 @@ R.heatMap = (heat, x, y) => ({
   hoverongaps: false,
 });
 
-// A dot on each cell of a step whose barriers are not enough evidence.
+// Mark the steps whose barriers do not prove who waited for whom with a dot.
 R.doubtMarks = (heat, y) => {
   const doubtful = heat.steps.filter((step) => heat.doubts[step]);
   const words = (step) => `not enough evidence: ${R.plain(heat.doubts[step])}`;
@@ -120,7 +120,7 @@ R.blameTable = () => {
     ["worker", (row) => `worker ${row.worker}`],
     ["", meter],
     ["blame", (row) => R.seconds(row.blame_sec)],
-    ["alone could save", (row) => R.seconds(row.gain_alone_sec)],
+    ["saved if it alone were faster", (row) => R.seconds(row.gain_alone_sec)],
     ["waited", (row) => R.seconds(row.wait_sec)],
     ["came last", (row) => `${row.last} of ${row.barriers}`],
   ];

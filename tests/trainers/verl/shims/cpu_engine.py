@@ -1,7 +1,7 @@
 """Let an unmodified verl start an unmodified sglang on a CPU; imported before verl.
 
-What is replaced is in `REPLACED`: the arguments with which verl starts the engine (a GPU's), names that moved
-between the sglang verl was written for and the one installed, and two small things that a CPU lacks.
+`REPLACED` lists the replacements: the arguments with which verl starts the engine (for a GPU), names that
+moved between verl's version of sglang and the installed one, and two functions that a CPU lacks.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ def use_cpu_arguments():
 
 
 def alias_module(old, new):
-    """Let `import old` give `new`, where old is gone."""
+    """Let `import old` return `new` if `old` does not exist."""
     try:
         importlib.import_module(old)
     except ImportError:
@@ -63,7 +63,7 @@ def alias_module(old, new):
 
 
 def add_name(module, name, make):
-    """Add a name that a module no longer has."""
+    """Add a name that newer versions of a module lack."""
     found = importlib.import_module(module)
     if not hasattr(found, name):
         setattr(found, name, make())
@@ -85,7 +85,7 @@ def follow_moves():
 
 
 def take_qwen_parser():
-    """Put Qwen's first: verl takes the first whose marks the vocabulary has, and newer sglang sorts them."""
+    """Put Qwen's first: verl takes the first parser whose marks the vocabulary has; newer sglang sorts."""
     try:
         from sglang.srt.function_call.function_call_parser import FunctionCallParser
     except ImportError:
@@ -93,7 +93,7 @@ def take_qwen_parser():
     parsers = FunctionCallParser.ToolCallParserEnum
     qwen = parsers["qwen25"]
     if importlib.metadata.version("verl") == "0.4.0" and qwen().bot_token.endswith("\n"):
-        # That verl looks for the mark as it is, with the line end that newer sglang gives it.
+        # This verl searches the mark with the line end that newer sglang adds.
         class Qwen(qwen):
             def __init__(self):
                 super().__init__()
@@ -108,7 +108,7 @@ def take_qwen_parser():
 
 
 def give_cpu_memory_figures():
-    """Give torch.cpu what verl's GPUMemoryLogger (up to 0.5.0) asks a device for."""
+    """Add the functions to torch.cpu that verl's GPUMemoryLogger (up to 0.5.0) calls on a device."""
     for name, value in (("memory_allocated", 0), ("memory_reserved", 0), ("mem_get_info", (0, 0))):
         if not hasattr(torch.cpu, name):
             setattr(torch.cpu, name, lambda *args, value=value, **kwargs: value)

@@ -1,4 +1,4 @@
-"""Stand in for slime's actor that rolls out: an actor where there is Ray, else a plain class."""
+"""Stand in for slime's rollout actor: an actor if Ray is installed, else a plain class."""
 
 from slime.rollout.base_types import call_rollout_fn
 from slime.rollout.sample_hooks import set_current_rollout_id
@@ -17,7 +17,7 @@ except ImportError:
 
 @remote
 class RolloutManager:
-    """Roll out, and make training data of it."""
+    """Run rollouts and convert their results into training data."""
 
     def __init__(self, args, pg):
         self.args = args
@@ -39,19 +39,19 @@ class RolloutManager:
         return call_rollout_fn(self.eval_generate_rollout, *args, evaluation=True).data
 
     def offload(self):
-        """Let the engines go."""
+        """Offload the engines."""
 
     def onload(self, tags=None):
-        """Bring them back."""
+        """Load the engines again."""
 
     def onload_weights(self):
-        """Bring their weights back."""
+        """Load their weights again."""
 
     def onload_kv(self):
-        """Bring their cache back."""
+        """Allocate their cache again."""
 
     def recover_updatable_engines(self):
-        """Start those that died."""
+        """Restart dead engines."""
 
     def _get_rollout_data(self, rollout_id):
         output = call_rollout_fn(

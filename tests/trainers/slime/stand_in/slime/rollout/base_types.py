@@ -1,4 +1,4 @@
-"""Stand in for what rollout functions give."""
+"""Stand in for the result types of rollout functions."""
 
 from dataclasses import dataclass
 from typing import Any

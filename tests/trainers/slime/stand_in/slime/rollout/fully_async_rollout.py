@@ -11,7 +11,7 @@ _global_worker = None
 
 
 class AsyncRolloutWorker:
-    """Keep as many groups in flight as there may be, across steps."""
+    """Keep the maximum number of groups in flight, across steps."""
 
     def __init__(self, args, data_buffer, concurrency: int = 2):
         self.args, self.data_buffer, self.concurrency = args, data_buffer, concurrency
@@ -51,5 +51,5 @@ async def _generate_rollout_async(args, rollout_id: int, data_buffer):
 
 
 def generate_rollout_fully_async(args, rollout_id, data_buffer, evaluation: bool = False):
-    """Take what is there."""
+    """Take the finished groups."""
     return run(_generate_rollout_async(args, rollout_id, data_buffer))

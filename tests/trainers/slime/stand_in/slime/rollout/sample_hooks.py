@@ -1,4 +1,4 @@
-"""Stand in for slime's hooks, and the one place that tells the step."""
+"""Stand in for slime's hooks, and the only place that knows the step."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""Stand in for slime's rollout: the same functions in the same order, over a server that is none."""
+"""Stand in for slime's rollout: the same functions in the same order, with a stand-in server."""
 
 import asyncio
 import inspect
@@ -18,7 +18,7 @@ from .rm_hub import async_rm, batched_async_rm
 
 
 class GenerateState(metaclass=SingletonMeta):
-    """What all rollouts of a process share."""
+    """The state that all rollouts of a process share."""
 
     def __init__(self, args):
         self.args = args
@@ -32,11 +32,11 @@ class GenerateState(metaclass=SingletonMeta):
         yield 0
 
     def reset(self):
-        """Forget what was going on."""
+        """Clear the state of running requests."""
         self.remaining_batch_size, self.pendings, self.aborted = 0, set(), False
 
     def submit_generate_tasks(self, samples):
-        """Begin with groups."""
+        """Submit groups."""
         for group in samples:
             rolled = generate_and_rm_group(
                 self.args, group, sampling_params=self.sampling_params.copy(), evaluation=False
@@ -61,7 +61,7 @@ async def generate(args, sample, sampling_params):
 
 @trace_function("generate_and_rm", target="sample")
 async def generate_and_rm(args, sample, sampling_params, evaluation: bool = False):
-    """Make one sample, or what a custom function makes of it, and score it."""
+    """Generate one sample, possibly by a custom function, and score it."""
     if sample.status in (Sample.Status.COMPLETED, Sample.Status.TRUNCATED):
         return sample
     state = GenerateState(args)
@@ -116,7 +116,7 @@ async def generate_and_rm_group(args, group, sampling_params, evaluation: bool =
 
 
 async def abort(args, rollout_id: int):
-    """End what is still going on; return the groups that are begun."""
+    """Abort running requests; return the started groups."""
     aborted_samples = []
     state = GenerateState(args)
     state.aborted = True
@@ -135,7 +135,7 @@ def call_dynamic_filter(fn, args, group):
 
 
 async def generate_rollout_async(args, rollout_id: int, data_source):
-    """Make as many groups as training wants, out of more."""
+    """Generate more groups than training needs, and keep as many as it needs."""
     state = GenerateState(args)
     dynamic_filter = (
         load_function(args.dynamic_sampling_filter_path) if args.dynamic_sampling_filter_path else None
@@ -145,7 +145,7 @@ async def generate_rollout_async(args, rollout_id: int, data_source):
         while state.remaining_batch_size < args.rollout_batch_size:
             state.submit_generate_tasks(data_source(args.over_sampling_batch_size))
         done, state.pendings = await asyncio.wait(state.pendings, return_when=asyncio.FIRST_COMPLETED)
-        # slime takes the set as it comes, by addresses in memory: two runs could not be compared.
+        # slime iterates over the set in the order of memory addresses: two runs would differ.
         for task in sorted(done, key=lambda task: str(task.result())):
             group = task.result()
             all_data.append(group)
@@ -189,7 +189,7 @@ async def eval_rollout(args, rollout_id: int):
 
 
 def generate_rollout(args, rollout_id: int, data_source, evaluation: bool = False):
-    """Roll out, or evaluate."""
+    """Run a rollout or an evaluation."""
     if evaluation:
         return run(eval_rollout(args, rollout_id))[0]
     output, aborted_samples = run(generate_rollout_async(args, rollout_id, data_source.get_samples))

@@ -5,14 +5,14 @@ import threading
 
 
 class AsyncLoopThread:
-    """A loop on a thread of its own."""
+    """An event loop on its own thread."""
 
     def __init__(self):
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
 
     def run(self, coro):
-        """Run a coroutine there, and wait for it."""
+        """Run a coroutine in this loop, and wait for it."""
         return asyncio.run_coroutine_threadsafe(coro, self.loop).result()
 
 

@@ -13,7 +13,7 @@ async def _post(client, url, payload, max_retries=60, headers=None):
         return {}
     tokens, before = payload["input_ids"][::-1], len(ABORTED)
     for _ in range(payload["sampling_params"].get("steps", 1)):
-        await asyncio.sleep(0)  # no clock: two runs are then the same, turn for turn of the loop
+        await asyncio.sleep(0)  # no clock, so that two runs have the same iterations of the loop
         if len(ABORTED) > before:
             break
     reason = "abort" if len(ABORTED) > before else "stop"

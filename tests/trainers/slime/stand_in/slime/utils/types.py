@@ -6,7 +6,7 @@ from enum import Enum
 
 @dataclass
 class Sample:
-    """One reply in the making."""
+    """One reply while it is generated."""
 
     group_index: int | None = None
     index: int | None = None
@@ -21,7 +21,7 @@ class Sample:
     weight_versions: list[str] = field(default_factory=list)
 
     class Status(Enum):
-        """How far it is."""
+        """The state of a sample."""
 
         PENDING = "pending"
         COMPLETED = "completed"
@@ -45,7 +45,7 @@ class Sample:
         text=None,
         update_terminal_info=True,
     ):
-        """Take tokens of the reply, or of a tool."""
+        """Append tokens of the reply or of a tool."""
         self.tokens = self.tokens + list(tokens)
         self.response += text or ""
         self.response_length += len(tokens)

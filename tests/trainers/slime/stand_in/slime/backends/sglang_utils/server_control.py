@@ -1,4 +1,4 @@
-"""Stand in for slime's aborting of what servers still do."""
+"""Stand in for slime's abort of running requests on servers."""
 
 import asyncio
 

@@ -1,8 +1,8 @@
-"""Stand in for slime's actor that speaks to one server."""
+"""Stand in for slime's actor that controls one server."""
 
 
 class SGLangEngine:
-    """An engine whose server always agrees."""
+    """An engine whose server always succeeds."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class SGLangEngine:
         """Stop the server."""
 
     def release_memory_occupation(self):
-        """Let go of the memory."""
+        """Release the memory."""
         self.flush_cache()
         return self._make_request("release_memory_occupation")
 
     def resume_memory_occupation(self, tags=None):
-        """Take it again."""
+        """Allocate it again."""
         return self._make_request("resume_memory_occupation", {"tags": tags})
 
     def pull_weights(self, target_version):
@@ -66,11 +66,11 @@ class SGLangEngine:
         return self._make_request("update_weights_from_distributed")
 
     def pause_generation(self):
-        """Hold the server."""
+        """Pause the server."""
 
     def continue_generation(self):
-        """Let it go on."""
+        """Resume it."""
 
     def post_process_weights(self, restore_weights_before_load=False, post_process_quantization=False):
-        """Finish what was loaded."""
+        """Post-process the loaded weights."""
         return self._make_request("post_process_weights")

@@ -1,4 +1,4 @@
-"""A driver's install() reaches Ray's workers, whatever Ray is given; doctor sees their nodes."""
+"""A driver's install() reaches Ray's workers with any runtime_env, and `doctor --ray` checks their nodes."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ DRIVER = """
     INIT
     actors = [Rollout.options(name=f"rollout_worker_{rank}").remote() for rank in (3, 4)]
     print(json.dumps(ray.get([actor.run.remote(1) for actor in actors])))
-    # A kill may cost what was recorded in the last moments, as any SIGKILL may: wait until it is on disk.
+    # Ray's kill may lose the last records, as any SIGKILL may: wait until they are on disk.
     folder = pathlib.Path(os.environ["SGLANG_INSTRUMENT_LOG_DIR"]) / "run"
     written = lambda: [path for path in folder.rglob("worker_*.jsonl") if "step_closed" in path.read_text()]
     while len(written()) < EXPECTED:
@@ -83,20 +83,20 @@ INSTALL = "import sglang_instrument; sglang_instrument.install()"
     [
         (INSTALL, f"ray.init({OPTIONS})", {}),
         (INSTALL, f'ray.init({OPTIONS}, runtime_env={{"env_vars": {{"THEIRS": "1"}}}})', {}),
-        # The driver imports no target: the hook acts when it calls ray.init().
+        # The driver imports no target: the hook installs when it calls ray.init().
         ("pass", f"ray.init({OPTIONS})", {"SGLANG_INSTRUMENT": "1"}),
     ],
     ids=["install", "install with a runtime_env", "the switch alone"],
 )
 def test_workers_join_the_run_of_their_driver(start_script, trainer, before, init, switch):
     script, workers = drive(start_script, trainer, before, init, **switch)
-    # Ranks by the names of the actors.
+    # Ranks come from the names of the actors.
     assert set(script.records) == {"step_1/worker_3.jsonl", "step_1/worker_4.jsonl"}
     opened = [records[0]["extra"] for records in script.records.values()]
     assert {one["run_id"] for one in opened} == {workers[0][2]["SGLANG_INSTRUMENT_RUN_ID"]}
     assert {one["pid"] for one in opened} == {pid for pid, _, _ in workers}
     assert {seen["THEIRS"] for _, _, seen in workers} == {"1" if "THEIRS" in init else None}
-    assert script.stderr.count("sglang_instrument 0.") == 1  # the driver says it, its workers do not
+    assert script.stderr.count("sglang_instrument 0.") == 1  # the driver prints the line, its workers do not
 
 
 def test_workers_of_a_driver_without_the_switch_are_left_alone(start_script, trainer):
@@ -136,10 +136,10 @@ def test_uninstall_gives_ray_init_back_and_keeps_its_signature(start_script, tra
         print(sglang_instrument.status()["notices"])
         """,
     )
-    assert script.wait(timeout=600).stdout == "[]\n"  # nothing was in the way, so nothing is said
+    assert script.wait(timeout=600).stdout == "[]\n"  # nothing prevented uninstall, so there is no notice
 
 
-def test_install_after_ray_init_says_that_workers_get_nothing(start_script, trainer):
+def test_install_after_ray_init_reports_that_workers_record_nothing(start_script, trainer):
     script = start_script(
         f"""
         import ray

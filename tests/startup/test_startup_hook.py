@@ -1,4 +1,4 @@
-"""Every process of a launch is reached by one switch and joins one run; none is that nobody asked for."""
+"""One switch reaches every process of a launch, and all join one run; no other process is reached."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def trainer(tmp_path):
-    """A package called slime: a stand-in for the trainer, with one function that a table of ours names."""
+    """A package called slime: a stand-in for the trainer, with one function that our table patches."""
     package = tmp_path / "slime"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -37,7 +37,7 @@ def trainer(tmp_path):
     }
 
 
-#: What the `.pth` in a site folder does; this interpreter may have been set up before the file was shipped.
+#: The content of our `.pth` file, in case it is not installed for this interpreter.
 HOOK = (ROOT / "sglang_instrument.pth").read_text()
 
 
@@ -57,7 +57,7 @@ def test_the_switch_reaches_a_process_that_imports_a_target_and_its_children(run
     opened = [r["extra"] for rs in script.records.values() for r in rs if r["event"] == "log_opened"]
     assert len({one["pid"] for one in opened}) == 2
     assert len({one["run_id"] for one in opened}) == 1
-    assert script.stderr.count("sglang_instrument 0.") == 1  # said by the first process alone
+    assert script.stderr.count("sglang_instrument 0.") == 1  # printed by the first process only
 
 
 def test_a_target_that_is_no_package_is_patched_at_the_import_that_wakes_the_hook(
@@ -172,7 +172,7 @@ def test_a_plugin_that_comes_after_the_target_patches_it_once_with_hook_and_inst
 
 
 @pytest.mark.parametrize(("value", "installed"), [(None, True), ("1", True), ("0", False)])
-def test_a_module_that_installs_by_being_imported_obeys_an_explicit_no(run_script, value, installed):
+def test_a_module_that_installs_at_import_obeys_an_explicit_0(run_script, value, installed):
     run_script(
         f"""
         import sglang_instrument.auto
@@ -182,7 +182,7 @@ def test_a_module_that_installs_by_being_imported_obeys_an_explicit_no(run_scrip
     )
 
 
-def test_who_uninstalls_has_the_last_word_over_the_hook(run_script, trainer):
+def test_uninstall_overrides_the_hook(run_script, trainer):
     script = run_script(
         f"""
         {HOOK}
@@ -199,7 +199,7 @@ def test_who_uninstalls_has_the_last_word_over_the_hook(run_script, trainer):
     assert not list(script.folder.rglob("*.jsonl"))
 
 
-def test_the_entry_points_of_both_plugin_loaders_lead_here():
+def test_the_entry_points_of_both_plugin_loaders_load_the_hook():
     text = (ROOT / "pyproject.toml").read_text()
     hook = "sglang_instrument.startup.python_startup"
     assert f'[project.entry-points."sglang.srt.plugins"]\nsglang-instrument = "{hook}:start"' in text
@@ -271,10 +271,10 @@ def test_settings_are_merged_into_whatever_runtime_environment_the_user_gives():
         "num_cpus": 2,
         "runtime_env": {"working_dir": ".", "env_vars": {"A": "1", "B": "theirs", "C": "3"}},
     }
-    assert given["runtime_env"]["env_vars"] == {"B": "theirs", "C": "3"}  # the user's own stays as it was
+    assert given["runtime_env"]["env_vars"] == {"B": "theirs", "C": "3"}  # the user's settings stay
 
 
-def test_what_a_submitted_job_sets_is_left_to_it_for_ray_refuses_to_merge_it():
+def test_settings_of_a_submitted_job_are_not_merged_because_ray_refuses_it():
     job = {"RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {"env_vars": {"A": "submitted"}}}'}
     assert with_settings({}, {"A": "1", "B": "2"}, job) == {"runtime_env": {"env_vars": {"B": "2"}}}
     assert with_settings({}, {"A": "1"}, job) == {}
@@ -285,7 +285,7 @@ def test_what_a_submitted_job_sets_is_left_to_it_for_ray_refuses_to_merge_it():
 
 @pytest.fixture
 def command(trainer, log_dir, tmp_path):
-    """Run `sglang-instrument run ARGUMENTS` in a process of its own."""
+    """Run `sglang-instrument run ARGUMENTS` in its own process."""
 
     def call(*arguments, **environment):
         clean = {
@@ -328,7 +328,7 @@ def test_run_starts_a_command_with_instrumentation_and_leaves_it_its_exit_code(c
         (["--set", "form=x", "--", sys.executable], "unknown setting 'form'"),
     ],
 )
-def test_run_says_what_it_cannot_do(capsys, arguments, message):
+def test_run_refuses_what_it_cannot_do(capsys, arguments, message):
     assert main(["run", *arguments]) == 2
     assert message in capsys.readouterr().err
 

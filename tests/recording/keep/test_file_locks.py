@@ -1,4 +1,4 @@
-"""No two processes write one file: the second one gets a name of its own, and says so."""
+"""No two processes write one file: the second one gets its own name, and reports it."""
 
 import errno
 import fcntl
@@ -27,7 +27,7 @@ def own_name(pid):
     return f"worker_0.{socket.gethostname()}-{pid}"
 
 
-def test_the_second_of_two_live_processes_that_claim_one_worker_gets_a_file_of_its_own(start_script):
+def test_the_second_of_two_processes_of_one_worker_gets_its_own_file(start_script):
     first = start_script(WRITES_UNTIL_TOLD)
     first.says("wrote")
     second = start_script(WRITES_UNTIL_TOLD)
@@ -44,7 +44,7 @@ def test_the_second_of_two_live_processes_that_claim_one_worker_gets_a_file_of_i
     assert described == {f"{other}.json", "worker_0.json"}
 
 
-def test_a_claim_ends_with_its_process_however_that_ends(start_script):
+def test_a_file_lock_ends_with_its_process_however_it_ends(start_script):
     killed = start_script(WRITES_UNTIL_TOLD)
     killed.says("wrote")
     killed.process.kill()
@@ -58,7 +58,7 @@ def test_a_claim_ends_with_its_process_however_that_ends(start_script):
     assert events == ["log_opened", "did", "log_opened", "did", "step_closed", "log_closed"]
 
 
-def test_uninstall_lets_go_of_the_claim_and_install_takes_it_again(install):
+def test_uninstall_releases_the_file_lock_and_install_takes_it_again(install):
     for _ in range(2):
         folder = install()
         with step(1):
@@ -68,9 +68,7 @@ def test_uninstall_lets_go_of_the_claim_and_install_takes_it_again(install):
 
 
 def test_a_file_system_without_locks_gives_each_process_a_file_of_its_own(install, monkeypatch):
-    def flock(
-        descriptor, operation
-    ):  # the kernel's answer on such file systems; none can be mounted in a test
+    def flock(descriptor, operation):  # the kernel's error on such file systems; a test cannot mount one
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
     monkeypatch.setattr(fcntl, "flock", flock)
@@ -95,7 +93,7 @@ def test_a_lock_file_that_cannot_be_made_gives_the_process_a_file_of_its_own(ins
     assert "the lock file cannot be opened" in notices.noticed()[0]["notice"]
 
 
-def test_two_workers_of_one_process_are_claimed_apart(tmp_path):
+def test_two_workers_of_one_process_have_two_file_locks(tmp_path):
     claims = Claims(tmp_path)
     assert claims.name("worker", 0) == "worker_0"
     assert claims.name("worker", 1) == "worker_1"

@@ -1,4 +1,4 @@
-"""A process that ended without closing its log is told from one that runs, and from one that closed it."""
+"""A process that ended without closing its log is distinguished from running ones and from closed ones."""
 
 import json
 
@@ -68,13 +68,13 @@ HELPS = {
 
 
 @pytest.mark.parametrize(("install", "end"), HELPS.values(), ids=HELPS)
-def test_what_the_page_on_cost_offers_keeps_every_record(run_script, install, end):
+def test_the_ways_to_keep_every_record_in_the_docs_on_cost_work(run_script, install, end):
     source = RECORDED.replace("si.install()", install).replace("assert si.flush()", "pass")
     folder = run_script(f"{source}\n    {end}").folder
     assert open_run(folder).health.records == 2 + 1000
 
 
-def test_a_process_that_became_another_program_is_gone_though_its_number_lives_on(start_script, printed):
+def test_a_process_that_became_another_program_has_ended_although_its_pid_exists(start_script, printed):
     script = start_script(
         f"""{RECORDED}
     code = "import time; print('another', flush=True); time.sleep(600)"
@@ -98,14 +98,14 @@ def test_a_process_that_runs_is_said_to_run(start_script, printed):
     assert open_run(script.folder).health.ended_abruptly == []
 
 
-def test_a_process_that_uninstalled_and_lives_on_is_no_loss(start_script, printed):
+def test_a_running_process_after_uninstall_has_lost_nothing(start_script, printed):
     script = start_script(f"{RECORDED}\n    si.uninstall()\n    print('off', flush=True)\n    input()")
     script.says("off")
     assert states(printed, script.folder) == {"worker_0": "running"}
     assert open_run(script.folder).health.ended_abruptly == []
 
 
-def test_one_that_began_to_record_again_and_was_killed_is_named(run_script):
+def test_a_process_that_recorded_again_and_was_killed_is_named(run_script):
     again = "si.uninstall(); si.install(); si.step(3).__enter__(); si.event('did'); si.flush(); os._exit(0)"
     folder = run_script(f"{RECORDED}\n    {again}").folder
     assert open_run(folder).health.ended_abruptly == ["worker_0"]
@@ -129,7 +129,7 @@ def test_a_kill_after_the_last_step_was_closed_is_no_fault(run_script, printed):
     assert "1 process ended abruptly (worker_0)" in shown
 
 
-def test_a_process_whose_files_are_not_there_is_named_by_what_it_said_of_itself(run_script, printed):
+def test_a_process_without_files_is_named_by_its_self_description(run_script, printed):
     folder = run_script(f"{RECORDED}\n    os._exit(0)").folder
     processes = folder / "processes"
     facts = json.loads((processes / "worker_0.json").read_text())
@@ -142,10 +142,10 @@ def test_a_process_whose_files_are_not_there_is_named_by_what_it_said_of_itself(
     assert open_run(folder).health.ended_abruptly == ["worker_0", "worker_1"]
 
 
-def test_of_another_host_nobody_is_said_to_be_gone_before_the_run_is_over(run_script, monkeypatch):
+def test_processes_of_other_hosts_count_as_running_until_the_run_is_over(run_script, monkeypatch):
     folder = run_script(f"{RECORDED}\n    os._exit(0)").folder
     for path in folder.rglob("*.json*"):
-        lines = path.read_text().splitlines()  # none of a file that it had just made
+        lines = path.read_text().splitlines()  # the file that it had just made has no records yet
         if path.suffix == ".jsonl" and lines:
             host = json.loads(lines[0])["extra"]["host"]
             path.write_text(path.read_text().replace(f'"host":"{host}"', '"host":"elsewhere"'))

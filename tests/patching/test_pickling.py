@@ -1,4 +1,4 @@
-"""What happens to a patched class that Ray pickles by value, where this package is and where it is not."""
+"""A patched class that Ray pickles by value works in processes with and without this package."""
 
 import subprocess
 import sys
@@ -120,7 +120,7 @@ def run(folder: Path, *command: str, sent: bytes = b"", **environment: str) -> b
 
 
 @pytest.mark.parametrize("native", [("1", "0"), ("0", "1"), ("1", "1")], ids=" to ".join)
-def test_it_travels_between_processes_with_and_without_compiled_parts(
+def test_pickles_work_between_processes_with_and_without_compiled_parts(
     tmp_path: Path, native: tuple[str, str]
 ):
     (tmp_path / "travelling.py").write_text(textwrap.dedent(SOURCE) + DECORATED)
@@ -128,7 +128,7 @@ def test_it_travels_between_processes_with_and_without_compiled_parts(
     (tmp_path / "elsewhere").mkdir()
     printed = run(tmp_path / "elsewhere", "-c", USE, sent=sent, SGLANG_INSTRUMENT_NATIVE=native[1])
     assert printed.decode().split("\n") == ["False", "8 [0, 1] 1 0", "[0, 1, 2]", ""]
-    # What is decorated in a driver's own script goes to Ray's workers by value.
+    # Decorated functions of a driver's own script are pickled by value for Ray's workers.
     sent = run(tmp_path, "-c", SEND_DECORATED, PYTHONPATH=str(tmp_path), SGLANG_INSTRUMENT_NATIVE=native[0])
     printed = run(tmp_path / "elsewhere", "-c", USE_DECORATED, sent=sent, SGLANG_INSTRUMENT_NATIVE=native[1])
     counted = [(name, True) for name in ("inner", "turn", "judge", "inner", "turn")]
@@ -143,6 +143,6 @@ def test_a_patched_class_works_where_this_package_is_and_where_it_is_not(tmp_pat
     sent = run(tmp_path, "-c", SEND, PYTHONPATH=str(tmp_path))
     if known:
         printed = run(tmp_path / "elsewhere", "-c", USE, sent=sent)
-    else:  # -S: no site-packages, so nothing but Python and cloudpickle
+    else:  # -S: no site-packages, only Python and cloudpickle
         printed = run(tmp_path / "elsewhere", "-S", "-c", USE, sent=sent)
     assert printed.decode().split("\n") == [str(not known), "8 [0, 1] 1 0", "[0, 1, 2]", ""]
