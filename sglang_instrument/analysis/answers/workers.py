@@ -121,12 +121,13 @@ class Link:
 
 @dataclass(frozen=True)
 class Chain:
-    """Why a barrier took so long: the last worker, and what led to its arrival, in the order of time.
+    """Why a worker came to a barrier when it did: what it spent its time on before, in the order of time.
 
     Attributes:
         step, validate, barrier: Which barrier; they count from 0.
-        worker: The worker that came last.
-        late_sec: The time between its arrival and that of the worker before it.
+        worker: The worker; the one that came last, unless another was asked for.
+        late_sec: The time between its arrival and that of the worker before it, if it came last; else 0.
+        wait_sec: How long it waited.
         sec: Its time since the step began or the barrier before was left; the links add up to it.
         links: What it spent this time on, in the order of time.
     """
@@ -136,17 +137,30 @@ class Chain:
     barrier: int
     worker: int
     late_sec: float
+    wait_sec: float
     sec: float
     links: list[Link]
 
 
-def chain_of(digest: Digest, step: int, validate: bool = False) -> Chain | None:
-    """Walk along the ledger to the barrier of a step with the latest arrival; None without evidence."""
+def chain_of(digest: Digest, step: int, validate: bool = False, worker: int | None = None) -> Chain | None:
+    """Walk along the ledger to the barrier of a step with the latest arrival; None without evidence.
+
+    Args:
+        digest: Of the run.
+        step: The step.
+        validate: Whether to take the validation at this step.
+        worker: Whose ledger; by default that of the worker that came last.
+    """
     of_step = digest.filter((pl.col("step") == step) & (pl.col("validate") == validate))
     table = barrier_table(of_step).filter(pl.col("doubt").is_null())
     if table.is_empty():
         return None
     latest = table.sort("arrival_sec").row(-1, named=True)
+    if worker is not None:
+        of_worker = table.filter(barrier=latest["barrier"], worker=worker)
+        if of_worker.is_empty():
+            return None
+        latest = of_worker.row(0, named=True)
     pieces = pieces_of_workers(of_step).filter(
         (pl.col("segment") == latest["barrier"]) & (pl.col("part") != "barrier")
     )
@@ -161,7 +175,7 @@ def chain_of(digest: Digest, step: int, validate: bool = False) -> Chain | None:
         _link(part, others["sec"].filter(others["part"] == part[0, "part"]), count) for part in _parts(mine)
     ]
     place = (step, validate, latest["barrier"], latest["worker"])
-    return Chain(*place, latest["gain_alone_sec"], float(mine["sec"].sum()), links)
+    return Chain(*place, latest["gain_alone_sec"], latest["wait_sec"], float(mine["sec"].sum()), links)
 
 
 def _parts(pieces: pl.DataFrame) -> list[pl.DataFrame]:

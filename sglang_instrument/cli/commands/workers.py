@@ -32,9 +32,9 @@ clock s     by how much its clock is ahead of the median worker's, +- the residu
 "gain_alone_sec"}], "barriers": [{"step", "validate", "barrier", "worker", "arrival_sec", "wait_sec",
 "blame_sec", "gain_alone_sec", "doubt"}], "clocks": [{"worker", "barriers", "offset_sec", "residual_sec"}],
 "round_trips": [{"client", "server", "calls", "low_sec", "high_sec", "offset_sec", "residual_sec",
-"same_clock"}]} and, with --step, "chain": {"step", "validate", "barrier", "worker", "late_sec", "sec",
-"links": [{"part", "event", "sec", "others_sec", "request_id"}]}. "doubt" tells why a barrier is not enough
-evidence; barriers count from 0."""
+"same_clock"}]} and, with --step, "chain": {"step", "validate", "barrier", "worker", "late_sec", "wait_sec",
+"sec", "links": [{"part", "event", "sec", "others_sec", "request_id"}]}. "doubt" tells why a barrier is not
+enough evidence; barriers count from 0."""
 
 _MOST_LINKS: Final = 5
 _LEAST_LINK: Final = 0.02  # share of the time before the barrier from which on a part is named
@@ -43,6 +43,7 @@ _LEAST_LINK: Final = 0.02  # share of the time before the barrier from which on 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `workers`."""
     select.add_arguments(parser)
+    parser.add_argument("--worker", type=int, metavar="R", help="with --step: walk along this one's ledger")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,11 +60,12 @@ def run(args: argparse.Namespace) -> int:
         opened = open_run(args.logs, progress)
         select.demand(opened, args)
         digest = opened.digest.filter(pl.col("validate") == args.validate)
-        barriers = select.of_steps(opened, barrier_table(digest), args).to_dicts()
+        table = barrier_table(digest).filter(pl.lit(args.step is None) | (pl.col("step") == args.step))
+        barriers = table.to_dicts()
         blame, clocks = blame_table(digest).to_dicts(), clock_table(digest).to_dicts()
         pairs = round_trip_table(opened)
         processes = process_clocks(opened, pairs)
-        chain = None if args.step is None else chain_of(opened.digest, args.step, args.validate)
+        chain = None if args.step is None else chain_of(opened.digest, args.step, args.validate, args.worker)
     answer = {"folder": str(opened.folder), "workers": blame, "barriers": barriers, "clocks": clocks}
     answer["round_trips"] = pairs.to_dicts()
     if args.json:
@@ -138,7 +140,9 @@ def _sentence(chain: Chain | None) -> str:
     told = [link for link in told if link.sec >= _LEAST_LINK * chain.sec]
     named = [_link(link) for link in chain.links if link in told]
     rest = chain.sec - sum(link.sec for link in told)
-    text = f"worker {chain.worker} came last, {seconds(chain.late_sec)} s after the one before it: "
+    text = f"worker {chain.worker} waited {seconds(chain.wait_sec)} s; it came after "
+    if chain.late_sec:
+        text = f"worker {chain.worker} came last, {seconds(chain.late_sec)} s after the one before it: "
     text += " -> ".join([*named, f"barrier {chain.barrier + 1}"])
     return text + (f"; the rest took {seconds(rest)} s" if rest >= _LEAST_LINK * chain.sec else "")
 
