@@ -12,15 +12,14 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
 
 from rich.console import Console
 from rich.table import Table
 
-from sglang_instrument.analysis import Digest, open_run
-from sglang_instrument.analysis.answers.compare import comparison_table
-from sglang_instrument.analysis.answers.whatif import Rules, validation_of, what_if
+from sglang_instrument.analysis import Rules, Run, compare_runs, open_run, validation_of, what_if
 from sglang_instrument.testing import RunShape
 from sglang_instrument.testing.clean_shapes import usual_shape
 from sglang_instrument.testing.synthetic import write_run
@@ -47,33 +46,34 @@ PAIRS = {
 }
 
 
-def digest_of(shape: RunShape) -> Digest:
-    """Make a run, and aggregate it."""
+@contextmanager
+def made(shape: RunShape) -> Iterator[Run]:
+    """Make a run, and open it."""
     with tempfile.TemporaryDirectory() as folder:
-        return open_run(write_run(Path(folder) / "run", shape), cached=False).digest
+        yield open_run(write_run(Path(folder) / "run", shape), cached=False)
 
 
-def ratio(shape: RunShape, digest: Digest, name: str) -> float:
-    """Return a prediction over the truth, as means over the steps."""
-    rules, replay = PREDICTED[name]
-    answer = validation_of(what_if(digest, rules), digest_of(shape.replayed(**replay)))
-    return float(answer["ratio"])
+def ratios(shape: RunShape) -> Iterator[float]:
+    """Yield each prediction over the truth, as means over the steps."""
+    with made(shape) as run:
+        for rules, replay in PREDICTED.values():
+            with made(shape.replayed(**replay)) as real:
+                yield float(validation_of(what_if(run.digest, rules), real.digest)["ratio"])
 
 
-def differ(one: Digest, other: Digest) -> bool:
+def differ(shape: RunShape, other: RunShape) -> bool:
     """Return whether `compare` calls any metric of two runs different."""
-    return not comparison_table(one, other)["noise"].all()
+    with made(shape) as one, made(other) as second:
+        return compare_runs(one, second).table["verdict"].is_in(["more", "less"]).any()
 
 
 def predictions(seeds: int, console: Console) -> Iterator[bool]:
     """Print how near predictions come to the truth; yield whether each is near enough."""
     table = Table("whatif", "predicted / true", "least", "most")
-    shapes = [usual_shape(seed) for seed in range(seeds)]
-    digests = [digest_of(shape) for shape in shapes]
-    for name in PREDICTED:
-        ratios = [ratio(shape, digest, name) for shape, digest in zip(shapes, digests, strict=True)]
-        table.add_row(name, f"{mean(ratios):.3f}", f"{min(ratios):.3f}", f"{max(ratios):.3f}")
-        yield abs(mean(ratios) - 1) <= WITHIN
+    found = [list(ratios(usual_shape(seed))) for seed in range(seeds)]
+    for name, own in zip(PREDICTED, zip(*found, strict=True), strict=True):
+        table.add_row(name, f"{mean(own):.3f}", f"{min(own):.3f}", f"{max(own):.3f}")
+        yield abs(mean(own) - 1) <= WITHIN
     console.print(table)
 
 
@@ -81,10 +81,8 @@ def comparisons(seeds: int, console: Console) -> Iterator[bool]:
     """Print how many pairs of runs are called different; yield whether the bounds are met."""
     table = Table("compare", "called different")
     shapes = [usual_shape(seed) for seed in range(seeds)]
-    digests = [digest_of(shape) for shape in shapes]
     for name, (change, is_other) in PAIRS.items():
-        pairs = zip(digests, map(change, shapes), strict=True)
-        count = sum(differ(digest, digest_of(shape)) for digest, shape in pairs)
+        count = sum(differ(shape, change(shape)) for shape in shapes)
         table.add_row(name, f"{count}/{seeds}")
         yield count >= FOUND * seeds if is_other else count <= MOST_EQUAL * seeds
     console.print(table)

@@ -16,31 +16,13 @@ from typing import Final
 from sglang_instrument.patching.places.source_archives import open_tree
 from sglang_instrument.patching.rewriting.check import check
 from sglang_instrument.patching.rewriting.sites import Site
+from sglang_instrument.patching.tables.about import About, read_abouts
 from sglang_instrument.patching.tables.reading import load_tables
 from sglang_instrument.patching.tables.regions import Table
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 WHEELS: Final = ROOT / ".envs" / "wheels"
 PAGE: Final = ROOT / "docs" / "reference" / "support-matrix.md"
-
-#: The oldest version of each package that is promised. slime is in no registry.
-OLDEST: Final = {"sglang": "0.4.6.post5", "verl": "0.4.0", "areal": "1.0.4"}
-
-#: What was done with a table beyond reading it, by a test of the suite, and in which versions.
-TESTED: Final = {
-    "sglang/engine": "real engine 0.5.21 on a CPU (the demo), 0.4.6.post5, 0.5.2 and 0.5.5 (under verl)",
-    "sglang/requests": "real `launch_server` 0.5.21 on a CPU, one and two schedulers, one of them killed",
-    "sglang/batches": "real `launch_server` 0.5.21 on a CPU, two that overlap (by hand: tp_size=2)",
-    "verl/rollout": "real class over the real engine, 0.4.0, 0.4.1, 0.5.0, 0.6.0, 0.6.1",
-    "verl/agent_loop": "real run in server mode 0.9.1, under Ray",
-    "verl/server": "real run in server mode 0.9.1, under Ray",
-    "verl/trainer": "real trainings 0.9.1 on a CPU: V1, `sync` and `separate_async` (by hand: before V1)",
-    "areal/rollout": "real workflows 1.0.4 against a real server",
-    "areal/engine": "real workflows 1.0.4 against a real server",
-    "areal/trainer": "read only",
-    "slime/rollout": "a stand-in with its names and signatures, under Ray",
-    "slime/engine": "a stand-in with its names and signatures, under Ray",
-}
 
 TOP: Final = """\
 # Support matrix
@@ -76,9 +58,12 @@ def main() -> int:
     tables = [table for table in load_tables() if table.trainer != "demo"]
     rows: list[Row] = []
     versions: dict[str, list[str]] = {}
-    for package, oldest in OLDEST.items():
-        versions[package] = versions_of(package, oldest)
-        mine = [table for table in tables if table.package == package]
+    for about in read_abouts():
+        mine = [table for table in tables if table.trainer == about.trainer]
+        if about.oldest is None:
+            continue
+        package = mine[0].package
+        versions[package] = versions_of(package, about.oldest)
         rows += rows_of(mine, package, versions[package])
     PAGE.write_text("\n".join(page(tables, versions, rows)))
     lost = [row for row in rows if row.lost]
@@ -145,6 +130,7 @@ def _key(version: str) -> tuple[int, ...]:
 
 def page(tables: Sequence[Table], versions: dict[str, list[str]], rows: Sequence[Row]) -> Iterator[str]:
     """Yield the lines of the page."""
+    about: dict[str, About] = {one.trainer: one for one in read_abouts()}
     yield TOP
     yield "| table | read in | tested |"
     yield "|---|---|---|"
@@ -152,7 +138,7 @@ def page(tables: Sequence[Table], versions: dict[str, list[str]], rows: Sequence
         read = versions.get(table.package, [])
         where = f"{len(read)} versions of {table.package}, {read[0]} to {read[-1]}" if len(read) > 1 else ""
         where = where or (f"{table.package} {read[0]}" if read else "in no registry")
-        tested = TESTED.get(table.name, "read only")
+        tested = about[table.trainer].tested.get(table.name.rpartition("/")[2], "read only")
         anchor = table.name.replace("/", "")
         yield f"| [{table.name}](patch-tables.md#{anchor}) | {where} | {tested} |"
     for table in tables:

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 from sglang_instrument.config import PREFIX
 from sglang_instrument.errors import InstrumentError
-from sglang_instrument.profilers.engines import router_of
+from sglang_instrument.profilers.trainers import router_of
 from sglang_instrument.profilers.workers import Worker, workers_behind
 
 HEARTBEAT_SEC: Final = 60.0

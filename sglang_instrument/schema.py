@@ -130,7 +130,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     "weights_update": EventKind("weights", reference=False),
     "memory_release": EventKind("weights", reference=False),
     "memory_resume": EventKind("weights", reference=False),
-    # verl's server mode: agent loops, servers, rewards, and the trainer that calls them
+    # trainers whose engines are servers: agent loops, servers, rewards, and the phases of the trainer
     "request_group": EventKind("loop", reference=False),  # contains requests
     "request_wait": EventKind("other", reference=False),  # until fewer requests are in flight
     "requests_abort": EventKind("postprocess", reference=False),

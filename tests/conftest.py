@@ -26,6 +26,7 @@ else:  # the machine may be busy
     settings.load_profile("untimed")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items):
     """Run tests of real engines first, as they take longest; keep tests that share one in one process."""
     items.sort(key=lambda item: item.get_closest_marker("engine") is None)
@@ -35,6 +36,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker(without)
     for item, group in group_of_each(items).items():
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_collection_finish(session):
+    """Stop where groups are ignored: each process would start engines of its own."""
+    grouped = [item for item in session.items if item.get_closest_marker("xdist_group")]
+    if session.config.getoption("loadgroup", False) and not all("@" in item.nodeid for item in grouped):
+        raise pytest.UsageError("this pytest-xdist keeps no groups together with this pytest")
 
 
 @pytest.fixture(autouse=True)

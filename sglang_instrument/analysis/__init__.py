@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.clocks import clock_table as clock_table
-    from sglang_instrument.analysis.answers.compare import comparison_table as comparison_table
     from sglang_instrument.analysis.answers.engine_calls import reported_calls as reported_calls
     from sglang_instrument.analysis.answers.events import event_table as event_table
     from sglang_instrument.analysis.answers.gaps import concurrency as concurrency
@@ -39,17 +38,21 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.unfinished import (
         workers_without_records as workers_without_records,
     )
-    from sglang_instrument.analysis.answers.whatif import ASSUMPTIONS as ASSUMPTIONS
-    from sglang_instrument.analysis.answers.whatif import Rules as Rules
-    from sglang_instrument.analysis.answers.whatif import validation_of as validation_of
-    from sglang_instrument.analysis.answers.whatif import what_if as what_if
     from sglang_instrument.analysis.answers.workers import Chain as Chain
     from sglang_instrument.analysis.answers.workers import Link as Link
     from sglang_instrument.analysis.answers.workers import barrier_table as barrier_table
     from sglang_instrument.analysis.answers.workers import blame_table as blame_table
     from sglang_instrument.analysis.answers.workers import chain_of as chain_of
-    from sglang_instrument.analysis.reading.reached import Described as Described
-    from sglang_instrument.analysis.reading.reached import read_processes as read_processes
+    from sglang_instrument.analysis.changes.compare import Comparison as Comparison
+    from sglang_instrument.analysis.changes.compare import Condition as Condition
+    from sglang_instrument.analysis.changes.compare import compare_runs as compare_runs
+    from sglang_instrument.analysis.changes.rules import Rules as Rules
+    from sglang_instrument.analysis.changes.whatif import ASSUMPTIONS as ASSUMPTIONS
+    from sglang_instrument.analysis.changes.whatif import Model as Model
+    from sglang_instrument.analysis.changes.whatif import validation_of as validation_of
+    from sglang_instrument.analysis.changes.whatif import what_if as what_if
+    from sglang_instrument.analysis.reading.processes_of_run import RunProcesses as RunProcesses
+    from sglang_instrument.analysis.reading.processes_of_run import read_processes as read_processes
     from sglang_instrument.analysis.run.digest import Digest as Digest
     from sglang_instrument.analysis.run.health import Health as Health
     from sglang_instrument.analysis.run.opening import Run as Run
@@ -61,14 +64,17 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.verdict.verdict import verdict_of as verdict_of
 
 _HOMES = {
-    "ASSUMPTIONS": "answers.whatif",
+    "ASSUMPTIONS": "changes.whatif",
     "Chain": "answers.workers",
-    "Described": "reading.reached",
+    "RunProcesses": "reading.processes_of_run",
+    "Comparison": "changes.compare",
+    "Condition": "changes.compare",
     "Digest": "run.digest",
     "Finding": "verdict.finding",
     "Health": "run.health",
     "Link": "answers.workers",
-    "Rules": "answers.whatif",
+    "Model": "changes.whatif",
+    "Rules": "changes.rules",
     "Run": "run.opening",
     "barrier_table": "answers.workers",
     "blame_table": "answers.workers",
@@ -76,7 +82,7 @@ _HOMES = {
     "cdf_table": "answers.requests",
     "chain_of": "answers.workers",
     "clock_table": "answers.clocks",
-    "comparison_table": "answers.compare",
+    "compare_runs": "changes.compare",
     "concurrency": "answers.gaps",
     "engine_request_table": "answers.join",
     "engine_summary": "answers.join",
@@ -90,7 +96,7 @@ _HOMES = {
     "open_run": "run.opening",
     "plateaus": "answers.gaps",
     "process_clocks": "answers.round_trips",
-    "read_processes": "reading.reached",
+    "read_processes": "reading.processes_of_run",
     "reported_calls": "answers.engine_calls",
     "request_table": "answers.requests",
     "reward_by_length": "answers.lengths",
@@ -104,10 +110,10 @@ _HOMES = {
     "turn_counts": "answers.turns",
     "turn_table": "answers.turns",
     "unended_spans": "answers.unfinished",
-    "validation_of": "answers.whatif",
+    "validation_of": "changes.whatif",
     "verdict_of": "verdict.verdict",
     "waterfall": "answers.requests",
-    "what_if": "answers.whatif",
+    "what_if": "changes.whatif",
     "worker_ledger": "answers.ledger",
     "worker_table": "answers.steps",
     "workers_without_records": "answers.unfinished",
@@ -116,20 +122,23 @@ _HOMES = {
 __all__ = [
     "ASSUMPTIONS",
     "Chain",
-    "Described",
+    "Comparison",
+    "Condition",
     "Digest",
     "Finding",
     "Health",
     "Link",
+    "Model",
     "Rules",
     "Run",
+    "RunProcesses",
     "barrier_table",
     "blame_table",
     "calls_of_request",
     "cdf_table",
     "chain_of",
     "clock_table",
-    "comparison_table",
+    "compare_runs",
     "concurrency",
     "engine_request_table",
     "engine_summary",

@@ -52,8 +52,8 @@ COMMANDS: Final = {
     name: f"sglang_instrument.cli.commands.{name}" for group in GROUPS.values() for name in group
 }
 
-#: Packages of the extra `analysis`; a plain install leaves them out, because training does not need them.
-_OF_ANALYSIS: Final = frozenset({"polars", "rich", "zstandard"})
+#: Packages of the extra `analysis`: training does not need them, so that a plain install leaves them out.
+_OF_ANALYSIS: Final = frozenset({"polars", "rich", "scipy", "numpy", "zstandard"})
 
 _EPILOG: Final = """\
 examples:
@@ -71,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments after the program's name; `sys.argv[1:]` by default.
 
     Returns:
-        0 if it went well, 1 if the answer is bad (a broken log, a missing patch), 2 if there is none, 130 if
-        it was interrupted.
+        0 if it went well, 1 if the answer is bad (a broken log, a missing patch), 2 if there is none, 3 if
+        there is too little to tell, 130 if it was interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang_instrument.cli.numbers import NOTHING, seconds
 from sglang_instrument.cli.tables import print_line, print_table
-from sglang_instrument.profilers.checking import Finding
+from sglang_instrument.profilers.from_outside.checking import Finding
 from sglang_instrument.profilers.switching import Outcome
 from sglang_instrument.profilers.trace_files import TraceFile
 

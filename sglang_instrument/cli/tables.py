@@ -86,12 +86,12 @@ def print_line(line: str) -> None:
 @contextmanager
 def reading(what: str = "files") -> Iterator[Callable[[int, int], None]]:
     """Yield a function that shows on stderr how many files are read, after two seconds."""
-    with saying() as say:
+    with progress_line() as say:
         yield lambda done, total: say(f"reading: {done:,} of {total:,} {what}")
 
 
 @contextmanager
-def saying() -> Iterator[Callable[[str], None]]:
+def progress_line() -> Iterator[Callable[[str], None]]:
     """Yield a function that shows a line of progress on stderr, after two seconds."""
     begun, shown = time.monotonic(), False
 

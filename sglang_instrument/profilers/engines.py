@@ -16,13 +16,11 @@ from sglang_instrument.profilers.options import ProfileOptions, read_options
 from sglang_instrument.profilers.switching import START_SEC, STOP_SEC, Outcome, new_profile_id
 from sglang_instrument.profilers.switching import start_all as start_workers
 from sglang_instrument.profilers.switching import stop_all as stop_workers
-from sglang_instrument.profilers.wire import base_url
-from sglang_instrument.profilers.workers import Worker
+from sglang_instrument.profilers.trainers import ReadAttribute, addresses_of, attribute, router_of
+from sglang_instrument.profilers.workers import Worker, workers_behind
 
 _LOOP_SEC: Final = 30.0  # wait this long for an engine's event loop, which its first request creates
 _POLL_SEC: Final = 0.02
-
-Reader = Callable[[Any, str], Any]
 
 
 class ProfileError(InstrumentError):
@@ -100,11 +98,7 @@ def stop_engine(engine: Any, number: int, *, timeout_sec: float) -> Outcome:
     )
 
 
-def _attribute(thing: Any, name: str) -> Any:
-    return getattr(thing, name, None)
-
-
-def is_engine(thing: Any, read: Reader = _attribute) -> bool:
+def is_engine(thing: Any, read: ReadAttribute = attribute) -> bool:
     """Return whether an object is an engine in this process, sglang's own or verl's, with its manager.
 
     Args:
@@ -115,35 +109,7 @@ def is_engine(thing: Any, read: Reader = _attribute) -> bool:
     return manager is not None and read(manager, "start_profile") is not None
 
 
-def addresses_of(thing: Any, read: Reader = _attribute) -> list[str]:
-    """Return the addresses of the servers that a trainer's object speaks to; `read` as in `is_engine`."""
-    if isinstance(thing, str):
-        return [base_url(thing)]
-    for name in ("server_addresses", "worker_urls"):  # verl's managers
-        many = read(thing, name)
-        if isinstance(many, (list, tuple)) and many and all(isinstance(one, str) for one in many):
-            return [base_url(one) for one in many]
-    settings = read(thing, "server_args")  # verl's HTTP adapters
-    for owner, host, port in ((thing, "server_host", "server_port"), (settings, "host", "port")):
-        found = read(owner, host), read(owner, port)
-        if isinstance(found[0], str) and isinstance(found[1], int):
-            return [base_url(f"{found[0].strip('[]')}:{found[1]}" if ":" not in found[0] else _v6(*found))]
-    return []
-
-
-def router_of(thing: Any, read: Reader = _attribute) -> str | None:
-    """Return the address of the router in slime's arguments; `read` as in `is_engine`."""
-    host, port = read(thing, "sglang_router_ip"), read(thing, "sglang_router_port")
-    return base_url(f"{host}:{port}") if isinstance(host, str) and isinstance(port, int) else None
-
-
-def _v6(host: str | None, port: int | None) -> str:
-    return f"[{(host or '').strip('[]')}]:{port}"
-
-
 def _engines_and_urls(target: Any) -> tuple[list[Any], list[str]]:
-    from sglang_instrument.profilers.workers import workers_behind
-
     engines: list[Any] = []
     urls: list[str] = []
     for one in target if isinstance(target, (list, tuple, set)) else [target]:
@@ -159,7 +125,7 @@ def _engines_and_urls(target: Any) -> tuple[list[Any], list[str]]:
         else:
             raise ProfileError(
                 f"{type(one).__name__} has no profiler that we know; give an address, a sglang.Engine, "
-                "an adapter with server_args, or slime's args"
+                "or an object of the trainer's that knows its servers or its router"
             )
     return engines, list(dict.fromkeys(urls))
 

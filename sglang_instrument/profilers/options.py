@@ -16,7 +16,7 @@ DEFAULT_STEPS: Final = 3
 DEFAULT_STEPS_IN_A_RUN: Final = 20
 _LONGEST_RANGE: Final = 1_000_000
 
-#: The first version of SGLang whose server knows a field of the request (wheels 0.4.6.post5 to 0.5.23).
+#: The first version of SGLang whose server knows a field of the request (read from its wheels).
 KNOWN_SINCE: Final[dict[str, tuple[int, ...]]] = {
     "output_dir": (0,),
     "num_steps": (0,),

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from sglang_instrument.profilers.one_engine import RPC_ADVICE, START, STOP, VLLM_ADVICE, Engine, identify
+from sglang_instrument.profilers.http_client import Reply, all_at_once, ask, in_thread
+from sglang_instrument.profilers.identify_engine import RPC_ADVICE, START, STOP, VLLM_ADVICE, Engine, identify
 from sglang_instrument.profilers.options import ProfileOptions
-from sglang_instrument.profilers.wire import Reply, all_at_once, ask, in_thread
 from sglang_instrument.profilers.workers import Worker
 
 START_SEC: Final = 60.0

@@ -11,19 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from sglang_instrument.errors import InstrumentError
-from sglang_instrument.profilers.wire import Reply, ask, base_url
+from sglang_instrument.profilers.http_client import Reply, ask, base_url
+from sglang_instrument.profilers.trainers import addresses_in
 from sglang_instrument.regular_files import open_regular, read_regular
 
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_ADDRESS: Final = r"(?:https?://)?(?:\[[0-9a-fA-F:.]+\]|[\w.-]+):\d+"
-#: slime and trainers like it: "Router launched at 10.0.0.1:3521, Prometheus port: 4153".
-_ROUTER: Final = re.compile(rf"[Rr]outer launched at\s+({_ADDRESS})")
-#: Trainers like slime print a line per engine; verl prints one list.
-_ENGINE: Final = re.compile(
-    r"Ports for engine\s+\d+:\s*\{[^}\n]*'host':\s*'([^']+)'[^}\n]*'port':\s*(\d+)", re.IGNORECASE
-)
-_SERVER: Final = re.compile(rf"(?:Launch|Start)\w*\s+\w+\s+server (?:on|at):?\s+({_ADDRESS})", re.IGNORECASE)
-_LIST: Final = re.compile(r"(?:LLMServerManager|AgentLoopManager|server_addresses)\W{1,4}\[([^\]\n]+)\]")
 _LOG_BYTES: Final = 64 * 2**20  # from its beginning, where the addresses are
 
 
@@ -80,17 +72,13 @@ def addresses_in_log(path: str | Path) -> tuple[list[str], list[str]]:
             text = _ANSI.sub("", log.read(_LOG_BYTES).decode(errors="replace"))
     except OSError as error:
         raise WorkersError(f"{path}: {error.strerror}") from error
-    routers = _ROUTER.findall(text)[-1:]  # a restarted trainer starts a new router
-    engines = [f"{host}:{port}" for host, port in _ENGINE.findall(text)] or _SERVER.findall(text)
-    lists = _LIST.findall(text)
-    if lists:
-        engines += re.findall(_ADDRESS, lists[-1])
-    if not routers and not engines:
+    routers, servers = addresses_in(text)
+    if not routers and not servers:
         raise WorkersError(
             f"{path}: no line names a router or a server ('Router launched at HOST:PORT'); "
             "give --router-url or --worker-url"
         )
-    return routers, list(dict.fromkeys(engines))
+    return routers, servers
 
 
 def addresses_in_run(folder: str | Path) -> tuple[list[str], list[str]]:

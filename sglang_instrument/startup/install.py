@@ -77,7 +77,8 @@ def install(
             Default 64.
         patches: Folders with your own patch tables, read after the shipped ones. One string may name several
             folders, separated as in PATH.
-        trainers: Trainers whose patch tables are used, such as "verl"; empty means all.
+        trainers: Trainers whose patch tables are used, such as "verl". Empty means all, "none" means
+            none.
         all_ranks: Whether each rank of a tensor-parallel group writes a file; otherwise only the first does.
         profile_steps: Steps in which the engines' profilers record, such as "5-7,20".
         profile_workers: Workers or servers whose engines are profiled, such as "0-3" or "all". Default "0".
@@ -175,7 +176,7 @@ def _started(config: Config) -> "Session":
 
 def _check_plan(config: Config) -> None:
     """Raise ConfigError for keywords whose profiling plan cannot be read."""
-    from sglang_instrument.profilers.attach import plan_of
+    from sglang_instrument.profilers.in_training.recording_hooks import plan_of
 
     plan_of(config)
 

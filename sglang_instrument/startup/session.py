@@ -29,7 +29,7 @@ from sglang_instrument.startup import run_ids
 from sglang_instrument.startup.ray_workers import RayInit
 
 if TYPE_CHECKING:
-    from sglang_instrument.profilers.attach import Scheduled
+    from sglang_instrument.profilers.in_training.recording_hooks import Scheduled
 
 _ADDRESS: Final = ("--host", "--port")
 _DEMO: Final = "sglang_instrument.demo"  # always installed; counts as a trainer only once it is imported
@@ -179,7 +179,7 @@ def _schedule_for(config: Config) -> "Scheduled | None":
     """Return the schedule of the steps to profile, if any; without one, import no profiler code."""
     if not (config.profile_steps or config.profile_when):
         return None
-    from sglang_instrument.profilers.attach import Scheduled
+    from sglang_instrument.profilers.in_training.recording_hooks import Scheduled
 
     try:
         return Scheduled(config)

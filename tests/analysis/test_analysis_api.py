@@ -94,13 +94,24 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
         ["--max-tokens", "100"],
         {
             "assumptions": lambda run: a.ASSUMPTIONS,
+            "engine": lambda run: a.Model(run.digest).engine,
             "steps": lambda run: rows(a.what_if(run.digest, RULES)),
             "validation": lambda run: a.validation_of(
                 a.what_if(run.digest, RULES).filter(TRAINING), run.digest
             ),
         },
     ),
-    "compare": ([], {"metrics": lambda run: a.comparison_table(run.digest, run.digest).to_dicts()}),
+    "compare": (
+        ["--fail-if", "engine > 1.1x"],
+        {
+            "metrics": lambda run: a.compare_runs(run, run).table.to_dicts(),
+            "conditions": lambda run: a.compare_runs(run, run).outcomes([a.Condition("engine", True, 1.1)]),
+            "steps_a": lambda run: a.compare_runs(run, run).steps,
+            "steps_b": lambda run: a.compare_runs(run, run).other_steps,
+            "cold": lambda run: a.compare_runs(run, run).cold,
+            "paired": lambda run: a.compare_runs(run, run).paired,
+        },
+    ),
     "check": (
         [],
         {

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from queued import Queued
 
-from sglang_instrument.analysis import Digest, open_run
-from sglang_instrument.analysis.answers.compare import comparison_table
-from sglang_instrument.analysis.answers.whatif import Rules, what_if
-from sglang_instrument.testing import SlowEngine, synthetic_run
+from sglang_instrument.analysis import Digest, Rules, open_run, step_table, validation_of, what_if
+from sglang_instrument.analysis.changes.engine_calls import EngineSpeed, engine_calls, fit_speed
+from sglang_instrument.analysis.changes.whatif import Model
+from sglang_instrument.testing import synthetic_run
 
 
 @pytest.fixture(scope="module")
@@ -20,40 +21,6 @@ def test_without_rules_nothing_changes(digest: Digest) -> None:
     for row in what_if(digest, Rules()).iter_rows(named=True):
         assert row["predicted_sec"] == pytest.approx(row["recorded_sec"])
         assert row["cut"] == 0
-
-
-def test_a_cap_of_turns_and_tokens_cuts_each_request_where_it_says(digest: Digest) -> None:
-    rules = Rules(max_tokens=200, max_turns=2)
-    turns = {}
-    for turn in digest.turns.sort("turn").iter_rows(named=True):
-        turns.setdefault((turn["step"], turn["request_id"]), []).append(turn)
-    ends: dict[int, list[float]] = {}
-    cut = dict.fromkeys(range(1, 6), 0)
-    steps = {(row["step"], row["worker"]): row for row in digest.steps.iter_rows(named=True)}
-    last: dict[tuple[int, int], tuple[float, float]] = {}
-    for request in digest.requests.iter_rows(named=True):
-        left, saved, was_cut = 200, 0.0, False
-        mine = turns[request["step"], request["request_id"]]
-        for number, turn in enumerate(mine):
-            allowed = 0 if number >= 2 else min(left, turn["response_tokens"])
-            whole = allowed == turn["response_tokens"]
-            saved += turn["engine_sec"] * (1 - allowed / turn["response_tokens"])
-            if not whole or (number == 1 and len(mine) > 2):
-                saved += turn["tool_sec"] + turn["interaction_sec"]
-            was_cut |= not whole
-            left -= allowed
-        cut[request["step"]] += was_cut
-        place = (request["step"], request["worker"])
-        begun = (request["start_us"] - steps[place]["start_us"]) / 1e6
-        was, new = last.get(place, (0.0, 0.0))
-        took = request["duration_sec"]
-        last[place] = (max(was, begun + took), max(new, begun + max(0.0, took - saved)))
-    for (step, worker), (was, new) in last.items():
-        row = steps[step, worker]
-        ends.setdefault(step, []).append(row["duration_sec"] - row["barrier_sec"] - was + new)
-    for row in what_if(digest, rules).iter_rows(named=True):
-        assert row["predicted_sec"] == pytest.approx(max(ends[row["step"]]), abs=1e-4)
-        assert row["cut"] == cut[row["step"]]
 
 
 def test_oversampling_drops_the_last_ones_of_each_worker(digest: Digest) -> None:
@@ -100,22 +67,59 @@ def test_requests_dealt_anew_never_take_longer_nor_less_than_the_longest(digest:
         assert longest[row["step"]] <= row["predicted_sec"] <= row["recorded_sec"] + 1e-9
 
 
-def test_two_equal_runs_differ_by_noise_only(digest: Digest) -> None:
-    table = comparison_table(digest, digest)
-    assert table["noise"].all()
-    assert table["ratio"].to_list() == pytest.approx([1.0] * len(table))
+#: A rule, and how a run is made in which it is real.
+REAL = {
+    "a slower engine": (Rules(scale={"engine": 1.5}), {"engine": 1.5}),
+    "faster tools": (Rules(scale={"tool": 0.2}), {"tool": 0.2}),
+    "slower tools": (Rules(scale={"tool": 3.0}), {"tool": 3.0}),
+    "shorter replies": (Rules(max_turn_tokens=150), {"most_tokens": 150}),
+}
+ENGINES = {
+    "with prefill": {"prefill_sec": 0.4, "load_sec": 0.0},
+    "slower with more calls": {"load_sec": 0.002},
+    "of all workers": {"workers": 3, "load_sec": 0.001, "shared": True},
+}
 
 
-def test_a_slower_engine_is_more_than_noise(digest: Digest, tmp_path: Path) -> None:
-    for step in range(1, 6):
-        folder = synthetic_run(
-            tmp_path / str(step), steps=5, workers=3, requests=20, causes=[SlowEngine(step, 0, 3.0)]
-        )
-        (folder / f"step_{step}").rename(tmp_path / f"step_{step}")
-    table = {
-        row["metric"]: row
-        for row in comparison_table(digest, open_run(tmp_path).digest).iter_rows(named=True)
-    }
-    assert table["duration"]["ratio"] > 1.2
-    assert not table["max"]["noise"]
-    assert table["duration"]["low"] <= table["duration"]["ratio"] <= table["duration"]["high"]
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("rule", REAL)
+def test_a_prediction_is_what_a_run_under_the_rule_takes(tmp_path: Path, engine: str, rule: str) -> None:
+    rules, change = REAL[rule]
+    shape = {"seed": 7, "steps": 4, "requests": 16, **ENGINES[engine]}
+    model = Model(open_run(Queued(**shape).write(tmp_path / "recorded")).digest)
+    real = open_run(Queued(**shape, **change).write(tmp_path / "real")).digest
+    both = model.predict(rules).join(step_table(real), on=["step", "validate"])
+    ratios = both["predicted_sec"] / both["busy_sec"]
+    assert 0.98 < ratios.min() <= ratios.max() < 1.02
+    assert ratios.mean() == pytest.approx(1.0, abs=0.01)
+    assert model.fit.speed.shared == shape.get("shared", False) or not shape["load_sec"]
+
+
+def test_with_the_true_speed_a_prediction_is_exact(tmp_path: Path) -> None:
+    shape = {"steps": 2, "workers": 2, "requests": 12, "load_sec": 0.002, "jitter": 0.0}
+    speed = EngineSpeed(call_sec=0.08, context_sec=0.0001, token_sec=0.01, crowd_sec=0.002)
+    model = Model(open_run(Queued(**shape).write(tmp_path / "recorded")).digest, speed)
+    for rules, change in REAL.values():
+        real = open_run(Queued(**shape, **change).write(tmp_path / str(change))).digest
+        predicted = model.predict(rules)["predicted_sec"].to_list()
+        assert predicted == pytest.approx(step_table(real)["busy_sec"].to_list(), abs=2e-3)
+
+
+def test_the_speed_of_an_engine_is_found_from_its_calls(tmp_path: Path) -> None:
+    digest = open_run(Queued(steps=6, load_sec=0.001, context_sec=0.0005).write(tmp_path)).digest
+    fit = fit_speed(engine_calls(digest))
+    assert fit.speed.call_sec == pytest.approx(0.08, rel=0.5)
+    assert fit.speed.context_sec == pytest.approx(0.0005, rel=0.25)
+    assert fit.speed.token_sec == pytest.approx(0.01, rel=0.1)
+    assert fit.speed.crowd_sec == pytest.approx(0.001, rel=0.1)
+    assert fit.error is not None
+    assert 0.01 < fit.error < 0.06
+
+
+def test_a_prediction_is_held_against_a_run_with_other_replies(tmp_path: Path) -> None:
+    recorded = open_run(Queued(seed=1, steps=6).write(tmp_path / "recorded")).digest
+    real = open_run(Queued(seed=2, steps=6, engine=0.5).write(tmp_path / "real")).digest
+    told = validation_of(what_if(recorded, Rules(scale={"engine": 0.5})), real)
+    assert told["steps"] == 6
+    assert told["low"] < 1 < told["high"]
+    assert told["ratio"] == pytest.approx(told["predicted_sec"] / told["real_sec"])

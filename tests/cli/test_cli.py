@@ -266,9 +266,7 @@ def test_whatif_is_validated_with_another_run(capsys: pytest.CaptureFixture[str]
     told = answer(capsys, *asked)["validation"]
     assert told["ratio"] == pytest.approx(1.0)
     assert "1.00 x" in printed(capsys, *asked).replace("\n", " ")
-    assert told["overlap"]
-    assert told["predicted_low"] <= told["predicted_sec"] <= told["predicted_high"]
-    assert "intervals overlap" in printed(capsys, *asked).replace("\n", " ")
+    assert told["low"] < 1 < told["high"]
     assert "whatif needs a rule" in refused(capsys, "whatif", logs)
     assert "must be above 0" in refused(capsys, "whatif", logs, "--max-turns", 0)
     assert "must be EVENT=F" in refused(capsys, "whatif", logs, "--scale", "engine=fast")
@@ -283,11 +281,33 @@ def test_compare_fails_where_asked(capsys: pytest.CaptureFixture[str], tmp_path:
         )
         b.mkdir(exist_ok=True)
         (made / f"step_{step}").rename(b / f"step_{step}")
-    assert "failed: p99 > 1.1x" in printed(capsys, "compare", a, b, "--fail-if", "p99 > 1.1x", code=1)
-    printed(capsys, "compare", a, a, "--fail-if", "p99 > 1.1x", "--fail-if", "p99 < 0.9x")
+    assert "failed: engine > 1.1x: 9.0" in printed(
+        capsys, "compare", a, b, "--fail-if", "engine > 1.1x", code=1
+    )
+    passed = printed(capsys, "compare", a, a, "--fail-if", "p99 > 1.1x", "--fail-if", "p99 < 0.9x")
+    assert "passed: p99 > 1.1x: 1.000 (1 .. 1)" in passed
     told = json.loads(printed(capsys, "compare", a, b, "--json"))
-    assert {"metric", "steps", "one", "other", "ratio", "low", "high", "noise"} == set(told["metrics"][0])
+    columns = {"metric", "unit", "steps", "one", "other", "ratio", "low", "high", "verdict", "needed"}
+    assert columns == set(told["metrics"][0])
+    assert {row["verdict"] for row in told["metrics"] if row["metric"] == "engine"} == {"more"}
     assert "must be like" in refused(capsys, "compare", a, b, "--fail-if", "p98 > 2x")
+    assert "must be like" in refused(capsys, "compare", a, b, "--fail-if", "p99 > 0x")
+
+
+def test_compare_never_passes_with_too_few_steps(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    runs = [
+        synthetic_run(tmp_path / str(seed), steps=4, workers=1, requests=6, seed=seed) for seed in range(2)
+    ]
+    shown = printed(capsys, "compare", *runs, "--fail-if", "p99 > 1.1x", code=3)
+    assert re.search(r"too few steps: p99 > 1.1x: [0-9.]+ \(.*\); needed: \d+ of each run", shown)
+    holds = ("--fail-if", "engine > 0.5x", "--fail-if", "p99 > 1.1x")
+    assert "failed: engine > 0.5x" in printed(capsys, "compare", *runs, *holds, code=1)
+    single = [
+        synthetic_run(tmp_path / f"one{seed}", steps=1, workers=1, requests=6, seed=seed) for seed in range(2)
+    ]
+    printed(capsys, "compare", *single, code=3)
+    shown = printed(capsys, "compare", *single, "--fail-if", "duration > 1.1x", code=3)
+    assert "needed: 2 or more of each run" in shown
 
 
 def test_check_says_what_was_running_when_it_hung(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -21,12 +21,15 @@ from own_group import run_in_group
 from sglang_instrument.analysis.answers.join import joined_calls
 from sglang_instrument.analysis.run.opening import open_run
 from sglang_instrument.analysis.verdict.verdict import Finding, findings_of
+from sglang_instrument.cli.commands import demo
 from sglang_instrument.cli.commands.demo import _this_command
+from sglang_instrument.cli.main import main
 from sglang_instrument.demo.faults import BLOCK_SEC, FAULTS, SLOW_SEC, STARVED_SEC, STRAGGLE_SEC, pause
 from sglang_instrument.demo.launch import DemoError, Worker, check_workers
 from sglang_instrument.demo.options import DemoOptions
 from sglang_instrument.demo.problems import PROBLEMS, draw, transcript
 from sglang_instrument.schema import LOG_OPENED, OPEN_SPANS, REFERENCE_EVENTS, STEP_CLOSED
+from sglang_instrument.testing import synthetic_run
 
 WORKERS = (0, 1)
 STEPS = (1, 2, 3)
@@ -396,6 +399,29 @@ def test_a_planted_pause_is_never_too_short() -> None:
         assert min(loop.run_until_complete(pauses())) >= 0.005
     finally:
         loop.close()
+
+
+def test_the_demo_without_its_packages_prints_a_command_for_this_python(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "_NEEDED", ("no_such_package",))
+    monkeypatch.setattr(sys, "executable", "/a venv/bin/python")
+    assert main(["demo"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("sglang-instrument: the demo needs no_such_package: use `make demo`")
+    commands = [shlex.split(one) for one in said.partition("or run ")[2].split(" && ")]
+    assert [one[:3] for one in commands[1:]] == [["/a venv/bin/python", "-m", "uv"]] * 2
+    assert all(Path(one[-1]).is_file() for one in commands[1:])
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_report_is_offered_only_where_it_can_be_written(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    synthetic_run(tmp_path / "logs", steps=1, workers=1, requests=1)
+    monkeypatch.setattr(demo, "_OF_REPORT", ("json" if there else "no_such_package",))
+    demo._show_next(tmp_path / "logs")
+    assert (" report " in capsys.readouterr().out) == there
 
 
 @pytest.mark.parametrize("where", ["on PATH", "below this folder", "elsewhere"])

@@ -18,7 +18,7 @@ from sglang_instrument.analysis.reading.chunks import whole_lines
 from sglang_instrument.analysis.run import cache
 from sglang_instrument.cli.main import main
 from sglang_instrument.errors import LogError
-from sglang_instrument.profilers import notes
+from sglang_instrument.profilers.from_outside import notes
 from sglang_instrument.testing import synthetic_run
 
 #: Time after which a test counts as hanging; each takes far less.

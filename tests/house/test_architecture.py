@@ -20,7 +20,7 @@ FACADE = {"", "auto", "rollout"}
 MEASURE = {"words", "native", "recording.safety", "recording.measure"}
 TABLES = {"words", "patching", "patching.places", "patching.tables"}
 RUN = {"words", "analysis.reading", "analysis.timing", "analysis.run"}
-ANSWERS = RUN | {"analysis.answers", "analysis.verdict"}
+ANSWERS = RUN | {"analysis.answers", "analysis.changes", "analysis.verdict"}
 
 #: The other folders that each folder may import, from the bottom up. Two halves share only the vocabulary:
 #: one runs inside training (recording, patching, startup), the other reads the logs.
@@ -37,15 +37,19 @@ MAY_IMPORT = {
     "patching.tables": TABLES,
     "patching.probes": TABLES | MEASURE,
     "patching.rewriting": TABLES | MEASURE | {"patching.probes"},
-    "profilers": MEASURE,
+    "profilers": TABLES,
+    "profilers.in_training": TABLES | MEASURE | {"profilers"},
+    "profilers.from_outside": {"words", "profilers"},
     "startup": TABLES
     | MEASURE
-    | {"recording", "recording.keep", "patching.probes", "patching.rewriting", "profilers", "facade"},
+    | {"recording", "recording.keep", "patching.probes", "patching.rewriting", "facade"}
+    | {"profilers.in_training"},
     "facade": MEASURE | {"recording", "patching.probes", "profilers", "startup"},
     "analysis.reading": {"words"},
     "analysis.timing": {"words"},
     "analysis.run": RUN,
     "analysis.answers": RUN,
+    "analysis.changes": RUN | {"analysis.answers"},
     "analysis.verdict": RUN | {"analysis.answers"},
     "analysis": ANSWERS,
     "traces": {"words"},
@@ -66,11 +70,7 @@ MAY_IMPORT["cli.commands"] = BELOW | {"cli"}
 LONGEST_FILE = 350  # lines
 LONGER_FILES = {}  # name: the reason
 MOST_FILES = 16  # Python files in a folder
-FULLER_FOLDERS = {
-    "analysis.answers": "a file an answer",
-    "cli.commands": "a file a command",
-    "demo": "the demo's parts are its own",
-}
+FULLER_FOLDERS = {"cli.commands": "a file a command", "demo": "the demo's parts are its own"}
 
 HEAVY = [
     "torch",
@@ -82,6 +82,7 @@ HEAVY = [
     "asyncio",
     "rich",
     "numpy",
+    "scipy",
     "sglang_instrument.startup.session",
 ]
 

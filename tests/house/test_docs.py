@@ -1,5 +1,6 @@
 """The pages agree with the code: settings, commands, events, public names; all links have a target."""
 
+import ast
 import importlib.util
 import re
 
@@ -141,6 +142,50 @@ def test_the_output_that_is_shown_has_the_columns_that_are_printed(capsys, monke
     for block in shown:
         header = block.text.splitlines()[[line[:2] for line in block.text.splitlines()].index("──") - 1]
         assert " ".join(header.split()) in printed, str(block)
+
+
+def patterns_of(path):
+    """Return the strings of a source as regular expressions; what is filled in matches anything."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            words = "".join(one.value for one in node.values if isinstance(one, ast.Constant))
+            parts = (re.escape(one.value) if isinstance(one, ast.Constant) else ".+" for one in node.values)
+            if len(words) > 8:  # else it fits nearly any line, and would prove nothing
+                yield "".join(parts)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield re.escape(node.value)
+
+
+def test_what_doctor_prints_on_the_page_of_troubleshooting_is_what_it_prints():
+    page = (ROOT / "docs/how-to/troubleshooting.md").read_text()
+    known = [*patterns_of(ROOT / "sglang_instrument/cli/commands/doctor.py")]
+    [shown] = [block for block in blocks("text") if block.page == "docs/how-to/troubleshooting.md"]
+    for line in shown.text.splitlines():
+        about, found = line[9:19].strip(), line[19:]
+        assert about in known, line
+        assert about == "folder" or any(re.fullmatch(one, found) for one in known), line  # a path alone
+    quoted = re.findall(r'"([^"\n]+)"(?= means| \| `doctor`)', page)
+    assert len(quoted) == 2
+    for words in quoted:
+        assert any(re.escape(words) in one for one in known), words
+
+
+@pytest.mark.parametrize(
+    ("page", "table"),
+    [
+        ("README.md", "verl/server"),
+        ("README.md", "verl/rollout"),
+        ("docs/how-to/verl-server.md", "verl/server"),
+        ("docs/how-to/verl.md", "verl/rollout"),
+        ("docs/how-to/engine.md", "sglang/requests"),
+    ],
+)
+def test_versions_that_a_page_names_are_those_of_the_support_matrix(page, table):
+    matrix = (ROOT / "docs/reference/support-matrix.md").read_text()
+    [every] = re.findall(rf"^\| \[{table}\].* ([\d.post]+ to [\d.post]+) \|", matrix, re.MULTILINE)
+    section = matrix.partition(f"\n## {table}\n")[2].partition("\n## ")[0]
+    first = section.strip().splitlines()[2].split(" | ")[1]
+    assert (every if first == "all" else first) in (ROOT / page).read_text()
 
 
 def test_the_pages_name_no_place_of_the_machine_that_made_them():

@@ -1,18 +1,21 @@
 import importlib.resources
+import re
 from pathlib import Path
 
 import pytest
 
+from sglang_instrument import schema
 from sglang_instrument.errors import TableError
 from sglang_instrument.patching.places.versions import Requirement, numbers_of
+from sglang_instrument.patching.tables.about import read_abouts
 from sglang_instrument.patching.tables.reading import (
     load_table,
     load_tables,
     parse_table,
     region_at,
-    shipped_tables,
 )
 from sglang_instrument.patching.tables.regions import Origin, Target
+from sglang_instrument.patching.tables.shipped import abouts, shipped_tables
 
 
 def table(region=None, **patch):
@@ -130,8 +133,8 @@ def test_toml_that_does_not_parse_and_a_table_that_is_not_there_are_table_errors
 def test_every_table_in_the_tree_ships_and_can_be_read():
     beside = Path(str(importlib.resources.files("sglang_instrument"))).parent / "patches"
     in_tree = sorted(f"{path.parent.name}/{path.stem}" for path in beside.glob("*/*.toml"))
-    assert shipped_tables() == in_tree
-    assert [load_table(name).name for name in in_tree] == in_tree
+    assert sorted(shipped_tables() + abouts()) == in_tree
+    assert [load_table(name).name for name in shipped_tables()] == shipped_tables()
 
 
 @pytest.mark.parametrize(
@@ -154,3 +157,21 @@ def test_a_requirement_compares_numbers(text, version, admitted):
 def test_numbers_of_a_version_leave_out_local_and_development_marks():
     assert numbers_of("0.4.6.post5") == (0, 4, 6, 5, 0)
     assert numbers_of("0.5.1rc2+g1234567") == (0, 5, 1, 0, 0)
+
+
+def test_what_a_file_about_a_trainer_says_can_be_used():
+    for about in read_abouts():
+        assert {f"{about.trainer}/{table}" for table in about.tested} <= {*shipped_tables()}
+        assert all(pair.count(":") == 1 for pair in (*about.address, *about.router))
+        for pattern in (*about.log_router, *about.log_server, *about.log_servers):
+            assert re.compile(pattern).groups in (1, 2)
+
+
+def test_a_file_about_a_trainer_in_a_folder_of_own_tables_is_no_patch_table(tmp_path):
+    (tmp_path / "about.toml").write_text('oldest = "1.0"')
+    assert load_tables(["mine"], [tmp_path]) == []
+
+
+def test_an_event_of_a_shipped_table_is_in_the_vocabulary_or_names_its_phase():
+    regions = (region for table in load_tables() for patch in table.patches for region in patch.regions)
+    assert {r.event for r in regions if r.event not in schema.EVENTS and r.phase is None} == set()

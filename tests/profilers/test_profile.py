@@ -17,12 +17,14 @@ from profile_stand_ins import StandIn, served
 import sglang_instrument
 from sglang_instrument.cli.main import main
 from sglang_instrument.errors import ConfigError
-from sglang_instrument.profilers import engines, notes
+from sglang_instrument.profilers import engines
+from sglang_instrument.profilers.from_outside import notes
+from sglang_instrument.profilers.http_client import ask
+from sglang_instrument.profilers.in_training.find_engines import find_engines, stored_attribute
 from sglang_instrument.profilers.options import ProfileOptions, read_options
-from sglang_instrument.profilers.reached import reached_from, stored_attribute
 from sglang_instrument.profilers.switching import Outcome
 from sglang_instrument.profilers.trace_files import files_in, wait_for_files
-from sglang_instrument.profilers.wire import ask
+from sglang_instrument.profilers.trainers import router_of
 from sglang_instrument.profilers.workers import WorkersError, addresses_in_log, workers_behind
 
 PATIENCE_SEC = 300.0
@@ -368,7 +370,7 @@ def test_one_api_and_the_trainers_names_for_it(tmp_path):
         assert "num_steps" not in one.recording
         engines.stop_capture_profile(one.url)
         assert engines.stop(one.url)[0].state == "idle"
-    assert engines.router_of(Arguments()) == "http://127.0.0.1:1"
+    assert router_of(Arguments()) == "http://127.0.0.1:1"
     with pytest.raises(engines.ProfileError, match="connection refused"):
         engines.start(nobody(), output_dir=str(tmp_path))
     with pytest.raises(engines.ProfileError, match="has no profiler that we know"):
@@ -393,14 +395,14 @@ def test_looking_for_an_engine_keeps_nothing_alive_and_changes_no_dictionary_of_
     def finds(self):
         batch = Batch()
         known = weakref.ref(batch)
-        found = reached_from(1)
+        found = find_engines(1)
         del batch
         return found, known()
 
     def reads_its_own(self, other=2):
         given = locals()
         del given["other"]
-        reached_from(1)
+        find_engines(1)
         return given
 
     rollout = Rollout("http://127.0.0.1:1")
@@ -431,7 +433,7 @@ def test_looking_for_an_engine_computes_no_attribute_of_the_trainers():
             asked.append(name)
 
     def begins(self: Any) -> Any:
-        return reached_from(1)
+        return find_engines(1)
 
     assert begins(Computed()).urls == ("http://[::1]:7",)
     assert stored_attribute(Computed(), "start_profile") is not None
@@ -474,7 +476,7 @@ def test_a_step_that_is_over_before_its_profiler_could_start_is_not_recorded_as_
         one.over.set()
         until(
             lambda: any(
-                "step 2 was over" in notice["notice"] for notice in sglang_instrument.status()["notices"]
+                "step 2 ended before" in notice["notice"] for notice in sglang_instrument.status()["notices"]
             )
         )
     assert one.paths().count("/start_profile") == 1

@@ -19,10 +19,10 @@ from sglang_server import model_of_the_demo
 
 from sglang_instrument.cli.main import main
 from sglang_instrument.demo.cpu_platform import write_plugin
-from sglang_instrument.profilers import notes
-from sglang_instrument.profilers.one_engine import identify
-from sglang_instrument.profilers.probe_requests import send_probes
-from sglang_instrument.profilers.wire import ask
+from sglang_instrument.profilers.from_outside import notes
+from sglang_instrument.profilers.from_outside.probe_requests import send_probes
+from sglang_instrument.profilers.http_client import ask
+from sglang_instrument.profilers.identify_engine import identify
 from sglang_instrument.profilers.workers import Worker, WorkersError, workers_behind
 
 pytestmark = pytest.mark.engine

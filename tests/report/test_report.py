@@ -181,7 +181,7 @@ def test_a_second_run_is_compared_with_the_first(
     page.open(report("plain", str(runs["plateau"]))).draw_all()
     assert "beside plateau" in page.js("document.querySelector('h1').innerText")
     assert "duration" in page.text("comparison")
-    assert "noise" in page.text("comparison")
+    assert "too few steps" in page.text("comparison")
     names = page.js("document.getElementById('chart-cdf').data.map(one => one.name)")
     assert names[-1] == "plateau"
     assert "plateau" in page.js("document.getElementById('chart-steps').data.map(one => one.name)")

@@ -5,7 +5,6 @@ import zipfile
 import pytest
 from wheels import wheel_of
 
-from sglang_instrument import schema
 from sglang_instrument.patching.places.source_archives import open_tree
 from sglang_instrument.patching.rewriting.check import check
 from sglang_instrument.patching.tables.reading import load_table
@@ -41,12 +40,6 @@ def test_only_what_a_version_lacks_has_no_local_to_be_read_from(checked):
     version, results = checked
     seen = {s.region.event for result in results for s in result.sites or () if "no local" in s.note}
     assert seen <= {event for event, before in LATER if version < before}
-
-
-def test_every_event_of_the_tables_is_in_the_vocabulary():
-    for name in TABLES:
-        events = {region.event for patch in load_table(name).patches for region in patch.regions}
-        assert events <= schema.EVENTS.keys()
 
 
 def test_regions_of_classes_that_verl_removed_are_not_missing():

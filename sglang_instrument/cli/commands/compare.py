@@ -5,27 +5,40 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from sglang_instrument.cli.numbers import NOTHING
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 from sglang_instrument.errors import InstrumentError
 
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.changes.compare import Comparison, Condition
+
 HELP: Final = """\
-Compare run B with run A over the steps that both have; steps are matched by their number.
+Compare run B with run A, step by step: is B slower, where, and are there enough steps to tell?
 
     sglang-instrument compare logs/before logs/after
-    sglang-instrument compare logs/main logs/branch --fail-if "p99 > 1.1x"    # exit code 1 if true
+    sglang-instrument compare logs/main logs/branch --fail-if "engine > 1.05x"
 
-B / A    ratio of the means over the steps
-95 %     its interval, by resampling the steps; if 1 lies in it, the difference is noise
+B / A   ratio of the means over the steps, with the interval that the verdict comes from
+B has   more, less, same (the interval lies within 10 %), or too few steps to tell
+needed  steps of each run that would tell a difference of 10 % in 4 of 5 cases
 
---fail-if "METRIC > Nx" (or <) fails if the ratio is beyond N and the difference is not noise. Metrics:
-duration, busy, p50, p99, max, tail, tokens_per_sec, and each phase (seconds a step).
+Metrics that do not depend on which replies the model drew: engine (seconds a token, at equal lengths and
+concurrency), tool, interaction (a turn), reward (a request), preprocess, postprocess, broadcast, cache,
+weights, between (a step). Metrics that do: duration, tokens_per_sec, tokens, p50, p99, tail.
+Equal runs are called different, in any metric, in at most 5 % of comparisons.
 
---json prints {"a", "b", "metrics": [{"metric", "steps", "one", "other", "ratio", "low", "high", "noise"}],
-"failed": [CONDITION]}."""
+--fail-if "METRIC > Nx" (or <) asks whether the ratio lies beyond N. Exit codes: 0 no condition holds; 1 one
+holds; 2 no comparison; 3 too few steps to tell: for a condition, or without conditions for every metric. It
+never passes with too few steps, and says how many would do.
 
-_CONDITION: Final = re.compile(r"\s*(\w+)\s*([<>])\s*([0-9.]+)\s*x?\s*$")
+--json prints {"a", "b", "steps_a", "steps_b", "cold", "paired", "metrics": [{"metric", "unit", "steps",
+"one", "other", "ratio", "low", "high", "verdict", "needed"}], "conditions": [{"condition", "outcome",
+"ratio", "low", "high", "needed"}]}. outcome: holds, does not hold, too few steps."""
+
+_CONDITION: Final = re.compile(r"\s*(\w+)\s*([<>])\s*([0-9]*\.?[0-9]+)\s*x?\s*$")
+_TOO_FEW: Final = "too few steps"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,58 +46,94 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", type=Path, help="the run to compare with, such as the one before")
     parser.add_argument("b", metavar="B", type=Path, help="the run to compare, such as the one after")
     parser.add_argument(
-        "--fail-if", action="append", default=[], metavar="CONDITION", help="such as 'p99 > 1.1x'; repeatable"
+        "--fail-if",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="such as 'engine > 1.05x'; repeatable",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the comparison; return 1 if a condition holds."""
-    from sglang_instrument.analysis.answers.compare import comparison_table
+    """Print the comparison; return 1 if a condition holds, 3 if there are too few steps to tell."""
+    from sglang_instrument.analysis.changes.compare import compare_runs
     from sglang_instrument.analysis.run.opening import open_run
 
     conditions = [_condition(text) for text in args.fail_if]
     with reading() as progress:
         first, second = open_run(args.a, progress), open_run(args.b, progress)
-        rows = comparison_table(first.digest, second.digest).to_dicts()
-    if not rows:
-        raise InstrumentError(f"{first.folder} and {second.folder} have no step in common")
-    failed = [
-        text for text, condition in zip(args.fail_if, conditions, strict=True) if _holds(condition, rows)
-    ]
+        compared = compare_runs(first, second)
+    for one, its_steps in ((first, compared.steps), (second, compared.other_steps)):
+        if not its_steps:
+            raise InstrumentError(f"{one.folder}: no training step has a record yet")
+    rows = compared.table.to_dicts()
+    told = compared.outcomes(conditions)
     if args.json:
-        print_json({"a": str(first.folder), "b": str(second.folder), "metrics": rows, "failed": failed})
-        return int(bool(failed))
+        steps = {"steps_a": compared.steps, "steps_b": compared.other_steps}
+        found = {"cold": compared.cold, "paired": compared.paired, "metrics": rows, "conditions": told}
+        print_json({"a": str(first.folder), "b": str(second.folder), **steps, **found})
+    else:
+        _print(f"{second.folder} against {first.folder}", compared, rows, told)
+    if told:
+        outcomes = {one["outcome"] for one in told}
+        return 1 if "holds" in outcomes else 3 if _TOO_FEW in outcomes else 0
+    return 3 if all(row["verdict"] == _TOO_FEW for row in rows) else 0
+
+
+def _print(title: str, compared: Comparison, rows: list[dict[str, Any]], told: list[dict[str, Any]]) -> None:
     shown = [
         (
             row["metric"],
-            f"{row['one']:,.4g}",
-            f"{row['other']:,.4g}",
-            f"{row['ratio']:.3f}",
-            f"{row['low']:.3f} .. {row['high']:.3f}",
-            "noise" if row["noise"] else "more" if row["ratio"] > 1 else "less",
+            *(NOTHING if row[name] is None else f"{row[name]:,.4g}" for name in ("one", "other")),
+            NOTHING if row["ratio"] is None else f"{row['ratio']:.3f}",
+            _interval(row),
+            row["verdict"],
+            _needed(row),
         )
         for row in rows
     ]
-    title = f"{second.folder} against {first.folder}: {rows[0]['steps']} steps in common"
-    print_table(("metric", "A", "B", "B / A", "95 %", "B has"), shown, title=title)
-    for text in failed:
-        print_line(f"failed: {text}")
-    return int(bool(failed))
+    print_table(("metric", "A", "B", "B / A", "interval", "B has", "needed"), shown, title=title)
+    print_line(_of_steps(compared))
+    if told_apart := [row for row in rows if row["verdict"] in ("more", "less")]:
+        named = ", ".join(f"{row['metric']} {row['ratio']:.3g} x" for row in told_apart)
+        print_line(f"B differs from A by more than chance in: {named}")
+    for one in told:
+        ratio = "not in both runs" if one["ratio"] is None else f"{one['ratio']:.3f} ({_interval(one)})"
+        if one["outcome"] == _TOO_FEW:
+            print_line(f"too few steps: {one['condition']}: {ratio}; needed: {_needed(one)} of each run")
+        else:
+            word = "failed" if one["outcome"] == "holds" else "passed"
+            print_line(f"{word}: {one['condition']}: {ratio}")
 
 
-def _condition(text: str) -> tuple[str, str, float]:
-    from sglang_instrument.analysis.answers.compare import METRICS
+def _of_steps(compared: Comparison) -> str:
+    if compared.steps == compared.other_steps:
+        which = f"{len(compared.steps)} steps that both runs have"
+    else:
+        which = f"no step in common: {len(compared.steps)} steps of A and {len(compared.other_steps)} of B"
+    cold = ", without the first, which was cold" if compared.cold else ""
+    how = "in pairs, for their prompts are the same" if compared.paired else "as two samples"
+    return f"{which}{cold}; compared {how}"
+
+
+def _interval(row: dict[str, Any]) -> str:
+    return NOTHING if row["low"] is None else f"{row['low']:.3g} .. {row['high']:.3g}"
+
+
+def _needed(row: dict[str, Any]) -> str:
+    if row["needed"] is not None:
+        return str(row["needed"])
+    return "2 or more" if row["low"] is None else "over 10,000"
+
+
+def _condition(text: str) -> Condition:
+    from sglang_instrument.analysis.changes.compare import Condition
+    from sglang_instrument.analysis.changes.metrics import METRICS
 
     found = _CONDITION.match(text)
-    if found is None or found[1] not in METRICS:
-        raise InstrumentError(f"--fail-if {text!r}: must be like 'p99 > 1.1x'; metrics: {', '.join(METRICS)}")
-    return found[1], found[2], float(found[3])
-
-
-def _holds(condition: tuple[str, str, float], rows: list[dict[str, Any]]) -> bool:
-    metric, relation, limit = condition
-    for row in rows:
-        if row["metric"] == metric and not row["noise"]:
-            return bool(row["ratio"] > limit if relation == ">" else row["ratio"] < limit)
-    return False
+    if found is None or found[1] not in METRICS or not float(found[3]):
+        raise InstrumentError(
+            f"--fail-if {text!r}: must be like 'engine > 1.05x'; metrics: {', '.join(METRICS)}"
+        )
+    return Condition(found[1], found[2] == ">", float(found[3]))

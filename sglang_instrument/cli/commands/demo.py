@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SCENARIOS: Final = ("step-67",)  # the made-up runs
 _NEEDED: Final = ("torch", "transformers", "tokenizers", "sglang", "rich", "polars")
+_OF_REPORT: Final = ("jinja2", "plotly")
 
 HELP: Final = """\
 Run a small multi-turn rollout on the real SGLang engine (on the CPU without a GPU): a tiny model, trained
@@ -168,16 +169,22 @@ def _options(args: argparse.Namespace) -> DemoOptions:
 def _check(args: argparse.Namespace) -> None:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        folder = Path(__file__).parents[2] / "demo"
         raise InstrumentError(
-            f"the demo needs {', '.join(missing)}: use `make demo`, or "
-            f"pip install -r {folder}/requirements.txt, then "
-            f"pip install --no-deps -r {folder}/requirements-nodeps.txt; or try --synthetic step-67"
+            f"the demo needs {', '.join(missing)}: use `make demo` in a checkout, or try "
+            f"--synthetic step-67, or run {_installation()}"
         )
     if "straggler" in (args.inject or ()) and args.workers < 2:
         raise InstrumentError(
             "--inject straggler needs --workers 2 or more: without a second worker nobody waits"
         )
+
+
+def _installation() -> str:
+    """Return a shell command that installs what the demo needs; without a GPU, PyTorch's CPU build."""
+    python, folder = shlex.quote(sys.executable), Path(__file__).parents[2] / "demo"
+    uv = f"{python} -m uv pip install --python {python}"
+    first, second = (shlex.quote(str(folder / f"requirements{kind}.txt")) for kind in ("", "-nodeps"))
+    return f"{python} -m pip install uv && {uv} --torch-backend auto -r {first} && {uv} --no-deps -r {second}"
 
 
 def _announce(options: DemoOptions, console: Console) -> None:
@@ -225,7 +232,8 @@ def _show_next(folder: Path, *, failed: bool = False) -> None:
         say(f"logs: {folder}")
         say(f"next: {command} summary {run}{step}")
         say(f"      {command} events {run}{step}{worker}")
-        say(f"      {command} report {run} -o {shlex.quote(folder.name)}.html")
+        if all(map(importlib.util.find_spec, _OF_REPORT)):
+            say(f"      {command} report {run} -o {shlex.quote(folder.name)}.html")
 
 
 def _this_command() -> str:

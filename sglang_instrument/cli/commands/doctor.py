@@ -130,7 +130,7 @@ def _hook() -> Finding:
         "hook",
         None,
         "this Python has no start-up hook: install() works, but only the plugins of verl and SGLang reach "
-        "children and Ray's workers; `pip install sglang-instrument` installs the hook",
+        "children and Ray's workers; `python -m pip install .` in a checkout installs the hook",
     )
 
 

@@ -82,7 +82,11 @@ def judge(seen: dict[str, Any]) -> tuple[bool, str, str]:
     """Return whether a node is ok, what was found there, and what to do."""
     python = f"Python {seen['python']} on {seen['host']}"
     if seen["version"] is None:
-        return False, f"{python} has no sglang_instrument", "pip install sglang-instrument on this node"
+        return (
+            False,
+            f"{python} has no sglang_instrument",
+            "run `python -m pip install .` there in a checkout",
+        )
     found = [f"sglang_instrument {seen['version']}, {python}"]
     todo = ""
     if not seen["hook"]:

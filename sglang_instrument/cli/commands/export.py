@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _write_perfetto(args: argparse.Namespace) -> int:
     from sglang_instrument.analysis.run.opening import open_run
-    from sglang_instrument.cli.merging import merge
+    from sglang_instrument.cli.perfetto_export import merge
 
     with reading("steps and traces") as progress:
         opened = None if args.logs is None else open_run(args.logs)

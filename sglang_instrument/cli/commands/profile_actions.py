@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from sglang_instrument.cli.numbers import NOTHING, seconds
 from sglang_instrument.cli.profile_tables import print_captures, print_files, print_findings, print_outcomes
-from sglang_instrument.cli.tables import print_json, print_line, saying
+from sglang_instrument.cli.tables import print_json, print_line, progress_line
 from sglang_instrument.errors import InstrumentError, LogError
-from sglang_instrument.profilers.capture import Capture, Progress, start_and_note
-from sglang_instrument.profilers.capture import capture as capture_all
-from sglang_instrument.profilers.checking import Finding, check_log, check_workers
-from sglang_instrument.profilers.notes import (
+from sglang_instrument.profilers.from_outside.capture import Capture, Progress, start_and_note
+from sglang_instrument.profilers.from_outside.capture import capture as capture_all
+from sglang_instrument.profilers.from_outside.checking import Finding, check_log, check_workers
+from sglang_instrument.profilers.from_outside.notes import (
     FolderError,
     Note,
     captures,
@@ -26,11 +26,11 @@ from sglang_instrument.profilers.notes import (
     mark_stopped,
     running,
 )
-from sglang_instrument.profilers.one_engine import Engine, identify
+from sglang_instrument.profilers.http_client import all_at_once
+from sglang_instrument.profilers.identify_engine import Engine, identify
 from sglang_instrument.profilers.options import ProfileOptions
 from sglang_instrument.profilers.switching import START_SEC, STOP_SEC, Outcome, stop_all
 from sglang_instrument.profilers.trace_files import TraceFile, files_in, wait_for_files
-from sglang_instrument.profilers.wire import all_at_once
 from sglang_instrument.profilers.workers import Worker
 
 _FILES_SEC: Final = 60.0  # for files to be complete, once the profilers have stopped
@@ -266,7 +266,7 @@ def _as_json(files: Sequence[Sequence[TraceFile]]) -> list[dict[str, Any]]:
 @contextmanager
 def _shown() -> Iterator[Progress]:
     """Yield a function that shows progress on stderr, after two seconds."""
-    with saying() as say:
+    with progress_line() as say:
         yield lambda doing, done, wanted: say(f"{doing}: {done:,} of {wanted:,}")
 
 

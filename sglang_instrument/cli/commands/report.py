@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument import __version__
 from sglang_instrument.cli.select import LOGS_HELP
-from sglang_instrument.cli.tables import print_json, print_line, reading, saying
+from sglang_instrument.cli.tables import print_json, print_line, progress_line, reading
 from sglang_instrument.errors import InstrumentError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         raise InstrumentError(f"-o {path}: must be a file in an existing folder, such as report.html")
     traces = None if args.traces is None else _traced(args.traces, opened)
     try:
-        with saying() as stage:
+        with progress_line() as stage:
             written = write_report(
                 *(opened, path),
                 other=other,
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _traced(folder: Path, opened: Run) -> dict[str, Any]:
     """Return what the profilers of the run's engines saw."""
-    from sglang_instrument.cli.traced import beside_run, trace_rows
+    from sglang_instrument.cli.traces_beside_run import beside_run, trace_rows
     from sglang_instrument.traces.answers import analyse
 
     with reading("MB") as progress:

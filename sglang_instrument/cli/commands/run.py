@@ -95,7 +95,7 @@ def _look(program: str, environment: dict[str, str]) -> None:
     if done.returncode:
         raise InstrumentError(
             f"{python} has no start-up hook of sglang-instrument, so that nothing would be recorded: "
-            f"{python} -m pip install sglang-instrument"
+            f"run `{python} -m pip install .` in a checkout"
         )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from sglang_instrument.analysis.reading.reached import ABRUPT, REACHED, Described, read_processes
+from sglang_instrument.analysis.reading.processes_of_run import ABRUPT, REACHED, RunProcesses, read_processes
 from sglang_instrument.cli.numbers import NOTHING, count
 from sglang_instrument.cli.select import LOGS_HELP
 from sglang_instrument.cli.tables import print_json, print_line, print_table
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_json(described: Described) -> None:
+def _print_json(described: RunProcesses) -> None:
     print_json(
         {
             "folder": str(described.folder),
@@ -59,7 +59,7 @@ def _print_json(described: Described) -> None:
     )
 
 
-def _print(described: Described) -> None:
+def _print(described: RunProcesses) -> None:
     columns = (
         *("process", "host", "pid", "state", "actor"),
         *("versions", "patches", "records", "dropped", "notices"),
@@ -138,7 +138,7 @@ def _ended_abruptly(processes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]
         yield f"{ABRUPT}: {_named(names, processes)}; records of the last 0.1 s may be missing"
 
 
-def _left_out(described: Described) -> Iterator[str]:
+def _left_out(described: RunProcesses) -> Iterator[str]:
     if described.older:
         yield f"not shown, from earlier runs: {', '.join(described.older)}"
     for name, reason in described.unreadable.items():

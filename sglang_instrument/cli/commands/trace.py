@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what the traces show; return 1 if one of them could not be read."""
     from sglang_instrument.analysis.run.opening import open_run
-    from sglang_instrument.cli.traced import beside_run, trace_rows
+    from sglang_instrument.cli.traces_beside_run import beside_run, trace_rows
     from sglang_instrument.traces.answers import analyse
 
     if args.top < 1:

@@ -94,10 +94,10 @@ class Entry:
             raise self.error(f"{key} must be a table, got {value!r}")
         return tuple(value)
 
-    def below(self, key: str) -> "Entry":
-        """Return the table at `key`, empty if it is absent; the table may have any keys."""
+    def below(self, key: str, keys: frozenset[str] | None = None) -> "Entry":
+        """Return the table at `key`, empty if it is absent; without `keys`, it may have any."""
         value = self._values.get(key, {})
-        return Entry(f"{self.where}: {key}", value, frozenset(self.names(key)))
+        return Entry(f"{self.where}: {key}", value, frozenset(self.names(key)) if keys is None else keys)
 
     def parsed(self, key: str, parse: Callable[[str], T]) -> T | None:
         """Return `parse(string)`, or None if the key is absent."""

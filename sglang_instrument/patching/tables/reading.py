@@ -19,7 +19,7 @@ from sglang_instrument.patching.tables.entry import Entry
 from sglang_instrument.patching.tables.field_checks import unknown_fields
 from sglang_instrument.patching.tables.field_language import BINDABLE
 from sglang_instrument.patching.tables.regions import Capture, Emit, Origin, Patch, Region, Table, Target
-from sglang_instrument.patching.tables.shipped import read_table, shipped_tables
+from sglang_instrument.patching.tables.shipped import ABOUT, read_table, shipped_tables
 from sglang_instrument.schema import PHASES, Phase
 
 if sys.version_info >= (3, 11):
@@ -61,7 +61,8 @@ def load_tables(trainers: Sequence[str] | None = None, folders: Sequence[Path] =
     for folder in folders:
         if not folder.is_dir():
             raise TableError(f"{folder}: not a folder of patch tables")
-        tables += [load_table(str(path)) for path in sorted(folder.rglob("*.toml"))]
+        own = (path for path in sorted(folder.rglob("*.toml")) if path.stem != ABOUT)
+        tables += [load_table(str(path)) for path in own]
     return [table for table in tables if trainers is None or table.trainer in trainers]
 
 

@@ -2,7 +2,7 @@
 
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sglang_instrument.regular_files import read_regular
 
@@ -10,8 +10,25 @@ if TYPE_CHECKING:
     from importlib.abc import Traversable
 
 
+#: The file of a folder that holds no patches; `about.py` reads it.
+ABOUT: Final = "about"
+
+
 def shipped_tables() -> list[str]:
-    """Return the names of the tables that come with the package, sorted."""
+    """Return the names of the patch tables that come with the package, sorted."""
+    return [name for name in _shipped_files() if not _is_about(name)]
+
+
+def abouts() -> list[str]:
+    """Return the names of the files about trainers that come with the package, sorted."""
+    return [name for name in _shipped_files() if _is_about(name)]
+
+
+def _is_about(name: str) -> bool:
+    return name.rpartition("/")[2] == ABOUT
+
+
+def _shipped_files() -> list[str]:
     root = _shipped_root()
     return sorted(
         f"{folder.name}/{file.name.removesuffix('.toml')}"

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.clocks import clock_table
-from sglang_instrument.analysis.answers.compare import comparison_table
 from sglang_instrument.analysis.answers.gaps import concurrency, loop_blocks, plateaus, standstill
 from sglang_instrument.analysis.answers.lengths import length_table, reward_by_length
 from sglang_instrument.analysis.answers.requests import cdf_table, request_table
 from sglang_instrument.analysis.answers.steps import step_table, worker_table
 from sglang_instrument.analysis.answers.turns import turn_counts, turn_table
 from sglang_instrument.analysis.answers.workers import barrier_table, blame_table
+from sglang_instrument.analysis.changes.compare import compare_runs
 from sglang_instrument.report.html.chosen import Chosen
 from sglang_instrument.schema import PHASES
 
@@ -169,11 +169,11 @@ def gaps(run: Run) -> dict[str, Any]:
 
 
 def comparison(run: Run, other: Run) -> dict[str, Any]:
-    """Return how another run differs: the metrics over common steps, its steps and its durations."""
+    """Return how another run differs: metric by metric, its steps and its durations."""
     steps = step_table(other.digest.filter(_TRAINING)).select("step", "duration_sec", "busy_sec", "p99_sec")
     return {
         "name": other.folder.name,
-        "metrics": comparison_table(run.digest, other.digest).to_dicts(),
+        "metrics": compare_runs(run, other).table.to_dicts(),
         "steps": steps.to_dicts(),
         "cdf": _cdf(request_table(other.digest).filter(_TRAINING)),
     }

@@ -9,13 +9,14 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.whatif import ASSUMPTIONS, Rules, what_if
+from sglang_instrument.analysis.changes.rules import Rules
+from sglang_instrument.analysis.changes.whatif import ASSUMPTIONS, Model
 from sglang_instrument.analysis.run.digest import Digest
 
 _CAPS_AT: Final = (0.5, 0.75, 0.9, 0.99)  # quantiles of the response tokens
 _OVERSAMPLE: Final = (None, 0.1, 0.25, 0.5)
 _MOST_TURNS: Final = 3  # positions of the slider besides "as recorded"
-_MOST_ROWS: Final = 12_000  # turns: what_if runs about eighty times on them
+_MOST_ROWS: Final = 12_000  # turns: the model runs about twenty times on them
 
 
 def whatif_grid(digest: Digest, progress: Callable[[int, int], object] | None = None) -> dict[str, Any]:
@@ -35,11 +36,12 @@ def whatif_grid(digest: Digest, progress: Callable[[int, int], object] | None = 
     chosen, of_steps = _bounded(digest)
     caps, turns = _caps(chosen), _turns(chosen)
     positions = list(product(caps, turns, _OVERSAMPLE))
+    model = Model(chosen)
     answers: dict[str, Any] = {"steps": [], "recorded_sec": [], "cells": []}
     for number, (max_tokens, max_turns, oversample) in enumerate(positions):
         if progress is not None:
             progress(number, len(positions))
-        table = what_if(chosen, Rules(max_tokens=max_tokens, max_turns=max_turns, oversample=oversample))
+        table = model.predict(Rules(max_tokens=max_tokens, max_turns=max_turns, oversample=oversample))
         answers["steps"], answers["recorded_sec"] = table["step"].to_list(), table["recorded_sec"].to_list()
         answers["cells"].append(_cell(table))
     sliders = {"max_tokens": caps, "max_turns": turns, "oversample": list(_OVERSAMPLE)}

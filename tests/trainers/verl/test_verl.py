@@ -283,6 +283,6 @@ def test_the_wait_of_the_other_ranks_is_written_when_it_is_asked_for(tensor_para
     first, second = (logs[f"step_1/worker_{worker}.jsonl"] for worker in (0, 1))
     [wait] = named(second, "barrier_wait_duration")
     [generated] = named(first, "async_generate_duration")
-    assert wait["duration_sec"] >= generated["duration_sec"] / 2
+    assert end_us(wait) >= end_us(generated)  # however late the second one came
     assert named(second, "async_rollout_request_complete") == []
     assert {record["workid"] for record in second} == {1}

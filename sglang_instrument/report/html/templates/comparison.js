@@ -5,24 +5,26 @@ R.comparisonTable = () => {
   if (!R.facts.other) return;
   const rows = R.facts.other.metrics;
   const at = R.logScale(rows);
-  const short = (value) => Number(value.toPrecision(4)).toLocaleString("en");
-  const verdict = (row, more, less) => (row.noise ? "noise" : row.ratio > 1 ? more : less);
+  const known = (value, format) => (value === null ? "–" : format(value));
+  const short = (value) => known(value, (one) => Number(one.toPrecision(4)).toLocaleString("en"));
+  const fixed = (value) => known(value, (one) => one.toPrecision(4));
   const columns = [
     ["metric", (row) => row.metric],
     [R.facts.title, (row) => short(row.one)],
     [R.facts.other.name, (row) => short(row.other)],
-    ["ratio", (row) => row.ratio.toFixed(3)],
-    ["95 %", (row) => `${row.low.toFixed(3)} … ${row.high.toFixed(3)}`],
-    ["", (row) => R.intervalBar(row, at)],
-    ["so", (row) => verdict(row, "more", "less")],
+    ["ratio", (row) => fixed(row.ratio)],
+    ["interval", (row) => `${fixed(row.low)} … ${fixed(row.high)}`],
+    ["", (row) => (row.low === null ? "" : R.intervalBar(row, at))],
+    ["so", (row) => row.verdict],
+    ["needed", (row) => known(row.needed, String)],
   ];
   R.tableOf(
     R.$("comparison"),
     columns,
     rows,
-    rows.map((row) => verdict(row, "up", "down")),
+    rows.map((row) => ({ more: "up", less: "down" })[row.verdict] ?? "noise"),
   );
-  if (!rows.length) R.$("comparison").replaceWith("The two runs have no step in common.");
+  if (!rows.length) R.$("comparison").replaceWith("Neither run has a step.");
 };
 
 // Return a function from a ratio to percent of the bar's width: 1 is in the middle of a log scale.

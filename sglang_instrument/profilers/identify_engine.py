@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sglang_instrument.profilers.wire import Reply, all_at_once, ask
+from sglang_instrument.profilers.http_client import Reply, all_at_once, ask
 
 #: Routes on which an engine describes itself: SGLang, SGLang before 0.5.x, vLLM.
 _SELF: Final = ("/server_info", "/get_server_info", "/version")

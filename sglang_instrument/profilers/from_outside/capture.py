@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from sglang_instrument.profilers.notes import mark_stopped, write_note
-from sglang_instrument.profilers.one_engine import identify
+from sglang_instrument.profilers.from_outside.notes import mark_stopped, write_note
+from sglang_instrument.profilers.from_outside.probe_requests import send_probes
+from sglang_instrument.profilers.http_client import all_at_once
+from sglang_instrument.profilers.identify_engine import identify
 from sglang_instrument.profilers.options import ProfileOptions
-from sglang_instrument.profilers.probe_requests import send_probes
 from sglang_instrument.profilers.switching import Outcome, new_profile_id, start_all, stop_all
 from sglang_instrument.profilers.trace_files import POLL_SEC, TraceFile, files_in, wait_for_files
-from sglang_instrument.profilers.wire import all_at_once
 from sglang_instrument.profilers.workers import Worker
 
 _BY_ITSELF_SEC: Final = 3.0  # time for a profiler that has recorded its steps to write its file

@@ -8,21 +8,16 @@ from dataclasses import dataclass
 from types import FrameType, MemberDescriptorType
 from typing import Any, Final
 
-from sglang_instrument.profilers.engines import addresses_of, is_engine, router_of
+from sglang_instrument.profilers.engines import is_engine
+from sglang_instrument.profilers.trainers import addresses_of, names_of, router_of
 
 _MOST_FRAMES: Final = 30
 #: A function that calls these may hold the dict of its frame's locals: such frames are not read.
 _READERS: Final = frozenset({"locals", "vars"})
-#: Names under which trainers keep objects that lead to an engine: local variables, and their attributes.
-_LOCALS: Final = ("self", "args", "engine", "rollout")
-_HELD: Final = (
-    *("_engine", "engine", "llm", "args", "rollout"),
-    *("llm_server_manager", "async_rollout_manager", "server_manager", "agent_loop_manager"),
-)
 
 
 @dataclass(frozen=True)
-class Reached:
+class EnginesFound:
     """The engines that this process can profile.
 
     Attributes:
@@ -39,7 +34,7 @@ class Reached:
         return bool(self.engines or self.urls or self.router)
 
 
-def reached_from(depth: int, router: str = "") -> Reached:
+def find_engines(depth: int, router: str = "") -> EnginesFound:
     """Return the engines that callers reach, the nearest caller first; call and change nothing of theirs.
 
     Args:
@@ -47,7 +42,7 @@ def reached_from(depth: int, router: str = "") -> Reached:
         router: Address from the user; if given, frames are not searched.
     """
     if router:
-        return Reached(router=router)
+        return EnginesFound(router=router)
     frame: FrameType | None = sys._getframe(depth)
     for _ in range(_MOST_FRAMES):
         if frame is None:
@@ -56,48 +51,48 @@ def reached_from(depth: int, router: str = "") -> Reached:
         if found:
             return found
         frame = frame.f_back
-    return Reached()
+    return EnginesFound()
 
 
 def _things_in(frame: FrameType) -> list[Any]:
     """Return the frame's locals with the names that we look for, without keeping anything alive."""
-    code = frame.f_code
+    code, wanted = frame.f_code, names_of("locals")
     is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
     if is_function:
         own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
-        if own.isdisjoint(_LOCALS) or not _READERS.isdisjoint(code.co_names):
+        if own.isdisjoint(wanted) or not _READERS.isdisjoint(code.co_names):
             return []
     held = frame.f_locals
-    things = [thing for name in _LOCALS if (thing := held.get(name)) is not None]
+    things = [thing for name in wanted if (thing := held.get(name)) is not None]
     if is_function and sys.version_info < (3, 13):
         held.clear()  # the frame keeps this copy; it would keep a batch alive until the function returns
     return things
 
 
-def _in_frame(frame: FrameType) -> Reached:
+def _in_frame(frame: FrameType) -> EnginesFound:
     for thing in _things_in(frame):
         found = _of(thing)
         if found:
             return found
-        for held in _HELD:
+        for held in names_of("attributes"):
             inner = stored_attribute(thing, held)
-            found = _of(inner) if inner is not None else Reached()
+            found = _of(inner) if inner is not None else EnginesFound()
             if found:
                 return found
-    return Reached()
+    return EnginesFound()
 
 
-def _of(thing: Any) -> Reached:
+def _of(thing: Any) -> EnginesFound:
     try:
         if is_engine(thing, stored_attribute):
-            return Reached(engines=(thing,))
+            return EnginesFound(engines=(thing,))
         router = router_of(thing, stored_attribute)
         if router is not None:
-            return Reached(router=router)
+            return EnginesFound(router=router)
         is_text = issubclass(type(thing), str)
-        return Reached() if is_text else Reached(urls=tuple(addresses_of(thing, stored_attribute)))
+        return EnginesFound() if is_text else EnginesFound(urls=tuple(addresses_of(thing, stored_attribute)))
     except Exception:  # an object that cannot be read is not one that we look for
-        return Reached()
+        return EnginesFound()
 
 
 def stored_attribute(thing: Any, name: str) -> Any:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from sglang_instrument.cli.main import main
-from sglang_instrument.profilers.wire import ask
+from sglang_instrument.profilers.http_client import ask
 from sglang_instrument.profilers.workers import workers_at
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"

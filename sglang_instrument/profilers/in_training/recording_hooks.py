@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 from sglang_instrument.config import Config
-from sglang_instrument.profilers.plan import Plan, read_plan
-from sglang_instrument.profilers.recorded import Captures
-from sglang_instrument.profilers.schedule import Schedule
+from sglang_instrument.patching.tables.about import read_abouts
+from sglang_instrument.profilers.in_training.plan import Plan, read_plan
+from sglang_instrument.profilers.in_training.run_captures import Captures
+from sglang_instrument.profilers.in_training.schedule import Schedule
 from sglang_instrument.recording.measure import context, spans
 from sglang_instrument.recording.measure.context import Scope
 from sglang_instrument.recording.measure.identity import process_worker
@@ -42,6 +43,7 @@ class Scheduled:
 
     def __init__(self, config: Config) -> None:
         plan = plan_of(config)
+        read_abouts()  # cached: later the trainer's thread needs it, which must not wait for a disk
         self._schedule: Schedule | None = None
         if plan is not None:
             new_captures = partial(

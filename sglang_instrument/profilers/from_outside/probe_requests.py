@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sglang_instrument.profilers.one_engine import Engine
-from sglang_instrument.profilers.wire import Reply, all_at_once, ask
+from sglang_instrument.profilers.http_client import Reply, all_at_once, ask
+from sglang_instrument.profilers.identify_engine import Engine
 from sglang_instrument.profilers.workers import Worker
 
 _PROMPT: Final = "Count the stars above the quiet harbour, one after the other, and name each of them. "

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from sglang_instrument.errors import InstrumentError
-from sglang_instrument.profilers.one_engine import RPC_ADVICE, START, STOP, VLLM_ADVICE, Engine, identify
+from sglang_instrument.profilers.http_client import all_at_once
+from sglang_instrument.profilers.identify_engine import RPC_ADVICE, START, STOP, VLLM_ADVICE, Engine, identify
 from sglang_instrument.profilers.options import ProfileOptions
-from sglang_instrument.profilers.wire import all_at_once
 from sglang_instrument.profilers.workers import Worker
 from sglang_instrument.regular_files import open_regular
 

@@ -1,4 +1,4 @@
-"""The captures of a run: claimed once, started, stopped, noted: traces and steps find each other."""
+"""Start and stop each capture of a run in one of its processes, and record which step it belongs to."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from sglang_instrument.profilers.engines import start_engine, stop_engine
+from sglang_instrument.profilers.http_client import all_at_once, ask
+from sglang_instrument.profilers.in_training.find_engines import EnginesFound
+from sglang_instrument.profilers.in_training.plan import Plan
 from sglang_instrument.profilers.options import DEFAULT_STEPS_IN_A_RUN as DEFAULT_STEPS
-from sglang_instrument.profilers.plan import Plan
-from sglang_instrument.profilers.reached import Reached
 from sglang_instrument.profilers.switching import Outcome, start_all, stop_all
 from sglang_instrument.profilers.trace_files import files_in
-from sglang_instrument.profilers.wire import all_at_once, ask
 from sglang_instrument.profilers.workers import Worker, workers_at, workers_behind
 from sglang_instrument.regular_files import write_anew
 
@@ -57,17 +57,17 @@ class Captures:
         self._folder, self._say, self._note = folder, say, note
         self._open: dict[int, _Capture] = {}
 
-    def begin(self, step: int, worker: int, reached: Reached) -> None:
+    def begin(self, step: int, worker: int, engines_found: EnginesFound) -> None:
         """Start the profilers of a step's engines, unless another process has claimed them."""
         if step not in self._open:
-            capture = self._start(f"{self._experiment}-step_{step}", step, worker, reached, {})
+            capture = self._start(f"{self._experiment}-step_{step}", step, worker, engines_found, {})
             if capture is not None:
                 self._open[step] = capture
 
-    def slow(self, step: int, worker: int, reached: Reached, why: Mapping[str, Any]) -> None:
+    def slow(self, step: int, worker: int, engines_found: EnginesFound, why: Mapping[str, Any]) -> None:
         """Record what the engines do while a request does not end, and how much they have to do."""
         name = f"{self._experiment}-step_{step}-slow_{time.strftime('%H%M%S')}"
-        self._start(name, step, worker, reached, {"why": dict(why)})
+        self._start(name, step, worker, engines_found, {"why": dict(why)})
 
     def end(self, step: int) -> None:
         """Stop what the step's beginning started; what has stopped by itself is left alone."""
@@ -95,16 +95,17 @@ class Captures:
             self.end(step)
 
     def _start(
-        self, name: str, step: int, worker: int, reached: Reached, facts: dict[str, Any]
+        self, name: str, step: int, worker: int, engines_found: EnginesFound, facts: dict[str, Any]
     ) -> _Capture | None:
         options = self._plan.options.with_(profile_id=name)
         if facts:  # nobody stops what a slow request began
             options = options.with_(num_steps=options.num_steps or DEFAULT_STEPS)
-        engines = self._mine(reached.engines, worker)
-        workers = self._chosen(reached) if not reached.engines else []
+        engines = self._mine(engines_found.engines, worker)
+        workers = self._chosen(engines_found) if not engines_found.engines else []
         if not engines and not workers:
             return None
-        # An engine of one's own is claimed by its worker; servers by whoever of all processes comes first.
+        # An engine in this process is claimed under its worker's name. A capture of servers is claimed by
+        # the first process that asks.
         if not self._claim(f"{name}-worker_{worker}" if engines else name):
             return None
         loads = _loads(workers)
@@ -128,8 +129,9 @@ class Captures:
         wanted = self._plan.workers
         return list(engines) if wanted is None or worker in wanted else []
 
-    def _chosen(self, reached: Reached) -> list[Worker]:
-        found = workers_behind([reached.router]) if reached.router else workers_at(reached.urls)
+    def _chosen(self, engines_found: EnginesFound) -> list[Worker]:
+        router = engines_found.router
+        found = workers_behind([router]) if router else workers_at(engines_found.urls)
         wanted = self._plan.workers
         return [one for one in found if wanted is None or one.number in wanted]
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sglang_instrument.profilers.plan import Plan
-from sglang_instrument.profilers.reached import Reached, reached_from
-from sglang_instrument.profilers.recorded import Captures, Say
+from sglang_instrument.profilers.in_training.find_engines import EnginesFound, find_engines
+from sglang_instrument.profilers.in_training.plan import Plan
+from sglang_instrument.profilers.in_training.run_captures import Captures, Say
 
 _AT_MOST_EVERY_SEC: Final = 600.0
 _GRACE_SEC: Final = 0.5  # a step whose blocks come one after the other has not ended between two of them
@@ -28,7 +28,7 @@ class _Task:
     step: int
     worker: int
     is_open: Callable[[], bool]
-    reached: Reached | None = None
+    engines_found: EnginesFound | None = None
 
 
 class Schedule:
@@ -57,24 +57,24 @@ class Schedule:
         self._thread: threading.Thread | None = None
         # Steps of several workers may begin at once, and one in a signal handler while the thread is started.
         self._starting = threading.RLock()
-        self._reached: Reached | None = None
+        self._engines_found: EnginesFound | None = None
         self._last_slow = -_AT_MOST_EVERY_SEC
         self._begun: set[int] = set()
 
     def began(self, step: int | None, worker: int, validate: bool, is_open: Callable[[], bool]) -> None:
         """Note that the first block of a step was entered; the trainer's thread calls this."""
         try:
-            if step is None or validate or (step in self._begun and self._reached):
+            if step is None or validate or (step in self._begun and self._engines_found):
                 return
             wanted = step in self._plan.steps
-            if not wanted and (self._reached or not self._plan.longer_than_sec):
+            if not wanted and (self._engines_found or not self._plan.longer_than_sec):
                 return
-            reached = reached_from(3, self._router)
-            self._reached = reached or self._reached
+            engines_found = find_engines(3, self._router)
+            self._engines_found = engines_found or self._engines_found
             self._start()
-            if wanted and reached:
+            if wanted and engines_found:
                 self._begun.add(step)
-                self._tasks.put(_Task("begin", step, worker, is_open, reached))
+                self._tasks.put(_Task("begin", step, worker, is_open, engines_found))
             elif wanted:
                 self._say(
                     "profile_steps: no engine",
@@ -90,7 +90,7 @@ class Schedule:
             self._tasks.put(_Task("end", step, worker, is_open))
 
     def stop(self, wait_sec: float) -> None:
-        """End the thread, which stops the profilers that record; wait for it so long at most."""
+        """End the thread, which stops the profilers that record; wait at most `wait_sec` for it."""
         thread = self._thread
         if thread is not None and thread.is_alive():
             self._tasks.put(None)
@@ -124,7 +124,7 @@ class Schedule:
             if task is None:
                 self._guarded(captures.stop_all)
                 return
-            if task.what == "begin" and task.reached is not None:
+            if task.what == "begin" and task.engines_found is not None:
                 self._begin(captures, task)
             elif task.what == "end" and self._is_over(task):
                 self._guarded(captures.end, task.step)
@@ -133,11 +133,11 @@ class Schedule:
         if self._is_over(task):  # to start now would record another step under the name of this one
             self._say(
                 "profile_steps: too late",
-                f"profile_steps: step {task.step} was over before its profilers could be started, and is not "
-                "profiled; where those of a step before took long to stop, choose steps further apart",
+                f"profile_steps: step {task.step} ended before its profilers were started, and is not "
+                "profiled; if stopping an earlier step's profilers took too long, choose steps further apart",
             )
         else:
-            self._guarded(captures.begin, task.step, task.worker, task.reached)
+            self._guarded(captures.begin, task.step, task.worker, task.engines_found)
 
     @staticmethod
     def _is_over(task: _Task) -> bool:
@@ -149,12 +149,13 @@ class Schedule:
     def _look(self, captures: Captures) -> None:
         """Profile the server of a request that has been in flight for too long, now and then."""
         now = time.monotonic()
-        if self._reached is None or now - self._last_slow < _AT_MOST_EVERY_SEC:
+        if self._engines_found is None or now - self._last_slow < _AT_MOST_EVERY_SEC:
             return
         for phase, event, age, step, worker, ids in self._open_spans():
             if self._plan.phase in (phase, event) and age > self._plan.longer_than_sec:
                 self._last_slow = now
-                captures.slow(step, worker, self._reached, {"event": event, "age_sec": round(age, 1), **ids})
+                why = {"event": event, "age_sec": round(age, 1), **ids}
+                captures.slow(step, worker, self._engines_found, why)
                 return
 
     def _guarded(self, act: Callable[..., object], *arguments: Any) -> None:

@@ -16,7 +16,7 @@ ABRUPT: Final = "ended abruptly"
 
 
 @dataclass(frozen=True)
-class Described:
+class RunProcesses:
     """The processes of the newest run in a folder, as they described themselves.
 
     Attributes:
@@ -34,7 +34,7 @@ class Described:
     unreadable: dict[str, str]
 
 
-def read_processes(folder: Path) -> Described:
+def read_processes(folder: Path) -> RunProcesses:
     """Read the files in `processes/` of a run's folder.
 
     Raises:
@@ -58,7 +58,7 @@ def read_processes(folder: Path) -> Described:
         )
     run_id = newest[1]
     ours = {name: facts for name, facts in read.items() if str(facts.get("run_id")) == run_id}
-    return Described(folder.absolute(), run_id, ours, sorted(read.keys() - ours.keys()), unreadable)
+    return RunProcesses(folder.absolute(), run_id, ours, sorted(read.keys() - ours.keys()), unreadable)
 
 
 def _files(folder: Path) -> list[Path]:

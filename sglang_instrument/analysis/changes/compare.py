@@ -1,0 +1,185 @@
+"""Compare two runs metric by metric, and say which differences the steps are enough to tell."""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final, Literal
+
+import polars as pl
+
+from sglang_instrument.analysis.changes.metrics import METRICS, Values, step_values
+from sglang_instrument.analysis.changes.prompts import same_prompts
+from sglang_instrument.analysis.changes.statistics import Difference, difference, holm
+from sglang_instrument.analysis.run.opening import Run
+
+#: A difference that counts: two runs are the same in a metric if the interval lies within it, up and down.
+MARGIN: Final = 1.1
+#: The time of a step is what most people ask for: half of the risk of a false difference is spent on it.
+_HALF: Final = "duration"
+_FEWEST_PAIRS: Final = 5  # fewer pairs with other replies tell less than two samples
+_FEWEST_TO_LEAVE_OUT: Final = 4  # of fewer steps, none can be spared
+_COLD: Final = 0.095  # a first step that is slower than the others by this logarithm, or by ...
+_COLD_DEVIATIONS: Final = 4.0  # ... so many of their robust standard deviations, whichever is more
+_MAD_TO_DEVIATION: Final = 1.4826
+
+Verdict = Literal["more", "less", "same", "too few steps"]
+Outcome = Literal["holds", "does not hold", "too few steps"]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition such as p99 > 1.1: the ratio of a metric, above (or below) a limit."""
+
+    metric: str
+    above: bool
+    limit: float
+
+    def __str__(self) -> str:
+        return f"{self.metric} {'>' if self.above else '<'} {self.limit:g}x"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a run differs from another.
+
+    Attributes:
+        steps, other_steps: The steps that are compared, of either run.
+        cold: Whether the first step was left out of both, because that of one was cold.
+        paired: Whether steps are compared in pairs, because their prompts were the same.
+        differences: By metric.
+    """
+
+    steps: list[int]
+    other_steps: list[int]
+    cold: bool
+    paired: bool
+    differences: dict[str, Difference]
+
+    @property
+    def table(self) -> pl.DataFrame:
+        """One row per metric that one of the runs has.
+
+        metric; unit; steps: of the run that has fewer; one, other: geometric means over the steps; ratio:
+        other / one; low, high: the interval that the verdict comes from, null with fewer than 2 steps;
+        verdict; needed: the steps of each run that would tell a difference of `MARGIN`, null for more than
+        10,000.
+        """
+        levels = holm([one.p_value() for one in self.differences.values()], _weights(self.differences))
+        rows = [
+            _row(metric, one, level)
+            for (metric, one), level in zip(self.differences.items(), levels, strict=True)
+        ]
+        return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
+
+    def outcomes(self, conditions: Sequence[Condition]) -> list[dict[str, Any]]:
+        """Return for each condition: outcome, ratio, low and high, and needed: how many steps would do.
+
+        All conditions together err in at most 5 % of comparisons.
+        """
+        found = [self.differences.get(one.metric, Difference(None, None, 0)) for one in conditions]
+        p_values = [one.p_value(asked.limit) for one, asked in zip(found, conditions, strict=True)]
+        levels = holm(p_values, [1.0] * len(found))
+        return [_outcome(*each) for each in zip(conditions, found, p_values, levels, strict=True)]
+
+
+_SCHEMA: Final = {
+    **dict.fromkeys(("metric", "unit"), pl.String),
+    "steps": pl.Int64,
+    **dict.fromkeys(("one", "other", "ratio", "low", "high"), pl.Float64),
+    "verdict": pl.String,
+    "needed": pl.Int64,
+}
+
+
+def compare_runs(one: Run, other: Run) -> Comparison:
+    """Compare the training steps that both runs have, or all of them if they have none in common."""
+    values, others = step_values(one.digest, other.digest)
+    steps, other_steps = sorted(values["duration"]), sorted(others["duration"])
+    common = sorted({*steps} & {*other_steps})
+    if common:
+        steps = other_steps = common
+    enough = len(common) >= _FEWEST_PAIRS or _same_tokens(values, others, common)
+    paired = enough and same_prompts(one, other, common)
+    return comparison_of(values, others, steps, other_steps, paired)
+
+
+def comparison_of(
+    values: Values, others: Values, steps: list[int], other_steps: list[int], paired: bool = False
+) -> Comparison:
+    """Compare the values of two runs' steps, as `step_values` returns them."""
+    cold = _is_cold(values, steps) or _is_cold(others, other_steps)
+    if cold:
+        steps, other_steps = steps[1:], other_steps[1:]
+    differences = {}
+    for metric in METRICS:
+        of_one = {step: values[metric][step] for step in steps if step in values.get(metric, ())}
+        of_other = {step: others[metric][step] for step in other_steps if step in others.get(metric, ())}
+        if paired:
+            both = [step for step in of_one if step in of_other]
+            of_one, of_other = ({step: each[step] for step in both} for each in (of_one, of_other))
+        if of_one or of_other:
+            differences[metric] = difference([*of_one.values()], [*of_other.values()], paired)
+    return Comparison(steps, other_steps, cold, paired, differences)
+
+
+def _same_tokens(values: Values, others: Values, steps: list[int]) -> bool:
+    """Return whether the replies were as long in each step, as in a replay: then even few pairs tell much."""
+    mine, theirs = ([each.get("tokens", {}).get(step) for step in steps] for each in (values, others))
+    return None not in mine and mine == theirs
+
+
+def _is_cold(values: Values, steps: list[int]) -> bool:
+    """Return whether the first step is slower than the others by more than they scatter."""
+    metric = "engine" if values.get("engine") else _HALF
+    logs = [math.log(values[metric][step]) for step in steps if step in values[metric]]
+    if len(logs) < _FEWEST_TO_LEAVE_OUT or steps[0] not in values[metric]:
+        return False
+    usual = median(logs[1:])
+    deviation = _MAD_TO_DEVIATION * median(abs(one - usual) for one in logs[1:])
+    return logs[0] - usual > max(_COLD, _COLD_DEVIATIONS * deviation)
+
+
+def _weights(metrics: Collection[str]) -> list[float]:
+    return [max(1.0, len(metrics) - 1.0) if metric == _HALF else 1.0 for metric in metrics]
+
+
+def _row(metric: str, one: Difference, level: float) -> dict[str, Any]:
+    low, high = one.interval(level) or (None, None)
+    return {
+        "metric": metric,
+        "unit": METRICS[metric],
+        "steps": one.steps,
+        "one": one.one,
+        "other": one.other,
+        "ratio": one.ratio,
+        "low": low,
+        "high": high,
+        "verdict": _verdict(one, level),
+        "needed": one.steps_to_tell(math.log(MARGIN), level),
+    }
+
+
+def _verdict(one: Difference, level: float) -> Verdict:
+    if one.p_value() <= level:
+        return "more" if one.log > 0 else "less"
+    interval = one.interval(level)
+    if interval is not None and max(1 / interval[0], interval[1]) < MARGIN:
+        return "same"
+    return "too few steps"
+
+
+def _outcome(asked: Condition, one: Difference, p_value: float, level: float) -> dict[str, Any]:
+    low, high = one.interval(level) or (None, None)
+    outcome: Outcome = "too few steps"
+    if p_value <= level:
+        outcome = "holds" if (one.log > math.log(asked.limit)) == asked.above else "does not hold"
+    needed = one.steps_needed(asked.limit, level)
+    return {
+        "condition": str(asked),
+        "outcome": outcome,
+        "ratio": one.ratio,
+        "low": low,
+        "high": high,
+        "needed": needed,
+    }

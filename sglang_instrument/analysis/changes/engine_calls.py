@@ -1,0 +1,155 @@
+"""Find how long engine calls take for their tokens, and for the calls that run at the same time."""
+
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import polars as pl
+from scipy.optimize import nnls
+
+from sglang_instrument.analysis.run.digest import Digest
+from sglang_instrument.analysis.timing.group_ids import assign_group_ids
+from sglang_instrument.analysis.timing.grouped_sums import is_first, sum_before
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: A step of a worker, whose engine has a pace of its own.
+OF_WORKER: Final = ("run", "step", "validate", "worker")
+_REQUEST: Final = ("source", *OF_WORKER[1:], "request_id")
+_FEWEST_CALLS: Final = 20  # of fewer, no speed is fitted
+_ROUNDS: Final = 8
+_OUTLIER: Final = 3.0  # a call that takes so many times as long as expected, or as short, is left out
+
+
+class EngineSpeed(NamedTuple):
+    """A call takes `call_sec + context_sec * context + tokens * (token_sec + crowd_sec * crowd)`.
+
+    Attributes:
+        call_sec: Seconds before the first token: queue, and prefill of the prompt.
+        context_sec: Seconds of prefill for each token of the request's earlier replies.
+        token_sec: Seconds a token.
+        crowd_sec: Seconds a token more for each call that is in the engine, this one included.
+        shared: Whether all workers call one engine, so that `crowd` counts the calls of all of them.
+    """
+
+    call_sec: float = 0.0
+    context_sec: float = 0.0
+    token_sec: float = 1.0
+    crowd_sec: float = 0.0
+    shared: bool = False
+
+    @property
+    def pool(self) -> tuple[str, ...]:
+        """The columns by which calls share an engine."""
+        return OF_WORKER[:-1] if self.shared else OF_WORKER
+
+    def expected(self, crowd: Array) -> pl.Expr:
+        """Return the seconds of calls with `context` and `tokens`."""
+        token_sec = self.token_sec + self.crowd_sec * pl.lit(pl.Series(crowd))
+        return self.call_sec + self.context_sec * pl.col("context") + token_sec * pl.col("tokens")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The speed that explains calls best.
+
+    Attributes:
+        speed: The speed.
+        calls: The calls, with `expected_sec`.
+        error: By which logarithm half of the calls differ from what is expected of them at their step's pace;
+            None where no speed was fitted.
+    """
+
+    speed: EngineSpeed
+    calls: pl.DataFrame
+    error: float | None
+
+
+def engine_calls(digest: Digest, run: int = 0) -> pl.DataFrame:
+    """Return the engine calls whose tokens are known, one row a turn.
+
+    Args:
+        digest: Of the run.
+        run: Tells the calls of several runs apart.
+
+    Returns:
+        run, source, step, validate, worker; request_id, turn; tokens; context: tokens of the request's
+        earlier replies; sec: of the call; start_sec, end_sec: since the worker's step began, so that
+        differences of the hosts' clocks do not matter.
+    """
+    begun = digest.steps.group_by(OF_WORKER[1:]).agg(begun_us=pl.col("start_us").min())
+    calls = digest.turns.filter((pl.col("engine_sec") > 0) & (pl.col("response_tokens") >= 0))
+    calls = calls.sort(*_REQUEST, "turn").with_columns(first=is_first(_REQUEST))
+    start = (pl.col("start_us") - pl.col("begun_us")) / 1e6
+    return calls.join(begun, on=OF_WORKER[1:], maintain_order="left").select(
+        pl.lit(run).alias("run"),
+        "source",
+        *OF_WORKER[1:],
+        "request_id",
+        "turn",
+        tokens=pl.col("response_tokens").cast(pl.Float64),
+        context=sum_before(pl.col("response_tokens"), "first").cast(pl.Float64),
+        sec="engine_sec",
+        start_sec=start,
+        end_sec=start + pl.col("engine_sec"),
+    )
+
+
+def fit_speed(calls: pl.DataFrame, speed: EngineSpeed | None = None) -> Fit:
+    """Fit the speed to calls; each worker's step has a pace of its own.
+
+    Whether the workers share an engine is what explains the calls better.
+
+    Args:
+        calls: As `engine_calls` returns them.
+        speed: The speed, where it is known.
+    """
+    calls = calls.sort(OF_WORKER)
+    if speed is not None:
+        return Fit(speed, calls.with_columns(expected_sec=speed.expected(crowds(calls, speed.pool))), None)
+    if len(calls) < _FEWEST_CALLS or not calls["tokens"].sum():
+        return Fit(EngineSpeed(), calls.with_columns(expected_sec="tokens"), None)
+    own = _fitted(calls, shared=False)
+    if calls["worker"].n_unique() == 1:
+        return own
+    return min(own, _fitted(calls, shared=True), key=lambda fit: fit.error or 0.0)
+
+
+def _fitted(calls: pl.DataFrame, shared: bool) -> Fit:
+    group = assign_group_ids(calls, OF_WORKER)[0].to_numpy()
+    tokens, context, sec = (calls[name].to_numpy() for name in ("tokens", "context", "sec"))
+    crowd = crowds(calls, EngineSpeed(shared=shared).pool)
+    parts = np.column_stack([np.ones_like(tokens), context, tokens, tokens * crowd])
+    kept, pace = np.ones(len(sec), dtype=bool), np.ones(int(group.max()) + 1)
+    solved, expected = np.zeros(4), sec
+    for _ in range(_ROUNDS):
+        # Relative errors count; weights by the expected time, not by the measured one, keep the fit centred.
+        solved, _ = nnls(parts * (kept / expected)[:, None], sec / pace[group] * kept / expected)
+        expected = np.maximum(parts @ solved, 1e-9)
+        pace = _ratio(np.bincount(group, sec * kept), np.bincount(group, expected * kept))
+        usual = np.median(pace)
+        pace, expected, solved = pace / usual, expected * usual, solved * usual
+        kept = np.abs(np.log(sec / (expected * pace[group]))) < np.log(_OUTLIER)
+    error = float(np.median(np.abs(np.log(sec / (expected * pace[group])))))
+    speed = EngineSpeed(*solved.tolist())._replace(shared=shared)
+    return Fit(speed, calls.with_columns(expected_sec=pl.Series(expected)), error)
+
+
+def _ratio(sec: Array, expected: Array) -> Array:
+    """Return how many times as long as expected each group took; 1 for a group without calls that count."""
+    return np.where(expected > 0, sec / np.maximum(expected, 1e-9), 1.0)
+
+
+def crowds(calls: pl.DataFrame, pool: tuple[str, ...]) -> Array:
+    """Return for each call how many calls of its pool were in the engine meanwhile, on average."""
+    number = assign_group_ids(calls, pool)[0].to_numpy()
+    start, end = calls["start_sec"].to_numpy(), calls["end_sec"].to_numpy()
+    pools, times = np.concatenate([number, number]), np.concatenate([start, end])
+    step = np.concatenate([np.ones(len(start)), -np.ones(len(end))])
+    order = np.lexsort((times, pools))
+    # The count is back at 0 at the end of a pool, so that the way from there to the next pool adds nothing.
+    waited = np.cumsum(step[order])[:-1] * np.diff(times[order])
+    until = np.empty(len(times))
+    until[order] = np.concatenate([[0.0], np.cumsum(waited)])
+    crowd: Array = (until[len(start) :] - until[: len(start)]) / np.maximum(end - start, 1e-9)
+    return crowd

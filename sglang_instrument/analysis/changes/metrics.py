@@ -1,0 +1,104 @@
+"""Give each step of a run one value in each metric that `compare` compares."""
+
+from typing import Final
+
+import polars as pl
+
+from sglang_instrument.analysis.answers.steps import step_table
+from sglang_instrument.analysis.changes.engine_calls import engine_calls, fit_speed
+from sglang_instrument.analysis.run.digest import Digest
+
+#: Metrics that do not depend on which replies were drawn, and their units.
+RATES: Final = {
+    "engine": "s a token",
+    "tool": "s a turn",
+    "interaction": "s a turn",
+    "reward": "s a request",
+    "preprocess": "s a step",
+    "postprocess": "s a step",
+    "broadcast": "s a step",
+    "cache": "s a step",
+    "weights": "s a step",
+    "between": "s a step",
+}
+#: Metrics that do.
+OF_THE_DRAW: Final = {
+    "duration": "s a step",
+    "tokens_per_sec": "tokens/s",
+    "tokens": "a request",
+    "p50": "s a request",
+    "p99": "s a request",
+    "tail": "share",
+}
+METRICS: Final = {**RATES, **OF_THE_DRAW}
+_PARTS: Final = ("preprocess", "postprocess", "broadcast", "cache", "weights")
+
+#: By metric, then by step.
+Values = dict[str, dict[int, float]]
+
+
+def step_values(one: Digest, other: Digest) -> tuple[Values, Values]:
+    """Return the metrics of each training step of two runs; values that are missing or 0 are left out.
+
+    Together, because the engine's metric compares calls of both runs at equal lengths and concurrency.
+    """
+    digests = [digest.filter(~pl.col("validate")).of_workers() for digest in (one, other)]
+    engine = _engine(digests)
+    first, second = (
+        {**_of_steps(digest), **_of_requests(digest), "engine": engine[number]}
+        for number, digest in enumerate(digests)
+    )
+    return first, second
+
+
+def _engine(digests: list[Digest]) -> list[dict[int, float]]:
+    """Return the seconds a token that each step's engine would take for the calls of both runs."""
+    fit = fit_speed(pl.concat([engine_calls(digest, number) for number, digest in enumerate(digests)]))
+    tokens = float(fit.calls["tokens"].sum())
+    if not tokens:
+        return [{} for _ in digests]
+    usual = float(fit.calls["expected_sec"].sum()) / tokens
+    paces = fit.calls.group_by("run", "step").agg(pace=pl.col("sec").sum() / pl.col("expected_sec").sum())
+    values = paces.with_columns(pl.col("pace") * usual).filter(pl.col("pace").is_finite())
+    return [
+        dict(values.filter(run=number).select("step", "pace").iter_rows()) for number, _ in enumerate(digests)
+    ]
+
+
+def _of_steps(digest: Digest) -> Values:
+    steps = step_table(digest)
+    duration = pl.col("duration_sec")
+    table = steps.select(
+        "step",
+        duration=duration,
+        tokens_per_sec=pl.col("response_tokens") / duration,
+        tokens=pl.col("response_tokens") / pl.col("requests"),
+        p50="p50_sec",
+        p99="p99_sec",
+        tail="tail",
+        between=pl.col("interval_sec") - duration,
+        **{part: pl.col(f"share_{part}") * duration for part in _PARTS},
+    )
+    return _columns(table)
+
+
+def _of_requests(digest: Digest) -> Values:
+    """Return the seconds of tools, interactions and rewards, a turn or request that has some."""
+    answers = digest.turns.group_by("step").agg(_when_any("tool"), _when_any("interaction"))
+    rewards = digest.requests.group_by("step").agg(_when_any("reward"))
+    return {**_columns(answers), **_columns(rewards)}
+
+
+def _when_any(kind: str) -> pl.Expr:
+    sec = pl.col(f"{kind}_sec")
+    return sec.filter(sec > 0).mean().alias(kind)
+
+
+def _columns(table: pl.DataFrame) -> Values:
+    return {
+        name: dict(
+            table.filter(pl.col(name).is_finite() & (pl.col(name) > 0)).select("step", name).iter_rows()
+        )
+        for name in table.columns
+        if name != "step"
+    }

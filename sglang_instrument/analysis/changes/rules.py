@@ -1,0 +1,93 @@
+"""Define the rules that `whatif` can change, and apply them to a recorded request."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from sglang_instrument.analysis.changes.replay import Call, Request
+
+_FOREVER: Final = float("inf")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The changed rules; None changes nothing.
+
+    Attributes:
+        max_tokens: Most tokens of a response, over all its turns.
+        max_turn_tokens: Most tokens of one turn (`max_new_tokens` of an engine call).
+        max_turns: Most turns of a request.
+        max_seconds: Most seconds of a request.
+        oversample: The recorded requests include this share more than needed: a step ends when
+            1 / (1 + oversample) of each worker's requests are done.
+        scale: Factors for the time of kinds of work (keys of `KINDS`) or of events; 0 removes it.
+        rebalance: Requests are distributed anew, so that all workers end together, but not before the longest
+            request.
+    """
+
+    max_tokens: int | None = None
+    max_turn_tokens: int | None = None
+    max_turns: int | None = None
+    max_seconds: float | None = None
+    oversample: float | None = None
+    scale: dict[str, float] = field(default_factory=dict)
+    rebalance: bool = False
+
+
+@dataclass
+class Recorded:
+    """A recorded request; times are seconds.
+
+    Attributes:
+        request: Its calls as recorded. Their waits are without `answers`, and so is its rest.
+        tokens: Of each call.
+        answers: By kind ("tool", "interaction"), the time after each call.
+        reward_sec: Of its reward, a part of the rest.
+    """
+
+    request: Request
+    tokens: list[int]
+    answers: dict[str, list[float]]
+    reward_sec: float
+
+
+@dataclass(frozen=True)
+class Factors:
+    """How many times as long a request's work takes: that in the engine, and all else."""
+
+    engine: float = 1.0
+    others: float = 1.0
+
+
+def under(recorded: Recorded, rules: Rules, factors: Factors) -> tuple[Request, bool]:
+    """Return a request under the rules, and whether it ends early."""
+    shares = _kept_shares(recorded.tokens, rules)
+    kept = [share for share in shares if share]
+    whole = len(kept) == len(shares) and shares[-1:] in ([], [1.0])
+    calls, answer = [], 0.0
+    for number, (call, share) in enumerate(zip(recorded.request.calls, kept, strict=False)):
+        wait = max(0.0, (call.wait_sec + answer) * factors.others)
+        work = call.work * share * factors.engine
+        calls.append(Call(wait, call.prefill_sec * factors.engine, work))
+        answer = sum(after[number] * rules.scale.get(kind, 1.0) for kind, after in recorded.answers.items())
+    saved = recorded.reward_sec * (1 - rules.scale.get("reward", 1.0))
+    rest = (recorded.request.rest_sec - saved + (answer if whole else 0.0)) * factors.others
+    most = _FOREVER if rules.max_seconds is None else rules.max_seconds
+    request = replace(recorded.request, calls=calls, rest_sec=max(0.0, rest), most_sec=most)
+    return request, not whole
+
+
+def _kept_shares(tokens: Sequence[int], rules: Rules) -> list[float]:
+    """Return which share of each call's tokens the caps leave; a cut call is the last one."""
+    left = _FOREVER if rules.max_tokens is None else rules.max_tokens
+    of_turn = _FOREVER if rules.max_turn_tokens is None else rules.max_turn_tokens
+    most = len(tokens) if rules.max_turns is None else rules.max_turns
+    shares: list[float] = []
+    for number, count in enumerate(tokens):
+        allowed = min(count, left, of_turn)
+        if number >= most or (number and left <= 0) or (shares and shares[-1] < 1):
+            shares.append(0.0)
+        else:
+            shares.append(allowed / count if count else 1.0)
+        left -= allowed
+    return shares

@@ -1,0 +1,1 @@
+"""What `sglang-instrument profile` adds: check, capture and list from another process."""

@@ -1,0 +1,1 @@
+"""Profile chosen steps and slow requests of a run, from inside the training processes."""

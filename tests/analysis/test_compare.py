@@ -1,0 +1,194 @@
+"""Runs are called different when they are, and only then; too few steps is an answer of its own."""
+
+import math
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from queued import Queued
+from scipy.stats import ttest_ind, ttest_rel
+
+from sglang_instrument.analysis import compare_runs, open_run
+from sglang_instrument.analysis.changes.compare import Comparison, Condition, comparison_of
+from sglang_instrument.analysis.changes.metrics import METRICS
+from sglang_instrument.analysis.changes.statistics import ALPHA, difference, holm
+from sglang_instrument.testing import synthetic_run
+
+values = st.lists(st.floats(0.01, 100.0), min_size=2, max_size=3)
+
+
+def rows(compared: Comparison) -> dict[str, dict[str, Any]]:
+    return {row["metric"]: row for row in compared.table.iter_rows(named=True)}
+
+
+def compared(folder: Path, **other: Any) -> Comparison:
+    """A run of ten steps of 48 requests, and one that draws other replies."""
+    shape = {"steps": 10, "requests": 48, **{key: other.pop(key) for key in ("steps",) if key in other}}
+    one = open_run(Queued(seed=1, **shape).write(folder / "a"))
+    return compare_runs(one, open_run(Queued(seed=2, **shape, **other).write(folder / "b")))
+
+
+@given(values, values)
+def test_two_samples_are_compared_by_t_on_logarithms(one: list[float], other: list[float]) -> None:
+    """Student's where they have one size, Welch's where they have not."""
+    logs = [[math.log(value) for value in each] for each in (one, other)]
+    if min(max(each) - min(each) for each in logs) < 1e-3:
+        return
+    expected = ttest_ind(logs[1], logs[0], equal_var=len(one) == len(other))
+    found = difference(one, other)
+    assert found.p_value() == pytest.approx(expected.pvalue, rel=1e-6)
+    low, high = expected.confidence_interval(0.9)
+    assert found.interval(0.1) == pytest.approx((math.exp(low), math.exp(high)), rel=1e-6)
+
+
+def test_pairs_are_compared_by_students_t_on_the_logarithms_of_their_ratios() -> None:
+    one, other = [1.0, 7.0, 30.0], [1.2, 7.5, 40.0]
+    expected = ttest_rel([*map(math.log, other)], [*map(math.log, one)])
+    assert difference(one, other, paired=True).p_value() == pytest.approx(expected.pvalue)
+
+
+def test_holm_tests_the_most_likely_difference_at_its_share_and_the_next_at_what_is_left() -> None:
+    assert holm([0.001, 0.03, 0.015], [1, 1, 1]) == pytest.approx([ALPHA / 3, ALPHA, ALPHA / 2])
+    assert holm([0.02, 0.03, 0.5], [1, 1, 2]) == pytest.approx([ALPHA / 4, ALPHA / 4, ALPHA / 2])
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6), st.sampled_from([3, 8, 20]))
+def test_an_interval_holds_1_just_when_no_difference_is_told(seed: int, steps: int) -> None:
+    random = Random(seed)
+    made = [
+        {name: {step: random.lognormvariate(shift, 0.1) for step in range(steps)} for name in METRICS}
+        for shift in (0.0, 0.1)
+    ]
+    for row in rows(comparison_of(*made, [*range(steps)], [*range(steps)])).values():
+        assert (row["low"] <= 1 <= row["high"]) == (row["verdict"] in ("same", "too few steps"))
+
+
+@pytest.mark.parametrize(("steps", "alike"), [(2, 0.0), (3, 0.0), (10, 0.0), (10, 0.4)])
+def test_equal_runs_are_called_different_in_at_most_one_of_twenty_pairs(steps: int, alike: float) -> None:
+    """Steps of every shape: even, long-tailed, and alike to the step before; 400 pairs of runs."""
+    random, wrong = Random(steps), 0
+    for _ in range(400):
+        made = [{name: _steps(random, name, steps, alike) for name in METRICS} for _ in range(2)]
+        verdicts = comparison_of(*made, [*range(steps)], [*range(steps)]).table["verdict"]
+        wrong += verdicts.is_in(["more", "less"]).any()
+    assert wrong <= 0.05 * 400 + 2 * math.sqrt(0.05 * 400)
+
+
+def _steps(random: Random, metric: str, steps: int, alike: float) -> dict[int, float]:
+    if metric in ("preprocess", "postprocess", "broadcast", "cache"):
+        return {step: random.uniform(0.8, 1.2) for step in range(steps)}
+    if metric in ("p99", "duration"):
+        return {step: max(random.lognormvariate(0, 1) for _ in range(48)) for step in range(steps)}
+    log, made = 0.0, {}
+    for step in range(-20, steps):
+        log = (alike if metric == "engine" else 0.0) * log + random.gauss(0, 0.1)
+        made[step] = math.exp(log)
+    return {step: made[step] for step in range(steps)}
+
+
+def test_equal_runs_with_other_replies_have_the_same_engine(tmp_path: Path) -> None:
+    told = rows(compared(tmp_path))
+    assert told["engine"]["verdict"] == "same"
+    assert "more" not in {row["verdict"] for row in told.values()}
+    assert told["p99"]["verdict"] == "too few steps"
+    assert told["p99"]["needed"] > 10
+
+
+def test_an_engine_that_takes_a_tenth_longer_is_found_in_ten_steps(tmp_path: Path) -> None:
+    told = rows(compared(tmp_path, engine=1.1))
+    assert told["engine"]["verdict"] == "more"
+    assert told["engine"]["low"] < 1.1 < told["engine"]["high"]
+    assert {row["verdict"] for row in told.values()} <= {"more", "same", "too few steps"}
+
+
+def test_a_run_3_times_slower_is_called_slower_after_three_steps(tmp_path: Path) -> None:
+    """Its engine for sure; the time of its steps, whose replies scatter, in four of five pairs."""
+    assert rows(compared(tmp_path, steps=3, engine=3.3))["engine"]["verdict"] == "more"
+    random, found = Random(3), 0
+    for _ in range(200):
+        made = [
+            {"duration": {step: random.lognormvariate(log, 0.25) for step in range(3)}} for log in (0, 1.19)
+        ]
+        others = [{name: _steps(random, name, 3, 0.0) for name in METRICS} for _ in range(2)]
+        told = comparison_of(others[0] | made[0], others[1] | made[1], [0, 1, 2], [0, 1, 2])
+        found += rows(told)["duration"]["verdict"] == "more"
+    assert found >= 0.8 * 200
+
+
+def test_a_longer_queue_is_not_taken_for_a_slower_engine(tmp_path: Path) -> None:
+    one = open_run(Queued(seed=1, steps=10, requests=24, load_sec=0.001).write(tmp_path / "a"))
+    other = open_run(Queued(seed=2, steps=10, requests=48, load_sec=0.001).write(tmp_path / "b"))
+    told = rows(compare_runs(one, other))
+    assert told["engine"]["verdict"] == "same"
+    assert told["p50"]["verdict"] == "more"
+
+
+def test_steps_are_paired_only_where_their_prompts_are_the_same(tmp_path: Path) -> None:
+    shape: dict[str, Any] = {"workers": 2, "requests": 12}
+    one = open_run(synthetic_run(tmp_path / "a", steps=6, seed=1, **shape))
+    same = open_run(synthetic_run(tmp_path / "b", steps=6, seed=1, clock_skew={1: 2.0}, **shape))
+    other = open_run(synthetic_run(tmp_path / "c", steps=6, seed=2, **shape))
+    assert compare_runs(one, same).paired
+    assert not compare_runs(one, other).paired
+    assert set(rows(compare_runs(one, same))["duration"].items()) >= {("verdict", "same"), ("ratio", 1.0)}
+
+
+def test_few_steps_are_paired_only_where_the_replies_are_as_long(tmp_path: Path) -> None:
+    """The runs have the same prompts; in the last one a cap shortens the replies."""
+    caps = {"a": {}, "b": {"engine": 3.3}, "c": {"most_tokens": 200}}
+    one, same, other = (open_run(Queued(steps=3, **cap).write(tmp_path / name)) for name, cap in caps.items())
+    assert compare_runs(one, same).paired
+    assert rows(compare_runs(one, same))["duration"]["verdict"] == "more"
+    assert not compare_runs(one, other).paired
+
+
+def test_a_cold_first_step_is_left_out_of_both(tmp_path: Path) -> None:
+    told = compared(tmp_path, steps=6, first_step=2.0)
+    assert told.cold
+    assert told.steps == told.other_steps == [2, 3, 4, 5, 6]
+    assert rows(told)["engine"]["verdict"] == "same"
+
+
+def test_runs_without_a_common_step_are_compared_as_a_whole(tmp_path: Path) -> None:
+    one = open_run(synthetic_run(tmp_path / "a", steps=3, workers=1))
+    other = open_run(synthetic_run(tmp_path / "b", steps=4, workers=1, first_step=10, seed=3))
+    told = compare_runs(one, other)
+    assert (told.steps, told.other_steps) == ([1, 2, 3], [10, 11, 12, 13])
+
+
+def test_one_step_tells_nothing(tmp_path: Path) -> None:
+    told = compared(tmp_path, steps=1, engine=3.0)
+    assert set(told.table["verdict"]) == {"too few steps"}
+    assert told.table["low"].is_null().all()
+    asked = Condition("duration", above=True, limit=1.1)
+    assert told.outcomes([asked])[0]["outcome"] == "too few steps"
+
+
+def test_a_condition_holds_does_not_hold_or_needs_more_steps() -> None:
+    random = Random(1)
+    one, other = ([random.lognormvariate(shift, 0.1) for _ in range(10)] for shift in (0.0, 0.3))
+    told = Comparison([], [], cold=False, paired=False, differences={"p99": difference(one, other)})
+    limits = {1.1: "holds", 2.0: "does not hold", 1.35: "too few steps"}
+    for limit, outcome in limits.items():
+        (found,) = told.outcomes([Condition("p99", above=True, limit=limit)])
+        assert found["outcome"] == outcome
+    (below,) = told.outcomes([Condition("p99", above=False, limit=1.1)])
+    assert below["outcome"] == "does not hold"
+    (gone,) = told.outcomes([Condition("tool", above=True, limit=1.1)])
+    assert (gone["outcome"], gone["ratio"]) == ("too few steps", None)
+
+
+def test_as_many_steps_as_needed_tell_an_equal_run_from_the_limit_in_four_of_five_pairs() -> None:
+    random = Random(5)
+    found = difference(*([random.lognormvariate(0, 0.2) for _ in range(200)] for _ in range(2)))
+    needed = found.steps_to_tell(math.log(1.2))
+    assert needed is not None
+    told = 0
+    for _ in range(400):
+        made = difference(*([random.lognormvariate(0, 0.2) for _ in range(needed)] for _ in range(2)))
+        told += made.p_value(1.2) <= ALPHA
+    assert 0.7 < told / 400 < 0.9
