@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.join import engine_summary as engine_summary
     from sglang_instrument.analysis.answers.join import explain as explain
     from sglang_instrument.analysis.answers.join import joined_calls as joined_calls
+    from sglang_instrument.analysis.answers.ledger import step_ledger as step_ledger
+    from sglang_instrument.analysis.answers.ledger import step_windows as step_windows
+    from sglang_instrument.analysis.answers.ledger import worker_ledger as worker_ledger
     from sglang_instrument.analysis.answers.lengths import length_table as length_table
     from sglang_instrument.analysis.answers.lengths import reward_by_length as reward_by_length
     from sglang_instrument.analysis.answers.requests import cdf_table as cdf_table
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.requests import waterfall as waterfall
     from sglang_instrument.analysis.answers.round_trips import process_clocks as process_clocks
     from sglang_instrument.analysis.answers.round_trips import round_trip_table as round_trip_table
-    from sglang_instrument.analysis.answers.steps import accounting as accounting
     from sglang_instrument.analysis.answers.steps import step_table as step_table
     from sglang_instrument.analysis.answers.steps import worker_table as worker_table
     from sglang_instrument.analysis.answers.turns import tool_table as tool_table
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
         workers_without_records as workers_without_records,
     )
     from sglang_instrument.analysis.answers.workers import Chain as Chain
+    from sglang_instrument.analysis.answers.workers import Link as Link
     from sglang_instrument.analysis.answers.workers import barrier_table as barrier_table
     from sglang_instrument.analysis.answers.workers import blame_table as blame_table
     from sglang_instrument.analysis.answers.workers import chain_of as chain_of
@@ -56,7 +59,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import open_run as open_run
     from sglang_instrument.analysis.timing.nesting import nest as nest
     from sglang_instrument.analysis.timing.wall_time import split_wall_time as split_wall_time
-    from sglang_instrument.analysis.verdict.verdict import Finding as Finding
+    from sglang_instrument.analysis.verdict.finding import Finding as Finding
     from sglang_instrument.analysis.verdict.verdict import findings_of as findings_of
     from sglang_instrument.analysis.verdict.verdict import verdict_of as verdict_of
 
@@ -67,12 +70,12 @@ _HOMES = {
     "Comparison": "changes.compare",
     "Condition": "changes.compare",
     "Digest": "run.digest",
-    "Finding": "verdict.verdict",
+    "Finding": "verdict.finding",
     "Health": "run.health",
+    "Link": "answers.workers",
     "Model": "changes.whatif",
     "Rules": "changes.rules",
     "Run": "run.opening",
-    "accounting": "answers.steps",
     "barrier_table": "answers.workers",
     "blame_table": "answers.workers",
     "calls_of_request": "answers.join",
@@ -100,7 +103,9 @@ _HOMES = {
     "round_trip_table": "answers.round_trips",
     "split_wall_time": "timing.wall_time",
     "standstill": "answers.gaps",
+    "step_ledger": "answers.ledger",
     "step_table": "answers.steps",
+    "step_windows": "answers.ledger",
     "tool_table": "answers.turns",
     "turn_counts": "answers.turns",
     "turn_table": "answers.turns",
@@ -109,6 +114,7 @@ _HOMES = {
     "verdict_of": "verdict.verdict",
     "waterfall": "answers.requests",
     "what_if": "changes.whatif",
+    "worker_ledger": "answers.ledger",
     "worker_table": "answers.steps",
     "workers_without_records": "answers.unfinished",
 }
@@ -121,11 +127,11 @@ __all__ = [
     "Digest",
     "Finding",
     "Health",
+    "Link",
     "Model",
     "Rules",
     "Run",
     "RunProcesses",
-    "accounting",
     "barrier_table",
     "blame_table",
     "calls_of_request",
@@ -153,7 +159,9 @@ __all__ = [
     "round_trip_table",
     "split_wall_time",
     "standstill",
+    "step_ledger",
     "step_table",
+    "step_windows",
     "tool_table",
     "turn_counts",
     "turn_table",
@@ -162,6 +170,7 @@ __all__ = [
     "verdict_of",
     "waterfall",
     "what_if",
+    "worker_ledger",
     "worker_table",
     "workers_without_records",
 ]

@@ -46,9 +46,11 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "workers": lambda run: rows(a.worker_table(run.digest).filter(step=2)),
             "engine": a.engine_summary,
             "health": lambda run: asdict(run.health),
-            "accounting": lambda run: {
-                str(rank): a.accounting(run.read_spans(step=2), 2, rank).to_dicts() for rank in run.workers
+            "ledger": lambda run: {
+                "steps": rows(a.step_ledger(run.digest).filter(step=2)),
+                "workers": rows(a.worker_ledger(run.digest).filter(step=2)),
             },
+            "verdict": a.verdict_of,
         },
     ),
     "events": ([], {"events": lambda run: a.event_table(*timed(run)).to_dicts()}),
@@ -60,7 +62,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "barriers": lambda run: rows(a.barrier_table(run.digest).filter(step=2)),
             "clocks": lambda run: a.clock_table(run.digest.filter(TRAINING)).to_dicts(),
             "round_trips": lambda run: a.round_trip_table(run).to_dicts(),
-            "chain": lambda run: asdict(found) if (found := a.chain_of(run, 2)) else None,
+            "chain": lambda run: asdict(found) if (found := a.chain_of(run.digest, 2)) else None,
         },
     ),
     "turns": (

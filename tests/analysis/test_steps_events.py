@@ -1,4 +1,4 @@
-"""Self times, wall shares, accounting and the step table equal a brute-force computation on small runs."""
+"""Self times, wall shares and the step table equal a brute-force computation on small runs."""
 
 import json
 import math
@@ -12,71 +12,12 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_steps import EPOCH_US, TICK_US, Made, Span, brute_parents, steps_of_a_worker, write_step
 from polars.testing import assert_frame_equal
 
-from sglang_instrument.analysis import Run, accounting, event_table, open_run, step_table, worker_table
+from sglang_instrument.analysis import Run, event_table, open_run, step_table, worker_table
 from sglang_instrument.schema import PHASES
 from sglang_instrument.testing import synthetic_run
-
-EPOCH_US = 1_767_600_000_000_000
-TICK_US = 100_000  # far above rounding errors, so that brute force needs no tolerance
-MAIN = 0
-
-
-class Span(NamedTuple):
-    """A span of a made-up worker; times in ticks."""
-
-    event: str
-    task: int
-    start: int
-    end: int
-
-
-class Made(NamedTuple):
-    """A made-up step of one worker: spans in the order of their ends, and the spawner of each task."""
-
-    spans: list[Span]
-    spawned_by: dict[int, int]
-
-
-@st.composite
-def steps_of_a_worker(draw: st.DrawFn) -> Made:
-    """Draw a step span of the main task, and any spans, also overlapping ones, in it and its child tasks."""
-    length = draw(st.integers(5, 40))
-    times = st.tuples(st.integers(0, length), st.integers(0, length)).map(sorted)
-    tasks = draw(st.integers(1, 4))
-    spawned_by = {task: draw(st.integers(MAIN, task - 1)) for task in range(1, tasks)}
-    names = st.sampled_from(["turn_engine_call", "tool_execution", "mine", "[red]"])
-    spans = [
-        Span(name, task, start, end)
-        for name, task, (start, end) in draw(
-            st.lists(st.tuples(names, st.integers(MAIN, tasks - 1), times), max_size=12)
-        )
-        if end > start and (start, end) != (0, length)
-    ]
-    spans = sorted(spans, key=lambda span: (span.end, -span.start))
-    return Made([*spans, Span("total_step_duration", MAIN, 0, length)], spawned_by)
-
-
-def write_step(folder: Path, made: Made, step: int = 1, worker: int = 0, offset_us: int = 0) -> None:
-    announced: set[int] = set()
-    path = folder / f"step_{step}" / f"worker_{worker}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        for span in made.spans:
-            line: dict[str, Any] = {
-                "timestamp": "2026-01-05T08:00:00.000000+00:00",
-                "event": span.event,
-                "duration_sec": (span.end - span.start) * TICK_US / 1e6,
-                "workid": worker,
-                "step": step,
-                "start_us": EPOCH_US + offset_us + span.start * TICK_US,
-                "task": span.task,
-            }
-            if span.task not in announced and span.task in made.spawned_by:
-                line["spawned_by"] = made.spawned_by[span.task]
-            announced.add(span.task)
-            file.write(json.dumps(line) + "\n")
 
 
 def read(made: Made) -> Run:
@@ -85,35 +26,6 @@ def read(made: Made) -> Run:
         run = open_run(folder)
         assert len(run.spans) == len(made.spans)  # read while the folder is there
         return run
-
-
-def brute_parents(made: Made) -> list[int | None]:
-    """Return the parent of each span: the last one of its task that contains it, else one of the spawner."""
-    spans = made.spans
-    # Of two spans with the same times, the one written later contains the other: it ended later.
-    order = sorted(range(len(spans)), key=lambda one: (spans[one].start, -spans[one].end, -one))
-    present = {span.task for span in spans}
-    parents: list[int | None] = []
-    for one, span in enumerate(spans):
-        earlier = order[: order.index(one)]
-        inside = [
-            other
-            for other in earlier
-            if spans[other].task == span.task
-            and spans[other].end >= span.end
-            and spans[other].start <= span.start < spans[other].end
-        ]
-        task = span.task
-        while not inside and task != MAIN:
-            # The spawner of a task without records is unknown: the main task is taken instead.
-            task = made.spawned_by[task] if made.spawned_by[task] in present else MAIN
-            inside = [
-                other
-                for other in order
-                if spans[other].task == task and spans[other].start <= span.start < spans[other].end
-            ]
-        parents.append(inside[-1] if inside else None)
-    return parents
 
 
 def at_work(made: Made) -> Iterator[list[int]]:
@@ -157,18 +69,6 @@ def test_each_instant_is_split_equally_over_the_spans_at_work(made: Made) -> Non
     for event, row in table.items():
         assert row["share"] * length == pytest.approx(expected[event], abs=1e-5)
     assert sum(row["share"] for row in table.values()) == pytest.approx(1.0)
-
-
-@settings(max_examples=200, deadline=None)
-@given(steps_of_a_worker())
-def test_the_parts_of_a_step_and_the_unaccounted_time_add_up_to_it(made: Made) -> None:
-    table = accounting(read(made).spans, 1, 0)
-    length = made.spans[-1].end * TICK_US / 1e6
-    assert table["sec"].sum() == pytest.approx(length, abs=1e-5)
-    assert table["share"].sum() == pytest.approx(1.0, abs=1e-5)
-    uncovered = sum(len(made.spans) - 1 in working for working in at_work(made))
-    assert table["event"][-1] == "(unaccounted)"
-    assert table["sec"][-1] == pytest.approx(uncovered * TICK_US / 1e6, abs=1e-5)
 
 
 @settings(max_examples=100, deadline=None)
@@ -279,7 +179,6 @@ def test_a_step_without_a_step_span_goes_from_its_first_span_to_its_last_end(tmp
     assert row["unaccounted_sec"] == pytest.approx(1.0)
     assert row["requests"] == 0
     assert row["share_engine"] == pytest.approx(0.75)
-    assert accounting(run.spans, 1, 0)["sec"].to_list() == pytest.approx([3.0, 1.0])
 
 
 def test_parallel_tools_are_siblings_and_are_not_counted_twice(tmp_path: Path) -> None:

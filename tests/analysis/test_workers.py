@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.answers.clocks import clock_table
 from sglang_instrument.analysis.answers.workers import barrier_table, blame_table, chain_of
-from sglang_instrument.testing import SlowEngine, synthetic_run
+from sglang_instrument.testing import SlowEngine, SlowPart, synthetic_run
 
 EPOCH_US = 1_767_600_000_000_000
 
@@ -106,7 +106,7 @@ def test_one_worker_alone_is_no_evidence(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     assert barrier_table(run.digest)["doubt"].to_list() == ["only one worker"]
     assert blame_table(run.digest).is_empty()
-    assert chain_of(run, 1) is None
+    assert chain_of(run.digest, 1) is None
 
 
 def test_workers_that_do_not_leave_together_are_a_doubt(tmp_path: Path) -> None:
@@ -116,15 +116,29 @@ def test_workers_that_do_not_leave_together_are_a_doubt(tmp_path: Path) -> None:
     assert doubts == ["the workers did not leave together"]
 
 
-def test_the_chain_goes_from_the_barrier_down_to_the_event(tmp_path: Path) -> None:
+def test_the_chain_walks_along_the_ledger_to_the_last_worker(tmp_path: Path) -> None:
     slow = SlowEngine(2, 1, 8.0)
     run = open_run(synthetic_run(tmp_path, steps=3, workers=3, requests=8, causes=[slow]))
-    chain = chain_of(run, 2)
+    chain = chain_of(run.digest, 2)
     assert chain is not None
-    assert (chain.step, chain.worker, chain.event) == (2, 1, "turn_engine_call")
-    requests = run.digest.requests.filter(step=2, worker=1)
-    last = requests.sort("end_us").row(-1, named=True)
-    assert chain.request_id == last["request_id"]
-    assert chain.turn_sec is not None
-    assert chain.event_sec is not None
-    assert 0 < chain.event_sec <= chain.turn_sec <= last["duration_sec"]
+    assert (chain.step, chain.worker, chain.barrier) == (2, 1, 0)
+    assert sum(link.sec for link in chain.links) == pytest.approx(chain.sec)
+    longest = max(chain.links, key=lambda link: link.sec)
+    assert longest.part == "engine"
+    assert longest.sec > 2 * longest.others_sec
+    last = run.digest.requests.filter(step=2, worker=1).sort("end_us").row(-1, named=True)
+    assert longest.request_id == last["request_id"]
+
+
+def test_the_chain_names_preprocessing_and_not_the_engine_call_after_it(tmp_path: Path) -> None:
+    slow = SlowPart(2, 1, seconds=60.0, event="preprocessing_duration")
+    run = open_run(synthetic_run(tmp_path, steps=3, workers=3, requests=8, causes=[slow]))
+    chain = chain_of(run.digest, 2)
+    assert chain is not None
+    assert (chain.worker, chain.links[0].part, chain.links[0].event) == (
+        1,
+        "preprocess",
+        "preprocessing_duration",
+    )
+    assert chain.links[0].sec == pytest.approx(60, abs=1)
+    assert chain.links[0].others_sec < 1

@@ -165,7 +165,7 @@ def test_summary_shows_a_row_a_step_within_the_terminal(
 
 def test_summary_as_json_has_the_numbers_of_the_table(capsys: pytest.CaptureFixture[str], logs: Path) -> None:
     summary = answer(capsys, "summary", logs)
-    assert set(summary) == {"folder", "findings", "steps", "workers", "engine", "health"}
+    assert set(summary) == {"folder", "verdict", "findings", "steps", "workers", "ledger", "engine", "health"}
     assert summary["engine"] is None
     assert [step["step"] for step in summary["steps"]] == [1, 2, 3]
     assert len(summary["workers"]) == 6
@@ -182,7 +182,7 @@ def keys_in(answer: Any) -> set[str]:
         return set().union(*map(keys_in, answer))
     if not isinstance(answer, dict):
         return set()
-    opaque = ("health", "phases", "evidence", "accounting")
+    opaque = ("health", "phases", "evidence")
     inner = [keys_in(value) for key, value in answer.items() if key not in opaque]
     return {key for key in answer if not key.isdigit()}.union(*inner)
 
@@ -247,7 +247,8 @@ def test_percentiles_are_by_step_or_by_worker(capsys: pytest.CaptureFixture[str]
 def test_the_workers_of_a_step_come_with_the_chain(capsys: pytest.CaptureFixture[str], logs: Path) -> None:
     shown = printed(capsys, "workers", logs, "--step", 2).replace("\n", " ")
     assert "worker 1 came last" in shown
-    assert "<- turn_engine_call" in shown
+    assert ": engine " in shown
+    assert shown.rstrip().endswith("-> barrier 1")
 
 
 def test_whatif_scales_any_event_by_its_name(capsys: pytest.CaptureFixture[str], logs: Path) -> None:
@@ -332,7 +333,7 @@ def test_export_writes_every_span(capsys: pytest.CaptureFixture[str], logs: Path
     printed(capsys, "export", logs, "--parquet", out)
     names = sorted(path.relative_to(out).as_posix() for path in out.rglob("*.parquet"))
     assert names == [
-        *("barriers.parquet", "requests.parquet"),
+        *("barriers.parquet", "path.parquet", "requests.parquet"),
         *(f"spans/{name}.parquet" for name in ("step_1", "step_2", "step_3", "validate_3")),
         *("steps.parquet", "turns.parquet"),
     ]
@@ -345,12 +346,14 @@ def test_summary_of_a_step_shows_parts_that_add_up_to_it(
     capsys: pytest.CaptureFixture[str], logs: Path
 ) -> None:
     shown = printed(capsys, "summary", logs, "--step", 2)
-    assert "the parts of worker 1, which was busy longest" in shown
-    assert "(unaccounted)" in shown
-    summary = answer(capsys, "summary", logs, "--step", 2)
-    (step,) = summary["steps"]
-    parts = summary["accounting"]["1"]
-    assert sum(part["sec"] for part in parts) == pytest.approx(step["duration_sec"], rel=1e-3)
+    assert "s, until the next step began, were spent on" in shown
+    wall = answer(capsys, "summary", logs, "--step", 2)
+    (step,) = wall["steps"]
+    spent = sum(row["sec"] for row in wall["ledger"]["steps"])
+    assert spent == pytest.approx(step["interval_sec"], abs=1e-5)
+    for worker in (0, 1):
+        own = sum(row["sec"] for row in wall["ledger"]["workers"] if row["worker"] == worker)
+        assert own == pytest.approx(spent, abs=1e-5)
     assert step["interval_sec"] == answer(capsys, "summary", logs)["steps"][1]["interval_sec"]
 
 
@@ -366,7 +369,7 @@ def test_summary_of_many_steps_stays_on_one_screen(
     monkeypatch.chdir(tmp_path)  # a long path would be a line more
     shown = printed(capsys, "summary", "exp")
     steps = [int(row[0]) for row in rows_of(shown) if re.fullmatch(r"\d+ [\d.]+", " ".join(row[:2]))]
-    assert len(steps) == 16
+    assert len(steps) == 12
     assert {17, 37, 38, 39, 40} <= set(steps)
     assert steps == sorted(steps)
     assert len(shown.splitlines()) <= 24

@@ -17,7 +17,7 @@ from sglang_instrument.analysis.answers.round_trips import ahead_us, of_worker
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.digest import Digest
     from sglang_instrument.analysis.run.opening import Run
-    from sglang_instrument.analysis.verdict.verdict import Finding
+    from sglang_instrument.analysis.verdict.finding import Finding
 
 _CALLS: Final[dict[str, Any]] = {
     "rid": pl.String,
@@ -197,8 +197,8 @@ def usual_token_sec(calls: pl.DataFrame) -> float | None:
 
 
 def explain(run: Run, finding: Finding) -> str:
-    """Return why the slowest engine call behind a finding took so long; "" if the engine wrote no logs."""
-    if not has_engine_logs(run):
+    """Return why the slowest engine call behind a finding took so long; "" if that is not known."""
+    if finding.step is None or finding.event not in (None, "engine") or not has_engine_logs(run):
         return ""
     calls = joined_calls(run, finding.step, finding.worker, finding.validate)
     turn = finding.evidence.get("turn")

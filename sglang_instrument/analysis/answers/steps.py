@@ -1,11 +1,10 @@
-"""Show how long each step took, per worker and over all workers, and what its parts are."""
+"""Show how long each step took, per worker and over all workers."""
 
 from typing import Final
 
 import polars as pl
 
 from sglang_instrument.analysis.run.digest import Digest
-from sglang_instrument.analysis.run.rollups import PLACE, outermost_spans
 from sglang_instrument.schema import PHASES
 
 STEP: Final = ["step", "validate"]
@@ -67,50 +66,9 @@ def worker_steps(digest: Digest) -> pl.DataFrame:
     return steps.with_columns(busy_sec=busy).sort(STEP_OF_WORKER)
 
 
-def accounting(spans: pl.DataFrame, step: int, worker: int, validate: bool = False) -> pl.DataFrame:
-    """Return the parts of a worker's step; they add up to the step.
-
-    Args:
-        spans: Nested spans, such as `Run.spans`.
-        step: Number of the step.
-        worker: Rank of the worker.
-        validate: Whether to take the validation at this step.
-
-    Returns:
-        `event`, `count`, `sec` and `share` of the step, in the order of time; time that two parts share
-        counts for the first. The last row, `(unaccounted)`, is the time in no part: the step's own self time.
-    """
-    of_step = _of_workers(spans).filter(step=step, worker=worker, validate=validate)
-    digest = Digest.of(of_step)
-    step_spans = of_step.filter(pl.col("span") == pl.col("step_span"))
-    if step_spans.is_empty():
-        parts = outermost_spans(of_step, list(PLACE))
-    else:
-        parts = of_step.join(step_spans.select(parent="span"), on="parent", how="semi")
-    totals = worker_steps(digest)
-    rows = (
-        parts.sort("start_us")
-        .group_by("event", maintain_order=True)
-        .agg(count=pl.len().cast(pl.Int64), sec=pl.col("fresh_sec").sum())
-        .with_columns(pl.col("event").cast(pl.String))
-    )
-    rest = totals.select(
-        event=pl.lit("(unaccounted)"), count=pl.lit(None, pl.Int64), sec=pl.col("unaccounted_sec")
-    )
-    whole = totals["duration_sec"].sum()
-    return pl.concat([rows, rest]).with_columns(share=pl.col("sec") / whole if whole else pl.lit(0.0))
-
-
 def _of_slowest(column: str) -> pl.Expr:
     """Return the value of the worker that was busy longest: it is the last to reach the end of the step."""
     return pl.col(column).sort_by("busy_sec", "worker", descending=[True, False]).first()
-
-
-def _of_workers(spans: pl.DataFrame) -> pl.DataFrame:
-    """Return the spans of rollout workers that belong to a step; of all roles if there is no worker."""
-    spans = spans.filter(pl.col("step").is_not_null())
-    workers = spans.filter(pl.col("role").cast(pl.String) == "worker")
-    return spans if workers.is_empty() else workers
 
 
 def _finished(steps: pl.DataFrame, digest: Digest, workers: pl.DataFrame, key: list[str]) -> pl.DataFrame:

@@ -1,13 +1,14 @@
 """Show who waited for whom at barriers, and how much of the waiting each worker caused."""
 
+import statistics
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import polars as pl
 
 from sglang_instrument.analysis.answers.clocks import BARRIER, clock_table, numbered_barriers
+from sglang_instrument.analysis.answers.deciding_paths import pieces_of_workers
 from sglang_instrument.analysis.run.digest import Digest
-from sglang_instrument.analysis.run.opening import Run
 
 _LEFT_TOGETHER_SEC: Final = 0.05
 _OF_THE_WAIT: Final = 0.1  # exits may differ by this share of the longest wait
@@ -101,65 +102,95 @@ def _doubts(digest: Digest, waits: pl.DataFrame) -> pl.DataFrame:
 
 
 @dataclass(frozen=True)
+class Link:
+    """What the last worker spent its time on before a barrier: one part of its ledger.
+
+    Attributes:
+        part, event: The part, and the event that took most of it.
+        sec: Its seconds.
+        others_sec: The median of the other workers' seconds of this part before the same barrier.
+        request_id: The request in which most of it was spent; null outside of requests.
+    """
+
+    part: str
+    event: str
+    sec: float
+    others_sec: float
+    request_id: str | None
+
+
+@dataclass(frozen=True)
 class Chain:
-    """Why a barrier took so long: the last worker, its last request, the longest turn, the longest event."""
+    """Why a worker came to a barrier when it did: what it spent its time on before, in the order of time.
+
+    Attributes:
+        step, validate, barrier: Which barrier; they count from 0.
+        worker: The worker; the one that came last, unless another was asked for.
+        late_sec: The time between its arrival and that of the worker before it, if it came last; else 0.
+        wait_sec: How long it waited.
+        sec: Its time since the step began or the barrier before was left; the links add up to it.
+        links: What it spent this time on, in the order of time.
+    """
 
     step: int
+    validate: bool
+    barrier: int
     worker: int
     late_sec: float
-    request_id: str | None
-    request_sec: float | None
-    turn: int | None
-    turn_sec: float | None
-    event: str | None
-    event_sec: float | None
+    wait_sec: float
+    sec: float
+    links: list[Link]
 
 
-def chain_of(run: Run, step: int, validate: bool = False) -> Chain | None:
-    """Follow the barrier of a step with the latest arrival down to an event; None without evidence.
+def chain_of(digest: Digest, step: int, validate: bool = False, worker: int | None = None) -> Chain | None:
+    """Walk along the ledger to the barrier of a step with the latest arrival; None without evidence.
 
-    `late_sec` is the time between the arrivals of this worker and the one before.
+    Args:
+        digest: Of the run.
+        step: The step.
+        validate: Whether to take the validation at this step.
+        worker: Whose ledger; by default that of the worker that came last.
     """
-    of_step = run.digest.filter((pl.col("step") == step) & (pl.col("validate") == validate))
+    of_step = digest.filter((pl.col("step") == step) & (pl.col("validate") == validate))
     table = barrier_table(of_step).filter(pl.col("doubt").is_null())
     if table.is_empty():
         return None
     latest = table.sort("arrival_sec").row(-1, named=True)
-    late = latest["gain_alone_sec"]
-    requests = of_step.requests.filter(worker=latest["worker"]).sort("end_us")
-    if requests.is_empty():
-        return Chain(step, latest["worker"], late, None, None, None, None, None, None)
-    request = requests.row(-1, named=True)
-    turn = _longest_turn(of_step, request)
-    event = _longest_event(run.read_spans(step, latest["worker"], validate), request, turn)
-    return Chain(
-        *(step, latest["worker"], late, request["request_id"], request["duration_sec"]),
-        *(None if turn is None else turn["turn"], None if turn is None else turn["turn_sec"]),
-        *event,
+    if worker is not None:
+        of_worker = table.filter(barrier=latest["barrier"], worker=worker)
+        if of_worker.is_empty():
+            return None
+        latest = of_worker.row(0, named=True)
+    pieces = pieces_of_workers(of_step).filter(
+        (pl.col("segment") == latest["barrier"]) & (pl.col("part") != "barrier")
     )
-
-
-def _longest_turn(digest: Digest, request: dict[str, Any]) -> dict[str, Any] | None:
-    turns = digest.turns.filter(worker=request["worker"], request_id=request["request_id"])
-    timed = turns.with_columns(turn_sec=(pl.col("end_us") - pl.col("start_us")) / 1e6).sort(
-        "turn_sec", "turn"
+    mine = pieces.filter(worker=latest["worker"])
+    others = (
+        pieces.filter(pl.col("worker") != latest["worker"])
+        .group_by("part", "worker")
+        .agg(pl.col("sec").sum())
     )
-    return None if timed.is_empty() else timed.row(-1, named=True)
+    count = table.filter(barrier=latest["barrier"])["worker"].n_unique() - 1
+    links = [
+        _link(part, others["sec"].filter(others["part"] == part[0, "part"]), count) for part in _parts(mine)
+    ]
+    place = (step, validate, latest["barrier"], latest["worker"])
+    return Chain(*place, latest["gain_alone_sec"], latest["wait_sec"], float(mine["sec"].sum()), links)
 
 
-def _longest_event(
-    spans: pl.DataFrame, request: dict[str, Any], turn: dict[str, Any] | None
-) -> tuple[str | None, float | None]:
-    """Return the longest span of work within the turn, or the request; the outermost one of equals."""
-    inside = spans.filter(
-        (pl.col("request_id") == request["request_id"])
-        & ~pl.col("phase").cast(pl.String).is_in(["step", "request", "turn", "loop"])
-    )
-    if turn is not None:
-        inside = inside.filter(
-            (pl.col("start_us") >= turn["start_us"]) & (pl.col("end_us") <= turn["end_us"])
-        )
-    if inside.is_empty():
-        return None, None
-    longest = inside.sort("duration_sec", pl.col("span"), descending=[True, False]).row(0, named=True)
-    return str(longest["event"]), longest["duration_sec"]
+def _parts(pieces: pl.DataFrame) -> list[pl.DataFrame]:
+    """Return the pieces of each part, in the order in which the middle of each was reached."""
+    reached = (pl.col("from_us") * pl.col("sec")).sum() / pl.col("sec").sum()
+    order = pieces.with_columns(reached=reached.over("part")).sort("reached", "from_us", maintain_order=True)
+    return order.partition_by("part", maintain_order=True)
+
+
+def _link(pieces: pl.DataFrame, of_others: pl.Series, others: int) -> Link:
+    """Sum up the pieces of one part; `of_others` lacks the others that spent nothing on it."""
+    spent = sorted([*of_others.to_list(), *[0.0] * (others - len(of_others))])
+    longest = {
+        name: pieces.group_by(name).agg(pl.col("sec").sum()).sort("sec", name)[name][-1]
+        for name in ("event", "request_id")
+    }
+    usual = statistics.median(spent) if spent else 0.0
+    return Link(pieces["part"][0], longest["event"], float(pieces["sec"].sum()), usual, longest["request_id"])

@@ -27,6 +27,7 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "steps": {
         **_PLACE_SCHEMA,
         "start_us": pl.Int64,
+        "end_us": pl.Int64,
         "duration_sec": pl.Float64,
         "unaccounted_sec": pl.Float64,
         "barrier_sec": pl.Float64,
@@ -69,7 +70,7 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         "phase": pl.String,
         "start_us": pl.Int64,
         "end_us": pl.Int64,
-        "path_sec": pl.Float64,
+        "contains": pl.Boolean,
         "held_sec": pl.Float64,
     },
 }
@@ -84,7 +85,7 @@ _NESTING_COLUMNS: Final = (
 class Digest:
     """Steps, requests, turns and barriers of a run, a table each (`SCHEMAS`): what most answers need.
 
-    `path` has the spans on the critical path of each step of a worker, as `critical_path` describes them.
+    `path` has the critical path of each step of a worker, cut into pieces as `critical_path` describes them.
     """
 
     steps: pl.DataFrame

@@ -57,6 +57,7 @@ def _steps(spans: pl.DataFrame, places: int) -> pl.DataFrame:
     whole = spans.filter(pl.col("span") == pl.col("step_span"))
     steps = whole.group_by("place").agg(
         start_us=pl.col("start_us").min(),
+        end_us=pl.col("end_us").max(),
         duration_sec=pl.col("duration_sec").sum(),
         unaccounted_sec=pl.col("self_sec").sum(),
     )
@@ -78,6 +79,7 @@ def _extents(spans: pl.DataFrame) -> pl.DataFrame:
     extents = outermost_spans(spans, ["place"]).group_by("place")
     return extents.agg(
         start_us=pl.col("start_us").min(),
+        end_us=pl.col("end_us").max(),
         duration_sec=(pl.col("end_us").max() - pl.col("start_us").min()) / 1e6,
         unaccounted_sec=(pl.col("end_us").max() - pl.col("start_us").min()) / 1e6 - pl.col("fresh_sec").sum(),
     )
@@ -192,9 +194,8 @@ def _barriers(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _path(spans: pl.DataFrame, records: pl.DataFrame, path: pl.DataFrame) -> pl.DataFrame:
-    """Describe the spans on critical paths, in the order of time; those that never were the innermost are left out."""
-    path = path.filter(pl.col("path_sec") > 0)
+    """Describe the pieces of critical paths, in the order of time."""
     rows = spans.select("place", "row", "event", phase="counts_for")[path["span"]]
     fields = records.select("request_id", "turn")[rows["row"]]
-    times = path.select("path_sec", "held_sec", start_us="from_us", end_us="to_us")
-    return pl.concat([rows, fields, times], how="horizontal").sort("place", "start_us", maintain_order=True)
+    times = path.select("contains", "held_sec", start_us="from_us", end_us="to_us")
+    return pl.concat([rows, fields, times], how="horizontal").sort("place", "start_us")

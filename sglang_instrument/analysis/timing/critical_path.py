@@ -5,7 +5,7 @@ one in the same way, goes on at its start with the last one that had ended by th
 of the step belongs to exactly one span: the innermost on this path.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 
@@ -13,7 +13,7 @@ from sglang_instrument.analysis.timing.nesting import clipped_children
 
 #: The record of a held event loop lies beside the spans that it delays, in no lane of theirs.
 LOOP_BLOCK: Final = "event_loop_block"
-_OUTLIVES_US: Final = 1_000  # nobody waited for a child in another lane that ends so much later
+_OUTLIVES_US: Final = 1_000  # no span waited for a child in another lane that ends so much later
 
 
 def critical_path(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> pl.DataFrame:
@@ -24,21 +24,19 @@ def critical_path(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> 
         children: The result of `nesting.clipped_children`, if already computed.
 
     Returns:
-        span; from_us, to_us: its part of the path; path_sec: how much of it no span inside it covers;
-        held_sec: how much of path_sec the worker's event loop was held. In the order of the levels, the
-        outermost spans first.
+        One row per piece of a path, in no order: span, the innermost one on the path; from_us, to_us;
+        held_sec: how much of it the worker's event loop was held; contains: whether the span has others
+        inside it on the path. The pieces of a step do not overlap, and cover its outermost spans on the path.
     """
     children = clipped_children(spans) if children is None else children
-    blocks = spans.filter(_is_block(spans))
+    blocks = spans.filter(_is_block(spans)).select("place", "start_us", "end_us")
     links = _walk(spans, _waited_for(spans, children))
-    own = _uncovered(links)
-    own = own.with_columns(place=spans["place"].gather(own["span"]))
-    own = own.with_columns(held_us=_covered_us(own, blocks.select("place", "start_us", "end_us")))
-    sums = own.group_by("span").agg(
-        path_sec=(pl.col("to_us") - pl.col("from_us")).sum() / 1e6, held_sec=pl.col("held_us").sum() / 1e6
+    pieces = _uncovered(links)
+    pieces = pieces.with_columns(
+        place=spans["place"].gather(pieces["span"]), contains=pieces["span"].is_in(links["parent"].implode())
     )
-    path = links.join(sums, on="span", how="left", maintain_order="left")
-    return path.select("span", "from_us", "to_us", pl.col("path_sec", "held_sec").fill_null(0.0))
+    held = _covered_us(pieces, blocks) / 1e6
+    return pieces.select("span", "from_us", "to_us", "contains", held_sec=held)
 
 
 def _is_block(spans: pl.DataFrame) -> pl.Series:
@@ -47,17 +45,28 @@ def _is_block(spans: pl.DataFrame) -> pl.Series:
 
 
 def _waited_for(spans: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
-    """Return the clipped children that their parents may have waited for."""
-    outlives = (spans["end_us"].gather(children["span"]) > children["parent_end"] + _OUTLIVES_US) & spans[
-        "concurrent"
-    ].gather(children["span"])
+    """Return the clipped children that their parents may have waited for: span, parent, from_us, to_us.
+
+    A parent cannot have waited for a child in another lane that outlives it. The nearest span above that ends
+    later may have: tasks outlive the span that started them, and the step waits.
+    """
+    ends, names = spans["end_us"], ("span", "parent", "from_us", "to_us")
     is_block = _is_block(spans).gather(children["span"])
-    left_out = outlives | is_block | (children["to_us"] <= children["from_us"])
-    return children.filter(~left_out).select("span", "parent", "from_us", "to_us")
+    rows = children.filter(~is_block & (children["to_us"] > children["from_us"])).select(*names)
+    found = [rows.clear()]
+    while len(rows):
+        outlives = ends.gather(rows["span"]) > ends.gather(rows["parent"]) + _OUTLIVES_US
+        outlives &= spans["concurrent"].gather(rows["span"])
+        found.append(rows.filter(~outlives))
+        rows = rows.filter(outlives)
+        rows = rows.with_columns(parent=spans["parent"].gather(rows["parent"])).drop_nulls("parent")
+        until = pl.min_horizontal(ends.gather(rows["span"]), ends.gather(rows["parent"]))
+        rows = rows.with_columns(to_us=until)
+    return pl.concat(found)
 
 
 def _walk(spans: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
-    """Return the links of all paths, level by level: span, parent (null for the outermost), from_us, to_us."""
+    """Return the links of all paths, by level: span, parent (null for the outermost), from_us, to_us."""
     level = _chain(_outermost(spans), "place").with_columns(parent=pl.lit(None, pl.Int64)).drop("place")
     levels = [level.select("span", "parent", "from_us", "to_us")]
     while len(level):
@@ -89,7 +98,7 @@ def _outermost(spans: pl.DataFrame) -> pl.DataFrame:
 def _chain(candidates: pl.DataFrame, key: str) -> pl.DataFrame:
     """Return for each value of `key` the last candidate to end, the last that had ended at its start, ..."""
     ordered = candidates.filter(pl.col("to_us") > pl.col("from_us"))
-    ordered = ordered.sort(key, "to_us", "from_us", descending=[False, False, True])
+    ordered = ordered.sort(key, "to_us", "from_us", descending=[False, False, True], maintain_order=True)
     if ordered.is_empty():
         return ordered
     starts, ends = _one_after_the_other(ordered[key], ordered["from_us"], ordered["to_us"])
@@ -101,7 +110,8 @@ def _chain(candidates: pl.DataFrame, key: str) -> pl.DataFrame:
 
 def _one_after_the_other(group: pl.Series, *times: pl.Series) -> list[pl.Series]:
     """Shift times so that the groups, which are numbered in ascending order, follow one another."""
-    lowest, highest = min(time.min() for time in times), max(time.max() for time in times)  # type: ignore[type-var]
+    every: list[Any] = [edge for time in times for edge in (time.min(), time.max())]
+    lowest, highest = min(every), max(every)
     shift = (group.rank("dense").cast(pl.Int64) - 1) * (highest - lowest + 1) - lowest
     return [time + shift for time in times]
 
@@ -124,7 +134,7 @@ def _reached(taken: pl.Series, before: pl.Series) -> pl.Series:
 
 
 def _uncovered(links: pl.DataFrame) -> pl.DataFrame:
-    """Return when each span of a path was its innermost span: span, from_us, to_us."""
+    """Return when each span of a path was its innermost one: span, from_us, to_us."""
     inner = links.drop_nulls("parent").sort("parent", "from_us")
     inner = inner.join(links.select(parent="span", lowest="from_us", highest="to_us"), on="parent")
     last_end = pl.col("to_us").shift(1).over("parent")

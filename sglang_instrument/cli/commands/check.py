@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sglang_instrument.cli.numbers import count, seconds
 from sglang_instrument.cli.select import LOGS_HELP
 from sglang_instrument.cli.tables import print_json, print_line, reading
-
-if TYPE_CHECKING:
-    from sglang_instrument.analysis.verdict.verdict import Finding
 
 HELP: Final = """\
 Check a run's log: records that were dropped, torn or sampled out, files that are missing, empty or of a newer
@@ -27,9 +24,11 @@ appears at all: `doctor`.
 --json prints {"folder", "ok", "health": {...}, "open": [{"file", "event", "request_id", "turn", "age_sec",
 "stack"}], "clocks": [{"worker", "barriers", "offset_sec", "residual_sec"}], "round_trips": [{"client",
 "server", "calls", "low_sec", "high_sec", "offset_sec", "residual_sec", "same_clock"}], "without_records":
-[PROCESS], "deaths": [{"step", "validate", "worker", "sentence", "evidence": {...}}]}."""
+[PROCESS], "deaths": [{"step", "validate", "worker", "sentence", "advice", "evidence": {...}}]}."""
 
 _RESIDUAL_SEC: Final = 0.05  # above this, do not compare times of different hosts
+
+_OF_DEATHS: Final = ("step", "validate", "worker", "sentence", "advice", "evidence")  # attributes of findings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
                 "clocks": clocks,
                 "round_trips": pairs.to_dicts(),
                 "without_records": without_records,
-                "deaths": [_without_loss(one) for one in deaths],
+                "deaths": [{name: getattr(one, name) for name in _OF_DEATHS} for one in deaths],
             }
         )
         return int(wrong > 0)
@@ -89,11 +88,6 @@ def run(args: argparse.Namespace) -> int:
     print_clocks(pairs, processes)
     print_line("something is wrong" if wrong else "nothing is wrong")
     return int(wrong > 0)
-
-
-def _without_loss(finding: Finding) -> dict[str, Any]:
-    """Return a death as JSON, without cause and lost time, which a death does not have."""
-    return {key: value for key, value in asdict(finding).items() if key not in ("cause", "lost_sec")}
 
 
 def _describe(span: dict[str, Any]) -> str:

@@ -261,8 +261,8 @@ def _worth_a_look(folder: Path, most: str) -> tuple[str, str]:
 
     run = open_run(folder)
     for found in findings_of(run, over=True):
-        if not found.validate:
-            return f" --step {found.step}", f" --worker {found.worker}"
+        if found.step is not None and not found.validate:
+            return f" --step {found.step}", "" if found.worker is None else f" --worker {found.worker}"
     steps = step_table(run.digest).filter(validate=False).drop_nulls("slowest_worker").sort(most)
     for one in steps.tail(1).to_dicts():
         return f" --step {one['step']}", f" --worker {one['slowest_worker']}"

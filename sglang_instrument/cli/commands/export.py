@@ -19,8 +19,8 @@ Write a run as Parquet tables or as a Perfetto trace. The trace can include what
     sglang-instrument export --perfetto kernels.pftrace --traces /tmp/sglang_profile     # without a run
 
 --parquet    spans/step_N.parquet and spans/validate_N.parquet: each span, nested; docs/reference/numbers.md
-             describes the columns. steps, requests, turns and barriers.parquet: the tables. Compressed by
-             zstd. steps and barriers leave out records outside of any step
+             describes the columns. steps, requests, turns, barriers and path.parquet: the tables.
+             Compressed by zstd. steps, barriers and path leave out records outside of any step
 --perfetto   one track for each request, below its worker, with arrows from turn to turn; requests in flight;
              event loop lag. Clocks of hosts are aligned. Open it at https://ui.perfetto.dev (in the browser)
 --traces     traces of torch profilers, of several ranks and any size; with LOGS, only during the run"""

@@ -1,50 +1,55 @@
-"""Show the steps of a run: how long, how many requests, where the time went; the verdict; the log's state."""
+"""Show the steps of a run: how long each took and what that was spent on; the verdict; the log's state."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.cli import select
 from sglang_instrument.cli.commands import engine_logs
+from sglang_instrument.cli.ledger_tables import print_ledger
 from sglang_instrument.cli.numbers import count, percent, seconds, short_count
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 from sglang_instrument.schema import PHASES
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
-    from sglang_instrument.analysis.verdict.verdict import Finding
 
 HELP: Final = """\
-Show the steps of a run: how long each took, its requests, and the phases that the time went to. The verdict
-names what cost most.
+Show the steps of a run: how long each took, its requests, and what its wall time was spent on. The verdict
+names what cost most, and what to look at next.
 
     sglang-instrument summary logs/gsm8k_600
     sglang-instrument summary logs/gsm8k_600 --step 67      # its workers, and the parts that add up to it
 
-time s   of the longest worker            next s            from this start to the next step's start
-busy s   the time without barriers        p50, p99, max s   durations of the requests
+time s   of the longest worker            wall s           from the step's begin to the begin of the next
+busy s   the time without barriers        p50, p99, max s  durations of the requests
 tail%    share of the time in which only the last 20 % of the requests run
-gen%, tool%, rew%, wait%, rest%   of all workers' time: engine, tools, rewards, barriers, everything else
+gen%, tool%, rew%, gap%, rest%   of the wall time, along the path that decided it: engine, tools, rewards,
+                                 between two steps, everything else; they add up to 100
+wait%    of all workers' wall time: waiting for another worker
 
---json prints {"folder", "findings": [{"cause", "step", "validate", "worker", "lost_sec", "sentence",
-"evidence": {...}}], "steps": [{"step", "validate", "workers", "slowest_worker", "duration_sec",
-"busy_sec", "interval_sec", "unaccounted_sec", "requests", "response_tokens", "p50_sec", "p99_sec",
-"max_sec", "tail", "start_us", "phases": {PHASE: share}}], "workers": [the same of each worker],
-"engine": {"requests", "retractions", "shares": {"queue", "prefill", "decode"}, "explains"} or null (a null in
-it means unknown),
-"health": {...}} and, with --step, "accounting": {WORKER: [{"event", "count", "sec", "share"}]}.
+--json prints {"folder", "verdict", "findings": [{"cause", "scope", "step", "validate", "worker",
+"request_id", "event", "lost_sec", "sentence", "advice", "evidence": {...}}], "steps": [{"step",
+"validate", "workers", "slowest_worker", "duration_sec", "busy_sec", "interval_sec", "unaccounted_sec",
+"requests", "response_tokens", "p50_sec", "p99_sec", "max_sec", "tail", "start_us", "phases": {PHASE:
+share of all workers' time}}], "workers": [the same of each worker], "ledger": {"steps": [{"step",
+"validate", "worker", "part", "event", "waited_for", "sec"}], "workers": [the same of each worker, with
+--step]}, "engine": {"requests", "retractions", "shares": {"queue", "prefill", "decode"}, "explains"} or
+null (a null in it means unknown), "health": {...}}. The worker of a finding is null where it concerns all.
 Shares and tail are from 0 to 1."""
 
-_SHOWN: Final = 16  # rows; more leave no room for the rest on one screen
+_SHOWN: Final = 12  # rows; more leave no room for the rest on one screen
 _SHARES: Final = {
-    "gen%": ("generate", "engine"),
+    "gen%": ("engine",),
     "tool%": ("tool", "interaction"),
     "rew%": ("reward",),
-    "wait%": ("barrier",),
+    "gap%": ("between steps",),
 }
-_COLUMNS: Final = ("req", "tokens", "p50 s", "p99 s", "max s", "tail%", *_SHARES, "rest%")
+_WAITS: Final = "barrier"
+_COLUMNS: Final = ("req", "tokens", "p50 s", "p99 s", "max s", "tail%", "wait%", *_SHARES, "rest%")
 _OPTIONAL: Final = ("p50 s", "max s")
 
 _Row = dict[str, Any]
@@ -52,11 +57,12 @@ _Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Summary:
-    """Rows of `step_table` and `worker_table`, and for one step those of `accounting` by worker."""
+    """Rows of `step_table`, `worker_table`, `step_ledger` and `worker_ledger`."""
 
     steps: list[_Row]
     workers: list[_Row]
-    parts: dict[int, list[_Row]]
+    spent: list[_Row]
+    spent_by_workers: list[_Row]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the steps, or the workers and parts of one step."""
+    """Print the steps, or the workers and the ledger of one step."""
     from sglang_instrument.analysis.answers.join import engine_summary, explain
     from sglang_instrument.analysis.run.opening import open_run
     from sglang_instrument.analysis.verdict.verdict import findings_of, verdict_of
@@ -73,19 +79,22 @@ def run(args: argparse.Namespace) -> int:
     with reading() as progress:
         opened = open_run(args.logs, progress)
         summary = _summarise(opened, args)
-        found = findings_of(opened)
+        found, sentence = findings_of(opened), verdict_of(opened)
         why = explain(opened, found[0]) if found else ""
         engine = engine_summary(opened)
     if args.json:
-        _print_json(opened, args, summary, found, engine and {**engine, "explains": why or None})
+        told = {"verdict": sentence, "findings": [asdict(one) for one in found]}
+        _print_json(opened, args, summary, told, engine and {**engine, "explains": why or None})
         return 0
     if args.step is None:
-        _print_steps(opened, args, summary.steps)
+        _print_steps(opened, args, summary)
     else:
         _print_step(opened, args, summary)
     said = f"; {why}" if why else ""
     of = "verdict" if args.step is None else "verdict of the whole run"
-    print_line(f"{of}: {verdict_of(opened)}{said}")
+    print_line(f"{of}: {sentence}{said}")
+    if found and found[0].advice:
+        print_line(f"look at: {found[0].advice.replace('LOGS', shlex.quote(str(args.logs)))}")
     if engine:
         print_line(engine_logs.told(engine))
     print_line(f"log: {opened.health.sentence()}")
@@ -95,40 +104,37 @@ def run(args: argparse.Namespace) -> int:
 def _summarise(opened: Run, args: argparse.Namespace) -> _Summary:
     import polars as pl
 
-    from sglang_instrument.analysis.answers.steps import accounting, step_table, worker_table
+    from sglang_instrument.analysis.answers.ledger import step_ledger, worker_ledger
+    from sglang_instrument.analysis.answers.steps import step_table, worker_table
 
-    # Intervals need the neighbours of a step, so all steps are measured before one is chosen.
+    # A step ends with the begin of the next one, so all steps are measured before one is chosen.
     every = opened.digest.filter(pl.col("validate") == args.validate)
-    steps, workers = step_table(every), worker_table(every)
-    parts = {}
+    tables = [
+        step_table(every),
+        worker_table(every),
+        step_ledger(opened.digest),
+        worker_ledger(opened.digest),
+    ]
+    tables = [table.filter(validate=args.validate) for table in tables]
     if args.step is not None:
         select.demand(opened, args)
-        steps, workers = steps.filter(step=args.step), workers.filter(step=args.step)
-        spans = opened.read_spans(step=args.step, validate=args.validate)
-        parts = {
-            worker: accounting(spans, args.step, worker, args.validate).to_dicts()
-            for worker in workers["worker"]
-        }
-    return _Summary(steps.to_dicts(), workers.to_dicts(), parts)
+        tables = [table.filter(step=args.step) for table in tables]
+    return _Summary(*(table.to_dicts() for table in tables))
 
 
 def _print_json(
-    opened: Run,
-    args: argparse.Namespace,
-    summary: _Summary,
-    found: list[Finding],
-    engine: _Row | None,
+    opened: Run, args: argparse.Namespace, summary: _Summary, told: _Row, engine: _Row | None
 ) -> None:
+    of_workers = {} if args.step is None else {"workers": summary.spent_by_workers}
     answer = {
         "folder": str(opened.folder),
-        "findings": [asdict(one) for one in found],
+        **told,
         "steps": [_with_phases(row) for row in summary.steps],
         "workers": [_with_phases(row) for row in summary.workers],
+        "ledger": {"steps": summary.spent, **of_workers},
         "engine": engine,
         "health": asdict(opened.health),
     }
-    if args.step is not None:
-        answer["accounting"] = {str(worker): parts for worker, parts in summary.parts.items()}
     print_json(answer)
 
 
@@ -137,13 +143,19 @@ def _with_phases(row: _Row) -> _Row:
     return {**kept, "phases": {phase: row[f"share_{phase}"] for phase in PHASES if row[f"share_{phase}"]}}
 
 
-def _print_steps(opened: Run, args: argparse.Namespace, steps: list[_Row]) -> None:
+def _print_steps(opened: Run, args: argparse.Namespace, summary: _Summary) -> None:
+    steps = summary.steps
     shown = _slowest_and_newest(steps)
-    rows = [(str(row["step"]), *_cells(row, "interval_sec")) for row in shown]
+    spent, waits = _by_part(summary.spent, "step"), _by_part(summary.spent_by_workers, "step")
+    rows = [
+        (str(row["step"]), *_cells(row, sum(own.values()), own, _share(waits[row["step"]])))
+        for row in shown
+        for own in [spent[row["step"]]]
+    ]
     requests = sum(row["requests"] for row in steps)
     kind = "validation steps" if args.validate else "steps"
     title = f"{opened.folder}: {len(steps)} {kind}, {len(opened.workers)} workers, {requests:,} requests"
-    print_table(("step", "time s", "next s", *_COLUMNS), rows, title=title, optional=_OPTIONAL)
+    print_table(("step", "time s", "wall s", *_COLUMNS), rows, title=title, optional=_OPTIONAL)
     if len(shown) < len(steps):
         print_line(
             f"{len(shown)} of {len(steps)} steps are shown, the slowest and the last; --json prints all"
@@ -151,7 +163,7 @@ def _print_steps(opened: Run, args: argparse.Namespace, steps: list[_Row]) -> No
     timed = [row for row in steps if row["duration_sec"]]
     if timed:
         print_line(_slowest(timed))
-        print_line(_unaccounted(timed))
+        print_line(_unaccounted(spent))
     validations = opened.digest.steps.filter(validate=True)["step"].n_unique()
     if validations and not args.validate:
         kept = "step is" if validations == 1 else "steps are"
@@ -159,34 +171,51 @@ def _print_steps(opened: Run, args: argparse.Namespace, steps: list[_Row]) -> No
 
 
 def _print_step(opened: Run, args: argparse.Namespace, summary: _Summary) -> None:
-    kind = "validation" if args.validate else "step"
-    rows = [(str(row["worker"]), *_cells(row, "busy_sec")) for row in summary.workers]
-    title = f"{opened.folder}, {kind} {args.step}"
+    title = f"{opened.folder}, {'validation' if args.validate else 'step'} {args.step}"
+    spent = _by_part(summary.spent_by_workers, "worker")
+    rows = [
+        (str(row["worker"]), *_cells(row, row["busy_sec"], own, _share(own), own.get(_WAITS, 0.0)))
+        for row in summary.workers
+        for own in [spent[row["worker"]]]
+    ]
     print_table(("worker", "time s", "busy s", *_COLUMNS), rows, title=title, optional=_OPTIONAL)
-    for step in summary.steps:
-        worker = step["slowest_worker"]
-        rows = [
-            (part["event"], percent(part["share"]), count(part["count"]), seconds(part["sec"]))
-            for part in summary.parts[worker]
-        ]
-        title = f"\nthe parts of worker {worker}, which was busy longest"
-        print_table(("part", "share %", "count", "time s"), rows, title=title)
+    wall = sum(row["sec"] for row in summary.spent)
+    title = f"\nwhat its {seconds(wall)} s, until the next step began, were spent on"
+    print_ledger(title, summary.spent, summary.spent_by_workers)
 
 
-def _cells(row: _Row, second: str) -> tuple[str, ...]:
-    shares = [sum(row[f"share_{phase}"] for phase in phases) for phases in _SHARES.values()]
-    rest = sum(row[f"share_{phase}"] for phase in PHASES) - sum(shares)
+def _by_part(ledger: list[_Row], key: str) -> dict[int, dict[str, float]]:
+    """Return the seconds of each part, by step or by worker."""
+    found: dict[int, dict[str, float]] = {}
+    for row in ledger:
+        parts = found.setdefault(row[key], {})
+        parts[row["part"]] = parts.get(row["part"], 0.0) + row["sec"]
+    return found
+
+
+def _share(parts: dict[str, float]) -> float:
+    """Return the share of waiting in all parts."""
+    return parts.get(_WAITS, 0.0) / (sum(parts.values()) or 1.0)
+
+
+def _cells(
+    row: _Row, second: float, spent: dict[str, float], waiting: float, waited: float = 0.0
+) -> tuple[str, ...]:
+    """Return the cells of a line; `waited` are seconds that the rest does not count."""
+    whole = sum(spent.values()) or 1.0
+    shares = [sum(spent.get(part, 0.0) for part in parts) / whole for parts in _SHARES.values()]
     return (
         seconds(row["duration_sec"]),
-        seconds(row[second]),
+        seconds(second),
         count(row["requests"]),
         short_count(row["response_tokens"]),
         seconds(row["p50_sec"]),
         seconds(row["p99_sec"]),
         seconds(row["max_sec"]),
         percent(row["tail"]),
+        percent(waiting),
         *map(percent, shares),
-        percent(max(0.0, rest)),
+        percent(max(0.0, 1 - sum(shares) - waited / whole)),
     )
 
 
@@ -203,14 +232,15 @@ def _slowest(steps: list[_Row]) -> str:
     slowest, typical = by_duration[-1], by_duration[len(steps) // 2]
     step, took = slowest["step"], seconds(slowest["duration_sec"])
     times = slowest["duration_sec"] / typical["duration_sec"]
-    return (
-        f"slowest: step {step}, {took} s, {times:.1f} x the median; --step {step} shows its workers and parts"
-    )
+    shown = f"--step {step} shows its workers and parts"
+    return f"slowest: step {step}, {took} s, {times:.1f} x the median; {shown}"
 
 
-def _unaccounted(steps: list[_Row]) -> str:
-    """Return how much of the slowest workers' time no part of a step accounts for."""
-    worst = max(steps, key=lambda row: float(row["unaccounted_sec"] / row["duration_sec"]))
-    whole = percent(sum(row["unaccounted_sec"] for row in steps) / sum(row["duration_sec"] for row in steps))
-    most = percent(worst["unaccounted_sec"] / worst["duration_sec"])
-    return f"unaccounted: {whole} % of the steps' time, at most {most} % (step {worst['step']})"
+def _unaccounted(spent: dict[int, dict[str, float]]) -> str:
+    """Return how much of the steps' wall time no part of the ledger explains."""
+    unknown = {step: parts.get("unaccounted", 0.0) for step, parts in spent.items()}
+    whole = {step: sum(parts.values()) for step, parts in spent.items()}
+    worst = max(whole, key=lambda step: unknown[step] / (whole[step] or 1.0))
+    share = percent(sum(unknown.values()) / (sum(whole.values()) or 1.0))
+    most = percent(unknown[worst] / (whole[worst] or 1.0))
+    return f"unaccounted: {share} % of the steps' wall time, at most {most} % (step {worst})"

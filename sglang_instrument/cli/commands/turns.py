@@ -24,6 +24,7 @@ Show the turns of the requests: how many requests reach each turn, its time in t
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `turns`."""
     select.add_arguments(parser)
+    parser.add_argument("--worker", type=int, metavar="R", help="only this worker")
     parser.add_argument("--tools", action="store_true", help="also tools and interactions by name")
 
 
@@ -40,11 +41,13 @@ def run(args: argparse.Namespace) -> int:
         chosen = opened.digest.filter(pl.col("validate") == args.validate)
         if args.step is not None:
             chosen = chosen.filter(pl.col("step") == args.step)
+        if args.worker is not None:
+            chosen = chosen.filter(pl.col("worker") == args.worker)
         by_step = turn_table(chosen, by_step=True).to_dicts()
         turns, counts = turn_table(chosen).to_dicts(), turn_counts(chosen).to_dicts()
         tools = []
         if args.tools:
-            tools = tool_table(opened.read_spans(step=args.step, validate=args.validate)).to_dicts()
+            tools = tool_table(opened.read_spans(args.step, args.worker, args.validate)).to_dicts()
     if args.json:
         told = {"tools": tools} if args.tools else {}
         print_json({"folder": str(opened.folder), "turns": by_step, "counts": counts, **told})

@@ -11,13 +11,16 @@ from sglang_instrument.cli.numbers import NOTHING, count, seconds
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 
 if TYPE_CHECKING:
-    from sglang_instrument.analysis.answers.workers import Chain
+    from sglang_instrument.analysis.answers.workers import Chain, Link
 
 HELP: Final = """\
 Show which workers the others waited for, over the run or at the barriers of one step.
 
     sglang-instrument workers logs/gsm8k_600
     sglang-instrument workers logs/gsm8k_600 --step 67      # arrivals, and why the last one came last
+
+The last line walks along the ledger of the worker that came last: what it spent its time on before the
+barrier, in the order of time, and what the other workers spent on the same (their median).
 
 arrival s   arrival at the barrier, after the first worker's        wait s   waiting at the barrier
 blame s     its share of the waiting: each instant is split equally among the workers that are still missing
@@ -29,13 +32,18 @@ clock s     by how much its clock is ahead of the median worker's, +- the residu
 "gain_alone_sec"}], "barriers": [{"step", "validate", "barrier", "worker", "arrival_sec", "wait_sec",
 "blame_sec", "gain_alone_sec", "doubt"}], "clocks": [{"worker", "barriers", "offset_sec", "residual_sec"}],
 "round_trips": [{"client", "server", "calls", "low_sec", "high_sec", "offset_sec", "residual_sec",
-"same_clock"}]} and, with --step, "chain": {"step", "worker", "late_sec", "request_id", "request_sec", "turn",
-"turn_sec", "event", "event_sec"}. "doubt" tells why a barrier is not enough evidence; turns count from 0."""
+"same_clock"}]} and, with --step, "chain": {"step", "validate", "barrier", "worker", "late_sec", "wait_sec",
+"sec", "links": [{"part", "event", "sec", "others_sec", "request_id"}]}. "doubt" tells why a barrier is not
+enough evidence; barriers count from 0."""
+
+_MOST_LINKS: Final = 5
+_LEAST_LINK: Final = 0.02  # share of the time before the barrier from which on a part is named
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `workers`."""
     select.add_arguments(parser)
+    parser.add_argument("--worker", type=int, metavar="R", help="with --step: walk along this one's ledger")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,11 +60,12 @@ def run(args: argparse.Namespace) -> int:
         opened = open_run(args.logs, progress)
         select.demand(opened, args)
         digest = opened.digest.filter(pl.col("validate") == args.validate)
-        barriers = select.of_steps(opened, barrier_table(digest), args).to_dicts()
+        table = barrier_table(digest).filter(pl.lit(args.step is None) | (pl.col("step") == args.step))
+        barriers = table.to_dicts()
         blame, clocks = blame_table(digest).to_dicts(), clock_table(digest).to_dicts()
         pairs = round_trip_table(opened)
         processes = process_clocks(opened, pairs)
-        chain = None if args.step is None else chain_of(opened, args.step, args.validate)
+        chain = None if args.step is None else chain_of(opened.digest, args.step, args.validate, args.worker)
     answer = {"folder": str(opened.folder), "workers": blame, "barriers": barriers, "clocks": clocks}
     answer["round_trips"] = pairs.to_dicts()
     if args.json:
@@ -124,13 +133,20 @@ def _print_doubts(barriers: list[dict[str, Any]]) -> None:
 
 
 def _sentence(chain: Chain | None) -> str:
+    """Return what the last worker spent its time on, in the order of time; short parts are summed up."""
     if chain is None:
         return "the evidence blames no worker"
-    text = f"worker {chain.worker} came last, {seconds(chain.late_sec)} s after the one before it"
-    if chain.request_id is not None:
-        text += f" <- its last request {chain.request_id}, {seconds(chain.request_sec)} s"
-    if chain.turn is not None:
-        text += f" <- turn {chain.turn + 1}, {seconds(chain.turn_sec)} s"
-    if chain.event is not None:
-        text += f" <- {chain.event}, {seconds(chain.event_sec)} s"
-    return text
+    told = sorted(chain.links, key=lambda link: link.sec, reverse=True)[:_MOST_LINKS]
+    told = [link for link in told if link.sec >= _LEAST_LINK * chain.sec]
+    named = [_link(link) for link in chain.links if link in told]
+    rest = chain.sec - sum(link.sec for link in told)
+    text = f"worker {chain.worker} waited {seconds(chain.wait_sec)} s; it came after "
+    if chain.late_sec:
+        text = f"worker {chain.worker} came last, {seconds(chain.late_sec)} s after the one before it: "
+    text += " -> ".join([*named, f"barrier {chain.barrier + 1}"])
+    return text + (f"; the rest took {seconds(rest)} s" if rest >= _LEAST_LINK * chain.sec else "")
+
+
+def _link(link: Link) -> str:
+    asked = "" if link.request_id is None else f", most in request {link.request_id}"
+    return f"{link.part} {seconds(link.sec)} s (others {seconds(link.others_sec)} s{asked})"

@@ -22,7 +22,7 @@ from sglang_instrument.schema import PHASES
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.digest import Digest
     from sglang_instrument.analysis.run.opening import Run
-    from sglang_instrument.analysis.verdict.verdict import Finding
+    from sglang_instrument.analysis.verdict.finding import Finding
 
 _POINTS: Final = 320  # points of a curve; a screen cannot show more
 _MOST_CURVES: Final = 64  # workers with a curve of their own

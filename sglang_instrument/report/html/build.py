@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.answers.ledger import step_ledger
 from sglang_instrument.analysis.answers.round_trips import ahead_us
-from sglang_instrument.analysis.answers.steps import accounting, step_table
+from sglang_instrument.analysis.answers.steps import step_table
 from sglang_instrument.analysis.verdict.verdict import findings_of
 from sglang_instrument.report.html import answers
 from sglang_instrument.report.html.chosen import MOST_SPANS, Chosen, choose
@@ -24,7 +25,7 @@ from sglang_instrument.schema import EVENTS
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
-    from sglang_instrument.analysis.verdict.verdict import Finding
+    from sglang_instrument.analysis.verdict.finding import Finding
 
 Stage = Callable[[str], object]
 
@@ -67,7 +68,7 @@ def write_report(
         LogError: One of `steps` does not exist.
     """
     findings = findings_of(run)
-    table = step_table(run.digest)
+    table, ledger = step_table(run.digest), step_ledger(run.digest)
     chosen = choose(run, table, findings, steps, most_spans)
     packed: dict[str, bytes] = {}
     parts: dict[str, Any] = {}
@@ -78,7 +79,7 @@ def write_report(
         stage(f"reading {'validation' if one.validate else 'step'} {one.step}")
         packed[one.key], phases = pack_step(run, one, ahead)
         events |= phases
-        parts[one.key] = _parts(run, table, one)
+        parts[one.key] = _parts(ledger, one)
     stage("estimating what-if")
     grid = whatif_grid(run.digest, lambda done, total: stage(f"estimating what-if: {done} of {total}"))
     stage("splitting requests into events")
@@ -111,11 +112,7 @@ def _chart_facts(
     }
 
 
-def _parts(run: Run, table: pl.DataFrame, one: Chosen) -> dict[str, Any]:
-    """Return the parts of a step of its slowest worker."""
-    slowest = table.filter(step=one.step, validate=one.validate)["slowest_worker"]
-    if slowest.is_empty() or slowest[0] is None:
-        return {"worker": None, "rows": []}
-    worker = slowest[0]
-    spans = run.read_spans(step=one.step, worker=worker, validate=one.validate)
-    return {"worker": worker, "rows": accounting(spans, one.step, worker, one.validate).to_dicts()}
+def _parts(ledger: pl.DataFrame, one: Chosen) -> dict[str, Any]:
+    """Return what the wall time of a step was spent on: the rows of its ledger, and their sum."""
+    rows = ledger.filter(step=one.step, validate=one.validate)
+    return {"sec": rows["sec"].sum(), "rows": rows.drop("step", "validate").to_dicts()}

@@ -12,7 +12,7 @@ from sglang_instrument.errors import LogError
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
-    from sglang_instrument.analysis.verdict.verdict import Finding
+    from sglang_instrument.analysis.verdict.finding import Finding
 
 #: With this many spans the file is small enough for mail; the first step is included at any size.
 MOST_SPANS: Final = 250_000
@@ -65,7 +65,7 @@ def choose(
 
 
 def _named(findings: Sequence[Finding]) -> list[Chosen]:
-    return [Chosen(one.validate, one.step) for one in findings]
+    return [Chosen(one.validate, one.step) for one in findings if one.step is not None]
 
 
 def _slowest(steps: pl.DataFrame) -> list[Chosen]:

@@ -17,9 +17,10 @@ from sglang_instrument.report.html.chosen import Chosen
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
-    from sglang_instrument.analysis.verdict.verdict import Finding
+    from sglang_instrument.analysis.verdict.finding import Finding
 
 _MOST_FINDINGS: Final = 8
+_LEAST_LINK: Final = 0.02  # share of the time before a barrier from which on a part is shown
 _SPAN_US: Final = 0.44  # time of the thread that ends a span, in pure Python; see benchmarks/results.md
 
 
@@ -39,7 +40,7 @@ def story(run: Run, steps: pl.DataFrame, findings: Sequence[Finding], other: Run
         "other": None if other is None else other.folder.name,
         "clean": not findings,
         "verdict": findings[0].sentence if findings else verdict_of(run),
-        "where": _where(findings[0]) if findings else None,
+        "advice": findings[0].advice if findings else "",
         "findings": [{**asdict(one), "key": _where(one)} for one in findings[1 : _MOST_FINDINGS + 1]],
         "of_findings": len(findings),
         "chain": _chain(run, training, findings),
@@ -51,20 +52,24 @@ def story(run: Run, steps: pl.DataFrame, findings: Sequence[Finding], other: Run
     }
 
 
-def _where(finding: Finding) -> str:
-    return Chosen(finding.validate, finding.step).key
+def _where(finding: Finding) -> str | None:
+    """Return the step of a finding as links name it; None if it concerns the run."""
+    return None if finding.step is None else Chosen(finding.validate, finding.step).key
 
 
 def _chain(run: Run, training: pl.DataFrame, findings: Sequence[Finding]) -> dict[str, Any] | None:
     """Return why the barrier of the first finding's step, or else of the slowest step, took so long."""
-    if findings:
+    if findings and findings[0].step is not None:
         step, validate = findings[0].step, findings[0].validate
     elif not training.is_empty():
         step, validate = training.sort("duration_sec", nulls_last=True)["step"][-1], False
     else:
         return None
-    chain = chain_of(run, step, validate)
-    return None if chain is None else {**asdict(chain), "key": Chosen(validate, step).key}
+    chain = chain_of(run.digest, step, validate)
+    if chain is None:
+        return None
+    long = [asdict(link) for link in chain.links if link.sec >= _LEAST_LINK * chain.sec]
+    return {**asdict(chain), "links": long, "key": Chosen(validate, step).key}
 
 
 def _figures(run: Run, training: pl.DataFrame, steps: pl.DataFrame) -> dict[str, Any]:

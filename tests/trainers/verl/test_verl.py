@@ -4,10 +4,11 @@ import json
 from statistics import fmean, median
 
 import expected
+import polars as pl
 import pytest
 
 from sglang_instrument import schema
-from sglang_instrument.analysis.answers.steps import accounting
+from sglang_instrument.analysis.answers.ledger import worker_ledger
 from sglang_instrument.analysis.run.opening import open_run
 
 TOOLS, RAISES, SINGLE, ABORTS, LOG_PROBS, CANCELLED = 1, 3, 4, 5, 6, 77  # the steps that drive.py runs
@@ -172,10 +173,10 @@ def test_the_parts_of_a_step_add_up_to_it(outcome):
     for step, validate in ((1, False), (2, False), (2, True)):
         kind = "validate" if validate else "step"
         [whole] = named(of_step(outcome, step, kind), "total_step_duration")
-        rows = accounting(run.spans, step, 0, validate)
-        assert rows["event"][-1] == "(unaccounted)"
+        rows = worker_ledger(run.digest).filter(step=step, validate=validate, worker=0)
+        rows = rows.filter(pl.col("part") != "between steps")
         assert rows["sec"].sum() == pytest.approx(whole["duration_sec"], rel=0.02)
-        assert rows["share"][-1] < 0.1
+        assert rows.filter(part="unaccounted")["sec"].sum() < 0.1 * whole["duration_sec"]
 
 
 def test_steps_and_validations_have_their_folders(outcome):

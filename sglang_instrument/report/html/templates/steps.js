@@ -122,26 +122,33 @@ R.stepsNote = (asked) => {
   return `With a timeline: ${named}. ${rest}; rebuild the report with --step N to add one.`;
 };
 
+// The parts of a ledger that are named differently from the phase whose colour they have.
+R.PHASE_OF_PART = { engine: "generate", "held loop": "loop", "between steps": "weights" };
+
 R.partsOfStep = ({ step }) => {
   const card = R.$("parts");
   const parts = R.facts.parts[step];
   card.hidden = !parts || !parts.rows.length;
   if (card.hidden) return;
-  const shown = parts.rows.filter((row) => row.sec > 0);
-  const isRest = (row) => row.event === "(unaccounted)";
-  const shade = (row) => (isRest(row) ? R.ink("faint") : R.colour(R.phaseOf(row.event)));
+  const shown = parts.rows.filter((row) => row.sec >= 0.001 * parts.sec);
+  const rest = parts.sec - shown.reduce((sum, row) => sum + row.sec, 0);
+  if (rest > 0) shown.push({ part: "shorter parts", sec: rest });
+  const isKnown = (row) => row.event && row.part !== "unaccounted";
+  const shade = (row) => (isKnown(row) ? R.colour(R.PHASE_OF_PART[row.part] || row.part) : R.ink("faint"));
   const bar = (row) => {
-    const style = { flex: `${row.share} 0 0`, background: shade(row) };
-    return R.el("span", { style, title: `${row.event}: ${R.seconds(row.sec)}` });
+    const style = { flex: `${row.sec} 0 0`, background: shade(row) };
+    return R.el("span", { style, title: `${row.part}: ${R.seconds(row.sec)}` });
   };
-  const named = (row) => {
-    const word = isRest(row) ? "unaccounted" : R.el("code", {}, row.event);
-    return R.el("span", {}, R.swatch(shade(row)), " ", word);
-  };
-  const cells = (row) => [named(row), R.percent(row.share), R.count(row.count), R.seconds(row.sec)];
-  const columns = ["part, in the order of time", "share", "count", "time"];
+  const cells = (row) => [
+    R.el("span", {}, R.swatch(shade(row)), " ", row.part),
+    row.event && R.el("code", {}, row.event),
+    row.worker ?? null,
+    R.percent(row.sec / parts.sec),
+    R.seconds(row.sec),
+  ];
+  const columns = ["part", "event", "worker", "share", "time"];
   card.querySelector("h3").textContent =
-    `Parts of ${R.stepName(step)} on worker ${parts.worker}, which was busy longest`;
+    `What the ${R.seconds(parts.sec)} of ${R.stepName(step)} were spent on, until the next step began`;
   card.querySelector(".strip").replaceChildren(...shown.map(bar));
   R.table(card.querySelector("table"), columns, shown.map(cells));
 };
