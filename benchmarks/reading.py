@@ -20,8 +20,8 @@ def plain(folder):
 
 def summary(folder, cached=False):
     """Compute all that `summary` shows."""
-    from sglang_instrument.analysis.answers.ledger import step_ledger, worker_ledger
     from sglang_instrument.analysis.answers.steps import step_table, worker_table
+    from sglang_instrument.analysis.ledger.ledger import step_ledger, worker_ledger
     from sglang_instrument.analysis.run.opening import open_run
     from sglang_instrument.analysis.verdict.verdict import verdict_of
 

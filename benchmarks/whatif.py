@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from queued import Queued
 
 from sglang_instrument.analysis import open_run, step_table
-from sglang_instrument.analysis.answers.engine_speed import EngineSpeed
 from sglang_instrument.analysis.changes.rules import Rules
 from sglang_instrument.analysis.changes.whatif import Model
+from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed
 
 SHAPES = {
     "an engine as fast with many calls as with one": {

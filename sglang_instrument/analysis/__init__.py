@@ -7,7 +7,6 @@ need) or a table, and return what the commands answer with. `Run.spans` holds ev
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sglang_instrument.analysis.answers.clocks import clock_table as clock_table
     from sglang_instrument.analysis.answers.engine_calls import reported_calls as reported_calls
     from sglang_instrument.analysis.answers.events import event_table as event_table
     from sglang_instrument.analysis.answers.gaps import concurrency as concurrency
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.join import engine_summary as engine_summary
     from sglang_instrument.analysis.answers.join import explain as explain
     from sglang_instrument.analysis.answers.join import joined_calls as joined_calls
-    from sglang_instrument.analysis.answers.ledger import step_ledger as step_ledger
-    from sglang_instrument.analysis.answers.ledger import step_windows as step_windows
-    from sglang_instrument.analysis.answers.ledger import worker_ledger as worker_ledger
     from sglang_instrument.analysis.answers.lengths import length_table as length_table
     from sglang_instrument.analysis.answers.lengths import reward_by_length as reward_by_length
     from sglang_instrument.analysis.answers.requests import cdf_table as cdf_table
@@ -51,15 +47,19 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.changes.whatif import Model as Model
     from sglang_instrument.analysis.changes.whatif import validation_of as validation_of
     from sglang_instrument.analysis.changes.whatif import what_if as what_if
+    from sglang_instrument.analysis.ledger.ledger import step_ledger as step_ledger
+    from sglang_instrument.analysis.ledger.ledger import step_windows as step_windows
+    from sglang_instrument.analysis.ledger.ledger import worker_ledger as worker_ledger
     from sglang_instrument.analysis.reading.processes_of_run import RunProcesses as RunProcesses
     from sglang_instrument.analysis.reading.processes_of_run import read_processes as read_processes
+    from sglang_instrument.analysis.run.clocks import clock_table as clock_table
     from sglang_instrument.analysis.run.digest import Digest as Digest
     from sglang_instrument.analysis.run.health import Health as Health
     from sglang_instrument.analysis.run.opening import Run as Run
     from sglang_instrument.analysis.run.opening import open_run as open_run
     from sglang_instrument.analysis.timing.nesting import nest as nest
     from sglang_instrument.analysis.timing.wall_time import split_wall_time as split_wall_time
-    from sglang_instrument.analysis.verdict.finding import Finding as Finding
+    from sglang_instrument.analysis.verdict.evidence.finding import Finding as Finding
     from sglang_instrument.analysis.verdict.verdict import findings_of as findings_of
     from sglang_instrument.analysis.verdict.verdict import verdict_of as verdict_of
 
@@ -70,7 +70,7 @@ _HOMES = {
     "Comparison": "changes.compare",
     "Condition": "changes.compare",
     "Digest": "run.digest",
-    "Finding": "verdict.finding",
+    "Finding": "verdict.evidence.finding",
     "Health": "run.health",
     "Link": "answers.workers",
     "Model": "changes.whatif",
@@ -81,7 +81,7 @@ _HOMES = {
     "calls_of_request": "answers.join",
     "cdf_table": "answers.requests",
     "chain_of": "answers.workers",
-    "clock_table": "answers.clocks",
+    "clock_table": "run.clocks",
     "compare_runs": "changes.compare",
     "concurrency": "answers.gaps",
     "engine_request_table": "answers.join",
@@ -103,9 +103,9 @@ _HOMES = {
     "round_trip_table": "answers.round_trips",
     "split_wall_time": "timing.wall_time",
     "standstill": "answers.gaps",
-    "step_ledger": "answers.ledger",
+    "step_ledger": "ledger.ledger",
     "step_table": "answers.steps",
-    "step_windows": "answers.ledger",
+    "step_windows": "ledger.ledger",
     "tool_table": "answers.turns",
     "turn_counts": "answers.turns",
     "turn_table": "answers.turns",
@@ -114,7 +114,7 @@ _HOMES = {
     "verdict_of": "verdict.verdict",
     "waterfall": "answers.requests",
     "what_if": "changes.whatif",
-    "worker_ledger": "answers.ledger",
+    "worker_ledger": "ledger.ledger",
     "worker_table": "answers.steps",
     "workers_without_records": "answers.unfinished",
 }

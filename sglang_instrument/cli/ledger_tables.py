@@ -22,7 +22,7 @@ def print_ledger(title: str, step: Sequence[_Row], workers: Sequence[_Row]) -> N
         step: Its rows of `step_ledger`.
         workers: Its rows of `worker_ledger`.
     """
-    from sglang_instrument.analysis.answers.ledger import PARTS
+    from sglang_instrument.analysis.ledger.ledger import PARTS
 
     columns = _columns(step, workers)
     wall = sum(row["sec"] for row in step)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_instrument.analysis import Rules, Run, length_table, open_run, request_table, turn_table
-from sglang_instrument.analysis.answers.engine_speed import EngineSpeed
 from sglang_instrument.analysis.changes.whatif import Model
+from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed
 
 EPOCH_US = 1_767_600_000_000_000
 TICK_US = 100_000

@@ -162,3 +162,10 @@ def test_check_names_the_worker_that_stopped_first(folder: Path, capsys: pytest.
 def test_a_run_without_plateaus_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gaps", str(folder)]) == 0
     assert "exp: no plateau" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_torn_closing_line_is_no_end_of_the_run_where_others_closed_the_step(tmp_path: Path) -> None:
+    folder = synthetic_run(tmp_path / "exp", steps=3, workers=3, requests=8)
+    path = folder / "step_3" / "worker_1.jsonl"
+    path.write_bytes(path.read_bytes().rpartition(b'"event":"step_closed"')[0])
+    assert not verdict_of(open_run(folder), over=True).startswith("the run ended")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from made_steps import EPOCH_US, TICK_US, Made, brute_parents, steps_of_a_worker, write_step
 
 from sglang_instrument.analysis import Run, open_run, step_ledger, step_windows, worker_ledger
-from sglang_instrument.analysis.answers.ledger import PARTS, STEP, STEP_OF_WORKER
+from sglang_instrument.analysis.ledger.ledger import PARTS, STEP, STEP_OF_WORKER
 from sglang_instrument.testing import HeldLoop
 from sglang_instrument.testing.clean_shapes import CLEAN_SHAPES
 from sglang_instrument.testing.synthetic import write_run

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_instrument.analysis import open_run
-from sglang_instrument.analysis.answers.clocks import clock_table
 from sglang_instrument.analysis.answers.workers import barrier_table, blame_table, chain_of
+from sglang_instrument.analysis.run.clocks import clock_table
 from sglang_instrument.testing import SlowEngine, SlowPart, synthetic_run
 
 EPOCH_US = 1_767_600_000_000_000

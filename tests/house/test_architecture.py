@@ -20,7 +20,8 @@ FACADE = {"", "auto", "rollout"}
 MEASURE = {"words", "native", "recording.safety", "recording.measure"}
 TABLES = {"words", "patching", "patching.places", "patching.tables"}
 RUN = {"words", "analysis.reading", "analysis.timing", "analysis.run"}
-ANSWERS = RUN | {"analysis.answers", "analysis.changes", "analysis.verdict"}
+LEDGER = RUN | {"analysis.ledger"}
+ANSWERS = LEDGER | {"analysis.answers", "analysis.changes", "analysis.verdict", "analysis.verdict.evidence"}
 
 #: The other folders that each folder may import, from the bottom up. Two halves share only the vocabulary:
 #: one runs inside training (recording, patching, startup), the other reads the logs.
@@ -48,9 +49,13 @@ MAY_IMPORT = {
     "analysis.reading": {"words"},
     "analysis.timing": {"words"},
     "analysis.run": RUN,
-    "analysis.answers": RUN,
-    "analysis.changes": RUN | {"analysis.answers"},
-    "analysis.verdict": RUN | {"analysis.answers"},
+    "analysis.ledger": RUN,
+    "analysis.answers": LEDGER,
+    "analysis.changes": LEDGER | {"analysis.answers"},
+    "analysis.verdict.evidence": LEDGER | {"analysis.answers"},
+    "analysis.verdict.detectors": LEDGER | {"analysis.answers", "analysis.verdict.evidence"},
+    "analysis.verdict": LEDGER
+    | {"analysis.answers", "analysis.verdict.evidence", "analysis.verdict.detectors"},
     "analysis": ANSWERS,
     "traces": {"words"},
     "report": {"words"},

@@ -17,7 +17,7 @@ from sglang_instrument.analysis.answers.round_trips import ahead_us, of_worker
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.digest import Digest
     from sglang_instrument.analysis.run.opening import Run
-    from sglang_instrument.analysis.verdict.finding import Finding
+    from sglang_instrument.analysis.verdict.evidence.finding import Finding
 
 _CALLS: Final[dict[str, Any]] = {
     "rid": pl.String,

@@ -6,8 +6,8 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.clocks import BARRIER, clock_table, numbered_barriers
-from sglang_instrument.analysis.answers.deciding_paths import pieces_of_workers
+from sglang_instrument.analysis.ledger.deciding_paths import pieces_of_workers
+from sglang_instrument.analysis.run.clocks import BARRIER, clock_table, numbered_barriers
 from sglang_instrument.analysis.run.digest import Digest
 
 _LEFT_TOGETHER_SEC: Final = 0.05

@@ -5,7 +5,7 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.steps import step_table
-from sglang_instrument.analysis.answers.engine_speed import engine_calls, fit_speed
+from sglang_instrument.analysis.ledger.engine_speed import engine_calls, fit_speed
 from sglang_instrument.analysis.run.digest import Digest
 
 #: Metrics that do not depend on which replies were drawn, and their units.

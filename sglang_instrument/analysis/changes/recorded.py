@@ -4,9 +4,9 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_speed import EngineSpeed, Fit
 from sglang_instrument.analysis.changes.replay import Call, Request, work_of
 from sglang_instrument.analysis.changes.rules import Recorded
+from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed, Fit
 from sglang_instrument.analysis.run.digest import Digest
 
 OF_WORKER: Final = ("step", "validate", "worker")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from sglang_instrument.analysis.answers.engine_speed import EngineSpeed
+from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed
 
 _NEVER: Final = float("inf")
 _ARRIVES, _PREFILLED, _CUT = range(3)

@@ -7,11 +7,11 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.steps import step_table, worker_steps
-from sglang_instrument.analysis.answers.engine_speed import EngineSpeed, engine_calls, fit_speed
 from sglang_instrument.analysis.changes.recorded import OF_WORKER, pools, recorded_requests, request_rows
 from sglang_instrument.analysis.changes.replay import replay
 from sglang_instrument.analysis.changes.rules import Factors, Rules, under
 from sglang_instrument.analysis.changes.statistics import difference
+from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed, engine_calls, fit_speed
 from sglang_instrument.analysis.run.digest import KINDS, Digest
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.schema import kind_of

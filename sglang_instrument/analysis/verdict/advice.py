@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from sglang_instrument.analysis.verdict.finding import Finding
+from sglang_instrument.analysis.verdict.evidence.finding import Finding
 
-_TURNS: Final = "`turns LOGS{step}{worker}` lists the calls"
-_ONE: Final = "`requests LOGS --request {request}` shows it"
+_TURNS: Final = "the calls: `turns LOGS{step}{worker}`"
+_ONE: Final = "what that call waited for: `requests LOGS --request {request}`"
 #: What to look at, by cause; `{step}` and `{worker}` become the command's options.
 CAUSES: Final[dict[str, str]] = {
     "hang": "the stack in its last open_spans record says where it waits: `check LOGS`",
@@ -24,11 +24,11 @@ CAUSES: Final[dict[str, str]] = {
     "reward": "look at what the rewards share: a service, a model, a pool; `requests LOGS{step}{worker}`",
     "long-replies": "no fault: a limit of tokens or a partial rollout helps; `lengths LOGS`, `whatif LOGS`",
     "cold-start": "no fault: warm the engine up before it, or leave the step out of averages",
-    "trend": "compare the first with the last step: `steps LOGS`, `events LOGS{step}`",
+    "trend": "compare the first with the last step: `summary LOGS`, `events LOGS{step}`",
     "between-steps": "the trainer decides here: its phases are in trainer_0.jsonl, if its table is on; "
     "`events LOGS{step}`",
 }
-_OUTSIDE: Final = "`events LOGS{step}{worker}` shows it beside the other steps"
+_OUTSIDE: Final = "the event beside the others: `events LOGS{step}{worker}`"
 
 
 def advice_of(finding: Finding) -> str:

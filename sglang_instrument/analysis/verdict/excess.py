@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.ledger import STEP, STEP_OF_WORKER, step_ledger, step_windows
+from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, step_ledger, step_windows
 from sglang_instrument.analysis.run.digest import Digest
 
 #: Parts whose calls have a usual time: what more or longer calls took, and what slower calls took.
@@ -43,17 +43,11 @@ def _split(digest: Digest, calls: pl.DataFrame) -> pl.DataFrame:
         ledger.filter(~pl.col("part").is_in(list(_SPLIT))).group_by(*STEP, "part").agg(pl.col("sec").sum())
     )
     tables = [whole]
-    deciding = digest.of_workers().path.join(
-        ledger.filter(pl.col("part") == "barrier").select(STEP_OF_WORKER).unique(),
-        on=STEP_OF_WORKER,
-        how="semi",
-    )
     for kind, (more, slower) in _SPLIT.items():
         spent = ledger.filter(pl.col("part") == kind)
         total = spent.group_by(*STEP).agg(pl.col("sec").sum())
-        on_path = deciding.drop_nulls("request_id").select(*STEP_OF_WORKER, "request_id", "turn").unique()
-        deciders = spent.select(STEP_OF_WORKER).unique()
-        mine = calls.filter(pl.col("kind") == kind).join(deciders, on=STEP_OF_WORKER, how="semi")
+        on_path = digest.path.join(spent, on=STEP_OF_WORKER, how="semi").drop_nulls(["request_id", "turn"])
+        mine = calls.filter(pl.col("kind") == kind)
         mine = mine.join(on_path, on=[*STEP_OF_WORKER, "request_id", "turn"], how="semi")
         usual = mine.group_by(STEP).agg(usual=pl.col("usual_sec").sum())
         known = total.join(usual, on=STEP, how="left").with_columns(pl.col("usual").fill_null(0.0))

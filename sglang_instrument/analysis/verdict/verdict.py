@@ -6,18 +6,18 @@ without any, the verdict says which parts of its ledger made the difference.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
 from sglang_instrument.analysis.run.digest import Digest
 from sglang_instrument.analysis.verdict.advice import advice_of
-from sglang_instrument.analysis.verdict.deaths import UnfinishedStep, unfinished_steps
 from sglang_instrument.analysis.verdict.detectors import DETECTORS
-from sglang_instrument.analysis.verdict.evidence import Evidence
+from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep, unfinished_steps
+from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, step_name
+from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 from sglang_instrument.analysis.verdict.excess import excess_table
-from sglang_instrument.analysis.verdict.finding import Finding, seconds, step_name
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
@@ -28,6 +28,32 @@ _FAR: Final = 1.3  # times the median step
 _FEWEST: Final = 4  # steps of workers; with fewer there is too little to compare
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What was out of the ordinary in a run, the sentence that says it, and what to look at next."""
+
+    findings: list[Finding]
+    sentence: str
+    advice: str
+
+
+def judge(run: "Run", over: bool | None = None) -> Verdict:
+    """Return all of the verdict; a command that needs several parts of it looks only once.
+
+    Args:
+        run: The run.
+        over: As in `findings_of`.
+    """
+    evidence = _evidence(run, over)
+    found = _findings(evidence)
+    first = found[0] if found else None
+    # The end of a run comes before replies that were just drawn long: those are no fault.
+    ended = "" if first is not None and not first.evidence.get("drawn", False) else _ended(evidence)
+    if ended or first is None:
+        return Verdict(found, ended or _calm(evidence), "")
+    return Verdict(found, first.sentence + _others(found, evidence), first.advice)
+
+
 def findings_of(run: "Run", over: bool | None = None) -> list[Finding]:
     """Return everything out of the ordinary in a run: hangs and deaths first, then by the time lost.
 
@@ -35,7 +61,7 @@ def findings_of(run: "Run", over: bool | None = None) -> list[Finding]:
         run: The run.
         over: Whether the run is over, default `run.is_over`; in a run that goes on, no worker counts as dead.
     """
-    return _findings(_evidence(run, over))
+    return judge(run, over).findings
 
 
 def verdict_of(run: "Run", over: bool | None = None) -> str:
@@ -45,16 +71,17 @@ def verdict_of(run: "Run", over: bool | None = None) -> str:
         run: The run.
         over: As in `findings_of`.
     """
-    evidence = _evidence(run, over)
-    found = _findings(evidence)
-    if found:
-        return found[0].sentence + _others(found, evidence)
-    ended = [one for one in unfinished_steps(evidence.digest, run.files) if one.worker is None]
-    if ended and evidence.over:
-        last = step_name(ended[0].step, ended[0].validate)
-        words = f"the run ended in {last}, and the log does not show which worker was the cause: "
-        return f"{words}none stopped logging long before the others{_absent(evidence.digest, ended[0])}"
-    return _calm(evidence)
+    return judge(run, over).sentence
+
+
+def _ended(evidence: Evidence) -> str:
+    """Return what to say of a run that ended in the middle of a step; "" of others."""
+    ended = [one for one in unfinished_steps(evidence.digest, evidence.files) if one.worker is None]
+    if not ended or not evidence.over:
+        return ""
+    last = step_name(ended[0].step, ended[0].validate)
+    words = f"the run ended in {last}, and the log does not show which worker was the cause: "
+    return f"{words}none stopped logging long before the others{_absent(evidence.digest, ended[0])}"
 
 
 def _evidence(run: "Run", over: bool | None) -> Evidence:

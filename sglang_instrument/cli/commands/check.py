@@ -39,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what is wrong; return 1 if anything is."""
-    from sglang_instrument.analysis.answers.clocks import clock_table
     from sglang_instrument.analysis.answers.round_trips import process_clocks, round_trip_table
     from sglang_instrument.analysis.answers.unfinished import unended_spans, workers_without_records
+    from sglang_instrument.analysis.run.clocks import clock_table
     from sglang_instrument.analysis.run.opening import open_run
     from sglang_instrument.analysis.verdict.verdict import findings_of
     from sglang_instrument.cli.commands.clocks import print_clocks

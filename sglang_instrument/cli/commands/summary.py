@@ -74,16 +74,17 @@ def run(args: argparse.Namespace) -> int:
     """Print the steps, or the workers and the ledger of one step."""
     from sglang_instrument.analysis.answers.join import engine_summary, explain
     from sglang_instrument.analysis.run.opening import open_run
-    from sglang_instrument.analysis.verdict.verdict import findings_of, verdict_of
+    from sglang_instrument.analysis.verdict.verdict import judge
 
     with reading() as progress:
         opened = open_run(args.logs, progress)
         summary = _summarise(opened, args)
-        found, sentence = findings_of(opened), verdict_of(opened)
+        verdict = judge(opened)
+        found = verdict.findings
         why = explain(opened, found[0]) if found else ""
         engine = engine_summary(opened)
     if args.json:
-        told = {"verdict": sentence, "findings": [asdict(one) for one in found]}
+        told = {"verdict": verdict.sentence, "findings": [asdict(one) for one in found]}
         _print_json(opened, args, summary, told, engine and {**engine, "explains": why or None})
         return 0
     if args.step is None:
@@ -92,9 +93,9 @@ def run(args: argparse.Namespace) -> int:
         _print_step(opened, args, summary)
     said = f"; {why}" if why else ""
     of = "verdict" if args.step is None else "verdict of the whole run"
-    print_line(f"{of}: {sentence}{said}")
-    if found and found[0].advice:
-        print_line(f"look at: {found[0].advice.replace('LOGS', shlex.quote(str(args.logs)))}")
+    print_line(f"{of}: {verdict.sentence}{said}")
+    if verdict.advice:
+        print_line(f"look at: {verdict.advice.replace('LOGS', shlex.quote(str(args.logs)))}")
     if engine:
         print_line(engine_logs.told(engine))
     print_line(f"log: {opened.health.sentence()}")
@@ -104,8 +105,8 @@ def run(args: argparse.Namespace) -> int:
 def _summarise(opened: Run, args: argparse.Namespace) -> _Summary:
     import polars as pl
 
-    from sglang_instrument.analysis.answers.ledger import step_ledger, worker_ledger
     from sglang_instrument.analysis.answers.steps import step_table, worker_table
+    from sglang_instrument.analysis.ledger.ledger import step_ledger, worker_ledger
 
     # A step ends with the begin of the next one, so all steps are measured before one is chosen.
     every = opened.digest.filter(pl.col("validate") == args.validate)

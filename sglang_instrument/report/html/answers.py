@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.clocks import clock_table
 from sglang_instrument.analysis.answers.gaps import concurrency, loop_blocks, plateaus, standstill
 from sglang_instrument.analysis.answers.lengths import length_table, reward_by_length
 from sglang_instrument.analysis.answers.requests import cdf_table, request_table
@@ -16,13 +15,14 @@ from sglang_instrument.analysis.answers.steps import step_table, worker_table
 from sglang_instrument.analysis.answers.turns import turn_counts, turn_table
 from sglang_instrument.analysis.answers.workers import barrier_table, blame_table
 from sglang_instrument.analysis.changes.compare import compare_runs
+from sglang_instrument.analysis.run.clocks import clock_table
 from sglang_instrument.report.html.chosen import Chosen
 from sglang_instrument.schema import PHASES
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.digest import Digest
     from sglang_instrument.analysis.run.opening import Run
-    from sglang_instrument.analysis.verdict.finding import Finding
+    from sglang_instrument.analysis.verdict.evidence.finding import Finding
 
 _POINTS: Final = 320  # points of a curve; a screen cannot show more
 _MOST_CURVES: Final = 64  # workers with a curve of their own

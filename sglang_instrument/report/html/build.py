@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.ledger import step_ledger
 from sglang_instrument.analysis.answers.round_trips import ahead_us
 from sglang_instrument.analysis.answers.steps import step_table
-from sglang_instrument.analysis.verdict.verdict import findings_of
+from sglang_instrument.analysis.ledger.ledger import step_ledger
+from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.report.html import answers
 from sglang_instrument.report.html.chosen import MOST_SPANS, Chosen, choose
 from sglang_instrument.report.html.grid import whatif_grid
@@ -25,7 +25,7 @@ from sglang_instrument.schema import EVENTS
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
-    from sglang_instrument.analysis.verdict.finding import Finding
+    from sglang_instrument.analysis.verdict.evidence.finding import Finding
 
 Stage = Callable[[str], object]
 
@@ -67,7 +67,8 @@ def write_report(
     Raises:
         LogError: One of `steps` does not exist.
     """
-    findings = findings_of(run)
+    verdict = judge(run)
+    findings = verdict.findings
     table, ledger = step_table(run.digest), step_ledger(run.digest)
     chosen = choose(run, table, findings, steps, most_spans)
     packed: dict[str, bytes] = {}
@@ -86,7 +87,7 @@ def write_report(
     facts = _chart_facts(run, other, table, findings, chosen)
     facts |= {"whatif": grid, "parts": parts, "events": events}
     stage("writing the file")
-    words = story(run, table, findings, other)
+    words = story(run, table, verdict, other)
     words["kernels"] = None if traces is None else kernel_section(traces)
     text = render(words, facts, packed, version)
     path.write_text(text, encoding="utf-8", errors="backslashreplace")  # file names may not be UTF-8

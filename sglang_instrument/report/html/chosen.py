@@ -12,7 +12,7 @@ from sglang_instrument.errors import LogError
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
-    from sglang_instrument.analysis.verdict.finding import Finding
+    from sglang_instrument.analysis.verdict.evidence.finding import Finding
 
 #: With this many spans the file is small enough for mail; the first step is included at any size.
 MOST_SPANS: Final = 250_000

@@ -11,36 +11,37 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.workers import chain_of
 from sglang_instrument.analysis.reading.processes import read_process
-from sglang_instrument.analysis.verdict.verdict import verdict_of
 from sglang_instrument.errors import LogError
 from sglang_instrument.report.html.chosen import Chosen
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
-    from sglang_instrument.analysis.verdict.finding import Finding
+    from sglang_instrument.analysis.verdict.evidence.finding import Finding
+    from sglang_instrument.analysis.verdict.verdict import Verdict
 
 _MOST_FINDINGS: Final = 8
 _LEAST_LINK: Final = 0.02  # share of the time before a barrier from which on a part is shown
 _SPAN_US: Final = 0.44  # time of the thread that ends a span, in pure Python; see benchmarks/results.md
 
 
-def story(run: Run, steps: pl.DataFrame, findings: Sequence[Finding], other: Run | None) -> dict[str, Any]:
+def story(run: Run, steps: pl.DataFrame, verdict: Verdict, other: Run | None) -> dict[str, Any]:
     """Return the texts and numbers of the head of the report.
 
     Args:
         run: The run.
         steps: As `step_table` returns them.
-        findings: As `findings_of` returns them.
+        verdict: As `judge` returns it.
         other: The run to compare with.
     """
+    findings = verdict.findings
     training = steps.filter(~pl.col("validate"))
     return {
         "title": run.folder.name,
         "folder": str(run.folder),
         "other": None if other is None else other.folder.name,
         "clean": not findings,
-        "verdict": findings[0].sentence if findings else verdict_of(run),
-        "advice": findings[0].advice if findings else "",
+        "verdict": verdict.sentence,
+        "advice": verdict.advice,
         "findings": [{**asdict(one), "key": _where(one)} for one in findings[1 : _MOST_FINDINGS + 1]],
         "of_findings": len(findings),
         "chain": _chain(run, training, findings),

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from sglang_instrument import schema
-from sglang_instrument.analysis.answers.ledger import worker_ledger
+from sglang_instrument.analysis.ledger.ledger import worker_ledger
 from sglang_instrument.analysis.run.opening import open_run
 
 TOOLS, RAISES, SINGLE, ABORTS, LOG_PROBS, CANCELLED = 1, 3, 4, 5, 6, 77  # the steps that drive.py runs

@@ -6,16 +6,16 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.ledger import NOT_RECORDED, between_steps
-from sglang_instrument.analysis.verdict.effects import (
+from sglang_instrument.analysis.ledger.ledger import NOT_RECORDED, between_steps
+from sglang_instrument.analysis.verdict.evidence.effects import (
     Limits,
     excess_of,
     find_trend,
     slow_steps,
     without_trend,
 )
-from sglang_instrument.analysis.verdict.evidence import Evidence
-from sglang_instrument.analysis.verdict.finding import Finding, place_of, seconds, where
+from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
+from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
 _LIMITS: Final = Limits(times=1.2, spread=0.03)
 _LEAST_SEC: Final = 0.1

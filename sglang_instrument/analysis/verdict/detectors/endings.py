@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from sglang_instrument.analysis.run.digest import Digest
-from sglang_instrument.analysis.verdict.deaths import UnfinishedStep, unfinished_steps
-from sglang_instrument.analysis.verdict.evidence import Evidence
-from sglang_instrument.analysis.verdict.finding import Finding, step_name
-from sglang_instrument.analysis.verdict.hangs import find_hangs
+from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep, unfinished_steps
+from sglang_instrument.analysis.verdict.evidence.finding import Finding, step_name
+from sglang_instrument.analysis.verdict.evidence.hangs import find_hangs
+from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
 
 def find_endings(evidence: Evidence) -> Iterator[Finding]:

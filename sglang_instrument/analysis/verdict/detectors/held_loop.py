@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import polars as pl
 
 from sglang_instrument.analysis.answers.gaps import loop_blocks
-from sglang_instrument.analysis.answers.ledger import STEP_OF_WORKER
-from sglang_instrument.analysis.verdict.evidence import Evidence
-from sglang_instrument.analysis.verdict.finding import Finding, place_of, seconds, where
+from sglang_instrument.analysis.ledger.ledger import STEP_OF_WORKER
+from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
+from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
 
 def find_held_loops(evidence: Evidence) -> Iterator[Finding]:

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.ledger import STEP, STEP_OF_WORKER
-from sglang_instrument.analysis.verdict.chance import chance_beyond, tail_of
-from sglang_instrument.analysis.verdict.effects import (
+from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
+from sglang_instrument.analysis.verdict.evidence.chance import chance_beyond, tail_of
+from sglang_instrument.analysis.verdict.evidence.effects import (
     Limits,
     excess_of,
     find_trend,
@@ -19,13 +19,13 @@ from sglang_instrument.analysis.verdict.effects import (
     slow_steps,
     without_trend,
 )
-from sglang_instrument.analysis.verdict.evidence import Evidence
-from sglang_instrument.analysis.verdict.finding import Finding, place_of, seconds, where
+from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
+from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
 _LIMITS: Final = Limits(times=1.3, spread=0.03)
 _FEWEST: Final = 40  # replies; with fewer, the tail of their lengths is not known
 _CHANCE: Final = 3e-3  # largest allowed probability that the longest reply is drawn from the others
-_LONG: Final = 1.2  # times the median step, from which on what it drew is told
+_LONG: Final = 1.3  # times the median step, from which on what it drew is told
 _MOST_OF_IT: Final = 0.5
 
 

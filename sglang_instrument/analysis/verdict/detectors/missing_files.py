@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from sglang_instrument.analysis.run.losses import missing_files
 from sglang_instrument.analysis.run.outside import paths_outside_steps
-from sglang_instrument.analysis.verdict.evidence import Evidence
-from sglang_instrument.analysis.verdict.finding import Finding, step_name
+from sglang_instrument.analysis.verdict.evidence.finding import Finding, step_name
+from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
 
 def find_missing_files(evidence: Evidence) -> Iterator[Finding]:

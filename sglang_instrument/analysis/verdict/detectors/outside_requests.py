@@ -6,8 +6,8 @@ from typing import Any, Final, NamedTuple
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.ledger import STEP
-from sglang_instrument.analysis.verdict.effects import (
+from sglang_instrument.analysis.ledger.ledger import STEP
+from sglang_instrument.analysis.verdict.evidence.effects import (
     Limits,
     Trend,
     excess_of,
@@ -17,8 +17,8 @@ from sglang_instrument.analysis.verdict.effects import (
     slow_workers,
     without_trend,
 )
-from sglang_instrument.analysis.verdict.evidence import Evidence
-from sglang_instrument.analysis.verdict.finding import Finding, place_of, seconds, where
+from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
+from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
 _LIMITS: Final = Limits(times=1.5, spread=0.05)
 _LEAST_SEC: Final = 1e-3  # what takes less is usual, however its times vary

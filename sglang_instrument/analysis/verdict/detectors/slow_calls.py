@@ -5,11 +5,11 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.ledger import STEP, STEP_OF_WORKER
-from sglang_instrument.analysis.verdict.calls import KINDS
-from sglang_instrument.analysis.verdict.chance import chance_of_so_many, chance_to_reach
-from sglang_instrument.analysis.verdict.evidence import LEAST_SEC, OF_STEP, Evidence
-from sglang_instrument.analysis.verdict.finding import Finding, place_of, seconds, where
+from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
+from sglang_instrument.analysis.verdict.evidence.calls import KINDS
+from sglang_instrument.analysis.verdict.evidence.chance import chance_of_so_many, chance_to_reach
+from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
+from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, OF_STEP, Evidence
 
 _TIMES: Final = 3.0  # times the usual of such a call
 _ALIKE: Final = 0.5  # of the excess of those found, and

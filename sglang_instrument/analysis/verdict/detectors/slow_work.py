@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.ledger import STEP, STEP_OF_WORKER
-from sglang_instrument.analysis.verdict.calls import KINDS
-from sglang_instrument.analysis.verdict.chance import chance_of_so_many, chance_to_reach
-from sglang_instrument.analysis.verdict.effects import (
+from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
+from sglang_instrument.analysis.verdict.evidence.calls import KINDS
+from sglang_instrument.analysis.verdict.evidence.chance import chance_of_so_many, chance_to_reach
+from sglang_instrument.analysis.verdict.evidence.effects import (
     Limits,
     Trend,
     excess_of,
@@ -19,8 +19,8 @@ from sglang_instrument.analysis.verdict.effects import (
     slow_workers,
     without_trend,
 )
-from sglang_instrument.analysis.verdict.evidence import Evidence
-from sglang_instrument.analysis.verdict.finding import Finding, place_of, seconds, where
+from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
+from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
 _LIMITS: Final = Limits(times=1.1, spread=0.015)
 _CHANCE: Final = 1e-3  # largest allowed probability that random calls make any worker look this slow

@@ -5,10 +5,10 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.ledger import STEP, STEP_OF_WORKER
-from sglang_instrument.analysis.verdict.chance import chance_of_so_many
-from sglang_instrument.analysis.verdict.evidence import Evidence
-from sglang_instrument.analysis.verdict.finding import Finding, seconds, where
+from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
+from sglang_instrument.analysis.verdict.evidence.chance import chance_of_so_many
+from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, where
+from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
 _LEAST_SEC: Final = 2.0
 _FEWEST: Final = 3  # calls that ran throughout
@@ -48,7 +48,7 @@ def _gaps(evidence: Evidence) -> pl.DataFrame:
 
 
 def _chance(part: pl.DataFrame, calls: pl.DataFrame) -> float:
-    """Return the probability that so many of the calls in a gap are slow, as other calls of that length are."""
+    """Return the probability that so many calls are slow, if they are as other calls of that length."""
     gap_sec = part["gap_sec"][0]
     long = calls.filter(pl.col("sec") >= gap_sec).join(part, on="row", how="anti")
     slow = pl.col("over_sec") >= _OF_THE_GAP * gap_sec

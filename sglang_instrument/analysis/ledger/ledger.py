@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.deciding_paths import PARTS as PARTS
-from sglang_instrument.analysis.answers.deciding_paths import STEP as STEP
-from sglang_instrument.analysis.answers.deciding_paths import STEP_OF_WORKER as STEP_OF_WORKER
-from sglang_instrument.analysis.answers.deciding_paths import (
+from sglang_instrument.analysis.ledger.deciding_paths import PARTS as PARTS
+from sglang_instrument.analysis.ledger.deciding_paths import STEP as STEP
+from sglang_instrument.analysis.ledger.deciding_paths import STEP_OF_WORKER as STEP_OF_WORKER
+from sglang_instrument.analysis.ledger.deciding_paths import (
     clipped,
     one_at_a_time,
     pieces_of_workers,
@@ -19,7 +19,7 @@ from sglang_instrument.analysis.answers.deciding_paths import (
     segments_of,
     worker_windows,
 )
-from sglang_instrument.analysis.answers.deciding_paths import step_windows as step_windows
+from sglang_instrument.analysis.ledger.deciding_paths import step_windows as step_windows
 from sglang_instrument.analysis.run.digest import Digest
 
 NOT_RECORDED: Final = "(not recorded)"

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_speed import engine_calls, fit_speed
-from sglang_instrument.analysis.answers.ledger import STEP_OF_WORKER
+from sglang_instrument.analysis.ledger.engine_speed import engine_calls, fit_speed
+from sglang_instrument.analysis.ledger.ledger import STEP_OF_WORKER
 from sglang_instrument.analysis.run.digest import Digest
 
 KINDS: Final = ("engine", "tool", "interaction", "reward")

@@ -6,11 +6,11 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.ledger import STEP, STEP_OF_WORKER, step_windows, worker_parts
 from sglang_instrument.analysis.answers.steps import worker_steps
+from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, step_windows, worker_parts
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.run.digest import Digest
-from sglang_instrument.analysis.verdict.calls import calls_of
+from sglang_instrument.analysis.verdict.evidence.calls import calls_of
 
 LEAST_SEC: Final = 0.5  # a shorter time is not worth a finding
 OF_STEP: Final = 0.05  # nor is a smaller share of the step
@@ -53,7 +53,8 @@ class Evidence:
     @cached_property
     def parts(self) -> pl.DataFrame:
         """Seconds of each part outside of requests: `ledger.worker_parts`."""
-        return worker_parts(self.digest).sort("part", "event", *STEP_OF_WORKER)
+        parts = worker_parts(self.digest).filter(pl.col("part") != "held loop")  # has a detector of its own
+        return parts.sort("part", "event", *STEP_OF_WORKER)
 
     def explain(self, calls: pl.DataFrame) -> None:
         """Take the `excess_sec` of calls, which have their `row` in `calls`, away from their seconds."""
@@ -69,9 +70,11 @@ class Evidence:
         Returns:
             step, validate, lost_sec: how much sooner the last worker would have been done.
         """
-        ends = self.digest.requests.select(*STEP_OF_WORKER, "request_id", "end_us")
+        ends = self.digest.requests.join(excess, on=STEP_OF_WORKER, how="semi")
         by_request = excess.group_by(*STEP_OF_WORKER, "request_id").agg(pl.col("excess_sec").sum())
-        ends = ends.join(by_request, on=[*STEP_OF_WORKER, "request_id"], how="left")
+        ends = ends.select(*STEP_OF_WORKER, "request_id", "end_us").join(
+            by_request, on=[*STEP_OF_WORKER, "request_id"], how="left"
+        )
         sooner = pl.col("end_us") - (pl.col("excess_sec").fill_null(0.0) * 1e6).cast(pl.Int64)
         done = ends.group_by(STEP_OF_WORKER).agg(excess_sec=(pl.col("end_us").max() - sooner.max()) / 1e6)
         return self.lost_by_workers(done.filter(pl.col("excess_sec") > 0))
@@ -86,13 +89,13 @@ class Evidence:
             step, validate, lost_sec: how much sooner the last worker would have been done.
         """
         late = excess.group_by(STEP_OF_WORKER).agg(pl.col("excess_sec").sum())
-        busy = self.workers.join(late, on=STEP_OF_WORKER, how="left")
+        busy = self.workers.join(late, on=STEP, how="semi").select(*STEP_OF_WORKER, "busy_sec")
+        busy = busy.join(late, on=STEP_OF_WORKER, how="left")
         without = pl.col("busy_sec") - pl.col("excess_sec").fill_null(0.0)
-        steps = busy.group_by(STEP).agg(lost_sec=pl.col("busy_sec").max() - without.max())
-        return steps.join(late.select(STEP).unique(), on=STEP, how="semi")
+        return busy.group_by(STEP).agg(lost_sec=pl.col("busy_sec").max() - without.max())
 
     def worth(self, lost: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows whose `lost_sec` is worth a finding in their step, until its last worker is done."""
+        """Return the rows whose `lost_sec` is worth a finding, by how long the step's workers took."""
         took = self.windows.select(*STEP, took_sec=(pl.col("done_us") - pl.col("begin_us")) / 1e6)
         of_step = lost.join(took, on=STEP, how="left", maintain_order="left")
         least = pl.max_horizontal(pl.lit(LEAST_SEC), OF_STEP * pl.col("took_sec"))

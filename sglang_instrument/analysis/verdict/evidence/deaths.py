@@ -13,12 +13,12 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.clocks import clock_table
 from sglang_instrument.analysis.reading.files import File, controls_of, ended_paths
+from sglang_instrument.analysis.run.clocks import clock_table
 from sglang_instrument.analysis.run.digest import Digest
-from sglang_instrument.analysis.verdict.chance import chance_to_reach
-from sglang_instrument.analysis.verdict.hangs import open_step_age_sec, waits_at_barrier
-from sglang_instrument.schema import LOG_OPENED, OPEN_SPANS
+from sglang_instrument.analysis.verdict.evidence.chance import chance_to_reach
+from sglang_instrument.analysis.verdict.evidence.hangs import open_step_age_sec, waits_at_barrier
+from sglang_instrument.schema import LOG_OPENED, OPEN_SPANS, STEP_CLOSED
 
 _CHANCE: Final = 0.01  # largest allowed probability that a live worker is silent for this long
 _SLACK_SEC: Final = 10.0  # watchdogs check once a second, and workers begin a step at different times
@@ -54,9 +54,14 @@ class UnfinishedStep:
 
 
 def unfinished_steps(digest: Digest, files: Sequence[File]) -> list[UnfinishedStep]:
-    """Return the steps that workers never closed and in which they wrote their last records."""
+    """Return the steps that workers never closed and in which they wrote their last records.
+
+    If a worker closed a step, so did the others, unless one of them died: a closing line may be torn.
+    """
     digest = digest.of_workers()
-    return [_judge(digest, end) for end in _ends(digest, files)]
+    closed = {key[0] for file, _ in controls_of(files, STEP_CLOSED) if (key := _key(file)) is not None}
+    judged = [_judge(digest, end) for end in _ends(digest, files)]
+    return [one for one in judged if one.worker is not None or (one.step, one.validate) not in closed]
 
 
 @dataclass(frozen=True)

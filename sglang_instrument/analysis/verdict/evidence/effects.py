@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.ledger import STEP
+from sglang_instrument.analysis.ledger.ledger import STEP
 
 SPREADS: Final = 6.0  # robust standard deviations above which a value is out of the ordinary
 FEWEST_STEPS: Final = 4  # with fewer steps, the spread between steps cannot be estimated

@@ -8,7 +8,7 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.clocks import clock_table, numbered_barriers
+from sglang_instrument.analysis.run.clocks import clock_table, numbered_barriers
 from sglang_instrument.analysis.run.digest import Digest
 
 STEP: Final = ["step", "validate"]
