@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 
@@ -24,7 +24,7 @@ _LEAST_SEC: Final = 0.1
 def find_gaps_between_steps(evidence: Evidence) -> Iterator[Finding]:
     """Yield a finding for each gap that was out of the ordinary, and one if they grow."""
     sec = (pl.col("next_us") - pl.col("done_us")) / 1e6
-    gaps = evidence.windows.with_columns(sec=sec).filter(pl.col("sec") > 0)
+    gaps = evidence.windows.with_columns(sec=sec).filter(pl.col("sec") > _least(evidence))
     shared = gaps.with_columns(shared=pl.col("sec").clip(lower_bound=_LEAST_SEC).log())
     trend = find_trend(shared)
     flat = without_trend(shared, trend)
@@ -51,6 +51,12 @@ def find_gaps_between_steps(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             *("between-steps", "step", lost_sec, sentence), **place_of(row), event=event, evidence=numbers
         )
+
+
+def _least(evidence: Evidence) -> float:
+    """Return the shortest gap that counts: where steps overlap, short ones come and go by chance."""
+    took: Any = evidence.windows.select((pl.col("done_us") - pl.col("begin_us")).median()).item()
+    return float(took or 0.0) / 1e6 if (evidence.windows["overlap_sec"] > 0).any() else 0.0
 
 
 def _longest(parts: pl.DataFrame) -> str | None:

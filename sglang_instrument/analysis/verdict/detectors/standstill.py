@@ -13,6 +13,7 @@ from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 _LEAST_SEC: Final = 2.0
 _FEWEST: Final = 3  # calls that ran throughout
 _OF_THE_GAP: Final = 0.6  # most calls are longer than usual by at least this share of the standstill
+_FEW_OTHERS: Final = 10  # where few other calls are as long, one in ten of them is taken to be slow
 _CHANCE: Final = 1e-3  # largest allowed probability that calls as long as these all happen to be slow
 
 
@@ -43,16 +44,17 @@ def _gaps(evidence: Evidence) -> pl.DataFrame:
     during = during.filter((stuck > 0.5) & (pl.len().over(gap) >= _FEWEST)).sort("gap_sec", descending=True)
     during = during.with_columns(excess_sec=pl.min_horizontal("over_sec", "gap_sec").clip(lower_bound=0.0))
     parts = [part for _, part in during.group_by(gap, maintain_order=True)]
-    unlikely = [part for part in parts if _chance(part, calls) * len(parts) < _CHANCE]
+    others = calls.join(during, on="row", how="anti")
+    unlikely = [part for part in parts if _chance(part, others) * len(parts) < _CHANCE]
     return pl.concat(unlikely) if unlikely else during.clear()
 
 
-def _chance(part: pl.DataFrame, calls: pl.DataFrame) -> float:
+def _chance(part: pl.DataFrame, others: pl.DataFrame) -> float:
     """Return the probability that so many calls are slow, if they are as other calls of that length."""
     gap_sec = part["gap_sec"][0]
-    long = calls.filter(pl.col("sec") >= gap_sec).join(part, on="row", how="anti")
+    long = others.filter(pl.col("sec") >= gap_sec)
     slow = pl.col("over_sec") >= _OF_THE_GAP * gap_sec
-    share = (int(long.select(slow.sum()).item()) + 1) / (len(long) + 1)
+    share = (int(long.select(slow.sum()).item()) + 1) / (len(long) + _FEW_OTHERS)
     return chance_of_so_many(int(part.select(slow.sum()).item()), len(part), share)
 
 
