@@ -18,7 +18,7 @@ from sglang_instrument.analysis.verdict.evidence.effects import (
     without_trend,
 )
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
-from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
+from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, Evidence
 
 _LIMITS: Final = Limits(times=1.5, spread=0.05)
 _LEAST_SEC: Final = 1e-3  # what takes less is usual, however its times vary
@@ -34,7 +34,9 @@ class _Part(NamedTuple):
 
 def find_slow_parts(evidence: Evidence) -> Iterator[Finding]:
     """Yield a finding for each part outside of requests that took far longer than usual."""
-    for (cause, event), rows in evidence.parts.group_by("part", "event", maintain_order=True):
+    spread = pl.col("sec").max() - pl.col("sec").min()
+    parts = evidence.parts.filter(spread.over("part", "event") > LEAST_SEC)  # of the others, none matters
+    for (cause, event), rows in parts.group_by("part", "event", maintain_order=True):
         sec = pl.col("sec").clip(lower_bound=_LEAST_SEC)
         part = _Part(str(cause), str(event), rows.with_columns(value=(sec / sec.median()).log()))
         shared = shared_values(part.rows, evidence.windows.join(rows, on=STEP, how="semi"))
