@@ -13,7 +13,7 @@ from sglang_instrument.recording.keep.files import Files
 from sglang_instrument.recording.keep.selection import selection_for
 from sglang_instrument.recording.keep.write_through import CallersDisk, LineWriter
 from sglang_instrument.recording.keep.writer import Writer
-from sglang_instrument.recording.measure import context, gpu_sync, identity, losses, spans, tasks
+from sglang_instrument.recording.measure import context, gpu_sync, identity, spans, tasks
 from sglang_instrument.recording.safety.notices import notice, swallowed
 from sglang_instrument.recording.safety.own_threads import preload_libgcc
 from sglang_instrument.recording.watch import event_loop, nvtx
@@ -107,7 +107,7 @@ class Recorder:
 
     def _lost(self) -> int:
         """Return how many records were lost before they reached the buffer."""
-        return losses.lost() - self._lost_before
+        return spans.lost() - self._lost_before
 
     def _open(self) -> None:
         self._writer.open()
@@ -124,7 +124,7 @@ class Recorder:
 
     def _build(self) -> None:
         clock, config = Clock(), self.config
-        self._lost_before = losses.lost()
+        self._lost_before = spans.lost()
         self._files = Files(config.folder, clock, config.run_id, self._describe, self._parents)
         maker = LineMaker(clock)
         selection = selection_for(config, maker.scope_of)

@@ -9,7 +9,7 @@ from sglang_instrument.recording.measure._spans cimport NOT_COUNTED, Block, Span
 
 include "sglang_instrument/native/module.pxi"
 
-# Set by patching/probes/region_spans.py, through connect().
+# connect() sets these, from patching/probes/region_spans.py.
 cdef object leave_run = None
 cdef object count_item = None
 cdef object capture_value = None
@@ -100,7 +100,8 @@ cdef object begin_now(object plan, object event, object phase, object waited, ob
     return Run.__new__(Run, span, plan, reader)
 
 
-def connect(leaving, counting, capturing, skipped):
-    """Take the functions of patching/probes/region_spans.py."""
+def connect(dict pure):
+    """Take what this module uses of patching/probes/region_spans.py."""
     global leave_run, count_item, capture_value, SKIPPED
-    leave_run, count_item, capture_value, SKIPPED = leaving, counting, capturing, skipped
+    leave_run, count_item = pure["leave_run"], pure["count_item"]
+    capture_value, SKIPPED = pure["capture_value"], pure["SKIPPED"]

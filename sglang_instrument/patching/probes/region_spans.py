@@ -265,6 +265,4 @@ def _or_unbound(values: Values | None, names: tuple[str, ...]) -> Values:
     return (UNBOUND,) * len(names) if values is None else values
 
 
-_compiled = native.take_over(globals(), "runs", "Run", "begin_reading")
-if _compiled is not None:
-    _compiled.connect(leave_run, count_item, capture_value, SKIPPED)
+native.use_compiled(globals(), "Run", "begin_reading")

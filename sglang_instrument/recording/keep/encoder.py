@@ -28,7 +28,7 @@ from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.measure.tasks import Task, thread_task
 from sglang_instrument.recording.safety.notices import notice, swallowed
 
-_compiled = native.take_over(globals(), "lines")
+_compiled = native.use_compiled(globals())
 
 # Encoded at once, while other threads wait for the GIL: usually for a tenth of a millisecond.
 _CHUNK: Final = 256  # spans

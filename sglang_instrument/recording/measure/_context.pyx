@@ -11,6 +11,8 @@ from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_XDECREF
 from cpython.unicode cimport PyUnicode_GET_LENGTH
 
+from contextvars import ContextVar
+
 from sglang_instrument.recording.measure._tasks cimport Task, current_task, thread_task_of
 
 include "sglang_instrument/native/module.pxi"
@@ -21,9 +23,7 @@ cdef extern from *:
     """
     const size_t TOKEN_BYTES "sglang_instrument_token_bytes()"
 
-# recording/measure/context.py sets these.
-cdef object CURRENT = None
-cdef Context NOTHING_BOUND = None
+# connect() sets these, from recording/measure/context.py.
 cdef object to_identifier = None
 cdef object to_integer = None
 cdef object new_place = None
@@ -69,6 +69,11 @@ cdef class Context:
         return public, (*known, None, self.extra)
 
 
+cdef Context NOTHING_BOUND = Context()
+cdef object variable = ContextVar("sglang_instrument", default=NOTHING_BOUND)
+UNBOUND, CURRENT = NOTHING_BOUND, variable
+
+
 @cython.no_gc  # contexts and scopes refer to no Bound
 @cython.freelist(64)
 cdef class Bound:
@@ -112,13 +117,13 @@ cdef int put(Context context) except -1:
     if asked == NULL:
         raise MemoryError
     PyObject_Free(asked)
-    PyContextVar_Set(CURRENT, context)
+    PyContextVar_Set(variable, context)
     return 0
 
 
 cdef Context current_context():
     cdef PyObject *bound = NULL
-    PyContextVar_Get(CURRENT, NULL, &bound)  # it has a default
+    PyContextVar_Get(variable, NULL, &bound)  # it has a default
     context = <object>bound
     Py_XDECREF(bound)
     return <Context?>context
@@ -185,9 +190,8 @@ def derive(Context before not None, changes):
     return derived(before, changes if type(changes) is dict else dict(changes))
 
 
-def connect(*, current, unbound, identifier, integer, place, opening, closing, Py_ssize_t longest_id):
-    """Take objects and functions of recording/measure/context.py."""
-    global CURRENT, NOTHING_BOUND, to_identifier, to_integer, new_place, open_scope, close_scope, LONGEST_ID
-    NOTHING_BOUND = unbound
-    CURRENT, to_identifier, to_integer, new_place = current, identifier, integer, place
-    open_scope, close_scope, LONGEST_ID = opening, closing, longest_id
+def connect(dict pure):
+    """Take what this module uses of recording/measure/context.py."""
+    global to_identifier, to_integer, new_place, open_scope, close_scope, LONGEST_ID
+    to_identifier, to_integer, new_place = pure["_identifier"], pure["integer"], pure["_new_place"]
+    open_scope, close_scope, LONGEST_ID = pure["open_scope"], pure["close_scope"], pure["_LONGEST_ID"]

@@ -24,7 +24,7 @@ from sglang_instrument.recording.measure._tasks cimport Task, look_up_task, now_
 include "sglang_instrument/native/module.pxi"
 include "sglang_instrument/recording/measure/_blocks.pxi"
 
-# recording/measure/spans.py sets these when it is imported.
+# connect() sets these, from recording/measure/spans.py.
 cdef object OFF = None
 cdef object current_context = None  # the context variable
 cdef object reduce_extra = None
@@ -232,7 +232,7 @@ cdef int enter_task(Span entering) except -1:
     """Store in the span the asyncio task that runs now, and for how long that task has waited so far."""
     cdef Task task
     if entering_hook is not None:
-        entering_hook(entering)
+        tell_entry(entering)
     if not some_task_runs():
         return 0
     task = task_here(entering.thread)
@@ -246,6 +246,14 @@ cdef int enter_task(Span entering) except -1:
         entering.waited_ns = task.waited
     elif entering.waited_ns != NOT_COUNTED:  # its block counts awaits, and no outer span does
         task.counted_by, entering.waited_ns = <size_t><void*>entering, task.waited
+    return 0
+
+
+cdef int tell_entry(Span entering) except -1:
+    try:
+        entering_hook(entering)
+    except BaseException:
+        swallow("beginning a span")
     return 0
 
 
@@ -285,33 +293,17 @@ def record(Span point not None):
     record_point(point)
 
 
-def connect(
-    *,
-    off,
-    context,
-    reduce,
-    known_kinds,
-    learn,
-    kind_for,
-    synchronize_device,
-    name_error,
-    open_spans,
-    noting_lost,
-    swallowed_now,
-    letting_through,
-    text,
-    reduce_value,
-):
-    """Take objects and functions of the pure modules; none of them changes later."""
-    global OFF, current_context, reduce_extra, kinds, learn_kind, kind_of_phase, synchronize
-    global describe_error, buffer, note_lost, note_swallowed, let_through, to_text
-    global reduce_one, LOST, OPEN
-    OPEN = open_spans
-    note_lost, note_swallowed, let_through = noting_lost, swallowed_now, letting_through
-    to_text, reduce_one = text, reduce_value
-    OFF, current_context, reduce_extra, kinds = off, context, reduce, known_kinds
-    learn_kind, kind_of_phase, synchronize, describe_error = learn, kind_for, synchronize_device, name_error
-    buffer = off
+def connect(dict pure):
+    """Take what this module uses of recording/measure/spans.py; nothing of it changes later."""
+    global OFF, OPEN, LOST, buffer, current_context, kinds, learn_kind, kind_of_phase, synchronize
+    global reduce_extra, reduce_one, to_text, describe_error, note_lost, note_swallowed, let_through
+    OFF, OPEN, current_context, kinds = pure["OFF"], pure["OPEN"], pure["CURRENT"], pure["_kinds"]
+    learn_kind, kind_of_phase = pure["_learn"], pure["kind_for"]
+    synchronize, describe_error = pure["gpu_sync"].synchronize, pure["name_error"]
+    reduce_extra, reduce_one, to_text = pure["reduce"], pure["reduce_value"], pure["text"]
+    note_lost, note_swallowed = pure["losses"].note_lost, pure["losses"].swallowed_now
+    let_through = pure["let_through"]
+    buffer = OFF
     LOST = LostSpan("lost", start=1, end=1)
 
 

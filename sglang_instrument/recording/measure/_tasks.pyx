@@ -13,7 +13,7 @@ include "sglang_instrument/native/module.pxi"
 cdef extern from "Python.h":
     object PyWeakref_NewRef(object, object)
 
-# recording/measure/tasks.py sets these.
+# connect() sets these, from recording/measure/tasks.py.
 cdef object ask_asyncio = None
 cdef object let_through = None
 
@@ -26,12 +26,8 @@ cdef unsigned long told_thread = 0
 cdef long long told_at = 0
 cdef enum:
     TELL_AGAIN_NS = 10_000_000
-cdef dict known_threads = {}
+cdef Py_ssize_t THREADS_LIMIT = 0
 cdef long long next_number = 0
-
-_threads = known_threads
-_THREADS_LIMIT = 10_000
-cdef Py_ssize_t threads_limit = _THREADS_LIMIT
 
 
 @cython.no_gc  # nothing in it refers back to it: `loop` is a weak reference, the encoder in `announced` keeps no task
@@ -66,6 +62,10 @@ cdef class Task:
         from sglang_instrument.recording.measure.tasks import Task as public
 
         return public, (self.number, self.spawned_by)
+
+
+cdef dict known_threads = {}
+_threads = known_threads
 
 
 cdef bint some_task_runs() noexcept:
@@ -159,7 +159,7 @@ cdef Task thread_task_of(unsigned long ident):
     global next_number
     cdef Task task = known_threads.get(ident)
     if task is None:
-        if len(known_threads) >= threads_limit:
+        if len(known_threads) >= THREADS_LIMIT:
             known_threads.clear()
         task = Task.__new__(Task)
         task.number = next_number
@@ -232,7 +232,7 @@ def forget_tasks():
     next_number, told_loop = 0, None
 
 
-def connect(asking_asyncio, letting_through):
-    """Take objects and functions of recording/measure/tasks.py."""
-    global ask_asyncio, let_through
-    ask_asyncio, let_through = asking_asyncio, letting_through
+def connect(dict pure):
+    """Take what this module uses of recording/measure/tasks.py."""
+    global ask_asyncio, let_through, THREADS_LIMIT
+    ask_asyncio, let_through, THREADS_LIMIT = pure["AskAsyncio"], pure["let_through"], pure["_THREADS_LIMIT"]

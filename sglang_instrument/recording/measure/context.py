@@ -62,8 +62,6 @@ class Context(Struct, gc=False, eq=False):
     ended: bool = False
 
 
-_compiled = native.take_over(globals(), "context", "Context")
-
 UNBOUND: Final = Context()
 CURRENT: Final[ContextVar[Context]] = ContextVar("sglang_instrument", default=UNBOUND)
 
@@ -311,15 +309,4 @@ def forget_all() -> None:
     tasks.forget_tasks()
 
 
-native.take_over(globals(), "context", "Bound", "derive", "push")
-if _compiled is not None:
-    _compiled.connect(
-        current=CURRENT,
-        unbound=UNBOUND,
-        identifier=_identifier,
-        integer=integer,
-        place=_new_place,
-        opening=open_scope,
-        closing=close_scope,
-        longest_id=_LONGEST_ID,
-    )
+native.use_compiled(globals(), "Context", "UNBOUND", "CURRENT", "Bound", "push", "derive")

@@ -4,7 +4,6 @@ import sys
 from itertools import count
 from typing import Final
 
-from sglang_instrument import native
 from sglang_instrument.recording.measure.context import CURRENT, count_dropped
 from sglang_instrument.recording.safety.guard import let_through
 from sglang_instrument.recording.safety.notices import swallowed
@@ -43,6 +42,3 @@ def swallowed_now(where: str) -> None:
 def lost() -> int:
     """Return how many records were lost on the threads that made them, since this process began."""
     return int(repr(_lost)[len("count(") : -1])
-
-
-native.take_over(globals(), "spans", "lost")  # the compiled counter needs no memory

@@ -15,14 +15,14 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from sglang_instrument import native
-from sglang_instrument.recording.measure import gpu_sync, open_spans, tasks
+from sglang_instrument.recording.measure import gpu_sync, losses, open_spans, tasks
 from sglang_instrument.recording.measure.buffers import OFF as OFF
 from sglang_instrument.recording.measure.buffers import Buffer as Buffer
 from sglang_instrument.recording.measure.buffers import Off as Off
 from sglang_instrument.recording.measure.context import CURRENT, Context
 from sglang_instrument.recording.measure.error_names import log_error_messages as log_error_messages
 from sglang_instrument.recording.measure.error_names import name_error as name_error
-from sglang_instrument.recording.measure.losses import count_lost, note_lost, swallowed_now
+from sglang_instrument.recording.measure.losses import lost as lost
 from sglang_instrument.recording.measure.open_spans import OPEN as OPEN
 from sglang_instrument.recording.measure.open_spans import note_closed as note_closed
 from sglang_instrument.recording.measure.open_spans import note_open
@@ -61,21 +61,9 @@ class Span(Struct, gc=False, eq=False):
             _tell_entry(self)
         if running_tasks:
             try:
-                [owner] = running_tasks.values()  # as in tasks.current(), without its calls
-                task = owner._sglang_instrument
-                if task.thread != self.thread:
-                    raise AttributeError
-                self.task = task
-                if task.counted_by:
-                    self.waited = task.waited if task.suspended_at >= 0 else waited_so_far(task)
-                elif self.waited is not None:
-                    task.counted_by, self.waited = id(self), task.waited
-            except BaseException:  # several loops run, the task is unknown, or its attributes raise
-                let_through()
-                try:
-                    enter_task(self)
-                except BaseException as error:
-                    swallowed("asking for the running task", error)
+                enter_task(self)
+            except BaseException as error:
+                swallowed("asking for the running task", error)
         return self
 
     def __exit__(
@@ -176,6 +164,13 @@ def kind_for(event: str, phase: str | None = None, sync: bool | None = None) -> 
     return WatchedSpan if (phase or known.phase) in WATCHED_PHASES else Span
 
 
+def lose(where: str, event: str = "") -> None:
+    """Count a record that could not be made or kept; call it while the exception is handled."""
+    let_through()
+    if buffer is not OFF:
+        losses.count_lost(where, event)
+
+
 def begin(kind: type[Span], event: str, phase: str | None, waited: int | None) -> Span:
     """Make a span; return `LOST` if that fails."""
     try:
@@ -183,13 +178,6 @@ def begin(kind: type[Span], event: str, phase: str | None, waited: int | None) -
     except BaseException:
         lose("beginning a span")
         return LOST
-
-
-def lose(where: str, event: str = "") -> None:
-    """Count a record that could not be made or kept; call it while the exception is handled."""
-    let_through()
-    if buffer is not OFF:
-        count_lost(where, event)
 
 
 _kinds: dict[str, type[Span]] = {}
@@ -322,29 +310,10 @@ def plain(
     return partial(begin, kind, event, phase, waited)
 
 
-_compiled = native.take_over(
+_compiled = native.use_compiled(
     globals(),
-    "spans",
-    *("LostSpan", "Span", "SyncedSpan", "WatchedSpan", "span", "event", "begin", "lose"),
-    *("call_at_entry", "note_closed"),
+    *("Span", "WatchedSpan", "SyncedSpan", "LostSpan", "lose", "begin", "span", "event", "record"),
+    *("call_at_entry", "lost", "note_closed"),
 )
-
-if _compiled is not None:
-    _compiled.connect(
-        off=OFF,
-        context=CURRENT,
-        reduce=reduce,
-        known_kinds=_kinds,
-        learn=_learn,
-        kind_for=kind_for,
-        synchronize_device=gpu_sync.synchronize,
-        name_error=name_error,
-        noting_lost=note_lost,
-        swallowed_now=swallowed_now,
-        letting_through=let_through,
-        text=text,
-        reduce_value=reduce_value,
-        open_spans=OPEN,
-    )
 
 LOST: Final = LostSpan("lost", start=1, end=1)

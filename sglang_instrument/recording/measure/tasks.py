@@ -98,10 +98,6 @@ class AskAsyncio:
 
         return None if loop is None else asyncio.current_task(loop)
 
-    def values(self) -> tuple[()]:
-        """Return nothing: callers have to use `get`."""
-        return ()
-
 
 def unseen(loop: Any, thread: int) -> None:
     """Do nothing about a new task."""
@@ -138,16 +134,7 @@ def current(inherited: Task | None) -> Task | None:
     Args:
         inherited: The task that spawned it, if its context names one.
     """
-    if not running:
-        return None
-    try:
-        [owner] = running.values()  # the only one in the process: reading this thread's loop takes longer
-        task: Task = owner._sglang_instrument
-        if task.thread == get_ident():
-            return task
-    except BaseException:  # several loops; an unknown task; a third-party task, which may raise anything
-        let_through()
-    return look_up(inherited)
+    return look_up(inherited) if running else None
 
 
 def counted() -> Task | None:
@@ -207,17 +194,6 @@ def leave_task(leaving: Any) -> None:
         task.counted_by = 0
 
 
-def owner_of(task: Task) -> Any:
-    """Return the asyncio task itself; None if it is gone. Slow: only for reports of hanging spans."""
-    loop = None if task.loop is None else task.loop()
-    if loop is None:
-        return None
-    import asyncio
-
-    owners = asyncio.all_tasks(loop)
-    return next((owner for owner in owners if known(owner) is task), None)
-
-
 def forget_gone() -> None:
     """Free the entries of asyncio tasks that are gone; the pure Python keeps none."""
 
@@ -242,20 +218,8 @@ def _meet(owner: Any, loop: Any, inherited: Task | None) -> Task | None:
     return met
 
 
-_compiled = native.take_over(
+native.use_compiled(
     globals(),
-    "tasks",
-    "Task",
-    "counted",
-    "current",
-    "forget_gone",
-    "forget_tasks",
-    "ignore_asyncio",
-    "know_asyncio",
-    "known",
-    "look_up",
-    "thread_task",
-    "_threads",
+    *("Task", "know_asyncio", "ignore_asyncio", "current", "counted", "look_up", "known", "thread_task"),
+    *("forget_gone", "forget_tasks", "_threads"),
 )
-if _compiled is not None:
-    _compiled.connect(AskAsyncio, let_through)

@@ -213,7 +213,4 @@ _REPRS: Final[dict[type, Callable[[Any], str]]] = {
     type: lambda kind: str(kind.__qualname__),
 }
 
-_unusual = reduce_value
-_compiled = native.take_over(globals(), "values", "reduce_value", "reduce")
-if _compiled is not None:
-    _compiled.connect(_unusual, _entry, let_through, LONGEST_TEXT, _LONGEST_REPR, _LONGEST_LIST)
+native.use_compiled(globals(), "reduce", "reduce_value")

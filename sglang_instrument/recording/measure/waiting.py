@@ -143,6 +143,4 @@ def waited_context(context: Any) -> Any:
         return context
 
 
-_compiled = native.take_over(globals(), "waiting", "Waits", "waited", "waits")
-if _compiled is not None:
-    _compiled.connect(let_through)
+native.use_compiled(globals(), "Waits", "waited", "waits")
