@@ -7,7 +7,7 @@ From then on, each rollout worker R writes each event of each turn of each reque
 `logs/$EXPERIMENT_NAME/step_N/worker_R.jsonl`; `sglang-instrument summary logs/NAME` reads it.
 """
 
-__version__ = "0.1.0"
+from sglang_instrument.version import __version__ as __version__
 
 # False; written so, since jedi ignores what a literal rules out. Importing typing would double this import.
 TYPE_CHECKING = bool()  # noqa: UP018

@@ -243,6 +243,7 @@ def _hand_over(run: Any, leaving: "Picker", args: Any, kwargs: Any, result: Any 
 
 def _ends(function: Function, probe: "Probe") -> "tuple[Callable[[Any, Any], Any], Picker]":
     """Return two functions: one begins a run from a call's arguments, one picks those read at its end."""
+    # Imported here for the same reason as in _decorate.
     from sglang_instrument.patching.probes.arguments import picker
     from sglang_instrument.patching.probes.region_spans import SKIPPED
 

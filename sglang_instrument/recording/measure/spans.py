@@ -10,15 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from msgspec import Struct, field
 
 from sglang_instrument import native
 from sglang_instrument.recording.measure import gpu_sync, losses, open_spans, tasks
-from sglang_instrument.recording.measure.buffers import OFF as OFF
-from sglang_instrument.recording.measure.buffers import Buffer as Buffer
-from sglang_instrument.recording.measure.buffers import Off as Off
 from sglang_instrument.recording.measure.context import CURRENT, Context
 from sglang_instrument.recording.measure.error_names import log_error_messages as log_error_messages
 from sglang_instrument.recording.measure.error_names import name_error as name_error
@@ -31,6 +28,25 @@ from sglang_instrument.recording.measure.values import reduce, reduce_value, tex
 from sglang_instrument.recording.safety.guard import let_through
 from sglang_instrument.recording.safety.notices import swallowed
 from sglang_instrument.schema import WATCHED_PHASES, kind_of
+
+
+class Buffer(Protocol):
+    """Takes finished spans: a list, or any object with `append`."""
+
+    def append(self, span: "Span", /) -> object:
+        """Take one finished span."""
+
+
+class Off:
+    """The buffer while nothing is installed: it discards spans."""
+
+    __slots__ = ()
+
+    def append(self, span: "Span", /) -> None:
+        """Discard the span."""
+
+
+OFF: Final = Off()
 
 running_tasks: Any = tasks.running  # asyncio's, once a buffer is in use; cached here to save a lookup
 at_entry: Callable[[Any], object] | None = None  # if set, is called with each entered span

@@ -1,0 +1,3 @@
+"""Name the version of this package."""
+
+__version__ = "0.1.0"
