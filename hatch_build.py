@@ -1,8 +1,8 @@
 """Compile the .pyx files in place: for wheels, editable installs, or as `python hatch_build.py`.
 
-What is built already of the sources as they are is not built again. Where there is no compiler, no Cython, or
-SGLANG_INSTRUMENT_NATIVE=0, nothing is built, and the package is pure Python; with SGLANG_INSTRUMENT_NATIVE=1
-that is an error.
+A module that was built from the current sources is not built again. Without a compiler, without Cython, or with
+SGLANG_INSTRUMENT_NATIVE=0, this builds nothing, and the package is pure Python. With SGLANG_INSTRUMENT_NATIVE=1,
+a module that cannot be built is an error.
 """
 
 import fcntl
@@ -99,12 +99,16 @@ def compile_into(folder: Path, modules: list[str]) -> None:
 
 
 def let_tracebacks_be_missing(path: Path) -> None:
-    """Let an `except` take an exception without a traceback: where no memory is, Cython crashes."""
+    """Change Cython's C code so that an `except` also handles an exception that has no traceback.
+
+    Without memory for a traceback, an exception has none; then `__Pyx_DECREF` of it dereferences NULL, and
+    `__Pyx_XDECREF` does not. Cython has no option for this.
+    """
     code, count = re.subn(
         r"__Pyx_DECREF\((__pyx_t_\d+)\); \1 = 0;", r"__Pyx_XDECREF(\1); \1 = 0;", path.read_text()
     )
     if "__Pyx_GetException(&" in code and not count:
-        raise RuntimeError(f"this Cython writes an `except` otherwise than is known here: {path.name}")
+        raise RuntimeError(f"{path.name}: this version of Cython generates unknown code for `except`")
     path.write_text(code)
 
 

@@ -88,7 +88,9 @@ def install(
     Raises:
         ConfigError: A given setting has an invalid value.
     """
-    _install(**locals())  # the parameters by name
+    _install(
+        **locals()
+    )  # at this point locals() are the parameters alone; a second list of them could differ
 
 
 def _install(config: Config | None, **keywords: object) -> None:

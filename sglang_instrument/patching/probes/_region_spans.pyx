@@ -2,10 +2,7 @@
 # cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=True
 """patching/probes/region_spans.py, compiled: entering and leaving a run cannot raise into the program."""
 
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_XDECREF
-
-from sglang_instrument.recording.measure._spans cimport NOT_COUNTED, Block, Span, give, give_ends, lose_pending
+from sglang_instrument.recording.measure._spans cimport NOT_COUNTED, Block, Span, give, give_ends, lose
 
 include "sglang_instrument/native/module.pxi"
 
@@ -82,22 +79,14 @@ give_ends(Run)
 
 def begin_reading(plan, event, phase, waited, reader):
     """Begin a run of a region that only reads fields at its end."""
-    cdef PyObject *made = (<Begin><void*>begin_now)(plan, event, phase, waited, reader)
-    if made == NULL:
-        lose_pending(f"the probe of {event}")
+    cdef Span span
+    try:
+        span = Span.__new__(Span)
+        span.begin(event, None, phase, NOT_COUNTED if waited is None else waited)
+        return Run.__new__(Run, span, plan, reader)
+    except BaseException:
+        lose("the probe of", event)
         return SKIPPED
-    run = <object>made
-    Py_XDECREF(made)
-    return run
-
-
-ctypedef PyObject* (*Begin)(object, object, object, object, object) noexcept
-
-
-cdef object begin_now(object plan, object event, object phase, object waited, object reader):
-    cdef Span span = Span.__new__(Span)
-    span.begin(event, None, phase, NOT_COUNTED if waited is None else waited)
-    return Run.__new__(Run, span, plan, reader)
 
 
 def connect(dict pure):

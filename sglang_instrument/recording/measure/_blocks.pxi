@@ -2,7 +2,8 @@
 #
 # A `with` looks up __enter__ and __exit__ on the type and binds both: two objects per block. The second one
 # lives, and the garbage collector visits it, until the block ends. Here both are descriptors that return the
-# span itself: a call without arguments enters it, a call with an exception's three parts leaves it.
+# span itself: a call without arguments enters it, a call with an exception's three parts leaves it. With usual
+# methods a span costs 1/33 of the reference's log call; the bound is 1/40.
 
 cdef extern from *:
     """
@@ -59,27 +60,22 @@ cdef object call_block(PyObject *called, PyObject * const *args, size_t flagged,
     raise TypeError(f"{type(self).__name__!r} object is not callable: use it as `with span(...):`")
 
 
-# Functions that may fail are called as if they could not: Cython's `try` takes some nanoseconds even without a failure.
-ctypedef int (*Enter)(Block) noexcept
-ctypedef int (*Leave)(Block, object, object) noexcept
-
-
-cdef int enter_now(Block self) except -1:
-    return self.enter()
-
-
-cdef int leave_now(Block self, object error, object value) except -1:
-    return self.finish(error, value)
-
-
 cdef int enter_block(Block self) except -1:
     """Enter a block; log a failure: the span then lacks only what the failed part would have set."""
-    return swallow_pending("beginning a span") if (<Enter><void*>enter_now)(self) < 0 else 0
+    try:
+        self.enter()
+    except BaseException:
+        swallow("beginning a span")
+    return 0
 
 
 cdef int leave_block(Block self, object error, object value) except -1:
     """Leave a block; a failure loses its record, which is counted."""
-    return lose_pending("recording a span") if (<Leave><void*>leave_now)(self, error, value) < 0 else 0
+    try:
+        self.finish(error, value)
+    except BaseException:
+        lose("recording a span")
+    return 0
 
 
 cdef object NOT_GIVEN = object()

@@ -26,18 +26,11 @@ cdef int swallow(str where) except -1:
 
 
 cdef int lose_pending(str where) except -1:
+    """Do the same for a C-level exception, which no `except` handles yet."""
     try:
         raise_pending()
     except BaseException:
         lose(where)
-    return 0
-
-
-cdef int swallow_pending(str where) except -1:
-    try:
-        raise_pending()
-    except BaseException:
-        swallow(where)
     return 0
 
 

@@ -53,5 +53,4 @@ cdef class LostSpan(Span):
 
 cdef int give_ends(object kind) except -1  # lets `with` enter and leave blocks of a type; see _blocks.pxi
 cpdef int lose(str where, event=*) except -1  # spans.lose
-cdef int lose_pending(str where) except -1  # the same, for a C-level exception that no `except` handles yet
 cdef int give(Span finished) except -1  # append to the buffer in use

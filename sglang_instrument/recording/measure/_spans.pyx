@@ -194,22 +194,14 @@ include "sglang_instrument/recording/measure/_open_spans.pxi"
 
 def begin(kind, event, phase, waited):
     """Make a span; return `LOST` if that fails."""
-    cdef PyObject *made = (<Begin><void*>begin_now)(kind, event, phase, waited)
-    if made == NULL:
-        lose_pending("beginning a span")
+    cdef Span made
+    try:
+        made = new_span(kind)
+        made.begin(event, None, phase, NOT_COUNTED if waited is None else waited)
+        return made
+    except BaseException:
+        lose("beginning a span")
         return LOST
-    span = <object>made
-    Py_XDECREF(made)
-    return span
-
-
-ctypedef PyObject* (*Begin)(object, object, object, object) noexcept
-
-
-cdef object begin_now(object kind, object event, object phase, object waited):
-    cdef Span made = new_span(kind)
-    made.begin(event, None, phase, NOT_COUNTED if waited is None else waited)
-    return made
 
 
 cdef inline Span new_span(object kind):

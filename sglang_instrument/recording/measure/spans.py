@@ -2,7 +2,11 @@
 
 A span is one small Struct that is its own record. C code reads its context and its start while it is
 constructed; its end appends it to a list that the encoder's thread empties. Nothing here does I/O, logs, or
-takes a lock. Where `_spans.pyx` is built, it replaces this module; this module defines what it has to do.
+takes a lock.
+
+`_spans.pyx`, if compiled, replaces this module and must behave the same. It includes `_losses.pxi` and
+`_open_spans.pxi`, the counterparts of `losses.py` and `open_spans.py`; `_calls.pxi`, which has `span` and
+`event`; and `_blocks.pxi`, which has no counterpart: it lets `with` enter a span without bound methods.
 """
 
 from _thread import get_ident

@@ -2,7 +2,10 @@
 
 Our `Task` is an attribute of the asyncio task. A context variable or a weak dictionary would add three more
 objects per task for the garbage collector to visit; with ten thousand requests in flight, each of them costs
-as much as all their spans. The compiled twin adds no object (`_owners.pxi`).
+as much as all their spans. `_tasks.pyx` adds no object at all: it finds the `Task` by the address of the
+asyncio task (`_owners.pxi`, which has no pure counterpart, because Python cannot do that). It also calls the
+hook of `know_asyncio` at most every 10 ms for new tasks of one loop, which Python's part does for each task.
+Both serve one bound: a loop of 10,000 coroutines with spans takes at most 1.2 times as long as without.
 """
 
 import itertools

@@ -3,6 +3,10 @@
 Rewritten and decorated coroutines await through `waited`. It returns a `map` over the steps of the awaitable,
 with one callback at each resumption and one at each suspension. Only C code runs between the two coroutines,
 so tracebacks, cancellation and execution order stay the same.
+
+`_waiting.pyx` is not built on `map`: its `Waits` is an iterator of its own, whose `throw` also sees the
+suspension that follows an exception. A `map` sees only calls of `throw` itself: so `Task.unsuspend` notes the
+time in a negative `suspended_at`, and the next resumption decides whether the task was suspended.
 """
 
 from collections.abc import Callable
@@ -22,7 +26,12 @@ _FIRST: Final = (True,)
 
 
 class Waits(map):  # type: ignore[type-arg]
-    """The steps of an awaitable; at each step, a callback notes the suspension."""
+    """The steps of an awaitable: `map(task.suspended, resumptions, steps)`.
+
+    For each step, `map` first takes the next resumption, which calls `task.resumed`, then the next step, and
+    calls `task.suspended` with both, which returns the step. A generator would do the same in Python: its
+    frame would be in the program's tracebacks, and the contract with training forbids that.
+    """
 
     __slots__ = ("steps", "task")
     __await__ = map.__iter__  # returns itself, in C
@@ -112,7 +121,8 @@ def waits(task: Task, awaitable: Any) -> Any:
     """Return the steps of `awaitable`, counted; the first step is no resumption."""
     try:
         steps = awaitable.__await__()
-        made = Waits(task.suspended, chain(_FIRST, iter(task.resumed, None)), steps)
+        resumptions = chain(_FIRST, iter(task.resumed, None))  # the first step resumes nothing
+        made = Waits(task.suspended, resumptions, steps)
         made.task, made.steps = task, steps
         return made
     except MemoryError:  # the await is not counted
