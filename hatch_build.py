@@ -1,8 +1,8 @@
 """Compile the .pyx files in place: for wheels, editable installs, or as `python hatch_build.py`.
 
-A module that was built from the current sources is not built again. Without a compiler, without Cython, or with
-SGLANG_INSTRUMENT_NATIVE=0, this builds nothing, and the package is pure Python. With SGLANG_INSTRUMENT_NATIVE=1,
-a module that cannot be built is an error.
+A module that was built from the current sources is not built again. Without a compiler, without Cython, or
+with SGLANG_INSTRUMENT_NATIVE=0, this builds nothing, and the package is pure Python. With
+SGLANG_INSTRUMENT_NATIVE=1, a module that cannot be built is an error.
 """
 
 import fcntl

@@ -42,5 +42,5 @@ def swallowed_now(where: str) -> None:
 
 def lost() -> int:
     """Return how many records were lost on the threads that made them, since this process began."""
-    # The repr is the only way to read a count() without advancing it: copying one is deprecated in Python 3.12.
+    # Only its repr shows a count() without advancing it: Python 3.12 deprecates copying one.
     return int(repr(_lost).removeprefix("count(").removesuffix(")"))
