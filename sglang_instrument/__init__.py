@@ -72,9 +72,9 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
-    bootstrap = sys.modules.get(f"{__name__}.startup.python_startup")
-    if bootstrap is not None and home.startswith(("recording.", "patching.")):
-        bootstrap.used()  # installs: a program with events of its own may import no trainer
+    python_startup = sys.modules.get(f"{__name__}.startup.python_startup")
+    if python_startup is not None and home.startswith(("recording.", "patching.")):
+        python_startup.install_if_waiting()  # a program with events of its own may import no trainer
     return value
 
 

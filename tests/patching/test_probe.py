@@ -558,7 +558,7 @@ def test_a_probe_travels_by_its_region_and_arrives_as_one_that_works(records):
     [region] = table.patches[0].regions
     probe = make_probe(region)
     assert pickle.loads(pickle.dumps(probe)) is probe
-    other = make_probe(region, reports=True)
+    other = make_probe(region, is_read_by_others=True)
     assert other is not probe
     assert pickle.loads(pickle.dumps(other)) is other
     assert (probe.enter_locals, probe.exit_locals) == (("x",), ("y",))

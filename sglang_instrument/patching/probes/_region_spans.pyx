@@ -2,7 +2,7 @@
 # cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=True
 """patching/probes/region_spans.py, compiled: entering and leaving a run cannot raise into the program."""
 
-from sglang_instrument.recording.measure._spans cimport NOT_COUNTED, Block, Span, give, give_ends, lose
+from sglang_instrument.recording.measure._spans cimport NOT_COUNTED, Block, Span, give, install_enter_exit, drop_record
 
 include "sglang_instrument/native/module.pxi"
 
@@ -74,7 +74,7 @@ cdef class Run(Block):
         return self.span.duration_sec
 
 
-give_ends(Run)
+install_enter_exit(Run)
 
 
 def begin_reading(plan, event, phase, waited, reader):
@@ -85,7 +85,7 @@ def begin_reading(plan, event, phase, waited, reader):
         span.begin(event, None, phase, NOT_COUNTED if waited is None else waited)
         return Run.__new__(Run, span, plan, reader)
     except BaseException:
-        lose("the probe of", event)
+        drop_record("the probe of", event)
         return SKIPPED
 
 

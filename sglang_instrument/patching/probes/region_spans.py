@@ -13,12 +13,12 @@ from msgspec import Struct
 from sglang_instrument import native
 from sglang_instrument.patching.probes import finished_regions
 from sglang_instrument.patching.probes.field_readers import Reader
-from sglang_instrument.patching.probes.finished_regions import Inside
+from sglang_instrument.patching.probes.finished_regions import RegionRecords
 from sglang_instrument.patching.probes.plan import Plan
 from sglang_instrument.patching.tables.field_functions import UNBOUND
 from sglang_instrument.recording.measure import spans
 from sglang_instrument.recording.measure.context import Bound
-from sglang_instrument.recording.measure.losses import swallowed_now
+from sglang_instrument.recording.measure.losses import log_swallowed_now
 from sglang_instrument.recording.measure.spans import Span
 
 Values = tuple[Any, ...]
@@ -40,7 +40,7 @@ class Run(Struct, eq=False):
     error_values: Values | None = None
     value: Any = None
     bound: Bound | None = None
-    inside: Inside | None = None
+    inside: RegionRecords | None = None
     items: int = 0
     first_item: int = 0
     finished: bool = False
@@ -62,7 +62,7 @@ class Run(Struct, eq=False):
             self.values = self.value = None
             spans.buffer.append(span)
         except BaseException:
-            spans.lose("the probe of", span.event)
+            spans.drop_record("the probe of", span.event)
 
     def leave(self, *values: Any) -> None:
         """Take the values of the exit locals, at the region's last statement."""
@@ -134,7 +134,7 @@ def begin_reading(
     try:
         return Run(Span(event, None, phase, waited), plan, reader)
     except BaseException:
-        spans.lose("the probe of", event)
+        spans.drop_record("the probe of", event)
         return SKIPPED
 
 
@@ -148,7 +148,7 @@ def leave_run(run: Run, error: type[BaseException] | None, value: BaseException 
         else:
             _end(run, error, value)
     except BaseException:
-        spans.lose("recording a span")
+        spans.drop_record("recording a span")
 
 
 def count_item(run: Run, item: Any, handed: Values) -> None:
@@ -172,7 +172,7 @@ def count_item(run: Run, item: Any, handed: Values) -> None:
                 run.values = values  # the exit fields read them, too
                 _end(run, None, None)
     except BaseException:
-        _swallow(run)
+        _log_swallowed(run)
 
 
 def capture_value(run: Run, name: str, value: Any) -> None:
@@ -180,7 +180,7 @@ def capture_value(run: Run, name: str, value: Any) -> None:
     try:
         run.span.add(**{name: value})
     except BaseException:
-        _swallow(run)
+        _log_swallowed(run)
 
 
 def holds(condition: dict[str, Any]) -> bool:
@@ -194,14 +194,14 @@ def _end(run: Run, error: type[BaseException] | None, value: BaseException | Non
     try:
         span.stop(error, value)
         if run.inside is not None:
-            finished_regions.stop(run.inside)
+            finished_regions.detach(run.inside)
         _read(run, error is not None)
         if plan.emit == "span":
             spans.buffer.append(span)
         elif error is None:  # an instant event says that the region was completed
             spans.record(Span(span.event, span.extra, span.phase, context=span.context))
     except BaseException:
-        spans.lose("the probe of", span.event)
+        spans.drop_record("the probe of", span.event)
     finally:
         _let_go(run)
 
@@ -231,23 +231,23 @@ def _let_go(run: Run) -> None:
     own, run.inside, bound, run.bound = run.inside, None, run.bound, None
     try:
         if own is not None:
-            finished_regions.end(own)
-            finished_regions.stop(own)  # if an error prevented it above
-        if plan.reports and plan.emit == "span":
+            finished_regions.discard(own)
+            finished_regions.detach(own)  # if an error prevented it above
+        if plan.is_read_by_others and plan.emit == "span":
             finished_regions.report(span)
     except BaseException:
-        _swallow(run)
+        _log_swallowed(run)
     if bound is not None:  # after the record is kept: pop() may end the record's step
         try:
             bound.pop()
         except BaseException:
-            _swallow(run)
+            _log_swallowed(run)
 
 
-def _swallow(run: Run) -> None:
+def _log_swallowed(run: Run) -> None:
     """Count and report the error that is being handled."""
     try:
-        swallowed_now(f"the probe of {run.span.event}")
+        log_swallowed_now(f"the probe of {run.span.event}")
     except MemoryError:  # making the message
         pass
 

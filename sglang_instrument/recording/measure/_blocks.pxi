@@ -26,7 +26,7 @@ cdef extern from *:
         return PyType_HasFeature(Py_TYPE(instance), Py_TPFLAGS_HEAPTYPE);
     }
     """
-    bint is_somebodys "sglang_instrument_is_somebodys"(object) noexcept
+    bint is_python_subclass "sglang_instrument_is_somebodys"(object) noexcept
     void make_callable "sglang_instrument_callable"(object, Py_ssize_t) noexcept
     void put_into_type "sglang_instrument_put"(object, object, object) noexcept
     size_t PyVectorcall_NARGS(size_t) noexcept
@@ -65,7 +65,7 @@ cdef int enter_block(Block self) except -1:
     try:
         self.enter()
     except BaseException:
-        swallow("beginning a span")
+        log_swallowed("beginning a span")
     return 0
 
 
@@ -74,14 +74,14 @@ cdef int leave_block(Block self, object error, object value) except -1:
     try:
         self.finish(error, value)
     except BaseException:
-        lose("recording a span")
+        drop_record("recording a span")
     return 0
 
 
 cdef object NOT_GIVEN = object()
 
 
-cdef class End:
+cdef class BlockMethod:
     """The descriptor `__enter__` or `__exit__` of a block: bound to a block, it returns the block itself."""
 
     cdef str name
@@ -92,17 +92,17 @@ cdef class End:
     def __get__(self, instance, owner):
         if instance is None:
             return self
-        return EndOf(instance) if is_somebodys(instance) else instance
+        return BoundBlockMethod(instance) if is_python_subclass(instance) else instance
 
     def __call__(self, block, *exception):
-        return EndOf(block)(*exception)
+        return BoundBlockMethod(block)(*exception)
 
     @property
     def __name__(self):
         return self.name
 
 
-cdef class EndOf:
+cdef class BoundBlockMethod:
     """Enter or leave a block of a subclass made in Python, which may define another `__call__`."""
 
     cdef Block block
@@ -117,16 +117,16 @@ cdef class EndOf:
         leave_block(self.block, error, value)
 
 
-cdef int give_ends(object kind) except -1:
+cdef int install_enter_exit(object kind) except -1:
     """Let `with` enter and leave blocks of a type without bound methods."""
     cdef Block some = Block.__new__(Block)
     make_callable(kind, <char*>&some.called - <char*><PyObject*>some)
-    put_into_type(kind, "__enter__", End("__enter__"))
-    put_into_type(kind, "__exit__", End("__exit__"))
+    put_into_type(kind, "__enter__", BlockMethod("__enter__"))
+    put_into_type(kind, "__exit__", BlockMethod("__exit__"))
     return 0
 
 
-cdef class AtOnce:
+cdef class ReadyAwaitable:
     """An awaitable that returns a value at once."""
 
     cdef object value
@@ -142,7 +142,7 @@ cdef class AtOnce:
         raise StopIteration(value)
 
 
-cdef object at_once(object value):
-    cdef AtOnce made = AtOnce.__new__(AtOnce)
+cdef object ready(object value):
+    cdef ReadyAwaitable made = ReadyAwaitable.__new__(ReadyAwaitable)
     made.value = value
     return made

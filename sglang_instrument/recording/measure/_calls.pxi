@@ -10,7 +10,7 @@ def span(event, /, *, phase=None, **extra):
     try:
         return make_span(event, phase, extra)
     except BaseException:
-        lose("beginning a span")
+        drop_record("beginning a span")
         return LOST
 
 
@@ -44,7 +44,7 @@ def event(name, /, *, phase=None, **extra):
         point.begin(known, reduce_extra(extra) if extra else None, phase, NOT_COUNTED)
         record_point(point)
     except BaseException:
-        lose("recording an event")
+        drop_record("recording an event")
 
 
 cdef extern from *:
@@ -73,7 +73,7 @@ cdef PyObject* event_or_none(PyObject *called, PyObject * const *args, size_t fl
 cdef PyObject* instead_of_call(str where, object instead) noexcept:
     if not PyErr_ExceptionMatches(MemoryError):
         return NULL  # the caller's own error, such as a wrong argument
-    lose_pending(where)  # it re-raises only errors that a call cannot raise here
+    drop_record_pending(where)  # it re-raises only errors that a call cannot raise here
     Py_INCREF(<PyObject*>instead)
     return <PyObject*>instead
 

@@ -38,11 +38,11 @@ cdef class Context:
 
     def __init__(
         self, worker=None, step=None, validate=False, request_id=None, turn=None, role=None, scope=None,
-        extra=None, Task bound_in=None, part=None,
+        extra=None, Task bound_by_task=None, shared_json=None,
     ):
         self.worker, self.step, self.validate, self.role, self.scope = worker, step, validate, role, scope
         self.request_id, self.turn, self.fields = request_id, turn, extra
-        self.bound_in, self.part = bound_in, part
+        self.bound_by_task, self.shared_json = bound_by_task, shared_json
 
     cdef dict ids(self):
         if self.fields is None and (self.request_id is not None or self.turn is not None):
@@ -85,8 +85,8 @@ cdef class Bound:
         opened, self.opened = self.opened, None
         context.ended = True
         try:
-            if is_first and context.around is not None and is_around(context, current_context()):
-                put(context.around)
+            if is_first and context.outer is not None and encloses(context, current_context()):
+                put(context.outer)
         finally:
             if opened is not None:
                 close_scope(opened)
@@ -97,17 +97,17 @@ cdef class Bound:
         self.undo()
 
 
-cdef bint is_around(Context context, Context current) noexcept:
+cdef bint encloses(Context context, Context current) noexcept:
     """Return whether `context` is the current one, or encloses it."""
     while current is not None and current is not context:
-        current = current.around
+        current = current.outer
     return current is not None
 
 
 cdef int skip_ended(Context context) except -1:
-    """Drop ended contexts around a context: else tasks that spawn one another make an endless chain."""
-    while context.around is not None and context.around.ended:
-        context.around = context.around.around
+    """Drop ended contexts that enclose a context: else tasks that spawn one another make an endless chain."""
+    while context.outer is not None and context.outer.ended:
+        context.outer = context.outer.outer
     return 0
 
 
@@ -165,14 +165,14 @@ cdef Context derived(Context before, dict changes):
 
 cdef Bound bind_on(dict changes, bint root):
     """Bind on top of the current context, or, with `root`, of an empty one."""
-    cdef Context around = current_context()
-    cdef Context before = NOTHING_BOUND if root else around
+    cdef Context outer = current_context()
+    cdef Context before = NOTHING_BOUND if root else outer
     cdef Context context = derived(before, changes)
     cdef Bound bound = Bound.__new__(Bound)
-    cdef Task task = current_task(before.bound_in)
-    context.bound_in = thread_task_of(PyThread_get_thread_ident()) if task is None else task
-    skip_ended(around)
-    bound.context, context.around = context, around
+    cdef Task task = current_task(before.bound_by_task)
+    context.bound_by_task = thread_task_of(PyThread_get_thread_ident()) if task is None else task
+    skip_ended(outer)
+    bound.context, context.outer = context, outer
     put(context)
     if changes.get("step") is not None and context.scope is not None:
         open_scope(context.scope)

@@ -32,9 +32,9 @@ cdef object learn_kind = None
 cdef object kind_of_phase = None
 cdef object synchronize = None
 cdef object describe_error = None
-cdef object note_lost = None
-cdef object note_swallowed = None
-cdef object let_through = None
+cdef object log_dropped_record = None
+cdef object log_swallowed_now = None
+cdef object reraise_if_programs_own = None
 cdef object to_text = None
 cdef object reduce_one = None
 cdef Span LOST = None
@@ -102,11 +102,11 @@ cdef class Span:
 
     def __aenter__(self):
         enter_block(self)
-        return at_once(self)
+        return ready(self)
 
     def __aexit__(self, error, value, trace):
         leave_block(self, error, value)
-        return at_once(None)
+        return ready(None)
 
     def add(self, **extra):
         """Add fields to the record; call it before the block ends."""
@@ -114,7 +114,7 @@ cdef class Span:
             reduced = reduce_extra(extra)
             self.extra = reduced if self.extra is None else {**self.extra, **reduced}
         except BaseException:
-            swallow("adding to a span")
+            log_swallowed("adding to a span")
 
     @property
     def duration_sec(self):
@@ -200,7 +200,7 @@ def begin(kind, event, phase, waited):
         made.begin(event, None, phase, NOT_COUNTED if waited is None else waited)
         return made
     except BaseException:
-        lose("beginning a span")
+        drop_record("beginning a span")
         return LOST
 
 
@@ -229,7 +229,7 @@ cdef int enter_task(Span entering) except -1:
         return 0
     task = task_here(entering.thread)
     if task is None:
-        task = look_up_task(entering.context.bound_in)
+        task = look_up_task(entering.context.bound_by_task)
         if task is None:
             entering.waited_ns = NOT_COUNTED
             return 0
@@ -245,7 +245,7 @@ cdef int tell_entry(Span entering) except -1:
     try:
         entering_hook(entering)
     except BaseException:
-        swallow("beginning a span")
+        log_swallowed("beginning a span")
     return 0
 
 
@@ -274,7 +274,7 @@ cdef int record_point(Span point) except -1:
 
 
 for kind in (Span, WatchedSpan, SyncedSpan, LostSpan):
-    give_ends(kind)
+    install_enter_exit(kind)
 
 
 include "sglang_instrument/recording/measure/_calls.pxi"
@@ -288,13 +288,13 @@ def record(Span point not None):
 def connect(dict pure):
     """Take what this module uses of recording/measure/spans.py; nothing of it changes later."""
     global OFF, OPEN, LOST, buffer, current_context, kinds, learn_kind, kind_of_phase, synchronize
-    global reduce_extra, reduce_one, to_text, describe_error, note_lost, note_swallowed, let_through
+    global reduce_extra, reduce_one, to_text, describe_error, log_dropped_record, log_swallowed_now, reraise_if_programs_own
     OFF, OPEN, current_context, kinds = pure["OFF"], pure["OPEN"], pure["CURRENT"], pure["_kinds"]
     learn_kind, kind_of_phase = pure["_learn"], pure["kind_for"]
     synchronize, describe_error = pure["gpu_sync"].synchronize, pure["name_error"]
     reduce_extra, reduce_one, to_text = pure["reduce"], pure["reduce_value"], pure["text"]
-    note_lost, note_swallowed = pure["losses"].note_lost, pure["losses"].swallowed_now
-    let_through = pure["let_through"]
+    log_dropped_record, log_swallowed_now = pure["losses"].log_dropped_record, pure["losses"].log_swallowed_now
+    reraise_if_programs_own = pure["reraise_if_programs_own"]
     buffer = OFF
     LOST = LostSpan("lost", start=1, end=1)
 

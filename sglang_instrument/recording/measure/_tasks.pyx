@@ -15,7 +15,7 @@ cdef extern from "Python.h":
 
 # connect() sets these, from recording/measure/tasks.py.
 cdef object ask_asyncio = None
-cdef object let_through = None
+cdef object reraise_if_programs_own = None
 
 cdef dict running = {}  # asyncio's running tasks, by loop; empty before know_asyncio()
 cdef object asking = None  # an AskAsyncio that replaces it where asyncio hides it
@@ -30,7 +30,7 @@ cdef Py_ssize_t THREADS_LIMIT = 0
 cdef long long next_number = 0
 
 
-@cython.no_gc  # nothing in it refers back to it: `loop` is a weak reference, the encoder in `announced` keeps no task
+@cython.no_gc  # nothing in it refers back to it: `loop` is a weak reference, the encoder in `first_logged_by` keeps no task
 cdef class Task:
     """An asyncio task or a thread; see recording/measure/tasks.py."""
 
@@ -43,14 +43,14 @@ cdef class Task:
         object spawned_by=None,
         unsigned long thread=0,
         object loop=None,
-        object announced=None,
+        object first_logged_by=None,
         size_t counted_by=0,
         long long waited=0,
         long long suspended_at=0,
     ):
         self.number, self.thread = number, thread
         self.made_by = NOBODY if spawned_by is None else spawned_by
-        self.loop, self.announced, self.counted_by = loop, announced, counted_by
+        self.loop, self.first_logged_by, self.counted_by = loop, first_logged_by, counted_by
         self.waited, self.suspended_at = waited, suspended_at
 
     @property
@@ -134,7 +134,7 @@ cdef Task meet(object owner, object loop, object inherited):
         met.made_by, met.thread, met.loop = made_by.number, thread, PyWeakref_NewRef(loop, None)
         know_task(owner, met)
     except BaseException:  # a third-party task or loop that takes no attribute or weak reference
-        let_through()
+        reraise_if_programs_own()
         return None
     return met
 
@@ -234,5 +234,5 @@ def forget_tasks():
 
 def connect(dict pure):
     """Take what this module uses of recording/measure/tasks.py."""
-    global ask_asyncio, let_through, THREADS_LIMIT
-    ask_asyncio, let_through, THREADS_LIMIT = pure["AskAsyncio"], pure["let_through"], pure["_THREADS_LIMIT"]
+    global ask_asyncio, reraise_if_programs_own, THREADS_LIMIT
+    ask_asyncio, reraise_if_programs_own, THREADS_LIMIT = pure["AskAsyncio"], pure["reraise_if_programs_own"], pure["_THREADS_LIMIT"]

@@ -20,7 +20,7 @@ cdef object Enum = enum.Enum
 # connect() sets these, from recording/measure/values.py, which reduces unusual values.
 cdef object reduce_unusual = None
 cdef object reduce_entry = None
-cdef object let_through = None
+cdef object reraise_if_programs_own = None
 cdef Py_ssize_t LONGEST_TEXT = 0
 cdef Py_ssize_t LONGEST_REPR = 0
 cdef Py_ssize_t LONGEST_LIST = 0
@@ -28,8 +28,8 @@ cdef Py_ssize_t LONGEST_LIST = 0
 
 def connect(dict pure):
     """Take the functions of the pure module, and its limits: characters of a text, of an entry; entries."""
-    global reduce_unusual, reduce_entry, let_through, LONGEST_TEXT, LONGEST_REPR, LONGEST_LIST
-    reduce_unusual, reduce_entry, let_through = pure["reduce_value"], pure["_entry"], pure["let_through"]
+    global reduce_unusual, reduce_entry, reraise_if_programs_own, LONGEST_TEXT, LONGEST_REPR, LONGEST_LIST
+    reduce_unusual, reduce_entry, reraise_if_programs_own = pure["reduce_value"], pure["_entry"], pure["reraise_if_programs_own"]
     LONGEST_TEXT, LONGEST_REPR = pure["LONGEST_TEXT"], pure["_LONGEST_REPR"]
     LONGEST_LIST = pure["_LONGEST_LIST"]
 
@@ -62,7 +62,7 @@ cdef object reduced(object value):
         try:
             named = getattr(value, "_value_", None)
         except BaseException:
-            let_through()
+            reraise_if_programs_own()
             return reduce_unusual(value)
         if type(named) is str and PyUnicode_GET_LENGTH(named) <= LONGEST_REPR:
             return named

@@ -16,7 +16,7 @@ from sglang_instrument.recording.measure._tasks cimport Task, current_task, now_
 
 include "sglang_instrument/native/module.pxi"
 
-cdef object let_through = None  # of recording/safety/guard.py
+cdef object reraise_if_programs_own = None  # of recording/safety/guard.py
 
 cdef extern from "Python.h":
     void PyErr_SetNone(PyObject*) noexcept
@@ -232,7 +232,7 @@ def waited(awaitable):
     try:
         task = counts_await(awaitable)
     except BaseException:  # its metaclass raises, or memory has run out
-        let_through()
+        reraise_if_programs_own()
         return awaitable
     return awaitable if task is None else waits_of(task, awaitable)
 
@@ -244,5 +244,5 @@ def waits(Task task not None, awaitable):
 
 def connect(dict pure):
     """Take what this module uses of recording/measure/waiting.py."""
-    global let_through
-    let_through = pure["let_through"]
+    global reraise_if_programs_own
+    reraise_if_programs_own = pure["reraise_if_programs_own"]

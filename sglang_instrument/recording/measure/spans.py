@@ -23,14 +23,14 @@ from sglang_instrument.recording.measure import gpu_sync, losses, open_spans, ta
 from sglang_instrument.recording.measure.context import CURRENT, Context
 from sglang_instrument.recording.measure.error_names import log_error_messages as log_error_messages
 from sglang_instrument.recording.measure.error_names import name_error as name_error
-from sglang_instrument.recording.measure.losses import lost as lost
+from sglang_instrument.recording.measure.losses import dropped_records as dropped_records
 from sglang_instrument.recording.measure.open_spans import OPEN as OPEN
 from sglang_instrument.recording.measure.open_spans import note_closed as note_closed
 from sglang_instrument.recording.measure.open_spans import note_open
 from sglang_instrument.recording.measure.tasks import Task, leave_task, waited_so_far
 from sglang_instrument.recording.measure.values import reduce, reduce_value, text
-from sglang_instrument.recording.safety.guard import let_through
-from sglang_instrument.recording.safety.notices import swallowed
+from sglang_instrument.recording.safety.guard import reraise_if_programs_own
+from sglang_instrument.recording.safety.notices import log_swallowed
 from sglang_instrument.schema import WATCHED_PHASES, kind_of
 
 
@@ -83,7 +83,7 @@ class Span(Struct, gc=False, eq=False):
             try:
                 enter_task(self)
             except BaseException as error:
-                swallowed("asking for the running task", error)
+                log_swallowed("asking for the running task", error)
         return self
 
     def __exit__(
@@ -93,7 +93,7 @@ class Span(Struct, gc=False, eq=False):
             self.stop(error, value)
             buffer.append(self)
         except BaseException:
-            lose("recording a span")
+            drop_record("recording a span")
 
     def stop(self, error: type[BaseException] | None, value: BaseException | None) -> None:
         """Take the span's end time, and name the exception that ends the block; for all kinds of spans."""
@@ -117,7 +117,7 @@ class Span(Struct, gc=False, eq=False):
             reduced = reduce(extra)
             self.extra = reduced if self.extra is None else {**self.extra, **reduced}
         except BaseException as error:
-            swallowed("adding to a span", error)
+            log_swallowed("adding to a span", error)
 
     @property
     def duration_sec(self) -> float:
@@ -128,7 +128,7 @@ class Span(Struct, gc=False, eq=False):
 class WatchedSpan(Span, gc=False, eq=False):
     """A span that is tracked while it is open, so that the watchdog can report one that never ends."""
 
-    place: int = 0  # its key in OPEN: its id(), kept because at its end there may be no memory for an int
+    open_key: int = 0  # its key in OPEN: its id(), kept because at its end there may be no memory for an int
 
     def __enter__(self) -> "WatchedSpan":
         Span.__enter__(self)
@@ -151,7 +151,7 @@ class SyncedSpan(WatchedSpan, gc=False, eq=False):
             self.start = perf_counter_ns()
             WatchedSpan.__enter__(self)
         except BaseException as failure:
-            swallowed("beginning a span", failure)
+            log_swallowed("beginning a span", failure)
         return self
 
     def stop(self, error: type[BaseException] | None, value: BaseException | None) -> None:
@@ -184,11 +184,11 @@ def kind_for(event: str, phase: str | None = None, sync: bool | None = None) -> 
     return WatchedSpan if (phase or known.phase) in WATCHED_PHASES else Span
 
 
-def lose(where: str, event: str = "") -> None:
+def drop_record(where: str, event: str = "") -> None:
     """Count a record that could not be made or kept; call it while the exception is handled."""
-    let_through()
+    reraise_if_programs_own()
     if buffer is not OFF:
-        losses.count_lost(where, event)
+        losses.count_dropped_record(where, event)
 
 
 def begin(kind: type[Span], event: str, phase: str | None, waited: int | None) -> Span:
@@ -196,7 +196,7 @@ def begin(kind: type[Span], event: str, phase: str | None, waited: int | None) -
     try:
         return kind(event, None, phase, waited)
     except BaseException:
-        lose("beginning a span")
+        drop_record("beginning a span")
         return LOST
 
 
@@ -227,7 +227,7 @@ def span(event: str, /, *, phase: str | None = None, **extra: Any) -> Span:
             return kind(event, reduce(extra))
         return kind(event)
     except BaseException:
-        lose("beginning a span")
+        drop_record("beginning a span")
         return LOST
 
 
@@ -238,7 +238,7 @@ def event(name: str, /, *, phase: str | None = None, **extra: Any) -> None:
         phase = None if phase is None else text(phase)
         record(Span(known, reduce(extra) if extra else None, phase))
     except BaseException:
-        lose("recording an event")
+        drop_record("recording an event")
 
 
 def record(point: Span) -> None:
@@ -253,7 +253,7 @@ def record(point: Span) -> None:
 
 def enter_task(entering: Span) -> None:
     """Store in the span the asyncio task that runs now, and for how long that task has waited so far."""
-    task = entering.task = tasks.look_up(entering.context.bound_in)
+    task = entering.task = tasks.look_up(entering.context.bound_by_task)
     if task is None:
         entering.waited = None
     elif task.counted_by:
@@ -267,7 +267,7 @@ def _tell_entry(entering: Span) -> None:
         if at_entry is not None:
             at_entry(entering)
     except BaseException as error:
-        swallowed("beginning a span", error)
+        log_swallowed("beginning a span", error)
 
 
 def _learn(event: str) -> type[Span]:
@@ -332,8 +332,8 @@ def plain(
 
 _compiled = native.use_compiled(
     globals(),
-    *("Span", "WatchedSpan", "SyncedSpan", "LostSpan", "lose", "begin", "span", "event", "record"),
-    *("call_at_entry", "lost", "note_closed"),
+    *("Span", "WatchedSpan", "SyncedSpan", "LostSpan", "drop_record", "begin", "span", "event", "record"),
+    *("call_at_entry", "dropped_records", "note_closed"),
 )
 
 LOST: Final = LostSpan("lost", start=1, end=1)

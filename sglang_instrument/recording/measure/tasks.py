@@ -18,7 +18,7 @@ from weakref import ref
 from msgspec import Struct
 
 from sglang_instrument import native
-from sglang_instrument.recording.safety.guard import let_through
+from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 
 _THREADS_LIMIT: Final = 10_000  # remembered threads; a program may start a thread for every request
 
@@ -28,7 +28,7 @@ class Task(Struct, gc=False, eq=False):
 
     The garbage collector does not visit it, so nothing in it may refer back to it: `loop` is a weak
     reference, because a loop refers to its tasks; `counted_by` is the id of the outermost span that counts
-    the task's waiting. `announced` is the encoder of the task's first record, which has `spawned_by`.
+    the task's waiting. `first_logged_by` is the encoder of the task's first record, which has `spawned_by`.
 
     `waited` is in nanoseconds. `suspended_at` is the time of the last suspension, 0 while the task runs, and
     negative after an exception was thrown into the task: then the task runs, unless it has caught the
@@ -39,7 +39,7 @@ class Task(Struct, gc=False, eq=False):
     spawned_by: int | None = None
     thread: int = 0
     loop: Any = None
-    announced: Any = None
+    first_logged_by: Any = None
     counted_by: int = 0
     waited: int = 0
     suspended_at: int = 0
@@ -164,7 +164,7 @@ def known(owner: Any) -> Task | None:
     try:
         task: Task | None = getattr(owner, "_sglang_instrument", None)
     except BaseException:  # a third-party task, which may raise anything
-        let_through()
+        reraise_if_programs_own()
         return None
     return task
 
@@ -216,7 +216,7 @@ def _meet(owner: Any, loop: Any, inherited: Task | None) -> Task | None:
         met = Task(next(_numbers), (inherited or thread_task(thread)).number, thread, ref(loop))
         owner._sglang_instrument = met
     except BaseException:  # a third-party task or loop that takes no attribute or weak reference
-        let_through()
+        reraise_if_programs_own()
         return None
     return met
 

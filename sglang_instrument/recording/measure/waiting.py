@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from sglang_instrument import native
 from sglang_instrument.recording.measure import tasks
 from sglang_instrument.recording.measure.tasks import Task
-from sglang_instrument.recording.safety.guard import let_through
+from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -112,7 +112,7 @@ def waited(awaitable: Any) -> Any:
         if not hasattr(kind, "__await__"):  # an old-style coroutine, or not awaitable: `await` itself raises
             return awaitable
     except BaseException:  # its metaclass raises, or memory has run out
-        let_through()
+        reraise_if_programs_own()
         return awaitable
     return waits(task, awaitable)
 
@@ -136,7 +136,7 @@ def waited_iterator(iterable: Any) -> Any:
             return iterable
         waiting = WaitingIterator()
     except BaseException:  # as above
-        let_through()
+        reraise_if_programs_own()
         return iterable
     waiting.iterator = iterable.__aiter__()
     return waiting if hasattr(type(waiting.iterator), "__anext__") else iterable
@@ -149,7 +149,7 @@ def waited_context(context: Any) -> Any:
         is_one = hasattr(kind, "__aenter__") and hasattr(kind, "__aexit__")
         return WaitingContext(context) if is_one else context
     except BaseException:  # as above
-        let_through()
+        reraise_if_programs_own()
         return context
 
 

@@ -160,7 +160,7 @@ def test_an_exception_that_cannot_be_named_goes_on_untouched(seen, with_messages
 
 
 def test_a_failure_that_cannot_be_named_is_noted():
-    notices.swallowed("reading", UnnamedError())
+    notices.log_swallowed("reading", UnnamedError())
     [said] = notices.noticed()
     assert "UnnamedError" in said["notice"]
 

@@ -92,7 +92,7 @@ for act in (*RECORDED, a_bind, a_step):
         act()
     for which in range(150):
         del buffer[:]
-        lost = spans.lost()
+        lost = spans.dropped_records()
         raised = None
         held = [{} for _ in range(100)]  # takes the dicts that Python keeps for the next ones
         _testcapi.set_nomemory(which, which + 1)
@@ -107,8 +107,8 @@ for act in (*RECORDED, a_bind, a_step):
             while trace.tb_next is not None:
                 trace = trace.tb_next
             escaped.append((act.__name__, which, trace.tb_frame.f_code.co_filename))
-        elif len(buffer) + spans.lost() - lost != 1:
-            uncounted.append((act.__name__, which, len(buffer), spans.lost() - lost))
+        elif len(buffer) + spans.dropped_records() - lost != 1:
+            uncounted.append((act.__name__, which, len(buffer), spans.dropped_records() - lost))
         assert not spans.OPEN, (act, which)
         spans.CURRENT.set(spans.Context())
 print(json.dumps([escaped, uncounted]), flush=True)
