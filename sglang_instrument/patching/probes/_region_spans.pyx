@@ -2,7 +2,7 @@
 # cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=True
 """patching/probes/region_spans.py, compiled: entering and leaving a run cannot raise into the program."""
 
-from sglang_instrument.recording.measure._spans cimport NOT_COUNTED, Block, Span, give, install_enter_exit, drop_record
+from sglang_instrument.recording.measure._spans cimport NOT_COUNTED, Block, Span, hand_over, install_enter_exit, drop_record
 
 include "sglang_instrument/native/module.pxi"
 
@@ -13,7 +13,7 @@ cdef object capture_value = None
 cdef object SKIPPED = None
 
 
-cdef class Run(Block):
+cdef class RegionSpan(Block):
     """One run of a region; see patching/probes/region_spans.py."""
 
     cdef public Span span
@@ -42,7 +42,7 @@ cdef class Run(Block):
         span.stop(None, None)
         span.extra = self.reader(self, *self.values)
         self.values = self.value = None
-        return give(span)
+        return hand_over(span)
 
     def leave(self, *values):
         """Take the values of the exit locals, at the region's last statement."""
@@ -74,7 +74,7 @@ cdef class Run(Block):
         return self.span.duration_sec
 
 
-install_enter_exit(Run)
+install_enter_exit(RegionSpan)
 
 
 def begin_reading(plan, event, phase, waited, reader):
@@ -83,7 +83,7 @@ def begin_reading(plan, event, phase, waited, reader):
     try:
         span = Span.__new__(Span)
         span.begin(event, None, phase, NOT_COUNTED if waited is None else waited)
-        return Run.__new__(Run, span, plan, reader)
+        return RegionSpan.__new__(RegionSpan, span, plan, reader)
     except BaseException:
         drop_record("the probe of", event)
         return SKIPPED

@@ -11,7 +11,7 @@ from typing import Any
 from sglang_instrument.patching.pickling import NO_PROBE, reduce_with_stand_in
 from sglang_instrument.patching.probes import finished_regions
 from sglang_instrument.patching.probes.plan import Plan, make_plan, wanted_events
-from sglang_instrument.patching.probes.region_spans import SKIPPED, Run, Values, begin_reading, holds
+from sglang_instrument.patching.probes.region_spans import SKIPPED, RegionSpan, Values, begin_reading, holds
 from sglang_instrument.patching.probes.step_counter import new_request_id
 from sglang_instrument.patching.tables.regions import Origin, Region
 from sglang_instrument.recording.measure import context, identity, spans
@@ -126,7 +126,7 @@ def _begin_run(plan: Plan, waited: int | None, *values: Any) -> Any:
         if plan.emit == "enter":
             spans.record(Span(plan.event, extra, plan.phase))
             return SKIPPED
-        run = Run(plan.kind(plan.event, extra, plan.phase, waited), plan)
+        run = RegionSpan(plan.kind(plan.event, extra, plan.phase, waited), plan)
         run.bound = bound
         if plan.keeps_inner_records:
             run.inside = finished_regions.collect(plan.wants_inside, plan.root)

@@ -1,4 +1,4 @@
-"""Measure one run of a region: take values from rewritten code, and read the fields when the region ends.
+"""Measure one execution (run) of a region: take values from its code, and read the fields when it ends.
 
 A run refers to the program's objects only while its block is open; its span, which becomes the record, never
 does. Nothing here raises into the function: a failing step is skipped, counted and reported once.
@@ -24,8 +24,8 @@ from sglang_instrument.recording.measure.spans import Span
 Values = tuple[Any, ...]
 
 
-class Run(Struct, eq=False):
-    """One run of a region.
+class RegionSpan(Struct, eq=False):
+    """One execution of a region, called its run here.
 
     `values` are the exit locals at the last statement, `error_values` the error locals when an exception
     passed; `value` is the returned value or the item. `bound` are the ids that the region bound, `inside` the
@@ -45,7 +45,7 @@ class Run(Struct, eq=False):
     first_item: int = 0
     finished: bool = False
 
-    def __enter__(self) -> "Run":
+    def __enter__(self) -> "RegionSpan":
         self.span.__enter__()
         return self
 
@@ -60,7 +60,7 @@ class Run(Struct, eq=False):
             span.stop(None, None)
             span.extra = reader(self, *values)
             self.values = self.value = None
-            spans.buffer.append(span)
+            spans.hand_over(span)
         except BaseException:
             spans.drop_record("the probe of", span.event)
 
@@ -129,16 +129,16 @@ SKIPPED: Final = Skipped()
 
 def begin_reading(
     plan: Plan, event: str, phase: str | None, waited: int | None, reader: Reader
-) -> Run | Skipped:
+) -> RegionSpan | Skipped:
     """Begin a run of a region that only reads fields at its end."""
     try:
-        return Run(Span(event, None, phase, waited), plan, reader)
+        return RegionSpan(Span(event, None, phase, waited), plan, reader)
     except BaseException:
         spans.drop_record("the probe of", event)
         return SKIPPED
 
 
-def leave_run(run: Run, error: type[BaseException] | None, value: BaseException | None) -> None:
+def leave_run(run: RegionSpan, error: type[BaseException] | None, value: BaseException | None) -> None:
     """End a run when its block is left."""
     try:
         if run.finished:  # already ended at an item
@@ -151,7 +151,7 @@ def leave_run(run: Run, error: type[BaseException] | None, value: BaseException 
         spans.drop_record("recording a span")
 
 
-def count_item(run: Run, item: Any, handed: Values) -> None:
+def count_item(run: RegionSpan, item: Any, handed: Values) -> None:
     """Count an item of a generator, and end its run if this is the last one.
 
     A consumer may close a generator long after the last item that it needs, or never exhaust it.
@@ -175,7 +175,7 @@ def count_item(run: Run, item: Any, handed: Values) -> None:
         _log_swallowed(run)
 
 
-def capture_value(run: Run, name: str, value: Any) -> None:
+def capture_value(run: RegionSpan, name: str, value: Any) -> None:
     """Record a value as a field of an open run."""
     try:
         run.span.add(**{name: value})
@@ -188,7 +188,7 @@ def holds(condition: dict[str, Any]) -> bool:
     return any(condition.values())
 
 
-def _end(run: Run, error: type[BaseException] | None, value: BaseException | None) -> None:
+def _end(run: RegionSpan, error: type[BaseException] | None, value: BaseException | None) -> None:
     """Read the fields of a run, give its span to the buffer and its record to enclosing runs, and unbind."""
     plan, span = run.plan, run.span
     try:
@@ -197,7 +197,7 @@ def _end(run: Run, error: type[BaseException] | None, value: BaseException | Non
             finished_regions.detach(run.inside)
         _read(run, error is not None)
         if plan.emit == "span":
-            spans.buffer.append(span)
+            spans.hand_over(span)
         elif error is None:  # an instant event says that the region was completed
             spans.record(Span(span.event, span.extra, span.phase, context=span.context))
     except BaseException:
@@ -206,7 +206,7 @@ def _end(run: Run, error: type[BaseException] | None, value: BaseException | Non
         _let_go(run)
 
 
-def _read(run: Run, failed: bool) -> None:
+def _read(run: RegionSpan, failed: bool) -> None:
     """Read the fields of a run that has ended."""
     plan, span = run.plan, run.span
     if failed:  # other locals may be left from an earlier turn
@@ -223,7 +223,7 @@ def _read(run: Run, failed: bool) -> None:
         span.extra = {**counted, **(span.extra or {})}
 
 
-def _let_go(run: Run) -> None:
+def _let_go(run: RegionSpan) -> None:
     plan, span = run.plan, run.span
     if plan.watched:
         spans.note_closed(span)
@@ -244,7 +244,7 @@ def _let_go(run: Run) -> None:
             _log_swallowed(run)
 
 
-def _log_swallowed(run: Run) -> None:
+def _log_swallowed(run: RegionSpan) -> None:
     """Count and report the error that is being handled."""
     try:
         log_swallowed_now(f"the probe of {run.span.event}")
@@ -252,7 +252,7 @@ def _log_swallowed(run: Run) -> None:
         pass
 
 
-def _forget_values(run: Run) -> None:
+def _forget_values(run: RegionSpan) -> None:
     run.values = run.error_values = run.value = None
 
 
@@ -265,4 +265,4 @@ def _or_unbound(values: Values | None, names: tuple[str, ...]) -> Values:
     return (UNBOUND,) * len(names) if values is None else values
 
 
-native.use_compiled(globals(), "Run", "begin_reading")
+native.use_compiled(globals(), "RegionSpan", "begin_reading")

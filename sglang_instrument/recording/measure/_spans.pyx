@@ -89,7 +89,7 @@ cdef class Span:
 
     cdef int finish(self, object error, object value) except -1:
         self.stop(error, value)
-        return give(self)
+        return hand_over(self)
 
     cpdef int stop(self, object error, object value) except -1:
         """Take the span's end time, and name the exception that ends the block; for all kinds of spans."""
@@ -192,6 +192,14 @@ include "sglang_instrument/recording/measure/_losses.pxi"
 include "sglang_instrument/recording/measure/_open_spans.pxi"
 
 
+cpdef int hand_over(Span finished) except -1:
+    """Append a finished span to the buffer in use."""
+    taking = buffer
+    if taking is not OFF:
+        taking.append(finished)
+    return 0
+
+
 def begin(kind, event, phase, waited):
     """Make a span; return `LOST` if that fails."""
     cdef Span made
@@ -260,17 +268,10 @@ cdef void leave_task(Span leaving) noexcept:
         task.counted_by = 0
 
 
-cdef int give(Span finished) except -1:
-    taking = buffer
-    if taking is not OFF:
-        taking.append(finished)
-    return 0
-
-
 cdef int record_point(Span point) except -1:
     enter_task(point)
     point.waited_ns = NOT_COUNTED
-    return give(point)
+    return hand_over(point)
 
 
 for kind in (Span, WatchedSpan, SyncedSpan, LostSpan):

@@ -91,7 +91,7 @@ class Span(Struct, gc=False, eq=False):
     ) -> None:
         try:
             self.stop(error, value)
-            buffer.append(self)
+            hand_over(self)
         except BaseException:
             drop_record("recording a span")
 
@@ -191,6 +191,11 @@ def drop_record(where: str, event: str = "") -> None:
         losses.count_dropped_record(where, event)
 
 
+def hand_over(finished: Span) -> None:
+    """Append a finished span to the buffer in use."""
+    buffer.append(finished)
+
+
 def begin(kind: type[Span], event: str, phase: str | None, waited: int | None) -> Span:
     """Make a span; return `LOST` if that fails."""
     try:
@@ -248,7 +253,7 @@ def record(point: Span) -> None:
     if running_tasks:
         enter_task(point)
         point.waited = None
-    buffer.append(point)
+    hand_over(point)
 
 
 def enter_task(entering: Span) -> None:
@@ -332,8 +337,8 @@ def plain(
 
 _compiled = native.use_compiled(
     globals(),
-    *("Span", "WatchedSpan", "SyncedSpan", "LostSpan", "drop_record", "begin", "span", "event", "record"),
-    *("call_at_entry", "dropped_records", "note_closed"),
+    *("Span", "WatchedSpan", "SyncedSpan", "LostSpan", "drop_record", "hand_over", "begin", "span"),
+    *("event", "record", "call_at_entry", "dropped_records", "note_closed"),
 )
 
 LOST: Final = LostSpan("lost", start=1, end=1)

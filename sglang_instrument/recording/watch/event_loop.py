@@ -66,12 +66,12 @@ class LoopHeartbeat:
             return False
         self._seen_running = True
         late_ns = time.perf_counter_ns() - self._due_ns
-        if late_ns > BLOCK_SEC * 1e9 and not self._seen_stopped and self._is_held():
+        if late_ns > BLOCK_SEC * 1e9 and not self._seen_stopped and self._is_blocked():
             self._samples[tuple(of_thread(self.thread, _FRAMES))] += 1
             self._blocked_span = self._blocked_span or _running_span(self.loop)
         return True
 
-    def _is_held(self) -> bool:
+    def _is_blocked(self) -> bool:
         """Return whether a callback runs now; else the loop waits for events, for a core or for the GIL."""
         if self._caller is None:  # before the first beat
             return sys.modules["asyncio"].current_task(self.loop) is not None
@@ -142,7 +142,7 @@ class LoopHeartbeat:
         else:
             late = {"lag_sec": late_sec}
             block = Span("event_loop_lag", late, context=context, thread=self.thread, start=now)
-        spans.current_buffer().append(block)
+        spans.hand_over(block)
 
 
 def task_seen(loop: "asyncio.AbstractEventLoop", thread: int) -> None:
