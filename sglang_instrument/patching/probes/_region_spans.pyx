@@ -2,7 +2,14 @@
 # cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=True
 """patching/probes/region_spans.py, compiled: entering and leaving a run cannot raise into the program."""
 
-from sglang_instrument.recording.measure._spans cimport NOT_COUNTED, Block, Span, hand_over, install_enter_exit, drop_record
+from sglang_instrument.recording.measure._spans cimport (
+    NOT_COUNTED,
+    Block,
+    Span,
+    append_to_buffer,
+    drop_record,
+    install_enter_exit,
+)
 
 include "sglang_instrument/native/module.pxi"
 
@@ -42,7 +49,7 @@ cdef class RegionSpan(Block):
         span.stop(None, None)
         span.extra = self.reader(self, *self.values)
         self.values = self.value = None
-        return hand_over(span)
+        return append_to_buffer(span)
 
     def leave(self, *values):
         """Take the values of the exit locals, at the region's last statement."""

@@ -60,7 +60,7 @@ class RegionSpan(Struct, eq=False):
             span.stop(None, None)
             span.extra = reader(self, *values)
             self.values = self.value = None
-            spans.hand_over(span)
+            spans.append_to_buffer(span)
         except BaseException:
             spans.drop_record("the probe of", span.event)
 
@@ -197,7 +197,7 @@ def _end(run: RegionSpan, error: type[BaseException] | None, value: BaseExceptio
             finished_regions.detach(run.inside)
         _read(run, error is not None)
         if plan.emit == "span":
-            spans.hand_over(span)
+            spans.append_to_buffer(span)
         elif error is None:  # an instant event says that the region was completed
             spans.record(Span(span.event, span.extra, span.phase, context=span.context))
     except BaseException:

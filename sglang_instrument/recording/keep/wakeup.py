@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Wakeup:
-    """Wakes the waiting thread at a tick, or at once when it is woken."""
+    """Lets a thread wait for its next tick, or until another one calls `wake`."""
 
     def __init__(self) -> None:
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # signal handlers may put, too
@@ -20,7 +20,7 @@ class Wakeup:
         """Wait for a tick, or up to `most_ticks` while the buffer is empty.
 
         Returns:
-            The number of ticks that have passed; 0 if it was woken.
+            The number of ticks that have passed; 0 if `wake` was called.
         """
         for tick in range(1, most_ticks + 1):
             try:

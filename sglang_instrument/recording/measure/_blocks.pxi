@@ -22,11 +22,11 @@ cdef extern from *:
         if (PyDict_SetItem(changing->tp_dict, name, value) < 0) PyErr_Clear();
         PyType_Modified(changing);
     }
-    static int sglang_instrument_is_somebodys(PyObject *instance) {
+    static int sglang_instrument_is_python_subclass(PyObject *instance) {
         return PyType_HasFeature(Py_TYPE(instance), Py_TPFLAGS_HEAPTYPE);
     }
     """
-    bint is_python_subclass "sglang_instrument_is_somebodys"(object) noexcept
+    bint is_python_subclass "sglang_instrument_is_python_subclass"(object) noexcept
     void make_callable "sglang_instrument_callable"(object, Py_ssize_t) noexcept
     void put_into_type "sglang_instrument_put"(object, object, object) noexcept
     size_t PyVectorcall_NARGS(size_t) noexcept

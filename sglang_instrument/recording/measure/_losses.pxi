@@ -26,7 +26,7 @@ cdef int log_swallowed(str where) except -1:
 
 
 cdef int drop_record_pending(str where) except -1:
-    """Do the same for a C-level exception, which no `except` handles yet."""
+    """Do what `drop_record` does for a C-level exception, which no `except` handles yet."""
     try:
         raise_pending()
     except BaseException:

@@ -53,4 +53,4 @@ cdef class LostSpan(Span):
 
 cdef int install_enter_exit(object kind) except -1  # lets `with` enter and leave blocks of a type; see _blocks.pxi
 cpdef int drop_record(str where, event=*) except -1  # spans.drop_record
-cpdef int hand_over(Span finished) except -1  # spans.hand_over
+cpdef int append_to_buffer(Span finished) except -1  # spans.append_to_buffer

@@ -89,7 +89,7 @@ cdef class Span:
 
     cdef int finish(self, object error, object value) except -1:
         self.stop(error, value)
-        return hand_over(self)
+        return append_to_buffer(self)
 
     cpdef int stop(self, object error, object value) except -1:
         """Take the span's end time, and name the exception that ends the block; for all kinds of spans."""
@@ -192,7 +192,7 @@ include "sglang_instrument/recording/measure/_losses.pxi"
 include "sglang_instrument/recording/measure/_open_spans.pxi"
 
 
-cpdef int hand_over(Span finished) except -1:
+cpdef int append_to_buffer(Span finished) except -1:
     """Append a finished span to the buffer in use."""
     taking = buffer
     if taking is not OFF:
@@ -271,7 +271,7 @@ cdef void leave_task(Span leaving) noexcept:
 cdef int record_point(Span point) except -1:
     enter_task(point)
     point.waited_ns = NOT_COUNTED
-    return hand_over(point)
+    return append_to_buffer(point)
 
 
 for kind in (Span, WatchedSpan, SyncedSpan, LostSpan):
@@ -289,7 +289,8 @@ def record(Span point not None):
 def connect(dict pure):
     """Take what this module uses of recording/measure/spans.py; nothing of it changes later."""
     global OFF, OPEN, LOST, buffer, current_context, kinds, learn_kind, kind_of_phase, synchronize
-    global reduce_extra, reduce_one, to_text, describe_error, log_dropped_record, log_swallowed_now, reraise_if_programs_own
+    global reduce_extra, reduce_one, to_text, describe_error
+    global log_dropped_record, log_swallowed_now, reraise_if_programs_own
     OFF, OPEN, current_context, kinds = pure["OFF"], pure["OPEN"], pure["CURRENT"], pure["_kinds"]
     learn_kind, kind_of_phase = pure["_learn"], pure["kind_for"]
     synchronize, describe_error = pure["gpu_sync"].synchronize, pure["name_error"]

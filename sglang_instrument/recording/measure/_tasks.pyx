@@ -30,7 +30,8 @@ cdef Py_ssize_t THREADS_LIMIT = 0
 cdef long long next_number = 0
 
 
-@cython.no_gc  # nothing in it refers back to it: `loop` is a weak reference, the encoder in `first_logged_by` keeps no task
+# Nothing in it refers back to it: `loop` is a weak reference, and the encoder in `first_logged_by` keeps no task.
+@cython.no_gc
 cdef class Task:
     """An asyncio task or a thread; see recording/measure/tasks.py."""
 
@@ -235,4 +236,5 @@ def forget_tasks():
 def connect(dict pure):
     """Take what this module uses of recording/measure/tasks.py."""
     global ask_asyncio, reraise_if_programs_own, THREADS_LIMIT
-    ask_asyncio, reraise_if_programs_own, THREADS_LIMIT = pure["AskAsyncio"], pure["reraise_if_programs_own"], pure["_THREADS_LIMIT"]
+    ask_asyncio, THREADS_LIMIT = pure["AskAsyncio"], pure["_THREADS_LIMIT"]
+    reraise_if_programs_own = pure["reraise_if_programs_own"]

@@ -29,7 +29,8 @@ cdef Py_ssize_t LONGEST_LIST = 0
 def connect(dict pure):
     """Take the functions of the pure module, and its limits: characters of a text, of an entry; entries."""
     global reduce_unusual, reduce_entry, reraise_if_programs_own, LONGEST_TEXT, LONGEST_REPR, LONGEST_LIST
-    reduce_unusual, reduce_entry, reraise_if_programs_own = pure["reduce_value"], pure["_entry"], pure["reraise_if_programs_own"]
+    reduce_unusual, reduce_entry = pure["reduce_value"], pure["_entry"]
+    reraise_if_programs_own = pure["reraise_if_programs_own"]
     LONGEST_TEXT, LONGEST_REPR = pure["LONGEST_TEXT"], pure["_LONGEST_REPR"]
     LONGEST_LIST = pure["_LONGEST_LIST"]
 

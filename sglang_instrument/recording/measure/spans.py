@@ -91,7 +91,7 @@ class Span(Struct, gc=False, eq=False):
     ) -> None:
         try:
             self.stop(error, value)
-            hand_over(self)
+            append_to_buffer(self)
         except BaseException:
             drop_record("recording a span")
 
@@ -191,7 +191,7 @@ def drop_record(where: str, event: str = "") -> None:
         losses.count_dropped_record(where, event)
 
 
-def hand_over(finished: Span) -> None:
+def append_to_buffer(finished: Span) -> None:
     """Append a finished span to the buffer in use."""
     buffer.append(finished)
 
@@ -253,7 +253,7 @@ def record(point: Span) -> None:
     if running_tasks:
         enter_task(point)
         point.waited = None
-    hand_over(point)
+    append_to_buffer(point)
 
 
 def enter_task(entering: Span) -> None:
@@ -337,7 +337,7 @@ def plain(
 
 _compiled = native.use_compiled(
     globals(),
-    *("Span", "WatchedSpan", "SyncedSpan", "LostSpan", "drop_record", "hand_over", "begin", "span"),
+    *("Span", "WatchedSpan", "SyncedSpan", "LostSpan", "drop_record", "append_to_buffer", "begin", "span"),
     *("event", "record", "call_at_entry", "dropped_records", "note_closed"),
 )
 

@@ -142,7 +142,7 @@ class LoopHeartbeat:
         else:
             late = {"lag_sec": late_sec}
             block = Span("event_loop_lag", late, context=context, thread=self.thread, start=now)
-        spans.hand_over(block)
+        spans.append_to_buffer(block)
 
 
 def task_seen(loop: "asyncio.AbstractEventLoop", thread: int) -> None:
