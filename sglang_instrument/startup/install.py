@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+import sglang_instrument
 from sglang_instrument import config as settings
 from sglang_instrument.config import Config, Detail, Durability, EngineDetail, Sync
 from sglang_instrument.errors import ConfigError
@@ -159,12 +160,10 @@ def status() -> Mapping[str, Any]:
 
 
 def _started(config: Config) -> "Session":
-    # What the program may use while the interpreter exits, which can import nothing more.
-    from sglang_instrument.patching.probes import instrument  # noqa: F401
-    from sglang_instrument.recording import log_manager  # noqa: F401
-    from sglang_instrument.recording.measure import binding  # noqa: F401
     from sglang_instrument.startup.session import Session
 
+    for name in sglang_instrument.__all__:
+        getattr(sglang_instrument, name)  # import it now: an exiting interpreter cannot
     session = Session(config if config.run_id else config.with_run_id(run_ids.new_run_id(os.environ)))
     try:
         session.start()

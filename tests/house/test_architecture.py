@@ -17,7 +17,7 @@ COMPILED = sorted(path for kind in ("*.pyx", "*.pxi", "*.pxd") for path in ROOT.
 SCRIPTS = sorted(ROOT.rglob("*.js"))
 
 WORDS = {"errors", "schema", "config", "gc_pause", "regular_files", "version"}
-FACADE = {"", "auto", "rollout"}
+FACADE = {"auto", "rollout"}
 MEASURE = {"words", "native", "recording.safety", "recording.measure"}
 TABLES = {"words", "patching", "patching.places", "patching.tables"}
 RUN = {"words", "analysis.reading", "analysis.timing", "analysis.run"}
@@ -27,6 +27,7 @@ ANSWERS = RUN | {"analysis.answers", "analysis.verdict"}
 #: one lives inside training (recording, patching, startup), the other reads what it left.
 MAY_IMPORT = {
     "words": set(),
+    "package": {"words"},  # __init__.py: it looks up its public names by strings, at their first use
     "native": set(),  # what is compiled is handed what it needs
     "recording.safety": {"words"},
     "recording.measure": MEASURE,
@@ -41,8 +42,8 @@ MAY_IMPORT = {
     "profilers": MEASURE,
     "startup": TABLES
     | MEASURE
-    | {"recording", "recording.keep", "patching.probes", "patching.rewriting", "profilers"},
-    "facade": MEASURE | {"recording", "patching.probes", "profilers", "startup"},
+    | {"recording", "recording.keep", "patching.probes", "patching.rewriting", "profilers", "package"},
+    "facade": MEASURE | {"recording", "patching.probes", "profilers", "startup", "package"},
     "analysis.reading": {"words"},
     "analysis.timing": {"words"},
     "analysis.run": RUN,
@@ -55,7 +56,7 @@ MAY_IMPORT = {
     "report.html": ANSWERS | {"report"},
     "report.perfetto": ANSWERS | {"report", "report.html"},
     "testing": MEASURE | {"recording.keep", "recording.watch"},
-    "demo": {"words", "testing", "facade"},
+    "demo": {"words", "testing", "package"},
 }
 BELOW = {below for allowed in MAY_IMPORT.values() for below in allowed} | set(MAY_IMPORT)
 MAY_IMPORT["cli"] = BELOW
@@ -86,6 +87,8 @@ def name_of(path):
 
 def folder_of(module):
     """Return the folder that a module lies in; the files at the top are the words, and what users import."""
+    if not module:
+        return "package"
     if module in WORDS:
         return "words"
     if module in FACADE:
