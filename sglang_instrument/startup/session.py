@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument import native
+from sglang_instrument import __version__, native
 from sglang_instrument.config import Config
 from sglang_instrument.errors import ConfigError
 from sglang_instrument.patching.places.versions import installed_version
@@ -27,7 +27,6 @@ from sglang_instrument.recording.recorder import LONGEST_WAIT_SEC, Recorder
 from sglang_instrument.recording.safety import notices
 from sglang_instrument.startup import run_ids
 from sglang_instrument.startup.ray_workers import RayInit
-from sglang_instrument.version import __version__
 
 if TYPE_CHECKING:
     from sglang_instrument.profilers.attach import Scheduled
