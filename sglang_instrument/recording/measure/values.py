@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from sglang_instrument import native
-from sglang_instrument.recording.safety.guard import let_through, name_of_type
+from sglang_instrument.recording.safety.guard import name_of_type, reraise_if_programs_own
 
 #: Types whose values need no reducing; an integer over 64 bits is repaired when its record does not encode.
 SCALARS: Final = frozenset({float, bool, type(None), int})
@@ -77,7 +77,7 @@ def integer(value: Any) -> int | None:
     return number if -(2**63) <= number < 2**63 else None
 
 
-def settle(value: Any) -> Any:
+def make_encodable(value: Any) -> Any:
     """Return a reduced value in a form that always encodes; used when a record did not encode.
 
     NaN and infinities become null, integers over 64 bits and non-string keys strings, and lone
@@ -92,17 +92,17 @@ def settle(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {settle(str(key)): settle(entry) for key, entry in value.items()}
+        return {make_encodable(str(key)): make_encodable(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [settle(entry) for entry in value]
-    return settle(_short_repr(value))
+        return [make_encodable(entry) for entry in value]
+    return make_encodable(_short_repr(value))
 
 
 def _reduce_guarded(value: Any, depth: int, room: int) -> Any:
     try:
         return _reduce_other(value, depth, room)
     except BaseException as error:  # the value's own code failed: a __repr__, a property, even its __class__
-        let_through()
+        reraise_if_programs_own()
         return f"<{name_of_type(type(value))}: {name_of_type(type(error))}>"
 
 
@@ -213,7 +213,4 @@ _REPRS: Final[dict[type, Callable[[Any], str]]] = {
     type: lambda kind: str(kind.__qualname__),
 }
 
-_unusual = reduce_value
-_compiled = native.take_over(globals(), "values", "reduce_value", "reduce")
-if _compiled is not None:
-    _compiled.connect(_unusual, _entry, let_through, LONGEST_TEXT, _LONGEST_REPR, _LONGEST_LIST)
+native.use_compiled(globals(), "reduce", "reduce_value")
