@@ -2,7 +2,7 @@
 
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ from sglang_instrument.recording.safety.guard import name_of_type, reraise_if_pr
 SCALARS: Final = frozenset({float, bool, type(None), int})
 LONGEST_TEXT: Final = 16 * 1024  # characters of a string; a record must stay under 64 KiB
 _LONGEST_REPR: Final = 256
+_TRIES: Final = 3  # to copy a collection before another thread changes it
 _LONGEST_KEY: Final = 16  # entries of a tuple that is a dict's key
 _LONGEST_ARRAY: Final = 64  # numbers of a numpy array; longer ones are described
 _LONGEST_LIST: Final = 4096  # entries, nested ones included; a step records the list of its response lengths
@@ -134,12 +135,22 @@ def _reduce_collection(value: Any, depth: int, room: int) -> Any:
     if depth >= _DEEPEST or room < 1:  # a cycle ends here, too
         return f"<{type(value).__name__} of {size}>"
     share = (room - 1) // max(size, 1)
-    # list() of an islice runs in C without releasing the GIL: no other thread can change the collection.
     if kind is dict:
-        items = list(islice(dict.items(value), room))
+        items = _first(room, lambda: iter(dict.items(value)))
         return {_key(key): _entry(entry, depth, share) for key, entry in items}
-    reduced = [_entry(entry, depth, share) for entry in list(islice(kind.__iter__(value), room))]
+    reduced = [_entry(entry, depth, share) for entry in _first(room, lambda: kind.__iter__(value))]
     return [*reduced, f"... {size} in all"] if size > room else reduced
+
+
+def _first(room: int, begin: Callable[[], Iterator[Any]]) -> list[Any]:
+    """Return the first entries of a collection that other threads may change."""
+    # list() of an islice runs in C and keeps the GIL, unless a garbage collection runs Python code meanwhile.
+    for _ in range(_TRIES):
+        try:
+            return list(islice(begin(), room))
+        except RuntimeError:
+            continue
+    return list(islice(begin(), room))
 
 
 def _entry(value: Any, depth: int, room: int) -> Any:

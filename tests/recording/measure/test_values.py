@@ -3,6 +3,7 @@
 import collections
 import concurrent.futures
 import enum
+import gc
 import json
 import math
 import sys
@@ -254,6 +255,25 @@ def test_a_list_that_another_thread_changes_is_copied_at_one_moment():
     finally:
         stop.set()
         thread.join()
+
+
+def test_a_dict_that_a_garbage_collection_changes_is_copied_again():
+    values = {number: [number] for number in range(30)}
+
+    def change_once(phase, info):
+        gc.callbacks.remove(change_once)
+        values[30] = [30]
+
+    before = gc.get_threshold()
+    gc.callbacks.append(change_once)
+    gc.set_threshold(5)
+    try:
+        copied = reduce_value(values)
+    finally:
+        gc.set_threshold(*before)
+        if change_once in gc.callbacks:
+            gc.callbacks.remove(change_once)
+    assert isinstance(copied, dict)
 
 
 def test_numpy_scalars_and_short_arrays_become_numbers():
