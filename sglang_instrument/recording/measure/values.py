@@ -136,13 +136,13 @@ def _reduce_collection(value: Any, depth: int, room: int) -> Any:
         return f"<{type(value).__name__} of {size}>"
     share = (room - 1) // max(size, 1)
     if kind is dict:
-        items = _first(room, lambda: iter(dict.items(value)))
+        items = first_entries(room, lambda: iter(dict.items(value)))
         return {_key(key): _entry(entry, depth, share) for key, entry in items}
-    reduced = [_entry(entry, depth, share) for entry in _first(room, lambda: kind.__iter__(value))]
+    reduced = [_entry(entry, depth, share) for entry in first_entries(room, lambda: kind.__iter__(value))]
     return [*reduced, f"... {size} in all"] if size > room else reduced
 
 
-def _first(room: int, begin: Callable[[], Iterator[Any]]) -> list[Any]:
+def first_entries(room: int, begin: Callable[[], Iterator[Any]]) -> list[Any]:
     """Return the first entries of a collection that other threads may change."""
     # list() of an islice runs in C and keeps the GIL, unless a garbage collection runs Python code meanwhile.
     for _ in range(_TRIES):
