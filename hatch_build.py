@@ -99,7 +99,11 @@ def compile_into(folder: Path, modules: list[str]) -> None:
 
 
 def allow_missing_tracebacks(path: Path) -> None:
-    """Let `except` catch an exception without a traceback, as without memory: Cython's code would crash."""
+    """Change Cython's C code so that an `except` also handles an exception that has no traceback.
+
+    Without memory for a traceback, an exception has none; then `__Pyx_DECREF` of it dereferences NULL, and
+    `__Pyx_XDECREF` does not. Cython has no option for this.
+    """
     code, count = re.subn(
         r"__Pyx_DECREF\((__pyx_t_\d+)\); \1 = 0;", r"__Pyx_XDECREF(\1); \1 = 0;", path.read_text()
     )

@@ -7,8 +7,8 @@ from pathlib import Path
 from stand_in import StandIn
 
 from sglang_instrument import bind, span
-from sglang_instrument.recording.keep.encoder import LineMaker
-from sglang_instrument.recording.watch.event_loop import Heart
+from sglang_instrument.recording.keep.encoder import LineEncoder
+from sglang_instrument.recording.watch.event_loop import LoopHeartbeat
 
 EVENTS = 30_000
 GAP_NS = 20_000  # of work between events
@@ -110,8 +110,8 @@ def stretches(folder):
         return called
 
     patched = (
-        (LineMaker, "encode_chunk", "chunk_ms"),
-        (Heart, "_beat", "beat_ms"),
+        (LineEncoder, "encode_chunk", "chunk_ms"),
+        (LoopHeartbeat, "_beat", "beat_ms"),
     )
     before = [getattr(owner, name) for owner, name, _ in patched]
     for (owner, name, what), function in zip(patched, before, strict=True):

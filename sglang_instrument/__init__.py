@@ -9,7 +9,8 @@ From then on, each rollout worker R writes each event of each turn of each reque
 
 __version__ = "0.1.0"
 
-# False; written so, since jedi ignores what a literal rules out. Importing typing would double this import.
+# typing.TYPE_CHECKING; importing typing would double the time of this import. Written as a call: jedi, which
+# completes names in notebooks, ignores the branch below an `if` of the literal False.
 TYPE_CHECKING = bool()  # noqa: UP018
 if TYPE_CHECKING:
     from sglang_instrument.config import Config
@@ -71,9 +72,9 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
-    bootstrap = sys.modules.get(f"{__name__}.startup.python_startup")
-    if bootstrap is not None and home.startswith(("recording.", "patching.")):
-        bootstrap.used()  # installs: a program with events of its own may import no trainer
+    python_startup = sys.modules.get(f"{__name__}.startup.python_startup")
+    if python_startup is not None and home.startswith(("recording.", "patching.")):
+        python_startup.install_if_waiting()  # a program with events of its own may import no trainer
     return value
 
 

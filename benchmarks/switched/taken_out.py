@@ -29,12 +29,12 @@ def put_back(on):
         vars(writer).pop("_may_rest", None)
         spans.know_tasks(recorder._task_seen)
         recorder._open()
-        event_loop.revive_hearts()
+        event_loop.restart_heartbeats()
     elif was_on and not on:  # as `Recorder.stop()`
         spans.use_buffer(spans.OFF)
         context.on_scope_closed(None)
         spans.ignore_tasks()
-        event_loop.forget_hearts()
+        event_loop.forget_heartbeats()
         writer._may_rest = lambda: not writer._spans  # the thread keeps sleeping: no records come
 
 

@@ -1,9 +1,9 @@
 """Decide, once per process, which compiled parts replace the pure Python beside them.
 
-A compiled part (`_spans.pyx`) has the same names as the pure module that it mirrors (`spans.py` beside it)
-and does the same at a fraction of the cost. `SGLANG_INSTRUMENT_NATIVE` selects the parts: `0` none,
-`spans,values` these two and the parts that they need; by default all. If a selected part is missing, or was
-built from other sources or for another Python, this process uses pure Python only; `REASON` says why.
+A compiled part (`spans`, in `_spans.pyx`) has the same names as the pure module that it mirrors (`spans.py`
+beside it) and does the same at a fraction of the cost. `SGLANG_INSTRUMENT_NATIVE` selects the parts: `0`
+none, `spans,values` these two and the parts that they need; by default all. If a selected part is missing,
+or was built from other sources or for another Python, this process uses pure Python only; `REASON` says why.
 """
 
 import os
@@ -60,23 +60,26 @@ REASON: Final = _REASON
 ON: Final = bool(_LOADED)
 
 
-def take_over(public: dict[str, Any], part: str, *names: str) -> Any:
-    """Replace `names` in a public module's `globals()` by their compiled twins, if that part is used.
+def use_compiled(public: dict[str, Any], *names: str) -> Any:
+    """Replace `names` in a public module's `globals()` by their compiled twins, if its part is used.
 
-    The twins take the public module's name as their `__module__`: they are pickled by that name, and a
-    process without compiled parts can unpickle them.
+    First the compiled module's `connect` takes the pure functions and constants that it uses. The twins take
+    the public module's name as their `__module__`: they are pickled by that name, and a process without
+    compiled parts can unpickle them.
 
     Returns:
         The compiled module; None if the part is not used.
     """
-    compiled: Any = _LOADED.get(part)
+    compiled: Any = _LOADED.get(public["__name__"].rpartition(".")[2])
     if compiled is None:
         return None
+    if hasattr(compiled, "connect"):
+        compiled.connect(public)
     for name in names:
         pure, value = public.get(name), getattr(compiled, name)
         public[name] = value
         if isinstance(value, type):
-            compiled.call_by_home(value, public["__name__"])
+            compiled.name_after_public_module(value, public["__name__"])
         elif callable(value):
             value.__module__ = public["__name__"]
             with suppress(AttributeError):  # a function outside the public API has a fixed docstring

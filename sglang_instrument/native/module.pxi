@@ -15,11 +15,11 @@ cdef extern from *:
 
 STAMP = SGLANG_INSTRUMENT_STAMP.decode("ascii")
 
-cdef list homes = []  # keeps the names alive: the types point into them
+cdef list type_names = []  # keeps them alive: the types point into them
 
 
-def call_by_home(kind, str module):
+def name_after_public_module(kind, str module):
     """Name a type after the public module that exports it; it is pickled by that name."""
-    home = f"{module}.{kind.__name__}".encode("ascii")
-    homes.append(home)
-    rename_type(kind, home)
+    name = f"{module}.{kind.__name__}".encode("ascii")
+    type_names.append(name)
+    rename_type(kind, name)

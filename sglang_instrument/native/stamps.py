@@ -5,15 +5,15 @@ import re
 from binascii import crc32  # importing hashlib or pathlib takes longer than everything else here
 from typing import Final
 
-#: The compiled modules by part; each part follows the parts that it needs.
+#: The compiled modules by part, which has the name of its file; each part follows the parts that it needs.
 PARTS: Final = {
     "values": "sglang_instrument.recording.measure._values",
     "tasks": "sglang_instrument.recording.measure._tasks",
     "waiting": "sglang_instrument.recording.measure._waiting",
     "spans": "sglang_instrument.recording.measure._spans",
     "context": "sglang_instrument.recording.measure._context",
-    "lines": "sglang_instrument.recording.keep._encoder",
-    "runs": "sglang_instrument.patching.probes._region_spans",
+    "encoder": "sglang_instrument.recording.keep._encoder",
+    "region_spans": "sglang_instrument.patching.probes._region_spans",
 }
 #: The parts that a part needs.
 NEEDS: Final = {
@@ -21,8 +21,8 @@ NEEDS: Final = {
     "waiting": ["tasks"],
     "spans": ["tasks"],
     "context": ["tasks"],
-    "lines": ["spans", "context"],
-    "runs": ["spans"],
+    "encoder": ["spans", "context"],
+    "region_spans": ["spans"],
 }
 
 _NEEDED: Final = re.compile(rb'^(?:include "([\w./]+)"|from ([\w.]+) cimport)', re.MULTILINE)

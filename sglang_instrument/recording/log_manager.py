@@ -15,9 +15,9 @@ import orjson
 
 from sglang_instrument.recording.keep.clock import Clock
 from sglang_instrument.recording.keep.line_types import LONGEST_LINE
-from sglang_instrument.recording.measure.values import reduce, reduce_value, settle
-from sglang_instrument.recording.safety.guard import let_through
-from sglang_instrument.recording.safety.notices import notice, swallowed
+from sglang_instrument.recording.measure.values import make_encodable, reduce, reduce_value
+from sglang_instrument.recording.safety.guard import reraise_if_programs_own
+from sglang_instrument.recording.safety.notices import log_swallowed, notice
 
 _MOST_OPEN: Final = 16
 _SHORT: Final = 256  # characters; longer fields of a record that is too long are dropped
@@ -71,7 +71,7 @@ class SGLangLogManager:
                     record["timestamp"] = self._clock.timestamp(time.time_ns() // 1000)
                 self._append(os.fspath(log_path), _encode(_with_duration_third(record)))
         except BaseException as error:  # the reference would have ended the rollout here
-            swallowed("SGLangLogManager.log()", error)
+            log_swallowed("SGLangLogManager.log()", error)
 
     def get_handle(self, log_path: str | os.PathLike[str]) -> TextIO:
         """Return the open file of a path, line buffered, for callers that write their own lines.
@@ -82,7 +82,7 @@ class SGLangLogManager:
             with self._guard():
                 return self._open(os.fspath(log_path))
         except BaseException as error:
-            swallowed("SGLangLogManager.get_handle()", error)
+            log_swallowed("SGLangLogManager.get_handle()", error)
             return open(os.devnull, "a")  # noqa: PTH123 - the caller closes it, as any handle here
 
     def close_all(self) -> None:
@@ -149,18 +149,18 @@ def _encode(record: dict[str, Any]) -> bytes:
         if len(line) <= LONGEST_LINE:
             return line
     except BaseException:  # a cycle, a lone surrogate, a huge integer
-        let_through()
+        reraise_if_programs_own()
     reduced = {
         key: reduce(value) if key == "extra" and type(value) is dict else reduce_value(value)
         for key, value in record.items()
     }
-    line = orjson.dumps(settle(reduced), default=reduce_value, option=_OPTIONS)
+    line = orjson.dumps(make_encodable(reduced), default=reduce_value, option=_OPTIONS)
     if len(line) <= LONGEST_LINE:
         return line
     cut = {**_short_fields(reduced), "event": str(record["event"])[:1024], "truncated": True}
     if isinstance(reduced.get("extra"), dict):
         cut["extra"] = _short_fields(reduced["extra"])
-    return orjson.dumps(settle(cut), option=_OPTIONS)
+    return orjson.dumps(make_encodable(cut), option=_OPTIONS)
 
 
 def _short_fields(fields: dict[str, Any]) -> dict[str, Any]:
@@ -189,4 +189,4 @@ def _close(handle: TextIO) -> None:
     try:
         handle.close()
     except OSError as error:
-        swallowed("closing a log", error)
+        log_swallowed("closing a log", error)

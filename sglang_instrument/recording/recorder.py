@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 from sglang_instrument.config import Config
 from sglang_instrument.recording.keep.clock import Clock
 from sglang_instrument.recording.keep.disk import Disk
-from sglang_instrument.recording.keep.encoder import LineMaker
+from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.keep.files import Files
 from sglang_instrument.recording.keep.selection import selection_for
 from sglang_instrument.recording.keep.write_through import CallersDisk, LineWriter
 from sglang_instrument.recording.keep.writer import Writer
-from sglang_instrument.recording.measure import context, gpu_sync, identity, losses, spans, tasks
-from sglang_instrument.recording.safety.notices import notice, swallowed
+from sglang_instrument.recording.measure import context, gpu_sync, identity, spans, tasks
+from sglang_instrument.recording.safety.notices import log_swallowed, notice
 from sglang_instrument.recording.safety.own_threads import preload_libgcc
 from sglang_instrument.recording.watch import event_loop, nvtx
 from sglang_instrument.recording.watch.gpu_events import HeldBack
@@ -53,7 +53,7 @@ class Recorder:
             nvtx.on()
         _let_go_of_earlier_steps()
         self._open()
-        event_loop.revive_hearts()
+        event_loop.restart_heartbeats()
         if spans.OPEN:  # one of them may be what hangs
             self._writer.start()
 
@@ -68,7 +68,7 @@ class Recorder:
         gpu_sync.use_policy("off")
         nvtx.off()
         spans.ignore_tasks()
-        event_loop.forget_hearts()
+        event_loop.forget_heartbeats()
         if not self._writer.flush_then(self._files.close, timeout_sec - _TO_END_SEC):
             waiting = self.counts()["waiting"]
             notice("stop", f"{waiting} records were not written within {timeout_sec:g} s, and may be lost")
@@ -76,7 +76,7 @@ class Recorder:
 
     def flush(self, timeout_sec: float = LONGEST_WAIT_SEC) -> bool:
         """Write all records so far; return whether that was done in time."""
-        self._held_back.settle_all()
+        self._held_back.release_all()
         return self._writer.flush(timeout_sec)
 
     def restart_in_child(self) -> None:
@@ -107,39 +107,39 @@ class Recorder:
 
     def _lost(self) -> int:
         """Return how many records were lost before they reached the buffer."""
-        return losses.lost() - self._lost_before
+        return spans.dropped_records() - self._lost_before
 
     def _open(self) -> None:
         self._writer.open()
         if self.config.sync == "events":
             self._held_back.on()
-            context.on_scope_closed(self._held_back.settling(self._writer.step_ended))
+            context.on_scope_closed(self._held_back.releasing(self._writer.step_ended))
 
     def _task_seen(self, running: "asyncio.AbstractEventLoop", thread: int) -> None:
         try:
             event_loop.task_seen(running, thread)
             self._writer.be_awake()  # the encoder's thread checks the loop's heartbeat
         except BaseException as error:  # a third-party event loop that lacks a method of asyncio's
-            swallowed("watching an event loop", error)
+            log_swallowed("watching an event loop", error)
 
     def _build(self) -> None:
         clock, config = Clock(), self.config
-        self._lost_before = losses.lost()
+        self._lost_before = spans.dropped_records()
         self._files = Files(config.folder, clock, config.run_id, self._describe, self._parents)
-        maker = LineMaker(clock)
-        selection = selection_for(config, maker.scope_of)
-        self._watchdog = Watchdog(maker, config.hang_after_sec)
+        encoder = LineEncoder(clock)
+        selection = selection_for(config, encoder.scope_of)
+        self._watchdog = Watchdog(encoder, config.hang_after_sec)
         self._held_back = HeldBack(holds=config.durability != "line")
         if config.durability == "line":
             self._disk: Disk = CallersDisk(self._files)
-            self._writer: Writer = LineWriter(self._disk, maker, self._look, selection)
+            self._writer: Writer = LineWriter(self._disk, encoder, self._look, selection)
         else:
             self._disk = Disk(self._files, config.memory_limit_mb * 2**20)
-            self._writer = Writer(self._disk, maker, self._look, selection)
+            self._writer = Writer(self._disk, encoder, self._look, selection)
         if config.sync == "events":
-            self._writer.tap(self._held_back.over)
+            self._writer.wrap_buffer(self._held_back.wrap)
         if config.nvtx:
-            self._writer.tap(nvtx.Ranges)
+            self._writer.wrap_buffer(nvtx.Ranges)
 
     def _look(self, disk: Disk) -> float:
         """Do the periodic checks; return for how many seconds they may be skipped."""
@@ -158,7 +158,7 @@ def _let_go(files: Files) -> None:
         try:
             start_new_thread(files.abandon, ())
         except (RuntimeError, MemoryError) as error:  # no more threads: the files stay open until exit
-            swallowed("letting go of the parent's files", error)
+            log_swallowed("letting go of the parent's files", error)
 
 
 def _let_go_of_earlier_steps() -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sglang_instrument.startup.session import Session
 
 _session: "Session | None" = None
-_told = False
+_called = False
 _lock = RLock()
 
 
@@ -90,15 +90,15 @@ def install(
     Raises:
         ConfigError: A given setting has an invalid value.
     """
-    _install(**locals())  # the parameters by name
+    _install(**locals())  # these are the parameters alone; a second list of them could differ
 
 
 def _install(config: Config | None, **keywords: object) -> None:
-    global _session, _told
+    global _session, _called
     given = settings.given_in(config)
     given |= {name: value for name, value in keywords.items() if value is not None}
     with _lock:
-        _told = True
+        _called = True
         if _session is not None:
             return
         is_child = run_ids.DRIVER in os.environ
@@ -110,7 +110,7 @@ def _install(config: Config | None, **keywords: object) -> None:
         except ConfigError:
             raise
         except Exception as error:  # a broken table or disk must not stop a training that begins
-            notices.swallowed("install()", error)
+            notices.log_swallowed("install()", error)
             return
         _guarded("install()", _hook_process_events)
         if not is_child and os.environ.get("RANK", "0") == "0":
@@ -119,9 +119,9 @@ def _install(config: Config | None, **keywords: object) -> None:
 
 def uninstall() -> None:
     """Restore everything that `install()` changed, and write all records, within 2 s."""
-    global _session, _told
+    global _session, _called
     with _lock:
-        _told = True
+        _called = True
         if _session is not None:
             session, _session = _session, None
             _guarded("uninstall()", session.stop)
@@ -132,14 +132,14 @@ def installed() -> bool:
     return _session is not None
 
 
-def was_told() -> bool:
+def was_called() -> bool:
     """Return whether `install()` or `uninstall()` was called here, or in a parent before the fork."""
-    return _told
+    return _called
 
 
-def handed_on() -> Mapping[str, str]:
+def child_environment() -> Mapping[str, str]:
     """Return the environment variables for children and Ray workers; empty while nothing is installed."""
-    return {} if _session is None else _session.handed_on()
+    return {} if _session is None else _session.child_environment()
 
 
 def flush(timeout_sec: float = 2.0) -> bool:
@@ -248,4 +248,4 @@ def _guarded(where: str, action: Any) -> None:
     try:
         action()
     except Exception as error:
-        notices.swallowed(where, error)
+        notices.log_swallowed(where, error)

@@ -54,7 +54,7 @@ def start() -> None:
         sys.meta_path.insert(0, Trigger)
 
 
-def used() -> None:
+def install_if_waiting() -> None:
     """Install if this process still waits for a target: its own code records an event now."""
     if Trigger in sys.meta_path:
         _install()
@@ -141,7 +141,7 @@ def _install() -> None:
             _ray = None
         from sglang_instrument.startup import install
 
-        if not install.was_told():  # an earlier install() or uninstall() call decides
+        if not install.was_called():  # an earlier install() or uninstall() call decides
             install.install()
     except Exception as error:
         print(f"sglang_instrument: not installed: {error!r}", file=sys.stderr)  # noqa: T201 - no other way to report
@@ -162,9 +162,9 @@ def _watch_ray(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
 
 def _at_ray_init() -> dict[str, str]:
     _install()
-    from sglang_instrument.startup.install import handed_on
+    from sglang_instrument.startup.install import child_environment
 
-    return dict(handed_on())
+    return dict(child_environment())
 
 
 start()

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from sglang_instrument.patching.rewriting.imports import ImportWatch
 from sglang_instrument.patching.rewriting.swap import SwappedEntry
-from sglang_instrument.recording.safety.notices import notice, swallowed
+from sglang_instrument.recording.safety.notices import log_swallowed, notice
 
 _RAY: Final = "ray"
 _JOB: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # `ray job submit` sets it for a driver
@@ -66,7 +66,7 @@ class RayInit:
             try:
                 kwargs = with_settings(kwargs, self._settings(), os.environ)
             except Exception as error:  # Ray starts without us rather than not at all
-                swallowed("handing settings to Ray's workers", error)
+                log_swallowed("handing settings to Ray's workers", error)
             return init(*args, **kwargs)
 
         # Replace it in its defining module, too: pickle checks there that the function is the same.

@@ -60,13 +60,13 @@ class Session:
         )
         self._schedule = _schedule_for(config)
         self.driver = os.environ.get(run_ids.DRIVER) or f"{HOST}:{os.getpid()}"
-        self._ray = RayInit(self.handed_on)
-        changed = (*self.handed_on(), identity.SERVER)
+        self._ray = RayInit(self.child_environment)
+        changed = (*self.child_environment(), identity.SERVER)
         self._environment_before = {name: os.environ.get(name) for name in changed}
 
     def start(self) -> None:
         """Record, patch targets that are imported now or later, and pass the settings on to children."""
-        os.environ.update(self.handed_on())
+        os.environ.update(self.child_environment())
         self.recorder.start()
         self.patcher.install()
         self._ray.start()
@@ -90,7 +90,7 @@ class Session:
                 self._restore_environment()
                 self._await_threads(ends)
 
-    def handed_on(self) -> dict[str, str]:
+    def child_environment(self) -> dict[str, str]:
         """Return the environment variables by which a child or a Ray worker joins this run."""
         return {
             run_ids.SWITCH: "1",

@@ -7,7 +7,7 @@ from typing import Any, overload
 import orjson
 
 from sglang_instrument.recording.keep.clock import Clock
-from sglang_instrument.recording.keep.encoder import LineMaker
+from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.measure import spans, tasks
 from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.watch import event_loop
@@ -19,7 +19,7 @@ class Records(Sequence[dict[str, Any]]):
     def __init__(self) -> None:
         self._spans: list[Span] = []
         self._made: list[dict[str, Any]] = []
-        self._maker = LineMaker(Clock())
+        self._encoder = LineEncoder(Clock())
 
     def append(self, span: Span, /) -> None:
         """Add a finished span."""
@@ -43,7 +43,7 @@ class Records(Sequence[dict[str, Any]]):
 
     def _all(self) -> list[dict[str, Any]]:
         for span in self._spans[len(self._made) :]:
-            for _, line, _, _ in self._maker.encode_all([span]):
+            for _, line, _, _ in self._encoder.encode_all([span]):
                 self._made.append(orjson.loads(bytes(line)))
         return self._made
 
@@ -65,7 +65,7 @@ def records(*, watch_loops: bool = False) -> Iterator[Records]:
     try:
         yield captured
     finally:
-        event_loop.forget_hearts()
+        event_loop.forget_heartbeats()
         spans.use_buffer(before)
         if before is spans.OFF:
             spans.ignore_tasks()

@@ -41,7 +41,7 @@ def policy(request):
 def events():
     """Return the spans that `sync="events"` passes on, in this order."""
     passed = []
-    held_back = HeldBack().over(passed)
+    held_back = HeldBack().wrap(passed)
     gpu_sync.use_policy("events")
     spans.use_buffer(held_back)
     held_back.on()
@@ -221,7 +221,7 @@ def test_events_leave_out_what_was_queued_before(events, matrix):
     with span("preprocessing_duration"):
         began, ended = multiply(matrix, 5)
     torch.cuda.synchronize()
-    spans.current_buffer().settle()
+    spans.current_buffer().release_finished()
     assert events[0].device_sec == pytest.approx(began.elapsed_time(ended) / 1e3, rel=0.1)
 
 
@@ -231,7 +231,7 @@ def test_events_belong_to_the_stream_in_which_the_span_began(events, matrix):
     with torch.cuda.stream(side), span("preprocessing_duration"):
         began, ended = multiply(matrix, 5)
     torch.cuda.synchronize()
-    spans.current_buffer().settle()
+    spans.current_buffer().release_finished()
     assert events[0].device_sec == pytest.approx(began.elapsed_time(ended) / 1e3, rel=0.1)
 
 

@@ -19,7 +19,7 @@ from sglang_instrument.patching.probes.probe import make_probe, probes_for
 from sglang_instrument.patching.rewriting.patcher import Patcher
 from sglang_instrument.patching.tables import field_functions
 from sglang_instrument.patching.tables.reading import parse_table
-from sglang_instrument.recording.measure import context, identity, spans
+from sglang_instrument.recording.measure import context, identity, span_listeners, spans
 from sglang_instrument.recording.measure.context import CURRENT, UNBOUND
 from sglang_instrument.recording.safety import notices
 
@@ -300,6 +300,21 @@ def test_instant_events_have_no_duration(records, program):
     assert [s.event for s in records[2:]] == ["begun"]  # an event that was not reached is not recorded
 
 
+def test_listeners_hear_the_instant_events_of_a_patch(records, program):
+    heard = []
+    module = program(
+        "def f(x):\n    y = x + 1\n    return y\n",
+        f=[{"event": "begun", "at": "y", "emit": "enter"}, {"event": "done", "at": "y", "emit": "exit"}],
+    )
+    span_listeners.listen(heard.append)
+    try:
+        module.f(1)
+    finally:
+        span_listeners.ignore(heard.append)
+    assert [span for span in records if span in heard] == records
+    assert [span.event for span in records] == ["begun", "done"]
+
+
 def test_cancelled_coroutines_say_so_and_stay_cancelled(records, program):
     module = program(
         """
@@ -543,7 +558,7 @@ def test_a_pickled_probe_is_rebuilt_from_its_region_and_works(records):
     [region] = table.patches[0].regions
     probe = make_probe(region)
     assert pickle.loads(pickle.dumps(probe)) is probe
-    other = make_probe(region, reports=True)
+    other = make_probe(region, is_read_by_others=True)
     assert other is not probe
     assert pickle.loads(pickle.dumps(other)) is other
     assert (probe.enter_locals, probe.exit_locals) == (("x",), ("y",))

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
 
-from sglang_instrument.recording.safety.guard import let_through
+from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class ResolvedTarget:
     """A target that exists.
 
     `owner` is the module or class that has the name. `raw` is the entry in the `__dict__` of the owner or of
@@ -22,7 +22,7 @@ class Found:
     function: FunctionType | None
 
 
-def find_target(module: ModuleType, path: str) -> Found | None:
+def find_target(module: ModuleType, path: str) -> ResolvedTarget | None:
     """Find "Class.method" in `module`; return None if there is no such name.
 
     The search reads `__dict__`s only: it calls nothing and runs no descriptor.
@@ -34,7 +34,7 @@ def find_target(module: ModuleType, path: str) -> Found | None:
         if owner is None:
             return None
     raw = _raw(owner, name)
-    return None if raw is None else Found(owner, name, raw, _innermost(raw, name))
+    return None if raw is None else ResolvedTarget(owner, name, raw, _innermost(raw, name))
 
 
 def _raw(owner: Any, name: str) -> Any:
@@ -76,7 +76,7 @@ def _wrapped_in(wrapper: Any) -> Iterator[Any]:
         try:
             inner = getattr(wrapper, attribute, None)
         except BaseException:  # the wrapper is foreign code and may raise anything
-            let_through()
+            reraise_if_programs_own()
             continue
         if callable(inner):
             yield inner

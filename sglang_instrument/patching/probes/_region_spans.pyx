@@ -2,21 +2,25 @@
 # cython: auto_pickle=False, embedsignature=False, binding=False, nonecheck=True
 """patching/probes/region_spans.py, compiled: entering and leaving a run cannot raise into the program."""
 
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_XDECREF
-
-from sglang_instrument.recording.measure._spans cimport NOT_COUNTED, Block, Span, give, give_ends, lose_pending
+from sglang_instrument.recording.measure._spans cimport (
+    NOT_COUNTED,
+    Block,
+    Span,
+    append_to_buffer,
+    drop_record,
+    install_enter_exit,
+)
 
 include "sglang_instrument/native/module.pxi"
 
-# Set by patching/probes/region_spans.py, through connect().
+# connect() sets these, from patching/probes/region_spans.py.
 cdef object leave_run = None
 cdef object count_item = None
 cdef object capture_value = None
 cdef object SKIPPED = None
 
 
-cdef class Run(Block):
+cdef class RegionSpan(Block):
     """One run of a region; see patching/probes/region_spans.py."""
 
     cdef public Span span
@@ -45,7 +49,7 @@ cdef class Run(Block):
         span.stop(None, None)
         span.extra = self.reader(self, *self.values)
         self.values = self.value = None
-        return give(span)
+        return append_to_buffer(span)
 
     def leave(self, *values):
         """Take the values of the exit locals, at the region's last statement."""
@@ -77,30 +81,23 @@ cdef class Run(Block):
         return self.span.duration_sec
 
 
-give_ends(Run)
+install_enter_exit(RegionSpan)
 
 
 def begin_reading(plan, event, phase, waited, reader):
     """Begin a run of a region that only reads fields at its end."""
-    cdef PyObject *made = (<Begin><void*>begin_now)(plan, event, phase, waited, reader)
-    if made == NULL:
-        lose_pending(f"the probe of {event}")
+    cdef Span span
+    try:
+        span = Span.__new__(Span)
+        span.begin(event, None, phase, NOT_COUNTED if waited is None else waited)
+        return RegionSpan.__new__(RegionSpan, span, plan, reader)
+    except BaseException:
+        drop_record("the probe of", event)
         return SKIPPED
-    run = <object>made
-    Py_XDECREF(made)
-    return run
 
 
-ctypedef PyObject* (*Begin)(object, object, object, object, object) noexcept
-
-
-cdef object begin_now(object plan, object event, object phase, object waited, object reader):
-    cdef Span span = Span.__new__(Span)
-    span.begin(event, None, phase, NOT_COUNTED if waited is None else waited)
-    return Run.__new__(Run, span, plan, reader)
-
-
-def connect(leaving, counting, capturing, skipped):
-    """Take the functions of patching/probes/region_spans.py."""
+def connect(dict pure):
+    """Take what this module uses of patching/probes/region_spans.py."""
     global leave_run, count_item, capture_value, SKIPPED
-    leave_run, count_item, capture_value, SKIPPED = leaving, counting, capturing, skipped
+    leave_run, count_item = pure["leave_run"], pure["count_item"]
+    capture_value, SKIPPED = pure["capture_value"], pure["SKIPPED"]

@@ -8,7 +8,7 @@ from types import FunctionType
 from typing import Any, Final, cast
 
 from sglang_instrument.patching.tables.field_functions import UNBOUND
-from sglang_instrument.recording.safety.guard import let_through
+from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 
 Values = tuple[Any, ...]
 Picker = Callable[[Values, Mapping[str, Any]], Values]
@@ -42,7 +42,7 @@ def picker(function: Callable[..., Any], names: tuple[str, ...]) -> Picker:
         try:
             return bound(*args, **kwargs)
         except BaseException:  # the call itself raises next
-            let_through()
+            reraise_if_programs_own()
             return unbound
 
     return pick

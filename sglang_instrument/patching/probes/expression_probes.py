@@ -12,8 +12,8 @@ from sglang_instrument.patching.probes.contract import Probe
 from sglang_instrument.recording.measure import spans
 from sglang_instrument.recording.measure.spans import OFF
 from sglang_instrument.recording.measure.waiting import counts_awaits, waited
-from sglang_instrument.recording.safety.guard import let_through
-from sglang_instrument.recording.safety.notices import swallowed
+from sglang_instrument.recording.safety.guard import reraise_if_programs_own
+from sglang_instrument.recording.safety.notices import log_swallowed
 
 Values = tuple[Any, ...]
 
@@ -66,7 +66,7 @@ class CallProbe(ExpressionProbe):
         except BaseException as error:
             if called is not None:
                 called.begun()
-            swallowed("the probe of a call", error)
+            log_swallowed("the probe of a call", error)
             return outcome
 
 
@@ -91,7 +91,7 @@ class _Called:
             try:
                 self._coroutine.close()
             except BaseException:  # a coroutine type of the trainer's own
-                let_through()
+                reraise_if_programs_own()
 
 
 @counts_awaits
@@ -116,7 +116,7 @@ class EnterProbe(ExpressionProbe):
                 return (BothEntering if is_sync else AsyncEntering)(self, context, values)
             return Entering(self, context, values) if is_sync else context
         except BaseException as error:  # its metaclass raises, or memory is short
-            swallowed("the probe of a block's entering", error)
+            log_swallowed("the probe of a block's entering", error)
             return context
 
 

@@ -24,7 +24,7 @@ from sglang_instrument.patching.tables.field_language import (
 )
 from sglang_instrument.recording.measure.context import CURRENT
 from sglang_instrument.recording.measure.values import SCALARS, reduce_value
-from sglang_instrument.recording.safety.guard import let_through
+from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 
 #: Reads fields: (the ending run, or None at entry; *locals) -> fields. From the run it reads `duration_sec`,
 #: `inside` (records by event) and `value` (the returned value, or the item).
@@ -58,7 +58,7 @@ _NAMESPACE: Final = {
     "__sglang_plain": _PLAIN,
     "__sglang_type": type,
     "__sglang_error": BaseException,
-    "__sglang_let_through": let_through,
+    "__sglang_reraise": reraise_if_programs_own,
     "__sglang_unbound": field_functions.UNBOUND,
     "__sglang_unreadable": field_functions.Unreadable,
     "__sglang_elements": field_functions.elements,
@@ -141,9 +141,9 @@ def _field(name: str, expression: Expression, namespace: dict[str, Any]) -> list
 
 
 def _when_unreadable(otherwise: list[ast.stmt]) -> ast.ExceptHandler:
-    """Return a handler for all errors of a value's own code; `let_through` re-raises errors from outside."""
-    let_through: ast.stmt = ast.Expr(_call("__sglang_let_through"))
-    return ast.ExceptHandler(_load("__sglang_error"), None, [let_through, *otherwise])
+    """Return a handler for all errors of a value's own code; it re-raises errors from outside."""
+    reraise: ast.stmt = ast.Expr(_call("__sglang_reraise"))
+    return ast.ExceptHandler(_load("__sglang_error"), None, [reraise, *otherwise])
 
 
 def _attempt(

@@ -10,28 +10,28 @@ from sglang_instrument.recording.measure.context import put
 from sglang_instrument.recording.measure.spans import Span
 
 
-class Inside(dict[str, list[dict[str, Any]]]):
+class RegionRecords(dict[str, list[dict[str, Any]]]):
     """The records of the regions that finished inside one run of a region, by event.
 
-    `around` is the enclosing collection, which gets the records too; `before` was current before this one.
+    `outer` is the enclosing collection, which gets the records too; `before` was current before this one.
     """
 
-    __slots__ = ("around", "before", "ended", "wanted")
+    __slots__ = ("before", "ended", "outer", "wanted")
     wanted: frozenset[str]
-    around: "Inside | None"
-    before: "Inside | None"
+    outer: "RegionRecords | None"
+    before: "RegionRecords | None"
     ended: bool
 
 
 #: The collection of the innermost open region that reads `inside`; callees and new tasks inherit it.
-collecting: Final[ContextVar[Inside | None]] = ContextVar("sglang_instrument_inside", default=None)
+collecting: Final[ContextVar[RegionRecords | None]] = ContextVar("sglang_instrument_inside", default=None)
 
 
-def collect(wanted: frozenset[str], root: bool) -> Inside:
+def collect(wanted: frozenset[str], root: bool) -> RegionRecords:
     """Begin to keep the `wanted` events; a `root` reports to no enclosing region."""
-    inside = Inside()  # no __init__: it would double the cost
+    inside = RegionRecords()  # no __init__: it would double the cost
     inside.wanted, inside.ended, before = wanted, False, collecting.get()
-    inside.around = None if root else before
+    inside.outer = None if root else before
     while before is not None and before.ended:  # ended in another task, as contexts may be
         before = before.before
     inside.before = before
@@ -39,7 +39,7 @@ def collect(wanted: frozenset[str], root: bool) -> Inside:
     return inside
 
 
-def stop(ending: Inside) -> None:
+def detach(ending: RegionRecords) -> None:
     """End what `collect` began; if the region was entered in another task, it is not set in this one."""
     is_first, ending.ended = not ending.ended, True
     current = collecting.get() if is_first else None
@@ -49,7 +49,7 @@ def stop(ending: Inside) -> None:
         put(collecting, ending.before)
 
 
-def end(inside: Inside) -> None:
+def discard(inside: RegionRecords) -> None:
     """Drop all records and keep no new ones: a task that outlives the region still refers to `inside`."""
     inside.clear()
     inside.wanted = frozenset()
@@ -57,24 +57,24 @@ def end(inside: Inside) -> None:
 
 def before(event: str) -> list[dict[str, Any]]:
     """Return the records of an event in the innermost open region that reads it; none if there is none."""
-    around = collecting.get()
-    while around is not None:
-        if event in around.wanted:
-            return around.get(event, [])
-        around = around.around
+    outer = collecting.get()
+    while outer is not None:
+        if event in outer.wanted:
+            return outer.get(event, [])
+        outer = outer.outer
     return []
 
 
 def report(finished: Span) -> None:
     """Give the record of a finished region to all enclosing open regions that read its event."""
-    around = collecting.get()
+    outer = collecting.get()
     record: dict[str, Any] | None = None
-    while around is not None:
-        if finished.event in around.wanted:
+    while outer is not None:
+        if finished.event in outer.wanted:
             if record is None:
                 record = _record(finished)
-            around.setdefault(finished.event, []).append(record)
-        around = around.around
+            outer.setdefault(finished.event, []).append(record)
+        outer = outer.outer
 
 
 def _record(finished: Span) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from sglang_instrument.errors import InstrumentError, TargetError
 from sglang_instrument.recording.measure import spans
-from sglang_instrument.recording.measure.losses import swallowed_now
+from sglang_instrument.recording.measure.losses import log_swallowed_now
 from sglang_instrument.recording.measure.spans import OFF
 from sglang_instrument.recording.measure.values import text
 from sglang_instrument.recording.measure.waiting import counts_awaits, waited
-from sglang_instrument.recording.safety.notices import swallowed
+from sglang_instrument.recording.safety.notices import log_swallowed
 from sglang_instrument.schema import Phase
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _decorate_guarded(target: Any, *asked: Any) -> Any:
     except InstrumentError:  # a mistake in the program's text: its author must see it
         raise
     except BaseException as error:
-        swallowed("decorating a function", error)
+        log_swallowed("decorating a function", error)
         return target
 
 
@@ -238,11 +238,12 @@ def _hand_over(run: Any, leaving: "Picker", args: Any, kwargs: Any, result: Any 
     try:
         run.leave_result(result, *leaving(args, kwargs))
     except BaseException:
-        swallowed_now("reading the fields of a call")
+        log_swallowed_now("reading the fields of a call")
 
 
 def _ends(function: Function, probe: "Probe") -> "tuple[Callable[[Any, Any], Any], Picker]":
     """Return two functions: one begins a run from a call's arguments, one picks those read at its end."""
+    # Imported here for the same reason as in _decorate.
     from sglang_instrument.patching.probes.arguments import picker
     from sglang_instrument.patching.probes.region_spans import SKIPPED
 
@@ -252,7 +253,7 @@ def _ends(function: Function, probe: "Probe") -> "tuple[Callable[[Any, Any], Any
         try:
             return probe(*entering(args, kwargs))
         except BaseException:
-            spans.lose("beginning a span")
+            spans.drop_record("beginning a span")
             return SKIPPED
 
     return begin, picker(function, probe.exit_locals)

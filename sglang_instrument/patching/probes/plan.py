@@ -21,9 +21,9 @@ from sglang_instrument.recording.measure.spans import Span, WatchedSpan, kind_fo
 class Plan:
     """What a probe does at the start and the end of a region; a reader without fields is None.
 
-    `asks`: a condition decides whether a run is recorded. `binds`: a run binds ids. `collects`: a run keeps
-    the regions that finish inside it. `reports`: another region reads this event through `inside`.
-    `wants_inside`: the events that this region reads through `inside`.
+    `is_conditional`: a condition decides whether a run is recorded. `binds`: a run binds ids.
+    `keeps_inner_records`: a run keeps the records of the regions that finish inside it. `is_read_by_others`:
+    another region reads this event through `inside`. `wants_inside`: the events that this region reads so.
     """
 
     event: str
@@ -32,11 +32,11 @@ class Plan:
     kind: type[Span] = Span
     watched: bool = False
     root: bool = False
-    asks: bool = False
+    is_conditional: bool = False
     binds: bool = False
-    collects: bool = False
+    keeps_inner_records: bool = False
     generator: bool = False
-    reports: bool = False
+    is_read_by_others: bool = False
     captures: bool = False
     when: Reader | None = None
     leader: Reader | None = None
@@ -67,12 +67,12 @@ class Plan:
 
     @property
     def _does_more(self) -> bool:
-        at_entry = self.enter or self.asks or self.binds or self.collects
-        later = self.captures or self.reports or self.generator
+        at_entry = self.enter or self.is_conditional or self.binds or self.keeps_inner_records
+        later = self.captures or self.is_read_by_others or self.generator
         return bool(at_entry or later) or self.emit != "span"
 
 
-def make_plan(region: Region, reports: bool = False) -> Plan:
+def make_plan(region: Region, is_read_by_others: bool = False) -> Plan:
     """Compile a region.
 
     Raises:
@@ -104,11 +104,11 @@ def make_plan(region: Region, reports: bool = False) -> Plan:
         kind=kind,
         watched=issubclass(kind, WatchedSpan),
         root=region.root,
-        asks=bool(when or process or leader),
+        is_conditional=bool(when or process or leader),
         binds=binds,
-        collects=bool(wants_inside) or region.root,
+        keeps_inner_records=bool(wants_inside) or region.root,
         generator=region.generator,
-        reports=reports,
+        is_read_by_others=is_read_by_others,
         captures=bool(region.capture),
         when=condition(when, local_arguments(entering)),
         leader=condition(leader, local_arguments(entering)),

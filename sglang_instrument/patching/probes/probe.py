@@ -11,7 +11,7 @@ from typing import Any
 from sglang_instrument.patching.pickling import NO_PROBE, reduce_with_stand_in
 from sglang_instrument.patching.probes import finished_regions
 from sglang_instrument.patching.probes.plan import Plan, make_plan, wanted_events
-from sglang_instrument.patching.probes.region_spans import SKIPPED, Run, Values, begin_reading, holds
+from sglang_instrument.patching.probes.region_spans import SKIPPED, RegionSpan, Values, begin_reading, holds
 from sglang_instrument.patching.probes.step_counter import new_request_id
 from sglang_instrument.patching.tables.regions import Origin, Region
 from sglang_instrument.recording.measure import context, identity, spans
@@ -33,7 +33,7 @@ class Probe(partial[Any]):
     """
 
     region: Region
-    reports: bool
+    is_read_by_others: bool
     plan: Plan
     counts: bool = False  # the probe is that of a coroutine
     _counted: "Probe | None" = None
@@ -47,7 +47,7 @@ class Probe(partial[Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = _counted if self.counts else make_probe
-        return reduce_with_stand_in(NO_PROBE, make, self.region, self.reports)
+        return reduce_with_stand_in(NO_PROBE, make, self.region, self.is_read_by_others)
 
     def counted(self) -> "Probe":
         """Return the region's probe for a coroutine that counts its awaits; the same object each time."""
@@ -66,33 +66,33 @@ def probes_for(regions: Iterable[Region]) -> Callable[[Region], Probe]:
     return lambda region: make_probe(region, region.event in wanted)
 
 
-def make_probe(region: Region, reports: bool = False) -> Probe:
+def make_probe(region: Region, is_read_by_others: bool = False) -> Probe:
     """Return the probe of a region; the same object each time.
 
     Args:
         region: The region, as read from a table.
-        reports: Whether another region reads this event through `inside`.
+        is_read_by_others: Whether another region reads this event through `inside`.
 
     Raises:
         TableError: A field expression is not in the language; names the table, the region and the key.
     """
-    key = (region.origin, reports)
+    key = (region.origin, is_read_by_others)
     known = _probes.get(key)
     if known is not None and known.region == region:
         return known
-    probe = _probes[key] = build_probe(region, reports)
+    probe = _probes[key] = build_probe(region, is_read_by_others)
     return probe
 
 
-def build_probe(region: Region, reports: bool = False) -> Probe:
+def build_probe(region: Region, is_read_by_others: bool = False) -> Probe:
     """Return a new probe of a region; `make_probe` caches it."""
-    plan = make_plan(region, reports)
+    plan = make_plan(region, is_read_by_others)
     return _with_contract(_new_probe(plan), region, plan)
 
 
 def _with_contract(probe: Probe, region: Region, plan: Plan) -> Probe:
     """Set the attributes that the rewriter reads, and return the probe."""
-    probe.region, probe.reports, probe.plan = region, plan.reports, plan
+    probe.region, probe.is_read_by_others, probe.plan = region, plan.is_read_by_others, plan
     probe.enter_locals, probe.exit_locals = plan.enter_locals, plan.exit_locals
     probe.error_locals = plan.error_locals
     probe.item_locals = () if plan.ends is None else plan.exit_locals
@@ -101,8 +101,8 @@ def _with_contract(probe: Probe, region: Region, plan: Plan) -> Probe:
     return probe
 
 
-def _counted(region: Region, reports: bool) -> Probe:
-    return make_probe(region, reports).counted()
+def _counted(region: Region, is_read_by_others: bool) -> Probe:
+    return make_probe(region, is_read_by_others).counted()
 
 
 def _new_probe(plan: Plan, waited: int | None = None) -> Probe:
@@ -118,7 +118,7 @@ def _begin_run(plan: Plan, waited: int | None, *values: Any) -> Any:
     """Begin a run of a region; return `SKIPPED` if it is not to be recorded."""
     bound = None
     try:
-        if plan.asks and not _is_wanted(plan, values):
+        if plan.is_conditional and not _is_wanted(plan, values):
             return SKIPPED
         if plan.binds:
             bound = _bind(plan, values)
@@ -126,15 +126,15 @@ def _begin_run(plan: Plan, waited: int | None, *values: Any) -> Any:
         if plan.emit == "enter":
             spans.record(Span(plan.event, extra, plan.phase))
             return SKIPPED
-        run = Run(plan.kind(plan.event, extra, plan.phase, waited), plan)
+        run = RegionSpan(plan.kind(plan.event, extra, plan.phase, waited), plan)
         run.bound = bound
-        if plan.collects:
+        if plan.keeps_inner_records:
             run.inside = finished_regions.collect(plan.wants_inside, plan.root)
         return run
     except BaseException:
         if bound is not None:
             bound.pop()
-        spans.lose("the probe of", plan.event)
+        spans.drop_record("the probe of", plan.event)
         return SKIPPED
 
 

@@ -1,4 +1,4 @@
-"""Measure one run of a region: take values from rewritten code, and read the fields when the region ends.
+"""Measure one execution (run) of a region: take values from its code, and read the fields when it ends.
 
 A run refers to the program's objects only while its block is open; its span, which becomes the record, never
 does. Nothing here raises into the function: a failing step is skipped, counted and reported once.
@@ -13,19 +13,19 @@ from msgspec import Struct
 from sglang_instrument import native
 from sglang_instrument.patching.probes import finished_regions
 from sglang_instrument.patching.probes.field_readers import Reader
-from sglang_instrument.patching.probes.finished_regions import Inside
+from sglang_instrument.patching.probes.finished_regions import RegionRecords
 from sglang_instrument.patching.probes.plan import Plan
 from sglang_instrument.patching.tables.field_functions import UNBOUND
 from sglang_instrument.recording.measure import spans
 from sglang_instrument.recording.measure.context import Bound
-from sglang_instrument.recording.measure.losses import swallowed_now
+from sglang_instrument.recording.measure.losses import log_swallowed_now
 from sglang_instrument.recording.measure.spans import Span
 
 Values = tuple[Any, ...]
 
 
-class Run(Struct, eq=False):
-    """One run of a region.
+class RegionSpan(Struct, eq=False):
+    """One execution of a region, called its run here.
 
     `values` are the exit locals at the last statement, `error_values` the error locals when an exception
     passed; `value` is the returned value or the item. `bound` are the ids that the region bound, `inside` the
@@ -40,12 +40,12 @@ class Run(Struct, eq=False):
     error_values: Values | None = None
     value: Any = None
     bound: Bound | None = None
-    inside: Inside | None = None
+    inside: RegionRecords | None = None
     items: int = 0
     first_item: int = 0
     finished: bool = False
 
-    def __enter__(self) -> "Run":
+    def __enter__(self) -> "RegionSpan":
         self.span.__enter__()
         return self
 
@@ -60,9 +60,9 @@ class Run(Struct, eq=False):
             span.stop(None, None)
             span.extra = reader(self, *values)
             self.values = self.value = None
-            spans.buffer.append(span)
+            spans.append_to_buffer(span)
         except BaseException:
-            spans.lose("the probe of", span.event)
+            spans.drop_record("the probe of", span.event)
 
     def leave(self, *values: Any) -> None:
         """Take the values of the exit locals, at the region's last statement."""
@@ -129,16 +129,16 @@ SKIPPED: Final = Skipped()
 
 def begin_reading(
     plan: Plan, event: str, phase: str | None, waited: int | None, reader: Reader
-) -> Run | Skipped:
+) -> RegionSpan | Skipped:
     """Begin a run of a region that only reads fields at its end."""
     try:
-        return Run(Span(event, None, phase, waited), plan, reader)
+        return RegionSpan(Span(event, None, phase, waited), plan, reader)
     except BaseException:
-        spans.lose("the probe of", event)
+        spans.drop_record("the probe of", event)
         return SKIPPED
 
 
-def leave_run(run: Run, error: type[BaseException] | None, value: BaseException | None) -> None:
+def leave_run(run: RegionSpan, error: type[BaseException] | None, value: BaseException | None) -> None:
     """End a run when its block is left."""
     try:
         if run.finished:  # already ended at an item
@@ -148,10 +148,10 @@ def leave_run(run: Run, error: type[BaseException] | None, value: BaseException 
         else:
             _end(run, error, value)
     except BaseException:
-        spans.lose("recording a span")
+        spans.drop_record("recording a span")
 
 
-def count_item(run: Run, item: Any, handed: Values) -> None:
+def count_item(run: RegionSpan, item: Any, handed: Values) -> None:
     """Count an item of a generator, and end its run if this is the last one.
 
     A consumer may close a generator long after the last item that it needs, or never exhaust it.
@@ -172,15 +172,15 @@ def count_item(run: Run, item: Any, handed: Values) -> None:
                 run.values = values  # the exit fields read them, too
                 _end(run, None, None)
     except BaseException:
-        _swallow(run)
+        _log_swallowed(run)
 
 
-def capture_value(run: Run, name: str, value: Any) -> None:
+def capture_value(run: RegionSpan, name: str, value: Any) -> None:
     """Record a value as a field of an open run."""
     try:
         run.span.add(**{name: value})
     except BaseException:
-        _swallow(run)
+        _log_swallowed(run)
 
 
 def holds(condition: dict[str, Any]) -> bool:
@@ -188,25 +188,25 @@ def holds(condition: dict[str, Any]) -> bool:
     return any(condition.values())
 
 
-def _end(run: Run, error: type[BaseException] | None, value: BaseException | None) -> None:
+def _end(run: RegionSpan, error: type[BaseException] | None, value: BaseException | None) -> None:
     """Read the fields of a run, give its span to the buffer and its record to enclosing runs, and unbind."""
     plan, span = run.plan, run.span
     try:
         span.stop(error, value)
         if run.inside is not None:
-            finished_regions.stop(run.inside)
+            finished_regions.detach(run.inside)
         _read(run, error is not None)
         if plan.emit == "span":
-            spans.buffer.append(span)
+            spans.append_to_buffer(span)
         elif error is None:  # an instant event says that the region was completed
             spans.record(Span(span.event, span.extra, span.phase, context=span.context))
     except BaseException:
-        spans.lose("the probe of", span.event)
+        spans.drop_record("the probe of", span.event)
     finally:
         _let_go(run)
 
 
-def _read(run: Run, failed: bool) -> None:
+def _read(run: RegionSpan, failed: bool) -> None:
     """Read the fields of a run that has ended."""
     plan, span = run.plan, run.span
     if failed:  # other locals may be left from an earlier turn
@@ -223,7 +223,7 @@ def _read(run: Run, failed: bool) -> None:
         span.extra = {**counted, **(span.extra or {})}
 
 
-def _let_go(run: Run) -> None:
+def _let_go(run: RegionSpan) -> None:
     plan, span = run.plan, run.span
     if plan.watched:
         spans.note_closed(span)
@@ -231,28 +231,28 @@ def _let_go(run: Run) -> None:
     own, run.inside, bound, run.bound = run.inside, None, run.bound, None
     try:
         if own is not None:
-            finished_regions.end(own)
-            finished_regions.stop(own)  # if an error prevented it above
-        if plan.reports and plan.emit == "span":
+            finished_regions.discard(own)
+            finished_regions.detach(own)  # if an error prevented it above
+        if plan.is_read_by_others and plan.emit == "span":
             finished_regions.report(span)
     except BaseException:
-        _swallow(run)
+        _log_swallowed(run)
     if bound is not None:  # after the record is kept: pop() may end the record's step
         try:
             bound.pop()
         except BaseException:
-            _swallow(run)
+            _log_swallowed(run)
 
 
-def _swallow(run: Run) -> None:
+def _log_swallowed(run: RegionSpan) -> None:
     """Count and report the error that is being handled."""
     try:
-        swallowed_now(f"the probe of {run.span.event}")
+        log_swallowed_now(f"the probe of {run.span.event}")
     except MemoryError:  # making the message
         pass
 
 
-def _forget_values(run: Run) -> None:
+def _forget_values(run: RegionSpan) -> None:
     run.values = run.error_values = run.value = None
 
 
@@ -265,6 +265,4 @@ def _or_unbound(values: Values | None, names: tuple[str, ...]) -> Values:
     return (UNBOUND,) * len(names) if values is None else values
 
 
-_compiled = native.take_over(globals(), "runs", "Run", "begin_reading")
-if _compiled is not None:
-    _compiled.connect(leave_run, count_item, capture_value, SKIPPED)
+native.use_compiled(globals(), "RegionSpan", "begin_reading")

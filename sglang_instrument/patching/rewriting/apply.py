@@ -19,7 +19,13 @@ from sglang_instrument.patching.rewriting.rewrite import (
     name_locals_in_order,
     rewrite,
 )
-from sglang_instrument.patching.rewriting.sites import Placed, Site, Wanted, place, without_function
+from sglang_instrument.patching.rewriting.sites import (
+    PlacedRegion,
+    RegionRequest,
+    Site,
+    place,
+    without_function,
+)
 from sglang_instrument.patching.rewriting.unreadable_fields import with_unreadable_fields
 from sglang_instrument.patching.tables.regions import Region
 from sglang_instrument.recording.measure.waiting import marked
@@ -45,7 +51,7 @@ class Applier:
         self._rewritten: set[int] = set()  # ids: equal code may stand in two files
 
     def apply(
-        self, code: CodeType, module_globals: Mapping[str, Any], wanted: Sequence[Wanted]
+        self, code: CodeType, module_globals: Mapping[str, Any], wanted: Sequence[RegionRequest]
     ) -> tuple[list[Site], CodeType | None]:
         """Return the site of each region, and the new code; the code is None if nothing changes."""
         if id(code) in self._rewritten:  # another closure of a definition whose tree is rewritten already
@@ -81,9 +87,9 @@ class Applier:
         return self._sources[filename]
 
     def _placements(
-        self, chain: Chain, wanted: Sequence[Wanted], bindings: Bindings
-    ) -> tuple[list[Placed], list[Placement]]:
-        placed: list[Placed] = []
+        self, chain: Chain, wanted: Sequence[RegionRequest], bindings: Bindings
+    ) -> tuple[list[PlacedRegion], list[Placement]]:
+        placed: list[PlacedRegion] = []
         placements: list[Placement] = []
         for one in place(definition_of(chain), wanted, bindings):
             region = one.site.region

@@ -11,7 +11,13 @@ from sglang_instrument.patching.places.bindings import Bindings
 from sglang_instrument.patching.places.source import parse
 from sglang_instrument.patching.places.source_archives import InstalledPackages, SourceTree
 from sglang_instrument.patching.places.versions import is_release, numbers_of
-from sglang_instrument.patching.rewriting.sites import Site, Wanted, best_sites, place, without_function
+from sglang_instrument.patching.rewriting.sites import (
+    RegionRequest,
+    Site,
+    best_sites,
+    place,
+    without_function,
+)
 from sglang_instrument.patching.rewriting.unreadable_fields import with_unreadable_fields
 from sglang_instrument.patching.tables.regions import Patch, Table, Target
 
@@ -92,7 +98,7 @@ def _check_patch(definitions: "Definitions", patch: Patch, version: str | None) 
             sites += _missing(_what_is_missing(definitions, candidates), patch, candidates, version)
         elif found[1] not in done:
             target, definition = found
-            wanted = [Wanted(region, target, version) for region in patch.regions]
+            wanted = [RegionRequest(region, target, version) for region in patch.regions]
             bindings = Bindings(definition)
             placed = place(definition, wanted, bindings)
             sites += [with_unreadable_fields(one.site, bindings) for one in placed]
@@ -110,7 +116,7 @@ def _first(definitions: "Definitions", candidates: Sequence[Target]) -> tuple[Ta
 
 
 def _missing(note: str, patch: Patch, candidates: Sequence[Target], version: str | None) -> list[Site]:
-    wanted = [Wanted(region, candidates[0], version) for region in patch.regions]
+    wanted = [RegionRequest(region, candidates[0], version) for region in patch.regions]
     return without_function(wanted, "missing", note)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
 
-from sglang_instrument.patching.places.targets import Found, find_target
+from sglang_instrument.patching.places.targets import ResolvedTarget, find_target
 from sglang_instrument.patching.places.versions import installed_version
 from sglang_instrument.patching.probes.contract import Probe
 from sglang_instrument.patching.rewriting.apply import (
@@ -17,10 +17,10 @@ from sglang_instrument.patching.rewriting.apply import (
     resume_garbage_collection,
 )
 from sglang_instrument.patching.rewriting.imports import ImportWatch
-from sglang_instrument.patching.rewriting.sites import Site, Wanted, best_sites, without_function
+from sglang_instrument.patching.rewriting.sites import RegionRequest, Site, best_sites, without_function
 from sglang_instrument.patching.rewriting.swap import SwappedCode, SwappedEntry
 from sglang_instrument.patching.tables.regions import Origin, Patch, Table, Target
-from sglang_instrument.recording.safety.guard import let_through
+from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 
 Wrap = Callable[[Callable[..., Any], Probe], Callable[..., Any]]
 
@@ -30,9 +30,9 @@ class _Job:
     """A function and the regions to place in it."""
 
     function: FunctionType
-    wanted: list[Wanted] = field(default_factory=list)
+    wanted: list[RegionRequest] = field(default_factory=list)
 
-    def add(self, wanted: Iterable[Wanted]) -> None:
+    def add(self, wanted: Iterable[RegionRequest]) -> None:
         """Add regions that are not in the job yet; two targets may name the same function."""
         known = {one.region.origin for one in self.wanted}
         self.wanted += [one for one in wanted if one.region.origin not in known]
@@ -185,13 +185,13 @@ class Patcher:
         try:
             sites, code = applier.apply(function.__code__, function.__globals__, job.wanted)
         except BaseException as error:  # training must go on, whatever the target's source contains
-            let_through()
+            reraise_if_programs_own()
             sites, code = without_function(job.wanted, "refused", f"the rewriter failed: {error!r}"), None
         self._note(sites)
         if code is not None:
             self._swaps[id(function)] = (SwappedCode.put(function, code), job)
 
-    def _wrapped(self, found: Found, wanted: list[Wanted]) -> list[Site]:
+    def _wrapped(self, found: ResolvedTarget, wanted: list[RegionRequest]) -> list[Site]:
         """Wrap a target without Python code: its whole-call regions are measured, others are not."""
         if self._wrap is None or not callable(found.raw):
             return without_function(wanted, "no-source", "built into C: no Python code to patch")
@@ -204,7 +204,7 @@ class Patcher:
             if whole:
                 self._entries.append(SwappedEntry.put(found.owner, found.name, found.raw, ours))
         except BaseException as error:  # a class built into C refuses new attributes
-            let_through()
+            reraise_if_programs_own()
             return without_function(wanted, "no-source", f"built into C, and cannot be wrapped: {error}")
         return [
             *without_function(whole, "found", "built into C: wrapped"),
@@ -216,9 +216,9 @@ class Patcher:
             self._sites[site.target, site.region.origin] = site
 
 
-def _wanted(table: Table, patch: Patch, target: Target) -> list[Wanted]:
+def _wanted(table: Table, patch: Patch, target: Target) -> list[RegionRequest]:
     return [
-        Wanted(region, target, None if region.requires is None else installed_version(table.package))
+        RegionRequest(region, target, None if region.requires is None else installed_version(table.package))
         for region in patch.regions
     ]
 

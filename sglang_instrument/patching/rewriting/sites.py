@@ -44,7 +44,7 @@ class Site:
     expected: bool = True
 
 
-class Wanted(NamedTuple):
+class RegionRequest(NamedTuple):
     """A region to place, the target that names its function, and the installed version."""
 
     region: Region
@@ -59,7 +59,7 @@ class Wanted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedRegion:
     """A site, and the statements or expressions that were found."""
 
     site: Site
@@ -71,12 +71,12 @@ class Placed:
         """Whether there is code to put a probe on."""
         return self.statements is not None or bool(self.expressions)
 
-    def refused(self, note: str) -> "Placed":
+    def refused(self, note: str) -> "PlacedRegion":
         """Return the same region as refused, without its code."""
-        return Placed(replace(self.site, state="refused", note=note))
+        return PlacedRegion(replace(self.site, state="refused", note=note))
 
 
-def place(definition: FunctionDef, wanted: Iterable[Wanted], bindings: Bindings) -> list[Placed]:
+def place(definition: FunctionDef, wanted: Iterable[RegionRequest], bindings: Bindings) -> list[PlacedRegion]:
     """Find the regions of one function; they may come from several tables.
 
     Args:
@@ -88,7 +88,7 @@ def place(definition: FunctionDef, wanted: Iterable[Wanted], bindings: Bindings)
     return _without_overlaps(_without_rivals([_resolve(outline, one, bindings) for one in wanted]))
 
 
-def without_function(wanted: Iterable[Wanted], state: State, note: str) -> list[Site]:
+def without_function(wanted: Iterable[RegionRequest], state: State, note: str) -> list[Site]:
     """Return sites for regions whose function is not available."""
     return [one.site(state, note=note) for one in wanted]
 
@@ -106,30 +106,30 @@ def best_sites(patch: Patch, sites: Sequence[Site]) -> list[Site]:
     return chosen
 
 
-def _resolve_expression(definition: FunctionDef, wanted: Wanted) -> Placed:
+def _resolve_expression(definition: FunctionDef, wanted: RegionRequest) -> PlacedRegion:
     expressions = tuple(find_expressions(definition, wanted.region.anchors))
     if not expressions:
         names = " | ".join(wanted.region.anchors.call or wanted.region.anchors.entering)
         kind = "call of" if wanted.region.anchors.call else "block entered with"
-        return Placed(wanted.site("missing", note=f"no {kind} {names}"))
+        return PlacedRegion(wanted.site("missing", note=f"no {kind} {names}"))
     note = f"{len(expressions)} places" if len(expressions) > 1 else ""
-    return Placed(wanted.site("found", lines_of(expressions), note), expressions=expressions)
+    return PlacedRegion(wanted.site("found", lines_of(expressions), note), expressions=expressions)
 
 
-def _resolve(outline: FunctionOutline, wanted: Wanted, bindings: Bindings) -> Placed:
+def _resolve(outline: FunctionOutline, wanted: RegionRequest, bindings: Bindings) -> PlacedRegion:
     if wanted.region.is_expression:
         return _resolve_expression(outline.definition, wanted)
     try:
         statements = outline.resolve(wanted.region.anchors)
     except AnchorsMissing as reason:
-        return Placed(wanted.site("missing", note=str(reason)))
+        return PlacedRegion(wanted.site("missing", note=str(reason)))
     except AnchorsAmbiguous as reason:
-        return Placed(wanted.site("ambiguous", note=str(reason)))
+        return PlacedRegion(wanted.site("ambiguous", note=str(reason)))
     objection = _objection(bindings, wanted.region, statements)
     if objection:
-        return Placed(wanted.site("refused", statements.lines, objection))
+        return PlacedRegion(wanted.site("refused", statements.lines, objection))
     note = "empty region: the probe is between two statements" if statements.start == statements.stop else ""
-    return Placed(wanted.site("found", statements.lines, note), statements)
+    return PlacedRegion(wanted.site("found", statements.lines, note), statements)
 
 
 def _objection(bindings: Bindings, region: Region, statements: Statements) -> str:
@@ -148,27 +148,27 @@ def _objection(bindings: Bindings, region: Region, statements: Statements) -> st
     return ""
 
 
-def _without_rivals(placed: list[Placed]) -> list[Placed]:
+def _without_rivals(placed: list[PlacedRegion]) -> list[PlacedRegion]:
     """Keep one variant of each event; variants are regions of one event with `requires`.
 
     Take the first found variant for this version, else the first that was found.
     """
-    taken: dict[str, Placed] = {}
+    taken: dict[str, PlacedRegion] = {}
     for one in sorted(placed, key=lambda one: (not one.is_found, not one.site.expected)):
         if one.site.region.requires is not None:
             taken.setdefault(one.site.region.event, one)
     return [
         one
         if one.site.region.requires is None or taken[one.site.region.event] is one
-        else Placed(
+        else PlacedRegion(
             replace(one.site, state="missing", note="another variant of the event is used", expected=False)
         )
         for one in placed
     ]
 
 
-def _without_overlaps(placed: list[Placed]) -> list[Placed]:
-    kept: list[Placed] = []
+def _without_overlaps(placed: list[PlacedRegion]) -> list[PlacedRegion]:
+    kept: list[PlacedRegion] = []
     for one in placed:
         rival = next((other for other in kept if _overlap(one, other)), None)
         if rival is not None:
@@ -179,7 +179,7 @@ def _without_overlaps(placed: list[Placed]) -> list[Placed]:
     return kept
 
 
-def _overlap(one: Placed, other: Placed) -> bool:
+def _overlap(one: PlacedRegion, other: PlacedRegion) -> bool:
     return (
         one.statements is not None
         and other.statements is not None

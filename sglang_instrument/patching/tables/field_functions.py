@@ -142,7 +142,7 @@ def totals(values: list[Any]) -> Any:
     return sum(values) if _numeric(values) else [total(value) for value in values]
 
 
-def some(values: Any) -> Any:
+def total_if_any(values: Any) -> Any:
     """Return the total of one or more values.
 
     Raises:
@@ -193,7 +193,7 @@ def over(limit: int) -> Measure:
 _FIXED: Final[dict[str, tuple[Measure, Measure]]] = {
     "size": (size, sizes),
     "total": (total, totals),
-    "sum": (some, some),
+    "sum": (total_if_any, total_if_any),
     "number": (number, lambda values: [number(value) for value in values]),
     "numbers": (numbers, lambda values: [numbers(value) for value in values]),
     "any": (truth, any_true),
@@ -205,8 +205,8 @@ _FIXED: Final[dict[str, tuple[Measure, Measure]]] = {
 _NUMBERED: Final[dict[str, Callable[[int], Measure]]] = {"p": percentile, "over": over}
 
 #: Functions that need more than a value: the region's duration, or whether a value exists.
-SPECIAL: Final = ("percent", "missing")
-NAMES: Final = (*sorted(_FIXED), *SPECIAL, "pNN", "overNN")
+NEEDS_CONTEXT: Final = ("percent", "missing")
+NAMES: Final = (*sorted(_FIXED), *NEEDS_CONTEXT, "pNN", "overNN")
 
 
 def measure_named(name: str) -> tuple[Measure, Measure] | None:

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Final, Literal
 
 from sglang_instrument.errors import TableError
-from sglang_instrument.patching.tables.field_functions import NAMES, SPECIAL, measure_named
+from sglang_instrument.patching.tables.field_functions import NAMES, NEEDS_CONTEXT, measure_named
 
 #: Roots that are not locals: the returned value; a generator's item; the regions that finished inside this
 #: one; those that finished before it in the enclosing region; the bound ids; the imported modules.
@@ -186,7 +186,7 @@ class _Parser:
         return self._call(word) if self._take("(") else self._path(word)
 
     def _call(self, function: str) -> Path:
-        if function not in SPECIAL and measure_named(function) is None:
+        if function not in NEEDS_CONTEXT and measure_named(function) is None:
             raise TableError(
                 f"expression {self.text!r}: no function {function!r}; the functions are {', '.join(NAMES)}"
             )

@@ -52,7 +52,7 @@ include "sglang_instrument/recording/keep/_line_parts.pxi"
 
 
 @cython.final
-cdef class Encoder:
+cdef class LineEncoder:
     """Encode spans; used by one thread at a time.
 
     Args:
@@ -92,7 +92,7 @@ cdef class Encoder:
         let_go(&self.scratch)
 
     def encode_chunk(self, list spans not None, Py_ssize_t begin):
-        """Encode the next spans of a list; see LineMaker.encode_chunk()."""
+        """Encode the next spans of a list; see LineEncoder.encode_chunk()."""
         cdef Py_ssize_t end = begin, stop = begin + CHUNK, left = CHUNK_BYTES
         self.context = self.part = self.of_thread = self.sink = None  # cached values may be stale
         try:
@@ -139,8 +139,8 @@ cdef class Encoder:
                 self.of_thread, self.thread = self.thread_task(span.thread), span.thread
             task = self.of_thread
         spawned_by = None
-        if task.announced is not self:
-            task.announced, spawned_by = self, task.spawned_by
+        if task.first_logged_by is not self:
+            task.first_logged_by, spawned_by = self, task.spawned_by
         text, sink = &self.sink.text, self.sink
         begin = text.size
         if self.put_line(text, span, task, spawned_by) == DONE and text.size - begin <= LONGEST_LINE:
@@ -161,11 +161,11 @@ cdef class Encoder:
     cdef int enter(self, object entered) except -1:
         """Look up the common part and the sink of the records of another context."""
         cdef Context context = entered
-        part, scope = context.part, context.scope
+        part, scope = context.shared_json, context.scope
         if scope is None:
             scope = self.scope_of(context)
         if type(part) is not Part or (<Part>part).scope is not scope:
-            part = context.part = self.part_of(context, scope)
+            part = context.shared_json = self.part_of(context, scope)
         if self.sink is None or self.scope is not scope:
             self.sink = self.sink_of(scope)
         self.part, self.scope, self.context = part, scope, context

@@ -17,7 +17,7 @@ cdef class Sink:
 @cython.final
 @cython.no_gc  # a scope refers to no Part, and bound ids are strings and numbers
 cdef class Part:
-    """The part of a line that all records of a context share: `context.part`.
+    """The part of a line that all records of a context share: `context.shared_json`.
 
     `text` holds `"extra"` with the bound ids, if any, then `"workid"` and `"step"`, each key after a comma. A
     record without its own fields contains the whole text.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from sglang_instrument.recording.keep.files import Files
 from sglang_instrument.recording.measure.context import Scope, count_dropped
-from sglang_instrument.recording.safety.notices import notice, swallowed
+from sglang_instrument.recording.safety.notices import log_swallowed, notice
 from sglang_instrument.recording.safety.own_threads import OwnThread
 
 Job = Callable[[], object]
@@ -76,4 +76,4 @@ class Disk:
         try:
             self._waiting.get()()
         except Exception as error:
-            swallowed("writing the log", error)
+            log_swallowed("writing the log", error)

@@ -17,18 +17,18 @@ from sglang_instrument.recording.keep.line_types import (
     LONGEST_LINE,
     AnyLine,
     Line,
-    MiddleLine,
-    ShortLine,
+    LineWithFields,
+    LineWithoutFields,
     cut,
-    settle_line,
+    make_line_encodable,
 )
 from sglang_instrument.recording.measure.context import Context, Scope, scope_for
 from sglang_instrument.recording.measure.identity import process_worker
 from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.measure.tasks import Task, thread_task
-from sglang_instrument.recording.safety.notices import notice, swallowed
+from sglang_instrument.recording.safety.notices import log_swallowed, notice
 
-_compiled = native.take_over(globals(), "lines")
+_compiled = native.use_compiled(globals())
 
 # Encoded at once, while other threads wait for the GIL: usually for a tenth of a millisecond.
 _CHUNK: Final = 256  # spans
@@ -38,7 +38,7 @@ _SLICE: Final = 32  # lines; after long lines the encoder gives up the GIL, and 
 Piece = tuple[Scope, bytes, int, int]
 
 
-class LineMaker:
+class LineEncoder:
     """Turns spans into lines; used by one thread at a time.
 
     Args:
@@ -52,7 +52,7 @@ class LineMaker:
         self._compiled: Any = None
         if compiled:
             own = self.scope_of, thread_task, self._encode_span
-            self._compiled = _compiled.Encoder(clock.epoch_us(0), clock.timestamp, *own)
+            self._compiled = _compiled.LineEncoder(clock.epoch_us(0), clock.timestamp, *own)
         self._endings: tuple[str, ...] = ()  # the ends of timestamps, by microsecond within the millisecond
         self._offset = ""
         self._slice = _SLICE
@@ -92,7 +92,7 @@ class LineMaker:
         except Exception as error:
             if len(spans) > 1:
                 return [piece for span in spans for piece in self._encode_spans([span])]
-            swallowed("encoding a record", error)
+            log_swallowed("encoding a record", error)
             return []
 
     def _encode_span(
@@ -105,7 +105,7 @@ class LineMaker:
             line.spawned_by = spawned_by
             return self._encode_one(line)
         except Exception as error:
-            swallowed("encoding a record", error)
+            log_swallowed("encoding a record", error)
             return None
 
     def lines(self, spans: Iterable[Span]) -> dict[Scope, list[AnyLine]]:
@@ -119,7 +119,7 @@ class LineMaker:
             if context is not last:
                 last = context
                 scope = context.scope or self.scope_of(context)
-                part = context.part or self._part(context, scope)
+                part = context.shared_json or self._part(context, scope)
                 ids = context.extra or {}
                 add = made.setdefault(scope, []).append
             task = span.task
@@ -138,18 +138,18 @@ class LineMaker:
                 prefix, endings = self._time(base_us)
                 self._millisecond = base_ns, base_us, prefix
             if (
-                not (part and task.announced is self)
+                not (part and task.first_logged_by is self)
                 or span.error is not None
                 or span.phase is not None
                 or span.device_sec is not None
             ):
                 line = _long_line(span, scope, task, prefix + endings[microsecond], offset_us)
-                if task.announced is not self:
-                    task.announced, line.spawned_by = self, task.spawned_by
+                if task.first_logged_by is not self:
+                    task.first_logged_by, line.spawned_by = self, task.spawned_by
                 add(line)
             elif end and span.extra is None and span.waited is None:
                 add(
-                    ShortLine(
+                    LineWithoutFields(
                         prefix + endings[microsecond],
                         span.event,
                         (end - start) / 1e9,
@@ -161,7 +161,7 @@ class LineMaker:
             else:
                 extra, waited = span.extra, span.waited
                 add(
-                    MiddleLine(
+                    LineWithFields(
                         prefix + endings[microsecond],
                         span.event,
                         (end - start) / 1e9 if end else None,
@@ -216,7 +216,7 @@ class LineMaker:
             return None
         part = Raw(ids + b',"workid":%d,"step":%d' % (scope.worker, scope.step))
         if context.scope is not None:  # else the scope changes if the process learns its number later
-            context.part = part
+            context.shared_json = part
         return part
 
     def _time(self, millisecond_us: int) -> tuple[str, tuple[str, ...]]:
@@ -254,7 +254,7 @@ class LineMaker:
         try:
             encoded = self._encoder.encode_lines([line])
         except Exception:
-            settle_line(line)
+            make_line_encodable(line)
             encoded, changed = self._encoder.encode_lines([line]), True
         if len(encoded) > LONGEST_LINE:
             encoded, changed = self._encoder.encode_lines([cut(line)]), True

@@ -12,11 +12,11 @@ import orjson
 
 from sglang_instrument import schema
 from sglang_instrument.recording.keep.clock import HOST, Clock
-from sglang_instrument.recording.keep.encoder import LineMaker
+from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.keep.file_locks import Claims
 from sglang_instrument.recording.keep.open_file import OpenFile
 from sglang_instrument.recording.measure.context import Scope, count_dropped, forget_scope, scopes
-from sglang_instrument.recording.measure.values import settle
+from sglang_instrument.recording.measure.values import make_encodable
 from sglang_instrument.recording.safety.notices import notice
 from sglang_instrument.regular_files import demand_regular, write_anew
 
@@ -47,7 +47,7 @@ class Files:
         parents: Collection[tuple[str, int]] = (),
     ) -> None:
         self._folder = folder
-        self._maker = LineMaker(clock)
+        self._encoder = LineEncoder(clock)
         self._run_id = run_id
         self._describe = describe
         self._claims = Claims(folder, parents)
@@ -80,7 +80,7 @@ class Files:
         if scope not in self._open and not scope.written and not scope.dropped:
             return  # nothing was ever recorded in this step
         counts = {"written": scope.written, "dropped": scope.dropped, "sampled_out": scope.sampled_out}
-        self.write(scope, self._maker.control(schema.STEP_CLOSED, scope, counts), 0)
+        self.write(scope, self._encoder.control(schema.STEP_CLOSED, scope, counts), 0)
 
     def close_old_steps(self) -> None:
         """Close the files of ended steps after which two newer steps have begun."""
@@ -96,7 +96,7 @@ class Files:
     def close(self) -> None:
         """End each open file with `log_closed` and close it; release the claims."""
         for scope in list(self._open):
-            self.write(scope, self._maker.control(schema.LOG_CLOSED, scope, {}), 0)
+            self.write(scope, self._encoder.control(schema.LOG_CLOSED, scope, {}), 0)
             self._close(scope)
         self.describe_process(log_closed=True)
         self._claims.release()
@@ -138,7 +138,7 @@ class Files:
             try:
                 facts = {"role": role, "rank": rank, **self._describe(), "log_closed": log_closed}
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_anew(new, orjson.dumps(settle(facts), option=orjson.OPT_INDENT_2))
+                write_anew(new, orjson.dumps(make_encodable(facts), option=orjson.OPT_INDENT_2))
                 new.replace(path)
             except Exception as error:  # a missing description must not stop the records
                 notice("process file", f"{path} cannot be written: {error}")
@@ -172,7 +172,7 @@ class Files:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             file = OpenFile(descriptor, path)
-            file.append(self._maker.control(schema.LOG_OPENED, scope, self._header(scope, descriptor)))
+            file.append(self._encoder.control(schema.LOG_OPENED, scope, self._header(scope, descriptor)))
         except BaseException:  # on a full disk this runs again and again: each try must close its descriptor
             os.close(descriptor)
             raise

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from sglang_instrument import schema
-from sglang_instrument.recording.measure.values import settle
+from sglang_instrument.recording.measure.values import make_encodable
 
 LONGEST_LINE: Final = 64 * 1024  # bytes of a record, newline included
 # Limits of a cut line; a character may take six bytes: 6 * 256 * (2 * 18 + 3) < LONGEST_LINE.
@@ -37,7 +37,7 @@ if Line.__struct_fields__ != schema.KEYS:
     raise AssertionError("line_types.Line and schema.KEYS differ")
 
 
-class ShortLine(Struct, gc=False):
+class LineWithoutFields(Struct, gc=False):
     """The usual record: a span without its own fields, and without an error or any other rare key.
 
     `extra` holds the text of three keys, from the value of "extra" through that of "step": Raw is copied
@@ -52,7 +52,7 @@ class ShortLine(Struct, gc=False):
     task: int
 
 
-class MiddleLine(Struct, omit_defaults=True, gc=False):
+class LineWithFields(Struct, omit_defaults=True, gc=False):
     """A span with its own fields or with `active_sec`, or an instant event; without rare keys."""
 
     timestamp: str
@@ -66,24 +66,24 @@ class MiddleLine(Struct, omit_defaults=True, gc=False):
     active_sec: float | None = None
 
 
-AnyLine = Line | MiddleLine | ShortLine
+AnyLine = Line | LineWithFields | LineWithoutFields
 
 
-def settle_line(line: AnyLine) -> None:
+def make_line_encodable(line: AnyLine) -> None:
     """Change the line so that JSON can always encode it."""
-    line.event = settle(line.event)
-    if not isinstance(line, ShortLine):
+    line.event = make_encodable(line.event)
+    if not isinstance(line, LineWithoutFields):
         try:
-            line.extra = settle(line.extra)
+            line.extra = make_encodable(line.extra)
         except RecursionError:  # this value was not reduced when it was recorded
             line.extra = {"truncated": True}
     if isinstance(line, Line):
-        line.error, line.phase = settle(line.error), settle(line.phase)
+        line.error, line.phase = make_encodable(line.error), make_encodable(line.phase)
 
 
 def cut(line: AnyLine) -> AnyLine:
     """Shorten a line that is longer than LONGEST_LINE; return the shorter line."""
-    if isinstance(line, ShortLine):
+    if isinstance(line, LineWithoutFields):
         line = _spell_out(line)
     line.event = line.event[:_LONGEST_KEPT]
     line.extra = _cut_fields(line.extra or {})
@@ -93,7 +93,7 @@ def cut(line: AnyLine) -> AnyLine:
     return line
 
 
-def _spell_out(line: ShortLine) -> Line:
+def _spell_out(line: LineWithoutFields) -> Line:
     shared = msgspec.json.decode(b'{"extra":%s}' % bytes(line.extra))
     spelled = Line(line.timestamp, line.event, line.duration_sec, **shared)
     spelled.start_us, spelled.task = line.start_us, line.task

@@ -13,8 +13,8 @@ from typing import Any, Final
 import orjson
 
 from sglang_instrument.recording.keep.clock import HOST
-from sglang_instrument.recording.measure.values import settle
-from sglang_instrument.recording.safety.notices import swallowed
+from sglang_instrument.recording.measure.values import make_encodable
+from sglang_instrument.recording.safety.notices import log_swallowed
 from sglang_instrument.regular_files import write_anew
 
 QUIET_SEC: Final = 2.0  # imports follow one another, each with patches; the file is written after the last
@@ -50,7 +50,7 @@ class Presence:
                     self._thread.start()
                 except (RuntimeError, MemoryError) as error:  # no more threads, or the interpreter is going
                     self._thread = None
-                    swallowed("saying that this process was reached", error)
+                    log_swallowed("saying that this process was reached", error)
 
     def end(self, wait_sec: float) -> None:
         """Write what is not written yet, as the process ends; wait at most `wait_sec`, and at most 0.5 s."""
@@ -75,10 +75,10 @@ class Presence:
             try:
                 self._write()
             except Exception as error:  # for a disk that cannot be written, `Files` logs the lost records
-                swallowed("saying that this process was reached", error)
+                log_swallowed("saying that this process was reached", error)
 
     def _write(self) -> None:
-        facts = settle({"role": None, "rank": None, **self._describe()})
+        facts = make_encodable({"role": None, "rank": None, **self._describe()})
         self._path.parent.mkdir(parents=True, exist_ok=True)
         new = self._path.with_suffix(".new")
         write_anew(new, orjson.dumps(facts, option=orjson.OPT_INDENT_2))

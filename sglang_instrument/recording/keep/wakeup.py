@@ -5,35 +5,35 @@ import queue
 from typing import Any
 
 
-class Bell:
-    """Wakes the waiting thread at a tick, or at once when it rings."""
+class Wakeup:
+    """Lets a thread wait for its next tick, or until another one calls `wake`."""
 
     def __init__(self) -> None:
-        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()  # signal handlers may put, too
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # signal handlers may put, too
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the waiting thread, or make the next `wait` return at once."""
-        if self._rings.empty():
-            self._rings.put(None)
+        if self._wakes.empty():
+            self._wakes.put(None)
 
     def wait(self, tick_sec: float, most_ticks: int, buffer: list[Any]) -> int:
         """Wait for a tick, or up to `most_ticks` while the buffer is empty.
 
         Returns:
-            The number of ticks that have passed; 0 if the bell rang.
+            The number of ticks that have passed; 0 if `wake` was called.
         """
         for tick in range(1, most_ticks + 1):
             try:
-                self._rings.get(timeout=tick_sec)
+                self._wakes.get(timeout=tick_sec)
             except queue.Empty:
                 if buffer:
                     return tick
             else:
-                self._forget_rings()
+                self._forget_wakes()
                 return 0
         return most_ticks
 
-    def _forget_rings(self) -> None:
+    def _forget_wakes(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                self._rings.get_nowait()
+                self._wakes.get_nowait()

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from threading import Event
 
 from sglang_instrument.recording.keep.disk import Disk, Job
-from sglang_instrument.recording.keep.encoder import LineMaker
+from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.keep.files import Files
 from sglang_instrument.recording.keep.selection import Selection
 from sglang_instrument.recording.keep.writer import Writer
 from sglang_instrument.recording.measure.context import Scope
 from sglang_instrument.recording.measure.spans import Span
-from sglang_instrument.recording.safety.notices import swallowed
+from sglang_instrument.recording.safety.notices import log_swallowed
 from sglang_instrument.recording.safety.own_threads import OneAtATime
 
 
@@ -45,7 +45,7 @@ class CallersDisk(Disk):
             with self._one_at_a_time:
                 job()
         except BaseException as error:
-            swallowed("writing the log", error)
+            log_swallowed("writing the log", error)
 
 
 class LineWriter(Writer):
@@ -54,11 +54,11 @@ class LineWriter(Writer):
     def __init__(
         self,
         disk: Disk,
-        maker: LineMaker,
+        encoder: LineEncoder,
         watch: Callable[[Disk], float],
         selection: Selection | None = None,
     ) -> None:
-        super().__init__(disk, maker, watch, selection)
+        super().__init__(disk, encoder, watch, selection)
         self._buffer = self
         self._all_closed = None  # no record waits
         self._one_at_a_time = OneAtATime()

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Final
 
 from sglang_instrument.recording.keep.disk import Disk, Job
-from sglang_instrument.recording.keep.encoder import LineMaker
+from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.keep.selection import Selection
-from sglang_instrument.recording.keep.wakeup import Bell
+from sglang_instrument.recording.keep.wakeup import Wakeup
 from sglang_instrument.recording.measure import spans as hot
 from sglang_instrument.recording.measure.context import (
     Scope,
@@ -24,7 +24,7 @@ from sglang_instrument.recording.measure.context import (
     take_ended,
 )
 from sglang_instrument.recording.measure.spans import OFF, Buffer, Span, use_buffer
-from sglang_instrument.recording.safety.notices import notice, swallowed
+from sglang_instrument.recording.safety.notices import log_swallowed, notice
 from sglang_instrument.recording.safety.own_threads import OneAtATime, OwnThread
 
 TICK_SEC: Final = 0.05
@@ -33,7 +33,7 @@ TICK_SEC: Final = 0.05
 CALM_TICK_SEC: Final = 0.1
 _LITTLE: Final = 500  # spans a tick
 _RESTS_AFTER: Final = 10  # ticks without a record
-_SLAB: Final = 4096  # spans taken out of the buffer at once: they stay in the processor's cache until encoded
+_BATCH: Final = 4096  # spans taken out of the buffer at once: few enough for the processor's cache
 MOST_SPANS: Final = 200_000  # in the buffer; reached only if the program never lets the encoder's thread run
 
 
@@ -42,7 +42,7 @@ class Writer:
 
     Args:
         disk: Takes the lines.
-        maker: Makes the lines.
+        encoder: Makes the lines.
         watch: Called at each tick with the disk; reports spans that do not end. Returns for how many seconds
             it need not be called while nothing is recorded.
         selection: Decides which records are kept; None keeps all.
@@ -51,7 +51,7 @@ class Writer:
     def __init__(
         self,
         disk: Disk,
-        maker: LineMaker,
+        encoder: LineEncoder,
         watch: Callable[[Disk], float],
         selection: Selection | None = None,
     ) -> None:
@@ -59,20 +59,21 @@ class Writer:
         self.dropped_records = 0
         self.changed_records = 0
         self.recorded = 0
-        self._maker = maker
+        self._encoder = encoder
         self._watch = watch
         self._selection = selection
         self._spans: list[Span] = []
         self._encoding = 0  # spans taken out of the buffer, and not encoded yet
         self._buffer: Buffer = self._spans  # in use once the threads run
-        self._bell = Bell()
-        self._all_closed: Callable[[], object] | None = self._bell.ring  # called when the last open span ends
+        self._wakeup = Wakeup()
+        # Called when the last open span ends.
+        self._all_closed: Callable[[], object] | None = self._wakeup.wake
         self._starting = OneAtATime()  # starting the threads, or writing without them
         self._thread = OwnThread(self._run, "sglang_instrument-writer")
         self._gives_up_at = math.inf  # time.monotonic() at which a caller that writes itself stops
         self._flushes: list[tuple[Job | None, threading.Event]] = []
         self._tick_sec = TICK_SEC
-        self._let_one_pass = True  # whether the last tick wrote nothing; the first tick always writes
+        self._skipped_last_tick = True  # whether the last tick wrote nothing; the first tick always writes
         self._most_ticks = 1  # ticks to sleep while nothing is recorded; 0 while the thread computes it
         self._quiet_ticks = 0  # since something was recorded
         self._closed = False
@@ -80,12 +81,12 @@ class Writer:
 
     def open(self) -> None:
         """Accept spans from now on; the first span that opens or ends starts the threads."""
-        use_buffer(_FirstSpan(self), self.start, self._all_closed)
+        use_buffer(WakingBuffer(self), self.start, self._all_closed)
         on_scope_closed(self.step_ended)
 
-    def tap(self, tapped: Callable[[Buffer], Buffer]) -> None:
-        """Send spans through `tapped(buffer)` instead of directly to the buffer; call it before `open()`."""
-        self._buffer = tapped(self._buffer)
+    def wrap_buffer(self, wrapping: Callable[[Buffer], Buffer]) -> None:
+        """Send spans through `wrapping(buffer)` instead of to the buffer; call it before `open()`."""
+        self._buffer = wrapping(self._buffer)
 
     def close(self) -> None:
         """Accept no more spans."""
@@ -100,7 +101,7 @@ class Writer:
     def end(self, ends: float) -> None:
         """End both threads after their remaining work; wait for that until `ends` at most."""
         self._ended = True
-        self._bell.ring()
+        self._wakeup.wake()
         self.disk.end()
         self._thread.join(ends)
         self.disk.join(ends)
@@ -119,7 +120,7 @@ class Writer:
         return self.disk.start(at_once) and self._thread.start(at_once)
 
     def _take_directly(self) -> None:
-        if not self._closed and isinstance(hot.current_buffer(), _FirstSpan):
+        if not self._closed and isinstance(hot.current_buffer(), WakingBuffer):
             use_buffer(self._buffer, None, self._all_closed)
 
     def take(self, span: Span) -> None:
@@ -136,7 +137,7 @@ class Writer:
         self.start()
         if not self.started:
             return
-        if not isinstance(hot.current_buffer(), _FirstSpan):
+        if not isinstance(hot.current_buffer(), WakingBuffer):
             if self._most_ticks != 1:
                 self._most_ticks = 1  # so only the first of many callers wakes the thread
                 self.wake()
@@ -154,7 +155,7 @@ class Writer:
     def _ticks_to_leave(self, leave_sec: float) -> int:
         """Return for how many ticks to sleep if nothing is recorded; this does not delay resting.
 
-        A tap may hold spans back, which need a check at each tick.
+        A wrapped buffer may hold spans back, which need a check at each tick.
         """
         if self._buffer is not self._spans:
             return 1
@@ -167,13 +168,13 @@ class Writer:
         """
         with self._starting.lock:
             if not self._closed and hot.current_buffer() is self._buffer:
-                use_buffer(_FirstSpan(self), self.be_awake, self._all_closed)
+                use_buffer(WakingBuffer(self), self.be_awake, self._all_closed)
         # A span that another thread appends right now shows here; if not, it waits until the next tick.
-        return isinstance(hot.current_buffer(), _FirstSpan) and not self._spans
+        return isinstance(hot.current_buffer(), WakingBuffer) and not self._spans
 
     def wake(self) -> None:
         """Wake the encoder's thread now, not at its next tick: these may be the process's last records."""
-        self._bell.ring()
+        self._wakeup.wake()
 
     def step_ended(self) -> None:
         """Have `step_closed` written: the last block of a step has ended."""
@@ -186,7 +187,7 @@ class Writer:
     def flush_then(self, job: Job | None, timeout_sec: float) -> bool:
         """Write all records so far, then run `job`, if any; return whether that was done in time.
 
-        If no thread can be started, the caller writes, and checks the time after each slab of spans.
+        If no thread can be started, the caller writes, and checks the time after each batch of spans.
         """
         wait_sec, done = max(0.0, min(timeout_sec, threading.TIMEOUT_MAX)), threading.Event()
         ends = time.monotonic() + wait_sec
@@ -194,7 +195,7 @@ class Writer:
             self._starting.do(lambda: self._start_or_write(job, done, ends), "writing the log", wait_sec)
         if self.started and not done.is_set():
             self._flushes.append((job, done))
-            self._bell.ring()
+            self._wakeup.wake()
         return done.wait(max(0.0, ends - time.monotonic()))
 
     def _start_or_write(self, job: Job | None, done: threading.Event, ends: float) -> None:
@@ -236,12 +237,12 @@ class Writer:
             try:
                 self._tick(self._wait())
             except BaseException as error:
-                swallowed("encoding the log", error)
+                log_swallowed("encoding the log", error)
                 time.sleep(TICK_SEC)  # in case the wait itself failed
 
     def _wait(self) -> bool:
-        """Wait for the next tick with work; return whether the bell ended the wait."""
-        ticks = self._bell.wait(self._tick_sec, max(1, self._most_ticks), self._spans)
+        """Wait for the next tick with work; return whether a wake-up ended the wait."""
+        ticks = self._wakeup.wait(self._tick_sec, max(1, self._most_ticks), self._spans)
         self._quiet_ticks += max(0, ticks - 1)  # _tick() counts the last one
         return ticks == 0
 
@@ -249,9 +250,9 @@ class Writer:
         asked = len(self._flushes)  # before the buffer is emptied: later flushes may want later records
         is_little = len(self._spans) <= _LITTLE
         may_pass = is_little and self._tick_sec < CALM_TICK_SEC and not (woken or asked)
-        self._let_one_pass = may_pass and not self._let_one_pass
+        self._skipped_last_tick = may_pass and not self._skipped_last_tick
         self._quiet_ticks = 0 if self._spans else self._quiet_ticks + 1
-        if not self._let_one_pass:
+        if not self._skipped_last_tick:
             self._write()
         self._most_ticks = 0  # the watch below may miss an event loop that appears from now on
         leave_sec = self._watch(self.disk)
@@ -280,10 +281,10 @@ class Writer:
         for _ in range(2):  # the second pass takes spans that came during the first; later ones wait
             waiting = len(self._spans)
             while waiting > 0 and time.monotonic() < self._gives_up_at:
-                slab = self._spans[: min(waiting, _SLAB)]
-                del self._spans[: len(slab)]
-                waiting -= len(slab)
-                self._encode(slab if self._selection is None else self._selection.keep(slab))
+                batch = self._spans[: min(waiting, _BATCH)]
+                del self._spans[: len(batch)]
+                waiting -= len(batch)
+                self._encode(batch if self._selection is None else self._selection.keep(batch))
 
     def _close_step(self, scope: Scope) -> None:
         if self._selection is not None:
@@ -296,7 +297,7 @@ class Writer:
         if excess:
             del self._spans[MOST_SPANS : MOST_SPANS + len(excess)]
             for span in excess:
-                count_dropped(self._maker.scope_of(span.context), 1)
+                count_dropped(self._encoder.scope_of(span.context), 1)
             self.dropped_records += len(excess)
             notice("buffer full", "spans come too fast to be encoded: new records are dropped and counted")
 
@@ -306,15 +307,15 @@ class Writer:
         while done < len(spans):
             begin, recorded = done, self.recorded
             try:
-                done, pieces = self._maker.encode_chunk(spans, begin)
+                done, pieces = self._encoder.encode_chunk(spans, begin)
             except Exception as error:  # no single record is at fault: memory has run out
-                swallowed("encoding the log", error)
+                log_swallowed("encoding the log", error)
                 done, pieces = len(spans), []
             for scope, encoded, changed, records in pieces:
                 try:
                     self.disk.write(scope, encoded, records)
                 except Exception as error:  # as above
-                    swallowed("passing lines to the disk's thread", error)
+                    log_swallowed("passing lines to the disk's thread", error)
                     continue
                 self.changed_records += changed
                 self.recorded += records
@@ -326,7 +327,7 @@ class Writer:
                 time.sleep(0)  # give the GIL to a waiting thread now, not after the interpreter's 5 ms
 
 
-class _FirstSpan:
+class WakingBuffer:
     """The buffer while the threads are not started, or the encoder's rests: it starts or wakes them."""
 
     __slots__ = ("_writer",)

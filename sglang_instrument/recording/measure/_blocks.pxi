@@ -2,7 +2,8 @@
 #
 # A `with` looks up __enter__ and __exit__ on the type and binds both: two objects per block. The second one
 # exists, and the garbage collector visits it, until the block ends. Here both are descriptors that return the
-# span itself: a call without arguments enters it, a call with an exception's three parts leaves it.
+# span itself: a call without arguments enters it, a call with an exception's three parts leaves it. With usual
+# methods a span costs 1/33 of the reference's log call; the bound is 1/40.
 
 cdef extern from *:
     """
@@ -21,11 +22,11 @@ cdef extern from *:
         if (PyDict_SetItem(changing->tp_dict, name, value) < 0) PyErr_Clear();
         PyType_Modified(changing);
     }
-    static int sglang_instrument_is_somebodys(PyObject *instance) {
+    static int sglang_instrument_is_python_subclass(PyObject *instance) {
         return PyType_HasFeature(Py_TYPE(instance), Py_TPFLAGS_HEAPTYPE);
     }
     """
-    bint is_somebodys "sglang_instrument_is_somebodys"(object) noexcept
+    bint is_python_subclass "sglang_instrument_is_python_subclass"(object) noexcept
     void make_callable "sglang_instrument_callable"(object, Py_ssize_t) noexcept
     void put_into_type "sglang_instrument_put"(object, object, object) noexcept
     size_t PyVectorcall_NARGS(size_t) noexcept
@@ -59,33 +60,28 @@ cdef object call_block(PyObject *called, PyObject * const *args, size_t flagged,
     raise TypeError(f"{type(self).__name__!r} object is not callable: use it as `with span(...):`")
 
 
-# Functions that may fail are called as if they could not: Cython's `try` takes some nanoseconds even without a failure.
-ctypedef int (*Enter)(Block) noexcept
-ctypedef int (*Leave)(Block, object, object) noexcept
-
-
-cdef int enter_now(Block self) except -1:
-    return self.enter()
-
-
-cdef int leave_now(Block self, object error, object value) except -1:
-    return self.finish(error, value)
-
-
 cdef int enter_block(Block self) except -1:
     """Enter a block; log a failure: the span then lacks only what the failed part would have set."""
-    return swallow_pending("beginning a span") if (<Enter><void*>enter_now)(self) < 0 else 0
+    try:
+        self.enter()
+    except BaseException:
+        log_swallowed("beginning a span")
+    return 0
 
 
 cdef int leave_block(Block self, object error, object value) except -1:
     """Leave a block; a failure loses its record, which is counted."""
-    return lose_pending("recording a span") if (<Leave><void*>leave_now)(self, error, value) < 0 else 0
+    try:
+        self.finish(error, value)
+    except BaseException:
+        drop_record("recording a span")
+    return 0
 
 
 cdef object NOT_GIVEN = object()
 
 
-cdef class End:
+cdef class BlockMethod:
     """The descriptor `__enter__` or `__exit__` of a block: bound to a block, it returns the block itself."""
 
     cdef str name
@@ -96,17 +92,17 @@ cdef class End:
     def __get__(self, instance, owner):
         if instance is None:
             return self
-        return EndOf(instance) if is_somebodys(instance) else instance
+        return BoundBlockMethod(instance) if is_python_subclass(instance) else instance
 
     def __call__(self, block, *exception):
-        return EndOf(block)(*exception)
+        return BoundBlockMethod(block)(*exception)
 
     @property
     def __name__(self):
         return self.name
 
 
-cdef class EndOf:
+cdef class BoundBlockMethod:
     """Enter or leave a block of a subclass made in Python, which may define another `__call__`."""
 
     cdef Block block
@@ -121,16 +117,16 @@ cdef class EndOf:
         leave_block(self.block, error, value)
 
 
-cdef int give_ends(object kind) except -1:
+cdef int install_enter_exit(object kind) except -1:
     """Let `with` enter and leave blocks of a type without bound methods."""
     cdef Block some = Block.__new__(Block)
     make_callable(kind, <char*>&some.called - <char*><PyObject*>some)
-    put_into_type(kind, "__enter__", End("__enter__"))
-    put_into_type(kind, "__exit__", End("__exit__"))
+    put_into_type(kind, "__enter__", BlockMethod("__enter__"))
+    put_into_type(kind, "__exit__", BlockMethod("__exit__"))
     return 0
 
 
-cdef class AtOnce:
+cdef class ReadyAwaitable:
     """An awaitable that returns a value at once."""
 
     cdef object value
@@ -146,7 +142,7 @@ cdef class AtOnce:
         raise StopIteration(value)
 
 
-cdef object at_once(object value):
-    cdef AtOnce made = AtOnce.__new__(AtOnce)
+cdef object ready(object value):
+    cdef ReadyAwaitable made = ReadyAwaitable.__new__(ReadyAwaitable)
     made.value = value
     return made

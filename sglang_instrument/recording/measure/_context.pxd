@@ -12,9 +12,9 @@ cdef class Context:
     cdef public object scope
     cdef object fields  # {"request_id": ..., "turn": ...}, made on first use
     cdef dict ids(self)
-    cdef public Task bound_in
-    cdef public object part
-    cdef public Context around  # the context that was bound before
+    cdef public Task bound_by_task
+    cdef public object shared_json
+    cdef public Context outer  # the context that was bound before
     cdef bint ended  # whether its block has ended
 
 cdef class Bound:

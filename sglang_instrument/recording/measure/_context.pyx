@@ -11,6 +11,8 @@ from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_XDECREF
 from cpython.unicode cimport PyUnicode_GET_LENGTH
 
+from contextvars import ContextVar
+
 from sglang_instrument.recording.measure._tasks cimport Task, current_task, thread_task_of
 
 include "sglang_instrument/native/module.pxi"
@@ -21,9 +23,7 @@ cdef extern from *:
     """
     const size_t TOKEN_BYTES "sglang_instrument_token_bytes()"
 
-# recording/measure/context.py sets these.
-cdef object CURRENT = None
-cdef Context NOTHING_BOUND = None
+# connect() sets these, from recording/measure/context.py.
 cdef object to_identifier = None
 cdef object to_integer = None
 cdef object new_place = None
@@ -38,11 +38,11 @@ cdef class Context:
 
     def __init__(
         self, worker=None, step=None, validate=False, request_id=None, turn=None, role=None, scope=None,
-        extra=None, Task bound_in=None, part=None,
+        extra=None, Task bound_by_task=None, shared_json=None,
     ):
         self.worker, self.step, self.validate, self.role, self.scope = worker, step, validate, role, scope
         self.request_id, self.turn, self.fields = request_id, turn, extra
-        self.bound_in, self.part = bound_in, part
+        self.bound_by_task, self.shared_json = bound_by_task, shared_json
 
     cdef dict ids(self):
         if self.fields is None and (self.request_id is not None or self.turn is not None):
@@ -69,6 +69,11 @@ cdef class Context:
         return public, (*known, None, self.extra)
 
 
+cdef Context NOTHING_BOUND = Context()
+cdef object variable = ContextVar("sglang_instrument", default=NOTHING_BOUND)
+UNBOUND, CURRENT = NOTHING_BOUND, variable
+
+
 @cython.no_gc  # contexts and scopes refer to no Bound
 @cython.freelist(64)
 cdef class Bound:
@@ -80,8 +85,8 @@ cdef class Bound:
         opened, self.opened = self.opened, None
         context.ended = True
         try:
-            if is_first and context.around is not None and is_around(context, current_context()):
-                put(context.around)
+            if is_first and context.outer is not None and encloses(context, current_context()):
+                put(context.outer)
         finally:
             if opened is not None:
                 close_scope(opened)
@@ -92,17 +97,17 @@ cdef class Bound:
         self.undo()
 
 
-cdef bint is_around(Context context, Context current) noexcept:
+cdef bint encloses(Context context, Context current) noexcept:
     """Return whether `context` is the current one, or encloses it."""
     while current is not None and current is not context:
-        current = current.around
+        current = current.outer
     return current is not None
 
 
 cdef int skip_ended(Context context) except -1:
-    """Drop ended contexts around a context: else tasks that spawn one another make an endless chain."""
-    while context.around is not None and context.around.ended:
-        context.around = context.around.around
+    """Drop ended contexts that enclose a context: else tasks that spawn one another make an endless chain."""
+    while context.outer is not None and context.outer.ended:
+        context.outer = context.outer.outer
     return 0
 
 
@@ -112,13 +117,13 @@ cdef int put(Context context) except -1:
     if asked == NULL:
         raise MemoryError
     PyObject_Free(asked)
-    PyContextVar_Set(CURRENT, context)
+    PyContextVar_Set(variable, context)
     return 0
 
 
 cdef Context current_context():
     cdef PyObject *bound = NULL
-    PyContextVar_Get(CURRENT, NULL, &bound)  # it has a default
+    PyContextVar_Get(variable, NULL, &bound)  # it has a default
     context = <object>bound
     Py_XDECREF(bound)
     return <Context?>context
@@ -160,14 +165,14 @@ cdef Context derived(Context before, dict changes):
 
 cdef Bound bind_on(dict changes, bint root):
     """Bind on top of the current context, or, with `root`, of an empty one."""
-    cdef Context around = current_context()
-    cdef Context before = NOTHING_BOUND if root else around
+    cdef Context outer = current_context()
+    cdef Context before = NOTHING_BOUND if root else outer
     cdef Context context = derived(before, changes)
     cdef Bound bound = Bound.__new__(Bound)
-    cdef Task task = current_task(before.bound_in)
-    context.bound_in = thread_task_of(PyThread_get_thread_ident()) if task is None else task
-    skip_ended(around)
-    bound.context, context.around = context, around
+    cdef Task task = current_task(before.bound_by_task)
+    context.bound_by_task = thread_task_of(PyThread_get_thread_ident()) if task is None else task
+    skip_ended(outer)
+    bound.context, context.outer = context, outer
     put(context)
     if changes.get("step") is not None and context.scope is not None:
         open_scope(context.scope)
@@ -185,9 +190,8 @@ def derive(Context before not None, changes):
     return derived(before, changes if type(changes) is dict else dict(changes))
 
 
-def connect(*, current, unbound, identifier, integer, place, opening, closing, Py_ssize_t longest_id):
-    """Take objects and functions of recording/measure/context.py."""
-    global CURRENT, NOTHING_BOUND, to_identifier, to_integer, new_place, open_scope, close_scope, LONGEST_ID
-    NOTHING_BOUND = unbound
-    CURRENT, to_identifier, to_integer, new_place = current, identifier, integer, place
-    open_scope, close_scope, LONGEST_ID = opening, closing, longest_id
+def connect(dict pure):
+    """Take what this module uses of recording/measure/context.py."""
+    global to_identifier, to_integer, new_place, open_scope, close_scope, LONGEST_ID
+    to_identifier, to_integer, new_place = pure["_identifier"], pure["integer"], pure["_new_place"]
+    open_scope, close_scope, LONGEST_ID = pure["open_scope"], pure["close_scope"], pure["_LONGEST_ID"]

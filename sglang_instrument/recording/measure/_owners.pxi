@@ -78,7 +78,7 @@ cdef Task task_in_attribute(object owner):
     try:
         known = getattr(owner, "_sglang_instrument", None)
     except BaseException:  # a third-party task, which may raise anything
-        let_through()
+        reraise_if_programs_own()
         return None
     return <Task>known if type(known) is Task else None
 

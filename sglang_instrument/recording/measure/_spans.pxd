@@ -41,7 +41,7 @@ cdef class Span(Block):
 
 @cython.no_gc
 cdef class WatchedSpan(Span):
-    cdef public object place  # its key in OPEN: its id(), kept because at its end there may be no memory for an int
+    cdef public object open_key  # its key in OPEN: its id(), kept because at its end there may be no memory for an int
 
 @cython.no_gc
 cdef class SyncedSpan(WatchedSpan):
@@ -51,7 +51,6 @@ cdef class SyncedSpan(WatchedSpan):
 cdef class LostSpan(Span):
     pass
 
-cdef int give_ends(object kind) except -1  # lets `with` enter and leave blocks of a type; see _blocks.pxi
-cpdef int lose(str where, event=*) except -1  # spans.lose
-cdef int lose_pending(str where) except -1  # the same, for a C-level exception that no `except` handles yet
-cdef int give(Span finished) except -1  # append to the buffer in use
+cdef int install_enter_exit(object kind) except -1  # lets `with` enter and leave blocks of a type; see _blocks.pxi
+cpdef int drop_record(str where, event=*) except -1  # spans.drop_record
+cpdef int append_to_buffer(Span finished) except -1  # spans.append_to_buffer

@@ -24,7 +24,7 @@ from sglang_instrument.recording.measure._tasks cimport Task, look_up_task, now_
 include "sglang_instrument/native/module.pxi"
 include "sglang_instrument/recording/measure/_blocks.pxi"
 
-# recording/measure/spans.py sets these when it is imported.
+# connect() sets these, from recording/measure/spans.py.
 cdef object OFF = None
 cdef object current_context = None  # the context variable
 cdef object reduce_extra = None
@@ -32,9 +32,9 @@ cdef object learn_kind = None
 cdef object kind_of_phase = None
 cdef object synchronize = None
 cdef object describe_error = None
-cdef object note_lost = None
-cdef object note_swallowed = None
-cdef object let_through = None
+cdef object log_dropped_record = None
+cdef object log_swallowed_now = None
+cdef object reraise_if_programs_own = None
 cdef object to_text = None
 cdef object reduce_one = None
 cdef Span LOST = None
@@ -89,7 +89,7 @@ cdef class Span:
 
     cdef int finish(self, object error, object value) except -1:
         self.stop(error, value)
-        return give(self)
+        return append_to_buffer(self)
 
     cpdef int stop(self, object error, object value) except -1:
         """Take the span's end time, and name the exception that ends the block; for all kinds of spans."""
@@ -102,11 +102,11 @@ cdef class Span:
 
     def __aenter__(self):
         enter_block(self)
-        return at_once(self)
+        return ready(self)
 
     def __aexit__(self, error, value, trace):
         leave_block(self, error, value)
-        return at_once(None)
+        return ready(None)
 
     def add(self, **extra):
         """Add fields to the record; call it before the block ends."""
@@ -114,7 +114,7 @@ cdef class Span:
             reduced = reduce_extra(extra)
             self.extra = reduced if self.extra is None else {**self.extra, **reduced}
         except BaseException:
-            swallow("adding to a span")
+            log_swallowed("adding to a span")
 
     @property
     def duration_sec(self):
@@ -192,24 +192,24 @@ include "sglang_instrument/recording/measure/_losses.pxi"
 include "sglang_instrument/recording/measure/_open_spans.pxi"
 
 
+cpdef int append_to_buffer(Span finished) except -1:
+    """Append a finished span to the buffer in use."""
+    taking = buffer
+    if taking is not OFF:
+        taking.append(finished)
+    return 0
+
+
 def begin(kind, event, phase, waited):
     """Make a span; return `LOST` if that fails."""
-    cdef PyObject *made = (<Begin><void*>begin_now)(kind, event, phase, waited)
-    if made == NULL:
-        lose_pending("beginning a span")
+    cdef Span made
+    try:
+        made = new_span(kind)
+        made.begin(event, None, phase, NOT_COUNTED if waited is None else waited)
+        return made
+    except BaseException:
+        drop_record("beginning a span")
         return LOST
-    span = <object>made
-    Py_XDECREF(made)
-    return span
-
-
-ctypedef PyObject* (*Begin)(object, object, object, object) noexcept
-
-
-cdef object begin_now(object kind, object event, object phase, object waited):
-    cdef Span made = new_span(kind)
-    made.begin(event, None, phase, NOT_COUNTED if waited is None else waited)
-    return made
 
 
 cdef inline Span new_span(object kind):
@@ -232,12 +232,12 @@ cdef int enter_task(Span entering) except -1:
     """Store in the span the asyncio task that runs now, and for how long that task has waited so far."""
     cdef Task task
     if entering_hook is not None:
-        entering_hook(entering)
+        tell_entry(entering)
     if not some_task_runs():
         return 0
     task = task_here(entering.thread)
     if task is None:
-        task = look_up_task(entering.context.bound_in)
+        task = look_up_task(entering.context.bound_by_task)
         if task is None:
             entering.waited_ns = NOT_COUNTED
             return 0
@@ -246,6 +246,14 @@ cdef int enter_task(Span entering) except -1:
         entering.waited_ns = task.waited
     elif entering.waited_ns != NOT_COUNTED:  # its block counts awaits, and no outer span does
         task.counted_by, entering.waited_ns = <size_t><void*>entering, task.waited
+    return 0
+
+
+cdef int tell_entry(Span entering) except -1:
+    try:
+        entering_hook(entering)
+    except BaseException:
+        log_swallowed("beginning a span")
     return 0
 
 
@@ -260,21 +268,14 @@ cdef void leave_task(Span leaving) noexcept:
         task.counted_by = 0
 
 
-cdef int give(Span finished) except -1:
-    taking = buffer
-    if taking is not OFF:
-        taking.append(finished)
-    return 0
-
-
 cdef int record_point(Span point) except -1:
     enter_task(point)
     point.waited_ns = NOT_COUNTED
-    return give(point)
+    return append_to_buffer(point)
 
 
 for kind in (Span, WatchedSpan, SyncedSpan, LostSpan):
-    give_ends(kind)
+    install_enter_exit(kind)
 
 
 include "sglang_instrument/recording/measure/_calls.pxi"
@@ -285,33 +286,18 @@ def record(Span point not None):
     record_point(point)
 
 
-def connect(
-    *,
-    off,
-    context,
-    reduce,
-    known_kinds,
-    learn,
-    kind_for,
-    synchronize_device,
-    name_error,
-    open_spans,
-    noting_lost,
-    swallowed_now,
-    letting_through,
-    text,
-    reduce_value,
-):
-    """Take objects and functions of the pure modules; none of them changes later."""
-    global OFF, current_context, reduce_extra, kinds, learn_kind, kind_of_phase, synchronize
-    global describe_error, buffer, note_lost, note_swallowed, let_through, to_text
-    global reduce_one, LOST, OPEN
-    OPEN = open_spans
-    note_lost, note_swallowed, let_through = noting_lost, swallowed_now, letting_through
-    to_text, reduce_one = text, reduce_value
-    OFF, current_context, reduce_extra, kinds = off, context, reduce, known_kinds
-    learn_kind, kind_of_phase, synchronize, describe_error = learn, kind_for, synchronize_device, name_error
-    buffer = off
+def connect(dict pure):
+    """Take what this module uses of recording/measure/spans.py; nothing of it changes later."""
+    global OFF, OPEN, LOST, buffer, current_context, kinds, learn_kind, kind_of_phase, synchronize
+    global reduce_extra, reduce_one, to_text, describe_error
+    global log_dropped_record, log_swallowed_now, reraise_if_programs_own
+    OFF, OPEN, current_context, kinds = pure["OFF"], pure["OPEN"], pure["CURRENT"], pure["_kinds"]
+    learn_kind, kind_of_phase = pure["_learn"], pure["kind_for"]
+    synchronize, describe_error = pure["gpu_sync"].synchronize, pure["name_error"]
+    reduce_extra, reduce_one, to_text = pure["reduce"], pure["reduce_value"], pure["text"]
+    log_dropped_record, log_swallowed_now = pure["losses"].log_dropped_record, pure["losses"].log_swallowed_now
+    reraise_if_programs_own = pure["reraise_if_programs_own"]
+    buffer = OFF
     LOST = LostSpan("lost", start=1, end=1)
 
 

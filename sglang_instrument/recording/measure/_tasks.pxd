@@ -18,7 +18,7 @@ cdef class Task:
     cdef public size_t counted_by
     cdef object reference  # asyncio's weak reference to its task; see _owners.pxi
     cdef public long long number
-    cdef public object announced
+    cdef public object first_logged_by
     cdef public long long waited
     cdef public long long suspended_at
     cdef public object loop

@@ -13,9 +13,9 @@ include "sglang_instrument/native/module.pxi"
 cdef extern from "Python.h":
     object PyWeakref_NewRef(object, object)
 
-# recording/measure/tasks.py sets these.
+# connect() sets these, from recording/measure/tasks.py.
 cdef object ask_asyncio = None
-cdef object let_through = None
+cdef object reraise_if_programs_own = None
 
 cdef dict running = {}  # asyncio's running tasks, by loop; empty before know_asyncio()
 cdef object asking = None  # an AskAsyncio that replaces it where asyncio hides it
@@ -26,15 +26,12 @@ cdef unsigned long told_thread = 0
 cdef long long told_at = 0
 cdef enum:
     TELL_AGAIN_NS = 10_000_000
-cdef dict known_threads = {}
+cdef Py_ssize_t THREADS_LIMIT = 0
 cdef long long next_number = 0
 
-_threads = known_threads
-_THREADS_LIMIT = 10_000
-cdef Py_ssize_t threads_limit = _THREADS_LIMIT
 
-
-@cython.no_gc  # nothing in it refers back to it: `loop` is a weak reference, the encoder in `announced` keeps no task
+# Nothing in it refers back to it: `loop` is a weak reference, and the encoder in `first_logged_by` keeps no task.
+@cython.no_gc
 cdef class Task:
     """An asyncio task or a thread; see recording/measure/tasks.py."""
 
@@ -47,14 +44,14 @@ cdef class Task:
         object spawned_by=None,
         unsigned long thread=0,
         object loop=None,
-        object announced=None,
+        object first_logged_by=None,
         size_t counted_by=0,
         long long waited=0,
         long long suspended_at=0,
     ):
         self.number, self.thread = number, thread
         self.made_by = NOBODY if spawned_by is None else spawned_by
-        self.loop, self.announced, self.counted_by = loop, announced, counted_by
+        self.loop, self.first_logged_by, self.counted_by = loop, first_logged_by, counted_by
         self.waited, self.suspended_at = waited, suspended_at
 
     @property
@@ -66,6 +63,10 @@ cdef class Task:
         from sglang_instrument.recording.measure.tasks import Task as public
 
         return public, (self.number, self.spawned_by)
+
+
+cdef dict known_threads = {}
+_threads = known_threads
 
 
 cdef bint some_task_runs() noexcept:
@@ -134,7 +135,7 @@ cdef Task meet(object owner, object loop, object inherited):
         met.made_by, met.thread, met.loop = made_by.number, thread, PyWeakref_NewRef(loop, None)
         know_task(owner, met)
     except BaseException:  # a third-party task or loop that takes no attribute or weak reference
-        let_through()
+        reraise_if_programs_own()
         return None
     return met
 
@@ -159,7 +160,7 @@ cdef Task thread_task_of(unsigned long ident):
     global next_number
     cdef Task task = known_threads.get(ident)
     if task is None:
-        if len(known_threads) >= threads_limit:
+        if len(known_threads) >= THREADS_LIMIT:
             known_threads.clear()
         task = Task.__new__(Task)
         task.number = next_number
@@ -232,7 +233,8 @@ def forget_tasks():
     next_number, told_loop = 0, None
 
 
-def connect(asking_asyncio, letting_through):
-    """Take objects and functions of recording/measure/tasks.py."""
-    global ask_asyncio, let_through
-    ask_asyncio, let_through = asking_asyncio, letting_through
+def connect(dict pure):
+    """Take what this module uses of recording/measure/tasks.py."""
+    global ask_asyncio, reraise_if_programs_own, THREADS_LIMIT
+    ask_asyncio, THREADS_LIMIT = pure["AskAsyncio"], pure["_THREADS_LIMIT"]
+    reraise_if_programs_own = pure["reraise_if_programs_own"]

@@ -17,22 +17,22 @@ cdef extern from "Python.h":
 include "sglang_instrument/native/module.pxi"
 
 cdef object Enum = enum.Enum
-# recording/measure/values.py sets these; it reduces unusual values.
+# connect() sets these, from recording/measure/values.py, which reduces unusual values.
 cdef object reduce_unusual = None
 cdef object reduce_entry = None
-cdef object let_through = None
+cdef object reraise_if_programs_own = None
 cdef Py_ssize_t LONGEST_TEXT = 0
 cdef Py_ssize_t LONGEST_REPR = 0
 cdef Py_ssize_t LONGEST_LIST = 0
 
 
-def connect(
-    unusual, entry, letting_through, Py_ssize_t longest_text, Py_ssize_t longest_repr, Py_ssize_t longest_list
-):
+def connect(dict pure):
     """Take the functions of the pure module, and its limits: characters of a text, of an entry; entries."""
-    global reduce_unusual, reduce_entry, let_through, LONGEST_TEXT, LONGEST_REPR, LONGEST_LIST
-    reduce_unusual, reduce_entry, let_through = unusual, entry, letting_through
-    LONGEST_TEXT, LONGEST_REPR, LONGEST_LIST = longest_text, longest_repr, longest_list
+    global reduce_unusual, reduce_entry, reraise_if_programs_own, LONGEST_TEXT, LONGEST_REPR, LONGEST_LIST
+    reduce_unusual, reduce_entry = pure["reduce_value"], pure["_entry"]
+    reraise_if_programs_own = pure["reraise_if_programs_own"]
+    LONGEST_TEXT, LONGEST_REPR = pure["LONGEST_TEXT"], pure["_LONGEST_REPR"]
+    LONGEST_LIST = pure["_LONGEST_LIST"]
 
 
 cdef inline bint is_plain(object value, Py_ssize_t longest):
@@ -63,7 +63,7 @@ cdef object reduced(object value):
         try:
             named = getattr(value, "_value_", None)
         except BaseException:
-            let_through()
+            reraise_if_programs_own()
             return reduce_unusual(value)
         if type(named) is str and PyUnicode_GET_LENGTH(named) <= LONGEST_REPR:
             return named

@@ -16,7 +16,7 @@ from sglang_instrument.recording.measure._tasks cimport Task, current_task, now_
 
 include "sglang_instrument/native/module.pxi"
 
-cdef object let_through = None  # of recording/safety/guard.py
+cdef object reraise_if_programs_own = None  # of recording/safety/guard.py
 
 cdef extern from "Python.h":
     void PyErr_SetNone(PyObject*) noexcept
@@ -50,7 +50,6 @@ cdef extern from *:
     static PyObject *sglang_instrument_attribute(PyObject *owner, const char *name) {
         return PyObject_GetAttrString(owner, name);
     }
-    #define sglang_instrument_pending() (-1)
     /* Lets Cython take a PyObject* as an object: NULL if, and only if, an exception is set. */
     #define sglang_instrument_object(result) (result)
     static PyMethodDef sglang_instrument_throw = {"throw", NULL, METH_FASTCALL | METH_KEYWORDS, NULL};
@@ -66,7 +65,6 @@ cdef extern from *:
     PyMethodDef throw_method "sglang_instrument_throw"
     PyMethodDef close_method "sglang_instrument_close"
     PyMethodDef send_method "sglang_instrument_send"
-    int raise_pending "sglang_instrument_pending"() except -1
     object as_object "sglang_instrument_object"(PyObject*)
     object bound_method "sglang_instrument_bound"(PyMethodDef*, void*, object)
 
@@ -202,37 +200,18 @@ cdef PyObject* call_method(
 cdef object MARK = "sglang_instrument counts the awaits of this code"
 
 
-ctypedef PyObject* (*Made)() noexcept
-ctypedef PyObject* (*Counts)(object) noexcept
-
-
-cdef int pass_over_pending() except -1:
-    """Swallow the pending exception, unless it is the program's own: the await is not counted."""
-    try:
-        raise_pending()
-    except BaseException:
-        let_through()
-    return 0
-
-
-cdef object new_waits():
-    return Waits.__new__(Waits)
-
-
 cdef object waits_of(Task task, object awaitable):
     cdef Waits made
-    cdef PyObject *new = (<Made><void*>new_waits)()
-    if new == NULL:
-        pass_over_pending()
+    try:
+        made = Waits.__new__(Waits)
+    except MemoryError:  # the await is not counted
         return awaitable
-    made = <Waits>new
-    Py_XDECREF(new)
     made.task = task
     made.steps = awaitable if type(awaitable) is CoroutineType else awaitable.__await__()
     return made
 
 
-cdef object counts_await(object awaitable):
+cdef Task counts_await(object awaitable):
     """Return the running task if this await is to be counted, else None."""
     cdef Task task = current_task(None)
     if task is None or not task.counted_by:
@@ -250,12 +229,11 @@ cdef object counts_await(object awaitable):
 def waited(awaitable):
     """Return what to await instead of `awaitable`, so that the running task's waiting is counted."""
     cdef Task task
-    cdef PyObject *counting = (<Counts><void*>counts_await)(awaitable)
-    if counting == NULL:  # its metaclass raises, or memory has run out
-        pass_over_pending()
+    try:
+        task = counts_await(awaitable)
+    except BaseException:  # its metaclass raises, or memory has run out
+        reraise_if_programs_own()
         return awaitable
-    task = <Task>counting
-    Py_XDECREF(counting)
     return awaitable if task is None else waits_of(task, awaitable)
 
 
@@ -264,7 +242,7 @@ def waits(Task task not None, awaitable):
     return waits_of(task, awaitable)
 
 
-def connect(letting_through):
-    """Take the function of recording/safety/guard.py."""
-    global let_through
-    let_through = letting_through
+def connect(dict pure):
+    """Take what this module uses of recording/measure/waiting.py."""
+    global reraise_if_programs_own
+    reraise_if_programs_own = pure["reraise_if_programs_own"]

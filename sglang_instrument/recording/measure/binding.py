@@ -5,7 +5,7 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from sglang_instrument.recording.measure.context import CURRENT, Bound, Identifier, push
-from sglang_instrument.recording.safety.notices import swallowed
+from sglang_instrument.recording.safety.notices import log_swallowed
 
 
 class Binding(Struct, eq=False):
@@ -23,7 +23,7 @@ class Binding(Struct, eq=False):
         except BaseException as error:
             if bound is not None:
                 bound.pop()
-            swallowed("binding ids", error)
+            log_swallowed("binding ids", error)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -34,7 +34,7 @@ class Binding(Struct, eq=False):
             if bound is not None:
                 bound.pop()
         except BaseException as error:
-            swallowed("unbinding ids", error)
+            log_swallowed("unbinding ids", error)
 
 
 _NOTHING: Final = Binding({})
@@ -71,7 +71,7 @@ def bind(
         changes.update({name: value for name, value in places if value is not None})
         return Binding(changes)
     except BaseException as error:
-        swallowed("binding ids", error)
+        log_swallowed("binding ids", error)
         return _NOTHING
 
 

@@ -13,7 +13,7 @@ from sglang_instrument.recording.measure import tasks
 from sglang_instrument.recording.measure.identity import ENGINE_ROLES, process_role, process_worker, word
 from sglang_instrument.recording.measure.tasks import Task
 from sglang_instrument.recording.measure.values import integer, reduce_value
-from sglang_instrument.recording.safety.notices import swallowed
+from sglang_instrument.recording.safety.notices import log_swallowed
 
 Identifier = str | int
 
@@ -43,9 +43,10 @@ class Scope(Struct, eq=False):
 class Context(Struct, gc=False, eq=False):
     """The bound ids; None where an id is not bound. All records made under it share it: derive, don't set.
 
-    `extra` is {"request_id": ..., "turn": ...}; `part` is the encoder's cache (see `LineMaker`). `bound_in`
-    is the task that bound it: it has spawned the other tasks with this context. `around` is the context that
-    was bound before; `ended` says that the block has ended, though spawned tasks may keep the context.
+    `extra` is {"request_id": ..., "turn": ...}; `shared_json` is the encoder's cache (see `LineEncoder`).
+    `bound_by_task` is the task that bound it: it has spawned the other tasks with this context. `outer` is
+    the context that was bound before; `ended` says that the block has ended, though spawned tasks may keep
+    the context.
     """
 
     worker: int | None = None
@@ -56,13 +57,11 @@ class Context(Struct, gc=False, eq=False):
     role: str | None = None
     scope: Scope | None = None
     extra: dict[str, Any] | None = None
-    bound_in: Task | None = None
-    part: Any = None
-    around: "Context | None" = None
+    bound_by_task: Task | None = None
+    shared_json: Any = None
+    outer: "Context | None" = None
     ended: bool = False
 
-
-_compiled = native.take_over(globals(), "context", "Context")
 
 UNBOUND: Final = Context()
 CURRENT: Final[ContextVar[Context]] = ContextVar("sglang_instrument", default=UNBOUND)
@@ -137,28 +136,28 @@ class Bound(Struct, gc=False, eq=False):
         context = self.context
         is_first, context.ended = not context.ended, True
         try:
-            if is_first and context.around is not None and is_around(context, CURRENT.get()):
-                put(CURRENT, context.around)
+            if is_first and context.outer is not None and encloses(context, CURRENT.get()):
+                put(CURRENT, context.outer)
         finally:
             if opened is not None:
                 close_scope(opened)
 
 
-def is_around(context: Context, current: Context | None) -> bool:
+def encloses(context: Context, current: Context | None) -> bool:
     """Return whether `context` is the current one, or encloses it.
 
     If not, its block was entered in another task or context: there is nothing to undo in this one.
     """
     while current is not None and current is not context:
-        current = current.around
+        current = current.outer
     return current is not None
 
 
 def skip_ended(context: Context) -> None:
-    """Drop ended contexts around a context: else tasks that spawn one another make an endless chain."""
-    around = context.around
-    while around is not None and around.ended:
-        context.around = around = around.around
+    """Drop ended contexts that enclose a context: else tasks that spawn one another make an endless chain."""
+    outer = context.outer
+    while outer is not None and outer.ended:
+        context.outer = outer = outer.outer
 
 
 def push(changes: Mapping[str, Any], root: bool = False) -> Bound:
@@ -168,12 +167,12 @@ def push(changes: Mapping[str, Any], root: bool = False) -> Bound:
         changes: Values by name.
         root: Whether to ignore the current context, and start from an empty one.
     """
-    around = CURRENT.get()
-    before = UNBOUND if root else around
+    outer = CURRENT.get()
+    before = UNBOUND if root else outer
     context = derive(before, changes)
-    skip_ended(around)
-    context.around = around
-    context.bound_in = tasks.current(before.bound_in) or tasks.thread_task(get_ident())
+    skip_ended(outer)
+    context.outer = outer
+    context.bound_by_task = tasks.current(before.bound_by_task) or tasks.thread_task(get_ident())
     bound = Bound(context, None)
     put(CURRENT, context)
     if changes.get("step") is not None and context.scope is not None:
@@ -249,7 +248,7 @@ def open_scope(scope: Scope) -> None:
         if is_first and began is not None:
             began(scope)
     except BaseException as error:
-        swallowed("the beginning of a step", error)
+        log_swallowed("the beginning of a step", error)
 
 
 def close_scope(scope: Scope) -> None:
@@ -261,7 +260,7 @@ def close_scope(scope: Scope) -> None:
         if scope.ended:
             _tell_ended(scope)
     except BaseException as error:
-        swallowed("the end of a step", error)
+        log_swallowed("the end of a step", error)
 
 
 def _tell_ended(scope: Scope) -> None:
@@ -311,15 +310,4 @@ def forget_all() -> None:
     tasks.forget_tasks()
 
 
-native.take_over(globals(), "context", "Bound", "derive", "push")
-if _compiled is not None:
-    _compiled.connect(
-        current=CURRENT,
-        unbound=UNBOUND,
-        identifier=_identifier,
-        integer=integer,
-        place=_new_place,
-        opening=open_scope,
-        closing=close_scope,
-        longest_id=_LONGEST_ID,
-    )
+native.use_compiled(globals(), "Context", "UNBOUND", "CURRENT", "Bound", "push", "derive")

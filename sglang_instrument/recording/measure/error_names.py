@@ -1,7 +1,7 @@
 """Name an exception in a record, whatever its class and its `__str__` do."""
 
 from sglang_instrument.recording.measure.values import reduce_value
-from sglang_instrument.recording.safety.guard import let_through, name_of_type
+from sglang_instrument.recording.safety.guard import name_of_type, reraise_if_programs_own
 
 _with_messages = False
 
@@ -19,5 +19,5 @@ def name_error(error: type[BaseException], value: BaseException | None) -> str:
         name = name_of_type(error)
         return f"{name}: {reduce_value(str(value)) if value is not None else ''}" if _with_messages else name
     except BaseException:  # the exception's own code failed, or memory has run out
-        let_through()
+        reraise_if_programs_own()
         return name

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from sglang_instrument.recording.safety.notices import swallowed
+from sglang_instrument.recording.safety.notices import log_swallowed
 
 _Policy = Callable[[], None]
 
@@ -44,7 +44,7 @@ def _always() -> None:
     except BaseException as error:
         # Either an asynchronous error of the trainer's kernels, which its next CUDA call raises again; or
         # another thread is importing torch now.
-        swallowed("torch.cuda.synchronize()", error)
+        log_swallowed("torch.cuda.synchronize()", error)
 
 
 def cuda_at_hand() -> Any:

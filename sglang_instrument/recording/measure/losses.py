@@ -4,45 +4,43 @@ import sys
 from itertools import count
 from typing import Final
 
-from sglang_instrument import native
 from sglang_instrument.recording.measure.context import CURRENT, count_dropped
-from sglang_instrument.recording.safety.guard import let_through
-from sglang_instrument.recording.safety.notices import swallowed
+from sglang_instrument.recording.safety.guard import reraise_if_programs_own
+from sglang_instrument.recording.safety.notices import log_swallowed
 
-_lost: Final = count()  # counts on even without memory for the next number
+# Not an int: a count() keeps its number in C, so it also counts where no memory is left for another int.
+_dropped: Final = count()
 
 
-def count_lost(where: str, event: str = "") -> None:
+def count_dropped_record(where: str, event: str = "") -> None:
     """Count a lost record; call it, as all functions here, while the exception is handled."""
     try:
-        next(_lost)
+        next(_dropped)
     except MemoryError:
         pass
-    note_lost(where, event)
+    log_dropped_record(where, event)
 
 
-def note_lost(where: str, event: str = "") -> None:
+def log_dropped_record(where: str, event: str = "") -> None:
     """Count a lost record in its step, and log why; without memory for that, do nothing."""
-    let_through()
+    reraise_if_programs_own()
     try:
         scope = CURRENT.get().scope
         if scope is not None:
             count_dropped(scope, 1)
-        swallowed_now(f"{where} {event}" if event else where)
+        log_swallowed_now(f"{where} {event}" if event else where)
     except BaseException:
-        let_through()
+        reraise_if_programs_own()
 
 
-def swallowed_now(where: str) -> None:
-    """Log the error that is being handled, as `swallowed` does."""
+def log_swallowed_now(where: str) -> None:
+    """Log the error that is being handled, as `log_swallowed` does."""
     error = sys.exc_info()[1]
     if error is not None:
-        swallowed(where, error)
+        log_swallowed(where, error)
 
 
-def lost() -> int:
+def dropped_records() -> int:
     """Return how many records were lost on the threads that made them, since this process began."""
-    return int(repr(_lost)[len("count(") : -1])
-
-
-native.take_over(globals(), "spans", "lost")  # the compiled counter needs no memory
+    # Only its repr shows a count() without advancing it: Python 3.12 deprecates copying one.
+    return int(repr(_dropped).removeprefix("count(").removesuffix(")"))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from sglang_instrument.recording.safety.notices import swallowed
+from sglang_instrument.recording.safety.notices import log_swallowed
 
 #: The open watched spans, each by its id().
 OPEN: Final[dict[int, Any]] = {}
@@ -22,17 +22,17 @@ def note_open(entered: Any) -> None:
     try:
         if not OPEN and _first_opened is not None:
             _first_opened()
-        entered.place = id(entered)
-        OPEN[entered.place] = entered
+        entered.open_key = id(entered)
+        OPEN[entered.open_key] = entered
     except BaseException as error:
-        swallowed("watching a span", error)
+        log_swallowed("watching a span", error)
 
 
 def note_closed(left: Any) -> None:
     """Remove a span from the open ones."""
     try:
-        OPEN.pop(left.place, None)
+        OPEN.pop(left.open_key, None)
         if not OPEN and _all_closed is not None:
             _all_closed()
     except BaseException as error:
-        swallowed("watching a span", error)
+        log_swallowed("watching a span", error)

@@ -4,7 +4,7 @@ import re
 import sys
 from typing import Any, Final
 
-from sglang_instrument.recording.safety.guard import let_through
+from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 
 # A number between underscores or at the end: not digits in the random part of a name.
 _NUMBER: Final = re.compile(r"_(\d+)(?=_|$)")
@@ -38,5 +38,5 @@ def actor_name() -> str | None:
         context = ray.get_runtime_context()
         return context.get_actor_name() if context.get_actor_id() else None
     except BaseException:  # Ray may be starting or shutting down
-        let_through()
+        reraise_if_programs_own()
         return None

@@ -2,7 +2,11 @@
 
 A span is one small Struct that is its own record. C code reads its context and its start while it is
 constructed; its end appends it to a list that the encoder's thread empties. Nothing here does I/O, logs, or
-takes a lock. Where `_spans.pyx` is built, it replaces this module; this module defines what it has to do.
+takes a lock.
+
+`_spans.pyx`, if compiled, replaces this module and must behave the same. It includes `_losses.pxi` and
+`_open_spans.pxi`, the counterparts of `losses.py` and `open_spans.py`; `_calls.pxi`, which has `span` and
+`event`; and `_blocks.pxi`, which has no counterpart: it lets `with` enter a span without bound methods.
 """
 
 from _thread import get_ident
@@ -10,27 +14,43 @@ from collections.abc import Callable
 from functools import partial
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from msgspec import Struct, field
 
 from sglang_instrument import native
-from sglang_instrument.recording.measure import gpu_sync, open_spans, tasks
-from sglang_instrument.recording.measure.buffers import OFF as OFF
-from sglang_instrument.recording.measure.buffers import Buffer as Buffer
-from sglang_instrument.recording.measure.buffers import Off as Off
+from sglang_instrument.recording.measure import gpu_sync, losses, open_spans, tasks
 from sglang_instrument.recording.measure.context import CURRENT, Context
 from sglang_instrument.recording.measure.error_names import log_error_messages as log_error_messages
 from sglang_instrument.recording.measure.error_names import name_error as name_error
-from sglang_instrument.recording.measure.losses import count_lost, note_lost, swallowed_now
+from sglang_instrument.recording.measure.losses import dropped_records as dropped_records
 from sglang_instrument.recording.measure.open_spans import OPEN as OPEN
 from sglang_instrument.recording.measure.open_spans import note_closed as note_closed
 from sglang_instrument.recording.measure.open_spans import note_open
 from sglang_instrument.recording.measure.tasks import Task, leave_task, waited_so_far
 from sglang_instrument.recording.measure.values import reduce, reduce_value, text
-from sglang_instrument.recording.safety.guard import let_through
-from sglang_instrument.recording.safety.notices import swallowed
+from sglang_instrument.recording.safety.guard import reraise_if_programs_own
+from sglang_instrument.recording.safety.notices import log_swallowed
 from sglang_instrument.schema import WATCHED_PHASES, kind_of
+
+
+class Buffer(Protocol):
+    """Takes finished spans: a list, or any object with `append`."""
+
+    def append(self, span: "Span", /) -> object:
+        """Take one finished span."""
+
+
+class Off:
+    """The buffer while nothing is installed: it discards spans."""
+
+    __slots__ = ()
+
+    def append(self, span: "Span", /) -> None:
+        """Discard the span."""
+
+
+OFF: Final = Off()
 
 running_tasks: Any = tasks.running  # asyncio's, once a buffer is in use; cached here to save a lookup
 at_entry: Callable[[Any], object] | None = None  # if set, is called with each entered span
@@ -61,21 +81,9 @@ class Span(Struct, gc=False, eq=False):
             _tell_entry(self)
         if running_tasks:
             try:
-                [owner] = running_tasks.values()  # as in tasks.current(), without its calls
-                task = owner._sglang_instrument
-                if task.thread != self.thread:
-                    raise AttributeError
-                self.task = task
-                if task.counted_by:
-                    self.waited = task.waited if task.suspended_at >= 0 else waited_so_far(task)
-                elif self.waited is not None:
-                    task.counted_by, self.waited = id(self), task.waited
-            except BaseException:  # several loops run, the task is unknown, or its attributes raise
-                let_through()
-                try:
-                    enter_task(self)
-                except BaseException as error:
-                    swallowed("asking for the running task", error)
+                enter_task(self)
+            except BaseException as error:
+                log_swallowed("asking for the running task", error)
         return self
 
     def __exit__(
@@ -83,9 +91,9 @@ class Span(Struct, gc=False, eq=False):
     ) -> None:
         try:
             self.stop(error, value)
-            buffer.append(self)
+            append_to_buffer(self)
         except BaseException:
-            lose("recording a span")
+            drop_record("recording a span")
 
     def stop(self, error: type[BaseException] | None, value: BaseException | None) -> None:
         """Take the span's end time, and name the exception that ends the block; for all kinds of spans."""
@@ -109,7 +117,7 @@ class Span(Struct, gc=False, eq=False):
             reduced = reduce(extra)
             self.extra = reduced if self.extra is None else {**self.extra, **reduced}
         except BaseException as error:
-            swallowed("adding to a span", error)
+            log_swallowed("adding to a span", error)
 
     @property
     def duration_sec(self) -> float:
@@ -120,7 +128,7 @@ class Span(Struct, gc=False, eq=False):
 class WatchedSpan(Span, gc=False, eq=False):
     """A span that is tracked while it is open, so that the watchdog can report one that never ends."""
 
-    place: int = 0  # its key in OPEN: its id(), kept because at its end there may be no memory for an int
+    open_key: int = 0  # its key in OPEN: its id(), kept because at its end there may be no memory for an int
 
     def __enter__(self) -> "WatchedSpan":
         Span.__enter__(self)
@@ -143,7 +151,7 @@ class SyncedSpan(WatchedSpan, gc=False, eq=False):
             self.start = perf_counter_ns()
             WatchedSpan.__enter__(self)
         except BaseException as failure:
-            swallowed("beginning a span", failure)
+            log_swallowed("beginning a span", failure)
         return self
 
     def stop(self, error: type[BaseException] | None, value: BaseException | None) -> None:
@@ -176,20 +184,25 @@ def kind_for(event: str, phase: str | None = None, sync: bool | None = None) -> 
     return WatchedSpan if (phase or known.phase) in WATCHED_PHASES else Span
 
 
+def drop_record(where: str, event: str = "") -> None:
+    """Count a record that could not be made or kept; call it while the exception is handled."""
+    reraise_if_programs_own()
+    if buffer is not OFF:
+        losses.count_dropped_record(where, event)
+
+
+def append_to_buffer(finished: Span) -> None:
+    """Append a finished span to the buffer in use."""
+    buffer.append(finished)
+
+
 def begin(kind: type[Span], event: str, phase: str | None, waited: int | None) -> Span:
     """Make a span; return `LOST` if that fails."""
     try:
         return kind(event, None, phase, waited)
     except BaseException:
-        lose("beginning a span")
+        drop_record("beginning a span")
         return LOST
-
-
-def lose(where: str, event: str = "") -> None:
-    """Count a record that could not be made or kept; call it while the exception is handled."""
-    let_through()
-    if buffer is not OFF:
-        count_lost(where, event)
 
 
 _kinds: dict[str, type[Span]] = {}
@@ -219,7 +232,7 @@ def span(event: str, /, *, phase: str | None = None, **extra: Any) -> Span:
             return kind(event, reduce(extra))
         return kind(event)
     except BaseException:
-        lose("beginning a span")
+        drop_record("beginning a span")
         return LOST
 
 
@@ -230,7 +243,7 @@ def event(name: str, /, *, phase: str | None = None, **extra: Any) -> None:
         phase = None if phase is None else text(phase)
         record(Span(known, reduce(extra) if extra else None, phase))
     except BaseException:
-        lose("recording an event")
+        drop_record("recording an event")
 
 
 def record(point: Span) -> None:
@@ -240,12 +253,12 @@ def record(point: Span) -> None:
     if running_tasks:
         enter_task(point)
         point.waited = None
-    buffer.append(point)
+    append_to_buffer(point)
 
 
 def enter_task(entering: Span) -> None:
     """Store in the span the asyncio task that runs now, and for how long that task has waited so far."""
-    task = entering.task = tasks.look_up(entering.context.bound_in)
+    task = entering.task = tasks.look_up(entering.context.bound_by_task)
     if task is None:
         entering.waited = None
     elif task.counted_by:
@@ -259,7 +272,7 @@ def _tell_entry(entering: Span) -> None:
         if at_entry is not None:
             at_entry(entering)
     except BaseException as error:
-        swallowed("beginning a span", error)
+        log_swallowed("beginning a span", error)
 
 
 def _learn(event: str) -> type[Span]:
@@ -322,29 +335,10 @@ def plain(
     return partial(begin, kind, event, phase, waited)
 
 
-_compiled = native.take_over(
+_compiled = native.use_compiled(
     globals(),
-    "spans",
-    *("LostSpan", "Span", "SyncedSpan", "WatchedSpan", "span", "event", "begin", "lose"),
-    *("call_at_entry", "note_closed"),
+    *("Span", "WatchedSpan", "SyncedSpan", "LostSpan", "drop_record", "append_to_buffer", "begin", "span"),
+    *("event", "record", "call_at_entry", "dropped_records", "note_closed"),
 )
-
-if _compiled is not None:
-    _compiled.connect(
-        off=OFF,
-        context=CURRENT,
-        reduce=reduce,
-        known_kinds=_kinds,
-        learn=_learn,
-        kind_for=kind_for,
-        synchronize_device=gpu_sync.synchronize,
-        name_error=name_error,
-        noting_lost=note_lost,
-        swallowed_now=swallowed_now,
-        letting_through=let_through,
-        text=text,
-        reduce_value=reduce_value,
-        open_spans=OPEN,
-    )
 
 LOST: Final = LostSpan("lost", start=1, end=1)

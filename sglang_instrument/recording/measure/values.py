@@ -2,19 +2,20 @@
 
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, Final
 
 from sglang_instrument import native
-from sglang_instrument.recording.safety.guard import let_through, name_of_type
+from sglang_instrument.recording.safety.guard import name_of_type, reraise_if_programs_own
 
 #: Types whose values need no reducing; an integer over 64 bits is repaired when its record does not encode.
 SCALARS: Final = frozenset({float, bool, type(None), int})
 LONGEST_TEXT: Final = 16 * 1024  # characters of a string; a record must stay under 64 KiB
 _LONGEST_REPR: Final = 256
+_TRIES: Final = 3  # to copy a collection before another thread changes it
 _LONGEST_KEY: Final = 16  # entries of a tuple that is a dict's key
 _LONGEST_ARRAY: Final = 64  # numbers of a numpy array; longer ones are described
 _LONGEST_LIST: Final = 4096  # entries, nested ones included; a step records the list of its response lengths
@@ -77,7 +78,7 @@ def integer(value: Any) -> int | None:
     return number if -(2**63) <= number < 2**63 else None
 
 
-def settle(value: Any) -> Any:
+def make_encodable(value: Any) -> Any:
     """Return a reduced value in a form that always encodes; used when a record did not encode.
 
     NaN and infinities become null, integers over 64 bits and non-string keys strings, and lone
@@ -92,17 +93,17 @@ def settle(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {settle(str(key)): settle(entry) for key, entry in value.items()}
+        return {make_encodable(str(key)): make_encodable(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [settle(entry) for entry in value]
-    return settle(_short_repr(value))
+        return [make_encodable(entry) for entry in value]
+    return make_encodable(_short_repr(value))
 
 
 def _reduce_guarded(value: Any, depth: int, room: int) -> Any:
     try:
         return _reduce_other(value, depth, room)
     except BaseException as error:  # the value's own code failed: a __repr__, a property, even its __class__
-        let_through()
+        reraise_if_programs_own()
         return f"<{name_of_type(type(value))}: {name_of_type(type(error))}>"
 
 
@@ -134,12 +135,22 @@ def _reduce_collection(value: Any, depth: int, room: int) -> Any:
     if depth >= _DEEPEST or room < 1:  # a cycle ends here, too
         return f"<{type(value).__name__} of {size}>"
     share = (room - 1) // max(size, 1)
-    # list() of an islice runs in C without releasing the GIL: no other thread can change the collection.
     if kind is dict:
-        items = list(islice(dict.items(value), room))
+        items = first_entries(room, lambda: iter(dict.items(value)))
         return {_key(key): _entry(entry, depth, share) for key, entry in items}
-    reduced = [_entry(entry, depth, share) for entry in list(islice(kind.__iter__(value), room))]
+    reduced = [_entry(entry, depth, share) for entry in first_entries(room, lambda: kind.__iter__(value))]
     return [*reduced, f"... {size} in all"] if size > room else reduced
+
+
+def first_entries(room: int, begin: Callable[[], Iterator[Any]]) -> list[Any]:
+    """Return the first entries of a collection that other threads may change."""
+    # list() of an islice runs in C and keeps the GIL, unless a garbage collection runs Python code meanwhile.
+    for _ in range(_TRIES):
+        try:
+            return list(islice(begin(), room))
+        except RuntimeError:
+            continue
+    return list(islice(begin(), room))
 
 
 def _entry(value: Any, depth: int, room: int) -> Any:
@@ -213,7 +224,4 @@ _REPRS: Final[dict[type, Callable[[Any], str]]] = {
     type: lambda kind: str(kind.__qualname__),
 }
 
-_unusual = reduce_value
-_compiled = native.take_over(globals(), "values", "reduce_value", "reduce")
-if _compiled is not None:
-    _compiled.connect(_unusual, _entry, let_through, LONGEST_TEXT, _LONGEST_REPR, _LONGEST_LIST)
+native.use_compiled(globals(), "reduce", "reduce_value")

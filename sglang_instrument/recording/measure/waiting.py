@@ -3,6 +3,10 @@
 Rewritten and decorated coroutines await through `waited`. It returns a `map` over the steps of the awaitable,
 with one callback at each resumption and one at each suspension. Only C code runs between the two coroutines,
 so tracebacks, cancellation and execution order stay the same.
+
+`_waiting.pyx` is not built on `map`: its `Waits` is an iterator of its own, whose `throw` also sees the
+suspension that follows an exception. A `map` sees only calls of `throw` itself: so `Task.unsuspend` notes the
+time in a negative `suspended_at`, and the next resumption decides whether the task was suspended.
 """
 
 from collections.abc import Callable
@@ -13,7 +17,7 @@ from typing import Any, Final, TypeVar
 from sglang_instrument import native
 from sglang_instrument.recording.measure import tasks
 from sglang_instrument.recording.measure.tasks import Task
-from sglang_instrument.recording.safety.guard import let_through
+from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -22,7 +26,12 @@ _FIRST: Final = (True,)
 
 
 class Waits(map):  # type: ignore[type-arg]
-    """The steps of an awaitable; at each step, a callback notes the suspension."""
+    """The steps of an awaitable: `map(task.suspended, resumptions, steps)`.
+
+    For each step, `map` first takes the next resumption, which calls `task.resumed`, then the next step, and
+    calls `task.suspended` with both, which returns the step. A generator would do the same in Python: its
+    frame would be in the program's tracebacks, and the contract with training forbids that.
+    """
 
     __slots__ = ("steps", "task")
     __await__ = map.__iter__  # returns itself, in C
@@ -103,7 +112,7 @@ def waited(awaitable: Any) -> Any:
         if not hasattr(kind, "__await__"):  # an old-style coroutine, or not awaitable: `await` itself raises
             return awaitable
     except BaseException:  # its metaclass raises, or memory has run out
-        let_through()
+        reraise_if_programs_own()
         return awaitable
     return waits(task, awaitable)
 
@@ -112,7 +121,8 @@ def waits(task: Task, awaitable: Any) -> Any:
     """Return the steps of `awaitable`, counted; the first step is no resumption."""
     try:
         steps = awaitable.__await__()
-        made = Waits(task.suspended, chain(_FIRST, iter(task.resumed, None)), steps)
+        resumptions = chain(_FIRST, iter(task.resumed, None))  # the first step resumes nothing
+        made = Waits(task.suspended, resumptions, steps)
         made.task, made.steps = task, steps
         return made
     except MemoryError:  # the await is not counted
@@ -126,7 +136,7 @@ def waited_iterator(iterable: Any) -> Any:
             return iterable
         waiting = WaitingIterator()
     except BaseException:  # as above
-        let_through()
+        reraise_if_programs_own()
         return iterable
     waiting.iterator = iterable.__aiter__()
     return waiting if hasattr(type(waiting.iterator), "__anext__") else iterable
@@ -139,10 +149,8 @@ def waited_context(context: Any) -> Any:
         is_one = hasattr(kind, "__aenter__") and hasattr(kind, "__aexit__")
         return WaitingContext(context) if is_one else context
     except BaseException:  # as above
-        let_through()
+        reraise_if_programs_own()
         return context
 
 
-_compiled = native.take_over(globals(), "waiting", "Waits", "waited", "waits")
-if _compiled is not None:
-    _compiled.connect(let_through)
+native.use_compiled(globals(), "Waits", "waited", "waits")

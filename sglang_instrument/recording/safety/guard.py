@@ -5,7 +5,7 @@ must see none of that. It must see a KeyboardInterrupt, and any exception that o
 raises while our code runs. So each function that calls the program's code, or is called by it, catches so:
 
     except BaseException:
-        let_through()
+        reraise_if_programs_own()
 """
 
 import sys
@@ -24,7 +24,7 @@ _OF_VALUES: Final = (AttributeError, LookupError, TypeError, ValueError, MemoryE
 _NAME: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 
 
-def let_through() -> None:
+def reraise_if_programs_own() -> None:
     """Re-raise the exception being handled if it comes from Ctrl-C or a signal handler of the program."""
     _, error, trace = sys.exc_info()
     if error is None or issubclass(type(error), _OF_VALUES):

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sglang_instrument.recording.safety.guard import let_through, name_of_type
+from sglang_instrument.recording.safety.guard import name_of_type, reraise_if_programs_own
 
 _counts: dict[str, int] = {}
 _texts: dict[str, str] = {}
@@ -23,24 +23,24 @@ def notice(key: str, text: str) -> None:
     try:
         logging.getLogger("sglang_instrument").warning("sglang_instrument: %s", text)
     except BaseException:  # a user's broken logging handler must not disturb training
-        let_through()
+        reraise_if_programs_own()
 
 
-def swallowed(where: str, error: BaseException) -> None:
+def log_swallowed(where: str, error: BaseException) -> None:
     """Log an error that is kept from training, while it is handled; re-raise one of the program's own."""
-    let_through()
+    reraise_if_programs_own()
     try:
         kind = name_of_type(type(error))
         notice(f"{where}: {kind}", f"{where} failed and was skipped: {_said_by(error, kind)}")
     except BaseException:  # there is no memory
-        let_through()
+        reraise_if_programs_own()
 
 
 def _said_by(error: BaseException, kind: str) -> str:
     try:
         return str.__str__(repr(error))
     except BaseException:  # the exception's own code failed
-        let_through()
+        reraise_if_programs_own()
         return kind
 
 

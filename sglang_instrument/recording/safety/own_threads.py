@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from sglang_instrument.recording.safety.notices import notice, swallowed
+from sglang_instrument.recording.safety.notices import log_swallowed, notice
 
 #: Delay between two tries to start a thread: each failed try costs tens of microseconds.
 TRY_AGAIN_SEC: Final = 1.0
@@ -38,7 +38,7 @@ class OneAtATime:
                 try:
                     act()
                 except BaseException as error:
-                    swallowed(doing, error)
+                    log_swallowed(doing, error)
                 finally:
                     self._is_busy = False
         finally:

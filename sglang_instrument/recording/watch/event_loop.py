@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sglang_instrument.recording.measure import spans, tasks
 from sglang_instrument.recording.measure.context import Context, current_scope
 from sglang_instrument.recording.measure.spans import OPEN, Span
-from sglang_instrument.recording.safety.notices import swallowed
+from sglang_instrument.recording.safety.notices import log_swallowed
 from sglang_instrument.recording.watch.stacks import of_thread
 
 if TYPE_CHECKING:
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 BEAT_SEC: Final = 0.025
 LAG_SEC: Final = 0.020  # lateness from which a record is written
 BLOCK_SEC: Final = 0.100  # lateness from which stacks are sampled
-_QUIET_SEC: Final = 10.0  # a heart stops after this long without a new task, until the next one
+_QUIET_SEC: Final = 10.0  # a heartbeat stops after this long without a new task, until the next one
 _FRAMES: Final = 6
 
-_hearts: dict[int, "Heart"] = {}
-_loops: Final["weakref.WeakSet[asyncio.AbstractEventLoop]"] = weakref.WeakSet()  # that ever had a heart
+_heartbeats: dict[int, "LoopHeartbeat"] = {}
+_loops: Final["weakref.WeakSet[asyncio.AbstractEventLoop]"] = weakref.WeakSet()  # that ever had a heartbeat
 _wanted = False
 
 
-class Heart:
+class LoopHeartbeat:
     """The heartbeat of one running event loop."""
 
     def __init__(self, loop: "asyncio.AbstractEventLoop", thread: int) -> None:
@@ -55,7 +55,7 @@ class Heart:
         return self._loop()
 
     def look(self) -> bool:
-        """Check the heart from another thread; sample the loop's stack if the beat is late.
+        """Check the heartbeat from another thread; sample the loop's stack if the beat is late.
 
         Returns:
             Whether the loop is running.
@@ -66,12 +66,12 @@ class Heart:
             return False
         self._seen_running = True
         late_ns = time.perf_counter_ns() - self._due_ns
-        if late_ns > BLOCK_SEC * 1e9 and not self._seen_stopped and self._is_held():
+        if late_ns > BLOCK_SEC * 1e9 and not self._seen_stopped and self._is_blocked():
             self._samples[tuple(of_thread(self.thread, _FRAMES))] += 1
             self._blocked_span = self._blocked_span or _running_span(self.loop)
         return True
 
-    def _is_held(self) -> bool:
+    def _is_blocked(self) -> bool:
         """Return whether a callback runs now; else the loop waits for events, for a core or for the GIL."""
         if self._caller is None:  # before the first beat
             return sys.modules["asyncio"].current_task(self.loop) is not None
@@ -96,7 +96,7 @@ class Heart:
             self._caller = sys._getframe(1).f_code
             self._look_back()
         except BaseException as error:  # a third-party event loop, or memory has run out
-            swallowed("watching an event loop", error)
+            log_swallowed("watching an event loop", error)
 
     def _look_back(self) -> None:
         now = time.perf_counter_ns()
@@ -110,12 +110,12 @@ class Heart:
         self._blocked_span = {}
         if now - self.last_task_ns >= _QUIET_SEC * 1e9 and self._is_in_use():
             self.last_task_ns = now
-        if _hearts.get(id(self.loop)) is not self:  # forgotten; another heart may have replaced it
+        if _heartbeats.get(id(self.loop)) is not self:  # forgotten; another heartbeat may have replaced it
             return
         if now - self.last_task_ns < _QUIET_SEC * 1e9:
             self._arm()
         else:
-            _hearts.pop(id(self.loop), None)
+            _heartbeats.pop(id(self.loop), None)
 
     def _is_in_use(self) -> bool:
         """Return whether a task of this loop has a watched span open."""
@@ -142,53 +142,53 @@ class Heart:
         else:
             late = {"lag_sec": late_sec}
             block = Span("event_loop_lag", late, context=context, thread=self.thread, start=now)
-        spans.current_buffer().append(block)
+        spans.append_to_buffer(block)
 
 
 def task_seen(loop: "asyncio.AbstractEventLoop", thread: int) -> None:
-    """Give the loop of a new task a heart; called once per task in which a span was seen."""
-    heart = _hearts.get(id(loop))
-    if heart is None or heart.loop is not loop:
-        _hearts[id(loop)] = Heart(loop, thread)
+    """Give the loop of a new task a heartbeat; called once per task in which a span was seen."""
+    heartbeat = _heartbeats.get(id(loop))
+    if heartbeat is None or heartbeat.loop is not loop:
+        _heartbeats[id(loop)] = LoopHeartbeat(loop, thread)
         _loops.add(loop)
     else:
-        heart.last_task_ns = time.perf_counter_ns()
+        heartbeat.last_task_ns = time.perf_counter_ns()
 
 
-def look_at_hearts() -> bool:
+def check_heartbeats() -> bool:
     """Check each loop, and return whether one runs; the encoder's thread calls this at its ticks."""
     loop_runs = False
-    for key, heart in list(_hearts.items()):
-        if heart.dead:
-            _hearts.pop(key, None)
-        elif heart.look():
+    for key, heartbeat in list(_heartbeats.items()):
+        if heartbeat.dead:
+            _heartbeats.pop(key, None)
+        elif heartbeat.look():
             loop_runs = True
     return loop_runs
 
 
-def forget_hearts() -> None:
-    """Let all hearts stop at their next beat."""
+def forget_heartbeats() -> None:
+    """Let all heartbeats stop at their next beat."""
     global _wanted
     _wanted = False
-    _hearts.clear()
+    _heartbeats.clear()
 
 
 def forget_loops() -> None:
     """Forget all loops, as in a forked child: the parent's loops share their wake-up socket with it."""
-    forget_hearts()
+    forget_heartbeats()
     _loops.clear()
 
 
-def revive_hearts() -> None:
-    """Give each known loop a heart again: its tasks are already numbered, so `task_seen` is not called."""
+def restart_heartbeats() -> None:
+    """Give each known loop a heartbeat again: nothing calls `task_seen` for its tasks, which have numbers."""
     global _wanted
     _wanted = True
     for loop in list(_loops):
         with contextlib.suppress(RuntimeError):  # it is closed
-            loop.call_soon_threadsafe(_revive, loop, context=contextvars.Context())
+            loop.call_soon_threadsafe(_restart, loop, context=contextvars.Context())
 
 
-def _revive(loop: "asyncio.AbstractEventLoop") -> None:
+def _restart(loop: "asyncio.AbstractEventLoop") -> None:
     if _wanted:
         task_seen(loop, get_ident())
 

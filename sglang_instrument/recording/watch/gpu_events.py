@@ -19,7 +19,7 @@ from msgspec import Struct
 from sglang_instrument.recording.measure import gpu_sync, span_listeners
 from sglang_instrument.recording.measure.context import Scope
 from sglang_instrument.recording.measure.spans import OFF, Buffer, Span, SyncedSpan
-from sglang_instrument.recording.safety.notices import notice, swallowed
+from sglang_instrument.recording.safety.notices import log_swallowed, notice
 
 LONGEST_HOLD_NS: Final = 1_000_000_000
 _LAST_LOOK_NS: Final = 100_000  # longest wait at the end of a step, for work that was queued just before
@@ -64,7 +64,7 @@ class HeldBack:
     def __len__(self) -> int:
         return sum(len(held) for held in list(self._held.values()))
 
-    def over(self, taking: Buffer) -> "HeldBack":
+    def wrap(self, taking: Buffer) -> "HeldBack":
         """Pass spans on to `taking`; return self, the buffer to be used in its place."""
         self._taking = taking
         return self
@@ -76,7 +76,7 @@ class HeldBack:
     def off(self) -> None:
         """Record no more CUDA events; pass all held spans on."""
         span_listeners.ignore(self._span_began)
-        self.settle_all()
+        self.release_all()
 
     def abandon(self) -> None:
         """Leave everything as it is, in a forked child: spans and CUDA events are the parent's."""
@@ -94,9 +94,9 @@ class HeldBack:
         else:
             self._held.setdefault(get_ident(), _Held()).append((span, mark))
             if not self._holds:
-                self.settle()
+                self.release_finished()
 
-    def settle(self) -> list[Scope]:
+    def release_finished(self) -> list[Scope]:
         """Query this thread's held spans for at most a tenth of a millisecond; then pass them all on.
 
         Returns:
@@ -112,9 +112,9 @@ class HeldBack:
         self._let_go(held)
         return [scope for scope in scopes if scope is not None]
 
-    def settle_all(self) -> None:
-        """Settle this thread's spans, and pass on those of other threads without querying."""
-        self.settle()
+    def release_all(self) -> None:
+        """Release this thread's finished spans, and pass on those of other threads without querying."""
+        self.release_finished()
         for held in list(self._held.values()):
             self._let_go(held)
 
@@ -124,16 +124,16 @@ class HeldBack:
         for held in list(self._held.values()):
             self._let_go(held, before)
 
-    def settling(self, step_ended: Callable[[], object]) -> Callable[[], None]:
-        """Return a function that settles this thread's spans, and then calls `step_ended`."""
+    def releasing(self, step_ended: Callable[[], object]) -> Callable[[], None]:
+        """Return a function that releases this thread's spans, and then calls `step_ended`."""
 
-        def settled() -> None:
-            for scope in self.settle():
+        def released() -> None:
+            for scope in self.release_finished():
                 # The encoder's thread may have closed the step already: it does so again after these records.
                 scope.ended = scope.open <= 0
             step_ended()
 
-        return settled
+        return released
 
     def _span_began(self, span: Span) -> None:
         if isinstance(span, SyncedSpan):
@@ -151,7 +151,7 @@ class HeldBack:
                 if len(self._begun) > _MOST_BEGUN:
                     self._begun.pop(next(iter(self._begun)), None)
         except BaseException as error:
-            swallowed("a CUDA event at the start of a span", error)
+            log_swallowed("a CUDA event at the start of a span", error)
 
     def _put_end(self, mark: _Mark) -> bool:
         """Record the second event; return whether that was possible."""
@@ -160,7 +160,7 @@ class HeldBack:
                 return False
             mark.ended.record(mark.stream)
         except BaseException as error:
-            swallowed("a CUDA event at the end of a span", error)
+            log_swallowed("a CUDA event at the end of a span", error)
             return False
         return True
 
@@ -184,7 +184,7 @@ class HeldBack:
         except IndexError:  # the encoder's thread has taken the rest
             pass
         except BaseException as error:
-            swallowed("asking for a CUDA event", error)
+            log_swallowed("asking for a CUDA event", error)
             return False
         return bool(held)
 

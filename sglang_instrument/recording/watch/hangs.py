@@ -5,10 +5,10 @@ from typing import Any, Final
 
 from sglang_instrument import schema
 from sglang_instrument.recording.keep.disk import Disk
-from sglang_instrument.recording.keep.encoder import LineMaker
+from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.measure.context import Scope
 from sglang_instrument.recording.measure.spans import OPEN, Span
-from sglang_instrument.recording.watch.event_loop import look_at_hearts
+from sglang_instrument.recording.watch.event_loop import check_heartbeats
 from sglang_instrument.recording.watch.stacks import Owners, of_task, owners_of
 
 _LOOK_EVERY_SEC: Final = 1.0
@@ -20,12 +20,12 @@ class Watchdog:
     """Reports an open span when its age exceeds the limit, and again at each doubling of that age.
 
     Args:
-        maker: Makes the records.
+        encoder: Makes the records.
         first_age_sec: The age at which an open span is first reported; from then on at each doubling.
     """
 
-    def __init__(self, maker: LineMaker, first_age_sec: float) -> None:
-        self._maker = maker
+    def __init__(self, encoder: LineEncoder, first_age_sec: float) -> None:
+        self._encoder = encoder
         self._first_ns = int(first_age_sec * 1e9)
         self._every_sec = min(_LOOK_EVERY_SEC, first_age_sec / 4)
         self._next_look = 0.0
@@ -37,7 +37,7 @@ class Watchdog:
         Returns:
             For how many seconds it need not be called; 0 while an event loop runs.
         """
-        loop_runs = look_at_hearts()
+        loop_runs = check_heartbeats()
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + self._every_sec
@@ -48,12 +48,12 @@ class Watchdog:
         due = self._due(time.perf_counter_ns())
         by_scope: dict[Scope, list[Span]] = {}
         for span in due:
-            by_scope.setdefault(self._maker.scope_of(span.context), []).append(span)
+            by_scope.setdefault(self._encoder.scope_of(span.context), []).append(span)
         for scope, spans in by_scope.items():
             oldest = sorted(spans, key=lambda span: span.start)[:_MOST_REPORTED]
             owners = owners_of(span.task for span in oldest)
             extra = {"open": len(spans), "spans": [_describe(span, owners) for span in oldest]}
-            disk.write(scope, self._maker.control(schema.OPEN_SPANS, scope, extra), 0)
+            disk.write(scope, self._encoder.control(schema.OPEN_SPANS, scope, extra), 0)
 
     def _due(self, now_ns: int) -> list[Span]:
         open_spans = list(OPEN.items())

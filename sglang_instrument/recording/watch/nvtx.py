@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sglang_instrument.recording.measure import span_listeners
 from sglang_instrument.recording.measure.spans import Buffer, Span
-from sglang_instrument.recording.safety.guard import let_through
+from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 from sglang_instrument.recording.safety.notices import notice
 
 _MOST_OPEN: Final = 100_000  # ranges; one whose span is never recorded stays open
@@ -48,6 +48,6 @@ def _begin(span: Span) -> None:
         try:
             _open[id(span)] = torch.cuda.nvtx.range_start(span.event)
         except BaseException as error:  # a build of torch without CUDA
-            let_through()
+            reraise_if_programs_own()
             notice("nvtx", f"nvtx=True shows nothing here: {error}")
             off()

@@ -234,7 +234,7 @@ def test_a_chain_of_tasks_each_begun_in_the_block_of_the_one_before_keeps_two_co
         context = context.run(begin)
     bound, length = context.run(CURRENT.get), 0
     while bound is not None:
-        bound, length = bound.around, length + 1
+        bound, length = bound.outer, length + 1
     assert length <= 3  # the last one is UNBOUND
 
 

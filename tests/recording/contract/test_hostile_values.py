@@ -160,7 +160,7 @@ def test_an_exception_without_a_readable_name_is_raised_unchanged(seen, with_mes
 
 
 def test_a_failure_that_cannot_be_named_is_noted():
-    notices.swallowed("reading", UnnamedError())
+    notices.log_swallowed("reading", UnnamedError())
     [said] = notices.noticed()
     assert "UnnamedError" in said["notice"]
 

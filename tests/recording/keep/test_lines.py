@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sglang_instrument import bind, event, native, schema, span
 from sglang_instrument.recording.keep.clock import Clock
-from sglang_instrument.recording.keep.encoder import LineMaker
+from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.keep.line_types import LONGEST_LINE
 from sglang_instrument.recording.measure import identity
 from sglang_instrument.recording.measure.context import Context, scope_for
@@ -52,14 +52,14 @@ def test_any_value_becomes_one_valid_line_and_its_neighbours_are_untouched(value
 @UNTIMED
 @given(st.lists(values, max_size=6))
 def test_a_batch_with_bad_values_keeps_every_record(some):
-    maker = LineMaker(Clock())
+    encoder = LineEncoder(Clock())
     context = Context(scope=scope_for("worker", 0, 5, False))
     batch = [
         Span("x", {"value": repr(value) if isinstance(value, bytes) else value}, context=context)
         for value in some
     ]
     batch.append(Span("last", {"value": "\ud800"}, context=context))
-    ((_, encoded, changed, _),) = maker.encode_all(batch)
+    ((_, encoded, changed, _),) = encoder.encode_all(batch)
     assert [json.loads(line)["event"] for line in encoded.splitlines()] == ["x"] * len(some) + ["last"]
     assert changed >= 1
 
@@ -73,10 +73,10 @@ def test_a_record_that_is_too_long_keeps_its_short_fields():
 
 
 def test_no_line_is_longer_than_the_limit():
-    maker = LineMaker(Clock())
+    encoder = LineEncoder(Clock())
     context = Context(scope=scope_for("worker", 0, 5, False))
     batch = [Span("e" * 100_000, {str(index): "y" * 300 for index in range(5000)}, context=context)]
-    ((_, encoded, _, _),) = maker.encode_all(batch)
+    ((_, encoded, _, _),) = encoder.encode_all(batch)
     assert len(encoded) <= LONGEST_LINE
 
 
@@ -103,25 +103,25 @@ def test_the_fast_and_the_general_encoding_write_the_same():
 def test_timestamps_follow_the_clock_through_every_second_and_millisecond():
     from datetime import datetime
 
-    clock, maker = Clock(), LineMaker(Clock())
+    clock, encoder = Clock(), LineEncoder(Clock())
     context = Context(scope=scope_for("worker", 0, 1, False), extra={"request_id": "r"})
     start = time.perf_counter_ns()
     batch = [
         Span("x", None, context=context, start=start, end=start + offset * 333_333)
         for offset in range(1, 5000, 7)
     ]
-    ((_, encoded, _, _),) = maker.encode_all(batch)
+    ((_, encoded, _, _),) = encoder.encode_all(batch)
     for line, made in zip(encoded.splitlines(), batch, strict=True):
         written = datetime.fromisoformat(json.loads(line)["timestamp"]).timestamp()
         assert written == pytest.approx(clock.epoch_us(made.end) / 1e6, abs=1e-4)
 
 
 def test_spawned_by_is_only_in_the_first_record_of_a_task():
-    maker = LineMaker(Clock())
+    encoder = LineEncoder(Clock())
     context = Context(scope=scope_for("worker", 0, 1, False), extra={"turn": 1})
     task = Task(7, 3)
     batch = [Span("x", None, context=context, end=2**62, task=task) for _ in range(3)]
-    ((_, encoded, _, _),) = maker.encode_all(batch)
+    ((_, encoded, _, _),) = encoder.encode_all(batch)
     made = [json.loads(line) for line in encoded.splitlines()]
     assert [line.get("spawned_by") for line in made] == [3, None, None]
     assert [line["task"] for line in made] == [7, 7, 7]
@@ -130,12 +130,13 @@ def test_spawned_by_is_only_in_the_first_record_of_a_task():
 @pytest.mark.parametrize("compiled", [False, native.ON])
 def test_ids_bound_before_a_process_learnt_its_number_are_written_with_it(monkeypatch, compiled):
     monkeypatch.delenv("RANK", raising=False)
-    maker, context = LineMaker(Clock(), compiled=compiled), Context(request_id="r", extra={"request_id": "r"})
+    encoder = LineEncoder(Clock(), compiled=compiled)
+    context = Context(request_id="r", extra={"request_id": "r"})
     try:
         for rank in (3, 4):
             identity.learn(worker=rank)
             spans = [Span("did", context=context, thread=1, start=10**9, end=2 * 10**9) for _ in range(2)]
-            ((_, lines, _, _),) = maker.encode_all(spans)
+            ((_, lines, _, _),) = encoder.encode_all(spans)
             assert [json.loads(line)["workid"] for line in lines.splitlines()] == [rank, rank]
     finally:
         identity.forget()

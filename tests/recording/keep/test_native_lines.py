@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sglang_instrument import native
 from sglang_instrument.recording.keep.clock import Clock
-from sglang_instrument.recording.keep.encoder import LineMaker
+from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.keep.line_types import LONGEST_LINE
 from sglang_instrument.recording.measure.context import Context, Scope
 from sglang_instrument.recording.measure.spans import Span
@@ -109,7 +109,7 @@ def encoded(described, contexts, compiled):
         span.device_sec = one["device_sec"]
         made.append(span)
     written = {}
-    for scope, lines, changed, records in LineMaker(CLOCK, compiled=compiled).encode_all(made):
+    for scope, lines, changed, records in LineEncoder(CLOCK, compiled=compiled).encode_all(made):
         assert lines.count(b"\n") == records
         written[SCOPES.index(scope)] = lines, changed
     return written
@@ -241,9 +241,9 @@ def spans_of(count, extra):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_chunk_releases_the_spans_that_it_encoded_and_no_other(compiled):
     spans = spans_of(5000, lambda number: {"n": number})
-    maker, end, seen = LineMaker(CLOCK, compiled=compiled), 0, []
+    encoder, end, seen = LineEncoder(CLOCK, compiled=compiled), 0, []
     while end < len(spans):
-        end, ((_, lines, changed, _),) = maker.encode_chunk(spans, end)
+        end, ((_, lines, changed, _),) = encoder.encode_chunk(spans, end)
         seen += [json.loads(line)["extra"]["n"] for line in bytes(lines).splitlines()]
         assert (len(seen), changed) == (end, 0)
         assert spans[:end] == [None] * end
@@ -253,9 +253,9 @@ def test_a_chunk_releases_the_spans_that_it_encoded_and_no_other(compiled):
 
 def test_a_chunk_of_long_records_ends_early():
     spans = spans_of(500, lambda number: {"text": "x" * 16_000, "more": "y" * 16_000, "n": number})
-    maker, end, ends, kept = LineMaker(CLOCK), 0, [], []
+    encoder, end, ends, kept = LineEncoder(CLOCK), 0, [], []
     while end < len(spans):
-        end, pieces = maker.encode_chunk(spans, end)
+        end, pieces = encoder.encode_chunk(spans, end)
         ends.append(end)
         kept += pieces  # a returned chunk stays unchanged while later ones are made
     assert max(after - before for before, after in zip([0, *ends], ends, strict=False)) < 10
@@ -264,9 +264,9 @@ def test_a_chunk_of_long_records_ends_early():
 
 
 def test_a_few_lines_hold_no_more_memory_than_they_need():
-    maker = LineMaker(CLOCK)
-    maker.encode_chunk(spans_of(1000, lambda number: {"text": "x" * 200}), 0)
-    _, ((_, lines, _, _),) = maker.encode_chunk(spans_of(1, lambda number: None), 0)
+    encoder = LineEncoder(CLOCK)
+    encoder.encode_chunk(spans_of(1000, lambda number: {"text": "x" * 200}), 0)
+    _, ((_, lines, _, _),) = encoder.encode_chunk(spans_of(1, lambda number: None), 0)
     assert type(lines) is bytes
 
 
@@ -280,16 +280,16 @@ def test_lines_of_several_files_do_not_mix():
 def test_a_context_whose_defaults_change_goes_where_they_say(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     context = Context(extra={"turn": 1})
-    maker = LineMaker(CLOCK)
+    encoder = LineEncoder(CLOCK)
     monkeypatch.setenv("RANK", "1")
-    first = maker.encode_all([Span("x", context=context, end=NOW)])
+    first = encoder.encode_all([Span("x", context=context, end=NOW)])
     monkeypatch.setenv("RANK", "2")
-    second = maker.encode_all([Span("x", context=context, end=NOW)])
+    second = encoder.encode_all([Span("x", context=context, end=NOW)])
     assert [json.loads(lines)["workid"] for ((_, lines, _, _),) in (first, second)] == [1, 2]
 
 
 def test_an_object_that_is_no_span_affects_no_other_record():
     spans = [spans_of(1, lambda number: {"n": 1})[0], "no span", Span("x", context="no context")]
     spans += spans_of(1, lambda number: {"n": 2})
-    ((_, lines, _, records),) = LineMaker(CLOCK).encode_all(spans)
+    ((_, lines, _, records),) = LineEncoder(CLOCK).encode_all(spans)
     assert ([json.loads(line)["extra"]["n"] for line in lines.splitlines()], records) == ([1, 2], 2)

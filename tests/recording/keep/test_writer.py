@@ -12,9 +12,9 @@ from sglang_instrument import bind, flush, span, status, step, uninstall
 from sglang_instrument.recording.keep import writer
 from sglang_instrument.recording.keep.clock import Clock
 from sglang_instrument.recording.keep.disk import Disk
-from sglang_instrument.recording.keep.encoder import LineMaker
+from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.keep.files import Files
-from sglang_instrument.recording.keep.wakeup import Bell
+from sglang_instrument.recording.keep.wakeup import Wakeup
 from sglang_instrument.recording.keep.writer import Writer
 from sglang_instrument.recording.measure import spans
 from sglang_instrument.recording.safety import notices
@@ -167,7 +167,7 @@ def test_a_buffer_that_nobody_empties_drops_its_newest_spans_and_counts_them(log
         emptying.wait(60)
         return 0.0
 
-    stuck = Writer(Disk(files, 2**30), LineMaker(Clock()), hold_up)
+    stuck = Writer(Disk(files, 2**30), LineEncoder(Clock()), hold_up)
     stuck.open()
     with step(1):
         with span("first"):
@@ -192,7 +192,7 @@ def test_a_buffer_that_nobody_empties_drops_its_newest_spans_and_counts_them(log
 
 
 def rests():
-    return isinstance(spans.current_buffer(), writer._FirstSpan)
+    return isinstance(spans.current_buffer(), writer.WakingBuffer)
 
 
 def wait_until(condition):
@@ -239,8 +239,8 @@ def test_flush_and_uninstall_do_not_wait_for_an_encoder_that_rests(resting, reco
 def test_the_encoder_does_not_rest_while_an_event_loop_is_watched(install, monkeypatch):
     monkeypatch.setattr(writer, "_RESTS_AFTER", 2)
     looks = []
-    look = event_loop.look_at_hearts
-    monkeypatch.setattr(hangs, "look_at_hearts", lambda: looks.append(look()) or looks[-1])
+    look = event_loop.check_heartbeats
+    monkeypatch.setattr(hangs, "check_heartbeats", lambda: looks.append(look()) or looks[-1])
     install()
 
     async def main():
@@ -336,7 +336,7 @@ def test_flush_says_that_what_was_recorded_is_written(install, records_below):
 def test_where_little_is_recorded_every_other_tick_writes_or_the_ticks_are_longer(log_dir):
     leave_sec = 0.0
     calm = Writer(
-        Disk(Files(log_dir, Clock(), "run", dict), 2**30), LineMaker(Clock()), lambda disk: leave_sec
+        Disk(Files(log_dir, Clock(), "run", dict), 2**30), LineEncoder(Clock()), lambda disk: leave_sec
     )
 
     def left_after(recorded, woken=False):
@@ -357,21 +357,21 @@ def test_where_little_is_recorded_every_other_tick_writes_or_the_ticks_are_longe
 
 
 def test_a_wakeup_that_was_rung_wakes_the_next_waiter_once():
-    bell = Bell()
-    bell.ring()
-    bell.ring()
+    bell = Wakeup()
+    bell.wake()
+    bell.wake()
     assert bell.wait(3600, 1, []) == 0
     assert bell.wait(0.001, 3, []) == 3
 
 
 def test_a_wakeup_wakes_a_waiting_thread():
-    bell, begun = Bell(), threading.Event()
+    bell, begun = Wakeup(), threading.Event()
 
-    def ring():
+    def wake():
         begun.wait(60)
-        bell.ring()
+        bell.wake()
 
-    ringing = threading.Thread(target=ring)
+    ringing = threading.Thread(target=wake)
     ringing.start()
     begun.set()
     assert bell.wait(60, 60, []) == 0
@@ -379,7 +379,7 @@ def test_a_wakeup_wakes_a_waiting_thread():
 
 
 def test_whoever_waits_for_several_ticks_is_woken_at_the_first_that_has_something_to_do():
-    bell, buffer = Bell(), []
+    bell, buffer = Wakeup(), []
     assert bell.wait(0.001, 5, buffer) == 5
     appending = threading.Timer(0.01, buffer.append, [None])
     appending.start()
@@ -391,7 +391,7 @@ def test_whoever_waits_for_several_ticks_is_woken_at_the_first_that_has_somethin
 def test_a_writer_leaves_ticks_out_only_where_nothing_has_to_be_looked_at(log_dir):
     leave_sec = 0.0
     calm = Writer(
-        Disk(Files(log_dir, Clock(), "run", dict), 2**30), LineMaker(Clock()), lambda disk: leave_sec
+        Disk(Files(log_dir, Clock(), "run", dict), 2**30), LineEncoder(Clock()), lambda disk: leave_sec
     )
 
     def left_out_after(recorded):
@@ -405,7 +405,7 @@ def test_a_writer_leaves_ticks_out_only_where_nothing_has_to_be_looked_at(log_di
     assert left_out_after(0) == writer._RESTS_AFTER - 1
     calm._quiet_ticks = writer._RESTS_AFTER
     assert left_out_after(0) == 1  # it rests, or will at the next tick
-    calm.tap(lambda buffer: [])
+    calm.wrap_buffer(lambda buffer: [])
     assert left_out_after(1) == 1
 
 
@@ -433,8 +433,8 @@ def test_what_is_recorded_where_ticks_are_left_out_is_written_at_the_next_one(le
 
 def test_an_event_loop_that_begins_where_ticks_are_left_out_is_looked_at(leaving_out, monkeypatch):
     looks = []
-    look = event_loop.look_at_hearts
-    monkeypatch.setattr(hangs, "look_at_hearts", lambda: looks.append(look()) or looks[-1])
+    look = event_loop.check_heartbeats
+    monkeypatch.setattr(hangs, "check_heartbeats", lambda: looks.append(look()) or looks[-1])
 
     async def main():
         with span("second"):

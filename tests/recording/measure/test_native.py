@@ -1,5 +1,6 @@
 """The compiled parts are used if they were built, all or none, and records are the same either way."""
 
+import ast
 import inspect
 import json
 import os
@@ -104,19 +105,69 @@ def test_parts_need_parts():
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_compiled_module_has_the_names_of_the_pure_one_beside_it_in_the_same_order(part):
-    path = ROOT / (PARTS[part].replace(".", "/") + ".pyx")
-    pure = names_in(path.with_name(path.name.removeprefix("_")).with_suffix(".py").read_text())
-    both = [name for name in names_in(path.read_text()) if name in pure]
-    assert both == sorted(both, key=pure.index)
+def test_what_a_compiled_module_replaces_is_in_both_in_the_same_order(part):
+    pure, compiled = ast.parse(pure_source(part)), compiled_names(part)
+    defined = pure_names(pure)
+    replaced = replaced_by(pure)
+    assert set(replaced) <= set(compiled)
+    assert set(replaced) <= set(defined) | imported_by(pure)
+    both = [name for name in compiled if name in defined]
+    assert both == sorted(both, key=defined.index)
 
 
-def names_in(source):
-    """Return the names that a module defines at its top for others, in order."""
+@pytest.mark.parametrize("part", PARTS)
+def test_nothing_is_compiled_that_the_pure_module_does_not_use(part):
+    source = pure_source(part)
+    pure = ast.parse(source)
+    both = {*pure_names(pure)} & {*compiled_names(part)}
+    assert both <= {*replaced_by(pure), *re.findall(r"_compiled\.(\w+)", source)}
+
+
+def pure_source(part):
+    folder, name = PARTS[part].rsplit(".", 1)
+    return (ROOT / folder.replace(".", "/") / f"{name.removeprefix('_')}.py").read_text()
+
+
+def pure_names(tree):
+    """Return the functions, classes and variables that a pure module defines, in order."""
+    names = []
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.append(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            stored = (one for one in ast.walk(node) if isinstance(one, ast.Name))
+            names += [one.id for one in stored if isinstance(one.ctx, ast.Store)]
+    return names
+
+
+def imported_by(tree):
+    """Return the names that a pure module imports for others: `from ... import name as name`."""
+    imports = (node for node in tree.body if isinstance(node, ast.ImportFrom))
+    return {alias.name for node in imports for alias in node.names if alias.asname}
+
+
+def replaced_by(tree):
+    """Return the names that a pure module gives to `use_compiled`."""
+    [call] = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "native.use_compiled"
+    ]
+    return [node.value for node in ast.walk(call) if isinstance(node, ast.Constant)]
+
+
+def compiled_names(part):
+    """Return the Python functions, classes and variables of a .pyx and of what it includes, in order."""
+
+    def expanded(path):
+        source = (ROOT / path).read_text()
+        return re.sub(r'^include "(.*)"$', lambda line: expanded(line[1]), source, flags=re.MULTILINE)
+
+    source = expanded(PARTS[part].replace(".", "/") + ".pyx")
     found = re.findall(
-        r"^(?:async def|def|class|cdef class|cpdef(?: \w+)?) ([A-Za-z]\w*)", source, re.MULTILINE
+        r"^(?:(?:def|cdef class|cpdef \w+) (?=\w+[(:])(\w+)|(\w+(?:, \w+)*) = )", source, re.MULTILINE
     )
-    return list(dict.fromkeys(found))
+    return [name for defined, assigned in found for name in (defined or assigned).split(", ")]
 
 
 def test_parts_of_another_state_of_the_sources_are_refused(compiled, copied):
@@ -129,7 +180,7 @@ def test_parts_of_another_state_of_the_sources_are_refused(compiled, copied):
 
 
 def test_one_missing_part_turns_all_of_them_off(compiled, copied):
-    for file in built(copied, "runs"):
+    for file in built(copied, "region_spans"):
         file.unlink()
     on, reason, records = told(copied)
     assert not on

@@ -113,7 +113,7 @@ def pure():
     spec = importlib.util.find_spec("sglang_instrument.recording.measure.values")
     twin = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(native, "take_over", lambda *_: None)
+        patching.setattr(native, "use_compiled", lambda *_: None)
         spec.loader.exec_module(twin)
     return twin
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from sglang_instrument import bind, span
 from sglang_instrument.recording.keep.clock import Clock
-from sglang_instrument.recording.keep.encoder import LineMaker
+from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.keep.line_types import LONGEST_LINE
 from sglang_instrument.recording.measure import spans
-from sglang_instrument.recording.measure.values import reduce_value, settle
+from sglang_instrument.recording.measure.values import first_entries, make_encodable, reduce_value
 
 
 def no_constant(name):
@@ -36,7 +36,7 @@ def written(*extras):
                 pass
     finally:
         spans.use_buffer(before)
-    pieces = LineMaker(Clock()).encode_all(buffer)
+    pieces = LineEncoder(Clock()).encode_all(buffer)
     lines = [line for _, encoded, _, _ in pieces for line in encoded.splitlines(True)]
     assert all(len(line) <= LONGEST_LINE for line in lines)
     return [json.loads(line, parse_constant=no_constant) for line in lines]
@@ -146,8 +146,8 @@ def test_any_value_is_recorded_without_raising_beside_neighbours_that_stay_as_th
 @settings(max_examples=100, deadline=None)
 @given(value=values)
 def test_what_was_reduced_never_changes_afterwards(value):
-    once = settle(reduce_value(value))
-    assert settle(reduce_value(once)) is not None or once is None
+    once = make_encodable(reduce_value(value))
+    assert make_encodable(reduce_value(once)) is not None or once is None
     assert _holds_only_plain(once)
 
 
@@ -254,6 +254,19 @@ def test_a_list_that_another_thread_changes_is_copied_at_one_moment():
     finally:
         stop.set()
         thread.join()
+
+
+def test_a_copy_that_another_thread_spoils_is_made_again():
+    tries = []
+
+    def entries():
+        tries.append(1)
+        yield 1
+        if len(tries) == 1:
+            raise RuntimeError("dictionary changed size during iteration")
+        yield 2
+
+    assert first_entries(5, entries) == [1, 2]
 
 
 def test_numpy_scalars_and_short_arrays_become_numbers():

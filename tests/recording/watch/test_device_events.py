@@ -113,7 +113,7 @@ def passed(gpu, monkeypatch):
     """Return the list to which a HeldBack of this test passes spans on; it queries events at every span."""
     monkeypatch.setattr(gpu_events, "_LOOK_EVERY_NS", 0)
     spans_passed = []
-    held_back = HeldBack().over(spans_passed)
+    held_back = HeldBack().wrap(spans_passed)
     gpu_sync.use_policy("events")
     spans.use_buffer(held_back)
     held_back.on()
@@ -238,7 +238,7 @@ def test_an_error_of_the_gpu_is_left_to_the_trainer_said_once_and_costs_no_recor
             pass
     for held in holding()._held.values():
         assert len(held) <= 3
-    holding().settle_all()
+    holding().release_all()
     assert sorted(names(passed)) == ["later"] * 3 + ["preprocessing_duration"] * 3
     said = [one["notice"] for one in notices.noticed() if "CUDA event" in str(one["notice"])]
     assert len(said) == 1
@@ -281,7 +281,7 @@ def test_cuda_events_are_used_again(gpu, passed):
         with span("preprocessing_duration"):
             gpu.queue(1)
         gpu.finish()
-        holding().settle()
+        holding().release_finished()
     assert len(passed) == 50
     assert StandInEvent.made - before == 2
 
@@ -304,7 +304,7 @@ def test_decorated_functions_and_spans_in_coroutines_are_marked_too(gpu, passed)
     pad(8)
     asyncio.run(run())
     gpu.finish()
-    holding().settle()
+    holding().release_finished()
     device_sec = {one.event: one.device_sec for one in passed}
     assert device_sec["preprocessing_duration"] == pytest.approx(0.004)
     assert device_sec["padding_duration"] == pytest.approx(0.008)

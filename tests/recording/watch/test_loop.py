@@ -23,7 +23,7 @@ class Outside:
 
     def _look(self):
         while not self._stop.wait(0.02):
-            heartbeats.look_at_hearts()
+            heartbeats.check_heartbeats()
 
     def __exit__(self, *exc):
         self._stop.set()
@@ -35,7 +35,7 @@ def hold_the_loop(seconds):
     time.sleep(seconds)
     deadline = time.monotonic() + 60
     while seconds and time.monotonic() < deadline:
-        for heart in list(heartbeats._hearts.values()):
+        for heart in list(heartbeats._heartbeats.values()):
             if heart._samples:
                 return
         time.sleep(0.01)
@@ -91,10 +91,10 @@ def test_a_heart_stops_when_its_loop_is_closed_or_nothing_is_recorded(new_loop):
     running = new_loop()
     with records(watch_loops=True):
         running.run_until_complete(request(0))
-        assert len(heartbeats._hearts) == 1
+        assert len(heartbeats._heartbeats) == 1
         running.close()
-        heartbeats.look_at_hearts()
-        assert not heartbeats._hearts
+        heartbeats.check_heartbeats()
+        assert not heartbeats._heartbeats
 
 
 def test_a_beat_carries_no_request(new_loop):
@@ -118,15 +118,15 @@ def test_a_loop_has_its_heart_again_when_recording_is_off_and_on_though_its_task
     async def goes_on():
         with span("tool_execution"):
             await asyncio.sleep(0)
-        [before] = heartbeats._hearts.values()
+        [before] = heartbeats._heartbeats.values()
         sglang_instrument.uninstall()
-        assert not heartbeats._hearts
+        assert not heartbeats._heartbeats
         install()
         for _ in range(10):  # the old heart has a pending beat, which must not stop the new heart
             await asyncio.sleep(heartbeats.BEAT_SEC)
             with span("tool_execution"):
                 pass
-        [after] = heartbeats._hearts.values()
+        [after] = heartbeats._heartbeats.values()
         assert after is not before
 
     install()
@@ -146,7 +146,7 @@ def test_a_forked_child_leaves_its_parents_loops_alone(run_script):
             assert list(event_loop._loops)
             child = os.fork()
             if child == 0:
-                os._exit(1 if list(event_loop._loops) or event_loop._hearts else 0)
+                os._exit(1 if list(event_loop._loops) or event_loop._heartbeats else 0)
             assert os.waitpid(child, 0)[1] == 0
 
         si.install()
@@ -163,4 +163,4 @@ def test_no_heart_comes_back_to_a_loop_that_is_closed_or_after_recording_is_off(
     install()
     sglang_instrument.uninstall()  # before the loop ran it
     open_still.run_until_complete(asyncio.sleep(0.05))
-    assert not heartbeats._hearts
+    assert not heartbeats._heartbeats

@@ -8,7 +8,7 @@ import time
 
 from sglang_instrument import bind, instrument, span
 from sglang_instrument.recording.keep.clock import Clock
-from sglang_instrument.recording.keep.encoder import LineMaker
+from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.watch.hangs import Watchdog
 from sglang_instrument.testing import records
 
@@ -34,7 +34,7 @@ def look_for(watchdog, seconds, lines=1):
 
 
 def test_an_open_span_is_reported_when_it_is_old_and_at_each_doubling():
-    watchdog = Watchdog(LineMaker(Clock()), first_age_sec=0.05)
+    watchdog = Watchdog(LineEncoder(Clock()), first_age_sec=0.05)
     with records(), bind(step=4, worker=1, request_id="r", turn=2), span("tool_execution"):
         reports = look_for(watchdog, 0.5)
     ages = [report["extra"]["spans"][0]["age_sec"] for report in reports]
@@ -46,7 +46,7 @@ def test_an_open_span_is_reported_when_it_is_old_and_at_each_doubling():
 
 
 def test_the_report_says_where_a_waiting_coroutine_stands():
-    watchdog = Watchdog(LineMaker(Clock()), first_age_sec=0.02)
+    watchdog = Watchdog(LineEncoder(Clock()), first_age_sec=0.02)
     lines = []
 
     async def never_ending_tool():
@@ -68,7 +68,7 @@ def test_the_report_says_where_a_waiting_coroutine_stands():
 
 
 def test_the_report_follows_a_coroutine_whose_awaits_are_counted():
-    watchdog = Watchdog(LineMaker(Clock()), first_age_sec=0.02)
+    watchdog = Watchdog(LineEncoder(Clock()), first_age_sec=0.02)
     lines = []
 
     @instrument(phase="tool")
@@ -90,7 +90,7 @@ def test_the_report_follows_a_coroutine_whose_awaits_are_counted():
 
 
 def test_a_span_that_ended_is_not_reported_and_not_remembered():
-    watchdog = Watchdog(LineMaker(Clock()), first_age_sec=0.02)
+    watchdog = Watchdog(LineEncoder(Clock()), first_age_sec=0.02)
     with records():
         for _ in range(3):
             with span("tool_execution"):
@@ -100,7 +100,7 @@ def test_a_span_that_ended_is_not_reported_and_not_remembered():
 
 
 def test_a_report_of_many_tasks_goes_through_those_of_a_loop_once(monkeypatch):
-    watchdog = Watchdog(LineMaker(Clock()), first_age_sec=0.02)
+    watchdog = Watchdog(LineEncoder(Clock()), first_age_sec=0.02)
     asked, all_tasks = [], asyncio.all_tasks
     monkeypatch.setattr(asyncio, "all_tasks", lambda loop: asked.append(loop) or all_tasks(loop))
 
