@@ -8,7 +8,7 @@ from sglang_instrument.testing.causes import Death as Death
 from sglang_instrument.testing.causes import Gap as Gap
 from sglang_instrument.testing.causes import Growth as Growth
 from sglang_instrument.testing.causes import Hang as Hang
-from sglang_instrument.testing.causes import HeldLoop as HeldLoop
+from sglang_instrument.testing.causes import BlockedLoop as BlockedLoop
 from sglang_instrument.testing.causes import LongReplies as LongReplies
 from sglang_instrument.testing.causes import LongReply as LongReply
 from sglang_instrument.testing.causes import MissingFile as MissingFile
@@ -36,7 +36,7 @@ __all__ = [
     "Gap",
     "Growth",
     "Hang",
-    "HeldLoop",
+    "BlockedLoop",
     "LongReplies",
     "LongReply",
     "MissingFile",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sglang_instrument.analysis import Digest, open_run
 from sglang_instrument.analysis.answers.gaps import concurrency, loop_blocks, plateaus, standstill
 from sglang_instrument.analysis.verdict.verdict import findings_of
-from sglang_instrument.testing import HeldLoop, Plateau, synthetic_run
+from sglang_instrument.testing import BlockedLoop, Plateau, synthetic_run
 
 
 def brute_plateaus(digest: Digest) -> list[tuple[int, int, int, int, int]]:
@@ -73,19 +73,19 @@ def test_the_curve_counts_the_requests_in_flight(tmp_path: Path) -> None:
 
 
 def test_the_culprit_of_a_blocked_loop_is_named(tmp_path: Path) -> None:
-    run = open_run(synthetic_run(tmp_path, steps=2, workers=2, requests=4, causes=[HeldLoop(2, 1, 1.0, 3.0)]))
+    run = open_run(synthetic_run(tmp_path, steps=2, workers=2, requests=4, causes=[BlockedLoop(2, 1, 1.0, 3.0)]))
     (row,) = loop_blocks(run.files).iter_rows(named=True)
     assert (row["step"], row["worker"], row["blocked_sec"]) == (2, 1, pytest.approx(3.0))
     assert (row["in_span"], row["culprit"]) == ("reward_calculation", "scoring.py:41 score")
 
 
 def test_a_blocked_loop_is_attributed_to_its_process(tmp_path: Path) -> None:
-    synthetic_run(tmp_path, steps=1, workers=1, requests=4, causes=[HeldLoop(1, 0, 1.0, 3.0)])
+    synthetic_run(tmp_path, steps=1, workers=1, requests=4, causes=[BlockedLoop(1, 0, 1.0, 3.0)])
     worker = tmp_path / "step_1/worker_0.jsonl"
     lines = [one for one in worker.read_text().splitlines() if '"log_opened"' in one or "_block" in one]
     worker.with_name("trainer_0.jsonl").write_text("".join(one + "\n" for one in lines))
     run = open_run(tmp_path)
     blocks = loop_blocks(run.files)
     assert sorted(zip(blocks["role"], blocks["worker"], strict=True)) == [("trainer", 0), ("worker", 0)]
-    held = [one for one in findings_of(run, over=False) if one.cause == "blocked_loop"]
+    held = [one for one in findings_of(run, over=False) if one.cause == "blocked-loop"]
     assert [one.lost_sec for one in held] == [pytest.approx(3.0)]  # the worker's, and not the trainer's too

@@ -16,7 +16,7 @@ from made_steps import EPOCH_US, TICK_US, Made, brute_parents, steps_of_a_worker
 
 from sglang_instrument.analysis import Run, open_run, step_ledger, step_windows, worker_ledger
 from sglang_instrument.analysis.ledger.ledger import PARTS, STEP, STEP_OF_WORKER
-from sglang_instrument.testing import HeldLoop
+from sglang_instrument.testing import BlockedLoop
 from sglang_instrument.testing.clean_shapes import CLEAN_SHAPES
 from sglang_instrument.testing.synthetic import write_run
 
@@ -288,12 +288,12 @@ def test_the_ledgers_of_every_shape_add_up_to_the_wall_time(name: str, tmp_path:
     assert unknown < 0.01 * step_windows(run.digest)["wall_sec"].sum()
 
 
-def test_a_held_loop_is_a_part_of_its_own(tmp_path: Path) -> None:
+def test_a_blocked_loop_is_a_part_of_its_own(tmp_path: Path) -> None:
     shape = replace(CLEAN_SHAPES["usual"](3).shape, steps=3, requests=6)
-    run = open_run(write_run(tmp_path, shape, [HeldLoop(2, 1, seconds=20.0)]))
+    run = open_run(write_run(tmp_path, shape, [BlockedLoop(2, 1, seconds=20.0)]))
     for spent, wall in sums(run):
         assert spent == pytest.approx(wall, abs=1e-6)
-    held = worker_ledger(run.digest).filter(part="held loop")
+    held = worker_ledger(run.digest).filter(part="blocked loop")
     assert held.select("step", "worker").unique().rows() == [(2, 1)]
     assert held["sec"].sum() == pytest.approx(20, abs=0.5)
 

@@ -158,7 +158,7 @@ def test_one_tool_call_that_takes_far_longer_than_any_other_is_found(tmp_path: P
     assert found.lost_sec == pytest.approx(7.8, abs=0.05)
 
 
-def test_a_tool_call_that_merely_waits_for_a_held_loop_is_not_accused_beside_who_held_it(
+def test_a_tool_call_that_merely_waits_for_a_blocked_loop_is_not_accused_beside_who_blocked_it(
     tmp_path: Path,
 ) -> None:
     for step in (1, 2, 3):
@@ -172,7 +172,7 @@ def test_a_tool_call_that_merely_waits_for_a_held_loop_is_not_accused_beside_who
         file.write(json.dumps(block) + "\n")
     run = open_run(tmp_path)
     (found,) = findings_of(run, over=False)
-    assert (found.cause, found.step, found.worker) == ("held-loop", 2, 1)
+    assert (found.cause, found.step, found.worker) == ("blocked-loop", 2, 1)
 
 
 def test_a_worker_whose_tools_are_all_slow_is_found_among_few_steps(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from sglang_instrument.analysis import open_run
 from sglang_instrument.cli.main import main
 from sglang_instrument.report.perfetto.lanes import Slice, assign_lanes
 from sglang_instrument.report.perfetto.packets import Packets
-from sglang_instrument.testing import Hang, HeldLoop, SlowEngine, synthetic_run
+from sglang_instrument.testing import Hang, BlockedLoop, SlowEngine, synthetic_run
 
 
 def records(folder: Path) -> Iterator[dict[str, Any]]:
@@ -35,7 +35,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         workers=2,
         requests=6,
         validate_every=2,
-        causes=[SlowEngine(2, 1, factor=4.0), HeldLoop(3, 0, at_sec=3.0, seconds=2.0)],
+        causes=[SlowEngine(2, 1, factor=4.0), BlockedLoop(3, 0, at_sec=3.0, seconds=2.0)],
         clock_skew={1: 100.0},
     )
 

@@ -12,7 +12,7 @@ from browser import Browser, browser
 from sglang_instrument.analysis import Rules, findings_of, open_run, request_table, what_if
 from sglang_instrument.cli.main import main
 from sglang_instrument.report.html import page as page_module
-from sglang_instrument.testing import Hang, HeldLoop, Plateau, SlowEngine, SlowReward, synthetic_run
+from sglang_instrument.testing import Hang, BlockedLoop, Plateau, SlowEngine, SlowReward, synthetic_run
 
 DEMO = Path(__file__).parents[1] / "logs" / "demo"  # a log of the real engine, written by `make demo`
 HOSTILE = "</script><img src=x onerror=\"sglangReport.errors.push('ran')\"><b>&amp;"
@@ -41,7 +41,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             causes=[
                 Plateau(67, 0, start_sec=12.0, end_sec=90.0, requests=11),
                 SlowReward(65, 2, seconds=9.0),
-                HeldLoop(68, 1, at_sec=2.0, seconds=7.0),
+                BlockedLoop(68, 1, at_sec=2.0, seconds=7.0),
                 SlowEngine(66, 3, factor=3.0),
             ],
         ),
@@ -114,7 +114,7 @@ def test_the_planted_causes_are_shown_in_their_sections(
 ) -> None:
     run = open_run(runs["plateau"])
     found = findings_of(run, over=False)
-    assert {one.cause for one in found} >= {"plateau", "slow_reward", "blocked_loop", "straggler"}
+    assert {one.cause for one in found} >= {"plateau", "slow_reward", "blocked-loop", "straggler"}
     page.open(report("plateau")).draw_all()
     verdict = page.text("verdict")
     assert all(one.sentence in verdict or one.sentence.capitalize() in verdict for one in found[:5])

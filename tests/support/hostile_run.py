@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from sglang_instrument.schema import CONTROL_EVENTS, EVENTS
-from sglang_instrument.testing import Hang, HeldLoop, SlowEngine, synthetic_run
+from sglang_instrument.testing import Hang, BlockedLoop, SlowEngine, synthetic_run
 
 #: Sets the title, changes the colour, clears the screen, moves the cursor back, turns the direction of
 #: writing, forges a line, is markup to rich.
@@ -32,7 +32,7 @@ def hostile_run(folder: Path) -> Path:
         workers=2,
         requests=8,
         validate_every=2,
-        causes=[SlowEngine(2, 1, factor=6.0), HeldLoop(3, 0, at_sec=1.0, seconds=0.5), Hang(4, 1)],
+        causes=[SlowEngine(2, 1, factor=6.0), BlockedLoop(3, 0, at_sec=1.0, seconds=0.5), Hang(4, 1)],
         engine_clocks={0: 0.0, 1: 3.0},
     )
     for path in sorted(run.rglob("*.jsonl")):

@@ -13,7 +13,7 @@ from sglang_instrument.testing import (
     Engine,
     Gap,
     Growth,
-    HeldLoop,
+    BlockedLoop,
     LongReplies,
     LongReply,
     MissingFile,
@@ -76,7 +76,7 @@ def test_what_all_wait_for_costs_the_step_all_its_seconds(cause: Cause) -> None:
         SlowPart(2, 1, 500.0, "sorting_duration"),
         StandStill(2, 1, 500.0, at_sec=0.0),
         SlowCalls(2, 1, 500.0, calls=6),
-        HeldLoop(2, 1, at_sec=0.0, seconds=500.0),
+        BlockedLoop(2, 1, at_sec=0.0, seconds=500.0),
     ],
 )
 def test_what_one_worker_does_costs_the_step_what_it_is_later_than_the_last_other(cause: Cause) -> None:

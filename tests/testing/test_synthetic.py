@@ -15,7 +15,7 @@ from sglang_instrument.schema import KEYS, REFERENCE_EVENTS
 from sglang_instrument.testing import (
     Engine,
     Hang,
-    HeldLoop,
+    BlockedLoop,
     Plateau,
     RunShape,
     SlowEngine,
@@ -94,7 +94,7 @@ def test_files_begin_with_log_opened_and_end_with_step_closed_and_log_closed(tmp
 @pytest.mark.parametrize("engine", [Engine(), Engine(0.01, 1e-3, 1e-4, most_running=5, shared=True)])
 def test_spans_lie_where_the_code_that_they_measure_lies(engine: Engine, tmp_path: Path) -> None:
     folder = synthetic_run(
-        tmp_path, steps=2, workers=2, requests=12, engine=engine, causes=[HeldLoop(2, 1, 1.0, 2.0)]
+        tmp_path, steps=2, workers=2, requests=12, engine=engine, causes=[BlockedLoop(2, 1, 1.0, 2.0)]
     )
     spans = open_run(folder).spans
     events = spans["event"].to_list()
@@ -150,7 +150,7 @@ def test_a_slow_reward_lengthens_the_rewards_of_one_worker_in_one_step(tmp_path:
 def test_a_blocked_loop_is_logged_and_delays_every_running_request(tmp_path: Path) -> None:
     synthetic_run(tmp_path, steps=1, workers=1, requests=10, seed=3)
     before = {line["extra"]["request_id"]: line["duration_sec"] for line in requests_of(tmp_path, 1, 0)}
-    blocked = HeldLoop(1, 0, at_sec=1.0, seconds=5.0)
+    blocked = BlockedLoop(1, 0, at_sec=1.0, seconds=5.0)
     synthetic_run(tmp_path, steps=1, workers=1, requests=10, seed=3, causes=[blocked])
     after = {line["extra"]["request_id"]: line["duration_sec"] for line in requests_of(tmp_path, 1, 0)}
     for request, was in before.items():

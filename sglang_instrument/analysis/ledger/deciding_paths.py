@@ -16,7 +16,7 @@ STEP_OF_WORKER: Final = [*STEP, "worker"]
 #: The parts of a step, in the order in which it meets them.
 PARTS: Final = (
     *("late start", "preprocess", "waiting for own requests", "engine", "tool", "interaction", "reward"),
-    *("held loop", "postprocess", "barrier", "broadcast", "cache", "weights", "other", "between steps"),
+    *("blocked loop", "postprocess", "barrier", "broadcast", "cache", "weights", "other", "between steps"),
     "unaccounted",
 )
 _OF_PHASE: Final = {
@@ -55,7 +55,7 @@ def pieces_of_workers(digest: Digest) -> pl.DataFrame:
 
     Returns:
         step, validate, worker; segment: how many barriers it has left by then; part, event, request_id;
-        from_us, to_us: on the clocks as barriers align them; sec. Time in which the event loop was held is a
+        from_us, to_us: on the clocks as barriers align them; sec. Time in which the event loop was blocked is a
         piece of its own.
     """
     steps = _aligned(digest).rename({"start_us": "begin_us", "end_us": "stop_us"})
@@ -63,12 +63,12 @@ def pieces_of_workers(digest: Digest) -> pl.DataFrame:
     ahead = pl.col("ahead_us")
     path = path.select(
         *STEP_OF_WORKER,
-        *("request_id", "event", "begin_us", "stop_us", "held_sec"),
+        *("request_id", "event", "begin_us", "stop_us", "blocked_sec"),
         part=_part(),
         from_us=pl.col("start_us") - ahead,
         to_us=pl.col("end_us") - ahead,
     )
-    path = one_at_a_time(_held_apart(path), STEP_OF_WORKER)
+    path = one_at_a_time(_blocked_apart(path), STEP_OF_WORKER)
     path = _with_segment(clipped(path, "begin_us", "stop_us"), _barriers(digest))
     return path.select(*STEP_OF_WORKER, "segment", "part", "event", "request_id", "from_us", "to_us", "sec")
 
@@ -145,13 +145,13 @@ def _part() -> pl.Expr:
     )
 
 
-def _held_apart(path: pl.DataFrame) -> pl.DataFrame:
-    """Give the time in which the event loop was held rows of its own, before what else a piece was."""
-    held = path.filter(pl.col("held_sec") > 0)
-    until = pl.min_horizontal("to_us", pl.col("from_us") + (pl.col("held_sec") * 1e6).round().cast(pl.Int64))
-    held = held.with_columns(part=pl.lit("held loop"), to_us=until)
-    rest = path.with_columns(from_us=pl.when(pl.col("held_sec") > 0).then(until).otherwise("from_us"))
-    return pl.concat([rest, held]).drop("held_sec")
+def _blocked_apart(path: pl.DataFrame) -> pl.DataFrame:
+    """Give the time in which the event loop was blocked rows of its own, before what else a piece was."""
+    blocked = path.filter(pl.col("blocked_sec") > 0)
+    until = pl.min_horizontal("to_us", pl.col("from_us") + (pl.col("blocked_sec") * 1e6).round().cast(pl.Int64))
+    blocked = blocked.with_columns(part=pl.lit("blocked loop"), to_us=until)
+    rest = path.with_columns(from_us=pl.when(pl.col("blocked_sec") > 0).then(until).otherwise("from_us"))
+    return pl.concat([rest, blocked]).drop("blocked_sec")
 
 
 def _with_segment(pieces: pl.DataFrame, barriers: pl.DataFrame) -> pl.DataFrame:

@@ -71,7 +71,7 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         "start_us": pl.Int64,
         "end_us": pl.Int64,
         "contains": pl.Boolean,
-        "held_sec": pl.Float64,
+        "blocked_sec": pl.Float64,
     },
 }
 # Columns that nesting needs; the others are looked up later, for requests and their parts only.

@@ -197,5 +197,5 @@ def _path(spans: pl.DataFrame, records: pl.DataFrame, path: pl.DataFrame) -> pl.
     """Describe the pieces of critical paths, in the order of time."""
     rows = spans.select("place", "row", "event", phase="counts_for")[path["span"]]
     fields = records.select("request_id", "turn")[rows["row"]]
-    times = path.select("contains", "held_sec", start_us="from_us", end_us="to_us")
+    times = path.select("contains", "blocked_sec", start_us="from_us", end_us="to_us")
     return pl.concat([rows, fields, times], how="horizontal").sort("place", "start_us")

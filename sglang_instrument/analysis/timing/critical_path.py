@@ -11,7 +11,7 @@ import polars as pl
 
 from sglang_instrument.analysis.timing.nesting import clipped_children
 
-#: The record of a held event loop lies beside the spans that it delays, in no lane of theirs.
+#: The record of a blocked event loop lies beside the spans that it delays, in no lane of theirs.
 LOOP_BLOCK: Final = "event_loop_block"
 _OUTLIVES_US: Final = 1_000  # no span waited for a child in another lane that ends so much later
 
@@ -25,7 +25,7 @@ def critical_path(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> 
 
     Returns:
         One row per piece of a path, in no order: span, the innermost one on the path; from_us, to_us;
-        held_sec: how much of it the worker's event loop was held; contains: whether the span has others
+        blocked_sec: how much of it the worker's event loop was blocked; contains: whether the span has others
         inside it on the path. The pieces of a step do not overlap, and cover its outermost spans on the path.
     """
     children = clipped_children(spans) if children is None else children
@@ -35,8 +35,8 @@ def critical_path(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> 
     pieces = pieces.with_columns(
         place=spans["place"].gather(pieces["span"]), contains=pieces["span"].is_in(links["parent"].implode())
     )
-    held = _covered_us(pieces, blocks) / 1e6
-    return pieces.select("span", "from_us", "to_us", "contains", held_sec=held)
+    blocked = _covered_us(pieces, blocks) / 1e6
+    return pieces.select("span", "from_us", "to_us", "contains", blocked_sec=blocked)
 
 
 def _is_block(spans: pl.DataFrame) -> pl.Series:

@@ -12,7 +12,7 @@ CAUSES: Final[dict[str, str]] = {
     "death": "look at that worker's own output and the host's kernel log (out of memory?); `check LOGS` "
     "lists its last records",
     "missing-file": "`check LOGS` and `status LOGS` say whether that process was reached",
-    "held-loop": "move the named code off the event loop (a thread or process pool); `gaps LOGS` lists all",
+    "blocked-loop": "move the named code off the event loop (a thread or process pool); `gaps LOGS` lists all",
     "standstill": "look at the engine at that time: retractions, a weight update, a paused scheduler; "
     "`gaps LOGS{step}`",
     "slow-call": _ONE,

@@ -8,7 +8,7 @@ from sglang_instrument.testing.causes.endings import TornFile as TornFile
 from sglang_instrument.testing.causes.engine import SlowCalls as SlowCalls
 from sglang_instrument.testing.causes.engine import SlowEngine as SlowEngine
 from sglang_instrument.testing.causes.engine import StandStill as StandStill
-from sglang_instrument.testing.causes.held_loop import HeldLoop as HeldLoop
+from sglang_instrument.testing.causes.blocked_loop import BlockedLoop as BlockedLoop
 from sglang_instrument.testing.causes.lengths import LongReplies as LongReplies
 from sglang_instrument.testing.causes.lengths import LongReply as LongReply
 from sglang_instrument.testing.causes.outside import Gap as Gap

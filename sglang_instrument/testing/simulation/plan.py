@@ -16,13 +16,13 @@ class WorkerPlan:
         rank: The worker.
         requests: Its requests.
         parts: Seconds of each event outside requests, in their order.
-        held: (at, seconds): code holds its event loop, so many seconds after the start of generation.
+        blocks: (at, seconds): code blocks its event loop, so many seconds after the start of generation.
     """
 
     rank: int
     requests: list[Request]
     parts: dict[str, float]
-    held: list[tuple[float, float]] = field(default_factory=list)
+    blocks: list[tuple[float, float]] = field(default_factory=list)
 
 
 @dataclass

@@ -102,8 +102,8 @@ def _rollout(plan: WorkerPlan, begin: float, start: float, timelines: list[Reque
     arrival = max((timeline.end for timeline in timelines), default=start) + 2e-4
     calls = [call for timeline in timelines for call in timeline.calls]
     done = WorkerStep(happened, calls, arrival)
-    for at, sec in sorted(plan.held):
-        done = _held(done, start + at, sec)
+    for at, sec in sorted(plan.blocks):
+        done = _blocked(done, start + at, sec)
     if done.arrival < NEVER:
         sort = done.arrival + 1e-5
         done.happened.append(_main("async_generate_duration", start, done.arrival))
@@ -116,7 +116,7 @@ def _main(event: str, start: float, end: float, **extra: Any) -> Happened:
     return Happened(event, start, end, extra or None, MAIN)
 
 
-def _held(before: WorkerStep, at: float, sec: float) -> WorkerStep:
+def _blocked(before: WorkerStep, at: float, sec: float) -> WorkerStep:
     """Delay everything in the event loop by the time for which code holds it; the engine waits, too."""
 
     def later(time_sec: float) -> float:

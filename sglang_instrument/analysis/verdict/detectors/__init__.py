@@ -9,7 +9,7 @@ from typing import Final
 
 from sglang_instrument.analysis.verdict.detectors.between_steps import find_gaps_between_steps
 from sglang_instrument.analysis.verdict.detectors.endings import find_endings
-from sglang_instrument.analysis.verdict.detectors.held_loop import find_held_loops
+from sglang_instrument.analysis.verdict.detectors.blocked_loop import find_blocked_loops
 from sglang_instrument.analysis.verdict.detectors.long_replies import find_long_replies
 from sglang_instrument.analysis.verdict.detectors.missing_files import find_missing_files
 from sglang_instrument.analysis.verdict.detectors.outside_requests import find_slow_parts
@@ -22,7 +22,7 @@ from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 DETECTORS: Final[tuple[Callable[[Evidence], Iterator[Finding]], ...]] = (
     find_endings,
     find_missing_files,
-    find_held_loops,
+    find_blocked_loops,
     find_standstills,
     find_slow_work,
     find_slow_calls,

@@ -53,7 +53,7 @@ class Evidence:
     @cached_property
     def parts(self) -> pl.DataFrame:
         """Seconds of each part outside of requests: `ledger.worker_parts`."""
-        parts = worker_parts(self.digest).filter(pl.col("part") != "held loop")  # has a detector of its own
+        parts = worker_parts(self.digest).filter(pl.col("part") != "blocked loop")  # has a detector of its own
         return parts.sort("part", "event", *STEP_OF_WORKER)
 
     def explain(self, calls: pl.DataFrame) -> None:

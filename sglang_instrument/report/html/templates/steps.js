@@ -123,7 +123,7 @@ R.stepsNote = (asked) => {
 };
 
 // The parts of a ledger that are named differently from the phase whose colour they have.
-R.PHASE_OF_PART = { engine: "generate", "held loop": "loop", "between steps": "weights" };
+R.PHASE_OF_PART = { engine: "generate", "blocked loop": "loop", "between steps": "weights" };
 
 R.partsOfStep = ({ step }) => {
   const card = R.$("parts");

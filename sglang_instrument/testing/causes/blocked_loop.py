@@ -1,4 +1,4 @@
-"""Plant code that holds the event loop of a worker."""
+"""Plant code that blocks the event loop of a worker."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,15 @@ from sglang_instrument.testing.simulation.plan import StepPlan
 
 
 @dataclass(frozen=True)
-class HeldLoop(WorkerCause):
-    """Code holds the event loop for `seconds`, `at_sec` after the start of generation."""
+class BlockedLoop(WorkerCause):
+    """Code blocks the event loop for `seconds`, `at_sec` after the start of generation."""
 
     at_sec: float = 5.0
     seconds: float = 5.0
-    cause = "held-loop"
+    cause = "blocked-loop"
     size = "seconds"
 
     def plant(self, plan: StepPlan) -> None:
-        """Hold the loop."""
+        """Block the loop."""
         for worker in plan.of(self.worker):
-            worker.held.append((self.at_sec, self.seconds))
+            worker.blocks.append((self.at_sec, self.seconds))
