@@ -83,35 +83,42 @@ def _longest(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
 
 def _drawn(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
     """Yield a finding for each step that was long because of the replies that it drew."""
+    long = _long_for_their_kind(evidence)
+    here = requests.join(long, on=STEP).join(_usual_lengths(requests, long), on=STEP, how="left")
+    cut = 1 - pl.min_horizontal(
+        pl.lit(1.0),
+        pl.col("usual_longest") / pl.col("tokens"),
+        pl.col("usual_mean") / pl.col("tokens").mean().over(STEP),
+    )
+    lost = evidence.lost_in_requests(here.with_columns(excess_sec=pl.col("sec") * cut))
+    lost = evidence.worth(lost).join(long, on=STEP)
+    over_sec = pl.col("busy_sec") - pl.col("usual_sec")
+    for step in lost.filter(pl.col("lost_sec") >= _MOST_OF_IT * over_sec).sort(STEP).iter_rows(named=True):
+        drawn = here.filter(*(pl.col(name) == step[name] for name in STEP))
+        yield _drawn_finding(evidence, drawn, step["lost_sec"])
+
+
+def _long_for_their_kind(evidence: Evidence) -> pl.DataFrame:
+    """Return the steps that took far longer than the median one, with their and its seconds."""
     busy = evidence.workers.group_by(STEP).agg(pl.col("busy_sec").max())
-    usual = pl.col("busy_sec").median().over("validate")
-    long = busy.filter((pl.col("busy_sec") > _LONG * usual) & (pl.len().over("validate") > 2))
-    long = long.join(busy.group_by("validate").agg(usual_sec=pl.col("busy_sec").median()), on="validate")
-    for step in long.sort(STEP).iter_rows(named=True):
-        here = requests.filter(*(pl.col(name) == step[name] for name in STEP))
-        if here.is_empty():
-            continue
-        longest, length = _usual_lengths(requests.filter(pl.col("validate") == step["validate"]), here)
-        mean: Any = here["tokens"].mean()
-        cut = 1 - pl.min_horizontal(pl.lit(1.0), longest / pl.col("tokens"), pl.lit(length / mean))
-        late = here.with_columns(excess_sec=pl.col("sec") * cut)
-        lost = evidence.worth(evidence.lost_in_requests(late))
-        over = step["busy_sec"] - step["usual_sec"]
-        if len(lost) and lost["lost_sec"][0] >= _MOST_OF_IT * over:
-            yield _drawn_finding(evidence, here, longest, float(lost["lost_sec"][0]))
+    busy = busy.with_columns(usual_sec=pl.col("busy_sec").median().over("validate"))
+    return busy.filter((pl.col("busy_sec") > _LONG * pl.col("usual_sec")) & (pl.len().over("validate") > 2))
 
 
-def _usual_lengths(requests: pl.DataFrame, here: pl.DataFrame) -> tuple[float, float]:
-    """Return the medians, over the other steps, of the longest reply and of the mean reply, in tokens."""
-    others = requests.join(here, on=STEP, how="anti").group_by(STEP)
-    lengths = others.agg(longest=pl.col("tokens").max(), mean=pl.col("tokens").mean())
-    longest: Any = lengths["longest"].median()
-    mean: Any = lengths["mean"].median()
-    return longest or math.inf, mean or math.inf
+def _usual_lengths(requests: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return for each step the medians, over all others, of the longest reply and of the mean reply."""
+    lengths = requests.group_by(STEP).agg(longest=pl.col("tokens").max(), mean=pl.col("tokens").mean())
+    others = steps.select(STEP).join(lengths, on="validate", suffix="_other")
+    return (
+        others.filter(pl.col("step") != pl.col("step_other"))
+        .group_by(STEP)
+        .agg(usual_longest=pl.col("longest").median(), usual_mean=pl.col("mean").median())
+    )
 
 
-def _drawn_finding(evidence: Evidence, here: pl.DataFrame, usual: float, lost_sec: float) -> Finding:
+def _drawn_finding(evidence: Evidence, here: pl.DataFrame, lost_sec: float) -> Finding:
     row = here.sort("tokens").row(-1, named=True)
+    usual: float = row["usual_longest"]
     numbers = {"tokens": row["tokens"], "usual_longest": usual, "drawn": True}
     alone_sec = _saved(evidence, here, row, usual)
     if alone_sec > _MOST_OF_IT * lost_sec:
