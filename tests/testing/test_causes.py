@@ -184,12 +184,29 @@ def test_slower_tools_are_a_replay_of_the_same_requests() -> None:
     assert sorted(now) == pytest.approx(sorted(3 * sec for sec in was))
 
 
-def test_a_cap_cuts_the_same_requests() -> None:
-    tokens = [
-        sorted((call.request_id, call.turn, call.tokens) for call in step.workers[0].calls)
+def test_a_cap_cuts_the_same_requests_and_ends_them() -> None:
+    full, capped = (
+        {(call.request_id, call.turn): call.tokens for call in step.workers[0].calls}
         for step in (played(SHAPE)[0], played(SHAPE.replayed(most_tokens=100))[0])
-    ]
-    assert tokens[1] == [(request, turn, min(100, count)) for request, turn, count in tokens[0]]
+    )
+    ended = {request: turn for (request, turn), tokens in reversed(full.items()) if tokens >= 100}
+    assert any((request, turn + 1) in full for request, turn in ended.items())
+    assert capped == {
+        (request, turn): min(100, tokens)
+        for (request, turn), tokens in full.items()
+        if turn <= ended.get(request, turn)
+    }
+
+
+def test_a_capped_reply_calls_no_tool_and_says_so() -> None:
+    [worker] = played(replace(SHAPE, steps=1, workers=1, workload=Workload(most_tokens=9)))[0].workers
+    assert {call.turn for call in worker.calls} == {0}
+    events = {one.event for one in worker.happened}
+    assert not events & {"tool_call", "interaction_response", "turn_tool_parsing"}
+    for one in worker.happened:
+        if one.event == "async_rollout_request_complete":
+            assert one.extra is not None
+            assert (one.extra["finish_reason"], one.extra["turns"]) == ("length", 1)
 
 
 def test_a_redrawn_run_has_other_requests_and_equal_causes() -> None:

@@ -1,6 +1,6 @@
 """Draw the requests of a synthetic step: turns, tokens and seconds, with a heavy tail as in real runs."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
 
@@ -17,7 +17,8 @@ class Workload:
     Attributes:
         tokens_log: Mean of the logarithm of a reply's tokens.
         tokens_sigma: Standard deviation of that logarithm.
-        most_tokens: Most tokens of a reply, as `max_new_tokens` caps them.
+        most_tokens: Most tokens of a reply, as `max_new_tokens` caps them. A reply of so many ends its request,
+            as in verl.
         growth: By which share replies grow from step to step.
         most_turns: Most turns of a request.
         tool_share: Share of the turns before the last that call tools; an interaction answers the others.
@@ -107,7 +108,7 @@ def _draw_request(
         request_id=f"{step:x}-{worker:x}-{number:04x}-{random.getrandbits(48):012x}",
         prompt_tokens=random.randint(60, 220),
         small_sec=random.uniform(1e-4, 8e-4),
-        turns=turns,
+        turns=_until_capped(turns, workload.most_tokens),
         reward_sec=_seconds(random, workload.reward_sec, workload),
         reward=float(random.random() < 0.6 / count + 0.2),
         most_tokens=workload.most_tokens,
@@ -124,6 +125,14 @@ def _draw_turn(random: Random, workload: Workload, growth: float, last: bool) ->
     elif not last:
         turn.reply_sec = _seconds(random, workload.reply_sec, workload)
     return turn
+
+
+def _until_capped(turns: list[Turn], most_tokens: int) -> list[Turn]:
+    """Return the turns up to the first whose reply is cut: nothing answers it."""
+    for number, turn in enumerate(turns):
+        if turn.tokens >= most_tokens:
+            return [*turns[:number], replace(turn, tools=[], reply_sec=None)]
+    return turns
 
 
 def _draw_tool(random: Random, workload: Workload) -> tuple[str, float]:
