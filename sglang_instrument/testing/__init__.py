@@ -2,13 +2,13 @@
 
 from sglang_instrument.testing.capture import Records as Records
 from sglang_instrument.testing.capture import records as records
+from sglang_instrument.testing.causes import BlockedLoop as BlockedLoop
 from sglang_instrument.testing.causes import Cause as Cause
 from sglang_instrument.testing.causes import ColdStart as ColdStart
 from sglang_instrument.testing.causes import Death as Death
 from sglang_instrument.testing.causes import Gap as Gap
 from sglang_instrument.testing.causes import Growth as Growth
 from sglang_instrument.testing.causes import Hang as Hang
-from sglang_instrument.testing.causes import BlockedLoop as BlockedLoop
 from sglang_instrument.testing.causes import LongReplies as LongReplies
 from sglang_instrument.testing.causes import LongReply as LongReply
 from sglang_instrument.testing.causes import MissingFile as MissingFile
@@ -29,6 +29,7 @@ from sglang_instrument.testing.simulation.workload import Workload as Workload
 from sglang_instrument.testing.synthetic import synthetic_run as synthetic_run
 
 __all__ = [
+    "BlockedLoop",
     "Cause",
     "ColdStart",
     "Death",
@@ -36,7 +37,6 @@ __all__ = [
     "Gap",
     "Growth",
     "Hang",
-    "BlockedLoop",
     "LongReplies",
     "LongReply",
     "MissingFile",

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sglang_instrument.testing.causes import (
+    BlockedLoop,
     Cause,
     ColdStart,
     Death,
     Gap,
     Growth,
     Hang,
-    BlockedLoop,
     LongReplies,
     LongReply,
     MissingFile,

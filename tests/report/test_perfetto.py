@@ -15,7 +15,7 @@ from sglang_instrument.analysis import open_run
 from sglang_instrument.cli.main import main
 from sglang_instrument.report.perfetto.lanes import Slice, assign_lanes
 from sglang_instrument.report.perfetto.packets import Packets
-from sglang_instrument.testing import Hang, BlockedLoop, SlowEngine, synthetic_run
+from sglang_instrument.testing import BlockedLoop, Hang, SlowEngine, synthetic_run
 
 
 def records(folder: Path) -> Iterator[dict[str, Any]]:

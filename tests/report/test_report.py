@@ -12,7 +12,7 @@ from browser import Browser, browser
 from sglang_instrument.analysis import Rules, findings_of, open_run, request_table, what_if
 from sglang_instrument.cli.main import main
 from sglang_instrument.report.html import page as page_module
-from sglang_instrument.testing import Hang, BlockedLoop, Plateau, SlowEngine, SlowReward, synthetic_run
+from sglang_instrument.testing import BlockedLoop, Hang, Plateau, SlowEngine, SlowReward, synthetic_run
 
 DEMO = Path(__file__).parents[1] / "logs" / "demo"  # a log of the real engine, written by `make demo`
 HOSTILE = "</script><img src=x onerror=\"sglangReport.errors.push('ran')\"><b>&amp;"

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from sglang_instrument.schema import CONTROL_EVENTS, EVENTS
-from sglang_instrument.testing import Hang, BlockedLoop, SlowEngine, synthetic_run
+from sglang_instrument.testing import BlockedLoop, Hang, SlowEngine, synthetic_run
 
 #: Sets the title, changes the colour, clears the screen, moves the cursor back, turns the direction of
 #: writing, forges a line, is markup to rich.

@@ -9,11 +9,11 @@ import pytest
 from sglang_instrument import testing
 from sglang_instrument.analysis import open_run
 from sglang_instrument.testing import (
+    BlockedLoop,
     ColdStart,
     Engine,
     Gap,
     Growth,
-    BlockedLoop,
     LongReplies,
     LongReply,
     MissingFile,

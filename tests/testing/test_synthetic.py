@@ -13,9 +13,9 @@ from sglang_instrument.analysis.answers.round_trips import ahead_us
 from sglang_instrument.demo.synthetic import write
 from sglang_instrument.schema import KEYS, REFERENCE_EVENTS
 from sglang_instrument.testing import (
+    BlockedLoop,
     Engine,
     Hang,
-    BlockedLoop,
     Plateau,
     RunShape,
     SlowEngine,

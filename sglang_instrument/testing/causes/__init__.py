@@ -1,6 +1,7 @@
 """Causes that can be planted in a synthetic run: frozen, each with the word that a finding has for it."""
 
 from sglang_instrument.testing.causes.base import Cause as Cause
+from sglang_instrument.testing.causes.blocked_loop import BlockedLoop as BlockedLoop
 from sglang_instrument.testing.causes.endings import Death as Death
 from sglang_instrument.testing.causes.endings import Hang as Hang
 from sglang_instrument.testing.causes.endings import MissingFile as MissingFile
@@ -8,7 +9,6 @@ from sglang_instrument.testing.causes.endings import TornFile as TornFile
 from sglang_instrument.testing.causes.engine import SlowCalls as SlowCalls
 from sglang_instrument.testing.causes.engine import SlowEngine as SlowEngine
 from sglang_instrument.testing.causes.engine import StandStill as StandStill
-from sglang_instrument.testing.causes.blocked_loop import BlockedLoop as BlockedLoop
 from sglang_instrument.testing.causes.lengths import LongReplies as LongReplies
 from sglang_instrument.testing.causes.lengths import LongReply as LongReply
 from sglang_instrument.testing.causes.outside import Gap as Gap

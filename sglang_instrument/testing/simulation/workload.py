@@ -17,8 +17,8 @@ class Workload:
     Attributes:
         tokens_log: Mean of the logarithm of a reply's tokens.
         tokens_sigma: Standard deviation of that logarithm.
-        most_tokens: Most tokens of a reply, as `max_new_tokens` caps them. A reply of so many ends its request,
-            as in verl.
+        most_tokens: Most tokens of a reply, as `max_new_tokens` caps them; a reply that is cut ends its
+            request, as in verl.
         growth: By which share replies grow from step to step.
         most_turns: Most turns of a request.
         tool_share: Share of the turns before the last that call tools; an interaction answers the others.
