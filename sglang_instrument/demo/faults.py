@@ -89,7 +89,7 @@ async def pause(duration_sec: float) -> None:
 
 
 def unmeasured_work() -> None:
-    """Hold the event loop in code without instrumentation."""
+    """Block the event loop in code without instrumentation."""
     time.sleep(STARVED_SEC)
 
 

@@ -55,6 +55,10 @@ def requests_of(folder: Path, step: int, worker: int) -> list[dict[str, Any]]:
     ]
 
 
+def end_sec(line: dict[str, Any]) -> float:
+    return float(line["start_us"] / 1e6 + line["duration_sec"])
+
+
 def duration(folder: Path, step: int, worker: int, event: str) -> float:
     return sum(line["duration_sec"] for line in lines_of(folder, step, worker) if line["event"] == event)
 
@@ -147,15 +151,40 @@ def test_a_slow_reward_lengthens_the_rewards_of_one_worker_in_one_step(tmp_path:
     assert max(duration(tmp_path, *place, "reward_calculation") for place in ((1, 1), (2, 0), (1, 0))) < 1
 
 
-def test_a_blocked_loop_is_logged_and_delays_every_running_request(tmp_path: Path) -> None:
-    synthetic_run(tmp_path, steps=1, workers=1, requests=10, seed=3)
-    before = {line["extra"]["request_id"]: line["duration_sec"] for line in requests_of(tmp_path, 1, 0)}
-    blocked = BlockedLoop(1, 0, at_sec=1.0, seconds=5.0)
-    synthetic_run(tmp_path, steps=1, workers=1, requests=10, seed=3, causes=[blocked])
-    after = {line["extra"]["request_id"]: line["duration_sec"] for line in requests_of(tmp_path, 1, 0)}
-    for request, was in before.items():
-        assert after[request] == pytest.approx(was + 5.0 if was > 1.0 else was, abs=1e-6)
-    assert duration(tmp_path, 1, 0, "event_loop_block") == pytest.approx(5.0)
+def test_a_blocked_loop_is_logged_and_delays_what_ends_meanwhile_until_its_end(tmp_path: Path) -> None:
+    ends = []
+    for name, causes in (("free", []), ("blocked", [BlockedLoop(1, 0, at_sec=1.0, seconds=2.0)])):
+        synthetic_run(tmp_path / name, steps=1, workers=1, requests=20, seed=3, causes=causes)
+        lines = lines_of(tmp_path / name, 1, 0)
+        first = [one for one in lines if one["event"] == "turn_engine_call" and one["extra"]["turn"] == 0]
+        ends.append(
+            {one["extra"]["request_id"]: one["start_us"] / 1e6 + one["duration_sec"] for one in first}
+        )
+    assert duration(tmp_path / "blocked", 1, 0, "event_loop_block") == pytest.approx(2.0)
+    at = next(one["start_us"] / 1e6 for one in lines if one["event"] == "event_loop_block")
+    kinds = set()
+    for request, free in ends[0].items():
+        kinds.add((free > at) + (free > at + 2.0))
+        assert ends[1][request] == pytest.approx(at + 2.0 if at < free < at + 2.0 else free, abs=1e-4)
+    assert kinds == {0, 1, 2}
+
+
+def test_requests_do_nothing_while_their_loop_is_blocked_and_the_engine_goes_on() -> None:
+    cause = BlockedLoop(1, 0, at_sec=2.0, seconds=3.0)
+    shape = RunShape(steps=1, workers=1, requests=20, engine=Engine(load_sec=1e-3))
+    [step], [free] = play_run(shape, [cause]), play_run(shape)
+    happened = step.workers[0].happened
+    [block] = [one for one in happened if one.event == "event_loop_block"]
+    times = {time_sec for one in happened for time_sec in (one.start, one.end)}
+    assert not any(block.start < time_sec < block.end for time_sec in times)
+    assert any(block.start < call.served.end < block.end for call in step.workers[0].calls)
+    assert step.wall_sec - free.wall_sec < 3.0
+
+
+def test_a_loop_that_is_blocked_after_generation_blocks_nothing() -> None:
+    shape = RunShape(steps=1, workers=1, requests=3)
+    [step], [free] = play_run(shape, [BlockedLoop(1, 0, at_sec=1e4)]), play_run(shape)
+    assert step == free
 
 
 def test_a_hang_leaves_open_spans_and_no_closing_record(tmp_path: Path) -> None:

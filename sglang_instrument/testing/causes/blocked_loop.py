@@ -8,7 +8,10 @@ from sglang_instrument.testing.simulation.plan import StepPlan
 
 @dataclass(frozen=True)
 class BlockedLoop(WorkerCause):
-    """Code blocks the event loop for `seconds`, `at_sec` after the start of generation."""
+    """Code blocks the event loop for `seconds`, `at_sec` after the start of generation.
+
+    The engine goes on: its calls that end meanwhile return when the loop is free again.
+    """
 
     at_sec: float = 5.0
     seconds: float = 5.0

@@ -1,7 +1,7 @@
 """Serve the calls of requests as an engine does: it queues, prefills, and decodes slower with more to do.
 
-All running requests decode at one rate, so a clock of decoded tokens replaces a clock of seconds: a request
-that needs 50 tokens ends when that clock is 50 further, and a heap gives the next end in O(log n).
+All running calls decode at one rate, so time is counted in tokens that each running call has decoded: a call
+of 50 tokens ends when the count has grown by 50. A heap gives the next end in O(log n).
 """
 
 import heapq
@@ -89,7 +89,7 @@ def serve(engine: Engine, state: EngineState, begin: float, callers: Iterable[Ca
 
 class _Service:
     def __init__(self, engine: Engine, stalls: list[tuple[float, float]]) -> None:
-        self._engine, self._stalls = engine, _merged(stalls)
+        self._engine, self._stalls = engine, merged(stalls)
         self._now = self._tokens = 0.0  # seconds, and tokens that a request would have decoded until now
         self._number = count()  # orders what happens at the same time
         self._events: list[tuple[float, int, Caller | None, Call, float | None]] = []
@@ -169,12 +169,12 @@ class _Service:
         self._admit()
 
 
-def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return spans in order, those that overlap as one."""
-    merged: list[tuple[float, float]] = []
+    apart: list[tuple[float, float]] = []
     for start, end in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        if apart and start <= apart[-1][1]:
+            apart[-1] = apart[-1][0], max(end, apart[-1][1])
         elif start < end:
-            merged.append((start, end))
-    return merged
+            apart.append((start, end))
+    return apart

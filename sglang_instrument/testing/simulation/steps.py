@@ -7,8 +7,15 @@ from random import Random
 from typing import Any, Final
 
 from sglang_instrument.testing.simulation.plan import StepPlan, WorkerPlan
-from sglang_instrument.testing.simulation.queueing import EngineState, Served, serve
-from sglang_instrument.testing.simulation.timeline import MAIN, NEVER, EngineCall, Happened, RequestTimeline
+from sglang_instrument.testing.simulation.queueing import EngineState, merged, serve
+from sglang_instrument.testing.simulation.timeline import (
+    MAIN,
+    NEVER,
+    EngineCall,
+    Happened,
+    RequestTimeline,
+    after_blocks,
+)
 
 PREPROCESS: Final = "preprocessing_duration"
 SORTING: Final = "sorting_duration"
@@ -85,10 +92,16 @@ def _rollouts(plan: StepPlan, workers: list[Worker], begin: float) -> Iterator[W
 
 
 def _timelines(plan: WorkerPlan, worker: Worker, start: float) -> list[RequestTimeline]:
+    blocks = _blocks(plan, start)
     return [
-        RequestTimeline(request, start + 2e-4 + index * 2e-5, next(worker.tasks), MAIN, worker.tasks)
+        RequestTimeline(request, start + 2e-4 + index * 2e-5, next(worker.tasks), MAIN, worker.tasks, blocks)
         for index, request in enumerate(plan.requests)
     ]
+
+
+def _blocks(plan: WorkerPlan, start: float) -> list[tuple[float, float]]:
+    """Return from when to when the worker's event loop is blocked."""
+    return merged([(start + at, start + at + sec) for at, sec in plan.blocks])
 
 
 def _serve(plan: StepPlan, state: EngineState, start: float, timelines: list[RequestTimeline]) -> None:
@@ -99,11 +112,11 @@ def _rollout(plan: WorkerPlan, begin: float, start: float, timelines: list[Reque
     happened = [_main(PREPROCESS, begin + 1e-4, start - 1e-4)]
     for timeline in timelines:
         happened += timeline.happened
-    arrival = max((timeline.end for timeline in timelines), default=start) + 2e-4
+    blocks = _blocks(plan, start)
+    arrival = after_blocks(blocks, max((timeline.end for timeline in timelines), default=start) + 2e-4)
+    happened += [_block(at, end) for at, end in blocks if at < arrival]
     calls = [call for timeline in timelines for call in timeline.calls]
     done = WorkerStep(happened, calls, arrival)
-    for at, sec in sorted(plan.blocks):
-        done = _blocked(done, start + at, sec)
     if done.arrival < NEVER:
         sort = done.arrival + 1e-5
         done.happened.append(_main("async_generate_duration", start, done.arrival))
@@ -116,21 +129,11 @@ def _main(event: str, start: float, end: float, **extra: Any) -> Happened:
     return Happened(event, start, end, extra or None, MAIN)
 
 
-def _blocked(before: WorkerStep, at: float, sec: float) -> WorkerStep:
-    """Delay everything in the event loop by the time for which code holds it; the engine waits, too."""
-
-    def later(time_sec: float) -> float:
-        return time_sec if time_sec <= at else time_sec + sec
-
-    moved = [one._replace(start=later(one.start), end=later(one.end)) for one in before.happened]
+def _block(at: float, end: float) -> Happened:
+    """Return what the watchdog records of a blocked event loop."""
     stack = ["rollout.py:212 run", "scoring.py:41 score"]
-    extra = {"lag_sec": sec, "stack": stack, "samples": 1, "in_span": "reward_calculation"}
-    moved.append(Happened("event_loop_block", at, at + sec, extra, MAIN))
-    calls = [
-        call._replace(start=later(call.start), served=Served(*map(later, call.served)))
-        for call in before.calls
-    ]
-    return WorkerStep(moved, calls, later(before.arrival))
+    extra = {"lag_sec": end - at, "stack": stack, "samples": 1, "in_span": "reward_calculation"}
+    return Happened("event_loop_block", at, end, extra, MAIN)
 
 
 def _finish(plan: WorkerPlan, done: WorkerStep, begin: float, leave: float) -> None:

@@ -1,5 +1,6 @@
 """Turn a request into a timeline: the reference's events, nested as the measured code is nested."""
 
+from collections.abc import Sequence
 from itertools import count
 from typing import Any, Final, NamedTuple
 
@@ -37,6 +38,9 @@ class EngineCall(NamedTuple):
 class RequestTimeline:
     """The records of one request that begins at `start`, as an engine serves it.
 
+    Its event loop is blocked during `blocks`: the request gets to what ends meanwhile, such as an engine call,
+    when the loop goes on. The engine itself does not wait.
+
     Attributes:
         happened: Its records, in the order of their ends.
         calls: Its engine calls.
@@ -44,11 +48,17 @@ class RequestTimeline:
     """
 
     def __init__(
-        self, request: Request, start: float, task: int, spawned_by: int, tasks: "count[int]"
+        self,
+        request: Request,
+        start: float,
+        task: int,
+        spawned_by: int,
+        tasks: "count[int]",
+        blocks: Sequence[tuple[float, float]] = (),
     ) -> None:
         """Prepare a request; `tasks` numbers the tasks of its tools."""
-        self._request = request
-        self._now = self._start = start
+        self._request, self._blocks = request, blocks
+        self._now = self._start = after_blocks(blocks, start)
         self._task, self._spawned_by, self._tasks = task, spawned_by, tasks
         self._announced = False
         self.happened: list[Happened] = []
@@ -70,16 +80,16 @@ class RequestTimeline:
         self._ended("main_loop", loop)
         self._took("reward_calculation", request.reward_sec)
         self._took("finalization", small)
-        self._now += 2e-5
+        self._pass(2e-5)
         self._ended("async_rollout_request_complete", self._start, **_summary(request, parts))
         self.end = self._now
 
     def _pending(self, small: float) -> None:
         start = self._now
-        self._now += 1e-5
+        self._pass(1e-5)
         self._took("tool_creation_pending_state", small / 4)
         self._took("interaction_start_pending_state", small / 8)
-        self._now += 1e-5
+        self._pass(1e-5)
         self._ended("pending_state_handling", start)
 
     def _turn(self, number: int, turn: Turn, parts: list[tuple[float, float, float]]) -> Caller:
@@ -88,44 +98,44 @@ class RequestTimeline:
         self._instant("turn_start", turn=number, current_sequence_length=length)
         self._took("turn_pre_process", small / 10, turn=number, generation_prompt_length=length + 3)
         called = self._now
-        self._now += 5e-6
+        self._pass(5e-6)
         self._took("engine_generate_setup", small / 20)
         asked = self._now
         served = yield Call(asked, length + 3, turn.tokens * turn.pace, turn.extra_sec)
         self.calls.append(
             EngineCall(self._request.request_id, number, length + 3, turn.tokens, asked, served)
         )
-        self._now = served.end
+        self._now = after_blocks(self._blocks, served.end)
         self._ended("engine_async_generate_actual", asked)
-        self._now += 1e-5
+        self._pass(1e-5)
         self._ended("turn_engine_call", called, turn=number, generated_tokens=turn.tokens)
         returned = self._now
         if turn.tools:
-            self._now += small / 10
+            self._pass(small / 10)
             calls = len(turn.tools)
             self._took("turn_tool_parsing", small / 2, turn=number, parsed_tool_calls=calls)
-        self._now += small / 4
+        self._pass(small / 4)
         self._ended("turn_post_process", returned, turn=number, has_tool_calls=bool(turn.tools))
         parts.append((self._now - begun, returned - called, self._now - returned))
-        self._now += 5e-6
+        self._pass(5e-6)
         self._ended("turn_end", begun, turn=number, engine_call_duration=returned - called)
 
     def _after_turn(self, number: int, turn: Turn) -> None:
         start = self._now
         if turn.tools:
-            self._now += 1e-5
+            self._pass(1e-5)
             executed = self._now
-            self._now += 2e-5
+            self._pass(2e-5)
             self._tools(number, turn.tools)
-            self._now += 1e-5
+            self._pass(1e-5)
             self._ended("tool_execution", executed, turn=number)
             self._took("tool_response_processing", turn.small_sec / 3, turn=number)
             self._ended("tool_calling_state", start, turn=number)
         elif turn.reply_sec is not None:
-            self._now += 1e-5
+            self._pass(1e-5)
             turns = {"user_turn": number, "assistant_turn": number + 1}
             self._took("interaction_response", turn.reply_sec, **turns)
-            self._now += turn.small_sec / 5
+            self._pass(turn.small_sec / 5)
             self._ended("interacting_state", start, **turns)
 
     def _tools(self, number: int, tools: list[tuple[str, float]]) -> None:
@@ -133,14 +143,17 @@ class RequestTimeline:
         start = self._now
         for name, sec in sorted(tools, key=lambda tool: tool[1]):
             extra = {"request_id": self._request.request_id, "turn": number, "tool": name}
+            self._now = after_blocks(self._blocks, start + sec)
             self.happened.append(
-                Happened("tool_call", start, start + sec, extra, next(self._tasks), self._task, phase="tool")
+                Happened("tool_call", start, self._now, extra, next(self._tasks), self._task, phase="tool")
             )
-            self._now = start + sec
+
+    def _pass(self, sec: float) -> None:
+        self._now = after_blocks(self._blocks, self._now + sec)
 
     def _took(self, event: str, sec: float, **extra: Any) -> None:
         start = self._now
-        self._now += sec
+        self._pass(sec)
         self._ended(event, start, **extra)
 
     def _ended(self, event: str, start: float, **extra: Any) -> None:
@@ -154,6 +167,11 @@ class RequestTimeline:
         self._announced = True
         ids = {"request_id": self._request.request_id, **extra}
         self.happened.append(Happened(event, start, self._now, ids, self._task, spawned_by, instant))
+
+
+def after_blocks(blocks: Sequence[tuple[float, float]], time_sec: float) -> float:
+    """Return when an event loop with these blocks gets to what happens at a time."""
+    return next((end for start, end in blocks if start <= time_sec < end), time_sec)
 
 
 def _summary(request: Request, parts: list[tuple[float, float, float]]) -> dict[str, Any]:
