@@ -1,7 +1,9 @@
 """A cause costs what it should, where it should, and changes no draw of anything else."""
 
+import json
 import re
 from dataclasses import fields, replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from sglang_instrument.analysis import open_run
 from sglang_instrument.testing import (
     BlockedLoop,
     ColdStart,
+    Death,
     Engine,
     Gap,
     Growth,
@@ -230,6 +233,36 @@ def test_the_trainer_records_what_verl_records(tmp_path: Path) -> None:
 def test_a_missing_file_is_missing(tmp_path: Path) -> None:
     synthetic_run(tmp_path, steps=3, workers=2, requests=2, causes=[MissingFile(2, 1)])
     assert open_run(tmp_path).health.missing == [(2, 1)]
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_nothing_is_recorded_after_a_death(overlaps: bool, tmp_path: Path) -> None:
+    # Each process has a clock of its own: the records are compared on that of the run.
+    skew, ahead_sec = {0: 0.0, 1: 30.0}, 4.0
+    synthetic_run(
+        tmp_path,
+        steps=4,
+        workers=2,
+        requests=8,
+        trainer=Trainer(sec=60.0, recorded=True, overlaps=overlaps),
+        validate_every=3,
+        clock_skew=skew,
+        engine_clocks=skew,
+        causes=[Death(3, 1, ahead_sec=ahead_sec)],
+    )
+    assert sorted(path.name for path in tmp_path.glob("*_*")) == ["step_1", "step_2", "step_3"]
+    ends: dict[str, float] = {}
+    for path in tmp_path.rglob("*.jsonl"):
+        header, *records = [json.loads(line) for line in path.read_text().splitlines()]
+        ahead_sec_of_clock = (header["extra"]["wall_ns"] - header["extra"]["perf_ns"]) / 1e9
+        stamps = [datetime.fromisoformat(one["timestamp"]).timestamp() for one in records]
+        name = str(path.relative_to(tmp_path))
+        ends[name] = max(stamps, default=ahead_sec_of_clock) - ahead_sec_of_clock
+    dead_sec = ends["step_3/worker_1.jsonl"]
+    assert dead_sec + ahead_sec - 2 < ends["step_3/worker_0.jsonl"]
+    assert ends["step_3/trainer_0.jsonl"] == 0
+    assert ends.pop("engine/scheduler_1.jsonl") <= dead_sec + 1
+    assert max(ends.values()) <= dead_sec + ahead_sec + 1
 
 
 def test_the_reference_lists_every_cause_with_its_fields_and_its_word() -> None:

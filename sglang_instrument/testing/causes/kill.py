@@ -20,22 +20,49 @@ Record = dict[str, Any]
 def kill_worker(folder: Path, step: int, worker: int, share: float, ahead_sec: float) -> None:
     """Kill a worker after this share of its way to the barrier, and the others `ahead_sec` later.
 
-    The run ends in that step; workers that had arrived at the barrier are still waiting in it.
+    Its engine dies with it; the trainer and the other engines die with the others. The run ends in that step;
+    workers that had arrived at the barrier are still waiting in it.
     """
     for path in folder.glob("*_*"):
-        if int(path.name.partition("_")[2]) > step:
+        kind, _, number = path.name.partition("_")
+        if int(number) > step or (kind == "validate" and int(number) == step):
             rmtree(path)
     written = {path: _read(path) for path in sorted((folder / f"step_{step}").glob("worker_*.jsonl"))}
     of_dead = written[folder / f"step_{step}" / f"worker_{worker}.jsonl"]
     begin, arrival = min(one["start_us"] for one in of_dead if "start_us" in one), _arrival(of_dead)
-    killed_us = begin + round(share * (arrival - begin))
+    killed_us = begin + round(share * (arrival - begin)) - _ahead_us(of_dead)
     others_us = killed_us + round(ahead_sec * 1e6)
     for path, records in written.items():
-        _write(path, records, killed_us if path.stem == f"worker_{worker}" else others_us)
+        end_us = killed_us if path.stem == f"worker_{worker}" else others_us
+        _write(path, records, end_us + _ahead_us(records))
+    last_call_us = max(_arrival(records) - _ahead_us(records) for records in written.values())
+    for path in folder.glob("engine/*.jsonl"):
+        end_us = killed_us if path.stem.endswith(f"_{worker}") else others_us
+        _cut(path, min(end_us, last_call_us))
+    for path in folder.glob("step_*/trainer_*.jsonl"):
+        # The trainer waits for the rollout of this step, and may train on that of the one before.
+        _cut(path, 0 if path.parent.name == f"step_{step}" else others_us)
 
 
 def _read(path: Path) -> list[Record]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _ahead_us(records: list[Record]) -> int:
+    """Return the time of the run's begin on the clock of the process that wrote these records."""
+    opened: dict[str, int] = records[0]["extra"]
+    return round((opened["wall_ns"] - opened["perf_ns"]) / 1000)
+
+
+def _cut(path: Path, end_us: int) -> None:
+    """Leave the header, and the records of what had ended until then."""
+    header, *records = _read(path)
+    end_us += _ahead_us([header])
+    _save(path, [header, *(one for one in records if _end(one) <= end_us)])
+
+
+def _save(path: Path, records: list[Record]) -> None:
+    path.write_text("".join(json.dumps(one) + "\n" for one in records))
 
 
 def _write(path: Path, records: list[Record], end_us: int) -> None:
@@ -44,8 +71,7 @@ def _write(path: Path, records: list[Record], end_us: int) -> None:
     done = [one for one in records if one["event"] not in CONTROL_EVENTS and _end(one) < _arrival(records)]
     left = [one for one in done if _end(one) <= end_us]
     reports = list(_reports(records, end_us))
-    lines = header + sorted(left + reports, key=_end)
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    _save(path, header + sorted(left + reports, key=_end))
 
 
 def _arrival(records: list[Record]) -> int:

@@ -38,8 +38,8 @@ class EngineCall(NamedTuple):
 class RequestTimeline:
     """The records of one request that begins at `start`, as an engine serves it.
 
-    Its event loop is blocked during `blocks`: the request gets to what ends meanwhile, such as an engine call,
-    when the loop goes on. The engine itself does not wait.
+    Its event loop is blocked during `blocks`. Where something ends meanwhile, such as an engine call, the
+    request goes on when the loop does. The engine itself does not wait.
 
     Attributes:
         happened: Its records, in the order of their ends.
