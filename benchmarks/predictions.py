@@ -19,9 +19,11 @@ from statistics import mean
 from rich.console import Console
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
+from clean_shapes import usual_shape
+
 from sglang_instrument.analysis import Rules, Run, compare_runs, open_run, validation_of, what_if
 from sglang_instrument.testing import RunShape
-from sglang_instrument.testing.clean_shapes import usual_shape
 from sglang_instrument.testing.synthetic import write_run
 
 WITHIN = 0.05

@@ -6,7 +6,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from clean_shapes import CLEAN_SHAPES, usual_shape
 from other_runs import OtherRun
+from planted_runs import KINDS, sized
 
 from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.verdict.advice import CAUSES
@@ -16,8 +18,6 @@ from sglang_instrument.analysis.verdict.excess import excess_table
 from sglang_instrument.analysis.verdict.verdict import findings_of, verdict_of
 from sglang_instrument.demo.synthetic import write
 from sglang_instrument.testing import synthetic_run
-from sglang_instrument.testing.clean_shapes import CLEAN_SHAPES, usual_shape
-from sglang_instrument.testing.planted_runs import KINDS, sized
 from sglang_instrument.testing.synthetic import write_run
 
 

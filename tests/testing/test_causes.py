@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from planted_runs import KINDS, cost_of, sized
 
 from sglang_instrument import testing
 from sglang_instrument.analysis import open_run
@@ -34,7 +35,6 @@ from sglang_instrument.testing import (
     synthetic_run,
 )
 from sglang_instrument.testing.causes.base import Cause
-from sglang_instrument.testing.planted_runs import KINDS, cost_of, sized
 from sglang_instrument.testing.run_shape import PlayedStep, play_run
 
 SHAPE = RunShape(steps=3, workers=3, requests=6, seed=4)

@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from clean_shapes import CLEAN_SHAPES, CleanRun
 
 from sglang_instrument.analysis import open_run
 from sglang_instrument.cli.main import main
-from sglang_instrument.testing.clean_shapes import CLEAN_SHAPES, CleanRun
 from sglang_instrument.testing.synthetic import write_run
 
 

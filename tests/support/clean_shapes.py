@@ -60,14 +60,14 @@ def usual_shape(seed: int, steps: int = 10) -> RunShape:
 
 
 def _of_any_size(seed: int) -> CleanRun:
-    random = Random(f"size/{seed}")  # noqa: S311 - repeatable, not secret
+    random = Random(f"size/{seed}")
     workers, requests = random.choice([1, 2, 3, 4, 8, 16]), random.choice([8, 16, 32, 64])
     shape = usual_shape(seed, steps=random.randint(3, 14))
     return CleanRun(replace(shape, workers=workers, requests=requests))
 
 
 def _warm_up(seed: int) -> CleanRun:
-    random = Random(f"warm-up/{seed}")  # noqa: S311 - repeatable, not secret
+    random = Random(f"warm-up/{seed}")
     cause = ColdStart(random.uniform(1.1, 1.6), random.uniform(0.5, 10.0))
     return CleanRun(usual_shape(seed), [cause], frozenset({"long-replies", "cold-start"}))
 
@@ -112,7 +112,7 @@ def _shared_engine(seed: int) -> CleanRun:
 
 def _torn(seed: int) -> CleanRun:
     """Return a run in which one closing line is torn, often in the last step; all others closed theirs."""
-    random = Random(f"torn/{seed}")  # noqa: S311 - repeatable, not secret
+    random = Random(f"torn/{seed}")
     torn = TornFile(random.choice([2, 3, 3]), random.randrange(4), random.choice([40, 200]))
     return CleanRun(usual_shape(seed, steps=3), [torn], is_whole=False)
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from clean_shapes import usual_shape
+
 from sglang_instrument.testing.causes import (
     BlockedLoop,
     Cause,
@@ -24,7 +26,6 @@ from sglang_instrument.testing.causes import (
     SlowTools,
     StandStill,
 )
-from sglang_instrument.testing.clean_shapes import usual_shape
 from sglang_instrument.testing.run_shape import RunShape, play_run
 from sglang_instrument.testing.simulation.trainer import Trainer
 
