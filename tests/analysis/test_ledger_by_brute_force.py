@@ -1,23 +1,21 @@
 """Critical paths and ledgers equal what plain loops over made-up spans give, tick by tick, and sum up."""
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
 
 import polars as pl
 import pytest
+from clean_shapes import CLEAN_SHAPES
 from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 from made_steps import EPOCH_US, TICK_US, Made, brute_parents, steps_of_a_worker, write_step
+from made_workers import TRAINED, Rows, Step, Tick, made_steps, played, rows_of, write_worker, written
 
 from sglang_instrument.analysis import Run, open_run, step_ledger, step_windows, worker_ledger
-from sglang_instrument.analysis.ledger.ledger import PARTS, STEP, STEP_OF_WORKER
+from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.testing import BlockedLoop
-from sglang_instrument.testing.clean_shapes import CLEAN_SHAPES
 from sglang_instrument.testing.synthetic import write_run
 
 # ---- the critical path of one worker
@@ -67,123 +65,6 @@ def test_each_tick_belongs_to_the_innermost_span_of_the_recursive_walk(made: Mad
 # ---- the ledgers of a run
 
 
-EVENTS = {
-    "preprocessing_duration": "preprocess",
-    "engine_generate": "engine",
-    "tool_call": "tool",
-    "reward_calculation": "reward",
-    "padding_duration": "postprocess",
-    "broadcast_duration": "broadcast",
-    "": "unaccounted",  # no span
-}
-BARRIER = "barrier_wait_duration"
-_TRAINED = "trainer_update_actor"
-
-stretches = st.lists(st.tuples(st.sampled_from(sorted(EVENTS)), st.integers(1, 9)), max_size=4)
-
-
-class Worker(NamedTuple):
-    """What a worker does up to each barrier, and after the last: events with their ticks."""
-
-    late: int
-    segments: list[list[tuple[str, int]]]
-
-
-class Step(NamedTuple):
-    """A step: its workers by rank; `gap` ticks to the next, `trained` of which a trainer records."""
-
-    workers: dict[int, Worker]
-    gap: int
-    trained: int
-    validate: bool
-
-
-class Tick(NamedTuple):
-    """What a worker did in one tick."""
-
-    part: str
-    event: str
-    barrier: int | None = None  # the number of the barrier at which it waited
-
-
-@st.composite
-def made_steps(draw: st.DrawFn) -> list[Step]:
-    steps = []
-    for _ in range(draw(st.integers(1, 3))):
-        barriers = draw(st.integers(0, 2))
-        ranks = draw(st.sets(st.integers(0, 3), min_size=1, max_size=3))
-        segments = st.lists(stretches, min_size=barriers + 1, max_size=barriers + 1)
-        workers = {rank: Worker(draw(st.integers(0, 3)), draw(segments)) for rank in sorted(ranks)}
-        gap = draw(st.integers(0, 8))
-        steps.append(Step(workers, gap, draw(st.integers(0, gap)), draw(st.booleans())))
-    return steps
-
-
-def played(step: Step) -> dict[int, tuple[int, list[Tick]]]:
-    """Return for each worker when it begins and what it does in each tick; all leave a barrier together."""
-    now = {rank: worker.late for rank, worker in step.workers.items()}
-    ticks: dict[int, list[Tick]] = {rank: [] for rank in now}
-    barriers = max(len(worker.segments) for worker in step.workers.values()) - 1
-    for number in range(barriers + 1):
-        for rank, worker in step.workers.items():
-            for event, length in worker.segments[number]:
-                ticks[rank] += [Tick(EVENTS[event], event or "total_step_duration")] * length
-                now[rank] += length
-        if number < barriers:
-            leave = max(now.values()) + 1  # the last one needs a tick, too
-            for rank in now:
-                ticks[rank] += [Tick("barrier", BARRIER, number)] * (leave - now[rank])
-                now[rank] = leave
-    # A step of no length is no span.
-    return {
-        rank: (step.workers[rank].late, own or [Tick("unaccounted", "total_step_duration")])
-        for rank, own in ticks.items()
-    }
-
-
-def written(folder: Path, steps: list[Step], skew: dict[int, int]) -> list[int]:
-    """Write the steps one after the other; return when each began, in ticks."""
-    now, begun = 0, []
-    for number, step in enumerate(steps):
-        play = played(step)
-        first = min(begin for begin, _ in play.values())
-        begun.append(now)
-        kind = "validate" if step.validate else "step"
-        for rank, (begin, ticks) in play.items():
-            start = now + begin - first
-            spans = [*_spans(ticks, start), ("total_step_duration", start, start + len(ticks))]
-            _write(folder / f"{kind}_{number}" / f"worker_{rank}.jsonl", spans, skew.get(rank, 0))
-        done = max(begin + len(ticks) for begin, ticks in play.values()) - first
-        if step.trained:
-            spans = [(_TRAINED, now + done, now + done + step.trained)]
-            _write(folder / f"{kind}_{number}" / "trainer_0.jsonl", spans, 0)
-        now += done + step.gap
-    return begun
-
-
-def _spans(ticks: list[Tick], start: int) -> Iterator[tuple[str, int, int]]:
-    at = 0
-    while at < len(ticks):
-        end = at
-        while end < len(ticks) and ticks[end] == ticks[at]:
-            end += 1
-        if ticks[at].event != "total_step_duration":
-            yield ticks[at].event, start + at, start + end
-        at = end
-
-
-def _write(path: Path, spans: list[tuple[str, int, int]], ahead: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = []
-    for event, start, end in spans:
-        times = {
-            "duration_sec": (end - start) * TICK_US / 1e6,
-            "start_us": EPOCH_US + (start + ahead) * TICK_US,
-        }
-        lines.append({"timestamp": "2026-01-05T08:00:00+00:00", "event": event, **times, "task": 0})
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
 def decider(step: Step, play: dict[int, tuple[int, list[Tick]]], tick: int) -> int:
     """Return the worker that decides about a tick: the last at the next barrier, or the last to end."""
     exits: dict[int, int] = {}
@@ -197,9 +78,6 @@ def decider(step: Step, play: dict[int, tuple[int, list[Tick]]], tick: int) -> i
         if tick < leave:
             return min(waits[number], key=lambda rank: (waits[number][rank], rank))
     return max(play, key=lambda rank: (play[rank][0] + len(play[rank][1]), rank))
-
-
-Rows = dict[tuple[Any, ...], int]  # ticks by step, validate, worker, part, event
 
 
 def brute_ledgers(steps: list[Step]) -> tuple[Rows, Rows]:
@@ -217,7 +95,7 @@ def brute_ledgers(steps: list[Step]) -> tuple[Rows, Rows]:
             rank = decider(step, play, tick)
             of_steps[(*place, rank, *_does(tick, *play[rank]))] += 1
         for after in range(0 if is_last else step.gap):
-            event = _TRAINED if after < step.trained else "(not recorded)"
+            event = TRAINED if after < step.trained else "(not recorded)"
             of_steps[(*place, None, "between steps", event)] += 1
             for rank in play:
                 of_workers[(*place, rank, "between steps", event)] += 1
@@ -232,16 +110,6 @@ def _does(tick: int, begin: int, ticks: list[Tick]) -> tuple[str, str | None]:
     return ticks[tick - begin].part, ticks[tick - begin].event
 
 
-def rows_of(ledger: pl.DataFrame) -> Rows:
-    found: Rows = defaultdict(int)
-    for row in ledger.iter_rows(named=True):
-        assert row["sec"] > 0
-        assert row["part"] in PARTS
-        key = (row["step"], row["validate"], row["worker"], row["part"], row["event"])
-        found[key] += round(row["sec"] * 1e6)
-    return {key: round(us / TICK_US) for key, us in found.items() if us > TICK_US // 2}
-
-
 @settings(max_examples=150, deadline=None)
 @given(made_steps())
 def test_the_ledgers_hold_each_tick_of_the_wall_time(steps: list[Step]) -> None:
@@ -252,19 +120,6 @@ def test_the_ledgers_hold_each_tick_of_the_wall_time(steps: list[Step]) -> None:
     of_steps, of_workers = brute_ledgers(steps)
     assert rows_of(worker_ledger(digest)) == of_workers
     assert rows_of(step_ledger(digest)) == of_steps
-
-
-def test_clocks_that_differ_change_no_ledger(tmp_path: Path) -> None:
-    worker = Worker(0, [[("engine_generate", 9)], [("padding_duration", 3)]])
-    slow = Worker(0, [[("preprocessing_duration", 20), ("engine_generate", 9)], [("padding_duration", 3)]])
-    steps = [Step({0: worker, 1: slow, 2: worker, 3: worker}, 5, 0, False)] * 3
-    written(tmp_path / "even", steps, {})
-    written(tmp_path / "skewed", steps, {1: 70, 2: -4000})
-    even, skewed = (open_run(tmp_path / name).digest for name in ("even", "skewed"))
-    assert rows_of(step_ledger(even)) == rows_of(step_ledger(skewed))
-    assert rows_of(worker_ledger(even)) == rows_of(worker_ledger(skewed))
-    waits = worker_ledger(skewed).filter(part="barrier", event=BARRIER)
-    assert set(waits.select("worker", "waited_for").iter_rows()) == {(0, 1), (1, None), (2, 1), (3, 1)}
 
 
 def sums(run: Run) -> Iterator[tuple[float, float]]:
@@ -310,7 +165,7 @@ def test_a_worker_without_a_file_has_no_rows_and_changes_no_sum(tmp_path: Path) 
 
 def test_without_step_spans_the_outermost_spans_share_the_step(tmp_path: Path) -> None:
     spans = [("engine_generate", 0, 20), ("engine_generate", 25, 30)]
-    _write(tmp_path / "step_1" / "worker_0.jsonl", spans, 0)
+    write_worker(tmp_path / "step_1" / "worker_0.jsonl", spans, 0)
     ledger = step_ledger(open_run(tmp_path).digest)
     assert rows_of(ledger) == {
         (1, False, 0, "engine", "engine_generate"): 25,
@@ -320,8 +175,8 @@ def test_without_step_spans_the_outermost_spans_share_the_step(tmp_path: Path) -
 
 def test_two_files_of_a_worker_share_each_instant_only_once(tmp_path: Path) -> None:
     spans = [("engine_generate", 0, 20), ("total_step_duration", 0, 20)]
-    _write(tmp_path / "step_1" / "worker_0.jsonl", spans, 0)
-    _write(tmp_path / "step_1" / "worker_0.host-17.jsonl", spans, 5)
+    write_worker(tmp_path / "step_1" / "worker_0.jsonl", spans, 0)
+    write_worker(tmp_path / "step_1" / "worker_0.host-17.jsonl", spans, 5)
     ledger = worker_ledger(open_run(tmp_path).digest)
     assert rows_of(ledger) == {(1, False, 0, "engine", "engine_generate"): 25}
 
@@ -333,7 +188,7 @@ def test_two_step_spans_of_a_step_leave_a_gap_that_nothing_explains(tmp_path: Pa
         ("engine_generate", 30, 40),
         ("total_step_duration", 30, 40),
     ]
-    _write(tmp_path / "step_1" / "worker_0.jsonl", spans, 0)
+    write_worker(tmp_path / "step_1" / "worker_0.jsonl", spans, 0)
     assert rows_of(step_ledger(open_run(tmp_path).digest)) == {
         (1, False, 0, "engine", "engine_generate"): 20,
         (1, False, None, "unaccounted", "(not recorded)"): 20,

@@ -1,4 +1,4 @@
-"""Find how long engine calls take for their tokens, and for the calls that run at the same time."""
+"""Model the duration of an engine call by its tokens and by the number of concurrent calls."""
 
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -16,7 +16,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 #: A step of a worker, whose engine has a pace of its own.
 OF_WORKER: Final = ("run", "step", "validate", "worker")
 _REQUEST: Final = ("source", *OF_WORKER[1:], "request_id")
-_FEWEST_CALLS: Final = 20  # of fewer, no speed is fitted
+_FEWEST_CALLS: Final = 20  # of fewer, only the median of the seconds a token is known
 _ROUNDS: Final = 8
 _OUTLIER: Final = 3.0  # a call that takes so many times as long as expected, or as short, is left out
 
@@ -56,8 +56,8 @@ class Fit:
     Attributes:
         speed: The speed.
         calls: The calls, with `expected_sec`.
-        error: By which logarithm half of the calls differ from what is expected of them at their step's pace;
-            None where no speed was fitted.
+        error: Median of |log(measured / expected)|, expected at the pace of the call's step; None where no
+            speed was fitted.
     """
 
     speed: EngineSpeed
@@ -98,7 +98,8 @@ def engine_calls(digest: Digest, run: int = 0) -> pl.DataFrame:
 def fit_speed(calls: pl.DataFrame, speed: EngineSpeed | None = None) -> Fit:
     """Fit the speed to calls; each worker's step has a pace of its own.
 
-    Whether the workers share an engine is what explains the calls better.
+    Whether the workers share an engine is what explains the calls better. Of fewer than 20 calls, only the
+    median of the seconds a token is taken.
 
     Args:
         calls: As `engine_calls` returns them.
@@ -108,11 +109,19 @@ def fit_speed(calls: pl.DataFrame, speed: EngineSpeed | None = None) -> Fit:
     if speed is not None:
         return Fit(speed, calls.with_columns(expected_sec=speed.expected(crowds(calls, speed.pool))), None)
     if len(calls) < _FEWEST_CALLS or not calls["tokens"].sum():
-        return Fit(EngineSpeed(), calls.with_columns(expected_sec="tokens"), None)
+        speed = EngineSpeed(token_sec=_median_token_sec(calls))
+        return Fit(speed, calls.with_columns(expected_sec=speed.token_sec * pl.col("tokens")), None)
     own = _fitted(calls, shared=False)
     if calls["worker"].n_unique() == 1:
         return own
     return min(own, _fitted(calls, shared=True), key=lambda fit: fit.error or 0.0)
+
+
+def _median_token_sec(calls: pl.DataFrame) -> float:
+    """Return the median of the seconds a token, over the calls that wrote any; 1 if none did."""
+    wrote = calls.filter(pl.col("tokens") > 0)
+    middle: Any = (wrote["sec"] / wrote["tokens"]).median()
+    return 1.0 if middle is None else float(middle)
 
 
 def _fitted(calls: pl.DataFrame, shared: bool) -> Fit:

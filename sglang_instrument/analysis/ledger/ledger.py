@@ -11,14 +11,8 @@ import polars as pl
 from sglang_instrument.analysis.ledger.deciding_paths import PARTS as PARTS
 from sglang_instrument.analysis.ledger.deciding_paths import STEP as STEP
 from sglang_instrument.analysis.ledger.deciding_paths import STEP_OF_WORKER as STEP_OF_WORKER
-from sglang_instrument.analysis.ledger.deciding_paths import (
-    clipped,
-    one_at_a_time,
-    pieces_of_workers,
-    sec_between,
-    segments_of,
-    worker_windows,
-)
+from sglang_instrument.analysis.ledger.deciding_paths import Paths as Paths
+from sglang_instrument.analysis.ledger.deciding_paths import one_at_a_time, sec_between
 from sglang_instrument.analysis.ledger.deciding_paths import step_windows as step_windows
 from sglang_instrument.analysis.run.digest import Digest
 
@@ -38,19 +32,18 @@ _LEDGER: Final[dict[str, Any]] = {
 }
 
 
-def worker_ledger(digest: Digest) -> pl.DataFrame:
+def worker_ledger(run: Digest | Paths) -> pl.DataFrame:
     """Return what each worker's wall time of each step was spent on.
 
     Returns:
         step, validate, worker; part: one of `PARTS`; event; waited_for: of a barrier, the worker that came
         last; sec. The seconds of a worker add up to its step's `wall_sec` of `step_windows`.
     """
-    windows = worker_windows(digest)
-    segments = segments_of(digest, windows)
+    paths = Paths.of(run)
+    windows, segments = paths.worker_windows, paths.segments
     is_last = pl.col("segment") == pl.col("segment").max().over(STEP)  # no barrier ends it
     deciders = segments.filter(~is_last).select(*STEP, "segment", waited_for="worker")
-    rows = pieces_of_workers(digest)
-    rows = rows.join(deciders, on=[*STEP, "segment"], how="left", maintain_order="left")
+    rows = paths.pieces.join(deciders, on=[*STEP, "segment"], how="left", maintain_order="left")
     waits = (pl.col("part") == "barrier") & (pl.col("waited_for") != pl.col("worker"))
     rows = rows.with_columns(waited_for=pl.when(waits).then("waited_for"))
     slowest = pl.col("worker").sort_by("end_us").last().over(STEP)
@@ -62,49 +55,71 @@ def worker_ledger(digest: Digest) -> pl.DataFrame:
         waited_for=slowest,
         sec=sec_between("end_us", "done_us"),
     )
-    between = between_steps(digest).join(windows.select(STEP_OF_WORKER), on=STEP)
+    between = between_steps(paths).join(windows.select(STEP_OF_WORKER), on=STEP)
     return _summed([rows, late, ended, between], windows.select(*STEP_OF_WORKER, "wall_sec"), STEP_OF_WORKER)
 
 
-def step_ledger(digest: Digest) -> pl.DataFrame:
+def step_ledger(run: Digest | Paths) -> pl.DataFrame:
     """Return what the wall time of each step was spent on, by the workers that decided how long it took.
 
     Returns:
         step, validate; worker: the one that decided, null between steps; part, event, waited_for, sec as in
         `worker_ledger`. The seconds of a step add up to its `wall_sec` of `step_windows`.
     """
-    windows = worker_windows(digest)
-    segments = segments_of(digest, windows)
-    cuts = segments.select(*STEP_OF_WORKER, cut_from="from_us", cut_to="to_us")
-    rows = pieces_of_workers(digest).drop("segment").join(cuts, on=STEP_OF_WORKER)
-    rows = clipped(rows, "cut_from", "cut_to")
-    first = segments.filter(pl.col("segment") == 0).select(*STEP_OF_WORKER, "to_us")
-    late = windows.join(first, on=STEP_OF_WORKER).select(
+    paths = Paths.of(run)
+    first = paths.segments.filter(pl.col("segment") == 0).select(*STEP_OF_WORKER, "to_us")
+    late = paths.worker_windows.join(first, on=STEP_OF_WORKER).select(
         *STEP_OF_WORKER,
         part=pl.lit("late start"),
         sec=(pl.min_horizontal("start_us", "to_us") - pl.col("begin_us")) / 1e6,
     )
-    return _summed([rows, late, between_steps(digest)], step_windows(digest).select(*STEP, "wall_sec"), STEP)
+    rows = [paths.deciding_pieces, late, between_steps(paths)]
+    return _summed(rows, paths.windows.select(*STEP, "wall_sec"), STEP)
 
 
-def worker_parts(digest: Digest) -> pl.DataFrame:
+def worker_parts(run: Digest | Paths) -> pl.DataFrame:
     """Return what each worker did outside of requests: step, validate, worker, part, event, sec."""
-    rows = pieces_of_workers(digest).filter(pl.col("request_id").is_null() & (pl.col("part") != "barrier"))
+    rows = Paths.of(run).pieces.filter(pl.col("request_id").is_null() & (pl.col("part") != "barrier"))
     return rows.group_by(*STEP_OF_WORKER, "part", "event").agg(pl.col("sec").sum())
 
 
-def between_steps(digest: Digest) -> pl.DataFrame:
+def busy_by_segment(run: Digest | Paths) -> pl.DataFrame:
+    """Return how long each worker was busy up to each barrier, and after the last one.
+
+    Without a delay, a step ends sooner by what its segments gain together: a segment takes as long as the
+    worker that was busy longest.
+
+    Returns:
+        step, validate, worker, segment: as in `pieces_of_workers`, 0 where workers do not meet at the same
+        barriers; busy_sec: without waiting at barriers.
+    """
+    paths = Paths.of(run)
+    busy = paths.pieces.filter(pl.col("part") != "barrier")
+    meets = paths.meeting.with_columns(meets=pl.lit(True))
+    busy = busy.join(meets, on=STEP, how="left", maintain_order="left")
+    segment = pl.when(pl.col("meets").fill_null(False)).then("segment").otherwise(0)
+    busy = busy.group_by(*STEP_OF_WORKER, segment=segment).agg(busy_sec=pl.col("sec").sum())
+    return busy.sort(*STEP_OF_WORKER, "segment")
+
+
+def between_steps(run: Digest | Paths) -> pl.DataFrame:
     """Return what happened after each step until the next began, by the records of the trainer.
+
+    The trainer's clock counts as that of the worker with the lowest rank.
 
     Returns:
         step, validate, part ("between steps"), event, sec.
     """
-    gaps = step_windows(digest).select(*STEP, from_us="done_us", to_us="next_us")
-    roles = digest.path["role"].unique()
+    paths = Paths.of(run)
+    gaps = paths.windows.select(*STEP, from_us="done_us", to_us="next_us")
+    path = paths.digest.path
+    roles = path["role"].unique()
     role = next((one for one in _ROLES_BETWEEN if one in roles), None)
-    told = digest.path.filter(pl.col("role").eq_missing(pl.lit(role)))
+    told = path.filter(pl.col("role").eq_missing(pl.lit(role)))
     told = told.filter(pl.col("worker") == pl.col("worker").min())
-    told = one_at_a_time(told.select("event", from_us="start_us", to_us="end_us"), [])
+    ahead = paths.aligned.sort("worker")["ahead_us"].first() or 0
+    times = [(pl.col(name) - ahead).alias(to) for name, to in (("start_us", "from_us"), ("end_us", "to_us"))]
+    told = one_at_a_time(told.select("event", *times), [])
     rows = _overlaps(gaps.filter(pl.col("to_us") > pl.col("from_us")), told)
     rows = rows.group_by(*STEP, "event").agg(pl.col("sec").sum())
     known = gaps.join(rows.group_by(STEP).agg(pl.col("sec").sum()), on=STEP, how="left")
@@ -116,7 +131,7 @@ def between_steps(digest: Digest) -> pl.DataFrame:
 
 
 def _overlaps(left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
-    """Join intervals that overlap, with the seconds of the overlap; those of one table never do."""
+    """Join intervals that overlap, with the seconds of the overlap. Within a table, none may overlap."""
     ends = [table[name] for table in (left, right) for name in ("from_us", "to_us")]
     points: pl.DataFrame = (
         pl.concat(ends).unique().sort().to_frame("at_us").with_columns(pl.col("at_us").set_sorted())
