@@ -9,21 +9,21 @@ without the cause says how much it really cost. The exit code is 1 if a bound is
 "lost / true" is the median of the seconds that the right finding says over those that the cause cost.
 
 --quick makes a small sample, --only NAME the causes and shapes whose names contain it, --seeds N so many runs
-of each cause and size, --clean-seeds N of each clean shape, --jobs 1 uses one process, --wrong prints what
-was found where it was wrong.
+of each cause and size, --clean-seeds N of each clean shape, --jobs N uses so many processes (all cores
+unless told), --wrong prints what was found where it was wrong.
 """
 
 import argparse
 import multiprocessing
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import track
@@ -32,11 +32,11 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
 from clean_shapes import CLEAN_SHAPES
 from other_runs import OtherRun
-from planted_runs import KINDS, cost_of, sized, wall_of
+from planted_runs import KINDS, cost_of, is_right, sized, wall_of
 
 from sglang_instrument.analysis import open_run
+from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.verdict import findings_of
-from sglang_instrument.testing import Cause
 from sglang_instrument.testing.synthetic import write_run
 
 SHARES = (0.1, 0.25, 1.0)  # of the step's time that a cause costs
@@ -45,10 +45,8 @@ RECALL = 0.95
 ACCUSED = 0.01
 OTHER = "another generator"  # tests/support/other_runs.py: the rules were not tuned on it
 
-#: Words of findings that are right for a cause beside its own: what one sees there is both.
-ALSO_RIGHT = {"slow-calls": {"standstill"}, "hang": {"death"}, "death": {"hang"}}
-
-Finding = dict[str, Any]
+#: Causes that may be named in its runs, because they are true and nobody's fault.
+OTHER_WORDS = frozenset({"long-replies", "cold-start"})
 
 
 class Job(NamedTuple):
@@ -75,26 +73,13 @@ class Result(NamedTuple):
 
 
 def findings_in(folder: Path) -> list[Finding]:
-    """Return what `summary --json` gives as findings of a run that is over."""
-    return [asdict(one) for one in findings_of(open_run(folder, cached=False), over=True)]
-
-
-def is_right(finding: Finding, cause: Cause) -> bool:
-    """Return whether a finding names a planted cause: its word, its step, its worker, and its part."""
-    step, worker = cause.place
-    if finding["cause"] not in {cause.cause, *ALSO_RIGHT.get(cause.cause, ())}:
-        return False
-    if step is not None and (finding["step"], finding.get("worker")) != (step, worker):
-        return False
-    named = finding.get("event")
-    return step is not None or (finding.get("worker") is None and named in (None, cause.in_event))
+    """Return the findings in a run that is over."""
+    return findings_of(open_run(folder, cached=False), over=True)
 
 
 def accuses(finding: Finding, words: frozenset[str]) -> bool:
     """Return whether a finding in a clean run accuses anybody: none of these words does, without a worker."""
-    return finding["cause"] not in words or (
-        finding["cause"] != "long-replies" and finding.get("worker") is not None
-    )
+    return finding.cause not in words or (finding.cause != "long-replies" and finding.worker is not None)
 
 
 def run(job: Job) -> Result:
@@ -111,15 +96,15 @@ def _planted(job: Job, share: float) -> Result:
     right = [one for one in found if is_right(one, cause)]
     cost = cost_of(kind, shape, cause)
     cost_sec = 0.0 if kind.step is None else cost * wall_of(shape, kind.step)
-    lost = right[0]["lost_sec"] / cost_sec if right and cost_sec else None
+    lost = right[0].lost_sec / cost_sec if right and cost_sec else None
     told = [_told(one) for one in found]
     return Result(job, cost, found[:1] == right[:1] != [], bool(right), told, lost)
 
 
 def _clean(job: Job) -> Result:
     with _folder() as folder:
-        words = frozenset({"long-replies"})
         if job.name == OTHER:
+            words = OTHER_WORDS
             OtherRun(job.seed).write(folder)
         else:
             clean = CLEAN_SHAPES[job.name](job.seed)
@@ -131,7 +116,7 @@ def _clean(job: Job) -> Result:
 
 
 def _told(finding: Finding) -> str:
-    return f"{finding['cause']} (step {finding['step']}, worker {finding.get('worker')})"
+    return f"{finding.cause} (step {finding.step}, worker {finding.worker}, {finding.event})"
 
 
 @contextmanager
@@ -146,18 +131,18 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
     shapes = [name for name in (*CLEAN_SHAPES, OTHER) if args.only in name]
     jobs = []
     for name in names:
-        # What has but one size is planted once a seed.
+        # Causes without a size get one run for each seed.
         shares = (1.0,) if KINDS[name].step is None else SHARES
         jobs += [Job(name, seed, share) for share in shares for seed in range(args.seeds)]
     return jobs + [Job(name, seed) for name in shapes for seed in range(args.clean_seeds)]
 
 
 def results_of(jobs: list[Job], processes: int) -> list[Result]:
-    """Make the runs, in at most two processes."""
+    """Make the runs in so many processes."""
     if processes == 1:
         return [run(job) for job in track(jobs, "runs", console=Console(stderr=True))]
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(2, context) as pool:
+    with ProcessPoolExecutor(processes, context) as pool:
         results = pool.map(run, jobs, chunksize=4)
         return list(track(results, "runs", len(jobs), console=Console(stderr=True)))
 
@@ -207,11 +192,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="NAME")
     parser.add_argument("--seeds", type=int, metavar="N")
     parser.add_argument("--clean-seeds", type=int, metavar="N")
-    parser.add_argument("--jobs", type=int, choices=(1, 2), default=2)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument("--wrong", action="store_true")
     args = parser.parse_args(argv)
-    args.seeds = args.seeds or (2 if args.quick else 10)
-    args.clean_seeds = args.clean_seeds or (4 if args.quick else 40)
+    if args.seeds is None:
+        args.seeds = 2 if args.quick else 10
+    if args.clean_seeds is None:
+        args.clean_seeds = 4 if args.quick else 40
     results = results_of(jobs_of(args), args.jobs)
     console = Console(width=110)
     recall = print_recall([one for one in results if one.job.share is not None], console)

@@ -32,7 +32,7 @@ class CleanRun:
     Attributes:
         shape: What it is drawn from.
         causes: What makes it look unusual, such as a first step that warms up.
-        words: The causes that an analysis may name in it: they are true, but nobody's fault.
+        words: Causes that may be named, because they are true and nobody's fault.
         is_whole: Whether its files are as they were written.
     """
 

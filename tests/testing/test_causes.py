@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from planted_runs import KINDS, cost_of, sized
+from planted_runs import KINDS, Kind, cost_of, sized
 
 from sglang_instrument import testing
 from sglang_instrument.analysis import open_run
@@ -146,6 +146,12 @@ def test_a_cold_start_concerns_the_first_step_of_all_workers() -> None:
     assert after[1].wall_sec == pytest.approx(before[1].wall_sec)
 
 
+def test_a_cold_start_is_in_the_step_that_it_names() -> None:
+    shape, cause = replace(SHAPE, first_step=10), ColdStart(2.0, 5.0, step=10)
+    assert longer(shape, 1, cause) > 3
+    assert cause.place == (10, None)
+
+
 def test_no_cause_changes_another_step(tmp_path: Path) -> None:
     for name, kind in KINDS.items():
         concerned = kind.cause.place[0]
@@ -168,6 +174,13 @@ def test_a_cause_is_sized_to_what_it_should_cost(name: str) -> None:
     kind = KINDS[name]
     shape = kind.shape(3)
     assert cost_of(kind, shape, sized(kind, shape, 0.25)) == pytest.approx(0.25, abs=0.02)
+
+
+def test_a_cause_that_costs_nothing_has_no_size() -> None:
+    shape = replace(SHAPE, workload=Workload(most_turns=1))
+    kind = Kind(SlowInteractions(2, 1), step=2)  # there is no interaction with a single turn
+    with pytest.raises(ValueError, match=r"SlowInteractions.* of any size makes step 2 less than 25% longer"):
+        sized(kind, shape, 0.25)
 
 
 def test_an_engine_twice_as_fast_is_a_replay_of_the_same_requests() -> None:

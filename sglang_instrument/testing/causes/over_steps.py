@@ -40,25 +40,25 @@ class Growth(Cause):
 
 @dataclass(frozen=True)
 class ColdStart(Cause):
-    """In the first step of the run engines take `factor` times as long, and preprocessing `seconds` longer.
+    """In `step`, the first, engines take `factor` times as long, and preprocessing `seconds` longer.
 
     Workers warm up at somewhat different speeds.
     """
 
     factor: float = 1.3
     seconds: float = 2.0
-    first_step: int = 1
+    step: int = 1
     cause = "cold-start"
     size = "factor"
 
     @property
     def place(self) -> tuple[int | None, int | None]:
-        """The first step, and no worker."""
-        return self.first_step, None
+        """The step, and no worker."""
+        return self.step, None
 
     def change(self, plan: StepPlan) -> None:
-        """Slow the first step down."""
-        if plan.index == 0:
+        """Slow the step down."""
+        if plan.step == self.step:
             random = plan.random(None)
             for engine in plan.engines:
                 engine.factor *= 1 + (self.factor - 1) * random.uniform(0.7, 1.3)
