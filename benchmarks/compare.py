@@ -40,7 +40,7 @@ def different(comparison):
     """Return the metrics in which two runs are called different."""
     table = comparison.table
     return dict(
-        table.filter(table["verdict"].is_in(["more", "less"])).select("metric", "verdict").iter_rows()
+        table.filter(table["verdict"].is_in(["higher", "lower"])).select("metric", "verdict").iter_rows()
     )
 
 
@@ -107,7 +107,7 @@ def by_runs(pairs):
 def told(name, steps, engine, least, found):
     """Print the share of pairs that were called different, or in which the slower engine was found."""
     pairs = len(found)
-    hits = sum(bool(one) if least is None else one.get("engine") == "more" for one in found)
+    hits = sum(bool(one) if least is None else one.get("engine") == "higher" for one in found)
     bound = "at most 5 %" if least is None else "no bound" if "wanders" in name else f"at least {least:.0%}"
     error = 1.96 * (max(hits, 1) * (pairs - min(hits, pairs - 1))) ** 0.5 / pairs**1.5
     which = Counter(metric for one in found for metric in one)

@@ -18,13 +18,13 @@ def seconds(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Return a share from 0 to 1 in percent: 99, 1.2, <0.1, 0."""
+    """Return a share in percent: 99, 1.2, <0.1, 0; -100, -1.2."""
     if share is None:
         return NOTHING
     value = share * 100
-    if value >= 10:
+    if abs(value) >= 10:
         return f"{value:.0f}"
-    if value >= 0.05:
+    if abs(value) >= 0.05:
         return f"{value:.1f}"
     return "<0.1" if value > 0 else "0"
 

@@ -74,7 +74,7 @@ def test_equal_runs_are_called_different_in_at_most_one_of_twenty_pairs(steps: i
     for _ in range(400):
         made = [{name: _steps(random, name, steps, alike) for name in METRICS} for _ in range(2)]
         verdicts = comparison_of(*made, [*range(steps)], [*range(steps)]).table["verdict"]
-        wrong += verdicts.is_in(["more", "less"]).any()
+        wrong += verdicts.is_in(["higher", "lower"]).any()
     assert wrong <= 0.05 * 400 + 2 * math.sqrt(0.05 * 400)
 
 
@@ -93,21 +93,21 @@ def _steps(random: Random, metric: str, steps: int, alike: float) -> dict[int, f
 def test_equal_runs_with_other_replies_have_the_same_engine(tmp_path: Path) -> None:
     told = rows(compared(tmp_path))
     assert told["engine"]["verdict"] == "same"
-    assert "more" not in {row["verdict"] for row in told.values()}
+    assert "higher" not in {row["verdict"] for row in told.values()}
     assert told["p99"]["verdict"] == "too few steps"
     assert told["p99"]["needed"] > 10
 
 
 def test_an_engine_that_takes_a_tenth_longer_is_found_in_ten_steps(tmp_path: Path) -> None:
     told = rows(compared(tmp_path, engine=1.1))
-    assert told["engine"]["verdict"] == "more"
+    assert told["engine"]["verdict"] == "higher"
     assert told["engine"]["low"] < 1.1 < told["engine"]["high"]
-    assert {row["verdict"] for row in told.values()} <= {"more", "same", "too few steps"}
+    assert {row["verdict"] for row in told.values()} <= {"higher", "same", "too few steps"}
 
 
 def test_a_run_3_times_slower_is_called_slower_after_three_steps(tmp_path: Path) -> None:
     """Its engine for sure; the time of its steps, whose replies scatter, in four of five pairs."""
-    assert rows(compared(tmp_path, steps=3, engine=3.3))["engine"]["verdict"] == "more"
+    assert rows(compared(tmp_path, steps=3, engine=3.3))["engine"]["verdict"] == "higher"
     random, found = Random(3), 0
     for _ in range(200):
         made = [
@@ -115,7 +115,7 @@ def test_a_run_3_times_slower_is_called_slower_after_three_steps(tmp_path: Path)
         ]
         others = [{name: _steps(random, name, 3, 0.0) for name in METRICS} for _ in range(2)]
         told = comparison_of(others[0] | made[0], others[1] | made[1], [0, 1, 2], [0, 1, 2])
-        found += rows(told)["duration"]["verdict"] == "more"
+        found += rows(told)["duration"]["verdict"] == "higher"
     assert found >= 0.8 * 200
 
 
@@ -124,7 +124,7 @@ def test_a_longer_queue_is_not_taken_for_a_slower_engine(tmp_path: Path) -> None
     other = open_run(Queued(seed=2, steps=10, requests=48, load_sec=0.001).write(tmp_path / "b"))
     told = rows(compare_runs(one, other))
     assert told["engine"]["verdict"] == "same"
-    assert told["p50"]["verdict"] == "more"
+    assert told["p50"]["verdict"] == "higher"
 
 
 def test_steps_are_paired_only_where_their_prompts_are_the_same(tmp_path: Path) -> None:
@@ -142,14 +142,14 @@ def test_few_steps_are_paired_only_where_the_replies_are_as_long(tmp_path: Path)
     caps = {"a": {}, "b": {"engine": 3.3}, "c": {"most_tokens": 200}}
     one, same, other = (open_run(Queued(steps=3, **cap).write(tmp_path / name)) for name, cap in caps.items())
     assert compare_runs(one, same).paired
-    assert rows(compare_runs(one, same))["duration"]["verdict"] == "more"
+    assert rows(compare_runs(one, same))["duration"]["verdict"] == "higher"
     assert not compare_runs(one, other).paired
 
 
-def test_a_cold_first_step_is_left_out_of_both(tmp_path: Path) -> None:
+def test_a_cold_first_step_is_left_out_of_the_run_that_was_cold(tmp_path: Path) -> None:
     told = compared(tmp_path, steps=6, first_step=2.0)
-    assert told.cold
-    assert told.steps == told.other_steps == [2, 3, 4, 5, 6]
+    assert (told.cold, told.other_cold) == (False, True)
+    assert (told.steps, told.other_steps) == ([1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6])
     assert rows(told)["engine"]["verdict"] == "same"
 
 
@@ -171,7 +171,7 @@ def test_one_step_tells_nothing(tmp_path: Path) -> None:
 def test_a_condition_holds_does_not_hold_or_needs_more_steps() -> None:
     random = Random(1)
     one, other = ([random.lognormvariate(shift, 0.1) for _ in range(10)] for shift in (0.0, 0.3))
-    told = Comparison([], [], cold=False, paired=False, differences={"p99": difference(one, other)})
+    told = Comparison([], [], False, False, False, {"p99": difference(one, other)})
     limits = {1.1: "holds", 2.0: "does not hold", 1.35: "too few steps"}
     for limit, outcome in limits.items():
         (found,) = told.outcomes([Condition("p99", above=True, limit=limit)])
@@ -179,7 +179,7 @@ def test_a_condition_holds_does_not_hold_or_needs_more_steps() -> None:
     (below,) = told.outcomes([Condition("p99", above=False, limit=1.1)])
     assert below["outcome"] == "does not hold"
     (gone,) = told.outcomes([Condition("tool", above=True, limit=1.1)])
-    assert (gone["outcome"], gone["ratio"]) == ("too few steps", None)
+    assert (gone["outcome"], gone["ratio"], gone["needed"]) == ("not measured", None, None)
 
 
 def test_as_many_steps_as_needed_tell_an_equal_run_from_the_limit_in_four_of_five_pairs() -> None:

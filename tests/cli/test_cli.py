@@ -289,7 +289,7 @@ def test_compare_fails_where_asked(capsys: pytest.CaptureFixture[str], tmp_path:
     told = json.loads(printed(capsys, "compare", a, b, "--json"))
     columns = {"metric", "unit", "steps", "one", "other", "ratio", "low", "high", "verdict", "needed"}
     assert columns == set(told["metrics"][0])
-    assert {row["verdict"] for row in told["metrics"] if row["metric"] == "engine"} == {"more"}
+    assert {row["verdict"] for row in told["metrics"] if row["metric"] == "engine"} == {"higher"}
     assert "must be like" in refused(capsys, "compare", a, b, "--fail-if", "p98 > 2x")
     assert "must be like" in refused(capsys, "compare", a, b, "--fail-if", "p99 > 0x")
 

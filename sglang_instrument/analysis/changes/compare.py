@@ -2,29 +2,25 @@
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import polars as pl
 
 from sglang_instrument.analysis.changes.metrics import METRICS, Values, step_values
 from sglang_instrument.analysis.changes.prompts import same_prompts
-from sglang_instrument.analysis.changes.statistics import Difference, difference, holm
+from sglang_instrument.analysis.changes.statistics import Difference, difference, first_is_cold, holm
 from sglang_instrument.analysis.run.opening import Run
 
 #: A difference that counts: two runs are the same in a metric if the interval lies within it, up and down.
 MARGIN: Final = 1.1
 #: The time of a step is what most people ask for: half of the risk of a false difference is spent on it.
-_HALF: Final = "duration"
+_MAIN_METRIC: Final = "duration"
 _FEWEST_PAIRS: Final = 5  # fewer pairs with other replies tell less than two samples
-_FEWEST_TO_LEAVE_OUT: Final = 4  # of fewer steps, none can be spared
-_COLD: Final = 0.095  # a first step that is slower than the others by this logarithm, or by ...
-_COLD_DEVIATIONS: Final = 4.0  # ... so many of their robust standard deviations, whichever is more
-_MAD_TO_DEVIATION: Final = 1.4826
+_FEWEST_IN_COMMON: Final = 5  # fewer steps in common must be most of a run's
 
-Verdict = Literal["more", "less", "same", "too few steps"]
-Outcome = Literal["holds", "does not hold", "too few steps"]
+Verdict = Literal["higher", "lower", "same", "too few steps", "only in A", "only in B"]
+Outcome = Literal["holds", "does not hold", "too few steps", "not measured"]
 
 
 @dataclass(frozen=True)
@@ -45,16 +41,22 @@ class Comparison:
 
     Attributes:
         steps, other_steps: The steps that are compared, of either run.
-        cold: Whether the first step was left out of both, because that of one was cold.
+        cold, other_cold: Whether the first step of a run was left out, because it was cold.
         paired: Whether steps are compared in pairs, because their prompts were the same.
         differences: By metric.
+        common: Whether only steps are compared that both runs have.
+        left_out, other_left_out: How many steps of either run the other has not, where `common`.
     """
 
     steps: list[int]
     other_steps: list[int]
     cold: bool
+    other_cold: bool
     paired: bool
     differences: dict[str, Difference]
+    common: bool = False
+    left_out: int = 0
+    other_left_out: int = 0
 
     @property
     def table(self) -> pl.DataFrame:
@@ -80,7 +82,7 @@ class Comparison:
         found = [self.differences.get(one.metric, Difference(None, None, 0)) for one in conditions]
         p_values = [one.p_value(asked.limit) for one, asked in zip(found, conditions, strict=True)]
         levels = holm(p_values, [1.0] * len(found))
-        return [_outcome(*each) for each in zip(conditions, found, p_values, levels, strict=True)]
+        return [_told(*each) for each in zip(conditions, found, p_values, levels, strict=True)]
 
 
 _SCHEMA: Final = {
@@ -93,24 +95,26 @@ _SCHEMA: Final = {
 
 
 def compare_runs(one: Run, other: Run) -> Comparison:
-    """Compare the training steps that both runs have, or all of them if they have none in common."""
+    """Compare the training steps that both runs have; all of them if these are few of either run's."""
     values, others = step_values(one.digest, other.digest)
     steps, other_steps = sorted(values["duration"]), sorted(others["duration"])
     common = sorted({*steps} & {*other_steps})
-    if common:
-        steps = other_steps = common
+    if len(common) < _FEWEST_IN_COMMON and 2 * len(common) <= min(len(steps), len(other_steps)):
+        return comparison_of(values, others, steps, other_steps)
     enough = len(common) >= _FEWEST_PAIRS or _same_tokens(values, others, common)
     paired = enough and same_prompts(one, other, common)
-    return comparison_of(values, others, steps, other_steps, paired)
+    compared = comparison_of(values, others, common, common, paired)
+    left_out, other_left_out = (len(each) - len(common) for each in (steps, other_steps))
+    return replace(compared, common=True, left_out=left_out, other_left_out=other_left_out)
 
 
 def comparison_of(
     values: Values, others: Values, steps: list[int], other_steps: list[int], paired: bool = False
 ) -> Comparison:
     """Compare the values of two runs' steps, as `step_values` returns them."""
-    cold = _is_cold(values, steps) or _is_cold(others, other_steps)
-    if cold:
-        steps, other_steps = steps[1:], other_steps[1:]
+    cold, other_cold = _is_cold(values, steps), _is_cold(others, other_steps)
+    steps = steps[1:] if cold or (paired and other_cold) else steps
+    other_steps = other_steps[1:] if other_cold or (paired and cold) else other_steps
     differences = {}
     for metric in METRICS:
         of_one = {step: values[metric][step] for step in steps if step in values.get(metric, ())}
@@ -120,7 +124,7 @@ def comparison_of(
             of_one, of_other = ({step: each[step] for step in both} for each in (of_one, of_other))
         if of_one or of_other:
             differences[metric] = difference([*of_one.values()], [*of_other.values()], paired)
-    return Comparison(steps, other_steps, cold, paired, differences)
+    return Comparison(steps, other_steps, cold, other_cold, paired, differences)
 
 
 def _same_tokens(values: Values, others: Values, steps: list[int]) -> bool:
@@ -130,18 +134,13 @@ def _same_tokens(values: Values, others: Values, steps: list[int]) -> bool:
 
 
 def _is_cold(values: Values, steps: list[int]) -> bool:
-    """Return whether the first step is slower than the others by more than they scatter."""
-    metric = "engine" if values.get("engine") else _HALF
-    logs = [math.log(values[metric][step]) for step in steps if step in values[metric]]
-    if len(logs) < _FEWEST_TO_LEAVE_OUT or steps[0] not in values[metric]:
-        return False
-    usual = median(logs[1:])
-    deviation = _MAD_TO_DEVIATION * median(abs(one - usual) for one in logs[1:])
-    return logs[0] - usual > max(_COLD, _COLD_DEVIATIONS * deviation)
+    of_metric = values.get("engine") or values[_MAIN_METRIC]
+    found = [of_metric[step] for step in steps if step in of_metric]
+    return bool(steps) and steps[0] in of_metric and first_is_cold(found)
 
 
 def _weights(metrics: Collection[str]) -> list[float]:
-    return [max(1.0, len(metrics) - 1.0) if metric == _HALF else 1.0 for metric in metrics]
+    return [max(1.0, len(metrics) - 1.0) if metric == _MAIN_METRIC else 1.0 for metric in metrics]
 
 
 def _row(metric: str, one: Difference, level: float) -> dict[str, Any]:
@@ -161,25 +160,32 @@ def _row(metric: str, one: Difference, level: float) -> dict[str, Any]:
 
 
 def _verdict(one: Difference, level: float) -> Verdict:
+    if one.ratio is None:
+        return "only in A" if one.other is None else "only in B"
     if one.p_value() <= level:
-        return "more" if one.log > 0 else "less"
+        return "higher" if one.log > 0 else "lower"
     interval = one.interval(level)
     if interval is not None and max(1 / interval[0], interval[1]) < MARGIN:
         return "same"
     return "too few steps"
 
 
-def _outcome(asked: Condition, one: Difference, p_value: float, level: float) -> dict[str, Any]:
+def _told(asked: Condition, one: Difference, p_value: float, level: float) -> dict[str, Any]:
     low, high = one.interval(level) or (None, None)
-    outcome: Outcome = "too few steps"
-    if p_value <= level:
-        outcome = "holds" if (one.log > math.log(asked.limit)) == asked.above else "does not hold"
-    needed = one.steps_needed(asked.limit, level)
     return {
         "condition": str(asked),
-        "outcome": outcome,
+        "outcome": _outcome(asked, one, p_value <= level),
         "ratio": one.ratio,
         "low": low,
         "high": high,
-        "needed": needed,
+        "needed": None if one.ratio is None else one.steps_needed(asked.limit, level),
     }
+
+
+def _outcome(asked: Condition, one: Difference, differs: bool) -> Outcome:
+    if one.ratio is None:
+        return "not measured"
+    if not differs:
+        # Values that do not scatter are at the limit: neither above it nor below.
+        return "does not hold" if one.is_exact else "too few steps"
+    return "holds" if (one.log > math.log(asked.limit)) == asked.above else "does not hold"

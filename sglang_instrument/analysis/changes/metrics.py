@@ -6,6 +6,7 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.steps import step_table
 from sglang_instrument.analysis.ledger.engine_speed import engine_calls, fit_speed
+from sglang_instrument.analysis.ledger.ledger import step_windows
 from sglang_instrument.analysis.run.digest import Digest
 
 #: Metrics that do not depend on which replies were drawn, and their units.
@@ -32,27 +33,33 @@ OF_THE_DRAW: Final = {
 }
 METRICS: Final = {**RATES, **OF_THE_DRAW}
 _PARTS: Final = ("preprocess", "postprocess", "broadcast", "cache", "weights")
+#: A step without such a part, or with less of it, counts as this. So each step has a value in it, and a
+#: logarithm. A run has the part if a step of it, or of the run that it is compared with, has some.
+_LEAST: Final = {**dict.fromkeys((*_PARTS, "between"), 1e-3), "tail": 0.01}
 
 #: By metric, then by step.
 Values = dict[str, dict[int, float]]
 
 
 def step_values(one: Digest, other: Digest) -> tuple[Values, Values]:
-    """Return the metrics of each training step of two runs; values that are missing or 0 are left out.
+    """Return the metrics of each training step of two runs; values that are missing are left out.
 
-    Together, because the engine's metric compares calls of both runs at equal lengths and concurrency.
+    Together, because the engine's metric compares calls of both runs at equal lengths and concurrency, and a
+    part that only one run has counts as 1 ms in the other.
     """
-    digests = [digest.filter(~pl.col("validate")).of_workers() for digest in (one, other)]
-    engine = _engine(digests)
+    training = [digest.filter(~pl.col("validate")).of_workers() for digest in (one, other)]
+    tables = [_of_steps(*each) for each in zip(training, (one, other), strict=True)]
+    unused = [name for name in _LEAST if not any((table[name] > 0).any() for table in tables)]
+    engine = engine_values(training)
     first, second = (
-        {**_of_steps(digest), **_of_requests(digest), "engine": engine[number]}
-        for number, digest in enumerate(digests)
+        {**_columns(table.drop(unused)), **_of_requests(digest), "engine": values}
+        for table, digest, values in zip(tables, training, engine, strict=True)
     )
     return first, second
 
 
-def _engine(digests: list[Digest]) -> list[dict[int, float]]:
-    """Return the seconds a token that each step's engine would take for the calls of both runs."""
+def engine_values(digests: list[Digest]) -> list[dict[int, float]]:
+    """Return the seconds a token that each step's engine would take for the calls of all runs."""
     fit = fit_speed(pl.concat([engine_calls(digest, number) for number, digest in enumerate(digests)]))
     tokens = float(fit.calls["tokens"].sum())
     if not tokens:
@@ -65,10 +72,11 @@ def _engine(digests: list[Digest]) -> list[dict[int, float]]:
     ]
 
 
-def _of_steps(digest: Digest) -> Values:
-    steps = step_table(digest)
+def _of_steps(digest: Digest, whole: Digest) -> pl.DataFrame:
+    """Return the metrics of the steps of `digest`; `whole` has the validation steps between them, too."""
     duration = pl.col("duration_sec")
-    table = steps.select(
+    steps = step_table(digest).join(_between(whole), on="step", how="left", maintain_order="left")
+    return steps.select(
         "step",
         duration=duration,
         tokens_per_sec=pl.col("response_tokens") / duration,
@@ -76,10 +84,17 @@ def _of_steps(digest: Digest) -> Values:
         p50="p50_sec",
         p99="p99_sec",
         tail="tail",
-        between=pl.col("interval_sec") - duration,
+        between="between",
         **{part: pl.col(f"share_{part}") * duration for part in _PARTS},
     )
-    return _columns(table)
+
+
+def _between(digest: Digest) -> pl.DataFrame:
+    """Return the seconds from the end of each training step to the begin of the next, or of a validation."""
+    windows = step_windows(digest).head(-1)  # nothing begins after the last one
+    return windows.filter(~pl.col("validate")).select(
+        "step", between=(pl.col("next_us") - pl.col("done_us")) / 1e6
+    )
 
 
 def _of_requests(digest: Digest) -> Values:
@@ -95,6 +110,9 @@ def _when_any(kind: str) -> pl.Expr:
 
 
 def _columns(table: pl.DataFrame) -> Values:
+    """Return the values of each column by step; one below its least counts as that, others above 0."""
+    least = [pl.col(name).clip(lower_bound=sec) for name, sec in _LEAST.items() if name in table.columns]
+    table = table.with_columns(least)
     return {
         name: dict(
             table.filter(pl.col(name).is_finite() & (pl.col(name) > 0)).select("step", name).iter_rows()

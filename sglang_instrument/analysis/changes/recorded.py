@@ -1,70 +1,70 @@
 """Turn the digest of a run into requests that can be replayed."""
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import polars as pl
 
+from sglang_instrument.analysis.answers.steps import STEP_OF_WORKER
+from sglang_instrument.analysis.changes.queueing import admissions
 from sglang_instrument.analysis.changes.replay import Call, Request, work_of
 from sglang_instrument.analysis.changes.rules import Recorded
 from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed, Fit
 from sglang_instrument.analysis.run.digest import Digest
 
-OF_WORKER: Final = ("step", "validate", "worker")
 ANSWERS: Final = ("tool", "interaction")
-_REQUEST: Final = ["source", *OF_WORKER, "request_id"]
+_REQUEST: Final = ["source", *STEP_OF_WORKER, "request_id"]
+_OF_ANSWERS: Final = tuple(f"{kind}_sec" for kind in ANSWERS)
+_OF_TURN: Final = ("start_us", "engine_sec", "prefill_share", "response_tokens", *_OF_ANSWERS)
+_OF_REQUEST: Final = ("start_us", "begin", "was", "engine_sec", "response_tokens", "reward_sec", *_OF_ANSWERS)
+
+
+class _Turn(NamedTuple):
+    """A call as it was recorded, and the seconds that answered it; `start` since the step's begin."""
+
+    start: float
+    engine_sec: float
+    prefill_share: float
+    tokens: int | None
+    answers: list[float]
+
+    @property
+    def end(self) -> float:
+        return self.start + self.engine_sec
 
 
 def request_rows(digest: Digest) -> pl.DataFrame:
     """Return the requests with `begin` and `was`, their end, in seconds since their worker's step began."""
-    begun = digest.steps.group_by(OF_WORKER).agg(begun_us=pl.col("start_us").min())
-    requests = digest.requests.join(begun, on=OF_WORKER, maintain_order="left")
+    begun = digest.steps.group_by(STEP_OF_WORKER).agg(begun_us=pl.col("start_us").min())
+    requests = digest.requests.join(begun, on=STEP_OF_WORKER, maintain_order="left")
     begin = (pl.col("start_us") - pl.col("begun_us")) / 1e6
     return requests.with_columns(begin=begin, was=begin + pl.col("duration_sec"))
 
 
-def recorded_requests(rows: pl.DataFrame, digest: Digest, fit: Fit) -> list[Recorded]:
-    """Return each row of `request_rows` as a request that can be replayed."""
-    turns: dict[Any, list[Any]] = {}
-    columns = (
-        "start_us",
-        "engine_sec",
-        "prefill_sec",
-        "response_tokens",
-        *(f"{kind}_sec" for kind in ANSWERS),
-    )
-    for turn in _turns(digest, fit).select(*_REQUEST, *columns).iter_rows():
-        turns.setdefault(turn[: len(_REQUEST)], []).append(turn[len(_REQUEST) :])
-    columns = ("start_us", "begin", "was", "engine_sec", "response_tokens", "reward_sec")
-    recorded = [
-        _recorded(row[len(_REQUEST) :], turns.get(row[: len(_REQUEST)], []))
-        for row in rows.select(*_REQUEST, *columns).iter_rows()
-    ]
+def recorded_requests(
+    rows: pl.DataFrame, digest: Digest, fit: Fit, limit: int | None = None
+) -> list[Recorded]:
+    """Return each row of `request_rows` as a request that can be replayed.
+
+    Args:
+        rows: Of `request_rows`.
+        digest: Of the run.
+        fit: The engine's speed.
+        limit: How many calls an engine runs at once; None for any number.
+    """
+    logged: dict[Any, list[Any]] = {}
+    for row in _turns(digest, fit).select(*_REQUEST, *_OF_TURN).iter_rows():
+        logged.setdefault(row[: len(_REQUEST)], []).append(row[len(_REQUEST) :])
+    asked = list(rows.select(*_REQUEST, *_OF_REQUEST).iter_rows())
+    turns = [_complete(row[len(_REQUEST) :], logged.get(row[: len(_REQUEST)], [])) for row in asked]
+    recorded: list[Recorded | None] = [None] * len(asked)
     for members in pools(rows, fit.speed):
-        _set_work([recorded[number] for number in members], fit.speed)
-    return recorded
-
-
-def _turns(digest: Digest, fit: Fit) -> pl.DataFrame:
-    """Return the turns in order, with `prefill_sec`: the part of the call before its first token."""
-    before = fit.speed.call_sec + pl.col("context") * fit.speed.context_sec
-    share = (before / pl.col("expected_sec")).clip(0.0, 1.0).fill_nan(0.0)
-    shares = fit.calls.select(*_REQUEST, "turn", share=share)
-    turns = digest.turns.join(shares, on=[*_REQUEST, "turn"], how="left")
-    prefill_sec = (pl.col("engine_sec") * pl.col("share")).fill_null(0.0)
-    return turns.with_columns(prefill_sec=prefill_sec).sort(*_REQUEST, "start_us")
-
-
-def _recorded(row: tuple[Any, ...], turns: list[Any]) -> Recorded:
-    start_us, begin, was, engine_sec, tokens, reward_sec = row
-    if not turns and engine_sec:  # its turns have no number
-        turns = [(start_us, engine_sec, 0.0, tokens, 0.0, 0.0)]
-    calls, now = [], begin
-    for at_us, engine, prefill, _, tool, interaction in turns:
-        start = begin + (at_us - start_us) / 1e6
-        calls.append(Call(start - now, prefill, engine))
-        now = start + engine + tool + interaction
-    answers = {kind: [turn[4 + number] for turn in turns] for number, kind in enumerate(ANSWERS)}
-    return Recorded(Request(begin, calls, was - now), [turn[3] or 0 for turn in turns], answers, reward_sec)
+        spans = [turn for number in members for turn in turns[number]]
+        calls = iter(_calls(spans, fit.speed, limit))
+        for number in members:
+            own = [next(calls) for _ in turns[number]]
+            recorded[number] = _recorded(asked[number][len(_REQUEST) :], turns[number], own)
+    return [one for one in recorded if one is not None]
 
 
 def pools(rows: pl.DataFrame, speed: EngineSpeed) -> list[list[int]]:
@@ -74,15 +74,69 @@ def pools(rows: pl.DataFrame, speed: EngineSpeed) -> list[list[int]]:
     return numbered["number"].to_list()
 
 
-def _set_work(pool: list[Recorded], speed: EngineSpeed) -> None:
-    """Replace each call's seconds in the engine, which stand in `work` so far, by its work."""
-    spans, calls = [], []
-    for one in pool:
-        now = one.request.begin
-        for number, call in enumerate(one.request.calls):
-            start = now + call.wait_sec
-            spans.append((start, start + call.prefill_sec, start + call.work))
-            now = start + call.work + sum(after[number] for after in one.answers.values())
-            calls.append(call)
-    for call, work in zip(calls, work_of(spans, speed), strict=True):
-        call.work = work
+def _turns(digest: Digest, fit: Fit) -> pl.DataFrame:
+    """Return the turns in order, with `prefill_share`: the part of the call before its first token."""
+    before = fit.speed.call_sec + pl.col("context") * fit.speed.context_sec
+    share = (before / pl.col("expected_sec")).clip(0.0, 1.0).fill_nan(0.0)
+    shares = fit.calls.select(*_REQUEST, "turn", prefill_share=share)
+    turns = digest.turns.join(shares, on=[*_REQUEST, "turn"], how="left")
+    return turns.with_columns(pl.col("prefill_share").fill_null(0.0)).sort(*_REQUEST, "start_us")
+
+
+def _complete(request: tuple[Any, ...], logged: list[Any]) -> list[_Turn]:
+    """Return the turns of a request, with what only the request knows of its tokens and answers."""
+    start_us, begin, was, engine_sec, tokens, reward_sec, *answers = request
+    if not logged and engine_sec:  # its turns have no number
+        logged = [(start_us, engine_sec, 0.0, tokens, *(0.0 for _ in ANSWERS))]
+    turns = [
+        _Turn(begin + (at_us - start_us) / 1e6, sec, share, of_turn, list(answered))
+        for at_us, sec, share, of_turn, *answered in logged
+    ]
+    _share_answers(turns, answers, was - (reward_sec or 0.0))
+    return _with_tokens(turns, tokens)
+
+
+def _share_answers(turns: list[_Turn], answers: Sequence[float], until: float) -> None:
+    """Add the seconds of tools that have no turn's number to the turns, by the time after each call."""
+    if not turns:
+        return
+    nexts = [*(turn.start for turn in turns[1:]), until]
+    free = [max(0.0, at - turn.end - sum(turn.answers)) for turn, at in zip(turns, nexts, strict=True)]
+    whole = sum(free)
+    free = [sec / whole for sec in free] if whole else [*(0.0 for _ in turns[1:]), 1.0]
+    for kind, sec in enumerate(answers):
+        missing = max(0.0, sec - sum(turn.answers[kind] for turn in turns))
+        for turn, share in zip(turns, free, strict=True):
+            turn.answers[kind] += missing * share
+
+
+def _with_tokens(turns: list[_Turn], tokens: int | None) -> list[_Turn]:
+    """Share the tokens of a request over its calls without a number of tokens, by their seconds."""
+    unknown = sum(turn.engine_sec for turn in turns if turn.tokens is None)
+    if tokens is None or not unknown:
+        return turns
+    left = max(0, tokens - sum(turn.tokens or 0 for turn in turns))
+    return [
+        turn._replace(tokens=round(left * turn.engine_sec / unknown)) if turn.tokens is None else turn
+        for turn in turns
+    ]
+
+
+def _calls(turns: Sequence[_Turn], speed: EngineSpeed, limit: int | None) -> list[Call]:
+    """Return the calls of one engine; the wait before a call is not known yet."""
+    begun = admissions([turn.start for turn in turns], [turn.end for turn in turns], limit)
+    prefills = [turn.prefill_share * (turn.end - at) for turn, at in zip(turns, begun, strict=True)]
+    spans = [(at, at + prefill, turn.end) for turn, at, prefill in zip(turns, begun, prefills, strict=True)]
+    return [Call(0.0, *each) for each in zip(prefills, work_of(spans, speed), strict=True)]
+
+
+def _recorded(request: tuple[Any, ...], turns: Sequence[_Turn], calls: list[Call]) -> Recorded:
+    _, begin, was, _, _, reward_sec, *_ = request
+    now = begin
+    for turn, call in zip(turns, calls, strict=True):
+        call.wait_sec = turn.start - now
+        now = turn.end + sum(turn.answers)
+    answers = {kind: [turn.answers[number] for turn in turns] for number, kind in enumerate(ANSWERS)}
+    return Recorded(
+        Request(begin, calls, was - now), [turn.tokens or 0 for turn in turns], answers, reward_sec
+    )

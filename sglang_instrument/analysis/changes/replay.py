@@ -1,10 +1,11 @@
 """Replay requests at an engine that is slower the more calls it has at once.
 
-All calls in an engine decode at one rate, so a clock of decoded work replaces a clock of seconds: a call with
-50 units of work ends when that clock is 50 further, and a heap of these ends gives the next one.
+Time is counted in tokens that each running call has decoded. A call of 50 tokens ends when the count has
+grown by 50, and a heap of these ends gives the next one.
 """
 
 import heapq
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,8 +23,8 @@ class Call:
 
     Attributes:
         wait_sec: From the end of the call before to its begin.
-        prefill_sec: From its begin to its first token.
-        work: How far the clock of decoded work advances from there to its end.
+        prefill_sec: From its admission by the engine to its first token.
+        work: By how much the count of tokens grows from there to its end.
     """
 
     wait_sec: float
@@ -48,7 +49,7 @@ def work_of(spans: Sequence[tuple[float, float, float]], speed: EngineSpeed) -> 
     """Return the work of recorded calls of one engine.
 
     Args:
-        spans: When each began, when it had its first token, and when it ended.
+        spans: When each was admitted, when it had its first token, and when it ended.
         speed: Of the engine.
     """
     changes = sorted([(start, 1) for start, _, _ in spans] + [(end, -1) for _, _, end in spans])
@@ -70,14 +71,16 @@ def _rate(speed: EngineSpeed, crowd: int) -> float:
     return 1 / sec if sec else 0.0
 
 
-def replay(requests: Sequence[Request], speed: EngineSpeed) -> list[float]:
-    """Return when each request of an engine ends."""
-    return _Replay(requests, speed).run()
+def replay(requests: Sequence[Request], speed: EngineSpeed, limit: int | None = None) -> list[float]:
+    """Return when each request of an engine ends; it runs at most `limit` calls at once, in their order."""
+    return _Replay(requests, speed, limit).run()
 
 
 class _Replay:
-    def __init__(self, requests: Sequence[Request], speed: EngineSpeed) -> None:
+    def __init__(self, requests: Sequence[Request], speed: EngineSpeed, limit: int | None) -> None:
         self._requests, self._speed = requests, speed
+        self._limit = _NEVER if limit is None else limit
+        self._queue: deque[int] = deque()
         self._ends = [_NEVER] * len(requests)
         self._next = [0] * len(requests)  # the call that each request is in, or waits for
         self._inside = [False] * len(requests)
@@ -125,17 +128,26 @@ class _Replay:
 
     def _happen(self, kind: int, number: int) -> None:
         if kind == _CUT:
-            self._leave(number)
             self._ends[number] = self._now
-            return
-        call = self._requests[number].calls[self._next[number]]
-        if kind == _ARRIVES:
-            self._inside[number] = True
-            self._crowd += 1
-            heapq.heappush(self._events, (self._now + call.prefill_sec, _PREFILLED, number))
+            self._leave(number)
+        elif kind == _ARRIVES:
+            self._queue.append(number)
+            self._admit()
         else:
-            heapq.heappush(self._decoding, (self._clock + call.work, number))
+            work = self._requests[number].calls[self._next[number]].work
+            heapq.heappush(self._decoding, (self._clock + work, number))
+
+    def _admit(self) -> None:
+        """Admit calls while there is room; those of requests that were cut are gone."""
+        while self._queue and self._crowd < self._limit:
+            number = self._queue.popleft()
+            if self._ends[number] == _NEVER:
+                self._inside[number] = True
+                self._crowd += 1
+                prefill_sec = self._requests[number].calls[self._next[number]].prefill_sec
+                heapq.heappush(self._events, (self._now + prefill_sec, _PREFILLED, number))
 
     def _leave(self, number: int) -> None:
         self._crowd -= self._inside[number]
         self._inside[number] = False
+        self._admit()

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 from typing import Final
 
 from scipy.special import stdtr, stdtrit
@@ -20,6 +21,10 @@ POWER: Final = 0.8
 MOST_STEPS: Final = 10_000
 _FEWEST_FOR_AUTOCORRELATION: Final = 4
 _EQUAL: Final = 1e-9  # logarithms closer than this are equal, but for rounding
+_FEWEST_TO_LEAVE_OUT: Final = 4  # of fewer steps, none can be spared
+_COLD: Final = 0.095  # a first step that is slower than the others by this logarithm, or by ...
+_COLD_DEVIATIONS: Final = 4.0  # ... so many of their robust standard deviations, whichever is more
+_MAD_TO_DEVIATION: Final = 1.4826
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class Difference:
         steps: The number of steps of the run that has fewer; 0 if there are none.
         error: Standard error of the logarithm of the ratio; None if there are too few steps to know it.
         freedom: Degrees of freedom of the error.
+        step_error: The error with one step of each run.
+        step_freedom: How many degrees of freedom each further step of both runs adds.
     """
 
     one: float | None
@@ -38,6 +45,13 @@ class Difference:
     steps: int
     error: float | None = None
     freedom: float = 0.0
+    step_error: float = 0.0
+    step_freedom: float = 1.0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the values do not scatter at all, so that the ratio alone decides."""
+        return self.error is not None and self.error < _EQUAL
 
     @property
     def log(self) -> float:
@@ -54,7 +68,7 @@ class Difference:
         if self.error is None:
             return 1.0
         away = abs(self.log - math.log(limit))
-        if self.error < _EQUAL:
+        if self.is_exact:
             return float(away < _EQUAL)
         return float(2 * stdtr(self.freedom, -away / self.error))
 
@@ -86,9 +100,8 @@ class Difference:
 
     def _tells(self, steps: int, log: float, alpha: float) -> bool:
         """Return whether so many steps tell a logarithm from 0, with a probability of 0.8."""
-        assert self.error is not None  # noqa: S101 - the caller has looked
-        freedom = self.freedom * (steps - 1) / max(self.steps - 1, 1)
-        error = self.error * math.sqrt(self.steps / steps)
+        freedom = self.step_freedom * (steps - 1)
+        error = self.step_error / math.sqrt(steps)
         return bool((stdtrit(freedom, 1 - alpha / 2) + stdtrit(freedom, POWER)) * error <= log)
 
 
@@ -106,21 +119,34 @@ def difference(one: Sequence[float], other: Sequence[float], paired: bool = Fals
     if paired:
         logs = [[b - a for a, b in zip(*logs, strict=True)]]
     steps = min(map(len, logs))
-    means = Difference(_mean(one), _mean(other), steps)
+    means = (_mean(one), _mean(other), steps)
     if steps < 2:
-        return means
+        return Difference(*means)
     squares = [sum(value * value for value in _scatter(each)) for each in logs]
-    parts = [square / (len(each) - 1) / len(each) for square, each in zip(squares, logs, strict=True)]
+    variances = [square / (len(each) - 1) for square, each in zip(squares, logs, strict=True)]
+    parts = [variance / len(each) for variance, each in zip(variances, logs, strict=True)]
     if not any(parts):
-        return Difference(means.one, means.other, steps, 0.0, float(steps - 1))
+        return Difference(*means, 0.0, float(steps - 1))
     below = sum(part**2 / (len(each) - 1) for part, each in zip(parts, logs, strict=True))
     alike = _autocorrelation(logs)
     wider = _widened(alike, steps)
     # Student's t of samples of one size holds for different variances, too, and tells more of few steps.
     even = len(set(map(len, logs))) == 1
     freedom = len(logs) * (steps - 1.0) if even else sum(parts) ** 2 / below
-    freedom = max(min(freedom, steps - 1.0), freedom * (1 - alike) / (1 + alike))
-    return Difference(means.one, means.other, steps, math.sqrt(sum(parts) * wider), freedom)
+    fewer = (1 - alike) / (1 + alike)
+    freedom = max(min(freedom, steps - 1.0), freedom * fewer)
+    error, step_error = (math.sqrt(sum(each) * wider) for each in (parts, variances))
+    return Difference(*means, error, freedom, step_error, max(1.0, len(logs) * fewer))
+
+
+def first_is_cold(values: Sequence[float]) -> bool:
+    """Return whether the first of the steps' values is larger than the others by more than they scatter."""
+    logs = [math.log(value) for value in values]
+    if len(logs) < _FEWEST_TO_LEAVE_OUT:
+        return False
+    usual = median(logs[1:])
+    deviation = _MAD_TO_DEVIATION * median(abs(one - usual) for one in logs[1:])
+    return logs[0] - usual > max(_COLD, _COLD_DEVIATIONS * deviation)
 
 
 def _mean(values: Sequence[float]) -> float | None:

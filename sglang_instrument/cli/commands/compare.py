@@ -20,9 +20,10 @@ Compare run B with run A, step by step: is B slower, where, and are there enough
     sglang-instrument compare logs/before logs/after
     sglang-instrument compare logs/main logs/branch --fail-if "engine > 1.05x"
 
-B / A   ratio of the means over the steps, with the interval that the verdict comes from
-B has   more, less, same (the interval lies within 10 %), or too few steps to tell
-needed  steps of each run that would tell a difference of 10 % in 4 of 5 cases
+B / A    ratio of the means over the steps, with the interval that the verdict comes from
+verdict  B is higher, lower, the same (the interval lies within 10 %), or too few steps to tell;
+         only in A, only in B: the other run has no call of that kind
+needed   steps of each run that would tell a difference of 10 % in 4 of 5 cases
 
 Metrics that do not depend on which replies the model drew: engine (seconds a token, at equal lengths and
 concurrency), tool, interaction (a turn), reward (a request), preprocess, postprocess, broadcast, cache,
@@ -30,15 +31,18 @@ weights, between (a step). Metrics that do: duration, tokens_per_sec, tokens, p5
 Equal runs are called different, in any metric, in at most 5 % of comparisons.
 
 --fail-if "METRIC > Nx" (or <) asks whether the ratio lies beyond N. Exit codes: 0 no condition holds; 1 one
-holds; 2 no comparison; 3 too few steps to tell: for a condition, or without conditions for every metric. It
-never passes with too few steps, and says how many would do.
+holds; 2 no comparison; 3 too few steps to tell, or a metric that was not measured: for a condition, or
+without conditions for every metric. It never passes with too few steps, and says how many would do.
 
---json prints {"a", "b", "steps_a", "steps_b", "cold", "paired", "metrics": [{"metric", "unit", "steps",
-"one", "other", "ratio", "low", "high", "verdict", "needed"}], "conditions": [{"condition", "outcome",
-"ratio", "low", "high", "needed"}]}. outcome: holds, does not hold, too few steps."""
+--json prints {"a", "b", "steps_a", "steps_b", "left_out_a", "left_out_b", "cold_a", "cold_b", "paired",
+"metrics": [{"metric", "unit", "steps", "one", "other", "ratio", "low", "high", "verdict", "needed"}],
+"conditions": [{"condition", "outcome", "ratio", "low", "high", "needed"}]}. outcome: holds, does not hold,
+too few steps, not measured."""
 
 _CONDITION: Final = re.compile(r"\s*(\w+)\s*([<>])\s*([0-9]*\.?[0-9]+)\s*x?\s*$")
 _TOO_FEW: Final = "too few steps"
+_NOT_MEASURED: Final = "not measured"
+_TOLD: Final = ("higher", "lower", "same")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,14 +75,16 @@ def run(args: argparse.Namespace) -> int:
     told = compared.outcomes(conditions)
     if args.json:
         steps = {"steps_a": compared.steps, "steps_b": compared.other_steps}
-        found = {"cold": compared.cold, "paired": compared.paired, "metrics": rows, "conditions": told}
-        print_json({"a": str(first.folder), "b": str(second.folder), **steps, **found})
+        left_out = {"left_out_a": compared.left_out, "left_out_b": compared.other_left_out}
+        cold = {"cold_a": compared.cold, "cold_b": compared.other_cold}
+        found = {"paired": compared.paired, "metrics": rows, "conditions": told}
+        print_json({"a": str(first.folder), "b": str(second.folder), **steps, **left_out, **cold, **found})
     else:
         _print(f"{second.folder} against {first.folder}", compared, rows, told)
     if told:
         outcomes = {one["outcome"] for one in told}
-        return 1 if "holds" in outcomes else 3 if _TOO_FEW in outcomes else 0
-    return 3 if all(row["verdict"] == _TOO_FEW for row in rows) else 0
+        return 1 if "holds" in outcomes else 3 if outcomes & {_TOO_FEW, _NOT_MEASURED} else 0
+    return 0 if any(row["verdict"] in _TOLD for row in rows) else 3
 
 
 def _print(title: str, compared: Comparison, rows: list[dict[str, Any]], told: list[dict[str, Any]]) -> None:
@@ -93,28 +99,37 @@ def _print(title: str, compared: Comparison, rows: list[dict[str, Any]], told: l
         )
         for row in rows
     ]
-    print_table(("metric", "A", "B", "B / A", "interval", "B has", "needed"), shown, title=title)
+    print_table(("metric", "A", "B", "B / A", "interval", "verdict", "needed"), shown, title=title)
     print_line(_of_steps(compared))
-    if told_apart := [row for row in rows if row["verdict"] in ("more", "less")]:
+    if told_apart := [row for row in rows if row["verdict"] in ("higher", "lower")]:
         named = ", ".join(f"{row['metric']} {row['ratio']:.3g} x" for row in told_apart)
         print_line(f"B differs from A by more than chance in: {named}")
     for one in told:
         ratio = "not in both runs" if one["ratio"] is None else f"{one['ratio']:.3f} ({_interval(one)})"
         if one["outcome"] == _TOO_FEW:
             print_line(f"too few steps: {one['condition']}: {ratio}; needed: {_needed(one)} of each run")
+        elif one["outcome"] == _NOT_MEASURED:
+            print_line(f"not measured: {one['condition']}: {ratio}")
         else:
             word = "failed" if one["outcome"] == "holds" else "passed"
             print_line(f"{word}: {one['condition']}: {ratio}")
 
 
 def _of_steps(compared: Comparison) -> str:
-    if compared.steps == compared.other_steps:
-        which = f"{len(compared.steps)} steps that both runs have"
-    else:
-        which = f"no step in common: {len(compared.steps)} steps of A and {len(compared.other_steps)} of B"
-    cold = ", without the first, which was cold" if compared.cold else ""
-    how = "in pairs, for their prompts are the same" if compared.paired else "as two samples"
-    return f"{which}{cold}; compared {how}"
+    runs = (
+        ("A", compared.steps, compared.cold, compared.left_out),
+        ("B", compared.other_steps, compared.other_cold, compared.other_left_out),
+    )
+    which = " and ".join(f"{_steps(len(steps))} of {name}" for name, steps, _, _ in runs)
+    which += ", those that both runs have" if compared.common else ", not the same ones"
+    out = [f"{name} has {left_out} more" for name, _, _, left_out in runs if left_out]
+    out += [f"without the first of {name}, which was cold" for name, _, cold, _ in runs if cold]
+    how = "step by step, because the prompts are the same" if compared.paired else "as two samples"
+    return "; ".join([which, *out, f"compared {how}"])
+
+
+def _steps(number: int) -> str:
+    return f"{number} step" if number == 1 else f"{number} steps"
 
 
 def _interval(row: dict[str, Any]) -> str:
@@ -124,6 +139,8 @@ def _interval(row: dict[str, Any]) -> str:
 def _needed(row: dict[str, Any]) -> str:
     if row["needed"] is not None:
         return str(row["needed"])
+    if row["ratio"] is None:
+        return NOTHING
     return "2 or more" if row["low"] is None else "over 10,000"
 
 

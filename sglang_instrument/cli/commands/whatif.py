@@ -32,9 +32,9 @@ predicted s   the same under the rules
 cut           requests that would end early; their mean reward, and that of all
 
 --json prints {"folder", "assumptions", "engine": {"call_sec", "context_sec", "token_sec", "crowd_sec",
-"shared", "error"}, "steps": [{"step", "validate", "recorded_sec", "predicted_sec", "requests", "cut",
-"reward_all", "reward_cut"}]} and, with --validate-with, "validation": {"steps", "predicted_sec", "real_sec",
-"ratio", "low", "high"}."""
+"shared", "limit", "error"}, "steps": [{"step", "validate", "recorded_sec", "predicted_sec", "requests",
+"cut", "reward_all", "reward_cut"}]} and, with --validate-with, "validation": {"steps", "predicted_sec",
+"real_sec", "ratio", "low", "high"}."""
 
 _SCALED: Final = "engine, tool, interaction, reward, or the name of an event"
 
@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
     rules = _rules(args)
     with reading() as progress:
         opened = open_run(args.logs, progress)
+        select.demand(opened, args)
         times = _times(opened, rules, progress)
         model = Model(opened.digest)
         table = select.of_steps(opened, model.predict(rules, times), args)
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     print_line(f"all steps: {seconds(was)} s recorded, {seconds(new)} s predicted")
     _print_engine(model.engine)
     for assumption in ASSUMPTIONS:
-        print_line(f"assumed: {assumption}")
+        print_line(assumption)
     if validation is not None:
         _print_validation(args.validate_with, validation)
     return 0
@@ -104,7 +105,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_engine(engine: dict[str, Any] | None) -> None:
     if engine is None:
-        print_line("engine: too few calls with known tokens; a call is taken to last as long as its tokens")
+        print_line(
+            "engine: too few calls with known tokens; "
+            "each call is assumed to take time in proportion to its tokens"
+        )
         return
     whose = "all workers" if engine["shared"] else "a worker"
     token, crowd = (f"{engine[name] * 1e3:.3g} ms" for name in ("token_sec", "crowd_sec"))
@@ -112,6 +116,8 @@ def _print_engine(engine: dict[str, Any] | None) -> None:
         f"engine, fitted: {seconds(engine['call_sec'])} s a call, {token} a token and {crowd} more for each "
         f"call of {whose} in it; half of the calls within {percent(engine['error'])} %"
     )
+    if engine["limit"] is not None:
+        print_line(f"engine, fitted: it runs {engine['limit']} calls at once; the others wait in their order")
 
 
 def _print_validation(real: Path, validation: dict[str, Any]) -> None:
@@ -154,12 +160,22 @@ def _rules(args: argparse.Namespace) -> Rules:
         max_turns=args.max_turns,
         max_seconds=args.max_seconds,
         oversample=args.oversample,
-        scale=dict(_scale(text) for text in args.scale),
+        scale=_scales(args.scale),
         rebalance=args.rebalance,
     )
     if rules == Rules():
         raise InstrumentError("whatif needs a rule, such as --max-tokens, --max-turns or --oversample")
     return rules
+
+
+def _scales(texts: list[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for text in texts:
+        event, factor = _scale(text)
+        if event in found:
+            raise InstrumentError(f"--scale {text}: {event} is scaled twice")
+        found[event] = factor
+    return found
 
 
 def _scale(text: str) -> tuple[str, float]:

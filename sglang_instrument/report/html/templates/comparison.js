@@ -22,7 +22,7 @@ R.comparisonTable = () => {
     R.$("comparison"),
     columns,
     rows,
-    rows.map((row) => ({ more: "up", less: "down" })[row.verdict] ?? "noise"),
+    rows.map((row) => ({ higher: "up", lower: "down" })[row.verdict] ?? "noise"),
   );
   if (!rows.length) R.$("comparison").replaceWith("Neither run has a step.");
 };

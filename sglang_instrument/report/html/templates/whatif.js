@@ -31,7 +31,7 @@ R.wireWhatif = () => {
 };
 
 R.whatifAssumptions = (facts) => {
-  const assumed = facts.assumptions.map((one) => `assumed: ${one}`);
+  const assumed = facts.assumptions;
   if (facts.steps.length === facts.of_steps) return assumed;
   const some = `${facts.steps.length} slowest of ${facts.of_steps} steps`;
   return [...assumed, `computed for the ${some}; sglang-instrument whatif computes all`];

@@ -1,0 +1,122 @@
+"""Find out how many calls an engine runs at once, where more of them are made than that.
+
+An engine with such a limit admits calls in the order in which they come. A log tells when a call was made and
+when it ended, not when it was admitted; but the ends of the earlier calls and the limit tell that.
+"""
+
+import heapq
+from collections.abc import Sequence
+from typing import Final
+
+import polars as pl
+
+from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed, Fit, fit_speed
+from sglang_instrument.analysis.timing.group_ids import assign_group_ids
+
+_LEAST_LIMIT: Final = 2
+_NARROWER: Final = 0.8  # from one limit that is tried to the next
+_BETTER: Final = 0.75  # a limit must explain the calls so much better than none
+_WORST_FIT: Final = 0.02  # calls that are this near to the fit need no limit
+_MOST_IMPOSSIBLE: Final = 0.01  # of the calls, that would end before they are admitted
+_MOST_CALLS: Final = 20_000  # that limits are tried on
+
+
+def admissions(starts: Sequence[float], ends: Sequence[float], limit: int | None) -> list[float]:
+    """Return when an engine that runs at most so many calls admitted each call; at its end at the latest."""
+    if limit is None:
+        return list(starts)
+    running: list[float] = []
+    admitted = list(starts)
+    for number in sorted(range(len(starts)), key=starts.__getitem__):
+        now = starts[number]
+        while running and running[0] <= now:
+            heapq.heappop(running)
+        if len(running) >= limit:
+            now = heapq.heappop(running)
+        admitted[number] = min(now, ends[number])
+        heapq.heappush(running, ends[number])
+    return admitted
+
+
+def fit_with_limit(calls: pl.DataFrame) -> tuple[Fit, int | None]:
+    """Fit the speed to calls, and how many of them an engine runs at once; None if all.
+
+    Args:
+        calls: Of `engine_calls`. Those of the fit begin when they were admitted.
+    """
+    fit = fit_speed(calls)
+    if fit.error is None or fit.error < _WORST_FIT:
+        return fit, None
+    sample = _sampled(calls)
+    plain = fit if len(sample) == len(calls) else fit_speed(sample)
+    tried: dict[tuple[bool, int], float] = {}
+    for shared in (False, True)[: min(2, calls["worker"].n_unique())]:
+        _try_limits(sample, shared, tried)
+    best = min(tried, key=tried.__getitem__, default=None)
+    if best is None or tried[best] > _BETTER * (plain.error or 0.0):
+        return fit, None
+    found = _fit_at(calls, *best)
+    return (fit, None) if found is None else (found, best[1])
+
+
+def _try_limits(calls: pl.DataFrame, shared: bool, tried: dict[tuple[bool, int], float]) -> None:
+    """Add the error of the fit at limits from the most calls at once down, and beside the best of them."""
+    most = _most_at_once(calls, shared)
+    limits = []
+    limit = most - 1
+    while limit >= _LEAST_LIMIT:
+        limits.append(limit)
+        limit = min(limit - 1, round(limit * _NARROWER))
+    for limit in limits:
+        _try(calls, shared, limit, tried)
+    best = min((each for each in tried if each[0] == shared), key=tried.__getitem__, default=(shared, 0))[1]
+    while best and (beside := [at for at in (best - 1, best + 1) if (shared, at) not in tried]):
+        for at in beside:
+            _try(calls, shared, at, tried)
+        best = min((each for each in tried if each[0] == shared), key=tried.__getitem__)[1]
+
+
+def _try(calls: pl.DataFrame, shared: bool, limit: int, tried: dict[tuple[bool, int], float]) -> None:
+    fit = _fit_at(calls, shared, limit)
+    tried[shared, limit] = float("inf") if fit is None or fit.error is None else fit.error
+
+
+def _fit_at(calls: pl.DataFrame, shared: bool, limit: int) -> Fit | None:
+    """Return the fit to calls that begin when they are admitted; None where that cannot be."""
+    admitted = _admitted(calls, shared, limit)
+    ended = pl.col("end_sec") - admitted
+    running = calls.with_columns(start_sec=admitted, sec=ended).filter(pl.col("sec") > 0)
+    if len(running) < (1 - _MOST_IMPOSSIBLE) * len(calls):
+        return None
+    fit = fit_speed(running)
+    return fit if fit.speed.shared == shared else None
+
+
+def _admitted(calls: pl.DataFrame, shared: bool, limit: int) -> pl.Series:
+    admitted = [0.0] * len(calls)
+    for members in _pools(calls, shared):
+        starts, ends = (calls[name].gather(members).to_list() for name in ("start_sec", "end_sec"))
+        for number, at in zip(members, admissions(starts, ends, limit), strict=True):
+            admitted[number] = at
+    return pl.Series(admitted, dtype=pl.Float64)
+
+
+def _pools(calls: pl.DataFrame, shared: bool) -> list[list[int]]:
+    numbered = calls.select(EngineSpeed(shared=shared).pool).with_row_index("number")
+    return numbered.group_by(pl.exclude("number"), maintain_order=True).agg("number")["number"].to_list()
+
+
+def _most_at_once(calls: pl.DataFrame, shared: bool) -> int:
+    pool = assign_group_ids(calls, EngineSpeed(shared=shared).pool)[0].alias("pool")
+    begun = pl.DataFrame({"pool": pool, "at": calls["start_sec"], "change": 1})
+    ended = pl.DataFrame({"pool": pool, "at": calls["end_sec"], "change": -1})
+    changes = pl.concat([begun, ended], how="vertical_relaxed").sort("pool", "at", "change")
+    most: int = changes.select(pl.col("change").cum_sum().max()).item()  # it is 0 at the end of each pool
+    return most
+
+
+def _sampled(calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls of the first steps, at least of one."""
+    steps = calls.group_by("validate", "step").agg(calls=pl.len()).sort("validate", "step")
+    kept = steps.filter((pl.col("calls").cum_sum() <= _MOST_CALLS) | (pl.int_range(pl.len()) == 0))
+    return calls.join(kept.select("validate", "step"), on=["validate", "step"], maintain_order="left")
