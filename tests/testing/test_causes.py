@@ -96,6 +96,12 @@ def test_a_slow_engine_takes_so_many_times_as_long_for_each_call(shape: RunShape
     assert of_event(after, 0, event) == pytest.approx(of_event(before, 0, event))
 
 
+def test_without_a_spread_of_pace_each_call_takes_the_usual_seconds_a_token() -> None:
+    shape = replace(SHAPE, workload=Workload(pace_spread=0.0))
+    for call in played(shape)[0].workers[0].calls:
+        assert call.served.end - call.start == pytest.approx(call.tokens * shape.engine.token_sec)
+
+
 def test_slow_tools_and_interactions_are_slower_by_their_seconds() -> None:
     before = played(SHAPE)[1]
     after = played(SHAPE, SlowTools(2, 1, 4.0), SlowInteractions(2, 1, 3.0))[1]

@@ -36,6 +36,7 @@ engines = st.builds(
     token_sec=st.sampled_from([0.01, 0.1]),
     load_sec=st.sampled_from([0.0, 0.02]),
     prefill_sec=st.sampled_from([0.0, 0.01]),
+    call_sec=st.sampled_from([0.0, 0.3]),
     most_running=st.sampled_from([None, 1, 2, 3]),
 )
 states = st.builds(
@@ -82,9 +83,8 @@ def plainly(engine: Engine, state: EngineState, made: list[list[Asked]]) -> list
                 coming.remove(one)
                 running.append(one)
                 one.admitted = now
-                one.prefill_sec = (
-                    one.asked.prompt_tokens * engine.prefill_sec * state.factor + one.asked.extra_sec
-                )
+                prefill_sec = engine.call_sec + one.asked.prompt_tokens * engine.prefill_sec
+                one.prefill_sec = prefill_sec * state.factor + one.asked.extra_sec
         still = any(start <= now + 1e-12 and now + 1e-12 < end for start, end in stalls)
         token_sec = (engine.token_sec + engine.load_sec * len(running)) * state.factor
         for one in running:
@@ -132,10 +132,12 @@ def test_calls_are_served_as_in_a_plain_loop(
 
 
 def test_a_call_alone_takes_its_prefill_and_its_tokens() -> None:
-    engine = Engine(token_sec=0.02, load_sec=0.01, prefill_sec=0.001)
+    engine = Engine(token_sec=0.02, load_sec=0.01, prefill_sec=0.001, call_sec=0.5)
     [[one]] = simulated(engine, EngineState(), [[Asked(0.0, 100, 50.0)]])
-    assert one.first == pytest.approx(10.1)
-    assert one.end == pytest.approx(10.1 + 50 * 0.03)
+    assert one.first == pytest.approx(10.6)
+    assert one.end == pytest.approx(10.6 + 50 * 0.03)
+    [[slow]] = simulated(engine.times(2.0), EngineState(), [[Asked(0.0, 100, 50.0)]])
+    assert slow.end - 10 == pytest.approx(2 * (one.end - 10))
 
 
 def test_two_calls_side_by_side_are_slower_than_one() -> None:

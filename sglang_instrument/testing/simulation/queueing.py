@@ -22,6 +22,7 @@ class Engine:
         token_sec: Seconds a token of a request that runs alone.
         load_sec: Seconds a token more for each running request, itself included.
         prefill_sec: Seconds of prefill a token of the prompt.
+        call_sec: Seconds of prefill a call more, however long its prompt is.
         most_running: Most requests that run at once; the others queue in the order of their arrival.
         shared: Whether all workers call one engine; otherwise each has its own.
     """
@@ -31,6 +32,7 @@ class Engine:
     prefill_sec: float = 0.0
     most_running: int | None = None
     shared: bool = False
+    call_sec: float = 0.0
 
     def times(self, factor: float) -> "Engine":
         """Return an engine that takes `factor` times as long for everything but the queue."""
@@ -39,6 +41,7 @@ class Engine:
             token_sec=self.token_sec * factor,
             load_sec=self.load_sec * factor,
             prefill_sec=self.prefill_sec * factor,
+            call_sec=self.call_sec * factor,
         )
 
 
@@ -146,8 +149,8 @@ class _Service:
         while self._queue and (most is None or self._running < most):
             caller, call = self._queue.popleft()
             self._running += 1
-            prefill_sec = call.prompt_tokens * self._engine.prefill_sec + call.extra_sec
-            ends = self._after(prefill_sec)
+            prefill_sec = self._engine.call_sec + call.prompt_tokens * self._engine.prefill_sec
+            ends = self._after(prefill_sec + call.extra_sec)
             heapq.heappush(self._events, (ends, next(self._number), caller, call, self._now))
 
     def _after(self, work_sec: float) -> float:

@@ -19,6 +19,7 @@ class Workload:
         tokens_sigma: Standard deviation of that logarithm.
         most_tokens: Most tokens of a reply, as `max_new_tokens` caps them; a reply that is cut ends its
             request, as in verl.
+        pace_spread: By which share at most a reply is faster or slower a token than usual.
         growth: By which share replies grow from step to step.
         most_turns: Most turns of a request.
         tool_share: Share of the turns before the last that call tools; an interaction answers the others.
@@ -43,6 +44,7 @@ class Workload:
     timeout_share: float = 0.0
     timeout_sec: float = 10.0
     tool_factor: float = 1.0
+    pace_spread: float = 0.1
 
 
 @dataclass
@@ -118,7 +120,8 @@ def _draw_request(
 def _draw_turn(random: Random, workload: Workload, growth: float, last: bool) -> Turn:
     drawn = random.lognormvariate(workload.tokens_log, workload.tokens_sigma)
     tokens = min(workload.most_tokens, 8 + int(drawn * growth))
-    turn = Turn(tokens, random.uniform(0.9, 1.1), random.uniform(2e-4, 1e-3))
+    pace = random.uniform(1 - workload.pace_spread, 1 + workload.pace_spread)
+    turn = Turn(tokens, pace, random.uniform(2e-4, 1e-3))
     if not last and random.random() < workload.tool_share:
         side_by_side = 2 if random.random() < 0.2 else 1
         turn.tools = [_draw_tool(random, workload) for _ in range(side_by_side)]
