@@ -1,0 +1,22 @@
+"""An engine that stands still for 30 s loses what its step would gain without that: no more than 30 s."""
+
+from pathlib import Path
+
+import pytest
+from clean_shapes import usual_shape
+from planted_runs import STEP, WORKER, wall_of
+
+from sglang_instrument.analysis import open_run
+from sglang_instrument.analysis.verdict.verdict import findings_of
+from sglang_instrument.testing import StandStill
+from sglang_instrument.testing.synthetic import write_run
+
+
+@pytest.mark.parametrize("worker", [WORKER, None])
+def test_a_freeze_loses_its_seconds(worker: int | None, tmp_path: Path) -> None:
+    shape, cause = usual_shape(0, steps=STEP), StandStill(STEP, worker, seconds=30.0)
+    found = findings_of(open_run(write_run(tmp_path, shape, [cause]), cached=False), over=True)[0]
+    assert (found.cause, found.step, found.worker) == ("standstill", STEP, worker)
+    cost_sec = wall_of(shape, STEP, [cause]) - wall_of(shape, STEP)
+    assert 20 < cost_sec < 30.01  # the other workers are not much earlier
+    assert found.lost_sec == pytest.approx(cost_sec, rel=0.1)
