@@ -11,7 +11,7 @@ class Cause:
     """Something out of the ordinary in a run.
 
     Attributes:
-        cause: The word that a finding has for it.
+        cause: The word that a finding has for it; empty if it is no finding.
         size: The name of the field that says how large it is.
     """
 
