@@ -222,10 +222,13 @@ def test_what_if_is_what_the_rules_make_of_each_request(made: Made, rules: Rules
         read(made).digest, EngineSpeed()
     )  # as fast with many calls as with one, and without prefill
     table = {row["step"]: row for row in model.predict(rules).iter_rows(named=True)}
-    for step in {step for (step, _), mine in made.items() if mine}:
+    for step in {step for step, _ in made}:
         predicted, cuts = [], 0
         for (of, _), mine in made.items():
-            if of != step or not mine:
+            if of != step:
+                continue
+            if not mine:
+                predicted.append(length(mine))
                 continue
             ends = []
             for one in mine:
@@ -237,5 +240,6 @@ def test_what_if_is_what_the_rules_make_of_each_request(made: Made, rules: Rules
             predicted.append(max(0.0, length(mine) - was + ends[needed - 1][0]))
             cuts += len(ends) - needed + sum(cut for _, cut in ends[:needed])
         assert table[step]["predicted_sec"] == sec(max(predicted))
+        assert table[step]["requests"] == sum(len(mine) for (of, _), mine in made.items() if of == step)
         if rules.oversample is None:  # otherwise, of requests that end together, either may be cut
             assert table[step]["cut"] == cuts

@@ -78,6 +78,8 @@ ENGINES = {
     "with prefill": {"prefill_sec": 0.4, "load_sec": 0.0},
     "slower with more calls": {"load_sec": 0.002},
     "of all workers": {"workers": 3, "load_sec": 0.001, "shared": True},
+    "with a queue": {"load_sec": 0.001, "limit": 5},
+    "of all workers, with a queue": {"workers": 3, "load_sec": 0.001, "shared": True, "limit": 12},
 }
 
 
@@ -93,6 +95,7 @@ def test_a_prediction_is_what_a_run_under_the_rule_takes(tmp_path: Path, engine:
     assert 0.98 < ratios.min() <= ratios.max() < 1.02
     assert ratios.mean() == pytest.approx(1.0, abs=0.01)
     assert model.fit.speed.shared == shape.get("shared", False) or not shape["load_sec"]
+    assert model.limit == shape.get("limit")
 
 
 def test_with_the_true_speed_a_prediction_is_exact(tmp_path: Path) -> None:

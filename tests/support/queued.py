@@ -19,8 +19,8 @@ class Queued:
     """What a run is drawn from; times are seconds.
 
     A call takes `prefill_sec`, `context_sec` for each token of earlier replies, and for each token
-    `token_sec` and `load_sec` for each call in the engine. A reply of more than `most_tokens` is cut, and
-    ends its request.
+    `token_sec` and `load_sec` for each call in the engine, which runs at most `limit` calls at once. A reply
+    of more than `most_tokens` is cut, and ends its request.
     """
 
     seed: int = 0
@@ -32,6 +32,7 @@ class Queued:
     token_sec: float = 0.01
     load_sec: float = 0.0003
     shared: bool = False
+    limit: int | None = None
     most_tokens: int = 4096
     engine: float = 1.0  # factors
     tool: float = 1.0
@@ -75,7 +76,7 @@ class Queued:
 
     def _serve(self, pool: list[dict[str, Any]], factor: float) -> None:
         """Set `start` and `end` of each turn: the calls of one engine, naively, from event to event."""
-        now, inside = 0.0, []
+        now, inside, queue = 0.0, [], []
         waiting = [(0.05 + 2e-4 * number, one, 0) for number, one in enumerate(pool)]
         while waiting or inside:
             rate = 1 / (factor * (self.token_sec + self.load_sec * max(1, len(inside))))
@@ -104,9 +105,11 @@ class Queued:
                 context = sum(before["tokens"] for before in one["turns"][:at])
                 prefill = factor * (self.prefill_sec + self.context_sec * context)
                 turn["start"] = now
-                inside.append(
+                queue.append(
                     {"of": one, "turn": at, "prefill": prefill, "work": turn["tokens"] * turn["pace"]}
                 )
+            while queue and (self.limit is None or len(inside) < self.limit):
+                inside.append(queue.pop(0))
 
     def _write_step(self, folder: Path, step: int, drawn: list[list[dict[str, Any]]], begin: float) -> float:
         ends = [max(one["turns"][-1]["end"] + one["reward"] for one in mine) + 0.01 for mine in drawn]

@@ -14,11 +14,11 @@ from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed, Fit, fit
 from sglang_instrument.analysis.timing.group_ids import assign_group_ids
 
 _LEAST_LIMIT: Final = 2
-_NARROWER: Final = 0.8  # from one limit that is tried to the next
+_NARROWER: Final = 0.7  # from one limit that is tried to the next
 _BETTER: Final = 0.75  # a limit must explain the calls so much better than none
 _WORST_FIT: Final = 0.02  # calls that are this near to the fit need no limit
 _MOST_IMPOSSIBLE: Final = 0.01  # of the calls, that would end before they are admitted
-_MOST_CALLS: Final = 20_000  # that limits are tried on
+_MOST_CALLS: Final = 5_000  # that limits are tried on
 
 
 def admissions(starts: Sequence[float], ends: Sequence[float], limit: int | None) -> list[float]:
@@ -49,36 +49,31 @@ def fit_with_limit(calls: pl.DataFrame) -> tuple[Fit, int | None]:
         return fit, None
     sample = _sampled(calls)
     plain = fit if len(sample) == len(calls) else fit_speed(sample)
-    tried: dict[tuple[bool, int], float] = {}
-    for shared in (False, True)[: min(2, calls["worker"].n_unique())]:
-        _try_limits(sample, shared, tried)
-    best = min(tried, key=tried.__getitem__, default=None)
-    if best is None or tried[best] > _BETTER * (plain.error or 0.0):
-        return fit, None
-    found = _fit_at(calls, *best)
-    return (fit, None) if found is None else (found, best[1])
+    ways = (False, True)[: min(2, calls["worker"].n_unique())]
+    error, shared, limit = min(_best_limit(sample, shared) for shared in ways)
+    found = _fit_at(calls, shared, limit) if error < _BETTER * (plain.error or 0.0) else None
+    return (fit, None) if found is None else (found, limit)
 
 
-def _try_limits(calls: pl.DataFrame, shared: bool, tried: dict[tuple[bool, int], float]) -> None:
-    """Add the error of the fit at limits from the most calls at once down, and beside the best of them."""
-    most = _most_at_once(calls, shared)
-    limits = []
-    limit = most - 1
-    while limit >= _LEAST_LIMIT:
-        limits.append(limit)
-        limit = min(limit - 1, round(limit * _NARROWER))
-    for limit in limits:
-        _try(calls, shared, limit, tried)
-    best = min((each for each in tried if each[0] == shared), key=tried.__getitem__, default=(shared, 0))[1]
-    while best and (beside := [at for at in (best - 1, best + 1) if (shared, at) not in tried]):
-        for at in beside:
-            _try(calls, shared, at, tried)
-        best = min((each for each in tried if each[0] == shared), key=tried.__getitem__)[1]
+def _best_limit(calls: pl.DataFrame, shared: bool) -> tuple[float, bool, int]:
+    """Return the limit that explains calls best, after its error: the best of some, or near it."""
+    tried: dict[int, float] = {}
 
+    def error(limit: int) -> float:
+        if limit not in tried:
+            fit = _fit_at(calls, shared, limit) if limit >= _LEAST_LIMIT else None
+            tried[limit] = float("inf") if fit is None or fit.error is None else fit.error
+        return tried[limit]
 
-def _try(calls: pl.DataFrame, shared: bool, limit: int, tried: dict[tuple[bool, int], float]) -> None:
-    fit = _fit_at(calls, shared, limit)
-    tried[shared, limit] = float("inf") if fit is None or fit.error is None else fit.error
+    limits = [_most_at_once(calls, shared) - 1]
+    while limits[-1] > _LEAST_LIMIT:
+        limits.append(min(limits[-1] - 1, round(limits[-1] * _NARROWER)))
+    best = min(limits, key=error)
+    step = max(1, round(best * (1 - _NARROWER) / 2))
+    while step:
+        near = min((best, best - step, best + step), key=error)
+        best, step = near, step if near != best else step // 2
+    return error(best), shared, best
 
 
 def _fit_at(calls: pl.DataFrame, shared: bool, limit: int) -> Fit | None:
