@@ -36,6 +36,7 @@ cut           requests that would end early; their mean reward, and that of all
 "cut", "reward_all", "reward_cut"}]} and, with --validate-with, "validation": {"steps", "predicted_sec",
 "real_sec", "ratio", "low", "high"}."""
 
+_ROUGH: Final = 0.2  # half of the calls are farther from the fit
 _SCALED: Final = "engine, tool, interaction, reward, or the name of an event"
 
 
@@ -69,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     with reading() as progress:
         opened = open_run(args.logs, progress)
         select.demand(opened, args)
+        if opened.digest.steps.is_empty():
+            raise LogError(f"{opened.folder}: no step has a record yet")
         times = _times(opened, rules, progress)
         model = Model(opened.digest)
         table = select.of_steps(opened, model.predict(rules, times), args)
@@ -116,6 +119,8 @@ def _print_engine(engine: dict[str, Any] | None) -> None:
         f"engine, fitted: {seconds(engine['call_sec'])} s a call, {token} a token and {crowd} more for each "
         f"call of {whose} in it; half of the calls within {percent(engine['error'])} %"
     )
+    if engine["error"] >= _ROUGH:
+        print_line("Predictions are rough: calls also wait for something that the model does not know.")
     if engine["limit"] is not None:
         print_line(f"engine, fitted: it runs {engine['limit']} calls at once; the others wait in their order")
 
