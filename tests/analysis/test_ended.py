@@ -47,16 +47,21 @@ def deaths(folder: Path, over: bool) -> list[tuple[int, int]]:
     return [(one.step, one.worker) for one in findings_of(run, over) if one.cause == "death"]
 
 
+def not_drawn(found: list[Finding]) -> list[Finding]:
+    """Return the findings without replies that were long by chance."""
+    return [one for one in found if not one.evidence.get("drawn")]
+
+
 def test_the_worker_that_fell_silent_first_is_named(folder: Path) -> None:
-    kill(folder, {0: 200, 1: 60, 2: 200})
-    (finding,) = (one for one in findings_of(open_run(folder), over=True))
+    kill(folder, {0: 150, 1: 60, 2: 150})
+    (finding,) = not_drawn(findings_of(open_run(folder), over=True))
     assert (finding.cause, finding.step, finding.worker) == ("death", LAST, 1)
     assert "worker 1 was the first to stop logging" in finding.sentence
     assert [one["worker"] for one in finding.evidence["workers"]] == [0, 1, 2]
 
 
 def test_of_a_run_that_goes_on_nobody_is_said_to_have_died(folder: Path) -> None:
-    kill(folder, {0: 200, 1: 60, 2: 200})
+    kill(folder, {0: 150, 1: 60, 2: 150})
     assert deaths(folder, over=False) == []
 
 
@@ -65,7 +70,7 @@ def found_after(folder: Path, share: float, ahead_sec: float, over: bool = True)
     synthetic_run(folder, steps=4, workers=4, requests=16)
     kill_worker(folder, 3, 2, share, ahead_sec)
     run = open_run(folder)
-    return findings_of(run, over)
+    return not_drawn(findings_of(run, over))
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.95])
@@ -94,7 +99,7 @@ def test_a_worker_that_was_killed_before_its_first_record_is_missed(folder: Path
     (folder / f"step_{LAST}" / "worker_1.jsonl").unlink()
     assert deaths(folder, over=True) == []
     run = open_run(folder)
-    assert verdict_of(run, over=True).endswith("the others; worker 1 wrote nothing in it")
+    assert "the others; worker 1 wrote nothing in it" in verdict_of(run, over=True)
 
 
 def test_a_step_that_goes_on_for_long_is_no_hang(tmp_path: Path) -> None:
@@ -120,7 +125,7 @@ def test_a_torn_file_in_the_middle_of_a_run_is_no_death(folder: Path) -> None:
 
 def test_a_clock_that_is_ahead_hides_nobody(tmp_path: Path) -> None:
     folder = synthetic_run(tmp_path / "exp", steps=LAST, workers=3, requests=8, clock_skew={1: 500.0})
-    kill(folder, {0: 200, 1: 60, 2: 200})
+    kill(folder, {0: 150, 1: 60, 2: 150})
     assert deaths(folder, over=True) == [(LAST, 1)]
 
 
@@ -150,7 +155,7 @@ def test_a_run_of_other_hosts_is_over_after_two_silent_minutes(folder: Path) -> 
 
 
 def test_check_names_the_worker_that_stopped_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kill(folder, {0: 200, 1: 60, 2: 200})
+    kill(folder, {0: 150, 1: 60, 2: 150})
     describe(folder, 0, dead_pid())
     assert main(["check", str(folder)]) == 1
     assert "worker 1 was the first to stop logging" in " ".join(capsys.readouterr().out.split())

@@ -12,21 +12,29 @@ CAUSES: Final[dict[str, str]] = {
     "death": "look at that worker's own output and the host's kernel log (out of memory?); `check LOGS` "
     "lists its last records",
     "missing-file": "`check LOGS` and `status LOGS` say whether that process was reached",
-    "blocked-loop": "move the named code off the event loop (a thread or process pool); `gaps LOGS` lists all",
+    "blocked-loop": "move the named code off the event loop, into a thread or process pool; `gaps LOGS` "
+    "lists all",
     "standstill": "look at the engine at that time: retractions, a weight update, a paused scheduler; "
     "`gaps LOGS{step}`",
     "slow-call": _ONE,
     "slow-calls": f"{_TURNS}; is it one tool, one prompt, one backend?",
-    "engine": "look at that GPU (clock, other processes), its queue and cache: `workers LOGS{step}{worker}`, "
+    "engine": "look at its GPU (clock, other processes), queue and cache: `workers LOGS{step}{worker}`, "
     "`profile capture{workers}`",
     "tool": f"{_TURNS}; look at what the tools share: a service, a sandbox, a limit of calls at once",
     "interaction": f"{_TURNS}; look at what the interactions share",
     "reward": "look at what the rewards share: a service, a model, a pool; `requests LOGS{step}{worker}`",
     "long-replies": "no fault: a limit of tokens or a partial rollout helps; `lengths LOGS`, `whatif LOGS`",
     "cold-start": "no fault: warm the engine up before it, or leave the step out of averages",
-    "trend": "compare the first with the last step: `summary LOGS`, `events LOGS{step}`",
+    "trend": "look at what piles up from step to step: compare `events LOGS{step}` with the first step",
     "between-steps": "the trainer decides here: its phases are in trainer_0.jsonl, if its table is on; "
     "`events LOGS{step}`",
+}
+#: What to look at instead where all workers are concerned.
+_OF_ALL: Final[dict[str, str]] = {
+    "engine": "look at what the engines share: weights, settings, batch sizes, hosts; `workers LOGS{step}`, "
+    "`profile capture`",
+    "standstill": "look at the engines at that time: a weight update, a paused scheduler, a shared disk; "
+    "`gaps LOGS{step}`",
 }
 _OUTSIDE: Final = "the event beside the others: `events LOGS{step}{worker}`"
 
@@ -34,10 +42,13 @@ _OUTSIDE: Final = "the event beside the others: `events LOGS{step}{worker}`"
 def advice_of(finding: Finding) -> str:
     """Return what to look at next."""
     validate = " --validate" if finding.validate else ""
+    step = finding.evidence.get("worst_step") if finding.step is None else finding.step
     place = {
-        "step": "" if finding.step is None else f" --step {finding.step}{validate}",
+        "step": "" if step is None else f" --step {step}{validate}",
         "worker": "" if finding.worker is None else f" --worker {finding.worker}",
         "workers": "" if finding.worker is None else f" --workers {finding.worker}",
         "request": finding.request_id or "",
     }
-    return CAUSES.get(finding.cause, _OUTSIDE).format(**place)
+    usual = CAUSES.get(finding.cause, _OUTSIDE)
+    advice = _OF_ALL.get(finding.cause, usual) if finding.scope == "step" else usual
+    return advice.format(**place)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from sglang_instrument.analysis.verdict.detectors.between_steps import find_gaps_between_steps
-from sglang_instrument.analysis.verdict.detectors.endings import find_endings
 from sglang_instrument.analysis.verdict.detectors.blocked_loop import find_blocked_loops
+from sglang_instrument.analysis.verdict.detectors.endings import find_endings
 from sglang_instrument.analysis.verdict.detectors.long_replies import find_long_replies
 from sglang_instrument.analysis.verdict.detectors.missing_files import find_missing_files
 from sglang_instrument.analysis.verdict.detectors.outside_requests import find_slow_parts

@@ -1,44 +1,82 @@
 """Find event loops that code blocked for a large part of a step, and name the code."""
 
 from collections.abc import Iterator
+from typing import Final
 
 import polars as pl
 
 from sglang_instrument.analysis.answers.gaps import loop_blocks
-from sglang_instrument.analysis.ledger.ledger import STEP_OF_WORKER
+from sglang_instrument.analysis.ledger.deciding_paths import one_at_a_time, sec_between
+from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
+_ALIKE: Final = 0.5  # blocked for this share of the longest time of a step's workers
+
 
 def find_blocked_loops(evidence: Evidence) -> Iterator[Finding]:
-    """Yield a finding for each worker whose event loop was blocked, with the code that blocked it longest."""
+    """Yield a finding for each worker whose event loop was blocked, with the code that blocked it longest.
+
+    Where most workers were blocked for about as long, it is one finding of the step.
+    """
     steps = evidence.digest.steps
     blocks = loop_blocks(evidence.files).join(
         steps, on=["role", *STEP_OF_WORKER], how="semi", maintain_order="left"
     )
-    for _, rows in blocks.group_by(STEP_OF_WORKER, maintain_order=True):
-        blocked = rows.group_by(STEP_OF_WORKER).agg(excess_sec=pl.col("blocked_sec").sum())
-        lost = evidence.worth(evidence.lost_by_workers(blocked))
-        if lost.is_empty():
-            continue
-        _explain(evidence, rows)
-        longest, blocked_sec = rows.row(0, named=True), float(blocked["excess_sec"][0])
-        by = longest["culprit"] or longest["in_span"]
-        sentence = f"{where(longest)} had its event loop blocked for {seconds(blocked_sec)}"
-        sentence += f" by {by}" if by else ""
-        numbers = {"blocked_sec": blocked_sec, "times": len(rows), "in_span": longest["in_span"], "culprit": by}
-        lost_sec, event = float(lost["lost_sec"][0]), longest["in_span"]
-        yield Finding(
-            *("blocked-loop", "worker", lost_sec, sentence), **place_of(longest), event=event, evidence=numbers
-        )
-
-
-def _explain(evidence: Evidence, blocks: pl.DataFrame) -> None:
-    """Take the time in which the loop was blocked away from the worker's calls at that time."""
+    if blocks.is_empty():
+        return
     begun = pl.col("at_us") - (pl.col("blocked_sec") * 1e6).cast(pl.Int64)
-    blocked = blocks.select(*STEP_OF_WORKER, from_us=begun, to_us="at_us")
-    calls = evidence.calls.with_row_index("row").join(blocked, on=STEP_OF_WORKER)
+    intervals = blocks.select(*STEP_OF_WORKER, from_us=begun, to_us="at_us")
+    # Two loops of a process block each other: what both report counts once.
+    intervals = one_at_a_time(intervals, STEP_OF_WORKER).with_columns(sec=sec_between("from_us", "to_us"))
+    sums = intervals.group_by(STEP_OF_WORKER).agg(excess_sec=pl.col("sec").sum())
+    alike = pl.col("excess_sec") >= _ALIKE * pl.col("excess_sec").max().over(STEP)
+    shared = (alike.sum().over(STEP) * 2 > pl.col("workers")) & (pl.col("workers") > 1)
+    blocked = sums.join(evidence.sizes, on=STEP).with_columns(shared=shared)
+    of_steps = blocked.filter("shared")
+    of_steps = of_steps.join(evidence.worth(evidence.lost_by_workers(of_steps)), on=STEP)
+    of_workers = blocked.filter(~pl.col("shared"))
+    of_workers = of_workers.join(evidence.worth(evidence.lost_by_each(of_workers)), on=STEP_OF_WORKER)
+    found = blocks.join(pl.concat([of_steps, of_workers]), on=STEP_OF_WORKER, maintain_order="left")
+    _explain(evidence, intervals.join(found, on=STEP_OF_WORKER, how="semi"))
+    for _, rows in found.group_by(*STEP, pl.when(~pl.col("shared")).then("worker"), maintain_order=True):
+        yield _finding(rows)
+
+
+def _finding(blocks: pl.DataFrame) -> Finding:
+    """Return the finding of a worker, or of a step, from its blocks, the longest first."""
+    longest = blocks.row(0, named=True)
+    shared, blocked_sec = longest["shared"], float(blocks["excess_sec"].max())  # type: ignore[arg-type]  # a float
+    place = {name: longest[name] for name in STEP} if shared else place_of(longest)
+    by = longest["culprit"] or longest["in_span"]
+    sentence = f"{where(place)} had its event loop blocked for {seconds(blocked_sec)}"
+    if shared:
+        workers = f"{blocks['worker'].n_unique()} of {longest['workers']} workers"
+        sentence = (
+            f"{where(place)}: {workers} had their event loops blocked, for up to {seconds(blocked_sec)}"
+        )
+    return Finding(
+        cause="blocked-loop",
+        scope="step" if shared else "worker",
+        lost_sec=longest["lost_sec"],
+        sentence=sentence + (f" by {by}" if by else ""),
+        **place,
+        event=longest["in_span"],
+        evidence={
+            "blocked_sec": blocked_sec,
+            "times": len(blocks),
+            "in_span": longest["in_span"],
+            "culprit": by,
+        },
+    )
+
+
+def _explain(evidence: Evidence, blocked: pl.DataFrame) -> None:
+    """Take the time in which loops were blocked away from the calls of their workers at that time."""
+    calls = evidence.calls.join(blocked, on=STEP_OF_WORKER)
     inside = pl.min_horizontal("end_us", "to_us") - pl.max_horizontal("start_us", "from_us")
-    calls = calls.with_columns(excess_sec=inside.clip(lower_bound=0) / 1e6)
-    sums = calls.group_by("row").agg(pl.col("excess_sec").sum(), pl.col("sec").first())
-    evidence.explain(sums.with_columns(excess_sec=pl.min_horizontal("excess_sec", "sec")))
+    calls = calls.filter(inside > 0).with_columns(excess_sec=inside / 1e6)
+    over = (pl.col("sec") - pl.col("usual_sec")).first().clip(lower_bound=0.0)
+    # The engine goes on meanwhile, so a call lost at most what it took longer than usual.
+    sums = calls.group_by("row").agg(pl.col("excess_sec").sum(), over_sec=over)
+    evidence.explain(sums.with_columns(excess_sec=pl.min_horizontal("excess_sec", "over_sec")))

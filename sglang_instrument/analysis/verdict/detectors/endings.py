@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sglang_instrument.analysis.run.digest import Digest
-from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep, unfinished_steps
+from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, step_name
 from sglang_instrument.analysis.verdict.evidence.hangs import find_hangs
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
@@ -49,7 +49,15 @@ def _hang(
     event: str | None = None,
 ) -> Finding:
     return Finding(
-        *("hang", "worker", lost_sec, sentence, step, validate, worker), event=event, evidence=numbers
+        cause="hang",
+        scope="worker",
+        lost_sec=lost_sec,
+        sentence=sentence,
+        step=step,
+        validate=validate,
+        worker=worker,
+        event=event,
+        evidence=numbers,
     )
 
 
@@ -77,7 +85,7 @@ def _waited_for(digest: Digest, waits: list[Finding]) -> list[Finding]:
 
 def _deaths(evidence: Evidence) -> Iterator[Finding]:
     """Yield the worker that stopped logging first in the step in which the run ended."""
-    for one in unfinished_steps(evidence.digest, evidence.files):
+    for one in evidence.unfinished:
         if one.worker is None:
             continue
         workers = [

@@ -14,10 +14,7 @@ from sglang_instrument.analysis.verdict.evidence.chance import chance_beyond, ta
 from sglang_instrument.analysis.verdict.evidence.effects import (
     Limits,
     excess_of,
-    find_trend,
-    shared_values,
-    slow_steps,
-    without_trend,
+    step_effects,
 )
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
@@ -25,7 +22,7 @@ from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 _LIMITS: Final = Limits(times=1.3, spread=0.03)
 _FEWEST: Final = 40  # replies; with fewer, the tail of their lengths is not known
 _CHANCE: Final = 3e-3  # largest allowed probability that the longest reply is drawn from the others
-_LONG: Final = 1.3  # times the median step, from which on what it drew is told
+_LONG: Final = 1.3  # times the median step, and a step gets a finding for its long replies
 _MOST_OF_IT: Final = 0.5
 
 
@@ -40,7 +37,9 @@ def find_long_replies(evidence: Evidence) -> Iterator[Finding]:
     )
     if requests.is_empty():
         return
-    found = [*_long_steps(evidence, requests), *_longest(evidence, requests)]
+    kinds = requests.partition_by("validate")
+    longest = [one for kind in kinds for one in _longest(evidence, kind)]
+    found = [*_long_steps(evidence, requests), *longest]
     yield from found
     told = {(one.step, one.validate) for one in found}
     yield from (one for one in _drawn(evidence, requests) if (one.step, one.validate) not in told)
@@ -49,8 +48,7 @@ def find_long_replies(evidence: Evidence) -> Iterator[Finding]:
 def _long_steps(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
     # Who draws which prompt is chance, so the replies of all workers count alike.
     lengths = requests.group_by(STEP).agg(value=pl.col("tokens").log().mean())
-    shared = shared_values(lengths, evidence.windows.join(lengths, on=STEP, how="semi"))
-    slow = slow_steps(without_trend(shared, find_trend(shared)), _LIMITS)
+    slow = step_effects(lengths, evidence.windows, _LIMITS).slow
     late = excess_of(requests.join(slow.select(*STEP, "excess"), on=STEP))
     lost = evidence.worth(evidence.lost_in_requests(late)).join(slow, on=STEP)
     for row in lost.sort(STEP).iter_rows(named=True):
@@ -63,7 +61,7 @@ def _long_steps(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]
 
 
 def _longest(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
-    """Yield the longest reply of the run, if the others make it unlikely."""
+    """Yield the longest of these replies, if the others make it unlikely."""
     row = requests.sort("tokens").row(-1, named=True)
     if len(requests) < _FEWEST:
         return
@@ -99,8 +97,11 @@ def _drawn(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
 
 
 def _long_for_their_kind(evidence: Evidence) -> pl.DataFrame:
-    """Return the steps that took far longer than the median one, with their and its seconds."""
-    busy = evidence.workers.group_by(STEP).agg(pl.col("busy_sec").max())
+    """Return the steps that took far longer than the median one that ended, with their and its seconds."""
+    ended = [(one.step, one.validate) for one in evidence.unfinished]
+    cut = pl.DataFrame(ended, schema={"step": pl.Int64, "validate": pl.Boolean}, orient="row")
+    workers = evidence.workers.join(cut, on=STEP, how="anti")
+    busy = workers.group_by(STEP).agg(pl.col("busy_sec").max())
     busy = busy.with_columns(usual_sec=pl.col("busy_sec").median().over("validate"))
     return busy.filter((pl.col("busy_sec") > _LONG * pl.col("usual_sec")) & (pl.len().over("validate") > 2))
 
@@ -128,7 +129,7 @@ def _drawn_finding(evidence: Evidence, here: pl.DataFrame, lost_sec: float) -> F
         )
         return _finding("request", row, alone_sec, sentence, numbers)
     place = {name: row[name] for name in STEP}
-    sentence = f"{where(place)} drew longer replies than most, which took {seconds(lost_sec)} more"
+    sentence = f"{where(place)} had longer replies than most by chance; that cost {seconds(lost_sec)}"
     return _finding("step", place, lost_sec, sentence, numbers)
 
 
@@ -144,5 +145,11 @@ def _finding(
     scope: Any, row: dict[str, Any], lost_sec: float, sentence: str, numbers: dict[str, Any]
 ) -> Finding:
     return Finding(
-        *("long-replies", scope, lost_sec, sentence), **place_of(row), event="engine", evidence=numbers
+        cause="long-replies",
+        scope=scope,
+        lost_sec=lost_sec,
+        sentence=sentence,
+        **place_of(row),
+        event="engine",
+        evidence=numbers,
     )

@@ -5,9 +5,10 @@ from typing import Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.ledger.deciding_paths import sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.calls import KINDS
-from sglang_instrument.analysis.verdict.evidence.chance import chance_of_so_many, chance_to_reach
+from sglang_instrument.analysis.verdict.evidence.chance import Array, Draws, chance_of_so_many
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, OF_STEP, Evidence
 
@@ -25,27 +26,32 @@ _CALLS: Final = {
 
 
 def find_slow_calls(evidence: Evidence) -> Iterator[Finding]:
-    """Yield a finding for each worker with calls that are no part of the usual spread."""
+    """Yield a finding for each worker with calls that are longer than chance explains."""
     for kind in KINDS:
         yield from _of_kind(evidence, kind)
 
 
 def _of_kind(evidence: Evidence, kind: str) -> Iterator[Finding]:
-    calls = evidence.calls.with_row_index("row").filter((pl.col("kind") == kind) & (pl.col("usual_sec") > 0))
-    took = (pl.col("done_us") - pl.col("begin_us")) / 1e6
-    calls = calls.join(evidence.windows.select(*STEP, took_sec=took), on=STEP, maintain_order="left")
-    calls = calls.with_columns(
+    calls = evidence.calls.filter((pl.col("kind") == kind) & (pl.col("usual_sec") > 0)).with_columns(
         excess_sec=pl.col("sec") - pl.col("usual_sec"), times=pl.col("sec") / pl.col("usual_sec")
     )
     groups = calls.group_by(STEP_OF_WORKER).len()
-    far = pl.col("excess_sec") > pl.max_horizontal(pl.lit(LEAST_SEC), OF_STEP * pl.col("took_sec"))
-    long = calls.filter(far & (pl.col("times") > _TIMES))
+    long = calls.filter((pl.col("times") > _TIMES) & (pl.col("excess_sec") > LEAST_SEC))
+    took = evidence.windows.select(*STEP, took_sec=sec_between("begin_us", "done_us"))
+    long = long.join(took, on=STEP, maintain_order="left")
+    long = long.filter(pl.col("excess_sec") > OF_STEP * pl.col("took_sec"))
     few = long.group_by(STEP_OF_WORKER).agg(long=pl.len()).join(groups, on=STEP_OF_WORKER)
     few = few.filter((pl.col("long") <= _MOST * pl.col("len")) | (pl.col("long") == 1))
-    long = long.join(few, on=STEP_OF_WORKER, how="semi", maintain_order="left")
-    unlikely = [rows for _, rows in long.group_by(STEP_OF_WORKER, maintain_order=True)]
-    unlikely = [found for rows in unlikely if (found := _unlikely(rows, calls, len(groups))) is not None]
-    unlikely = [_with_alike(found, calls) for found in unlikely]
+    if few.is_empty():
+        return
+    draws, unlikely = Draws(calls["times"]), []
+    own = calls.join(few, on=STEP_OF_WORKER, how="semi").partition_by(STEP_OF_WORKER, as_dict=True)
+    for key, rows in long.join(few, on=STEP_OF_WORKER, how="semi", maintain_order="left").group_by(
+        STEP_OF_WORKER, maintain_order=True
+    ):
+        found = _unlikely(rows, own[key], draws, len(groups))
+        if found is not None:
+            unlikely.append(_with_alike(found, own[key]))
     for _, rows in _by_step(unlikely):
         yield from _of_step(evidence, kind, rows, groups)
 
@@ -54,45 +60,43 @@ def _by_step(found: list[pl.DataFrame]) -> Iterator[tuple[Any, pl.DataFrame]]:
     return iter(pl.concat(found).group_by(STEP, maintain_order=True)) if found else iter(())
 
 
-def _unlikely(rows: pl.DataFrame, calls: pl.DataFrame, groups: int) -> pl.DataFrame | None:
+def _unlikely(rows: pl.DataFrame, own: pl.DataFrame, draws: Draws, groups: int) -> pl.DataFrame | None:
     """Return the longest of a worker's calls that are not just drawn from the others of the run."""
-    mine = pl.all_horizontal(pl.col(name) == rows[name][0] for name in STEP_OF_WORKER)
     longest = rows.sort("times", descending=True)
-    total = len(calls.filter(mine))
-    likely = _most_unlikely(longest["times"].to_list(), total, calls.filter(~mine)["times"])
+    likely = _most_unlikely(longest["times"].to_list(), own["times"].sort().to_numpy(), draws)
     return longest.head(likely[0]) if likely is not None and likely[1] * groups <= _CHANCE else None
 
 
-def _with_alike(found: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """Add the worker's calls that lost about as much, but would have been long without it, too."""
+def _with_alike(found: pl.DataFrame, own: pl.DataFrame) -> pl.DataFrame:
+    """Add the worker's calls with a similar delay that are under 3 times the usual: they are long anyway."""
+    found = found.select(own.columns)
     if len(found) == 1:
         return found
     middle: Any = found["excess_sec"].median()
-    mine = calls.filter(*(pl.col(name) == found[name][0] for name in STEP_OF_WORKER))
-    return mine.filter((pl.col("excess_sec") > _ALIKE * middle) & (pl.col("times") > _TIMES_OF_ALIKE))
+    return own.filter((pl.col("excess_sec") > _ALIKE * middle) & (pl.col("times") > _TIMES_OF_ALIKE))
 
 
 def _of_step(evidence: Evidence, kind: str, rows: pl.DataFrame, groups: pl.DataFrame) -> Iterator[Finding]:
     """Yield a finding for each worker, or one for the step if most workers have such calls."""
     everyone = groups.filter(*(pl.col(name) == rows[name][0] for name in STEP))
     shared = len(everyone) > 1 and rows["worker"].n_unique() * 2 > len(everyone)
-    parts = [rows] if shared else [part for _, part in rows.group_by("worker", maintain_order=True)]
-    for part in parts:
-        lost = evidence.worth(
-            evidence.lost_in_requests(part.select(*STEP_OF_WORKER, "request_id", "excess_sec"))
-        )
-        if lost.is_empty() and len(part) > 1:
+    late = evidence.late_by_requests(rows)
+    lost = evidence.lost_by_workers(late) if shared else evidence.lost_by_each(late)
+    lost = evidence.worth(lost)
+    for part in [rows] if shared else rows.partition_by("worker", maintain_order=True):
+        mine = lost.join(part, on=STEP if shared else STEP_OF_WORKER, how="semi")
+        if mine.is_empty() and len(part) > 1:
             continue
         evidence.explain(part)
         workers = everyone.filter(pl.col("worker").is_in(part["worker"].unique().implode()))
-        yield _finding(kind, part, int(workers["len"].sum()), float(lost["lost_sec"].sum()), shared)
+        yield _finding(kind, part, int(workers["len"].sum()), float(mine["lost_sec"].sum()), shared)
 
 
-def _most_unlikely(times: list[float], total: int, others: pl.Series) -> tuple[int, float] | None:
+def _most_unlikely(times: list[float], own: Array, draws: Draws) -> tuple[int, float] | None:
     """Return how many of the longest calls are least likely to be drawn from the others, and that chance."""
     best: tuple[int, float] | None = None
     for count, reached in enumerate(times, 1):
-        chance = chance_of_so_many(count, total, chance_to_reach(others, reached))
+        chance = chance_of_so_many(count, len(own), draws.chance_to_reach(reached, own))
         if best is None or chance <= best[1]:
             best = (count, chance)
     return best
@@ -115,11 +119,25 @@ def _finding(kind: str, found: pl.DataFrame, total: int, lost_sec: float, shared
             f"{where(place)}: one of {total} {_CALLS[kind]} took {seconds(longest['sec'])}, where "
             f"{seconds(longest['usual_sec'])} are usual (request {longest['request_id']}); {cost}"
         )
-        mine = place_of(longest)
-        return Finding("slow-call", "request", lost_sec, sentence, **mine, event=kind, evidence=numbers)
+        return Finding(
+            cause="slow-call",
+            scope="request",
+            lost_sec=lost_sec,
+            sentence=sentence,
+            **place_of(longest),
+            event=kind,
+            evidence={**numbers, "turn": longest["turn"]},
+        )
     middle: Any = found["times"].median()
     sentence = (
         f"{where(place)}: {len(found)} of {total} {_CALLS[kind]} took {middle:.0f} times the usual; {cost}"
     )
-    scope: Any = "step" if shared else "worker"
-    return Finding("slow-calls", scope, lost_sec, sentence, **place, event=kind, evidence=numbers)
+    return Finding(
+        cause="slow-calls",
+        scope="step" if shared else "worker",
+        lost_sec=lost_sec,
+        sentence=sentence,
+        **place,
+        event=kind,
+        evidence=numbers,
+    )

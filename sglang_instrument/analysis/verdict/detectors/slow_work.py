@@ -2,24 +2,21 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.calls import KINDS
-from sglang_instrument.analysis.verdict.evidence.chance import chance_of_so_many, chance_to_reach
+from sglang_instrument.analysis.verdict.evidence.chance import Draws, chance_of_so_many
 from sglang_instrument.analysis.verdict.evidence.effects import (
+    Effects,
     Limits,
-    Trend,
     excess_of,
-    find_trend,
-    shared_values,
-    slow_steps,
     slow_workers,
-    without_trend,
+    step_effects,
 )
-from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
+from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, shared_by, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
 _LIMITS: Final = Limits(times=1.1, spread=0.015)
@@ -30,36 +27,33 @@ _UNITS: Final = {"engine": "token", "tool": "turn", "interaction": "request", "r
 def find_slow_work(evidence: Evidence) -> Iterator[Finding]:
     """Yield a finding for each kind of work that was slow in the median of a worker's calls."""
     for kind in KINDS:
-        groups = _groups(evidence, kind)
+        groups = _groups(_timed(evidence, kind))
         if groups.is_empty():
             continue
-        shared = shared_values(groups, evidence.windows.join(groups, on=STEP, how="semi"))
-        trend = find_trend(shared)
-        flat = without_trend(shared, trend)
-        if trend is not None:
-            yield from _growing(evidence, kind, flat, trend)
-        yield from _slow_steps(evidence, kind, slow_steps(flat, _LIMITS))
+        effects = step_effects(groups, evidence.windows, _LIMITS)
+        yield from _growing(evidence, kind, effects)
+        yield from _slow_steps(evidence, kind, effects.slow)
         yield from _slow_workers(evidence, kind)
 
 
 def _timed(evidence: Evidence, kind: str) -> pl.DataFrame:
-    calls = evidence.calls.with_row_index("row").filter(
-        (pl.col("kind") == kind) & (pl.col("usual_sec") > 0) & (pl.col("sec") > 0)
-    )
+    calls = evidence.calls.filter((pl.col("kind") == kind) & (pl.col("usual_sec") > 0) & (pl.col("sec") > 0))
     return calls.with_columns(log=(pl.col("sec") / pl.col("usual_sec")).log())
 
 
-def _groups(evidence: Evidence, kind: str) -> pl.DataFrame:
+def _groups(timed: pl.DataFrame) -> pl.DataFrame:
     """Return the median of the calls of each worker in each step, as a logarithm of times the usual."""
     return (
-        _timed(evidence, kind)
-        .group_by(STEP_OF_WORKER)
+        timed.group_by(STEP_OF_WORKER)
         .agg(value=pl.col("log").median(), reached=pl.col("log").quantile(0.5, "lower"), calls=pl.len())
         .sort(STEP_OF_WORKER)
     )
 
 
-def _growing(evidence: Evidence, kind: str, flat: pl.DataFrame, trend: Trend) -> Iterator[Finding]:
+def _growing(evidence: Evidence, kind: str, effects: Effects) -> Iterator[Finding]:
+    trend, flat = effects.trend, effects.flat
+    if trend is None:
+        return
     growing = flat.filter(pl.col("growth") > 0).select(*STEP, "growth")
     calls = excess_of(_timed(evidence, kind).join(growing, on=STEP), "growth")
     lost = evidence.worth(evidence.lost_in_requests(calls))
@@ -70,52 +64,78 @@ def _growing(evidence: Evidence, kind: str, flat: pl.DataFrame, trend: Trend) ->
     worst = lost.sort("lost_sec").row(-1, named=True)
     sentence = (
         f"{kind} time per {_UNITS[kind]} grows from step to step: in step {training[-1]} it is "
-        f"{trend.times:.1f} times that of step {training[0]}; step {worst['step']} loses "
-        f"{seconds(worst['lost_sec'])} by it"
+        f"{trend.times:.1f} times that of step {training[0]}; it costs step {worst['step']} "
+        f"{seconds(worst['lost_sec'])}"
     )
-    yield Finding("trend", "run", worst["lost_sec"], sentence, event=kind, evidence=trend._asdict())
+    yield Finding(
+        cause="trend",
+        scope="run",
+        lost_sec=worst["lost_sec"],
+        sentence=sentence,
+        event=kind,
+        evidence={**trend._asdict(), "worst_step": worst["step"]},
+    )
 
 
 def _slow_steps(evidence: Evidence, kind: str, slow: pl.DataFrame) -> Iterator[Finding]:
     calls = excess_of(_timed(evidence, kind).join(slow.select(*STEP, "excess"), on=STEP))
     lost = evidence.worth(evidence.lost_in_requests(calls)).join(slow, on=STEP)
     evidence.explain(calls.join(lost, on=STEP, how="semi"))
-    for row in lost.sort(STEP).iter_rows(named=True):
+    for row in lost.join(evidence.sizes, on=STEP).sort(STEP).iter_rows(named=True):
         times = math.exp(row["excess"])
         sentence = (
-            f"{where(row)}: {kind} time per {_UNITS[kind]} was {times:.1f} times the usual on most workers; "
-            f"{seconds(row['lost_sec'])} lost"
+            f"{where(row)}: {kind} time per {_UNITS[kind]} was {times:.1f} times the usual"
+            f"{shared_by(row['having'], row['workers'])}; {seconds(row['lost_sec'])} lost"
         )
         yield Finding(
-            kind, "step", row["lost_sec"], sentence, **place_of(row), event=kind, evidence={"times": times}
+            cause=kind,
+            scope="step",
+            lost_sec=row["lost_sec"],
+            sentence=sentence,
+            **place_of(row),
+            event=kind,
+            evidence={"times": times},
         )
 
 
 def _slow_workers(evidence: Evidence, kind: str) -> Iterator[Finding]:
-    groups, timed = _groups(evidence, kind), _timed(evidence, kind)
-    for row in slow_workers(groups, _LIMITS).iter_rows(named=True):
-        if _chance(timed, row) * len(groups) >= _CHANCE:
-            continue
-        mine = timed.filter(*(pl.col(name) == row[name] for name in STEP_OF_WORKER))
-        calls = excess_of(mine.with_columns(excess=pl.lit(row["excess"])))
-        lost = evidence.worth(evidence.lost_in_requests(calls))
-        if lost.is_empty():
-            continue
-        evidence.explain(calls)
-        lost_sec, times = float(lost["lost_sec"][0]), math.exp(row["excess"])
+    timed = _timed(evidence, kind)
+    groups = _groups(timed)
+    slow = _not_by_chance(timed, groups, slow_workers(groups, _LIMITS))
+    calls = excess_of(timed.join(slow.select(*STEP_OF_WORKER, "excess"), on=STEP_OF_WORKER))
+    lost = evidence.worth(evidence.lost_by_each(evidence.late_by_requests(calls)))
+    evidence.explain(calls.join(lost, on=STEP_OF_WORKER, how="semi"))
+    for row in lost.join(slow, on=STEP_OF_WORKER, maintain_order="left").iter_rows(named=True):
+        lost_sec, times = row["lost_sec"], math.exp(row["excess"])
         sentence = (
             f"{where(row)} took {times:.1f} times the {kind} time per {_UNITS[kind]} of the other workers; "
             f"{seconds(lost_sec)} lost"
         )
-        numbers = {"times": times, "calls": row["calls"]}
-        yield Finding(kind, "worker", lost_sec, sentence, **place_of(row), event=kind, evidence=numbers)
+        yield Finding(
+            cause=kind,
+            scope="worker",
+            lost_sec=lost_sec,
+            sentence=sentence,
+            **place_of(row),
+            event=kind,
+            evidence={"times": times, "calls": row["calls"]},
+        )
 
 
-def _chance(timed: pl.DataFrame, row: dict[str, Any]) -> float:
-    """Return the probability that most of a worker's calls, drawn from all others, are this slow."""
-    shared = timed.group_by(STEP).agg(shared=pl.col("log").median())
-    off = timed.join(shared, on=STEP).with_columns(off=pl.col("log") - pl.col("shared"))
-    mine = pl.all_horizontal(pl.col(name) == row[name] for name in STEP_OF_WORKER)
-    at: Any = shared.filter(step=row["step"], validate=row["validate"])["shared"][0]
-    share = chance_to_reach(off.filter(~mine)["off"].exp(), math.exp(row["reached"] - at))
-    return chance_of_so_many(row["calls"] // 2 + 1, row["calls"], share)
+def _not_by_chance(timed: pl.DataFrame, groups: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
+    """Return the slow workers most of whose calls are hardly drawn from those of all others.
+
+    Each call is measured against what most workers of its step share.
+    """
+    if slow.is_empty():
+        return slow
+    shared = groups.group_by(STEP).agg(shared=pl.col("value").quantile(0.5, "lower"))
+    off = timed.join(shared, on=STEP).select(*STEP_OF_WORKER, off=(pl.col("log") - pl.col("shared")).exp())
+    draws = Draws(off["off"])
+    own = off.join(slow, on=STEP_OF_WORKER, how="semi").sort("off").partition_by(STEP_OF_WORKER, as_dict=True)
+    chances = []
+    for row in slow.join(shared, on=STEP, maintain_order="left").iter_rows(named=True):
+        mine = own[tuple(row[name] for name in STEP_OF_WORKER)]["off"].to_numpy()
+        share = draws.chance_to_reach(math.exp(row["reached"] - row["shared"]), mine)
+        chances.append(chance_of_so_many(row["calls"] // 2 + 1, row["calls"], share))
+    return slow.filter(pl.Series(chances) * len(groups) < _CHANCE)

@@ -5,14 +5,17 @@ from typing import Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.ledger.deciding_paths import sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.chance import chance_of_so_many
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
+_GAP: Final = [*STEP_OF_WORKER, "from_us"]
 _LEAST_SEC: Final = 2.0
 _FEWEST: Final = 3  # calls that ran throughout
 _OF_THE_GAP: Final = 0.6  # most calls are longer than usual by at least this share of the standstill
+_TIMES_THE_SPREAD: Final = 2.0  # what calls lost varies at most so many times as much as what they took
 _FEW_OTHERS: Final = 10  # where few other calls are as long, one in ten of them is taken to be slow
 _CHANCE: Final = 1e-3  # largest allowed probability that calls as long as these all happen to be slow
 
@@ -21,32 +24,75 @@ def find_standstills(evidence: Evidence) -> Iterator[Finding]:
     """Yield a finding for each standstill; one that most workers share is the step's."""
     for _, rows in _gaps(evidence).group_by(STEP, maintain_order=True):
         workers = len(evidence.workers.join(rows, on=STEP, how="semi"))
-        shared = workers > 1 and rows["worker"].n_unique() * 2 > workers
-        key = STEP if shared else [*STEP_OF_WORKER, "from_us"]
-        for _, part in rows.group_by(key, maintain_order=True):
-            yield from _judge(evidence, part, shared)
+        late = evidence.late_by_requests(rows)
+        if workers > 1 and rows["worker"].n_unique() * 2 > workers:
+            yield from _judge(evidence, rows, evidence.lost_by_workers(late), shared=True)
+            continue
+        of_each = evidence.lost_by_each(late).rename({"lost_sec": "most_sec"})
+        for part in rows.partition_by(_GAP, maintain_order=True):
+            lost = evidence.late_by_requests(part).join(of_each, on=STEP_OF_WORKER)
+            lost = lost.with_columns(lost_sec=pl.min_horizontal("excess_sec", "most_sec"))
+            yield from _judge(evidence, part, lost, shared=False)
 
 
 def _gaps(evidence: Evidence) -> pl.DataFrame:
     """Return the calls that ran throughout a gap without begin or end, if most of them lost as much."""
-    calls = evidence.calls.with_row_index("row")
-    calls = calls.filter((pl.col("kind") == "engine") & (pl.col("usual_sec") > 0))
+    calls = evidence.calls.filter((pl.col("kind") == "engine") & (pl.col("usual_sec") > 0))
     calls = calls.with_columns(over_sec=pl.col("sec") - pl.col("usual_sec"))
-    changes = pl.concat([calls.select(*STEP_OF_WORKER, from_us=name) for name in ("start_us", "end_us")])
-    gaps = changes.sort(*STEP_OF_WORKER, "from_us").with_columns(
-        to_us=pl.col("from_us").shift(-1).over(STEP_OF_WORKER)
+    during = _long_gaps(calls).join(
+        calls.filter(pl.col("end_us") - pl.col("start_us") >= _LEAST_SEC * 1e6), on=STEP_OF_WORKER
     )
-    gaps = gaps.with_columns(gap_sec=(pl.col("to_us") - pl.col("from_us")) / 1e6)
-    during = gaps.filter(pl.col("gap_sec") > _LEAST_SEC).join(calls, on=STEP_OF_WORKER)
     during = during.filter((pl.col("start_us") <= pl.col("from_us")) & (pl.col("end_us") >= pl.col("to_us")))
-    gap = [*STEP_OF_WORKER, "from_us"]
-    stuck = (pl.col("over_sec") >= _OF_THE_GAP * pl.col("gap_sec")).mean().over(gap)
-    during = during.filter((stuck > 0.5) & (pl.len().over(gap) >= _FEWEST)).sort("gap_sec", descending=True)
+    stuck = (pl.col("over_sec") >= _OF_THE_GAP * pl.col("gap_sec")).mean().over(_GAP)
+    during = during.filter((stuck > 0.5) & (pl.len().over(_GAP) >= _FEWEST)).sort("gap_sec", descending=True)
     during = during.with_columns(excess_sec=pl.min_horizontal("over_sec", "gap_sec").clip(lower_bound=0.0))
-    parts = [part for _, part in during.group_by(gap, maintain_order=True)]
+    parts = during.partition_by(_GAP, maintain_order=True)
     others = calls.join(during, on="row", how="anti")
-    unlikely = [part for part in parts if _chance(part, others) * len(parts) < _CHANCE]
+    unlikely = [
+        part for part in parts if _is_by_as_much(part) and _chance(part, others) * len(parts) < _CHANCE
+    ]
     return pl.concat(unlikely) if unlikely else during.clear()
+
+
+def _long_gaps(calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the long gaps without begin or end of a call in which enough calls run, most of them slow.
+
+    Columns: step, validate, worker; from_us, to_us, gap_sec.
+    """
+    slow = (pl.col("over_sec") >= _OF_THE_GAP * _LEAST_SEC).cast(pl.Int64)
+    changes = pl.concat(
+        [
+            calls.select(*STEP_OF_WORKER, from_us=name, change=pl.lit(sign), slow=slow * sign)
+            for name, sign in (("start_us", 1), ("end_us", -1))
+        ]
+    )
+    # The changes of a worker sum to 0, so one running sum serves all workers.
+    gaps = changes.sort(*STEP_OF_WORKER, "from_us").with_columns(
+        to_us=pl.col("from_us").shift(-1).over(STEP_OF_WORKER),
+        running=pl.col("change").cum_sum(),
+        slow=pl.col("slow").cum_sum(),
+    )
+    gaps = gaps.with_columns(gap_sec=sec_between("from_us", "to_us"))
+    return gaps.filter(
+        (pl.col("gap_sec") > _LEAST_SEC)
+        & (pl.col("running") >= _FEWEST)
+        & (pl.col("slow") * 2 > pl.col("running"))
+    ).select(*_GAP, "to_us", "gap_sec")
+
+
+def _is_by_as_much(part: pl.DataFrame) -> bool:
+    """Return whether the slow calls lost about as much time each; those of a slow engine lose a share."""
+    slow = part.filter(pl.col("over_sec") >= _OF_THE_GAP * pl.col("gap_sec"))
+    over, usual = slow["over_sec"], slow["usual_sec"]
+    times = float((slow["sec"] / over).median())  # type: ignore[arg-type]  # of floats
+    return _spread(over) <= _TIMES_THE_SPREAD * times * _spread(slow["sec"] / usual)
+
+
+def _spread(values: pl.Series) -> float:
+    """Return the median absolute deviation of the logarithms."""
+    logs = values.log()
+    middle: Any = (logs - logs.median()).abs().median()
+    return float(middle)
 
 
 def _chance(part: pl.DataFrame, others: pl.DataFrame) -> float:
@@ -58,8 +104,8 @@ def _chance(part: pl.DataFrame, others: pl.DataFrame) -> float:
     return chance_of_so_many(int(part.select(slow.sum()).item()), len(part), share)
 
 
-def _judge(evidence: Evidence, part: pl.DataFrame, shared: bool) -> Iterator[Finding]:
-    lost = evidence.worth(evidence.lost_in_requests(part))
+def _judge(evidence: Evidence, part: pl.DataFrame, lost: pl.DataFrame, shared: bool) -> Iterator[Finding]:
+    lost = evidence.worth(lost)
     if lost.is_empty():
         return
     evidence.explain(part.group_by("row").agg(pl.col("excess_sec").sum()))
@@ -75,5 +121,12 @@ def _judge(evidence: Evidence, part: pl.DataFrame, shared: bool) -> Iterator[Fin
         f"{calls} calls waited; {seconds(lost_sec)} lost"
     )
     numbers = {"from_sec": since, "sec": gap_sec, "calls": calls}
-    scope: Any = "step" if shared else "worker"
-    yield Finding("standstill", scope, lost_sec, sentence, **place, event="engine", evidence=numbers)
+    yield Finding(
+        cause="standstill",
+        scope="step" if shared else "worker",
+        lost_sec=lost_sec,
+        sentence=sentence,
+        **place,
+        event="engine",
+        evidence=numbers,
+    )

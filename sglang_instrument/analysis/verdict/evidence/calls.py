@@ -31,22 +31,24 @@ def calls_of(digest: Digest) -> pl.DataFrame:
     """Return one row per call within the requests of workers.
 
     Returns:
-        kind: one of `KINDS`; step, validate, worker, request_id; turn: null for interactions and rewards,
-        which are summed up by request; start_us, end_us; sec; usual_sec: what such a call usually takes in
-        this run.
+        row: its number; kind: one of `KINDS`; step, validate, worker, request_id; turn: null for interactions
+        and rewards, which are summed up by request; start_us, end_us; sec; usual_sec: what such a call
+        usually takes in this run. An interaction is known to lie within its request; start_us and end_us are
+        the request's.
     """
     digest = digest.of_workers()
     # A turn begins with its engine call and ends with its tools. Trainers log interactions and rewards under
     # turns without an engine call, so those are known by request alone.
-    requests = digest.requests.with_columns(turn=pl.lit(None, pl.Int64))
+    requests = digest.requests.with_columns(turn=pl.lit(None, pl.Int64), begun_us="start_us")
     tables = [
         _engine(digest),
         _ending(digest.turns, "tool"),
-        _ending(requests, "interaction"),
+        _ending(requests, "interaction").with_columns(start_us=pl.col("begun_us")),
         _ending(requests, "reward"),
     ]
     columns = [pl.col(name).cast(kind) for name, kind in _CALL.items()]
-    return pl.concat([pl.DataFrame(schema=_CALL), *(table.select(columns) for table in tables)])
+    calls = pl.concat([pl.DataFrame(schema=_CALL), *(table.select(columns) for table in tables)])
+    return calls.with_row_index("row")
 
 
 def _engine(digest: Digest) -> pl.DataFrame:

@@ -1,28 +1,51 @@
 """Estimate how likely it is that a value, or several, are just drawn from the others."""
 
 import math
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import polars as pl
 
-_FEWEST_OF_A_TAIL: Final = 40  # with fewer values, their tail cannot be estimated
+FEWEST: Final = 40  # with fewer values, their tail cannot be estimated
 _TAIL: Final = 0.1  # share of them that forms the tail
+_FEWEST_OF_A_TAIL: Final = 5
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def chance_to_reach(others: pl.Series, reached: float, fewest: int = _FEWEST_OF_A_TAIL) -> float:
-    """Return the probability that one more value from the distribution of the others is at least as large.
+class Draws:
+    """The values of a run, to tell whether one owner's are just drawn from those of the others."""
 
-    Args:
-        others: All values but the one in question.
-        reached: The value in question.
-        fewest: The number of others needed to extrapolate beyond the largest of them.
-    """
-    above = int((others >= reached).sum())
-    share = (above + 1) / (len(others) + 1)
-    if above == 0 and len(others) >= fewest:
-        tail = max(5, int(len(others) * _TAIL))
-        share *= chance_beyond(others.top_k(tail + 1).sort(descending=True).to_list(), reached)
-    return share
+    def __init__(self, values: pl.Series) -> None:
+        self._values: Array = values.sort().to_numpy()
+
+    def chance_to_reach(self, reached: float, own: Array | None = None, fewest: int = FEWEST) -> float:
+        """Return the probability that one more value, drawn as those of others, is at least as large.
+
+        Args:
+            reached: The value in question.
+            own: The values of its owner, which do not count, in ascending order; None if there are none.
+            fewest: The number of others needed to extrapolate beyond the largest of them.
+        """
+        own = self._values[:0] if own is None else own
+        others = len(self._values) - len(own)
+        above = _reaching(self._values, reached) - _reaching(own, reached)
+        share = (above + 1) / (others + 1)
+        if above == 0 and others >= fewest:
+            share *= chance_beyond(self._longest(own, _length_of_tail(others) + 1), reached)
+        return share
+
+    def _longest(self, own: Array, number: int) -> list[float]:
+        """Return the longest values but the owner's, the longest first."""
+        longest = self._values[-(number + len(own)) :]
+        own = own[own >= longest[0]]
+        repeated = np.arange(len(own)) - np.searchsorted(own, own)
+        kept: list[float] = np.delete(longest, np.searchsorted(longest, own) + repeated).tolist()
+        return kept[: -number - 1 : -1]
+
+
+def _reaching(values: Array, reached: float) -> int:
+    return len(values) - int(np.searchsorted(values, reached))
 
 
 def chance_beyond(longest: list[float], reached: float) -> float:
@@ -48,5 +71,9 @@ def chance_of_so_many(number: int, of: int, share: float) -> float:
 
 def tail_of(values: pl.Series) -> list[float]:
     """Return the longest tenth of the values, the longest first, and the value after it."""
-    longest: list[float] = values.top_k(max(5, int(len(values) * _TAIL)) + 1).sort(descending=True).to_list()
+    longest: list[float] = values.top_k(_length_of_tail(len(values)) + 1).sort(descending=True).to_list()
     return longest
+
+
+def _length_of_tail(values: int) -> int:
+    return max(_FEWEST_OF_A_TAIL, int(values * _TAIL))

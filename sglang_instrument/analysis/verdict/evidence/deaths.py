@@ -13,10 +13,11 @@ from typing import Final
 
 import polars as pl
 
+from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.reading.files import File, controls_of, ended_paths
 from sglang_instrument.analysis.run.clocks import clock_table
 from sglang_instrument.analysis.run.digest import Digest
-from sglang_instrument.analysis.verdict.evidence.chance import chance_to_reach
+from sglang_instrument.analysis.verdict.evidence.chance import Draws
 from sglang_instrument.analysis.verdict.evidence.hangs import open_step_age_sec, waits_at_barrier
 from sglang_instrument.schema import LOG_OPENED, OPEN_SPANS, STEP_CLOSED
 
@@ -24,7 +25,6 @@ _CHANCE: Final = 0.01  # largest allowed probability that a live worker is silen
 _SLACK_SEC: Final = 10.0  # watchdogs check once a second, and workers begin a step at different times
 _FEWEST: Final = 8  # with fewer pauses, their lengths cannot be estimated
 _DOUBLED: Final = 1.5  # reports come at each doubling of the age
-_OF_WORKER: Final = ["step", "validate", "worker"]
 
 _Step = tuple[int, bool]
 
@@ -56,11 +56,14 @@ class UnfinishedStep:
 def unfinished_steps(digest: Digest, files: Sequence[File]) -> list[UnfinishedStep]:
     """Return the steps that workers never closed and in which they wrote their last records.
 
-    If a worker closed a step, so did the others, unless one of them died: a closing line may be torn.
+    If a worker closed a step, so did the others, unless one of them died: the end of a file may be torn. And
+    where workers meet at barriers, those that closed a step had met all others, so that nobody died in it.
     """
     digest = digest.of_workers()
     closed = {key[0] for file, _ in controls_of(files, STEP_CLOSED) if (key := _key(file)) is not None}
-    judged = [_judge(digest, end) for end in _ends(digest, files)]
+    waited = digest.steps.filter(pl.col("barrier_sec") > 0).select(STEP).unique()
+    done = closed & set(waited.iter_rows())
+    judged = [_judge(digest, end) for end in _ends(digest, files) if end.step not in done]
     return [one for one in judged if one.worker is not None or (one.step, one.validate) not in closed]
 
 
@@ -88,7 +91,9 @@ def _ends(digest: Digest, files: Sequence[File]) -> Iterator[_End]:
     if not unclosed:
         return
     signs = _last_signs(digest, files)
-    newest = {worker: max(at for (_, who), at in signs.items() if who == worker) for _, worker in signs}
+    newest: dict[int, int] = {}
+    for (_, worker), at in signs.items():
+        newest[worker] = max(newest.get(worker, at), at)
     waiting = set(_at_barriers(files))
     for step in sorted({step for step, _ in unclosed}):
         last = {worker: at for (one, worker), at in signs.items() if one == step}
@@ -125,7 +130,7 @@ def _chance(pauses: pl.Series, silent_sec: float) -> float:
         return 1.0
     mean_sec = float(pauses.sum()) / len(pauses)
     # A random time falls into a pause with a probability proportional to the pause's length.
-    return chance_to_reach(pauses, silent_sec, _FEWEST) * max(1.0, silent_sec / mean_sec)
+    return Draws(pauses).chance_to_reach(silent_sec, fewest=_FEWEST) * max(1.0, silent_sec / mean_sec)
 
 
 def _missed_report(digest: Digest, files: Sequence[File], step: _Step, last: dict[int, int]) -> set[int]:
@@ -149,13 +154,13 @@ def _missed_report(digest: Digest, files: Sequence[File], step: _Step, last: dic
 
 def _pauses(digest: Digest, left: int) -> pl.Series:
     """Return the seconds between two records of a worker while it had about `left` requests left."""
-    turns = digest.turns.select(*_OF_WORKER, "end_us", done=pl.lit(0))
-    requests = digest.requests.select(*_OF_WORKER, "end_us", done=pl.lit(1))
-    signs = pl.concat([turns, requests]).sort(*_OF_WORKER, "end_us")
-    total = pl.col("done").sum().over(_OF_WORKER)
+    turns = digest.turns.select(*STEP_OF_WORKER, "end_us", done=pl.lit(0))
+    requests = digest.requests.select(*STEP_OF_WORKER, "end_us", done=pl.lit(1))
+    signs = pl.concat([turns, requests]).sort(*STEP_OF_WORKER, "end_us")
+    total = pl.col("done").sum().over(STEP_OF_WORKER)
     pauses = signs.with_columns(
-        left=total - pl.col("done").cum_sum().over(_OF_WORKER),
-        pause_sec=(pl.col("end_us").shift(-1).over(_OF_WORKER) - pl.col("end_us")) / 1e6,
+        left=total - pl.col("done").cum_sum().over(STEP_OF_WORKER),
+        pause_sec=(pl.col("end_us").shift(-1).over(STEP_OF_WORKER) - pl.col("end_us")) / 1e6,
     ).filter(pl.col("pause_sec") > 0)
     similar = pauses.filter(pl.col("left").is_between((left + 1) // 2, max(left, 1)))["pause_sec"]
     return similar if len(similar) >= _FEWEST else pauses["pause_sec"]
@@ -181,10 +186,12 @@ class _Progress:
 def _progress(digest: Digest, step: _Step, workers: dict[int, int]) -> _Progress:
     """Count requests; the log lacks those without a first reply, so other steps tell how many there are."""
     here = (pl.col("step") == step[0]) & (pl.col("validate") == step[1])
-    ids = pl.concat([table.select(*_OF_WORKER, "request_id") for table in (digest.turns, digest.requests)])
+    ids = pl.concat(
+        [table.select(*STEP_OF_WORKER, "request_id") for table in (digest.turns, digest.requests)]
+    )
     known = _count(ids.filter(here).unique())
     done = _count(digest.requests.filter(here))
-    others = digest.requests.filter(~here & (pl.col("validate") == step[1])).group_by(_OF_WORKER).len()
+    others = digest.requests.filter(~here & (pl.col("validate") == step[1])).group_by(STEP_OF_WORKER).len()
     usual = others.group_by("worker").agg(least=pl.col("len").min(), most=pl.col("len").max())
     least = dict(usual.select("worker", "least").iter_rows())
     return _Progress(

@@ -6,10 +6,9 @@ compared with the spread of its kind in the run.
 """
 
 import math
-from itertools import combinations
-from statistics import median
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP
@@ -39,22 +38,53 @@ class Trend(NamedTuple):
 
 
 def shared_values(groups: pl.DataFrame, order: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per step, in the order of time: step, validate, and `shared`, which most workers reach.
+    """Return one row per step, in the order of time.
+
+    Columns: step, validate; shared: the value that most workers reach; having: how many workers have one.
 
     Args:
         groups: step, validate, and a `value` for each worker.
         order: The steps in the order of time.
     """
-    shared = groups.group_by(STEP).agg(shared=pl.col("value").quantile(0.5, "lower"))
+    shared = groups.group_by(STEP).agg(shared=pl.col("value").quantile(0.5, "lower"), having=pl.len())
     return order.select(STEP).join(shared, on=STEP, maintain_order="left")
+
+
+class Effects(NamedTuple):
+    """What a kind of work did over the steps of a run.
+
+    Attributes:
+        trend: How it grew; None if it did not.
+        flat: The steps without the trend, as `without_trend` returns them.
+        slow: The steps that are out of the ordinary then, as `slow_steps` returns them.
+    """
+
+    trend: Trend | None
+    flat: pl.DataFrame
+    slow: pl.DataFrame
+
+
+def step_effects(groups: pl.DataFrame, order: pl.DataFrame, limits: Limits) -> Effects:
+    """Return what most workers of a step share: a trend over the steps, and steps that are slow beside it.
+
+    Args:
+        groups: step, validate, and a `value` for each worker.
+        order: The steps in the order of time.
+        limits: What is out of the ordinary.
+    """
+    shared = shared_values(groups, order.join(groups, on=STEP, how="semi"))
+    trend = find_trend(shared)
+    flat = without_trend(shared, trend)
+    return Effects(trend, flat, slow_steps(flat, limits))
 
 
 def find_trend(shared: pl.DataFrame) -> Trend | None:
     """Return how training steps grow, if they do: Theil and Sen's slope, Mann and Kendall's test."""
-    values = shared.filter(~pl.col("validate"))["shared"].to_list()
+    values = shared.filter(~pl.col("validate"))["shared"].to_numpy()
     if len(values) < _FEWEST_OF_A_TREND:
         return None
-    slope = median((b - a) / (j - i) for (i, a), (j, b) in combinations(enumerate(values), 2))
+    slopes = [(values[apart:] - values[:-apart]) / apart for apart in range(1, len(values))]
+    slope = float(np.median(np.concatenate(slopes)))
     times = math.exp(slope * (len(values) - 1))
     if times < _LEAST_TREND:
         return None

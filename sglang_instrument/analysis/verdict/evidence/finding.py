@@ -53,6 +53,15 @@ def where(row: dict[str, Any]) -> str:
     return named if worker is None else f"{named}: worker {worker}"
 
 
+def shared_by(having: int, workers: int) -> str:
+    """Return " on most workers", or on how many, if only these do such work at all; "" for a lone worker."""
+    if having == workers == 1:
+        return ""
+    if having * 2 > workers:
+        return " on most workers"
+    return f" on {having} of {workers} workers, the only {'one' if having == 1 else 'ones'} to do it"
+
+
 def place_of(row: dict[str, Any]) -> dict[str, Any]:
     """Return what a row says of step, validate, worker and request_id, as arguments of `Finding`."""
     return {name: row[name] for name in ("step", "validate", "worker", "request_id") if name in row}

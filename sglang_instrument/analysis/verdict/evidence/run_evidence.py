@@ -1,19 +1,23 @@
 """Hold what the detectors look at, and estimate what a step would gain without a delay."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
 import polars as pl
 
 from sglang_instrument.analysis.answers.steps import worker_steps
-from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, step_windows, worker_parts
+from sglang_instrument.analysis.ledger.deciding_paths import Paths, sec_between
+from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, worker_parts
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.run.digest import Digest
 from sglang_instrument.analysis.verdict.evidence.calls import calls_of
+from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep, unfinished_steps
 
 LEAST_SEC: Final = 0.5  # a shorter time is not worth a finding
 OF_STEP: Final = 0.05  # nor is a smaller share of the step
+_OF_DETECTORS: Final = ("blocked loop",)  # parts that have a detector of their own
+_LATE: Final = "late start"
 
 
 @dataclass
@@ -28,38 +32,66 @@ class Evidence:
         everything: Of all processes.
         files: The files of the run.
         over: Whether the run is over.
+        calls: The calls within requests: `calls.calls_of`.
     """
 
     digest: Digest
     everything: Digest
     files: list[File]
     over: bool
+    calls: pl.DataFrame = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.calls = calls_of(self.digest)
+
+    @cached_property
+    def paths(self) -> Paths:
+        """The critical paths of the workers on one clock."""
+        return Paths.of(self.everything)
 
     @cached_property
     def windows(self) -> pl.DataFrame:
         """When each step was, in the order of time: `ledger.step_windows`."""
-        return step_windows(self.digest)
+        return self.paths.windows
 
     @cached_property
     def workers(self) -> pl.DataFrame:
-        """The steps of workers, with `duration_sec` and `busy_sec`: `steps.worker_steps`."""
-        return worker_steps(self.digest)
+        """The steps of workers: `steps.worker_steps`; `late_sec`: from the begin of the step to theirs."""
+        late = self.paths.worker_windows.select(*STEP_OF_WORKER, late_sec=sec_between("begin_us", "start_us"))
+        return worker_steps(self.digest).join(late, on=STEP_OF_WORKER, how="left", maintain_order="left")
 
     @cached_property
-    def calls(self) -> pl.DataFrame:
-        """The calls within requests: `calls.calls_of`."""
-        return calls_of(self.digest)
+    def sizes(self) -> pl.DataFrame:
+        """How many `workers` each step has."""
+        return self.workers.group_by(STEP).agg(workers=pl.len())
+
+    @cached_property
+    def unfinished(self) -> list[UnfinishedStep]:
+        """The steps that never ended: `deaths.unfinished_steps`."""
+        return unfinished_steps(self.digest, self.files)
 
     @cached_property
     def parts(self) -> pl.DataFrame:
-        """Seconds of each part outside of requests: `ledger.worker_parts`."""
-        parts = worker_parts(self.digest).filter(pl.col("part") != "blocked loop")  # has a detector of its own
+        """Seconds of each part outside of requests: `ledger.worker_parts`.
+
+        With what each worker started late, and with what barriers took themselves: the shortest wait at each.
+        """
+        late = self.workers.select(*STEP_OF_WORKER, part=pl.lit(_LATE), event=pl.lit(_LATE), sec="late_sec")
+        parts = worker_parts(self.paths).filter(~pl.col("part").is_in(_OF_DETECTORS))
+        parts = pl.concat([parts, late, self._barriers()], how="diagonal_relaxed")
         return parts.sort("part", "event", *STEP_OF_WORKER)
 
+    def _barriers(self) -> pl.DataFrame:
+        """Return the seconds of the barriers at which all workers meet, but for waiting for others."""
+        waits = self.paths.barriers.join(self.paths.meeting, on=STEP, how="semi")
+        least = pl.col("wait_us").min().over(*STEP, "barrier") / 1e6
+        sums = waits.with_columns(sec=least).group_by(STEP_OF_WORKER).agg(pl.col("sec").sum())
+        return sums.with_columns(part=pl.lit("barrier"), event=pl.lit("barrier"))
+
     def explain(self, calls: pl.DataFrame) -> None:
-        """Take the `excess_sec` of calls, which have their `row` in `calls`, away from their seconds."""
+        """Subtract `excess_sec` from the calls at these rows."""
         rest = self.calls["sec"].gather(calls["row"]) - calls["excess_sec"]
-        self.__dict__["calls"] = self.calls.with_columns(sec=self.calls["sec"].scatter(calls["row"], rest))
+        self.calls = self.calls.with_columns(sec=self.calls["sec"].scatter(calls["row"], rest))
 
     def lost_in_requests(self, excess: pl.DataFrame) -> pl.DataFrame:
         """Return what steps lost by delays of requests.
@@ -70,6 +102,17 @@ class Evidence:
         Returns:
             step, validate, lost_sec: how much sooner the last worker would have been done.
         """
+        return self.lost_by_workers(self.late_by_requests(excess))
+
+    def late_by_requests(self, excess: pl.DataFrame) -> pl.DataFrame:
+        """Return by how much delays of requests delayed the last request of their workers.
+
+        Args:
+            excess: As for `lost_in_requests`.
+
+        Returns:
+            step, validate, worker, excess_sec: of the workers that were delayed.
+        """
         ends = self.digest.requests.join(excess, on=STEP_OF_WORKER, how="semi")
         by_request = excess.group_by(*STEP_OF_WORKER, "request_id").agg(pl.col("excess_sec").sum())
         ends = ends.select(*STEP_OF_WORKER, "request_id", "end_us").join(
@@ -77,7 +120,7 @@ class Evidence:
         )
         sooner = pl.col("end_us") - (pl.col("excess_sec").fill_null(0.0) * 1e6).cast(pl.Int64)
         done = ends.group_by(STEP_OF_WORKER).agg(excess_sec=(pl.col("end_us").max() - sooner.max()) / 1e6)
-        return self.lost_by_workers(done.filter(pl.col("excess_sec") > 0))
+        return done.filter(pl.col("excess_sec") > 0)
 
     def lost_by_workers(self, excess: pl.DataFrame) -> pl.DataFrame:
         """Return what steps lost by delays of workers.
@@ -88,15 +131,36 @@ class Evidence:
         Returns:
             step, validate, lost_sec: how much sooner the last worker would have been done.
         """
-        late = excess.group_by(STEP_OF_WORKER).agg(pl.col("excess_sec").sum())
-        busy = self.workers.join(late, on=STEP, how="semi").select(*STEP_OF_WORKER, "busy_sec")
-        busy = busy.join(late, on=STEP_OF_WORKER, how="left")
-        without = pl.col("busy_sec") - pl.col("excess_sec").fill_null(0.0)
+        busy, without = self._without(excess)
         return busy.group_by(STEP).agg(lost_sec=pl.col("busy_sec").max() - without.max())
+
+    def lost_by_each(self, excess: pl.DataFrame) -> pl.DataFrame:
+        """Return what steps lost by each of several late workers: two of them do not hide each other.
+
+        Args:
+            excess: As for `lost_by_workers`.
+
+        Returns:
+            step, validate, worker; lost_sec: how much sooner this worker would have been done, but at most
+            what it took longer than the last of all workers if none of them were late.
+        """
+        busy, without = self._without(excess)
+        over = (pl.col("busy_sec") - without.max().over(STEP)).clip(lower_bound=0.0)
+        lost = busy.with_columns(lost_sec=pl.min_horizontal("excess_sec", over))
+        return lost.drop_nulls("excess_sec").select(*STEP_OF_WORKER, "lost_sec").sort(STEP_OF_WORKER)
+
+    def _without(self, excess: pl.DataFrame) -> tuple[pl.DataFrame, pl.Expr]:
+        """Return how long workers took in these steps, with a late start, and as long without the delays."""
+        late = excess.group_by(STEP_OF_WORKER).agg(pl.col("excess_sec").sum())
+        busy = self.workers.join(late, on=STEP, how="semi").select(
+            *STEP_OF_WORKER, busy_sec=pl.col("busy_sec") + pl.col("late_sec").fill_null(0.0)
+        )
+        busy = busy.join(late, on=STEP_OF_WORKER, how="left")
+        return busy, pl.col("busy_sec") - pl.col("excess_sec").fill_null(0.0)
 
     def worth(self, lost: pl.DataFrame) -> pl.DataFrame:
         """Return the rows whose `lost_sec` is worth a finding, by how long the step's workers took."""
-        took = self.windows.select(*STEP, took_sec=(pl.col("done_us") - pl.col("begin_us")) / 1e6)
+        took = self.windows.select(*STEP, took_sec=sec_between("begin_us", "done_us"))
         of_step = lost.join(took, on=STEP, how="left", maintain_order="left")
         least = pl.max_horizontal(pl.lit(LEAST_SEC), OF_STEP * pl.col("took_sec"))
         return of_step.filter(pl.col("lost_sec") > least).drop("took_sec")
