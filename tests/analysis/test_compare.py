@@ -33,15 +33,21 @@ def compared(folder: Path, **other: Any) -> Comparison:
 
 @given(values, values)
 def test_two_samples_are_compared_by_t_on_logarithms(one: list[float], other: list[float]) -> None:
-    """Student's where they have one size, Welch's where they have not."""
     logs = [[math.log(value) for value in each] for each in (one, other)]
-    if min(max(each) - min(each) for each in logs) < 1e-3:
+    if min(max(each) - min(each) for each in logs) < 1e-3 or len(one) != len(other):
         return
-    expected = ttest_ind(logs[1], logs[0], equal_var=len(one) == len(other))
+    expected = ttest_ind(logs[1], logs[0])
     found = difference(one, other)
     assert found.p_value() == pytest.approx(expected.pvalue, rel=1e-6)
     low, high = expected.confidence_interval(0.9)
     assert found.interval(0.1) == pytest.approx((math.exp(low), math.exp(high)), rel=1e-6)
+
+
+def test_samples_of_other_sizes_are_compared_by_welchs_t_but_not_with_two_or_three_steps() -> None:
+    one, other = [1.0, 3.0, 1.2, 2.8], [2.0, 5.0, 2.1, 4.9, 2.2]
+    expected = ttest_ind([*map(math.log, other)], [*map(math.log, one)], equal_var=False)
+    assert difference(one, other).p_value() == pytest.approx(expected.pvalue)
+    assert difference(one[:3], other).freedom == 2
 
 
 def test_pairs_are_compared_by_students_t_on_the_logarithms_of_their_ratios() -> None:

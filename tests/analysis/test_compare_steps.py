@@ -1,0 +1,143 @@
+"""Each step has a value in a part that a run has, and only steps that can be compared are."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import polars as pl
+import pytest
+
+from sglang_instrument.analysis import Digest, compare_runs, open_run, step_table
+from sglang_instrument.analysis.changes.compare import Comparison, Condition, comparison_of
+from sglang_instrument.analysis.changes.metrics import step_values
+from sglang_instrument.analysis.changes.statistics import ALPHA, Difference, difference
+from sglang_instrument.cli.main import main
+from sglang_instrument.testing import synthetic_run
+
+
+def made(folder: Path, steps: int, seed: int = 0, **shape: Any) -> Path:
+    return synthetic_run(folder, steps=steps, workers=1, requests=3, seed=seed, **shape)
+
+
+@pytest.fixture(scope="module")
+def digest(tmp_path_factory: pytest.TempPathFactory) -> Digest:
+    return open_run(made(tmp_path_factory.mktemp("a"), 10)).digest
+
+
+def with_weights(digest: Digest, every: int) -> Digest:
+    sec = pl.when(pl.col("step") % every == 0).then(10.0).otherwise(0.0)
+    return replace(digest, steps=digest.steps.with_columns(wall_weights=sec))
+
+
+def verdicts(one: dict[str, Any], other: dict[str, Any], steps: int = 10) -> dict[str, Any]:
+    numbers = [*range(1, steps + 1)]
+    rows = comparison_of(one, other, numbers, numbers).table.iter_rows(named=True)
+    return {row["metric"]: row for row in rows}
+
+
+def test_a_part_that_a_step_lacks_counts_as_a_millisecond(digest: Digest) -> None:
+    seldom, always = step_values(with_weights(digest, 5), with_weights(digest, 1))
+    assert [*seldom["weights"].values()].count(0.001) == 8
+    assert verdicts(seldom, always)["weights"]["ratio"] > 100
+    none, also_none = step_values(with_weights(digest, 100), with_weights(digest, 100))
+    assert "weights" not in none | also_none
+
+
+def test_calls_of_one_run_alone_are_told(digest: Digest) -> None:
+    turns = digest.turns.with_columns(tool_sec=pl.lit(0.0))
+    without = replace(digest, turns=turns)
+    for values, verdict in (((digest, without), "only in A"), ((without, digest), "only in B")):
+        row = verdicts(*step_values(*values))["tool"]
+        assert (row["verdict"], row["ratio"], row["needed"]) == (verdict, None, None)
+
+
+def test_between_steps_is_up_to_a_validation(tmp_path: Path) -> None:
+    run = open_run(synthetic_run(tmp_path, steps=4, workers=2, requests=3, validate_every=2))
+    between = step_values(run.digest, run.digest)[0]["between"]
+    begun = {
+        (row["step"], row["validate"]): row["start_us"] / 1e6
+        for row in step_table(run.digest).iter_rows(named=True)
+    }
+    ends = {key: begun[key] + sec for key, sec in _durations(run.digest).items()}
+    starts = sorted(begun.values())
+    for (step, validate), end in ends.items():
+        after = [at for at in starts if at > begun[step, validate]]
+        if not validate and after:
+            assert between[step] == pytest.approx(max(0.001, after[0] - end), abs=0.01)
+    assert len(between) in (3, 4)
+
+
+def _durations(digest: Digest) -> dict[Any, float]:
+    return {(row["step"], row["validate"]): row["duration_sec"] for row in step_table(digest).to_dicts()}
+
+
+def test_few_steps_in_common_are_worse_than_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = made(tmp_path / "a", 8)
+    next_one, overlap = made(tmp_path / "b", 8, 1, first_step=8), made(tmp_path / "c", 8, 1, first_step=4)
+    told = compare_runs(open_run(one), open_run(next_one))
+    assert (len(told.steps), len(told.other_steps), told.common) == (8, 8, False)
+    told = compare_runs(open_run(one), open_run(overlap))
+    assert (told.steps, told.left_out, told.other_left_out) == ([4, 5, 6, 7, 8], 3, 3)
+    main(["compare", str(one), str(overlap)])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "5 steps of A and 5 steps of B, those that both runs have; A has 3 more; B has 3 more" in shown
+    main(["compare", str(one), str(next_one), "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["left_out_a"], answer["cold_a"], answer["cold_b"]) == (0, False, False)
+
+
+def test_a_cold_step_of_one_run_removes_no_step_of_the_other(tmp_path: Path) -> None:
+    cold = {"duration": {step: 30.0 if step == 1 else 10.0 + step / 100 for step in range(1, 7)}}
+    told = comparison_of(cold, {"duration": {9: 10.0}}, [*cold["duration"]], [9])
+    assert (told.steps, told.other_steps, told.cold, told.other_cold) == ([2, 3, 4, 5, 6], [9], True, False)
+    usual = {"duration": {step: 10.0 + step / 90 for step in range(1, 7)}}
+    steps = [*usual["duration"]]
+    paired = comparison_of(cold, usual, steps, steps, paired=True)
+    assert paired.steps == paired.other_steps == [2, 3, 4, 5, 6]
+
+
+def test_values_that_do_not_scatter_are_told_by_their_ratio() -> None:
+    found = difference([2.0] * 3, [2.0] * 3)
+    told = Comparison([], [], False, False, False, {"duration": found})
+    for limit, outcome in ((1.0, "does not hold"), (1.1, "does not hold"), (0.9, "holds")):
+        assert told.outcomes([Condition("duration", True, limit)])[0]["outcome"] == outcome
+
+
+def test_a_condition_on_what_no_run_has_is_not_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(made(tmp_path / "a", 4))
+    assert main(["compare", run, run, "--fail-if", "interaction > 1.1x"]) == 3
+    assert "not measured: interaction > 1.1x: not in both runs" in " ".join(capsys.readouterr().out.split())
+    asked = ["compare", run, run, "--fail-if", "interaction > 1.1x", "--fail-if", "engine > 0.5x"]
+    assert main(asked) == 1
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (5, 200), (200, 5)])
+def test_needed_steps_are_those_of_both_runs_whatever_they_have(sizes: tuple[int, int]) -> None:
+    """So many steps of each run tell a ratio of 1.2 in four of five cases, by simulation."""
+    random = Random(7)
+
+    def drawn(count: int) -> list[float]:
+        return [random.lognormvariate(0, 0.2) for _ in range(count)]
+
+    needed = sorted(difference(*map(drawn, sizes)).steps_needed(1.2) or 0 for _ in range(61))[30]
+    told = sum(difference(drawn(needed), drawn(needed)).p_value(1.2) <= ALPHA for _ in range(300))
+    assert 0.65 < told / 300 < 0.92
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (2, 40), (3, 40), (4, 12), (10, 100)])
+def test_equal_samples_of_unequal_sizes_are_called_different_by_chance_alone(sizes: tuple[int, int]) -> None:
+    random, wrong = Random(11), 0
+    for _ in range(1500):
+        pair: tuple[list[float], ...] = tuple(
+            [random.lognormvariate(0, 0.2) for _ in range(size)] for size in sizes
+        )
+        wrong += difference(*pair).p_value() <= ALPHA
+    assert wrong / 1500 <= 0.055
+
+
+def test_without_steps_there_is_no_difference() -> None:
+    assert difference([], [1.0]) == Difference(None, pytest.approx(1.0), 0)
