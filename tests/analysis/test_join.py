@@ -1,6 +1,7 @@
 """The records of a request's caller, server and scheduler are joined; the files are written by hand."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +20,7 @@ from sglang_instrument.analysis.run.opening import open_run
 from sglang_instrument.analysis.verdict.verdict import Finding
 from sglang_instrument.cli.main import main
 
-SLOW = Finding("straggler", step=1, validate=False, worker=0, lost_sec=140.0, sentence="")
+SLOW = Finding("engine", "worker", step=1, validate=False, worker=0, lost_sec=140.0, sentence="")
 
 BEGIN_US = 1_795_000_000_000_000
 
@@ -187,6 +188,17 @@ def test_a_steps_worker_is_explained_by_its_slowest_call(log):
     log.life("a", 10.5, ("admit", 158.5), ("first", 159), end=160)
     assert explain(opened(log), SLOW) == (
         "its longest engine call (request r0, turn 2): 148 s of 151 s in the scheduler's queue"
+    )
+
+
+def test_a_slow_call_is_explained_by_itself_and_not_by_a_slower_one_of_its_worker(log):
+    log.call(1, "a", "r0", 1, 10, 151)
+    log.life("a", 10.5, ("admit", 158.5), ("first", 159), end=160)
+    log.call(1, "b", "r1", 0, 200, 60)
+    log.life("b", 200.5, ("admit", 201), ("first", 251), end=259)
+    found = replace(SLOW, request_id="r1", evidence={"turn": 0})
+    assert explain(opened(log), found) == (
+        "its longest engine call (request r1, turn 1): 50 s of 60 s in prefill"
     )
 
 

@@ -12,9 +12,7 @@ from planted_runs import KINDS, is_right, sized, workers_of
 
 from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.verdict.advice import CAUSES
-from sglang_instrument.analysis.verdict.evidence.calls import calls_of
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
-from sglang_instrument.analysis.verdict.excess import excess_table
 from sglang_instrument.analysis.verdict.verdict import findings_of, verdict_of
 from sglang_instrument.demo.synthetic import write
 from sglang_instrument.testing import synthetic_run
@@ -87,29 +85,6 @@ def test_a_clean_run_is_told_so_with_its_slowest_step_and_that_it_is_short(tmp_p
     assert first.endswith("(3 steps of 2 workers: too little to compare)")
 
 
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("engine, all", "slower engine"),
-        ("tools, all", "slower tools"),
-        ("rewards, all", "reward"),
-        ("long replies, all", "longer replies"),
-        ("preprocessing, all", "preprocess"),
-        ("broadcast, all", "broadcast"),
-        ("gap between steps", "between steps"),
-    ],
-)
-def test_the_excess_of_a_step_lies_in_the_part_that_took_it(name: str, part: str, tmp_path: Path) -> None:
-    kind = KINDS[name]
-    shape = kind.shape(0)
-    cause = sized(kind, shape, 1.0)
-    run = open_run(write_run(tmp_path / "run", shape, [cause]), cached=False)
-    excess = excess_table(run.digest, calls_of(run.digest)).filter(step=cause.place[0], validate=False)
-    largest = excess.row(0, named=True)
-    assert largest["part"] == part
-    assert largest["excess_sec"] == pytest.approx(excess["excess_sec"].sum(), rel=0.4)
-
-
 def test_the_same_cause_in_several_steps_is_told_once(tmp_path: Path) -> None:
     shape = usual_shape(0)
     kind = KINDS["engine, one worker"]
@@ -120,7 +95,7 @@ def test_the_same_cause_in_several_steps_is_told_once(tmp_path: Path) -> None:
 
 
 def write_requests(folder: Path, step: int, worker: int, tools: list[float], token_sec: float = 0.01) -> None:
-    """Write a step of requests with one reply of 100 tokens and one tool call each, side by side."""
+    """Write a step of requests with one reply of 100 to 120 tokens and one tool call each, side by side."""
     lines: list[dict[str, Any]] = []
 
     def add(event: str, start: float, end: float, task: int, **extra: Any) -> None:
@@ -131,10 +106,11 @@ def write_requests(folder: Path, step: int, worker: int, tools: list[float], tok
 
     for number, tool in enumerate(tools):
         ids = {"request_id": f"{step}.{worker}.{number}"}
-        replied = 100 * token_sec * (1 + number % 3 / 100)
-        add("turn_engine_call", 0, replied, 1 + number, **ids, turn=0, generated_tokens=100)
+        tokens = 100 + number % 3 * 10
+        replied = tokens * token_sec * (1 + number % 3 / 100)
+        add("turn_engine_call", 0, replied, 1 + number, **ids, turn=0, generated_tokens=tokens)
         add("tool_execution", replied, replied + tool, 1 + number, **ids, turn=0)
-        told = {"turns": 1, "actual_response_tokens": 100}
+        told = {"turns": 1, "actual_response_tokens": tokens}
         add("async_rollout_request_complete", 0, replied + tool, 1 + number, **ids, **told)
     add("total_step_duration", 0, max(line["duration_sec"] for line in lines) + 0.1, 0)
     path = folder / f"step_{step}" / f"worker_{worker}.jsonl"
@@ -192,4 +168,4 @@ def test_a_step_that_is_slow_for_all_its_workers_is_no_worker_s_fault(tmp_path: 
             write_requests(tmp_path, step, worker, usual_tools(step, worker), token_sec)
     (found,) = findings_of(open_run(tmp_path), over=False)
     assert (found.cause, found.scope, found.step, found.worker) == ("engine", "step", 4, None)
-    assert found.lost_sec == pytest.approx(4.0, rel=0.1)
+    assert found.lost_sec == pytest.approx(4.8, rel=0.1)

@@ -116,6 +116,14 @@ def test_workers_that_do_not_leave_together_are_a_doubt(tmp_path: Path) -> None:
     assert doubts == ["the workers did not leave together"]
 
 
+def test_the_chain_of_one_step_has_the_doubts_of_the_whole_run(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        write_barrier(tmp_path, [0, 1, 2], step, skew={1: 100 if step == 2 else 0})
+    run = open_run(tmp_path)
+    assert chain_of(run.digest, 2) is None
+    assert chain_of(run.digest, 3) is not None
+
+
 def test_the_chain_walks_along_the_ledger_to_the_last_worker(tmp_path: Path) -> None:
     slow = SlowEngine(2, 1, 8.0)
     run = open_run(synthetic_run(tmp_path, steps=3, workers=3, requests=8, causes=[slow]))

@@ -201,8 +201,10 @@ def explain(run: Run, finding: Finding) -> str:
     if finding.step is None or finding.event not in (None, "engine") or not has_engine_logs(run):
         return ""
     calls = joined_calls(run, finding.step, finding.worker, finding.validate)
+    asked = calls if finding.request_id is None else calls.filter(request_id=finding.request_id)
     turn = finding.evidence.get("turn")
-    asked = calls if turn is None else calls.filter(turn=turn)
+    if turn is not None:  # callers that log no turn keep all of the request's calls
+        asked = asked.filter(pl.col("turn").is_null() | (pl.col("turn") == turn))
     if asked.is_empty():
         return ""
     slowest = asked.sort("call_sec").row(-1, named=True)

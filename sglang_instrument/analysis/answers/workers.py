@@ -151,8 +151,8 @@ def chain_of(digest: Digest, step: int, validate: bool = False, worker: int | No
         validate: Whether to take the validation at this step.
         worker: Whose ledger; by default that of the worker that came last.
     """
-    of_step = digest.filter((pl.col("step") == step) & (pl.col("validate") == validate))
-    table = barrier_table(of_step).filter(pl.col("doubt").is_null())
+    # The clocks are known by the barriers of all steps.
+    table = barrier_table(digest).filter(pl.col("doubt").is_null()).filter(step=step, validate=validate)
     if table.is_empty():
         return None
     latest = table.sort("arrival_sec").row(-1, named=True)
@@ -161,9 +161,8 @@ def chain_of(digest: Digest, step: int, validate: bool = False, worker: int | No
         if of_worker.is_empty():
             return None
         latest = of_worker.row(0, named=True)
-    pieces = pieces_of_workers(of_step).filter(
-        (pl.col("segment") == latest["barrier"]) & (pl.col("part") != "barrier")
-    )
+    pieces = pieces_of_workers(digest).filter(step=step, validate=validate, segment=latest["barrier"])
+    pieces = pieces.filter(pl.col("part") != "barrier")
     mine = pieces.filter(worker=latest["worker"])
     others = (
         pieces.filter(pl.col("worker") != latest["worker"])

@@ -51,8 +51,8 @@ class Paths:
     @cached_property
     def aligned(self) -> pl.DataFrame:
         """The steps of workers: start_us and end_us on the one clock; ahead_us: of the worker's own clock."""
-        steps = self.of_workers.steps.group_by(STEP_OF_WORKER)
-        steps = steps.agg(pl.col("start_us").min(), pl.col("end_us").max())
+        steps = self.of_workers.steps
+        steps = steps.group_by(STEP_OF_WORKER).agg(pl.col("start_us").min(), pl.col("end_us").max())
         offsets = clock_table(self.of_workers).select("worker", ahead_us=_microseconds("offset_sec"))
         steps = steps.join(offsets, on="worker", how="left")
         begun = pl.coalesce(
@@ -104,14 +104,14 @@ class Paths:
         ahead = pl.col("ahead_us")
         path = path.select(
             *STEP_OF_WORKER,
-            *("request_id", "turn", "event", "begin_us", "stop_us", "blocked_sec"),
+            *("request_id", "event", "begin_us", "stop_us", "blocked_sec"),
             part=_part(),
             from_us=pl.col("start_us") - ahead,
             to_us=pl.col("end_us") - ahead,
         )
         path = one_at_a_time(_blocked_apart(path), STEP_OF_WORKER)
         path = _with_segment(clipped(path, "begin_us", "stop_us"), self.barriers)
-        columns = ("segment", "part", "event", "request_id", "turn", "from_us", "to_us", "sec")
+        columns = ("segment", "part", "event", "request_id", "from_us", "to_us", "sec")
         return path.select(*STEP_OF_WORKER, *columns)
 
     @cached_property
@@ -168,8 +168,8 @@ def pieces_of_workers(run: Digest | Paths) -> pl.DataFrame:
 
     Returns:
         step, validate, worker; segment: the number of barriers that the worker has already passed; part,
-        event, request_id, turn; from_us, to_us: on the clocks as barriers align them; sec. Time in which the
-        event loop was blocked is a piece of its own.
+        event, request_id; from_us, to_us: on the clocks as barriers align them; sec. Time in which the event
+        loop was blocked is a piece of its own.
     """
     return Paths.of(run).pieces
 

@@ -1,56 +1,134 @@
 """Share out how much longer a step took than usual over the parts of its ledger."""
 
+from typing import Any, Final, NamedTuple
+
 import polars as pl
 
-from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, step_ledger, step_windows
+from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, Paths, step_ledger
 from sglang_instrument.analysis.run.digest import Digest
 
 #: Parts whose calls have a usual time: what more or longer calls took, and what slower calls took.
-_SPLIT = {"engine": ("longer replies", "slower engine"), "tool": ("more tool calls", "slower tools")}
+_SPLIT: Final = {"engine": ("longer replies", "slower engine"), "tool": ("more tool calls", "slower tools")}
+_REQUEST: Final = [*STEP_OF_WORKER, "request_id"]
+_TURN: Final = [*_REQUEST, "turn"]
+SLOWER: Final = frozenset(slower for _, slower in _SPLIT.values())
+BETWEEN: Final = "between steps"
+REST: Final = "rest"
 
 
-def excess_table(digest: Digest, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return how much longer than usual each part of each step was. After the last step, no next one begins.
+class SlowestStep(NamedTuple):
+    """The training step that took longest beside the others.
+
+    Attributes:
+        step: Which.
+        sec: How long it took: until its last worker was done or, if `until_next`, until the next step began.
+        usual_sec: The median of the steps.
+    """
+
+    step: int
+    sec: float
+    usual_sec: float
+    until_next: bool
+
+    @property
+    def times(self) -> float:
+        """How many times as long as the median step it took."""
+        return self.sec / self.usual_sec if self.usual_sec else 1.0
+
+
+def slowest_step(windows: pl.DataFrame) -> SlowestStep | None:
+    """Return the training step that took longest beside the others; None without any.
+
+    Steps without a next one are compared by the time until they were done only.
 
     Args:
-        digest: Of all processes of the run.
+        windows: As `step_windows` returns them.
+    """
+    training = windows.filter(~pl.col("validate"))
+    done = training.with_columns(sec=(pl.col("done_us") - pl.col("begin_us")) / 1e6)
+    begun = training.filter(~pl.col("is_last")).with_columns(sec="wall_sec")
+    found = [
+        SlowestStep(int(steps.sort("sec")["step"][-1]), _highest(steps), _middle(steps["sec"]), until_next)
+        for steps, until_next in ((done, False), (begun, True))
+        if not steps.is_empty()
+    ]
+    return max(found, key=lambda one: one.times, default=None)
+
+
+def excess_table(
+    run: Digest | Paths, calls: pl.DataFrame, step: int, validate: bool = False, until_next: bool = True
+) -> pl.DataFrame:
+    """Return how much longer than usual each part of a step was, the longest first.
+
+    Args:
+        run: All processes of the run.
         calls: As `calls_of` returns them.
+        step: The step.
+        validate: Whether to take the validation at this step, and to compare it with other validations.
+        until_next: Whether the time until the next step began counts, too. Steps without a next one are then
+            left out.
 
     Returns:
-        step, validate, part, sec, usual_sec (the median of the other steps), excess_sec; the longest excess
-        of a step first. The engine's time is shared out over longer replies (what the written tokens usually
-        take) and a slower engine, that of tools over more calls and slower ones.
+        part, sec, usual_sec (the median of the other steps), excess_sec. Calls with a usual time are shared
+        out over longer replies (what the written tokens usually take) and a slower engine, and over more tool
+        calls and slower ones. "rest": the usual step less the sum of its usual parts. So all three columns
+        add up to those of the whole step. No rows if there is no other step.
     """
-    parts = _split(digest, calls)
-    steps = parts.select(STEP).unique()
-    parts = steps.join(parts.select("part").unique(), how="cross").join(parts, on=[*STEP, "part"], how="left")
-    parts = parts.with_columns(pl.col("sec").fill_null(0.0))
-    others = parts.join(parts, on=["validate", "part"], suffix="_other").filter(
-        pl.col("step") != pl.col("step_other")
-    )
-    usual = others.group_by(*STEP, "part").agg(usual_sec=pl.col("sec_other").median())
-    table = parts.join(usual, on=[*STEP, "part"])
-    last = step_windows(digest).select(STEP).tail(1).with_columns(part=pl.lit("between steps"))
-    table = table.join(last, on=[*STEP, "part"], how="anti")
-    table = table.with_columns(excess_sec=pl.col("sec") - pl.col("usual_sec"))
-    return table.sort("validate", "step", "excess_sec", descending=[False, False, True])
+    paths = Paths.of(run)
+    steps = paths.windows.filter(validate=validate)
+    if until_next:
+        steps = steps.filter(~pl.col("is_last"))
+    spent = _split(paths, calls).join(steps, on=STEP, how="semi")
+    if not until_next:
+        spent = spent.filter(pl.col("part") != BETWEEN)
+    table = spent.pivot(on="part", index="step", values="sec").fill_null(0.0)
+    mine, others = table.filter(step=step).drop("step"), table.filter(pl.col("step") != step).drop("step")
+    if mine.is_empty() or others.is_empty():
+        return pl.DataFrame(schema=dict.fromkeys(("sec", "usual_sec", "excess_sec"), pl.Float64))
+    rows = [(part, mine[part][0], _middle(others[part])) for part in table.columns[1:]]
+    usual = _middle(others.sum_horizontal())
+    rows.append((REST, 0.0, usual - sum(usual_sec for _, _, usual_sec in rows)))
+    found = pl.DataFrame(rows, schema=["part", "sec", "usual_sec"], orient="row")
+    found = found.with_columns(excess_sec=pl.col("sec") - pl.col("usual_sec"))
+    return found.sort("excess_sec", descending=True)
 
 
-def _split(digest: Digest, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the seconds of each part of each step."""
-    ledger = step_ledger(digest)
-    whole = (
-        ledger.filter(~pl.col("part").is_in(list(_SPLIT))).group_by(*STEP, "part").agg(pl.col("sec").sum())
-    )
-    tables = [whole]
+def _highest(steps: pl.DataFrame) -> float:
+    highest: Any = steps["sec"].max()
+    return float(highest)
+
+
+def _middle(values: pl.Series) -> float:
+    middle: Any = values.median()
+    return float(middle or 0.0)
+
+
+def _split(paths: Paths, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the seconds of each part of each step. Calls without a usual time keep their part."""
+    whole = step_ledger(paths).filter(~pl.col("part").is_in(list(_SPLIT)))
+    tables = [whole.select(*STEP, "part", "sec")]
+    pieces = _with_turns(paths)
+    # A call may lie on the path in part only. What a detector explained is still a part of its time.
+    took = (pl.col("end_us") - pl.col("start_us")) / 1e6
+    usual = calls.filter((pl.col("usual_sec") > 0) & (took > 0))
+    usual = usual.with_columns(times=pl.col("usual_sec") / took)
     for kind, (more, slower) in _SPLIT.items():
-        spent = ledger.filter(pl.col("part") == kind)
-        total = spent.group_by(*STEP).agg(pl.col("sec").sum())
-        on_path = digest.path.join(spent, on=STEP_OF_WORKER, how="semi").drop_nulls(["request_id", "turn"])
-        mine = calls.filter(pl.col("kind") == kind)
-        mine = mine.join(on_path, on=[*STEP_OF_WORKER, "request_id", "turn"], how="semi")
-        usual = mine.group_by(STEP).agg(usual=pl.col("usual_sec").sum())
-        known = total.join(usual, on=STEP, how="left").with_columns(pl.col("usual").fill_null(0.0))
-        tables.append(known.select(*STEP, part=pl.lit(more), sec="usual"))
-        tables.append(known.select(*STEP, part=pl.lit(slower), sec=pl.col("sec") - pl.col("usual")))
-    return pl.concat(tables)
+        known = usual.filter(kind=kind).unique(_TURN).select(*_TURN, "times")
+        parts = pieces.filter(part=kind).join(known, on=_TURN, how="left")
+        timed = parts.filter(pl.col("times").is_not_null())
+        tables += [
+            parts.filter(pl.col("times").is_null()).select(*STEP, "part", "sec"),
+            timed.select(*STEP, part=pl.lit(more), sec=pl.col("sec") * pl.col("times")),
+            timed.select(*STEP, part=pl.lit(slower), sec=pl.col("sec") * (1 - pl.col("times"))),
+        ]
+    return pl.concat(tables).group_by(*STEP, "part").agg(pl.col("sec").sum()).sort(*STEP, "part")
+
+
+def _with_turns(paths: Paths) -> pl.DataFrame:
+    """Return the pieces that decided, each with the turn that its request had begun last."""
+    pieces = paths.deciding_pieces.filter(pl.col("part").is_in(list(_SPLIT)))
+    turns = paths.of_workers.turns.join(paths.aligned.select(*STEP_OF_WORKER, "ahead_us"), on=STEP_OF_WORKER)
+    begun = turns.select(*_TURN, from_us=pl.col("start_us") - pl.col("ahead_us"))
+    both = pl.concat([begun, pieces], how="diagonal_relaxed").sort(*_REQUEST, "from_us", maintain_order=True)
+    turn = pl.col("turn").forward_fill().over(_REQUEST)
+    return both.with_columns(turn=pl.when(pl.col("request_id").is_not_null()).then(turn)).drop_nulls("part")

@@ -14,10 +14,17 @@ import polars as pl
 from sglang_instrument.analysis.run.digest import Digest
 from sglang_instrument.analysis.verdict.advice import advice_of
 from sglang_instrument.analysis.verdict.detectors import DETECTORS
-from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep, unfinished_steps
+from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, step_name
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
-from sglang_instrument.analysis.verdict.excess import excess_table
+from sglang_instrument.analysis.verdict.excess import (
+    BETWEEN,
+    REST,
+    SLOWER,
+    SlowestStep,
+    excess_table,
+    slowest_step,
+)
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
@@ -25,16 +32,29 @@ if TYPE_CHECKING:
 _ENDINGS: Final = ("hang", "death")
 _WARMS_UP: Final = frozenset({"engine", "preprocess", "tool", "reward", "interaction", "cache", "weights"})
 _FAR: Final = 1.3  # times the median step
+_FAR_FROM_PEERS: Final = 2.0  # times as slow as they: more than workers differ in warming up
 _FEWEST: Final = 4  # steps of workers; with fewer there is too little to compare
+_FEWEST_TO_JUDGE: Final = 3  # steps; with fewer, no detector compares them
+_MOST_OF_IT: Final = 0.5  # of the time above the median step: findings that cost less do not explain it
+_LEAST_PART: Final = 0.1  # of the time above the median step: smaller parts are not named
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was out of the ordinary in a run, the sentence that says it, and what to look at next."""
+    """What was out of the ordinary in a run, and what to look at next.
+
+    Attributes:
+        findings: The findings.
+        sentence: What was out of the ordinary in words: the first finding, how the run ended, and why its
+            slowest step was slow, each if there is something to say.
+        advice: What to look at next, with the command; "" if there is nothing to look at.
+        calm: Whether nothing was out of the ordinary.
+    """
 
     findings: list[Finding]
     sentence: str
     advice: str
+    calm: bool = False
 
 
 def judge(run: "Run", over: bool | None = None) -> Verdict:
@@ -46,12 +66,19 @@ def judge(run: "Run", over: bool | None = None) -> Verdict:
     """
     evidence = _evidence(run, over)
     found = _findings(evidence)
-    first = found[0] if found else None
+    told = [found[0].sentence + _others(found, evidence)] if found else []
     # The end of a run comes before replies that were just drawn long: those are no fault.
-    ended = "" if first is not None and not first.evidence.get("drawn", False) else _ended(evidence)
-    if ended or first is None:
-        return Verdict(found, ended or _calm(evidence), "")
-    return Verdict(found, first.sentence + _others(found, evidence), first.advice)
+    at = 0 if found and found[0].evidence.get("drawn", False) else len(told)
+    told.insert(at, _ended(evidence, found))
+    advice = found[0].advice if found else ""
+    slowest = slowest_step(evidence.windows)
+    if slowest is not None and slowest.times >= _FAR and not _is_explained(slowest, found):
+        told.append(_slow(evidence, slowest, found))
+        advice = advice or f"its parts: `summary LOGS --step {slowest.step}`"
+    told = [words for words in told if words]
+    if told:
+        return Verdict(found, _joined(told), advice)
+    return Verdict([], _calm(evidence), "", calm=slowest is not None)
 
 
 def findings_of(run: "Run", over: bool | None = None) -> list[Finding]:
@@ -74,10 +101,11 @@ def verdict_of(run: "Run", over: bool | None = None) -> str:
     return judge(run, over).sentence
 
 
-def _ended(evidence: Evidence) -> str:
-    """Return what to say of a run that ended in the middle of a step; "" of others."""
-    ended = [one for one in unfinished_steps(evidence.digest, evidence.files) if one.worker is None]
-    if not ended or not evidence.over:
+def _ended(evidence: Evidence, found: list[Finding]) -> str:
+    """Return what to say of a run that ended in the middle of a step for no reason that a finding names."""
+    named = {(one.step, one.validate) for one in found if one.cause in _ENDINGS}
+    ended = [one for one in evidence.unfinished if (one.step, one.validate) not in named]
+    if not ended or ended[0].worker is not None or not evidence.over:
         return ""
     last = step_name(ended[0].step, ended[0].validate)
     words = f"the run ended in {last}, and the log does not show which worker was the cause: "
@@ -100,10 +128,14 @@ def _findings(evidence: Evidence) -> list[Finding]:
 
 
 def _cold_start(found: list[Finding], evidence: Evidence) -> list[Finding]:
-    """Join what was slow in the run's first step on most workers: it was cold, and no worker is at fault."""
+    """Join what was slow in the run's first step on most workers: it was cold, and no worker is at fault.
+
+    A worker that was far slower there than its peers keeps its finding.
+    """
     first = evidence.windows.row(0, named=True)
     place = (first["step"], first["validate"])
     cold = [one for one in found if (one.step, one.validate) == place and one.cause in _WARMS_UP]
+    cold = [one for one in cold if one.scope == "step" or one.evidence["times"] < _FAR_FROM_PEERS]
     shared = [one for one in cold if one.scope == "step"]
     if not any(one.cause in ("engine", "preprocess") for one in shared):
         return found
@@ -132,34 +164,58 @@ def _others(found: list[Finding], evidence: Evidence) -> str:
     return f" ({'; '.join(words)})" if words else ""
 
 
+def _joined(sentences: list[str]) -> str:
+    return ". ".join([sentences[0], *(words[0].upper() + words[1:] for words in sentences[1:])])
+
+
+def _is_explained(slowest: SlowestStep, found: list[Finding]) -> bool:
+    """Return whether the findings cost at least half of what the slowest step took more than the median."""
+    lost = sum(one.lost_sec for one in found if _costs(one, slowest))
+    return lost >= _MOST_OF_IT * (slowest.sec - slowest.usual_sec)
+
+
+def _costs(finding: Finding, slowest: SlowestStep) -> bool:
+    """Return whether a finding lengthened the slowest step. Those of the run concern all steps."""
+    if BETWEEN in (finding.cause.replace("-", " "), finding.event) and not slowest.until_next:
+        return False
+    return finding.step is None or (finding.step, finding.validate) == (slowest.step, False)
+
+
+def _slow(evidence: Evidence, slowest: SlowestStep, found: list[Finding]) -> str:
+    """Return which parts of its ledger made the slowest step slow."""
+    until = " until the next began" if slowest.until_next else ""
+    took = f"step {slowest.step}, the slowest, took {seconds(slowest.sec)}{until}"
+    words = f"{took}, {slowest.times:.1f} times the median step: "
+    return words + _difference(evidence, slowest, found) + _too_little(evidence)
+
+
+def _difference(evidence: Evidence, slowest: SlowestStep, found: list[Finding]) -> str:
+    table = excess_table(evidence.paths, evidence.calls, slowest.step, until_next=slowest.until_next).filter(
+        pl.col("part") != REST
+    )
+    least = max(_LEAST_PART * (slowest.sec - slowest.usual_sec), 0.0)
+    told = table.filter(pl.col("excess_sec") > least).head(3)
+    names = [
+        f"{seconds(row['excess_sec'])} more {'' if row['part'] == BETWEEN else 'in '}{row['part']}"
+        for row in told.iter_rows(named=True)
+    ]
+    words = ", ".join(names) or "no part of it stands out"
+    known = len(evidence.windows) >= _FEWEST_TO_JUDGE and not found
+    if not known or SLOWER & set(told["part"]):
+        return words
+    return f"{words}; no call was slow for its kind"
+
+
 def _calm(evidence: Evidence) -> str:
-    """Return what to say of a run without findings: what made its slowest step slow."""
+    """Return what to say of a run in which nothing was out of the ordinary."""
     steps = evidence.windows.filter(~pl.col("validate"))
     if steps.is_empty():
         return "no training step is complete yet"
-    # No step begins after the last one, so what lies between steps is left out of the comparison.
     steps = steps.with_columns(sec=(pl.col("done_us") - pl.col("begin_us")) / 1e6)
-    slowest, middle = steps.sort("sec").row(-1, named=True), _median(steps["sec"])
+    slowest = steps.sort("sec").row(-1, named=True)
     took = f"step {slowest['step']}, the slowest, took {seconds(slowest['sec'])}"
-    if len(steps) > 1 and slowest["sec"] >= _FAR * middle:
-        words = f"{took}, {slowest['sec'] / middle:.1f} times the median step: "
-        return words + _difference(evidence, slowest["step"]) + _too_little(evidence)
     longest = _longest(evidence.digest, slowest["step"])
     return f"nothing out of the ordinary; {took}{longest}{_too_little(evidence)}"
-
-
-def _median(values: pl.Series) -> float:
-    middle: Any = values.median()
-    return float(middle or 0.0)
-
-
-def _difference(evidence: Evidence, step: int) -> str:
-    """Return the parts of the ledger that made a step long."""
-    parts = excess_table(evidence.everything, evidence.calls).filter(step=step, validate=False)
-    excess = float(parts["excess_sec"].sum())
-    told = parts.filter(pl.col("excess_sec") > 0.1 * excess).head(3)
-    names = [f"{seconds(row['excess_sec'])} more in {row['part']}" for row in told.iter_rows(named=True)]
-    return ", ".join(names) + "; no call was slow for its kind"
 
 
 def _longest(digest: Digest, step: int) -> str:
@@ -170,7 +226,7 @@ def _longest(digest: Digest, step: int) -> str:
 def _too_little(evidence: Evidence) -> str:
     steps, workers = len(evidence.windows), evidence.workers["worker"].n_unique()
     if len(evidence.workers) >= _FEWEST and steps >= _FEWEST:
-        return ""
+        return "" if workers > 1 else " (one worker: no peers to compare with)"
     return f" ({_count(steps, 'step')} of {_count(workers, 'worker')}: too little to compare)"
 
 

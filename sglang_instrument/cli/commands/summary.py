@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import statistics
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -81,19 +82,22 @@ def run(args: argparse.Namespace) -> int:
         summary = _summarise(opened, args)
         verdict = judge(opened)
         found = verdict.findings
-        why = explain(opened, found[0]) if found else ""
+        # The reason belongs to the first finding, and is told beside it only.
+        told = bool(found) and verdict.sentence.startswith(found[0].sentence)
+        why = explain(opened, found[0]) if told else ""
         engine = engine_summary(opened)
     if args.json:
-        told = {"verdict": verdict.sentence, "findings": [asdict(one) for one in found]}
-        _print_json(opened, args, summary, told, engine and {**engine, "explains": why or None})
+        said = {"verdict": verdict.sentence, "findings": [asdict(one) for one in found]}
+        _print_json(opened, args, summary, said, engine and {**engine, "explains": why or None})
         return 0
     if args.step is None:
         _print_steps(opened, args, summary)
     else:
         _print_step(opened, args, summary)
-    said = f"; {why}" if why else ""
     of = "verdict" if args.step is None else "verdict of the whole run"
-    print_line(f"{of}: {verdict.sentence}{said}")
+    print_line(f"{of}: {verdict.sentence}")
+    if why:
+        print_line(f"why: {why}")
     if verdict.advice:
         print_line(f"look at: {verdict.advice.replace('LOGS', shlex.quote(str(args.logs)))}")
     if engine:
@@ -149,9 +153,9 @@ def _print_steps(opened: Run, args: argparse.Namespace, summary: _Summary) -> No
     shown = _slowest_and_newest(steps)
     spent, waits = _by_part(summary.spent, "step"), _by_part(summary.spent_by_workers, "step")
     rows = [
-        (str(row["step"]), *_cells(row, sum(own.values()), own, _share(waits[row["step"]])))
+        (str(row["step"]), *_cells(row, sum(own.values()), own, _share(waits.get(row["step"], {}))))
         for row in shown
-        for own in [spent[row["step"]]]
+        for own in [spent.get(row["step"], {})]
     ]
     requests = sum(row["requests"] for row in steps)
     kind = "validation steps" if args.validate else "steps"
@@ -164,6 +168,7 @@ def _print_steps(opened: Run, args: argparse.Namespace, summary: _Summary) -> No
     timed = [row for row in steps if row["duration_sec"]]
     if timed:
         print_line(_slowest(timed))
+    if spent:
         print_line(_unaccounted(spent))
     validations = opened.digest.steps.filter(validate=True)["step"].n_unique()
     if validations and not args.validate:
@@ -177,7 +182,7 @@ def _print_step(opened: Run, args: argparse.Namespace, summary: _Summary) -> Non
     rows = [
         (str(row["worker"]), *_cells(row, row["busy_sec"], own, _share(own), own.get(_WAITS, 0.0)))
         for row in summary.workers
-        for own in [spent[row["worker"]]]
+        for own in [spent.get(row["worker"], {})]
     ]
     print_table(("worker", "time s", "busy s", *_COLUMNS), rows, title=title, optional=_OPTIONAL)
     wall = sum(row["sec"] for row in summary.spent)
@@ -229,10 +234,9 @@ def _slowest_and_newest(steps: list[_Row]) -> list[_Row]:
 
 
 def _slowest(steps: list[_Row]) -> str:
-    by_duration = sorted(steps, key=lambda row: float(row["duration_sec"]))
-    slowest, typical = by_duration[-1], by_duration[len(steps) // 2]
+    slowest = max(steps, key=lambda row: float(row["duration_sec"]))
     step, took = slowest["step"], seconds(slowest["duration_sec"])
-    times = slowest["duration_sec"] / typical["duration_sec"]
+    times = slowest["duration_sec"] / statistics.median(row["duration_sec"] for row in steps)
     shown = f"--step {step} shows its workers and parts"
     return f"slowest: step {step}, {took} s, {times:.1f} x the median; {shown}"
 

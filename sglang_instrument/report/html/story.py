@@ -39,7 +39,7 @@ def story(run: Run, steps: pl.DataFrame, verdict: Verdict, other: Run | None) ->
         "title": run.folder.name,
         "folder": str(run.folder),
         "other": None if other is None else other.folder.name,
-        "clean": not findings,
+        "clean": verdict.calm,
         "verdict": verdict.sentence,
         "advice": verdict.advice,
         "findings": [{**asdict(one), "key": _where(one)} for one in findings[1 : _MOST_FINDINGS + 1]],

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.ledger.ledger import NOT_RECORDED, between_steps
+from sglang_instrument.analysis.ledger.ledger import NOT_RECORDED, STEP, between_steps
 from sglang_instrument.analysis.verdict.evidence.effects import (
     Limits,
+    Trend,
     excess_of,
     find_trend,
     slow_steps,
@@ -19,6 +20,8 @@ from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
 _LIMITS: Final = Limits(times=1.2, spread=0.03)
 _LEAST_SEC: Final = 0.1
+_OVERLAP: Final = 0.05  # of a step: with a longer overlap, the next step began before this one was done
+_MOST: Final = 0.5  # of the steps
 
 
 def find_gaps_between_steps(evidence: Evidence) -> Iterator[Finding]:
@@ -29,17 +32,11 @@ def find_gaps_between_steps(evidence: Evidence) -> Iterator[Finding]:
     trend = find_trend(shared)
     flat = without_trend(shared, trend)
     if trend is not None:
-        last = excess_of(flat, "growth").filter(~pl.col("validate")).row(-1, named=True)
-        sentence = (
-            f"the time between steps grows, to {trend.times:.1f} times as much; step {last['step']} loses "
-            f"{seconds(last['excess_sec'])} by it"
-        )
-        numbers = trend._asdict()
-        yield Finding("trend", "run", last["excess_sec"], sentence, event="between steps", evidence=numbers)
+        yield from _growing(evidence, flat, trend)
     slow = excess_of(slow_steps(flat, _LIMITS)).rename({"excess_sec": "lost_sec"})
-    told = between_steps(evidence.everything)
+    growth = _growth_of_phases(between_steps(evidence.paths), gaps)
     for row in evidence.worth(slow).iter_rows(named=True):
-        event = _longest(told.filter(step=row["step"], validate=row["validate"]))
+        event = _grown(growth.filter(step=row["step"], validate=row["validate"]))
         times = math.exp(row["excess"])
         sentence = (
             f"after {where(row)}, {seconds(row['sec'])} passed until the next began, {times:.1f} times the "
@@ -53,15 +50,35 @@ def find_gaps_between_steps(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
+def _growing(evidence: Evidence, flat: pl.DataFrame, trend: Trend) -> Iterator[Finding]:
+    """Yield a finding if the last training step loses enough by the growth."""
+    last = excess_of(flat, "growth").filter(~pl.col("validate")).tail(1)
+    for row in evidence.worth(last.rename({"excess_sec": "lost_sec"})).iter_rows(named=True):
+        sentence = (
+            f"the time between steps grows, to {trend.times:.1f} times as much; step {row['step']} loses "
+            f"{seconds(row['lost_sec'])} by it"
+        )
+        numbers = trend._asdict()
+        yield Finding("trend", "run", row["lost_sec"], sentence, event="between steps", evidence=numbers)
+
+
 def _least(evidence: Evidence) -> float:
-    """Return the shortest gap that counts: where steps overlap, short ones come and go by chance."""
-    took: Any = evidence.windows.select((pl.col("done_us") - pl.col("begin_us")).median()).item()
-    return float(took or 0.0) / 1e6 if (evidence.windows["overlap_sec"] > 0).any() else 0.0
+    """Return the shortest gap that counts: where most steps overlap, short ones come and go by chance."""
+    took = (pl.col("done_us") - pl.col("begin_us")) / 1e6
+    overlaps = (pl.col("overlap_sec") > _OVERLAP * took).mean()
+    middle, share = evidence.windows.select(took.median(), overlaps=overlaps).row(0)
+    return float(middle) if (share or 0.0) > _MOST else 0.0
 
 
-def _longest(parts: pl.DataFrame) -> str | None:
-    """Return the trainer's phase that took longest, unless it took less than what nobody recorded."""
-    if parts.is_empty():
-        return None
-    longest = str(parts.sort("sec")["event"][-1])
-    return None if longest == NOT_RECORDED else longest
+def _growth_of_phases(told: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
+    """Return by how many seconds each of the trainer's phases was longer than in the median gap."""
+    every = gaps.select(STEP).join(told.select("event").unique(), how="cross")
+    every = every.join(told, on=[*STEP, "event"], how="left").with_columns(pl.col("sec").fill_null(0.0))
+    usual = pl.col("sec").median().over("validate", "event")
+    return every.select(*STEP, "event", grown_sec=pl.col("sec") - usual)
+
+
+def _grown(phases: pl.DataFrame) -> str | None:
+    """Return the phase that grew most; None if time without a record grew more."""
+    event = str(phases.sort("grown_sec", "event")["event"][-1])
+    return None if event == NOT_RECORDED else event
