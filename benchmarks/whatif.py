@@ -1,6 +1,7 @@
 """Hold what `whatif` predicts against runs of the same requests in which the rule was real.
 
-`python whatif.py 5` does so for five runs of each shape. Bound: each step is within 5 % of the truth.
+`python whatif.py 5` does so for five runs of each shape. Bound: each step is within 5 % of the truth. The
+exit code is 1 if one is not.
 """
 
 import shutil
@@ -17,6 +18,7 @@ from sglang_instrument.analysis.changes.rules import Rules
 from sglang_instrument.analysis.changes.whatif import Model
 from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed
 
+WITHIN = 0.05
 SHAPES = {
     "an engine as fast with many calls as with one": {
         "load_sec": 0.0,
@@ -28,6 +30,7 @@ SHAPES = {
     "much slower with more calls": {"load_sec": 0.002},
     "four workers, an engine each": {"workers": 4, "requests": 12, "load_sec": 0.001},
     "four workers, one engine": {"workers": 4, "requests": 12, "load_sec": 0.001, "shared": True},
+    "16 of 48 calls at once": {"load_sec": 0.001, "limit": 16},
 }
 #: The rule, and how the truth is made.
 RULES = {
@@ -57,7 +60,8 @@ def ratios(seed, shape, known=None):
 
 
 def main(runs):
-    """Print predicted over real, and the same for an engine that is taken to be as fast with any load."""
+    """Print predicted over real, also for an engine that is as fast with any load; return 1 if one is off."""
+    off = 0
     for shape_name, shape in SHAPES.items():
         print(f"{shape_name}:")
         found = [(ratios(seed, shape), ratios(seed, shape, EngineSpeed())) for seed in range(runs)]
@@ -67,7 +71,9 @@ def main(runs):
             )
             told = [f"{mean(each):.3f} ({min(each):.3f} .. {max(each):.3f})" for each in (fitted, plain)]
             print(f"    {rule:<20}{told[0]}; by tokens alone {told[1]}", flush=True)
+            off += sum(abs(value - 1) > WITHIN for value in fitted)
+    return int(off > 0)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    sys.exit(main(int(sys.argv[1])))

@@ -5,7 +5,8 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.steps import step_table
-from sglang_instrument.analysis.ledger.engine_speed import engine_calls, fit_speed
+from sglang_instrument.analysis.changes.queueing import fit_with_limit
+from sglang_instrument.analysis.ledger.engine_speed import engine_calls
 from sglang_instrument.analysis.ledger.ledger import step_windows
 from sglang_instrument.analysis.run.digest import Digest
 
@@ -60,7 +61,9 @@ def step_values(one: Digest, other: Digest) -> tuple[Values, Values]:
 
 def engine_values(digests: list[Digest]) -> list[dict[int, float]]:
     """Return the seconds a token that each step's engine would take for the calls of all runs."""
-    fit = fit_speed(pl.concat([engine_calls(digest, number) for number, digest in enumerate(digests)]))
+    fit, _ = fit_with_limit(
+        pl.concat([engine_calls(digest, number) for number, digest in enumerate(digests)])
+    )
     tokens = float(fit.calls["tokens"].sum())
     if not tokens:
         return [{} for _ in digests]
