@@ -41,13 +41,11 @@ def write_replies(folder: Path, step: int, tokens: Sequence[int], validate: bool
     """Write a step of one worker with one request for each reply; a token takes 10 ms."""
     lines = []
     for number, written in enumerate(tokens):
-        ids: dict[str, Any] = {"request_id": f"{step}.{validate}.{number}", "task": 1 + number}
-        end = written * 0.01
-        lines.append(
-            _line("turn_engine_call", step, 0, 0, end, **ids, turn=0, extra={"generated_tokens": written})
-        )
-        told = {"turns": 1, "actual_response_tokens": written}
-        lines.append(_line("async_rollout_request_complete", step, 0, 0, end, **ids, extra=told))
+        end, ids = written * 0.01, {"request_id": f"{step}.{validate}.{number}"}
+        reply = {**ids, "turn": 0, "generated_tokens": written}
+        lines.append(_line("turn_engine_call", step, 0, 0, end, task=1 + number, extra=reply))
+        told = {**ids, "turns": 1, "actual_response_tokens": written}
+        lines.append(_line("async_rollout_request_complete", step, 0, 0, end, task=1 + number, extra=told))
     lines.append(_line("total_step_duration", step, 0, 0, max(tokens) * 0.01 + 0.1))
     _write(folder / f"{'validate' if validate else 'step'}_{step}" / "worker_0.jsonl", lines)
 
@@ -74,10 +72,10 @@ def _write(path: Path, lines: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     "causes",
     [
-        [SlowEngine(4, worker, 2.5) for worker in (1, 2)],
-        [SlowTools(4, worker, 8.0) for worker in (1, 2)],
-        [SlowPart(4, worker, 20.0) for worker in (1, 2)],
-        [BlockedLoop(4, worker, 3.0, 20.0) for worker in (1, 2)],
+        [SlowEngine(4, worker, 6.0) for worker in (1, 2)],
+        [SlowTools(4, worker, 40.0) for worker in (1, 2)],
+        [SlowPart(4, worker, 60.0) for worker in (1, 2)],
+        [BlockedLoop(4, worker, 3.0, 60.0) for worker in (1, 2)],
         [StandStill(4, worker, 30.0, 3.0) for worker in (1, 2)],
     ],
     ids=["engine", "tool", "preprocess", "blocked-loop", "standstill"],
@@ -200,7 +198,7 @@ def test_a_slow_call_tells_its_turn(tmp_path: Path) -> None:
     log = tmp_path / "step_2" / "worker_0.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     for line in lines:
-        if line.get("request_id") == "2.False.3":
+        if line.get("extra", {}).get("request_id") == "2.False.3":
             line["duration_sec"] += 30
     lines[-1]["duration_sec"] += 30
     _write(log, lines)

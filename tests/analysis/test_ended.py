@@ -53,7 +53,7 @@ def not_drawn(found: list[Finding]) -> list[Finding]:
 
 
 def test_the_worker_that_fell_silent_first_is_named(folder: Path) -> None:
-    kill(folder, {0: 150, 1: 60, 2: 150})
+    kill(folder, {0: 160, 1: 60, 2: 200})
     (finding,) = not_drawn(findings_of(open_run(folder), over=True))
     assert (finding.cause, finding.step, finding.worker) == ("death", LAST, 1)
     assert "worker 1 was the first to stop logging" in finding.sentence
@@ -61,7 +61,7 @@ def test_the_worker_that_fell_silent_first_is_named(folder: Path) -> None:
 
 
 def test_of_a_run_that_goes_on_nobody_is_said_to_have_died(folder: Path) -> None:
-    kill(folder, {0: 150, 1: 60, 2: 150})
+    kill(folder, {0: 160, 1: 60, 2: 200})
     assert deaths(folder, over=False) == []
 
 
@@ -125,7 +125,7 @@ def test_a_torn_file_in_the_middle_of_a_run_is_no_death(folder: Path) -> None:
 
 def test_a_clock_that_is_ahead_hides_nobody(tmp_path: Path) -> None:
     folder = synthetic_run(tmp_path / "exp", steps=LAST, workers=3, requests=8, clock_skew={1: 500.0})
-    kill(folder, {0: 150, 1: 60, 2: 150})
+    kill(folder, {0: 160, 1: 60, 2: 200})
     assert deaths(folder, over=True) == [(LAST, 1)]
 
 
@@ -155,7 +155,7 @@ def test_a_run_of_other_hosts_is_over_after_two_silent_minutes(folder: Path) -> 
 
 
 def test_check_names_the_worker_that_stopped_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kill(folder, {0: 150, 1: 60, 2: 150})
+    kill(folder, {0: 160, 1: 60, 2: 200})
     describe(folder, 0, dead_pid())
     assert main(["check", str(folder)]) == 1
     assert "worker 1 was the first to stop logging" in " ".join(capsys.readouterr().out.split())

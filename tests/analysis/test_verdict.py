@@ -131,7 +131,7 @@ def test_one_tool_call_that_takes_far_longer_than_any_other_is_found(tmp_path: P
     (found,) = findings_of(run, over=False)
     assert (found.cause, found.step, found.worker) == ("slow-call", 2, 1)
     assert found.request_id == "2.1.0"
-    assert found.lost_sec == pytest.approx(7.8, abs=0.05)
+    assert found.lost_sec == pytest.approx(7.6, abs=0.05)
 
 
 def test_a_tool_call_that_merely_waits_for_a_blocked_loop_is_not_accused_beside_who_blocked_it(

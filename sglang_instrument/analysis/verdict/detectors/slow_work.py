@@ -125,17 +125,20 @@ def _slow_workers(evidence: Evidence, kind: str) -> Iterator[Finding]:
 def _not_by_chance(timed: pl.DataFrame, groups: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
     """Return the slow workers most of whose calls are hardly drawn from those of all others.
 
-    Each call is measured against what most workers of its step share.
+    Each call is measured against what most workers of its step share. A worker that is slow in a step counts
+    neither against itself nor against others that are slow there: one cause may slow several workers.
     """
     if slow.is_empty():
         return slow
     shared = groups.group_by(STEP).agg(shared=pl.col("value").quantile(0.5, "lower"))
     off = timed.join(shared, on=STEP).select(*STEP_OF_WORKER, off=(pl.col("log") - pl.col("shared")).exp())
-    draws = Draws(off["off"])
-    own = off.join(slow, on=STEP_OF_WORKER, how="semi").sort("off").partition_by(STEP_OF_WORKER, as_dict=True)
-    chances = []
-    for row in slow.join(shared, on=STEP, maintain_order="left").iter_rows(named=True):
-        mine = own[tuple(row[name] for name in STEP_OF_WORKER)]["off"].to_numpy()
-        share = draws.chance_to_reach(math.exp(row["reached"] - row["shared"]), mine)
-        chances.append(chance_of_so_many(row["calls"] // 2 + 1, row["calls"], share))
-    return slow.filter(pl.Series(chances) * len(groups) < _CHANCE)
+    draws, of_slow = Draws(off["off"]), off.join(slow, on=STEP_OF_WORKER, how="semi")
+    chances = {}
+    for (worker,), mine in slow.join(shared, on=STEP).group_by("worker"):
+        alike = of_slow.join(mine, on=STEP, how="semi")["off"].sort().to_numpy()
+        for row in mine.iter_rows(named=True):
+            share = draws.chance_to_reach(math.exp(row["reached"] - row["shared"]), alike)
+            chance = chance_of_so_many(row["calls"] // 2 + 1, row["calls"], share)
+            chances[row["step"], row["validate"], worker] = chance
+    unlikely = [chances[key] * len(groups) < _CHANCE for key in slow.select(STEP_OF_WORKER).iter_rows()]
+    return slow.filter(pl.Series(unlikely))

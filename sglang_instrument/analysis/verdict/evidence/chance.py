@@ -14,7 +14,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Draws:
-    """The values of a run, to tell whether one owner's are just drawn from those of the others."""
+    """The values of a run, to tell whether some of them are just drawn from the others."""
 
     def __init__(self, values: pl.Series) -> None:
         self._values: Array = values.sort().to_numpy()
@@ -24,7 +24,7 @@ class Draws:
 
         Args:
             reached: The value in question.
-            own: The values of its owner, which do not count, in ascending order; None if there are none.
+            own: Values that do not count, such as those of its owner, in ascending order; None if all do.
             fewest: The number of others needed to extrapolate beyond the largest of them.
         """
         own = self._values[:0] if own is None else own
