@@ -35,11 +35,13 @@ def _of_kind(evidence: Evidence, kind: str) -> Iterator[Finding]:
     calls = evidence.calls.filter((pl.col("kind") == kind) & (pl.col("usual_sec") > 0)).with_columns(
         excess_sec=pl.col("sec") - pl.col("usual_sec"), times=pl.col("sec") / pl.col("usual_sec")
     )
-    groups = calls.group_by(STEP_OF_WORKER).len()
     long = calls.filter((pl.col("times") > _TIMES) & (pl.col("excess_sec") > LEAST_SEC))
     took = evidence.windows.select(*STEP, took_sec=sec_between("begin_us", "done_us"))
     long = long.join(took, on=STEP, maintain_order="left")
     long = long.filter(pl.col("excess_sec") > OF_STEP * pl.col("took_sec"))
+    if long.is_empty():
+        return
+    groups = calls.group_by(STEP_OF_WORKER).len()
     few = long.group_by(STEP_OF_WORKER).agg(long=pl.len()).join(groups, on=STEP_OF_WORKER)
     few = few.filter((pl.col("long") <= _MOST * pl.col("len")) | (pl.col("long") == 1))
     if few.is_empty():

@@ -39,13 +39,18 @@ def _gaps(evidence: Evidence) -> pl.DataFrame:
     """Return the calls that ran throughout a gap without begin or end, if most of them lost as much."""
     calls = evidence.calls.filter((pl.col("kind") == "engine") & (pl.col("usual_sec") > 0))
     calls = calls.with_columns(over_sec=pl.col("sec") - pl.col("usual_sec"))
-    during = _long_gaps(calls).join(
-        calls.filter(pl.col("end_us") - pl.col("start_us") >= _LEAST_SEC * 1e6), on=STEP_OF_WORKER
+    slow = calls.filter(pl.col("over_sec") >= _OF_THE_GAP * _LEAST_SEC)
+    some = slow.group_by(STEP_OF_WORKER).len().filter(pl.col("len") * 2 > _FEWEST)
+    of_some = calls.join(some, on=STEP_OF_WORKER, how="semi")
+    during = _long_gaps(of_some).join(
+        of_some.filter(pl.col("end_us") - pl.col("start_us") >= _LEAST_SEC * 1e6), on=STEP_OF_WORKER
     )
     during = during.filter((pl.col("start_us") <= pl.col("from_us")) & (pl.col("end_us") >= pl.col("to_us")))
     stuck = (pl.col("over_sec") >= _OF_THE_GAP * pl.col("gap_sec")).mean().over(_GAP)
     during = during.filter((stuck > 0.5) & (pl.len().over(_GAP) >= _FEWEST)).sort("gap_sec", descending=True)
     during = during.with_columns(excess_sec=pl.min_horizontal("over_sec", "gap_sec").clip(lower_bound=0.0))
+    if during.is_empty():
+        return during
     parts = during.partition_by(_GAP, maintain_order=True)
     others = calls.join(during, on="row", how="anti")
     unlikely = [
