@@ -24,7 +24,7 @@ def step_table(digest: Digest) -> pl.DataFrame:
         slowest_worker: The one with the largest `busy_sec`; a barrier makes all durations equal.
         duration_sec: The longest of the workers' durations.
         busy_sec: The longest of the workers' durations without their time at barriers.
-        interval_sec: From this start to that of the next step; null for the last.
+        interval_sec: From this start to that of the next step; null for the last of a launch.
         unaccounted_sec: Time of the slowest worker's step that no part of the step covers.
         requests, response_tokens: Their number, and the tokens that the model wrote; null if not logged.
         p50_sec, p99_sec, max_sec: Of the requests' durations, interpolated linearly.
@@ -43,6 +43,7 @@ def step_table(digest: Digest) -> pl.DataFrame:
         busy_sec=pl.col("busy_sec").max(),
         duration_sec=pl.col("duration_sec").max(),
         start_us=pl.col("start_us").min(),
+        launch=pl.col("launch").max(),
     )
     return _finished(steps, digest, workers, STEP)
 
@@ -53,15 +54,20 @@ def worker_table(digest: Digest) -> pl.DataFrame:
     workers = worker_steps(digest)
     alone = workers.group_by(STEP_OF_WORKER).agg(
         *_phase_shares(),
-        *(pl.col(name).first() for name in ("start_us", "duration_sec", "unaccounted_sec", "busy_sec")),
+        *(
+            pl.col(name).first()
+            for name in ("start_us", "launch", "duration_sec", "unaccounted_sec", "busy_sec")
+        ),
     )
     return _finished(alone, digest, workers, STEP_OF_WORKER)
 
 
 def worker_steps(digest: Digest) -> pl.DataFrame:
-    """Return start, duration, unaccounted time and time without barriers of each worker's step."""
+    """Return start, launch, duration, unaccounted time and time without barriers of each worker's step."""
     sums = [name for name in digest.steps.columns if name.endswith("_sec") or name.startswith("wall_")]
-    steps = digest.steps.group_by(STEP_OF_WORKER).agg(pl.col("start_us").min(), pl.col(sums).sum())
+    steps = digest.steps.group_by(STEP_OF_WORKER).agg(
+        pl.col("start_us").min(), pl.col("launch").max(), pl.col(sums).sum()
+    )
     busy = (pl.col("duration_sec") - pl.col("barrier_sec")).clip(lower_bound=0.0)
     return steps.with_columns(busy_sec=busy).sort(STEP_OF_WORKER)
 
@@ -74,8 +80,13 @@ def _of_slowest(column: str) -> pl.Expr:
 def _finished(steps: pl.DataFrame, digest: Digest, workers: pl.DataFrame, key: list[str]) -> pl.DataFrame:
     """Add interval and requests to steps, or to steps of workers."""
     by_time = [*key[2:], "validate", "start_us"]
-    next_start = pl.col("start_us").shift(-1).over([*key[2:], "validate"], order_by="start_us")
-    steps = steps.sort(by_time).with_columns(interval_sec=(next_start - pl.col("start_us")) / 1e6)
+    start, launch = (
+        pl.col(name).shift(-1).over([*key[2:], "validate"], order_by="start_us")
+        for name in ("start_us", "launch")
+    )
+    resumed = (launch != pl.col("launch")).fill_null(False)
+    interval = pl.when(~resumed).then((start - pl.col("start_us")) / 1e6)
+    steps = steps.sort(by_time).with_columns(interval_sec=interval).drop("launch")
     steps = steps.join(_request_columns(digest, workers, key), on=key, how="left", maintain_order="left")
     steps = steps.with_columns(pl.col("requests").fill_null(0)).sort("validate", *key[:1], *key[2:])
     front = [name for name in _FRONT if name in steps.columns]

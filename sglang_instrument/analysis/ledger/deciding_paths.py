@@ -50,9 +50,11 @@ class Paths:
 
     @cached_property
     def aligned(self) -> pl.DataFrame:
-        """The steps of workers: start_us and end_us on the one clock; ahead_us: of the worker's own clock."""
+        """The steps of workers: start_us and end_us on the one clock; ahead_us: of its own; launch."""
         steps = self.of_workers.steps
-        steps = steps.group_by(STEP_OF_WORKER).agg(pl.col("start_us").min(), pl.col("end_us").max())
+        steps = steps.group_by(STEP_OF_WORKER).agg(
+            pl.col("start_us").min(), pl.col("end_us").max(), pl.col("launch").max()
+        )
         offsets = clock_table(self.of_workers).select("worker", ahead_us=_microseconds("offset_sec"))
         steps = steps.join(offsets, on="worker", how="left")
         begun = pl.coalesce(
@@ -63,18 +65,18 @@ class Paths:
         usual = pl.col("after_us").median().over("worker").round().cast(pl.Int64)
         steps = steps.with_columns(ahead_us=pl.coalesce("ahead_us", usual)).sort(STEP_OF_WORKER)
         ahead = pl.col("ahead_us")
-        return steps.select(
-            *STEP_OF_WORKER, ahead, start_us=pl.col("start_us") - ahead, end_us=pl.col("end_us") - ahead
-        )
+        times = [(pl.col(name) - ahead).alias(name) for name in ("start_us", "end_us")]
+        return steps.select(*STEP_OF_WORKER, "launch", ahead, *times)
 
     @cached_property
     def windows(self) -> pl.DataFrame:
         """When each step was: `step_windows`."""
         steps = self.aligned.group_by(STEP).agg(
-            begin_us=pl.col("start_us").min(), done_us=pl.col("end_us").max()
+            begin_us=pl.col("start_us").min(), done_us=pl.col("end_us").max(), launch=pl.col("launch").max()
         )
         steps = steps.sort("begin_us", *STEP)
-        begun = pl.col("begin_us").shift(-1)
+        resumed = (pl.col("launch") != pl.col("launch").shift(-1)).fill_null(False)
+        begun = pl.when(~resumed).then(pl.col("begin_us").shift(-1))
         steps = steps.with_columns(next_us=pl.max_horizontal("done_us", begun), is_last=begun.is_null())
         overlap = ((pl.col("done_us") - begun) / 1e6).clip(lower_bound=0.0).fill_null(0.0)
         return steps.with_columns(wall_sec=sec_between("begin_us", "next_us"), overlap_sec=overlap)
@@ -82,7 +84,7 @@ class Paths:
     @cached_property
     def worker_windows(self) -> pl.DataFrame:
         """`windows`, with start_us and end_us of each worker."""
-        return self.aligned.join(self.windows, on=STEP).sort(STEP_OF_WORKER)
+        return self.aligned.drop("launch").join(self.windows, on=STEP).sort(STEP_OF_WORKER)
 
     @cached_property
     def barriers(self) -> pl.DataFrame:
@@ -99,7 +101,7 @@ class Paths:
     @cached_property
     def pieces(self) -> pl.DataFrame:
         """The critical paths of workers, piece by piece: `pieces_of_workers`."""
-        steps = self.aligned.rename({"start_us": "begin_us", "end_us": "stop_us"})
+        steps = self.aligned.drop("launch").rename({"start_us": "begin_us", "end_us": "stop_us"})
         path = self.of_workers.path.join(steps, on=STEP_OF_WORKER)
         ahead = pl.col("ahead_us")
         path = path.select(
@@ -155,10 +157,10 @@ def step_windows(run: Digest | Paths) -> pl.DataFrame:
     """Return when each step was, on the clocks as barriers align them, one row per step in the order of time.
 
     Returns:
-        step, validate; begin_us, done_us: from the first worker's begin to the last one's end; next_us: the
-        begin of the next step, or `done_us` of the last step or of one that the next overlaps; is_last:
-        whether no step began after it; wall_sec: from begin_us to next_us; overlap_sec: how long the next
-        step had been going on before this was done.
+        step, validate; begin_us, done_us: from the first worker's begin to the last one's end; launch: as in
+        the digest's steps; next_us: the begin of the next step, or `done_us` of the last step of a launch or
+        of one that the next overlaps; is_last: whether no step of the launch began after it; wall_sec: from
+        begin_us to next_us; overlap_sec: how long the next step had been going on before this was done.
     """
     return Paths.of(run).windows
 

@@ -21,6 +21,7 @@ END_OF_STEP: Final = "(end of step)"  # the event of the wait for workers that e
 _LEAST_SEC: Final = 1e-6  # the clocks' resolution: less is no time of its own
 #: Whose records tell what happens between steps, the best first.
 _ROLES_BETWEEN: Final = ("trainer", "learner")
+_TRAINS: Final = "other"  # the phase of the trainer's own work; in "generate" it waits for the workers
 _LEDGER: Final[dict[str, Any]] = {
     "step": pl.Int64,
     "validate": pl.Boolean,
@@ -112,15 +113,7 @@ def between_steps(run: Digest | Paths) -> pl.DataFrame:
     """
     paths = Paths.of(run)
     gaps = paths.windows.select(*STEP, from_us="done_us", to_us="next_us")
-    path = paths.digest.path
-    roles = path["role"].unique()
-    role = next((one for one in _ROLES_BETWEEN if one in roles), None)
-    told = path.filter(pl.col("role").eq_missing(pl.lit(role)))
-    told = told.filter(pl.col("worker") == pl.col("worker").min())
-    ahead = paths.aligned.sort("worker")["ahead_us"].first() or 0
-    times = [(pl.col(name) - ahead).alias(to) for name, to in (("start_us", "from_us"), ("end_us", "to_us"))]
-    told = one_at_a_time(told.select("event", *times), [])
-    rows = _overlaps(gaps.filter(pl.col("to_us") > pl.col("from_us")), told)
+    rows = _overlaps(gaps.filter(pl.col("to_us") > pl.col("from_us")), _of_trainer(paths, pl.lit(True)))
     rows = rows.group_by(*STEP, "event").agg(pl.col("sec").sum())
     known = gaps.join(rows.group_by(STEP).agg(pl.col("sec").sum()), on=STEP, how="left")
     rest = known.select(
@@ -128,6 +121,26 @@ def between_steps(run: Digest | Paths) -> pl.DataFrame:
     )
     rows = pl.concat([rows, rest.filter(pl.col("sec") > _LEAST_SEC)])
     return rows.select(*STEP, "event", "sec", part=pl.lit("between steps"))
+
+
+def trained_meanwhile(run: Digest | Paths) -> pl.DataFrame:
+    """Return for how long the trainer trained while a step was going on: step, validate, sec."""
+    paths = Paths.of(run)
+    steps = one_at_a_time(paths.windows.select(*STEP, from_us="begin_us", to_us="done_us"), [])
+    rows = _overlaps(steps, _of_trainer(paths, pl.col("phase") == _TRAINS))
+    return rows.group_by(STEP).agg(pl.col("sec").sum())
+
+
+def _of_trainer(paths: Paths, kept: pl.Expr) -> pl.DataFrame:
+    """Return what the trainer did, on the workers' clock, without overlaps: event, from_us, to_us."""
+    path = paths.digest.path
+    roles = path["role"].unique()
+    role = next((one for one in _ROLES_BETWEEN if one in roles), None)
+    told = path.filter(pl.col("role").eq_missing(pl.lit(role)))
+    told = told.filter(pl.col("worker") == pl.col("worker").min()).filter(kept)
+    ahead = paths.aligned.sort("worker")["ahead_us"].first() or 0
+    times = [(pl.col(name) - ahead).alias(to) for name, to in (("start_us", "from_us"), ("end_us", "to_us"))]
+    return one_at_a_time(told.select("event", *times), [])
 
 
 def _overlaps(left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,7 @@ from sglang_instrument.analysis.run.digest import SCHEMAS, Digest, concat_digest
 from sglang_instrument.regular_files import demand_regular, read_regular
 from sglang_instrument.schema import LOG_VERSION
 
-_LAYOUT: Final = 7  # of the cached tables; raise it when their columns or their meaning change
+_LAYOUT: Final = 8  # of the cached tables; raise it when their columns or their meaning change
 _WORTHWHILE_BYTES: Final = 4 * 1024 * 1024  # smaller runs are read each time and get no cache
 _MOST_BYTES: Final = 2**30  # largest manifest that we read; a million files make half of it
 _VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
@@ -107,7 +108,16 @@ def _only_newest_runs(files: Sequence[File], digest: Digest) -> Digest:
         for number, (file, run_id) in enumerate((file, run) for file in files for run in file.runs)
         if not counts(file, run_id)
     ]
-    return digest.filter(~pl.col("source").is_in(left_out)) if left_out else digest
+    kept = digest.filter(~pl.col("source").is_in(left_out)) if left_out else digest
+    return replace(kept, steps=_with_launches(files, kept.steps))
+
+
+def _with_launches(files: Sequence[File], steps: pl.DataFrame) -> pl.DataFrame:
+    """Number the launches that wrote steps; files without a header do not tell."""
+    runs = [run_id for file in files for run_id in file.runs]
+    known = {run_id: number for number, run_id in enumerate(sorted({run for run in runs if run is not None}))}
+    numbers = pl.Series([None if run is None else known[run] for run in runs], dtype=pl.Int64)
+    return steps.with_columns(launch=numbers.gather(steps["source"]))
 
 
 def _homes(folder: Path) -> list[Path]:

@@ -22,7 +22,7 @@ _PLACE_SCHEMA: Final = {
     "validate": pl.Boolean,
 }
 #: The tables and their columns. Times are microseconds on the clock of the worker's host. `event` of a turn
-#: is its longest part.
+#: is its longest part. `launch` of a step numbers the launch of the trainer that wrote it; null if not known.
 SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "steps": {
         **_PLACE_SCHEMA,
@@ -31,6 +31,7 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         "duration_sec": pl.Float64,
         "unaccounted_sec": pl.Float64,
         "barrier_sec": pl.Float64,
+        "launch": pl.Int64,
         **{f"wall_{phase}": pl.Float64 for phase in PHASES},
     },
     "requests": {
@@ -41,6 +42,7 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         "duration_sec": pl.Float64,
         "turns": pl.Int64,
         "response_tokens": pl.Int64,
+        "prompt_tokens": pl.Int64,
         "finish_reason": pl.String,
         "reward": pl.Float64,
         "error": pl.String,

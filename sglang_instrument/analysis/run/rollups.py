@@ -72,7 +72,9 @@ def _steps(spans: pl.DataFrame, places: int) -> pl.DataFrame:
         for number, name in enumerate(PHASES)
     )
     steps = steps.join(barriers, on="place", how="left").join(shares, on="place", how="left")
-    return steps.with_columns(pl.col("barrier_sec").fill_null(0.0)).sort("place")
+    # A file does not tell the launches of a run apart: `cache.read_digest` fills them in.
+    launch = pl.lit(None, pl.Int64).alias("launch")
+    return steps.with_columns(pl.col("barrier_sec").fill_null(0.0), launch).sort("place")
 
 
 def _extents(spans: pl.DataFrame) -> pl.DataFrame:
@@ -130,7 +132,17 @@ def _requests(
         )
         requests = known.join(by_request, on=of_step, how="left").drop("step", "validate")
         requests = requests.with_columns(reward=pl.coalesce("reward", "later"))
+    requests = requests.join(_prompts(records, places), on=_REQUEST, how="left")
     return requests.sort("place", "start_us", "request_id")
+
+
+def _prompts(records: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
+    """Return the tokens of each request's prompt; a later call has more: the conversation so far."""
+    known = records.filter(pl.col("prompt_tokens").is_not_null() & pl.col("request_id").is_not_null())
+    key = [*PLACE, "request_id"]
+    shortest = known.group_by(key).agg(pl.col("prompt_tokens").min())
+    placed = places.with_row_index("place").cast({"place": pl.Int64})
+    return shortest.join(placed, on=PLACE, nulls_equal=True).select(*_REQUEST, "prompt_tokens")
 
 
 def _outermost_requests(spans: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:

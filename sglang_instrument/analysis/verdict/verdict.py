@@ -195,15 +195,19 @@ def _difference(evidence: Evidence, slowest: SlowestStep, found: list[Finding]) 
     )
     least = max(_LEAST_PART * (slowest.sec - slowest.usual_sec), 0.0)
     told = table.filter(pl.col("excess_sec") > least).head(3)
-    names = [
-        f"{seconds(row['excess_sec'])} more {'' if row['part'] == BETWEEN else 'in '}{row['part']}"
-        for row in told.iter_rows(named=True)
-    ]
+    names = [f"{seconds(row['excess_sec'])} {_in(row['part'])}" for row in told.iter_rows(named=True)]
     words = ", ".join(names) or "no part of it stands out"
     known = len(evidence.windows) >= _FEWEST_TO_JUDGE and not found
     if not known or SLOWER & set(told["part"]):
         return words
     return f"{words}; no call was slow for its kind"
+
+
+def _in(part: str) -> str:
+    """Return "more in engine", "more between steps", "in more tool calls"."""
+    return (
+        f"more {part}" if part == BETWEEN else f"in {part}" if part.startswith("more ") else f"more in {part}"
+    )
 
 
 def _calm(evidence: Evidence) -> str:

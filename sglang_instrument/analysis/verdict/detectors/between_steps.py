@@ -6,7 +6,7 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.ledger.ledger import NOT_RECORDED, STEP, between_steps
+from sglang_instrument.analysis.ledger.ledger import NOT_RECORDED, STEP, between_steps, trained_meanwhile
 from sglang_instrument.analysis.verdict.evidence.effects import (
     Limits,
     Trend,
@@ -20,7 +20,7 @@ from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
 _LIMITS: Final = Limits(times=1.2, spread=0.03)
 _LEAST_SEC: Final = 0.1
-_OVERLAP: Final = 0.05  # of a step: with a longer overlap, the next step began before this one was done
+_OVERLAP: Final = 0.05  # of a step: a shorter overlap is none
 _MOST: Final = 0.5  # of the steps
 
 
@@ -43,10 +43,14 @@ def find_gaps_between_steps(evidence: Evidence) -> Iterator[Finding]:
             f"usual; {f'most of it in {event}' if event else 'the trainer wrote no record of it'}; "
             f"{seconds(row['lost_sec'])} lost"
         )
-        numbers = {"sec": row["sec"], "times": times}
-        lost_sec = row["lost_sec"]
         yield Finding(
-            *("between-steps", "step", lost_sec, sentence), **place_of(row), event=event, evidence=numbers
+            cause="between-steps",
+            scope="step",
+            lost_sec=row["lost_sec"],
+            sentence=sentence,
+            **place_of(row),
+            event=event,
+            evidence={"sec": row["sec"], "times": times},
         )
 
 
@@ -55,19 +59,31 @@ def _growing(evidence: Evidence, flat: pl.DataFrame, trend: Trend) -> Iterator[F
     last = excess_of(flat, "growth").filter(~pl.col("validate")).tail(1)
     for row in evidence.worth(last.rename({"excess_sec": "lost_sec"})).iter_rows(named=True):
         sentence = (
-            f"the time between steps grows, to {trend.times:.1f} times as much; step {row['step']} loses "
-            f"{seconds(row['lost_sec'])} by it"
+            f"the time between steps grows, to {trend.times:.1f} times as much; it costs step {row['step']} "
+            f"{seconds(row['lost_sec'])}"
         )
-        numbers = trend._asdict()
-        yield Finding("trend", "run", row["lost_sec"], sentence, event="between steps", evidence=numbers)
+        yield Finding(
+            cause="trend",
+            scope="run",
+            lost_sec=row["lost_sec"],
+            sentence=sentence,
+            event="between steps",
+            evidence={**trend._asdict(), "worst_step": row["step"]},
+        )
 
 
 def _least(evidence: Evidence) -> float:
-    """Return the shortest gap that counts: where most steps overlap, short ones come and go by chance."""
+    """Return the shortest gap that counts.
+
+    Where rollout and training overlap in most steps, one waits for the other, and short gaps come and go by
+    chance.
+    """
     took = (pl.col("done_us") - pl.col("begin_us")) / 1e6
-    overlaps = (pl.col("overlap_sec") > _OVERLAP * took).mean()
-    middle, share = evidence.windows.select(took.median(), overlaps=overlaps).row(0)
-    return float(middle) if (share or 0.0) > _MOST else 0.0
+    trained = trained_meanwhile(evidence.paths).rename({"sec": "trained_sec"})
+    steps = evidence.windows.join(trained, on=STEP, how="left")
+    both = pl.col("overlap_sec") + pl.col("trained_sec").fill_null(0.0)
+    middle, share = steps.select(took.median(), overlap=(both > _OVERLAP * took).mean()).row(0)
+    return float(middle) if share > _MOST else 0.0
 
 
 def _growth_of_phases(told: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
