@@ -18,7 +18,7 @@ def found_in(folder: Path) -> list[Finding]:
 
 
 def test_the_phase_that_grew_is_named_and_not_the_longest(tmp_path: Path) -> None:
-    gaps = [25, 25, 25, 40, 25, 25]
+    gaps = [25, 25, 25, 35, 25, 25]
     begun = written(tmp_path, steps_with(gaps), {})
     for step, (begin, gap) in enumerate(zip(begun, gaps, strict=True)):
         done = begin + 60

@@ -110,15 +110,16 @@ def _summarise(opened: Run, args: argparse.Namespace) -> _Summary:
     import polars as pl
 
     from sglang_instrument.analysis.answers.steps import step_table, worker_table
-    from sglang_instrument.analysis.ledger.ledger import step_ledger, worker_ledger
+    from sglang_instrument.analysis.ledger.ledger import Paths, step_ledger, worker_ledger
 
     # A step ends with the begin of the next one, so all steps are measured before one is chosen.
     every = opened.digest.filter(pl.col("validate") == args.validate)
+    paths = Paths.of(opened.digest)
     tables = [
         step_table(every),
         worker_table(every),
-        step_ledger(opened.digest),
-        worker_ledger(opened.digest),
+        step_ledger(paths),
+        worker_ledger(paths),
     ]
     tables = [table.filter(validate=args.validate) for table in tables]
     if args.step is not None:
