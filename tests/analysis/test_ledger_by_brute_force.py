@@ -14,7 +14,8 @@ from made_steps import EPOCH_US, TICK_US, Made, brute_parents, steps_of_a_worker
 from made_workers import TRAINED, Rows, Step, Tick, made_steps, played, rows_of, write_worker, written
 
 from sglang_instrument.analysis import Run, open_run, step_ledger, step_windows, worker_ledger
-from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
+from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, busy_by_segment
+from sglang_instrument.analysis.run.digest import Digest
 from sglang_instrument.testing import BlockedLoop
 from sglang_instrument.testing.synthetic import write_run
 
@@ -120,6 +121,27 @@ def test_the_ledgers_hold_each_tick_of_the_wall_time(steps: list[Step]) -> None:
     of_steps, of_workers = brute_ledgers(steps)
     assert rows_of(worker_ledger(digest)) == of_workers
     assert rows_of(step_ledger(digest)) == of_steps
+    assert busy_ticks(digest) == brute_busy(steps)
+
+
+def busy_ticks(digest: Digest) -> Rows:
+    rows = busy_by_segment(digest).iter_rows(named=True)
+    return {
+        tuple(row[name] for name in (*STEP_OF_WORKER, "segment")): round(row["busy_sec"] * 1e6 / TICK_US)
+        for row in rows
+    }
+
+
+def brute_busy(steps: list[Step]) -> Rows:
+    """Return how many ticks each worker did not wait, up to each barrier and after the last one."""
+    found: Rows = defaultdict(int)
+    for number, step in enumerate(steps):
+        for rank, (_, ticks) in played(step).items():
+            for at, tick in enumerate(ticks):
+                if tick.barrier is None:
+                    passed = {one.barrier for one in ticks[:at] if one.barrier is not None}
+                    found[(number, step.validate, rank, len(passed))] += 1
+    return found
 
 
 def sums(run: Run) -> Iterator[tuple[float, float]]:
