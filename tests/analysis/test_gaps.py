@@ -87,5 +87,5 @@ def test_a_blocked_loop_is_attributed_to_its_process(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     blocks = loop_blocks(run.files)
     assert sorted(zip(blocks["role"], blocks["worker"], strict=True)) == [("trainer", 0), ("worker", 0)]
-    held = [one for one in findings_of(run, over=False) if one.cause == "blocked-loop"]
-    assert [one.lost_sec for one in held] == [pytest.approx(3.0)]  # the worker's, and not the trainer's too
+    blocked = [one for one in findings_of(run, over=False) if one.cause == "blocked-loop"]
+    assert [one.lost_sec for one in blocked] == [pytest.approx(3.0)]  # the worker's, and not the trainer's too

@@ -308,8 +308,8 @@ def test_a_starved_reward_is_told_from_a_slow_one_and_the_culprit_is_named(
     longest = max(blocks, key=lambda one: one["duration_sec"])  # a busy machine may add some
     run = open_run(faulty.folder)
     found = [one for one in findings_of(run, over=False) if (one.step, one.worker) == (1, 0)]
-    [held] = [one for one in found if one.cause == "blocked-loop"]
-    assert held.sentence.endswith(longest["extra"]["stack"][-1].split()[-1])
+    [blocked] = [one for one in found if one.cause == "blocked-loop"]
+    assert blocked.sentence.endswith(longest["extra"]["stack"][-1].split()[-1])
 
 
 @pytest.mark.engine
