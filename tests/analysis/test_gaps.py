@@ -73,7 +73,9 @@ def test_the_curve_counts_the_requests_in_flight(tmp_path: Path) -> None:
 
 
 def test_the_culprit_of_a_blocked_loop_is_named(tmp_path: Path) -> None:
-    run = open_run(synthetic_run(tmp_path, steps=2, workers=2, requests=4, causes=[BlockedLoop(2, 1, 1.0, 3.0)]))
+    run = open_run(
+        synthetic_run(tmp_path, steps=2, workers=2, requests=4, causes=[BlockedLoop(2, 1, 1.0, 3.0)])
+    )
     (row,) = loop_blocks(run.files).iter_rows(named=True)
     assert (row["step"], row["worker"], row["blocked_sec"]) == (2, 1, pytest.approx(3.0))
     assert (row["in_span"], row["culprit"]) == ("reward_calculation", "scoring.py:41 score")
@@ -88,4 +90,6 @@ def test_a_blocked_loop_is_attributed_to_its_process(tmp_path: Path) -> None:
     blocks = loop_blocks(run.files)
     assert sorted(zip(blocks["role"], blocks["worker"], strict=True)) == [("trainer", 0), ("worker", 0)]
     blocked = [one for one in findings_of(run, over=False) if one.cause == "blocked-loop"]
-    assert [one.lost_sec for one in blocked] == [pytest.approx(3.0)]  # the worker's, and not the trainer's too
+    assert [one.lost_sec for one in blocked] == [
+        pytest.approx(3.0)
+    ]  # the worker's, and not the trainer's too
