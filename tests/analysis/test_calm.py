@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from made_steps import EPOCH_US
-from made_workers import Step, Worker, written
+from made_workers import Step, Worker, write_worker, written
 
 from sglang_instrument.analysis import open_run, step_table, step_windows, worker_ledger
 from sglang_instrument.analysis.verdict.verdict import Verdict, judge
@@ -156,3 +156,13 @@ def test_the_slowest_of_two_steps_is_compared_with_the_median(
     written(tmp_path, steps_of([10, 20]), {})
     assert main(["summary", str(tmp_path)]) == 0
     assert "1.3 x the median" in capsys.readouterr().out
+
+
+def test_a_validation_that_only_the_trainer_wrote_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path, steps_of([20] * 3), {})
+    write_worker(tmp_path / "validate_2" / "trainer_0.jsonl", [("trainer_validate", 100, 110)], 0)
+    for arguments in ([], ["--step", "2"]):
+        assert main(["summary", str(tmp_path), "--validate", *arguments]) == 0
+    assert "1 validation steps" in capsys.readouterr().out
