@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
         opened = open_run(args.logs, progress)
         select.demand(opened, args)
         digest = opened.digest.filter(pl.col("validate") == args.validate)
-        table = barrier_table(digest).filter(pl.lit(args.step is None) | (pl.col("step") == args.step))
-        barriers = table.to_dicts()
+        of_step = pl.lit(True) if args.step is None else pl.col("step") == args.step
+        barriers = barrier_table(digest).filter(of_step).to_dicts()
         blame, clocks = blame_table(digest).to_dicts(), clock_table(digest).to_dicts()
         pairs = round_trip_table(opened)
         processes = process_clocks(opened, pairs)
