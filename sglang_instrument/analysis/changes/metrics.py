@@ -94,10 +94,8 @@ def _of_steps(digest: Digest, whole: Digest) -> pl.DataFrame:
 
 def _between(digest: Digest) -> pl.DataFrame:
     """Return the seconds from the end of each training step to the begin of the next, or of a validation."""
-    windows = step_windows(digest).head(-1)  # nothing begins after the last one
-    return windows.filter(~pl.col("validate")).select(
-        "step", between=(pl.col("next_us") - pl.col("done_us")) / 1e6
-    )
+    windows = step_windows(digest).filter(~pl.col("validate") & ~pl.col("is_last"))
+    return windows.select("step", between=(pl.col("next_us") - pl.col("done_us")) / 1e6)
 
 
 def _of_requests(digest: Digest) -> Values:

@@ -42,7 +42,6 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         "duration_sec": pl.Float64,
         "turns": pl.Int64,
         "response_tokens": pl.Int64,
-        "prompt_tokens": pl.Int64,
         "finish_reason": pl.String,
         "reward": pl.Float64,
         "error": pl.String,

@@ -132,17 +132,7 @@ def _requests(
         )
         requests = known.join(by_request, on=of_step, how="left").drop("step", "validate")
         requests = requests.with_columns(reward=pl.coalesce("reward", "later"))
-    requests = requests.join(_prompts(records, places), on=_REQUEST, how="left")
     return requests.sort("place", "start_us", "request_id")
-
-
-def _prompts(records: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
-    """Return the tokens of each request's prompt; a later call has more: the conversation so far."""
-    known = records.filter(pl.col("prompt_tokens").is_not_null() & pl.col("request_id").is_not_null())
-    key = [*PLACE, "request_id"]
-    shortest = known.group_by(key).agg(pl.col("prompt_tokens").min())
-    placed = places.with_row_index("place").cast({"place": pl.Int64})
-    return shortest.join(placed, on=PLACE, nulls_equal=True).select(*_REQUEST, "prompt_tokens")
 
 
 def _outermost_requests(spans: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
