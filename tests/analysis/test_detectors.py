@@ -126,6 +126,29 @@ def test_a_barrier_that_itself_takes_long_is_found(tmp_path: Path) -> None:
     assert found.lost_sec == pytest.approx(60.0, abs=0.5)
 
 
+def test_waiting_for_a_worker_without_a_file_is_no_slow_barrier(tmp_path: Path) -> None:
+    for step in range(1, 9):
+        for worker in range(4):
+            own = 60.0 if (step, worker) == (5, 2) else 5.0
+            waited = 60.1 - own if step == 5 else 0.1
+            write_parts(tmp_path, step, worker, [("preprocessing_duration", own), ("barrier", waited)])
+    (tmp_path / "step_5" / "worker_2.jsonl").unlink()
+    assert found_in(tmp_path, "barrier") == []
+
+
+def test_a_lone_worker_with_slow_calls_is_not_accused(tmp_path: Path) -> None:
+    for step in range(1, 7):
+        tokens = [100 + 10 * number for number in range(20)]
+        write_replies(tmp_path, step, tokens)
+    log = tmp_path / "step_4" / "worker_0.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in [*lines[:4], lines[-1]]:
+        line["duration_sec"] += 40
+    _write(log, lines)
+    (found,) = found_in(tmp_path, "slow-calls", "standstill")
+    assert (found.cause, found.scope, found.step, found.worker) == ("slow-calls", "step", 4, None)
+
+
 def test_a_worker_that_begins_late_is_found(tmp_path: Path) -> None:
     for step in range(1, 9):
         for worker in range(4):

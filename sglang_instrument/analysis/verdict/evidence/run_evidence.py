@@ -82,8 +82,13 @@ class Evidence:
         return parts.sort("part", "event", *STEP_OF_WORKER)
 
     def _barriers(self) -> pl.DataFrame:
-        """Return the seconds of the barriers at which all workers meet, but for waiting for others."""
-        waits = self.paths.barriers.join(self.paths.meeting, on=STEP, how="semi")
+        """Return the seconds of the barriers at which all workers meet, but for waiting for others.
+
+        In a step that lacks a worker, the others may have waited for it.
+        """
+        whole = self.sizes.filter(pl.col("workers") == pl.col("workers").max().over("validate"))
+        whole = whole.join(self.paths.meeting, on=STEP, how="semi")
+        waits = self.paths.barriers.join(whole, on=STEP, how="semi")
         least = pl.col("wait_us").min().over(*STEP, "barrier") / 1e6
         sums = waits.with_columns(sec=least).group_by(STEP_OF_WORKER).agg(pl.col("sec").sum())
         return sums.with_columns(part=pl.lit("barrier"), event=pl.lit("barrier"))
