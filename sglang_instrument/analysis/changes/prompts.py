@@ -1,8 +1,9 @@
 """Find out which steps of two runs had the same prompts.
 
 Request ids are drawn anew in each run, and no text is logged. What a log has of a prompt is its length, in
-tokens. The lines that have it are read here, and not with the digest: a column for it would make every command
-read 5 to 8 % longer, since the length often stands in a record without a duration, which a digest skips.
+tokens. The lines that have it are read here, and not with the digest: a column for it would make every
+command read 5 to 8 % longer, because the length often stands in a record without a duration, which a digest
+skips.
 """
 
 import re
