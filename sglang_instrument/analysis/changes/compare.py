@@ -77,7 +77,7 @@ class Comparison:
     def outcomes(self, conditions: Sequence[Condition]) -> list[dict[str, Any]]:
         """Return for each condition: outcome, ratio, low and high, and needed: how many steps would do.
 
-        All conditions together err in at most 5 % of comparisons.
+        All conditions together err in nominally 3 % of comparisons (`ALPHA`).
         """
         found = [self.differences.get(one.metric, Difference(None, None, 0)) for one in conditions]
         p_values = [one.p_value(asked.limit) for one, asked in zip(found, conditions, strict=True)]

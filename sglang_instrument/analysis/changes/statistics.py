@@ -16,7 +16,7 @@ from typing import Final
 from scipy.special import stdtr, stdtrit
 
 #: Nominal risk that equal runs are called different in any metric. Steps are not normally distributed, and an
-#: engine's speed wanders, so the real risk is higher: `benchmarks/compare.py` measures 5 % at most.
+#: engine's speed wanders, so the real risk is higher: `benchmarks/compare.py` measures up to 6 %.
 ALPHA: Final = 0.03
 POWER: Final = 0.8
 MOST_STEPS: Final = 10_000

@@ -167,6 +167,6 @@ def validation_of(predicted: pl.DataFrame, real: Digest) -> dict[str, Any]:
     ):
         both = both.slice(1)
     found = difference(both["busy_sec"].to_list(), both["predicted_sec"].to_list())
-    low, high = found.interval() or (None, None)
+    low, high = found.interval(0.05) or (None, None)
     answer = {"steps": len(both), "predicted_sec": found.other, "real_sec": found.one}
     return {**answer, "ratio": found.ratio, "low": low, "high": high}

@@ -28,7 +28,7 @@ needed   steps of each run that would tell a difference of 10 % in 4 of 5 cases
 Metrics that do not depend on which replies the model drew: engine (seconds a token, at equal lengths and
 concurrency), tool, interaction (a turn), reward (a request), preprocess, postprocess, broadcast, cache,
 weights, between (a step). Metrics that do: duration, tokens_per_sec, tokens, p50, p99, tail.
-Equal runs are called different, in any metric, in at most 5 % of comparisons.
+Equal runs are called different, in any metric, in nominally 3 % of comparisons.
 
 --fail-if "METRIC > Nx" (or <) asks whether the ratio lies beyond N. Exit codes: 0 no condition holds; 1 one
 holds; 2 no comparison; 3 too few steps to tell, or a metric that was not measured: for a condition, or
