@@ -1,8 +1,8 @@
 """Say in one sentence what was wrong with a run, if anything was, and on what evidence.
 
-Chance is no finding: reply lengths are random, and some worker always draws the longest. So findings rest on
-what does not depend on lengths, and compare each step and worker with the others. Where a step took long
-without any, the verdict says which parts of its ledger made the difference.
+Differences that chance explains are not reported: some worker always draws the longest replies. Findings
+rest on what does not depend on lengths, and compare each step and worker with the others. Where a step took
+long without any, the verdict says which parts of its ledger made the difference.
 """
 
 from collections.abc import Iterable
