@@ -192,7 +192,10 @@ def kept_of(one: Request, rules: Rules) -> list[float]:
     shares: list[float] = []
     left = math.inf if rules.max_tokens is None else rules.max_tokens
     for number, turn in enumerate(one.turns):
-        if left <= 0 or (shares and shares[-1] < 1) or number >= (rules.max_turns or math.inf):
+        before = one.turns[number - 1].tokens if number else 0
+        capped = before >= (rules.max_turn_tokens or math.inf)
+        over = left <= 0 or capped or (shares and shares[-1] < 1)
+        if over or number >= (rules.max_turns or math.inf):
             shares.append(0.0)
             continue
         allowed = min(turn.tokens, left, rules.max_turn_tokens or math.inf)

@@ -126,8 +126,8 @@ def test_a_run_3_times_slower_is_called_slower_after_three_steps(tmp_path: Path)
 
 
 def test_a_longer_queue_is_not_taken_for_a_slower_engine(tmp_path: Path) -> None:
-    one = open_run(Queued(seed=1, steps=10, requests=24, load_sec=0.001).write(tmp_path / "a"))
-    other = open_run(Queued(seed=2, steps=10, requests=48, load_sec=0.001).write(tmp_path / "b"))
+    one = open_run(Queued(seed=1, steps=10, requests=24, load_sec=0.003).write(tmp_path / "a"))
+    other = open_run(Queued(seed=2, steps=10, requests=48, load_sec=0.003).write(tmp_path / "b"))
     told = rows(compare_runs(one, other))
     assert told["engine"]["verdict"] == "same"
     assert told["p50"]["verdict"] == "higher"

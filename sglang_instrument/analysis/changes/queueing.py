@@ -17,7 +17,7 @@ _LEAST_LIMIT: Final = 2
 _NARROWER: Final = 0.7  # from one limit that is tried to the next
 _BETTER: Final = 0.75  # a limit must explain the calls so much better than none
 _WORST_FIT: Final = 0.02  # calls that are this near to the fit need no limit
-_MOST_IMPOSSIBLE: Final = 0.01  # of the calls, that would end before they are admitted
+_MOST_IMPOSSIBLE: Final = 0.05  # of the calls, that would end before they are admitted: some overtake others
 _MOST_CALLS: Final = 5_000  # that limits are tried on
 
 

@@ -61,7 +61,7 @@ class Factors:
 
 def under(recorded: Recorded, rules: Rules, factors: Factors) -> tuple[Request, bool]:
     """Return a request under the rules, and whether it ends early."""
-    shares = _kept_shares(recorded.tokens, rules)
+    shares = kept_shares(recorded.tokens, rules)
     kept = [share for share in shares if share]
     whole = len(kept) == len(shares) and shares[-1:] in ([], [1.0])
     calls, answer = [], 0.0
@@ -77,17 +77,21 @@ def under(recorded: Recorded, rules: Rules, factors: Factors) -> tuple[Request, 
     return request, not whole
 
 
-def _kept_shares(tokens: Sequence[int], rules: Rules) -> list[float]:
-    """Return which share of each call's tokens the caps leave; a cut call is the last one."""
+def kept_shares(tokens: Sequence[int], rules: Rules) -> list[float]:
+    """Return which share of each call's tokens the caps leave.
+
+    A call that reaches the cap of a turn is the last one, also if it is just as long: SGLang says "length" of
+    it, and verl then ends the request.
+    """
     left = _FOREVER if rules.max_tokens is None else rules.max_tokens
     of_turn = _FOREVER if rules.max_turn_tokens is None else rules.max_turn_tokens
     most = len(tokens) if rules.max_turns is None else rules.max_turns
     shares: list[float] = []
+    is_over = False
     for number, count in enumerate(tokens):
         allowed = min(count, left, of_turn)
-        if number >= most or (number and left <= 0) or (shares and shares[-1] < 1):
-            shares.append(0.0)
-        else:
-            shares.append(allowed / count if count else 1.0)
+        is_over = is_over or number >= most or (number > 0 and left <= 0)
+        shares.append(0.0 if is_over else allowed / count if count else 1.0)
+        is_over = is_over or allowed < count or count >= of_turn
         left -= allowed
     return shares
