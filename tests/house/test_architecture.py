@@ -72,8 +72,7 @@ MAY_IMPORT = {
     "report.perfetto": ANSWERS | {"report", "report.html"},
     "testing.simulation": {"words", "recording.keep"},
     "testing.causes": {"words", "testing.simulation"},
-    "testing": MEASURE
-    | {"recording.keep", "recording.watch", "testing.simulation", "testing.causes"},
+    "testing": MEASURE | {"recording.keep", "recording.watch", "testing.simulation", "testing.causes"},
     "demo": {"words", "testing", "testing.causes", "package"},
 }
 BELOW = {below for allowed in MAY_IMPORT.values() for below in allowed} | set(MAY_IMPORT)
