@@ -34,6 +34,7 @@ _SCHEMA: Final[dict[str, Any]] = {
     "decode_sec": pl.Float64,
     "retractions": pl.Int64,
     "prompt_tokens": pl.Int64,
+    "cached_tokens": pl.Int64,
     "completion_tokens": pl.Int64,
 }
 
@@ -47,6 +48,7 @@ class Fields(Struct, gc=False):
     turn: Any = None
     run_id: Any = None
     prompt_tokens: Any = None
+    cached_tokens: Any = None
     completion_tokens: Any = None
 
 
@@ -76,7 +78,8 @@ def iter_records(
     Args:
         run: The run.
         files: Files of it.
-        events: Only records of these events; lines without any of these names are not decoded.
+        events: Only records of these events, or with these keys; lines without any of these names are not
+            decoded.
     """
     marks = [f'"{event}"'.encode() for event in (LOG_OPENED, *events)] if events else []
     counts = newest_run_filter(run.files)
@@ -125,6 +128,7 @@ class _EngineRequest:
     detokenized: int | None = None
     tokenize_sec: float | None = None
     prompt_tokens: int | None = None
+    cached_tokens: int | None = None
     completion_tokens: int | None = None
     transitions: list[tuple[int, str]] = field(default_factory=list)
 
@@ -143,6 +147,7 @@ class _EngineRequest:
             "duration_sec": None if start is None or end is None else max(0, end - start) / 1e6,
             "tokenize_sec": self.tokenize_sec,
             "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
             "completion_tokens": self.completion_tokens,
             "retractions": None if self.arrived is None else self._retractions,
             **spent,
@@ -208,7 +213,8 @@ def engine_requests(
         rid; server, scheduler: the stems of their files; start_us, end_us, duration_sec: from its arrival at
         the server, or the scheduler, to its answer; tokenize_sec; queue_sec, prefill_sec, decode_sec: from
         its arrival at the scheduler to its last token, on the scheduler's clock; retractions; prompt_tokens,
-        completion_tokens. Null where nothing was logged. SGLang's own health checks are left out.
+        of which cached_tokens were in the cache; completion_tokens. Null where nothing was logged. SGLang's
+        own health checks are left out.
     """
     requests: dict[str, _EngineRequest] = {}
     own = engine_files(run)
@@ -271,6 +277,9 @@ def _on_request(request: _EngineRequest, record: Record, name: str) -> None:
     request.server, request.called, request.answered = name, record.start_us, record.end_us
     if record.extra is not None and isinstance(record.extra.rid, str):  # a list has only the last one's count
         request.completion_tokens = _number(record.extra.completion_tokens)
+        request.cached_tokens = _number(record.extra.cached_tokens)
+        if request.prompt_tokens is None:
+            request.prompt_tokens = _number(record.extra.prompt_tokens)
 
 
 def _on_tokenize(request: _EngineRequest, record: Record, name: str) -> None:

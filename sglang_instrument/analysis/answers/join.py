@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
 from sglang_instrument.analysis.answers.engine_requests import (
     cached_engine_requests,
+    engine_files,
     engine_requests,
     iter_records,
 )
 from sglang_instrument.analysis.answers.round_trips import ahead_us, of_worker
 
 if TYPE_CHECKING:
+    from sglang_instrument.analysis.reading.files import File
     from sglang_instrument.analysis.run.digest import Digest
     from sglang_instrument.analysis.run.opening import Run
     from sglang_instrument.analysis.verdict.evidence.finding import Finding
 
 _CALLS: Final[dict[str, Any]] = {
     "rid": pl.String,
+    "step": pl.Int64,
+    "validate": pl.Boolean,
+    "worker": pl.Int64,
     "request_id": pl.String,
     "turn": pl.Int64,
     "event": pl.String,
@@ -51,11 +56,11 @@ def joined_calls(
         validate: Only calls of validation, or only of training.
 
     Returns:
-        request_id, turn, event, called_us, call_sec: as the caller logged them; the columns of
-        `engine_requests`; outside_sec: the call's time outside queue, prefill and decode; null if not known.
+        step, validate, worker: of the caller; request_id, turn, event, called_us, call_sec: as it logged
+        them; the columns of `engine_requests`; outside_sec: the call's time outside queue, prefill and decode; null if not known.
     """
     files = run.files_of(step, worker, validate)
-    calls = _calls(run, files)
+    calls = callers(run, files)
     requests = engine_requests(run, files)
     joined = calls.join(requests, on="rid", how="inner", maintain_order="left").sort("called_us")
     inside = sum((pl.col(name).fill_null(0.0) for name in _PARTS), start=pl.lit(0.0))
@@ -78,19 +83,24 @@ def calls_of_request(run: Run, row: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**call, "why": why(call, usual)} for call in mine]
 
 
-def _calls(run: Run, files: Any) -> pl.DataFrame:
+def callers(run: Run, files: Sequence[File]) -> pl.DataFrame:
     """Return the caller of each `rid`; of nested spans, the outermost one, which lasted longest."""
+    own = engine_files(run)
     rows = [
         {
             "rid": record.extra.rid,
+            "step": file.place.step,
+            "validate": file.place.validate,
+            "worker": file.place.worker,
             "request_id": str(record.extra.request_id),
             "turn": record.extra.turn,
             "event": record.event,
             "called_us": record.start_us,
             "call_sec": record.duration_sec,
         }
-        for _, record in iter_records(run, [file for file in files if file.place.folder != "engine"])
-        if record.extra is not None
+        for file, record in iter_records(run, [file for file in files if file not in own], ("rid",))
+        if file.place is not None
+        and record.extra is not None
         and isinstance(record.extra.rid, str)
         and record.extra.request_id is not None
         and record.duration_sec is not None

@@ -26,6 +26,8 @@ _OF_PHASE: Final = {
     **dict.fromkeys(("step", "request", "turn", "loop"), "unaccounted"),
 }
 _OF_EVENT: Final = {"request_wait": "waiting for own requests"}
+#: The events of the part "engine" where the engine's own logs tell them, in the order of a call.
+IN_ENGINE: Final = ("queue", "prefill", "decode")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +36,16 @@ class Paths:
 
     The clock is that of the median worker, by the barriers that workers leave together. A worker that never
     left one with another counts as usually beginning its steps with the others.
+
+    Attributes:
+        digest: Of the run.
+        call_times: What the engine's own logs tell of engine calls, if there are such logs: step, validate,
+            worker, request_id; called_us, call_sec: as the caller logged them; queue_sec, prefill_sec,
+            decode_sec, null where not known.
     """
 
     digest: Digest
+    call_times: pl.DataFrame | None = None
 
     @staticmethod
     def of(run: "Digest | Paths") -> "Paths":
@@ -112,7 +121,11 @@ class Paths:
             to_us=pl.col("end_us") - ahead,
         )
         path = one_at_a_time(_blocked_apart(path), STEP_OF_WORKER)
-        path = _with_segment(clipped(path, "begin_us", "stop_us"), self.barriers)
+        path = clipped(path, "begin_us", "stop_us")
+        if self.call_times is not None:
+            calls = self.call_times.join(self.aligned.select(*STEP_OF_WORKER, "ahead_us"), on=STEP_OF_WORKER)
+            path = _engine_apart(path, calls.with_columns(pl.col("called_us") - pl.col("ahead_us")))
+        path = _with_segment(path, self.barriers)
         columns = ("segment", "part", "event", "request_id", "from_us", "to_us", "sec")
         return path.select(*STEP_OF_WORKER, *columns)
 
@@ -224,7 +237,38 @@ def _blocked_apart(path: pl.DataFrame) -> pl.DataFrame:
     until = pl.min_horizontal("to_us", pl.col("from_us") + _microseconds("blocked_sec"))
     blocked = blocked.with_columns(part=pl.lit("blocked loop"), to_us=until)
     rest = path.with_columns(from_us=pl.when(pl.col("blocked_sec") > 0).then(until).otherwise("from_us"))
-    return pl.concat([rest, blocked]).drop("blocked_sec")
+    return pl.concat([rest, blocked])
+
+
+def _engine_apart(path: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Split the pieces of engine calls: first the queue, then prefill, decode, and what is not known.
+
+    A blocked event loop delays the end of a call, not the engine: the blocked time, which comes first in its
+    piece, is no time of the engine's.
+    """
+    key = [*STEP_OF_WORKER, "request_id"]
+    spent = [_microseconds(f"{event}_sec").fill_null(0) for event in IN_ENGINE]
+    until = [f"{event}_until" for event in IN_ENGINE]
+    after = [pl.sum_horizontal(spent[: number + 1]) for number in range(len(spent))]
+    called = calls.select(
+        *key,
+        *((pl.col("called_us") + sec).alias(name) for sec, name in zip(after, until, strict=True)),
+        from_us="called_us",
+        call_ends=pl.col("called_us") + _microseconds("call_sec"),
+    )
+    is_call = (pl.col("part") == "engine") & pl.col("request_id").is_not_null()
+    # A piece belongs to the call of its request that began last; to one only, so that no time counts twice.
+    both = pl.concat([called.drop_nulls(), path.filter(is_call)], how="diagonal_relaxed")
+    both = both.sort(*key, "from_us", maintain_order=True)
+    both = both.with_columns(pl.col(*until, "call_ends").forward_fill().over(key)).drop_nulls("part")
+    last = pl.min_horizontal("to_us", pl.col("call_ends").fill_null(pl.col("from_us")))
+    blocked = _microseconds("blocked_sec")
+    both = both.with_columns(pl.min_horizontal(pl.col(name) + blocked, last).alias(name) for name in until)
+    parts = [path.filter(~is_call)]
+    for event, since, name in zip(IN_ENGINE, ["from_us", *until], until, strict=False):
+        parts.append(clipped(both, since, name).with_columns(event=pl.lit(event)).select(path.columns))
+    parts.append(clipped(both, until[-1], "to_us").select(path.columns))
+    return pl.concat(parts)
 
 
 def _with_segment(pieces: pl.DataFrame, barriers: pl.DataFrame) -> pl.DataFrame:

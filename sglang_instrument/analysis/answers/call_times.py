@@ -1,0 +1,42 @@
+"""Tell where each engine call spent its time, by the engine's own logs: queue, prefill, decode."""
+
+from typing import Final
+
+import polars as pl
+
+from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests
+from sglang_instrument.analysis.answers.join import callers, has_engine_logs
+from sglang_instrument.analysis.ledger.deciding_paths import Paths
+from sglang_instrument.analysis.run.cache import cached_table
+from sglang_instrument.analysis.run.opening import Run
+
+_OF_CALLER: Final = ("step", "validate", "worker", "request_id", "turn", "called_us", "call_sec")
+_OF_ENGINE: Final = ("queue_sec", "prefill_sec", "decode_sec")
+_SIZES: Final = ("prompt_tokens", "cached_tokens", "completion_tokens")
+
+
+def call_times(run: Run) -> pl.DataFrame | None:
+    """Return one row per engine call whose caller is known; None if no process of the engine logged.
+
+    From the cache, unless the run's files changed.
+
+    Returns:
+        step, validate, worker, request_id, turn, called_us, call_sec: as the caller logged them; queue_sec,
+        prefill_sec, decode_sec, prompt_tokens, cached_tokens, completion_tokens: as the engine's processes
+        logged them, null where they did not.
+    """
+    if not has_engine_logs(run):
+        return None
+    if not run.cached:
+        return _made(run)
+    return cached_table(run.folder, "call_times", run.files, lambda: _made(run))
+
+
+def paths_of(run: Run) -> Paths:
+    """Return the critical paths of a run, engine calls split as the engine's own logs tell."""
+    return Paths(run.digest, call_times(run))
+
+
+def _made(run: Run) -> pl.DataFrame:
+    calls = callers(run, run.files).join(cached_engine_requests(run), on="rid", maintain_order="left")
+    return calls.select(*_OF_CALLER, *_OF_ENGINE, *_SIZES)
