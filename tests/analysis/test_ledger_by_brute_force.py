@@ -1,8 +1,10 @@
 """Critical paths and ledgers equal what plain loops over made-up spans give, tick by tick, and sum up."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,14 +12,28 @@ import polars as pl
 import pytest
 from clean_shapes import CLEAN_SHAPES
 from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from made_steps import EPOCH_US, TICK_US, Made, brute_parents, steps_of_a_worker, write_step
-from made_workers import TRAINED, Rows, Step, Tick, made_steps, played, rows_of, write_worker, written
+from made_workers import (
+    TRAINED,
+    Rows,
+    Step,
+    Tick,
+    made_steps,
+    played,
+    rows_of,
+    write_worker,
+    written,
+)
 
 from sglang_instrument.analysis import Run, open_run, step_ledger, step_windows, worker_ledger
-from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, busy_by_segment
+from sglang_instrument.analysis.answers.call_times import paths_of
+from sglang_instrument.analysis.answers.join import joined_calls
+from sglang_instrument.analysis.ledger.deciding_paths import IN_ENGINE
+from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, Paths, busy_by_segment
 from sglang_instrument.analysis.run.digest import Digest
-from sglang_instrument.testing import BlockedLoop
-from sglang_instrument.testing.synthetic import write_run
+from sglang_instrument.testing import BlockedLoop, Engine
+from sglang_instrument.testing.synthetic import synthetic_run, write_run
 
 # ---- the critical path of one worker
 
@@ -65,8 +81,10 @@ def test_each_tick_belongs_to_the_innermost_span_of_the_recursive_walk(made: Mad
 
 # ---- the ledgers of a run
 
+Play = dict[int, tuple[int, list[Tick]]]  # when each worker begins, and what it does in each tick
 
-def decider(step: Step, play: dict[int, tuple[int, list[Tick]]], tick: int) -> int:
+
+def decider(step: Step, play: Play, tick: int) -> int:
     """Return the worker that decides about a tick: the last at the next barrier, or the last to end."""
     exits: dict[int, int] = {}
     waits: dict[int, dict[int, int]] = defaultdict(dict)
@@ -81,12 +99,12 @@ def decider(step: Step, play: dict[int, tuple[int, list[Tick]]], tick: int) -> i
     return max(play, key=lambda rank: (play[rank][0] + len(play[rank][1]), rank))
 
 
-def brute_ledgers(steps: list[Step]) -> tuple[Rows, Rows]:
+def brute_ledgers(steps: list[Step], plays: list[Play] | None = None) -> tuple[Rows, Rows]:
     """Return the ticks of the steps and of the workers, by looking at each tick."""
     of_steps: Rows = defaultdict(int)
     of_workers: Rows = defaultdict(int)
     for number, step in enumerate(steps):
-        play = played(step)
+        play = played(step) if plays is None else plays[number]
         first = min(begin for begin, _ in play.values())
         done = max(begin + len(ticks) for begin, ticks in play.values())
         place, is_last = (number, step.validate), number == len(steps) - 1
@@ -122,6 +140,108 @@ def test_the_ledgers_hold_each_tick_of_the_wall_time(steps: list[Step]) -> None:
     assert rows_of(worker_ledger(digest)) == of_workers
     assert rows_of(step_ledger(digest)) == of_steps
     assert busy_ticks(digest) == brute_busy(steps)
+
+
+IN_ENGINE_SEC = [f"{event}_sec" for event in IN_ENGINE]
+#: The ticks that the engine logs of a call, None if not known; they may be more than the call's.
+Told = tuple[int | None, int | None, int | None]
+tellings = st.none() | st.tuples(*[st.none() | st.integers(0, 6)] * 3)
+
+
+def told_plays(
+    steps: list[Step], begun: list[int], told: Iterator[Told | None]
+) -> tuple[list[Play], pl.DataFrame]:
+    """Return what the workers do in each tick, with what the engine logs of some calls; and its table."""
+    plays, calls = [], []
+    for number, step in enumerate(steps):
+        play = played(step)
+        first = min(begin for begin, _ in play.values())
+        for rank, (begin, ticks) in play.items():
+            for at, end in calls_in(ticks):
+                if (one := next(told)) is None:
+                    continue
+                place = {"step": number, "validate": step.validate, "worker": rank, "request_id": "r"}
+                called = begun[number] + begin - first + at
+                times = {"called_us": EPOCH_US + called * TICK_US, "call_sec": (end - at) * TICK_US / 1e6}
+                spent = [None if sec is None else sec * TICK_US / 1e6 for sec in one]
+                calls.append({**place, **times, **dict(zip(IN_ENGINE_SEC, spent, strict=True))})
+                events = [event for event, sec in zip(IN_ENGINE, one, strict=True) for _ in range(sec or 0)]
+                for tick, event in zip(range(at, end), events, strict=False):
+                    ticks[tick] = ticks[tick]._replace(event=event)
+        plays.append(play)
+    kinds = dict.fromkeys(("step", "worker", "called_us"), pl.Int64) | {"validate": pl.Boolean}
+    kinds |= {"request_id": pl.String} | dict.fromkeys(("call_sec", *IN_ENGINE_SEC), pl.Float64)
+    return plays, pl.DataFrame(calls, schema=kinds)
+
+
+def calls_in(ticks: list[Tick]) -> list[tuple[int, int]]:
+    """Return from which tick to which each engine call of a worker lasts."""
+    found: list[tuple[int, int]] = []
+    for at, tick in enumerate(ticks):
+        if tick.part == "engine":
+            goes_on = bool(found) and found[-1][1] == at
+            found[-1:] = [(found[-1][0], at + 1)] if goes_on else [*found[-1:], (at, at + 1)]
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(made_steps(), st.lists(tellings, min_size=1))
+def test_what_the_engine_logs_of_a_call_splits_its_ticks(steps: list[Step], told: list[Told | None]) -> None:
+    with TemporaryDirectory() as folder:
+        begun = written(Path(folder), steps, {})
+        digest = open_run(folder).digest
+    plays, calls = told_plays(steps, begun, cycle(told))
+    of_steps, of_workers = brute_ledgers(steps, plays)
+    paths = Paths(digest, calls)
+    assert rows_of(worker_ledger(paths)) == of_workers
+    assert rows_of(step_ledger(paths)) == of_steps
+
+
+def test_the_engine_s_part_of_the_ledger_is_what_its_processes_logged(tmp_path: Path) -> None:
+    engine = Engine(most_running=3, prefill_sec=1e-3)
+    clocks = {"clock_skew": {0: 2.0, 1: -7.0}, "engine_clocks": {0: 0.0, 1: 90.0}}
+    run = open_run(synthetic_run(tmp_path, steps=3, workers=2, requests=8, engine=engine, **clocks))
+    ahead = {row["worker"]: row["ahead_us"] for row in Paths.of(run.digest).aligned.iter_rows(named=True)}
+    expected: dict[str, float] = defaultdict(float)
+    calls = joined_calls(run).to_dicts()
+    for piece in Paths.of(run.digest).deciding_pieces.filter(part="engine").iter_rows(named=True):
+        mine = [
+            one for one in calls if all(one[key] == piece[key] for key in (*STEP_OF_WORKER, "request_id"))
+        ]
+        for call in mine:
+            begun = call["called_us"] - ahead[call["worker"]]
+            for event in IN_ENGINE:
+                end = begun + round(call[f"{event}_sec"] * 1e6)
+                expected[event] += max(0, min(end, piece["to_us"]) - max(begun, piece["from_us"])) / 1e6
+                begun = end
+    ledger = step_ledger(paths_of(run))
+    spent = dict(ledger.group_by("event").agg(pl.col("sec").sum()).iter_rows())
+    assert {event: spent[event] for event in IN_ENGINE} == pytest.approx(dict(expected), abs=1e-4)
+    assert min(expected.values()) > 1
+    plain = step_ledger(run.digest)
+    assert ledger["sec"].sum() == pytest.approx(plain["sec"].sum(), abs=1e-6)
+    whole, before = (one.filter(part="engine")["sec"].sum() for one in (ledger, plain))
+    assert whole == pytest.approx(before, abs=1e-6)
+    assert sum(expected.values()) > 0.9 * whole
+
+
+def test_a_blocked_loop_takes_no_time_from_the_engine_s(tmp_path: Path) -> None:
+    path = tmp_path / "step_1" / "worker_0.jsonl"
+    write_worker(path, [("engine_generate", 0, 20), ("total_step_duration", 0, 20)], 0)
+    block = {
+        "event": "event_loop_block",
+        "duration_sec": 5 * TICK_US / 1e6,
+        "start_us": EPOCH_US + 15 * TICK_US,
+    }
+    with path.open("a") as stream:
+        stream.write(json.dumps({"timestamp": "2026-01-05T08:00:00+00:00", **block}) + "\n")
+    place = {"step": 1, "validate": False, "worker": 0, "request_id": "r", "called_us": EPOCH_US}
+    times = {"call_sec": 20, "queue_sec": 2, "prefill_sec": 3, "decode_sec": 10}
+    spent = {name: ticks * TICK_US / 1e6 for name, ticks in times.items()}
+    paths = Paths(open_run(tmp_path).digest, pl.DataFrame([{**place, **spent}]))
+    events = {key[3:]: ticks for key, ticks in rows_of(step_ledger(paths)).items()}
+    in_engine = {("engine", "queue"): 2, ("engine", "prefill"): 3, ("engine", "decode"): 10}
+    assert events == {("blocked loop", "engine_generate"): 5, **in_engine}
 
 
 def busy_ticks(digest: Digest) -> Rows:

@@ -138,7 +138,9 @@ def write_worker(path: Path, spans: list[tuple[str, int, int]], ahead: int) -> N
             "duration_sec": (end - start) * TICK_US / 1e6,
             "start_us": EPOCH_US + (start + ahead) * TICK_US,
         }
-        lines.append({"timestamp": "2026-01-05T08:00:00+00:00", "event": event, **times, "task": 0})
+        of_request = {"extra": {"request_id": "r"}} if EVENTS.get(event) == "engine" else {}
+        line = {"timestamp": "2026-01-05T08:00:00+00:00", "event": event, **times, "task": 0, **of_request}
+        lines.append(line)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 

@@ -57,7 +57,8 @@ def joined_calls(
 
     Returns:
         step, validate, worker: of the caller; request_id, turn, event, called_us, call_sec: as it logged
-        them; the columns of `engine_requests`; outside_sec: the call's time outside queue, prefill and decode; null if not known.
+        them; the columns of `engine_requests`; outside_sec: the call's time outside queue, prefill and
+        decode; null if not known.
     """
     files = run.files_of(step, worker, validate)
     calls = callers(run, files)

@@ -6,7 +6,7 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.ledger.deciding_paths import pieces_of_workers
+from sglang_instrument.analysis.ledger.deciding_paths import Paths
 from sglang_instrument.analysis.run.clocks import BARRIER, clock_table, numbered_barriers
 from sglang_instrument.analysis.run.digest import Digest
 
@@ -142,17 +142,20 @@ class Chain:
     links: list[Link]
 
 
-def chain_of(digest: Digest, step: int, validate: bool = False, worker: int | None = None) -> Chain | None:
+def chain_of(
+    digest: Digest | Paths, step: int, validate: bool = False, worker: int | None = None
+) -> Chain | None:
     """Walk along the ledger to the barrier of a step with the latest arrival; None without evidence.
 
     Args:
-        digest: Of the run.
+        digest: Of the run, or its paths.
         step: The step.
         validate: Whether to take the validation at this step.
         worker: Whose ledger; by default that of the worker that came last.
     """
+    paths = Paths.of(digest)
     # The clocks are known by the barriers of all steps.
-    table = barrier_table(digest).filter(pl.col("doubt").is_null()).filter(step=step, validate=validate)
+    table = barrier_table(paths.digest).filter(pl.col("doubt").is_null()).filter(step=step, validate=validate)
     if table.is_empty():
         return None
     latest = table.sort("arrival_sec").row(-1, named=True)
@@ -161,7 +164,7 @@ def chain_of(digest: Digest, step: int, validate: bool = False, worker: int | No
         if of_worker.is_empty():
             return None
         latest = of_worker.row(0, named=True)
-    pieces = pieces_of_workers(digest).filter(step=step, validate=validate, segment=latest["barrier"])
+    pieces = paths.pieces.filter(step=step, validate=validate, segment=latest["barrier"])
     pieces = pieces.filter(pl.col("part") != "barrier")
     mine = pieces.filter(worker=latest["worker"])
     others = (

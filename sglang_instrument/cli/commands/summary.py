@@ -109,12 +109,13 @@ def run(args: argparse.Namespace) -> int:
 def _summarise(opened: Run, args: argparse.Namespace) -> _Summary:
     import polars as pl
 
+    from sglang_instrument.analysis.answers.call_times import paths_of
     from sglang_instrument.analysis.answers.steps import step_table, worker_table
-    from sglang_instrument.analysis.ledger.ledger import Paths, step_ledger, worker_ledger
+    from sglang_instrument.analysis.ledger.ledger import step_ledger, worker_ledger
 
     # A step ends with the begin of the next one, so all steps are measured before one is chosen.
     every = opened.digest.filter(pl.col("validate") == args.validate)
-    paths = Paths.of(opened.digest)
+    paths = paths_of(opened)
     tables = [
         step_table(every),
         worker_table(every),

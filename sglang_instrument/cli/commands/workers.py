@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the workers, or the barriers of a step."""
     import polars as pl
 
+    from sglang_instrument.analysis.answers.call_times import paths_of
     from sglang_instrument.analysis.answers.round_trips import process_clocks, round_trip_table
     from sglang_instrument.analysis.answers.workers import barrier_table, blame_table, chain_of
     from sglang_instrument.analysis.run.clocks import clock_table
@@ -65,7 +66,9 @@ def run(args: argparse.Namespace) -> int:
         blame, clocks = blame_table(digest).to_dicts(), clock_table(digest).to_dicts()
         pairs = round_trip_table(opened)
         processes = process_clocks(opened, pairs)
-        chain = None if args.step is None else chain_of(opened.digest, args.step, args.validate, args.worker)
+        chain = None
+        if args.step is not None:
+            chain = chain_of(paths_of(opened), args.step, args.validate, args.worker)
     answer = {"folder": str(opened.folder), "workers": blame, "barriers": barriers, "clocks": clocks}
     answer["round_trips"] = pairs.to_dicts()
     if args.json:
@@ -148,5 +151,8 @@ def _sentence(chain: Chain | None) -> str:
 
 
 def _link(link: Link) -> str:
+    from sglang_instrument.analysis.ledger.deciding_paths import IN_ENGINE
+
     asked = "" if link.request_id is None else f", most in request {link.request_id}"
-    return f"{link.part} {seconds(link.sec)} s (others {seconds(link.others_sec)} s{asked})"
+    where = f" (most in {link.event})" if link.event in IN_ENGINE else ""
+    return f"{link.part}{where} {seconds(link.sec)} s (others {seconds(link.others_sec)} s{asked})"

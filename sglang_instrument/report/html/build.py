@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.answers.call_times import paths_of
 from sglang_instrument.analysis.answers.round_trips import ahead_us
 from sglang_instrument.analysis.answers.steps import step_table
 from sglang_instrument.analysis.ledger.ledger import step_ledger
@@ -69,7 +70,7 @@ def write_report(
     """
     verdict = judge(run)
     findings = verdict.findings
-    table, ledger = step_table(run.digest), step_ledger(run.digest)
+    table, ledger = step_table(run.digest), step_ledger(paths_of(run))
     chosen = choose(run, table, findings, steps, most_spans)
     packed: dict[str, bytes] = {}
     parts: dict[str, Any] = {}

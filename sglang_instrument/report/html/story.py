@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.answers.call_times import paths_of
 from sglang_instrument.analysis.answers.workers import chain_of
 from sglang_instrument.analysis.reading.processes import read_process
 from sglang_instrument.errors import LogError
@@ -66,7 +67,7 @@ def _chain(run: Run, training: pl.DataFrame, findings: Sequence[Finding]) -> dic
         step, validate = training.sort("duration_sec", nulls_last=True)["step"][-1], False
     else:
         return None
-    chain = chain_of(run.digest, step, validate)
+    chain = chain_of(paths_of(run), step, validate)
     if chain is None:
         return None
     long = [asdict(link) for link in chain.links if link.sec >= _LEAST_LINK * chain.sec]
