@@ -7,6 +7,7 @@ need) or a table, and return what the commands answer with. `Run.spans` holds ev
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sglang_instrument.analysis.answers.call_times import paths_of as paths_of
     from sglang_instrument.analysis.answers.engine_calls import reported_calls as reported_calls
     from sglang_instrument.analysis.answers.events import event_table as event_table
     from sglang_instrument.analysis.answers.gaps import concurrency as concurrency
@@ -94,6 +95,7 @@ _HOMES = {
     "loop_blocks": "answers.gaps",
     "nest": "timing.nesting",
     "open_run": "run.opening",
+    "paths_of": "answers.call_times",
     "plateaus": "answers.gaps",
     "process_clocks": "answers.round_trips",
     "read_processes": "reading.processes_of_run",
@@ -150,6 +152,7 @@ __all__ = [
     "loop_blocks",
     "nest",
     "open_run",
+    "paths_of",
     "plateaus",
     "process_clocks",
     "read_processes",

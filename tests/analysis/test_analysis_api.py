@@ -47,8 +47,8 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "engine": a.engine_summary,
             "health": lambda run: asdict(run.health),
             "ledger": lambda run: {
-                "steps": rows(a.step_ledger(run.digest).filter(step=2)),
-                "workers": rows(a.worker_ledger(run.digest).filter(step=2)),
+                "steps": rows(a.step_ledger(a.paths_of(run)).filter(step=2)),
+                "workers": rows(a.worker_ledger(a.paths_of(run)).filter(step=2)),
             },
             "verdict": a.verdict_of,
         },
@@ -62,7 +62,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "barriers": lambda run: rows(a.barrier_table(run.digest).filter(step=2)),
             "clocks": lambda run: a.clock_table(run.digest.filter(TRAINING)).to_dicts(),
             "round_trips": lambda run: a.round_trip_table(run).to_dicts(),
-            "chain": lambda run: asdict(found) if (found := a.chain_of(run.digest, 2)) else None,
+            "chain": lambda run: asdict(found) if (found := a.chain_of(a.paths_of(run), 2)) else None,
         },
     ),
     "turns": (

@@ -97,7 +97,15 @@ def iter_records(
 
 def _marked(chunk: bytes, marks: Sequence[bytes]) -> bytes:
     """Return the lines of a chunk that contain one of the marks."""
-    return b"\n".join(line for line in chunk.split(b"\n") if any(mark in line for mark in marks))
+    lines: dict[int, int] = {}
+    for mark in marks:
+        at = chunk.find(mark)
+        while at >= 0:
+            end = chunk.find(b"\n", at)
+            end = len(chunk) if end < 0 else end
+            lines[chunk.rfind(b"\n", 0, at) + 1] = end
+            at = chunk.find(mark, end)
+    return b"\n".join(chunk[start:end] for start, end in sorted(lines.items()))
 
 
 def _decode(chunk: bytes) -> list[Record]:

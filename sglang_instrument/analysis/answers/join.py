@@ -9,7 +9,6 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.engine_requests import (
     cached_engine_requests,
-    engine_files,
     engine_requests,
     iter_records,
 )
@@ -86,7 +85,7 @@ def calls_of_request(run: Run, row: dict[str, Any]) -> list[dict[str, Any]]:
 
 def callers(run: Run, files: Sequence[File]) -> pl.DataFrame:
     """Return the caller of each `rid`; of nested spans, the outermost one, which lasted longest."""
-    own = engine_files(run)
+    files = [file for file in files if file.place is not None and file.place.folder != "engine"]
     rows = [
         {
             "rid": record.extra.rid,
@@ -99,7 +98,7 @@ def callers(run: Run, files: Sequence[File]) -> pl.DataFrame:
             "called_us": record.start_us,
             "call_sec": record.duration_sec,
         }
-        for file, record in iter_records(run, [file for file in files if file not in own], ("rid",))
+        for file, record in iter_records(run, files, ("rid",))
         if file.place is not None
         and record.extra is not None
         and isinstance(record.extra.rid, str)

@@ -5,6 +5,7 @@ from typing import Final
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 
 _TURNS: Final = "the calls: `turns LOGS{step}{worker}`"
+_ENGINE: Final = "`workers LOGS{step}{worker}`, `profile capture{workers}`"
 _ONE: Final = "what that call waited for: `requests LOGS --request {request}`"
 #: What to look at, by cause; `{step}` and `{worker}` become the command's options.
 CAUSES: Final[dict[str, str]] = {
@@ -18,8 +19,7 @@ CAUSES: Final[dict[str, str]] = {
     "`gaps LOGS{step}`",
     "slow-call": _ONE,
     "slow-calls": f"{_TURNS}; is it one tool, one prompt, one backend?",
-    "engine": "look at its GPU (clock, other processes), queue and cache: `workers LOGS{step}{worker}`, "
-    "`profile capture{workers}`",
+    "engine": f"look at its GPU (clock, other processes), queue and cache: {_ENGINE}",
     "tool": f"{_TURNS}; look at what the tools share: a service, a sandbox, a limit of calls at once",
     "interaction": f"{_TURNS}; look at what the interactions share",
     "reward": "look at what the rewards share: a service, a model, a pool; `requests LOGS{step}{worker}`",
@@ -39,8 +39,13 @@ _OF_ALL: Final[dict[str, str]] = {
 _OUTSIDE: Final = "the event beside the others: `events LOGS{step}{worker}`"
 
 
-def advice_of(finding: Finding) -> str:
-    """Return what to look at next."""
+def advice_of(finding: Finding, of_engine: str = "") -> str:
+    """Return what to look at next.
+
+    Args:
+        finding: The finding.
+        of_engine: What the engine's own logs tell to look at, if they do.
+    """
     validate = " --validate" if finding.validate else ""
     step = finding.evidence.get("worst_step") if finding.step is None else finding.step
     place = {
@@ -51,4 +56,6 @@ def advice_of(finding: Finding) -> str:
     }
     usual = CAUSES.get(finding.cause, _OUTSIDE)
     advice = _OF_ALL.get(finding.cause, usual) if finding.scope == "step" else usual
+    if of_engine:
+        advice = f"{of_engine}; {_ENGINE}"
     return advice.format(**place)

@@ -14,6 +14,7 @@ import polars as pl
 from sglang_instrument.analysis.run.digest import Digest
 from sglang_instrument.analysis.verdict.advice import advice_of
 from sglang_instrument.analysis.verdict.detectors import DETECTORS
+from sglang_instrument.analysis.verdict.engine_logs import with_engine_logs
 from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, step_name
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
@@ -65,7 +66,7 @@ def judge(run: "Run", over: bool | None = None) -> Verdict:
         over: As in `findings_of`.
     """
     evidence = _evidence(run, over)
-    found = _findings(evidence)
+    found = with_engine_logs(run, _findings(evidence))
     told = [found[0].sentence + _others(found, evidence)] if found else []
     # The end of a run comes before replies that were just drawn long: those are no fault.
     at = 0 if found and found[0].evidence.get("drawn", False) else len(told)

@@ -65,7 +65,7 @@ def _served(call: EngineCall) -> Iterator[tuple[str, Happened]]:
     rid = _rid(call.request_id, call.turn)
     received, done = in_scheduler(start), in_scheduler(end)
     admitted, first = in_scheduler(call.served.admitted), in_scheduler(call.served.first)
-    whole = {"rid": rid, "completion_tokens": call.tokens}
+    whole = {"rid": rid, "completion_tokens": call.tokens, "cached_tokens": 0}
     prompt = {"rid": rid, "prompt_tokens": call.prompt_tokens}
     yield "server", Happened("engine_request", start + way, end - way, whole, 0)
     yield "scheduler", Happened("scheduler_receive", received, received, prompt, 0)
