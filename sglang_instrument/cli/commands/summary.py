@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     if why:
         print_line(f"why: {why}")
     if verdict.advice:
-        print_line(f"look at: {verdict.advice.replace('LOGS', shlex.quote(str(args.logs)))}")
+        print_line(f"advice: {verdict.advice.replace('LOGS', shlex.quote(str(args.logs)))}")
     if engine:
         print_line(engine_logs.told(engine))
     print_line(f"log: {opened.health.sentence()}")
