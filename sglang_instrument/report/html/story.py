@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -42,7 +43,7 @@ def story(run: Run, steps: pl.DataFrame, verdict: Verdict, other: Run | None) ->
         "other": None if other is None else other.folder.name,
         "clean": verdict.calm,
         "verdict": verdict.sentence,
-        "advice": verdict.advice,
+        "advice": _with_code(verdict.advice.replace("LOGS", shlex.quote(str(run.folder)))),
         "findings": [{**asdict(one), "key": _where(one)} for one in findings[1 : _MOST_FINDINGS + 1]],
         "of_findings": len(findings),
         "chain": _chain(run, training, findings),
@@ -52,6 +53,11 @@ def story(run: Run, steps: pl.DataFrame, verdict: Verdict, other: Run | None) ->
         "health_sentence": run.health.sentence(),
         "processes": _processes(run.folder),
     }
+
+
+def _with_code(text: str) -> list[str]:
+    """Return text and commands in turn: a command is what stands between backticks."""
+    return (text[:1].upper() + text[1:]).split("`") if text else []
 
 
 def _where(finding: Finding) -> str | None:
