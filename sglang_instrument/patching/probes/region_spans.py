@@ -127,10 +127,13 @@ class Skipped:
 SKIPPED: Final = Skipped()
 
 
-def begin_reading(
-    plan: Plan, event: str, phase: str | None, waited: int | None, reader: Reader
+def begin_simple_run(
+    plan: Plan, event: str, phase: str | None, waited: int | None, reader: Reader | None
 ) -> RegionSpan | Skipped:
-    """Begin a run of a region that only reads fields at its end."""
+    """Begin a run of a region that needs only a span at its start.
+
+    `reader` reads the fields of a run that does nothing else at its end.
+    """
     try:
         return RegionSpan(Span(event, None, phase, waited), plan, reader)
     except BaseException:
@@ -265,4 +268,4 @@ def _or_unbound(values: Values | None, names: tuple[str, ...]) -> Values:
     return (UNBOUND,) * len(names) if values is None else values
 
 
-native.use_compiled(globals(), "RegionSpan", "begin_reading")
+native.use_compiled(globals(), "RegionSpan", "begin_simple_run")
