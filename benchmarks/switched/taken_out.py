@@ -6,9 +6,11 @@ install, tasks and event loops are not watched, and our threads sleep.
 """
 
 import random
+import statistics
 import time
 
 SETTLING_SEC = 0.15  # time for our threads to write the records of a step
+STEPS = 3  # measured after each switch
 
 
 def put_back(on):
@@ -39,19 +41,23 @@ def put_back(on):
 
 
 def neighbours(step, seconds):
-    """Yield pairs of results of `step(recorded)`, with and without recording, in random order, for a while.
+    """Yield pairs of the mean seconds of `step(recorded)`, with and without recording, in random order.
 
-    The two steps of a pair follow each other directly, because the speed of a real engine changes every few
-    seconds. The first steps do not count: in them threads start, and the file of the process is written.
+    The two of a pair follow each other directly, because the speed of a real engine changes every few
+    seconds. The first step after a switch does not count: Python and the CPU's caches are still used to the
+    other code, and no training switches. Nor do the first steps of all: in them threads start, and the file
+    of the process is written.
     """
 
     def settled(recorded):
         put_back(recorded)
-        answer = step(recorded)
-        time.sleep(SETTLING_SEC)
-        return answer
+        took = []
+        for _ in range(1 + STEPS):
+            took.append(step(recorded))
+            time.sleep(SETTLING_SEC)
+        return statistics.fmean(took[1:])
 
-    for recorded in (True, False, True, False):
+    for recorded in (True, False):
         settled(recorded)
     order, until = random.Random(0), time.monotonic() + seconds
     while time.monotonic() < until:

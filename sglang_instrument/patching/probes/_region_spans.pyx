@@ -84,8 +84,8 @@ cdef class RegionSpan(Block):
 install_enter_exit(RegionSpan)
 
 
-def begin_reading(plan, event, phase, waited, reader):
-    """Begin a run of a region that only reads fields at its end."""
+def begin_simple_run(plan, event, phase, waited, reader):
+    """Begin a run of a region that needs only a span at its start."""
     cdef Span span
     try:
         span = Span.__new__(Span)

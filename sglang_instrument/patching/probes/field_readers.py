@@ -8,6 +8,7 @@ import ast
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any, Final, cast
 
 from sglang_instrument.patching.probes import finished_regions
@@ -69,6 +70,8 @@ _NAMESPACE: Final = {
     "__sglang_reduce": reduce_value,
     "__sglang_scalars": SCALARS,
     "__sglang_sum": sum,
+    "__sglang_map": map,
+    "__sglang_duration": itemgetter(_DURATION),
     "__sglang_len": len,
     "__sglang_size": field_functions.size,
     "__sglang_sized": field_functions.SIZED,
@@ -155,13 +158,14 @@ def _attempt(
     if value.function == "missing":
         return [_whether_missing(name, statements, end)]
     of_records = value.root in _OF_RECORDS and expression.is_root(value)
-    if value.function == "total" and of_records and _each_record(value) == _DURATION:
-        end = _call("__sglang_sum", end)  # durations are floats: no type checks needed
-    elif value.function == "percent":
-        end = _call("__sglang_percent", end, _of_run("duration_sec"))
+    of_durations = of_records and _each_record(value) == _DURATION  # floats: no type checks needed
+    if value.function == "percent":
+        amount = _call("__sglang_sum", end) if of_durations else end
+        end = _call("__sglang_percent", amount, _of_run("duration_sec"))
+    elif value.function == "total" and of_durations:
+        end = _call("__sglang_sum", end)
     elif value.function == "size" and not any(step.kind == "each" for step in value.steps):
-        statements.append(_assign(_HERE, end))
-        end = _size_here()
+        return [*statements, _assign(_HERE, end), _store_as_is(name, _size_here())]
     elif value.function is not None:
         end = _measured(value, end, namespace)
     if of_records:  # values in a record were reduced when it was made
@@ -264,13 +268,15 @@ def _each_record(path: Path) -> str | None:
 def _field_of_each(records: ast.expr, field: str) -> ast.expr:
     """Return `[each[field] for each in records if field in each]`; `records` is a list of dicts.
 
-    The record of a turn that ended early lacks some fields: it is skipped.
+    The record of a turn that ended early lacks some fields: it is skipped. Each record has a duration.
     """
+    if field == _DURATION:
+        durations = _call("__sglang_map", _load("__sglang_duration"), records)
+        return ast.List([ast.Starred(durations, ast.Load())], ast.Load())
     has = ast.Compare(ast.Constant(field), [ast.In()], [_load(_EACH)])
-    conditions: list[ast.expr] = [] if field == _DURATION else [has]
     value = ast.Subscript(_load(_EACH), ast.Constant(field), ast.Load())
     target = ast.Name(_EACH, ast.Store())
-    return ast.ListComp(value, [ast.comprehension(target, records, conditions, 0)])
+    return ast.ListComp(value, [ast.comprehension(target, records, [has], 0)])
 
 
 def _take_step(here: ast.expr, step: Step) -> ast.expr:

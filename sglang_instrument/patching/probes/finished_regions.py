@@ -67,17 +67,18 @@ def before(event: str) -> list[dict[str, Any]]:
 
 def report(finished: Span) -> None:
     """Give the record of a finished region to all enclosing open regions that read its event."""
-    outer = collecting.get()
+    outer, event = collecting.get(), finished.event
     record: dict[str, Any] | None = None
     while outer is not None:
-        if finished.event in outer.wanted:
+        if event in outer.wanted:
             if record is None:
                 record = _record(finished)
-            outer.setdefault(finished.event, []).append(record)
+            outer.setdefault(event, []).append(record)
         outer = outer.outer
 
 
 def _record(finished: Span) -> dict[str, Any]:
-    turn = finished.context.turn
-    ids = {} if turn is None else {"turn": turn}
-    return {**ids, "duration_sec": (finished.end - finished.start) / 1e9, **(finished.extra or {})}
+    turn, fields = finished.context.turn, finished.extra or {}
+    if turn is None:
+        return {"duration_sec": finished.duration_sec, **fields}
+    return {"turn": turn, "duration_sec": finished.duration_sec, **fields}

@@ -58,18 +58,26 @@ class Plan:
     @property
     def is_plain(self) -> bool:
         """Whether a plain span is enough."""
-        return not (self.exit or self._does_more)
+        return not (self.exit or self._does_more_at_entry or self._does_more_later)
+
+    @property
+    def begins_simply(self) -> bool:
+        """Whether a run only makes an unwatched span at its start."""
+        return not (self.watched or self._does_more_at_entry)
 
     @property
     def only_reads(self) -> bool:
-        """Whether a run only reads fields at its end."""
-        return not (self.watched or self._does_more)
+        """Whether a run only makes an unwatched span at its start, and only reads fields at its end."""
+        return self.begins_simply and not self._does_more_later
 
     @property
-    def _does_more(self) -> bool:
-        at_entry = self.enter or self.is_conditional or self.binds or self.keeps_inner_records
-        later = self.captures or self.is_read_by_others or self.generator
-        return bool(at_entry or later) or self.emit != "span"
+    def _does_more_at_entry(self) -> bool:
+        reads = self.enter or self.is_conditional or self.binds or self.keeps_inner_records
+        return bool(reads) or self.emit == "enter"
+
+    @property
+    def _does_more_later(self) -> bool:
+        return self.captures or self.is_read_by_others or self.generator or self.emit != "span"
 
 
 def make_plan(region: Region, is_read_by_others: bool = False) -> Plan:

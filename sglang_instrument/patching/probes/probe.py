@@ -11,7 +11,13 @@ from typing import Any
 from sglang_instrument.patching.pickling import NO_PROBE, reduce_with_stand_in
 from sglang_instrument.patching.probes import finished_regions
 from sglang_instrument.patching.probes.plan import Plan, make_plan, wanted_events
-from sglang_instrument.patching.probes.region_spans import SKIPPED, RegionSpan, Values, begin_reading, holds
+from sglang_instrument.patching.probes.region_spans import (
+    SKIPPED,
+    RegionSpan,
+    Values,
+    begin_simple_run,
+    holds,
+)
 from sglang_instrument.patching.probes.step_counter import new_request_id
 from sglang_instrument.patching.tables.regions import Origin, Region
 from sglang_instrument.recording.measure import context, identity, spans
@@ -109,8 +115,9 @@ def _new_probe(plan: Plan, waited: int | None = None) -> Probe:
     """Return a probe that does only what `plan` needs at entry; `waited=0`: its spans count awaits."""
     if plan.is_plain:
         return Probe(spans.begin, plan.kind, plan.event, plan.phase, waited)
-    if plan.only_reads and plan.exit is not None:
-        return Probe(begin_reading, plan, plan.event, plan.phase, waited, plan.exit)
+    if plan.begins_simply:
+        reader = plan.exit if plan.only_reads else None
+        return Probe(begin_simple_run, plan, plan.event, plan.phase, waited, reader)
     return Probe(_begin_run, plan, waited)
 
 

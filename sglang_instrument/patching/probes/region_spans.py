@@ -127,10 +127,13 @@ class Skipped:
 SKIPPED: Final = Skipped()
 
 
-def begin_reading(
-    plan: Plan, event: str, phase: str | None, waited: int | None, reader: Reader
+def begin_simple_run(
+    plan: Plan, event: str, phase: str | None, waited: int | None, reader: Reader | None
 ) -> RegionSpan | Skipped:
-    """Begin a run of a region that only reads fields at its end."""
+    """Begin a run of a region that needs only a span at its start.
+
+    `reader` reads the fields of a run that does nothing else at its end.
+    """
     try:
         return RegionSpan(Span(event, None, phase, waited), plan, reader)
     except BaseException:
@@ -142,7 +145,7 @@ def leave_run(run: RegionSpan, error: type[BaseException] | None, value: BaseExc
     """End a run when its block is left."""
     try:
         if run.finished:  # already ended at an item
-            _forget_values(run)
+            run.values = run.error_values = run.value = None
         elif error is GeneratorExit and run.plan.generator:  # the consumer closed the generator
             _end(run, None, None)
         else:
@@ -166,7 +169,7 @@ def count_item(run: RegionSpan, item: Any, handed: Values) -> None:
         if plan.wants_item:
             run.value = item
         if plan.ends is not None:
-            values = handed or _or_unbound(run.values, plan.exit_locals)
+            values = handed or run.values or _unbound(plan.exit_locals)
             if holds(plan.ends(run, *values)):
                 run.finished = True
                 run.values = values  # the exit fields read them, too
@@ -190,11 +193,11 @@ def holds(condition: dict[str, Any]) -> bool:
 
 def _end(run: RegionSpan, error: type[BaseException] | None, value: BaseException | None) -> None:
     """Read the fields of a run, give its span to the buffer and its record to enclosing runs, and unbind."""
-    plan, span = run.plan, run.span
+    plan, span, inside = run.plan, run.span, run.inside
     try:
         span.stop(error, value)
-        if run.inside is not None:
-            finished_regions.detach(run.inside)
+        if inside is not None:
+            finished_regions.detach(inside)
         _read(run, error is not None)
         if plan.emit == "span":
             spans.append_to_buffer(span)
@@ -210,11 +213,11 @@ def _read(run: RegionSpan, failed: bool) -> None:
     """Read the fields of a run that has ended."""
     plan, span = run.plan, run.span
     if failed:  # other locals may be left from an earlier turn
-        reader, values = plan.exit_after_error, _or_unbound(run.error_values, plan.error_locals)
+        reader, values, names = plan.exit_after_error, run.error_values, plan.error_locals
     else:
-        reader, values = plan.exit, _or_unbound(run.values, plan.exit_locals)
+        reader, values, names = plan.exit, run.values, plan.exit_locals
     if reader is not None:
-        fields = reader(run, *values)
+        fields = reader(run, *(values or _unbound(names)))
         span.extra = fields if span.extra is None else {**span.extra, **fields}
     if plan.generator:
         counted: dict[str, Any] = {"items": run.items}
@@ -227,12 +230,13 @@ def _let_go(run: RegionSpan) -> None:
     plan, span = run.plan, run.span
     if plan.watched:
         spans.note_closed(span)
-    _forget_values(run)
+    run.values = run.error_values = run.value = None
     own, run.inside, bound, run.bound = run.inside, None, run.bound, None
     try:
         if own is not None:
             finished_regions.discard(own)
-            finished_regions.detach(own)  # if an error prevented it above
+            if not own.ended:  # an error prevented it above
+                finished_regions.detach(own)
         if plan.is_read_by_others and plan.emit == "span":
             finished_regions.report(span)
     except BaseException:
@@ -252,17 +256,13 @@ def _log_swallowed(run: RegionSpan) -> None:
         pass
 
 
-def _forget_values(run: RegionSpan) -> None:
-    run.values = run.error_values = run.value = None
-
-
-def _or_unbound(values: Values | None, names: tuple[str, ...]) -> Values:
-    """Return the values that rewritten code handed over, or UNBOUND for each name.
+def _unbound(names: tuple[str, ...]) -> Values:
+    """Return UNBOUND for each name: the rewritten code handed no values over.
 
     If the rewriter may add no local, the code hands nothing over. Reading the frame instead is no way out:
     before Python 3.13 that changes the dict which the function's own `locals()` returned.
     """
-    return (UNBOUND,) * len(names) if values is None else values
+    return (UNBOUND,) * len(names)
 
 
-native.use_compiled(globals(), "RegionSpan", "begin_reading")
+native.use_compiled(globals(), "RegionSpan", "begin_simple_run")

@@ -222,8 +222,9 @@ def measure_named(name: str) -> tuple[Measure, Measure] | None:
 
 def percent(values: Any, duration_sec: float) -> float:
     """Return the total of `values` as a percentage of `duration_sec`, with two decimals."""
-    amount = sum(_numbers(values)) if isinstance(values, list) else float(total(values))
-    return round(100 * amount / duration_sec, 2) if duration_sec else 0.0
+    if type(values) is not float:
+        values = sum(_numbers(values)) if isinstance(values, list) else float(total(values))
+    return round(100 * values / duration_sec, 2) if duration_sec else 0.0
 
 
 def _numeric(values: list[Any]) -> bool:
