@@ -2,8 +2,8 @@
 
     python demo_steps.py SCRATCH SECONDS
 
-prints one line of JSON for each pair of neighbouring means (`switched/taken_out.py`): the wall seconds of a step
-with and of one without.
+prints one line of JSON for each pair of neighbouring means (`switched/taken_out.py`): the wall seconds of a
+step with and of one without.
 """
 
 import json

@@ -24,7 +24,7 @@ print((time.perf_counter_ns() - began) / 1000)
 """
 
 
-#: Python may write compiled modules here, as on a user's machine: compiling them each time takes milliseconds.
+#: Python may write compiled modules here, as for users: compiling them each time takes milliseconds.
 ENVIRONMENT = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
