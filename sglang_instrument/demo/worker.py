@@ -38,6 +38,7 @@ def main(order: WorkerOrder) -> None:
     reports = _Reports(order.report_fd)
     engine, rollout, fault = _start(order, reports)
     reports.send(event="ready")
+    _wait_for_workers()
     results = []
     for step, validate in _plan(order.run):
         fault.begin_step(0 if validate else step)
@@ -108,6 +109,13 @@ def _start(order: WorkerOrder, reports: _Reports) -> tuple[Any, DemoRollout, Fau
         reports.request_done,
     )
     return engine, rollout, fault
+
+
+def _wait_for_workers() -> None:
+    """Let all workers begin the first step together, as trainers do."""
+    import torch.distributed as dist
+
+    dist.barrier()
 
 
 def _plan(run: DemoOptions) -> Iterator[tuple[int, bool]]:
