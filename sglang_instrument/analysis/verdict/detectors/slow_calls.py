@@ -15,7 +15,9 @@ from sglang_instrument.analysis.verdict.evidence.run_evidence import LEAST_SEC, 
 _TIMES: Final = 3.0  # times the usual of such a call
 _ALIKE: Final = 0.5  # of the excess of those found, and
 _TIMES_OF_ALIKE: Final = 1.3  # times the usual: then a call is one of them
-_CHANCE: Final = 1e-2  # largest allowed probability that any worker draws such calls; tails are overestimated
+# Largest allowed probability that any worker draws such a call; the tail beyond the others is overestimated.
+_CHANCE_OF_ONE: Final = 1e-2
+_CHANCE_OF_SEVERAL: Final = 1e-4  # the same for several; other calls reach as far, so this one is not
 _MOST: Final = 0.5  # of a worker's calls; if more are slow, all its work is
 _CALLS: Final = {
     "engine": "engine calls",
@@ -66,7 +68,11 @@ def _unlikely(rows: pl.DataFrame, own: pl.DataFrame, draws: Draws, groups: int) 
     """Return the longest of a worker's calls that are not just drawn from the others of the run."""
     longest = rows.sort("times", descending=True)
     likely = _most_unlikely(longest["times"].to_list(), own["times"].sort().to_numpy(), draws)
-    return longest.head(likely[0]) if likely is not None and likely[1] * groups <= _CHANCE else None
+    if likely is None:
+        return None
+    count, chance = likely
+    most = _CHANCE_OF_ONE if count == 1 else _CHANCE_OF_SEVERAL
+    return longest.head(count) if chance * groups <= most else None
 
 
 def _with_alike(found: pl.DataFrame, own: pl.DataFrame) -> pl.DataFrame:
