@@ -122,7 +122,8 @@ def test_of_two_actors_the_one_that_is_killed_in_the_middle_of_a_step_is_named(s
     while not (run := open_run(script.folder)).is_over:  # the other actor ends with its driver
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert verdict_of(run) == (
+    # More may follow: the first step begins late where the machine is busy.
+    assert verdict_of(run).startswith(
         "step 3: worker 1 was the only one with requests left when the run ended: "
         "it had completed 3 requests, the others 8"
     )
