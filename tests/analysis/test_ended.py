@@ -123,6 +123,23 @@ def test_a_torn_file_in_the_middle_of_a_run_is_no_death(folder: Path) -> None:
     assert deaths(folder, over=True) == []
 
 
+def test_of_those_whose_barrier_ended_with_an_exception_nobody_had_met(folder: Path) -> None:
+    """As on Ray: the survivor's wait raises, and it closes the step on its way out."""
+    kill(folder, {1: 60})
+    for worker in (0, 2):
+        path = folder / f"step_{LAST}" / f"worker_{worker}.jsonl"
+        path.write_text("".join(map(failed_at_the_barrier, path.read_text().splitlines(keepends=True))))
+    (finding,) = not_drawn(findings_of(open_run(folder), over=True))
+    assert (finding.cause, finding.step, finding.worker) == ("death", LAST, 1)
+
+
+def failed_at_the_barrier(line: str) -> str:
+    record = json.loads(line)
+    if record["event"] == "barrier_wait_duration":
+        record["error"] = "RayActorError"
+    return json.dumps(record) + "\n"
+
+
 def test_a_clock_that_is_ahead_hides_nobody(tmp_path: Path) -> None:
     folder = synthetic_run(tmp_path / "exp", steps=LAST, workers=3, requests=8, clock_skew={1: 500.0})
     kill(folder, {0: 160, 1: 60, 2: 200})

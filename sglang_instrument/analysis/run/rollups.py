@@ -41,7 +41,7 @@ def roll_up(
         "steps": _steps(spans, len(places)),
         "requests": _requests(spans, logged, records, places),
         "turns": _turns(logged.drop_nulls("turn")),
-        "barriers": _barriers(spans),
+        "barriers": _barriers(spans, records),
         "path": _path(spans, records, path),
     }
     placed = places.with_row_index("place").cast({"place": pl.Int64}).filter(pl.col("step").is_not_null())
@@ -187,11 +187,13 @@ def _turns(logged: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _barriers(spans: pl.DataFrame) -> pl.DataFrame:
-    barriers = spans.select("place", "span", "parent", "event", "phase", "start_us", "end_us").filter(
+def _barriers(spans: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
+    """Return the outermost barriers; at one that ended with an exception, workers may not have met."""
+    barriers = spans.select("place", "row", "span", "parent", "event", "phase", "start_us", "end_us").filter(
         _is_of("barrier")
     )
     above = barriers.select(parent="span")
+    barriers = barriers.filter(records["error"].gather(barriers["row"]).is_null())
     return barriers.join(above, on="parent", how="anti").sort("place", "start_us")
 
 

@@ -58,11 +58,12 @@ def unfinished_steps(digest: Digest, files: Sequence[File]) -> list[UnfinishedSt
 
     If a worker closed a step, so did the others, unless one of them died: the end of a file may be torn. And
     where workers meet at barriers, those that closed a step had met all others, so that nobody died in it.
+    A barrier that ended with an exception is no such meeting: `digest.barriers` lacks it.
     """
     digest = digest.of_workers()
     closed = {key[0] for file, _ in controls_of(files, STEP_CLOSED) if (key := _key(file)) is not None}
-    waited = digest.steps.filter(pl.col("barrier_sec") > 0).select(STEP).unique()
-    done = closed & set(waited.iter_rows())
+    met = digest.barriers.select(STEP).unique()
+    done = closed & set(met.iter_rows())
     judged = [_judge(digest, end) for end in _ends(digest, files) if end.step not in done]
     return [one for one in judged if one.worker is not None or (one.step, one.validate) not in closed]
 
