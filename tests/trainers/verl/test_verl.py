@@ -1,7 +1,6 @@
 """verl's real rollout on the real engine logs the right records, and its results do not change."""
 
 import json
-import statistics
 from statistics import fmean, median
 
 import expected
@@ -180,7 +179,7 @@ def test_the_parts_of_a_step_add_up_to_it(outcome):
         assert rows["sec"].sum() == pytest.approx(whole["duration_sec"], rel=0.02)
         unaccounted.append(rows.filter(part="unaccounted")["sec"].sum() / whole["duration_sec"])
     # A busy machine may stop a process between two spans of one step.
-    assert statistics.median(unaccounted) < 0.1
+    assert median(unaccounted) < 0.1
 
 
 def test_steps_and_validations_have_their_folders(outcome):
