@@ -1,27 +1,18 @@
 """Aggregate nested spans into one row per step, request, turn and barrier."""
 
-from collections.abc import Mapping
 from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.run.turns import REQUEST, sum_by_number, turns_of
+from sglang_instrument.analysis.run.turns import ENGINE, KINDS, REQUEST, sum_by_number, turns_of
 from sglang_instrument.schema import PHASES
 
 #: Where a row belongs. `source` numbers each pair of file and run.
 PLACE: Final = ("source", "role", "worker", "step", "validate")
-#: Kinds of work within a request, with their phases. A span inside another of its kind is not counted again.
-KINDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "engine": ("generate", "engine"),
-    "tool": ("tool",),
-    "interaction": ("interaction",),
-    "reward": ("reward",),
-}
 _KIND_OF_PHASE: Final = [
     next((number for number, phases in enumerate(KINDS.values()) if phase in phases), None)
     for phase in PHASES
 ]
-_ENGINE: Final = 0  # in `KINDS`
 _FROM_TURNS: Final = ("turns", "response_tokens", "finish_reason")
 
 
@@ -38,8 +29,8 @@ def roll_up(
         path: Of `critical_path`.
     """
     parts = _outermost_parts(spans, records)
-    logged = sum_by_number(parts, list(KINDS))
-    turns = turns_of(logged, list(KINDS))
+    logged = sum_by_number(parts)
+    turns = turns_of(logged)
     requests = _requests(spans, logged, records, places)
     tables = {
         "steps": _steps(spans, len(places)),
@@ -111,10 +102,10 @@ def _outermost_parts(spans: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame
     fields = records.select("request_id", "turn", "response_tokens")[parts["row"]]
     parts = pl.concat([parts.with_columns(kind=kind.filter(outer)), fields], how="horizontal")
     lacks = (
-        pl.col("request_id").is_not_null() & (pl.col("kind") == _ENGINE) & pl.col("response_tokens").is_null()
+        pl.col("request_id").is_not_null() & (pl.col("kind") == ENGINE) & pl.col("response_tokens").is_null()
     )
     if parts.select(lacks.any()).item():
-        inside = _tokens_inside(spans, records, (kind == _ENGINE) & ~outer)
+        inside = _tokens_inside(spans, records, (kind == ENGINE) & ~outer)
         tokens = parts.select("row").join(inside, on="row", how="left", maintain_order="left")["tokens"]
         parts = parts.with_columns(response_tokens=pl.coalesce("response_tokens", tokens))
     return parts
@@ -164,9 +155,9 @@ def _with_facts_of_turns(
         return requests
     tokens = pl.col("response_tokens")
     told = turns.group_by(REQUEST).agg(
-        turns=pl.len().cast(pl.Int64), response_tokens=pl.when(tokens.count() > 0).then(tokens.sum())
+        turns=pl.len().cast(pl.Int64), response_tokens=pl.when(tokens.null_count() == 0).then(tokens.sum())
     )
-    calls = parts.filter(pl.col("kind") == _ENGINE).join(asked, on=REQUEST, how="semi").sort("end_us")
+    calls = parts.filter(pl.col("kind") == ENGINE).join(asked, on=REQUEST, how="semi").sort("end_us")
     reasons = calls.with_columns(finish_reason=records["finish_reason"][calls["row"]])
     last = reasons.group_by(REQUEST).agg(pl.col("finish_reason").drop_nulls().last())
     known = asked.join(told, on=REQUEST, how="left").join(last, on=REQUEST, how="left")
