@@ -86,7 +86,7 @@ $(VENV)/.demo: $(DEMO)/requirements.txt $(DEMO)/requirements-nodeps.txt | $(VENV
 # docs: build the documentation as a site in site/; a broken link is an error
 .PHONY: docs
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 $(VENV)/.docs: pyproject.toml | $(VENV)/.package
 	SGLANG_INSTRUMENT_NATIVE=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'

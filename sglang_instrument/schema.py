@@ -158,6 +158,12 @@ EVENTS: Final[dict[str, EventKind]] = {
     "trainer_update_actor": EventKind("other", reference=False),
     "trainer_update_critic": EventKind("other", reference=False),
     "trainer_save_checkpoint": EventKind("other", reference=False),
+    # a rollout of the user's own
+    "request": EventKind("request", reference=False),
+    "turn": EventKind("turn", reference=False),
+    "generate": EventKind("generate", reference=False),
+    "tool": EventKind("tool", reference=False),
+    "reward": EventKind("reward", reference=False),
     # the event loop
     "event_loop_lag": EventKind("loop", instant=True, reference=False),
     "event_loop_block": EventKind("loop", reference=False),

@@ -1,7 +1,8 @@
 """Turn the folder of a run into answers; needs the extra `analysis`, and nothing that training needs.
 
-`open_run(folder)` reads a run. The other functions take the run, its `digest` (the tables that most of them
-need) or a table, and return what the commands answer with. `Run.spans` holds every span in memory.
+`open_run(folder)` reads a run; its methods answer the usual questions. The other functions take the run, its
+`digest` (the tables that most of them need) or a table, and return what the commands answer with. `Run.spans`
+holds every span in memory.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.round_trips import round_trip_table as round_trip_table
     from sglang_instrument.analysis.answers.steps import step_table as step_table
     from sglang_instrument.analysis.answers.steps import worker_table as worker_table
+    from sglang_instrument.analysis.answers.summary import summary_table as summary_table
     from sglang_instrument.analysis.answers.turns import tool_table as tool_table
     from sglang_instrument.analysis.answers.turns import turn_counts as turn_counts
     from sglang_instrument.analysis.answers.turns import turn_table as turn_table
@@ -51,13 +53,14 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.ledger.ledger import step_ledger as step_ledger
     from sglang_instrument.analysis.ledger.ledger import step_windows as step_windows
     from sglang_instrument.analysis.ledger.ledger import worker_ledger as worker_ledger
+    from sglang_instrument.analysis.questions import Report as Report
+    from sglang_instrument.analysis.questions import Run as Run
+    from sglang_instrument.analysis.questions import open_run as open_run
     from sglang_instrument.analysis.reading.processes_of_run import RunProcesses as RunProcesses
     from sglang_instrument.analysis.reading.processes_of_run import read_processes as read_processes
     from sglang_instrument.analysis.run.clocks import clock_table as clock_table
     from sglang_instrument.analysis.run.digest import Digest as Digest
     from sglang_instrument.analysis.run.health import Health as Health
-    from sglang_instrument.analysis.run.opening import Run as Run
-    from sglang_instrument.analysis.run.opening import open_run as open_run
     from sglang_instrument.analysis.timing.nesting import nest as nest
     from sglang_instrument.analysis.timing.wall_time import split_wall_time as split_wall_time
     from sglang_instrument.analysis.verdict.evidence.finding import Finding as Finding
@@ -75,8 +78,9 @@ _HOMES = {
     "Health": "run.health",
     "Link": "answers.workers",
     "Model": "changes.whatif",
+    "Report": "questions",
     "Rules": "changes.rules",
-    "Run": "run.opening",
+    "Run": "questions",
     "barrier_table": "answers.workers",
     "blame_table": "answers.workers",
     "calls_of_request": "answers.join",
@@ -94,7 +98,7 @@ _HOMES = {
     "length_table": "answers.lengths",
     "loop_blocks": "answers.gaps",
     "nest": "timing.nesting",
-    "open_run": "run.opening",
+    "open_run": "questions",
     "paths_of": "answers.call_times",
     "plateaus": "answers.gaps",
     "process_clocks": "answers.round_trips",
@@ -108,6 +112,7 @@ _HOMES = {
     "step_ledger": "ledger.ledger",
     "step_table": "answers.steps",
     "step_windows": "ledger.ledger",
+    "summary_table": "answers.summary",
     "tool_table": "answers.turns",
     "turn_counts": "answers.turns",
     "turn_table": "answers.turns",
@@ -131,6 +136,7 @@ __all__ = [
     "Health",
     "Link",
     "Model",
+    "Report",
     "Rules",
     "Run",
     "RunProcesses",
@@ -165,6 +171,7 @@ __all__ = [
     "step_ledger",
     "step_table",
     "step_windows",
+    "summary_table",
     "tool_table",
     "turn_counts",
     "turn_table",

@@ -23,7 +23,7 @@ from sglang_instrument.analysis.run.digest import SCHEMAS, Digest, concat_digest
 from sglang_instrument.regular_files import demand_regular, read_regular
 from sglang_instrument.schema import LOG_VERSION
 
-_LAYOUT: Final = 10  # of the cached tables; raise it when their columns or their meaning change
+_LAYOUT: Final = 11  # of the cached tables; raise it when their columns or their meaning change
 _WORTHWHILE_BYTES: Final = 4 * 1024 * 1024  # smaller runs are read each time and get no cache
 _MOST_BYTES: Final = 2**30  # largest manifest that we read; a million files make half of it
 _VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"

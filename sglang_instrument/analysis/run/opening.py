@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -36,8 +36,8 @@ class Run:
     """
 
     folder: Path
-    files: list[File]
-    everything: Digest
+    files: list[File] = field(repr=False)
+    everything: Digest = field(repr=False)
     cached: bool = True
 
     @cached_property

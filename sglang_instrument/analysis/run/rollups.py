@@ -1,26 +1,19 @@
 """Aggregate nested spans into one row per step, request, turn and barrier."""
 
-from collections.abc import Mapping
 from typing import Final
 
 import polars as pl
 
+from sglang_instrument.analysis.run.turns import ENGINE, KINDS, REQUEST, sum_by_number, turns_of
 from sglang_instrument.schema import PHASES
 
 #: Where a row belongs. `source` numbers each pair of file and run.
 PLACE: Final = ("source", "role", "worker", "step", "validate")
-#: Kinds of work within a request, with their phases. A span inside another of its kind is not counted again.
-KINDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "engine": ("generate", "engine"),
-    "tool": ("tool",),
-    "interaction": ("interaction",),
-    "reward": ("reward",),
-}
 _KIND_OF_PHASE: Final = [
     next((number for number, phases in enumerate(KINDS.values()) if phase in phases), None)
     for phase in PHASES
 ]
-_REQUEST: Final = ["place", "request_id"]
+_FROM_TURNS: Final = ("turns", "response_tokens", "finish_reason")
 
 
 def roll_up(
@@ -36,11 +29,13 @@ def roll_up(
         path: Of `critical_path`.
     """
     parts = _outermost_parts(spans, records)
-    logged = _logged_turns(parts)
+    logged = sum_by_number(parts)
+    turns = turns_of(logged)
+    requests = _requests(spans, logged, records, places)
     tables = {
         "steps": _steps(spans, len(places)),
-        "requests": _requests(spans, logged, records, places),
-        "turns": _turns(logged.drop_nulls("turn")),
+        "requests": _with_facts_of_turns(requests, turns, parts, records),
+        "turns": turns,
         "barriers": _barriers(spans, records),
         "path": _path(spans, records, path),
     }
@@ -105,22 +100,37 @@ def _outermost_parts(spans: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame
     outer = kind.is_not_null() & kind.ne_missing(kind.gather(spans["parent"]))
     parts = spans.select("place", "row", "event", "start_us", "end_us", "duration_sec").filter(outer)
     fields = records.select("request_id", "turn", "response_tokens")[parts["row"]]
-    return pl.concat([parts.with_columns(kind=kind.filter(outer)), fields], how="horizontal")
+    parts = pl.concat([parts.with_columns(kind=kind.filter(outer)), fields], how="horizontal")
+    lacks = (
+        pl.col("request_id").is_not_null() & (pl.col("kind") == ENGINE) & pl.col("response_tokens").is_null()
+    )
+    if parts.select(lacks.any()).item():
+        inside = _tokens_inside(spans, records, (kind == ENGINE) & ~outer)
+        tokens = parts.select("row").join(inside, on="row", how="left", maintain_order="left")["tokens"]
+        parts = parts.with_columns(response_tokens=pl.coalesce("response_tokens", tokens))
+    return parts
 
 
-def _times_of_kinds() -> list[pl.Expr]:
-    return [
-        pl.col("duration_sec").filter(pl.col("kind") == number).sum().alias(f"{kind}_sec")
-        for number, kind in enumerate(KINDS)
-    ]
+def _tokens_inside(spans: pl.DataFrame, records: pl.DataFrame, inner: pl.Series) -> pl.DataFrame:
+    """Return the tokens that `inner` engine spans log, summed by the `row` of the outermost one around."""
+    parent, tokens = spans["parent"], records["response_tokens"].gather(spans["row"])
+    # A span whose parent logs tokens repeats them.
+    told = (inner & tokens.is_not_null() & tokens.gather(parent).is_null()).arg_true()
+    around = parent.gather(told)
+    while inner.gather(around).any():
+        around = pl.select(
+            pl.when(inner.gather(around)).then(parent.gather(around)).otherwise(around)
+        ).to_series()
+    found = pl.DataFrame({"row": spans["row"].gather(around), "tokens": tokens.gather(told)})
+    return found.group_by("row").agg(pl.col("tokens").sum())
 
 
 def _requests(
     spans: pl.DataFrame, logged: pl.DataFrame, records: pl.DataFrame, places: pl.DataFrame
 ) -> pl.DataFrame:
     requests = _outermost_requests(spans, records)
-    asked = logged.group_by(_REQUEST).agg(pl.col(f"{kind}_sec").sum() for kind in KINDS)
-    requests = requests.join(asked, on=_REQUEST, how="left").with_columns(
+    asked = logged.group_by(REQUEST).agg(pl.col(f"{kind}_sec").sum() for kind in KINDS)
+    requests = requests.join(asked, on=REQUEST, how="left").with_columns(
         pl.col(f"{kind}_sec").fill_null(0.0) for kind in KINDS
     )
     if records["reward"].count() > requests["reward"].count():
@@ -135,6 +145,30 @@ def _requests(
     return requests.sort("place", "start_us", "request_id")
 
 
+def _with_facts_of_turns(
+    requests: pl.DataFrame, turns: pl.DataFrame, parts: pl.DataFrame, records: pl.DataFrame
+) -> pl.DataFrame:
+    """Fill in what requests without an error did not log: their turns, tokens and finish reason."""
+    lacks = pl.any_horizontal(pl.col(name).is_null() for name in _FROM_TURNS) & pl.col("error").is_null()
+    asked = requests.filter(lacks).select(REQUEST).unique()
+    if asked.is_empty():
+        return requests
+    tokens = pl.col("response_tokens")
+    told = turns.group_by(REQUEST).agg(
+        turns=pl.len().cast(pl.Int64), response_tokens=pl.when(tokens.null_count() == 0).then(tokens.sum())
+    )
+    calls = parts.filter(pl.col("kind") == ENGINE).join(asked, on=REQUEST, how="semi").sort("end_us")
+    reasons = calls.with_columns(finish_reason=records["finish_reason"][calls["row"]])
+    last = reasons.group_by(REQUEST).agg(pl.col("finish_reason").drop_nulls().last())
+    known = asked.join(told, on=REQUEST, how="left").join(last, on=REQUEST, how="left")
+    joined = requests.join(known, on=REQUEST, how="left", suffix="_told", maintain_order="left")
+    filled = [
+        pl.when(pl.col("error").is_null()).then(pl.coalesce(name, f"{name}_told")).otherwise(name).alias(name)
+        for name in _FROM_TURNS
+    ]
+    return joined.with_columns(filled).select(requests.columns)
+
+
 def _outermost_requests(spans: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
     """Return the spans of phase "request" whose parent is not a span of the same request."""
     requests = spans.select("place", "row", "span", "parent", "start_us", "end_us", "duration_sec", "phase")
@@ -144,47 +178,6 @@ def _outermost_requests(spans: pl.DataFrame, records: pl.DataFrame) -> pl.DataFr
     above = requests.select(parent="span", outer_id="request_id")
     inner = requests.join(above, on="parent").filter(pl.col("request_id") == pl.col("outer_id"))
     return requests.join(inner.select("span"), on="span", how="anti") if len(inner) else requests
-
-
-def _logged_turns(parts: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per request and logged turn number (null for none), in order."""
-    engine = pl.col("kind") == 0
-    return (
-        parts.filter(pl.col("request_id").is_not_null())
-        .group_by([*_REQUEST, "turn"])
-        .agg(
-            *_times_of_kinds(),
-            event=pl.col("event").get(pl.col("duration_sec").arg_max()),
-            longest_sec=pl.col("duration_sec").max(),
-            start_us=pl.col("start_us").min(),
-            end_us=pl.col("end_us").max(),
-            response_tokens=pl.col("response_tokens").filter(engine).max(),
-            called=engine.any(),
-        )
-        .sort(*_REQUEST, "turn")
-    )
-
-
-def _turns(logged: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per turn: an engine call, with the rows of other numbers up to the next engine call."""
-    # verl may log an interaction under the number of a turn that never called the engine.
-    first = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in _REQUEST)
-    calls = pl.col("called").cast(pl.Int64).cum_sum()
-    earlier = pl.when(first).then(calls - pl.col("called")).forward_fill()
-    turn = (first | (pl.col("called") & (calls - earlier > 1))).cum_sum()
-    return (
-        logged.group_by(number=turn, maintain_order=True)
-        .agg(
-            *(pl.col(name).first() for name in _REQUEST),
-            *(pl.col(f"{kind}_sec").sum() for kind in KINDS),
-            turn=pl.col("turn").filter(pl.col("called")).first(),
-            event=pl.col("event").get(pl.col("longest_sec").arg_max()),
-            start_us=pl.col("start_us").min(),
-            end_us=pl.col("end_us").max(),
-            response_tokens=pl.col("response_tokens").max(),
-        )
-        .drop_nulls("turn")
-    )
 
 
 def _barriers(spans: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:

@@ -50,14 +50,15 @@ def instrument(
     bind: Mapping[str, str] | None = None,
     sync: bool | None = None,
 ) -> Any:
-    """Time every call of a function, as in `@instrument` or `@instrument("score", phase="reward")`.
+    """Time every call of a function, as in `@instrument("tool")` or `@instrument("search", phase="tool")`.
 
     `instrument` takes functions, coroutines, generators, async generators and methods of all kinds, above or
     below `staticmethod` and `classmethod`. Before `install()` the function runs as if it were not decorated.
 
     Args:
-        event: The event's name; default is the function's `__name__`.
-        phase: The phase of an event that is not in the vocabulary; see `schema.PHASES`.
+        event: `request`, `turn`, `generate`, `tool`, `reward`, another event of the vocabulary, or your own;
+            default is the function's `__name__`.
+        phase: Which of these an event of your own is; all are in `sglang_instrument.schema.PHASES`.
         fields: Field expressions by name, such as `{"tokens": "size(result)", "id": "request.uid"}`;
             arguments have their names, `result` is the returned value, `item` a generator's last item.
         bind: Expressions for step, worker, request_id, turn or validate, bound while the function runs.

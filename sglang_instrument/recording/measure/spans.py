@@ -213,8 +213,8 @@ def span(event: str, /, *, phase: str | None = None, **extra: Any) -> Span:
     """Time a block, as in `with span("parse", n=3) as s: ... s.add(ok=True)`; `async with` works too.
 
     Args:
-        event: The event's name.
-        phase: The phase of an event of your own; see `sglang_instrument.schema.PHASES`.
+        event: `request`, `turn`, `generate`, `tool`, `reward`, another event of the vocabulary, or your own.
+        phase: Which of these an event of your own is; all are in `sglang_instrument.schema.PHASES`.
         **extra: The event's fields; `request_id=` and `turn=` replace the bound ones.
 
     Returns:

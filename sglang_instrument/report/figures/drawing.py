@@ -45,6 +45,12 @@ def choose(
     return Choice(run, digest, step, worker, validate, limit, beside)
 
 
+def figure_of(choice: Choice, name: str) -> Figure:
+    """Return the figure of `FIGURES` with this name, or raise NothingToDrawError."""
+    with rc_context(STYLE):
+        return FIGURES[name](choice)
+
+
 def _is_validation(validate: bool) -> pl.Expr:
     return pl.col("validate") == validate
 
@@ -68,7 +74,7 @@ def draw(
     for name in names:
         try:
             with rc_context(STYLE):
-                figure = FIGURES[name](choice)
+                figure = figure_of(choice, name)
                 target = folder / f"{name}.{suffix}"
                 # No date in the file: the same run gives the same bytes.
                 dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}

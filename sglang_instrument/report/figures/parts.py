@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any, Final
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from sglang_instrument.analysis.run.digest import Digest
@@ -71,9 +73,18 @@ class Choice:
         return f"{'validation at step' if self.validate else 'step'} {self.step}"
 
 
+class _InlineFigure(Figure):
+    """A figure that a notebook shows without `%matplotlib inline`."""
+
+    def _repr_png_(self) -> bytes:
+        with BytesIO() as png, rc_context(STYLE):
+            self.savefig(png, format="png", dpi=100, facecolor="white")
+            return png.getvalue()
+
+
 def new_figure(title: str, note: str, width: float = 10.0, height: float = 5.0) -> tuple[Figure, Any]:
     """Return a figure and its axes, with a title, and under it a line that says how to read it."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = _InlineFigure(figsize=(width, height), layout="constrained")
     layout: Any = figure.get_layout_engine()
     layout.set(rect=(0.01, 0.01, 0.98, 1 - 0.62 / height))
     figure.text(0.015, 1 - 0.14 / height, title, fontsize=13, fontweight="bold", va="top")

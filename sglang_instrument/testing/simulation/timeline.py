@@ -133,7 +133,7 @@ class RequestTimeline:
             self._ended("tool_calling_state", start, turn=number)
         elif turn.reply_sec is not None:
             self._pass(1e-5)
-            turns = {"user_turn": number, "assistant_turn": number + 1}
+            turns = {"turn": number, "user_turn": number, "assistant_turn": number + 1}
             self._took("interaction_response", turn.reply_sec, **turns)
             self._pass(turn.small_sec / 5)
             self._ended("interacting_state", start, **turns)

@@ -160,6 +160,17 @@ def test_tools_and_interactions_of_any_class_are_timed(outcome):
         assert record["extra"]["reward"] == float(record["extra"]["terminated"])
 
 
+def test_tools_and_interactions_belong_to_the_turn_whose_reply_they_answer(outcome):
+    records = of_step(outcome, TOOLS)
+    turns = {(one["extra"]["request_id"], one["extra"]["turn"]): one for one in named(records, "turn_end")}
+    for record in [*named(records, "tool_execution"), *named(records, "interaction_response")]:
+        request, turn = record["extra"]["request_id"], record["extra"]["turn"]
+        asked, following = turns[request, turn], turns.get((request, turn + 1))
+        assert asked["extra"]["has_tool_calls"] is (record["event"] == "tool_execution")
+        assert end_us(asked) <= record["start_us"] + ROUNDING_US
+        assert following is None or end_us(record) <= following["start_us"] + ROUNDING_US
+
+
 def test_children_lie_within_their_parents(outcome):
     for records in outcome.logs.values():
         for child in records:

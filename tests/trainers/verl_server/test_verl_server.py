@@ -133,6 +133,19 @@ def test_each_request_and_turn_is_there_once(outcome):
         assert all(call["extra"]["tool"] == "calc_gsm8k_reward" for call in named(records, "tool_call"))
 
 
+def test_tools_belong_to_the_turn_whose_reply_asked_for_them(outcome):
+    for step in STEPS:
+        records = of_step(outcome, step)
+        turns = {
+            (one["extra"]["request_id"], one["extra"]["turn"]): one for one in named(records, "turn_end")
+        }
+        for call in named(records, "tool_call"):
+            request, turn = call["extra"]["request_id"], call["extra"]["turn"]
+            assert turns[request, turn]["extra"]["has_tool_calls"] is True
+            assert end_us(turns[request, turn]) <= call["start_us"] + ROUNDING_US
+            assert end_us(call) <= turns[request, turn + 1]["start_us"] + ROUNDING_US
+
+
 def test_every_event_of_a_request_says_whose_it_is(outcome):
     for step in STEPS:
         records = of_step(outcome, step)

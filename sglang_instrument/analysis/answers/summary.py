@@ -1,0 +1,40 @@
+"""Summarise each step in one row: its duration, its requests, and what its wall time was spent on."""
+
+from typing import Final
+
+import polars as pl
+
+from sglang_instrument.analysis.answers.steps import STEP, step_table
+from sglang_instrument.analysis.ledger.ledger import Paths, step_ledger, worker_ledger
+from sglang_instrument.analysis.run.digest import Digest
+
+_OF_STEP: Final = (
+    *(*STEP, "workers", "slowest_worker", "duration_sec", "requests", "response_tokens"),
+    *("p50_sec", "p99_sec", "max_sec", "tail"),
+)
+_PARTS: Final = ("engine", "tool", "interaction", "reward", "between steps")
+
+
+def summary_table(digest: Digest, paths: Paths) -> pl.DataFrame:
+    """Return one row per step, in order.
+
+    Args:
+        digest: Of the steps to show.
+        paths: The critical paths of the whole run: a step ends when the next one begins.
+
+    Returns:
+        step, validate, workers, slowest_worker, duration_sec, requests, response_tokens, p50_sec, p99_sec,
+        max_sec, tail: as in `step_table`; wall_sec: until the next step begins; engine_sec, tool_sec,
+        interaction_sec, reward_sec, between_steps_sec, rest_sec: what it was spent on along the path that
+        decided it, which adds up to wall_sec; waiting: the share of all workers' wall time, from 0 to 1, in
+        which one waited for another.
+    """
+    sec, part = pl.col("sec"), pl.col("part")
+    of_parts = [sec.filter(part == name).sum().alias(f"{name.replace(' ', '_')}_sec") for name in _PARTS]
+    spent = step_ledger(paths).group_by(STEP).agg(sec.sum().alias("wall_sec"), *of_parts)
+    rest = pl.col("wall_sec") - pl.sum_horizontal(one.meta.output_name() for one in of_parts)
+    waiting = sec.filter(part == "barrier").sum() / sec.sum()
+    waits = worker_ledger(paths).group_by(STEP).agg(waiting=waiting)
+    steps = step_table(digest).select(_OF_STEP)
+    parts = spent.with_columns(rest_sec=rest.clip(lower_bound=0.0)).join(waits, on=STEP, how="left")
+    return steps.join(parts, on=STEP, how="left", maintain_order="left")

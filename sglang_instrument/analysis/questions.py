@@ -1,0 +1,195 @@
+"""Ask a run the usual questions in a notebook: its verdict, steps, requests, figures and report."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from shlex import quote
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final
+
+import polars as pl
+
+from sglang_instrument import __version__
+from sglang_instrument.analysis.answers.call_times import paths_of
+from sglang_instrument.analysis.answers.requests import request_table
+from sglang_instrument.analysis.answers.summary import summary_table
+from sglang_instrument.analysis.run import opening
+from sglang_instrument.analysis.run.batches import Progress
+from sglang_instrument.analysis.verdict.verdict import judge
+from sglang_instrument.errors import InstrumentError, LogError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_NEXT: Final = 'run.summary(), run.requests(), run.plot("cdf"), run.report()'
+_FIRST: Final = ("step", "worker", "request_id")  # columns
+_LAST: Final = ("start_us", "end_us")
+_EXTRA: Final = "pip install 'sglang-instrument[report]'"
+
+
+class Run(opening.Run):
+    """A run, as its log files describe it. In a notebook, `run` shows a short card with the verdict.
+
+    Attributes:
+        folder: The experiment's folder.
+        files: Its log files and their control records.
+        everything: Steps, requests, turns and barriers of the newest runs, with records outside of any step.
+        cached: Whether tables may be cached in the folder.
+    """
+
+    def summary(self, validate: bool = False) -> pl.DataFrame:
+        """Return one row per step: how long it took, its requests, and what its wall time was spent on.
+
+        Args:
+            validate: Validations instead of training steps.
+
+        Returns:
+            The columns of `summary_table`, without `validate`.
+        """
+        digest = self.digest.filter(pl.col("validate") == validate)
+        return summary_table(digest, paths_of(self)).drop("validate")
+
+    def requests(
+        self, step: int | None = None, worker: int | None = None, validate: bool = False
+    ) -> pl.DataFrame:
+        """Return one row per request, the slowest first.
+
+        Args:
+            step: Only of this step.
+            worker: Only of this worker.
+            validate: Of validations instead of training steps.
+
+        Returns:
+            The columns of `request_table`, without `validate`.
+        """
+        wanted = {"step": step, "worker": worker, "validate": validate}
+        asked = {name: value for name, value in wanted.items() if value is not None}
+        table = request_table(self.everything).filter(**asked)
+        return table.select(*_FIRST, pl.exclude("validate", *_FIRST, *_LAST), *_LAST)
+
+    def plot(
+        self,
+        figure: str = "cdf",
+        step: int | None = None,
+        worker: int | None = None,
+        validate: bool = False,
+        limit: int = 20,
+        against: opening.Run | None = None,
+    ) -> "Figure":
+        """Return a figure, which a notebook shows.
+
+        Args:
+            figure: overview, shares, workers, cdf, cdf-workers, slowest, turns or turn-counts.
+            step: For workers, cdf-workers and slowest: the step; default is the one that took longest.
+            worker: Only requests of this worker.
+            validate: Validations instead of training steps.
+            limit: How many of the slowest requests.
+            against: A second run, drawn below the first in cdf.
+
+        Raises:
+            LogError: The log lacks what the figure shows.
+            InstrumentError: There is no such figure, or the extra `report` is not installed.
+        """
+        try:
+            from sglang_instrument.report.figures.drawing import FIGURES, choose, figure_of
+            from sglang_instrument.report.figures.parts import NothingToDrawError
+        except ModuleNotFoundError as missing:
+            raise InstrumentError(f"plot() needs {missing.name}: {_EXTRA}") from missing
+        if figure not in FIGURES:
+            raise InstrumentError(f"no figure {figure!r}; the figures are: {', '.join(FIGURES)}")
+        try:
+            return figure_of(choose(self, step, worker, validate, limit, against), figure)
+        except NothingToDrawError as reason:
+            raise LogError(f"{self.folder}: nothing to draw: {reason}") from None
+
+    def report(
+        self,
+        steps: Sequence[int] = (),
+        other: opening.Run | None = None,
+        most_spans: int = 50_000,
+        height: int = 800,
+    ) -> "Report":
+        """Return the report, which a notebook shows inline.
+
+        Args:
+            steps: Training steps that get a timeline; by default those with a finding, and the slowest.
+            other: A second run to compare with.
+            most_spans: The most spans of all timelines together; a notebook keeps them in its file.
+            height: Of the report in the notebook, in pixels.
+
+        Raises:
+            LogError: One of `steps` does not exist.
+            InstrumentError: The extra `report` is not installed.
+        """
+        try:
+            from sglang_instrument.report.html.build import write_report
+        except ModuleNotFoundError as missing:
+            raise InstrumentError(f"report() needs {missing.name}: {_EXTRA}") from missing
+        with TemporaryDirectory() as folder:
+            path = Path(folder, "report.html")
+            write_report(self, path, other=other, steps=steps, most_spans=most_spans, version=__version__)
+            return Report(path.read_text(encoding="utf-8"), height)
+
+    @cached_property
+    def _card(self) -> dict[str, str]:
+        """What the card says, line by line: its heading first."""
+        verdict = judge(self)
+        counts = {"step": len(self.steps), "worker": len(self.workers), "request": len(self.requests())}
+        lines = {
+            str(self.folder): ", ".join(f"{n:,} {word}{'s' * (n != 1)}" for word, n in counts.items()),
+            "verdict": verdict.sentence,
+            "advice": verdict.advice.replace("LOGS", quote(str(self.folder))),
+            "log": self.health.sentence(),
+            "next": _NEXT,
+        }
+        return {name: words for name, words in lines.items() if words}
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {words}" for name, words in self._card.items())
+
+    def _repr_html_(self) -> str:
+        rows = (f"<div><b>{escape(name)}</b>: {escape(words)}</div>" for name, words in self._card.items())
+        style = "border-left: 3px solid #8a94a3; padding-left: 10px; max-width: 60em; line-height: 1.5"
+        return f'<div style="{style}">{"".join(rows)}</div>'
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report of a run, which a notebook shows inline.
+
+    Attributes:
+        html: The page, which needs no network and no server.
+        height: Of the page in the notebook, in pixels.
+    """
+
+    html: str = field(repr=False)
+    height: int = 800
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page to a file, and return its path."""
+        path = Path(path)
+        path.write_text(self.html, encoding="utf-8")
+        return path
+
+    def _repr_html_(self) -> str:
+        # Without the base, the links of the page would lead to the notebook.
+        page = self.html.replace("<head>", '<head><base href="about:srcdoc">', 1)
+        style = f"width: 100%; height: {self.height}px; border: 0"
+        return f'<iframe title="report" style="{style}" srcdoc="{escape(page)}"></iframe>'
+
+
+def open_run(path: str | Path, progress: Progress | None = None, cached: bool = True) -> Run:
+    """Read the run in a folder.
+
+    Args:
+        path: The experiment's folder, or a folder that holds just one experiment.
+        progress: Called with the number of files read so far and the number of files to read.
+        cached: Whether to use and write a cache in the folder (or in the user's cache folder).
+
+    Raises:
+        LogError: There is no such folder, or it holds several experiments, no run, or no records yet.
+    """
+    run = opening.open_run(path, progress, cached)
+    return Run(run.folder, run.files, run.everything, run.cached)

@@ -1,0 +1,102 @@
+"""Sum up the parts of requests by turn: a tool or interaction belongs to the turn whose reply it answers."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import polars as pl
+
+from sglang_instrument.analysis.timing.grouped_sums import is_first
+
+#: Kinds of work within a request, with their phases. A span inside another of its kind is not counted again.
+KINDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "engine": ("generate", "engine"),
+    "tool": ("tool",),
+    "interaction": ("interaction",),
+    "reward": ("reward",),
+}
+REQUEST: Final = ["place", "request_id"]
+_TURN: Final = [*REQUEST, "turn"]
+ENGINE: Final = list(KINDS).index("engine")
+_CALLS: Final = pl.col("kind") == ENGINE
+_ANSWERS: Final = pl.col("kind").is_in([list(KINDS).index(kind) for kind in ("tool", "interaction")])
+
+
+def sum_by_number(parts: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per request and turn number (null for none), in order.
+
+    Args:
+        parts: Place, request_id, turn, kind (its number in `KINDS`), event, times and tokens of each part.
+    """
+    parts = _numbered(parts.filter(pl.col("request_id").is_not_null()))
+    logged = _summed(parts)
+    # The reference, and earlier versions of our tables, log tools under the number of the reply after them.
+    early = logged.filter(pl.col("answered_us") < pl.col("asked_us")).select(*_TURN, "asked_us")
+    if len(early):
+        known = parts.join(early, on=_TURN, how="left", maintain_order="left")
+        wrong = _ANSWERS & (pl.col("start_us") < pl.col("asked_us")).fill_null(False)
+        parts = known.with_columns(turn=pl.when(~wrong).then("turn")).drop("asked_us")
+        logged = _summed(_numbered(parts))
+    return logged
+
+
+def _numbered(parts: pl.DataFrame) -> pl.DataFrame:
+    """Give the parts without a turn's number the one that follows from their order; rewards have none.
+
+    In a request whose engine calls have no numbers, each call begins a turn.
+    """
+    unnumbered = pl.col("turn").is_null() & (_CALLS | _ANSWERS)
+    asked = parts.filter(unnumbered).select(REQUEST).unique()
+    if asked.is_empty():
+        return parts
+    known = parts.join(asked, on=REQUEST, how="anti")
+    mine = parts.join(asked, on=REQUEST, how="semi").sort(*REQUEST, "start_us", ~_CALLS)
+    has_numbers = (_CALLS & pl.col("turn").is_not_null()).any().over(REQUEST)
+    by_log = pl.when(_CALLS).then("turn").forward_fill().over(REQUEST)
+    by_order = (_CALLS.cum_sum().over(REQUEST).cast(pl.Int64) - 1).clip(lower_bound=0)
+    turn = pl.when(~unnumbered).then("turn").when(has_numbers).then(by_log).otherwise(by_order)
+    return pl.concat([known, mine.with_columns(turn=turn)])
+
+
+def _summed(parts: pl.DataFrame) -> pl.DataFrame:
+    sums = [
+        pl.col("duration_sec").filter(pl.col("kind") == number).sum().alias(f"{kind}_sec")
+        for number, kind in enumerate(KINDS)
+    ]
+    return (
+        parts.group_by(_TURN)
+        .agg(
+            *sums,
+            event=pl.col("event").get(pl.col("duration_sec").arg_max()),
+            longest_sec=pl.col("duration_sec").max(),
+            start_us=pl.col("start_us").min(),
+            end_us=pl.col("end_us").max(),
+            asked_us=pl.col("start_us").filter(_CALLS).min(),
+            answered_us=pl.col("start_us").filter(_ANSWERS).min(),
+            response_tokens=pl.col("response_tokens").filter(_CALLS).max(),
+            called=_CALLS.any(),
+        )
+        .sort(_TURN)
+    )
+
+
+def turns_of(logged: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per turn: an engine call, with the rows of other numbers up to the next engine call."""
+    logged = logged.drop_nulls("turn")
+    # verl may log an interaction under the number of a turn that never called the engine.
+    first = is_first(REQUEST)
+    calls = pl.col("called").cast(pl.Int64).cum_sum()
+    earlier = pl.when(first).then(calls - pl.col("called")).forward_fill()
+    turn = (first | (pl.col("called") & (calls - earlier > 1))).cum_sum()
+    return (
+        logged.group_by(number=turn, maintain_order=True)
+        .agg(
+            *(pl.col(name).first() for name in REQUEST),
+            *(pl.col(f"{kind}_sec").sum() for kind in KINDS),
+            turn=pl.col("turn").filter(pl.col("called")).first(),
+            event=pl.col("event").get(pl.col("longest_sec").arg_max()),
+            start_us=pl.col("start_us").min(),
+            end_us=pl.col("end_us").max(),
+            response_tokens=pl.col("response_tokens").max(),
+        )
+        .drop_nulls("turn")
+    )
