@@ -61,6 +61,32 @@ class File(msgspec.Struct):
         return self.path.partition("/")[0]
 
 
+def run_begins(files: Sequence[File]) -> dict[str, int]:
+    """Return when each run wrote its first header, in Unix microseconds; the oldest run first."""
+    begun: dict[str, int] = {}
+    for file in files:
+        for control in file.controls:
+            if control.event == LOG_OPENED and control.run_id is not None:
+                begun[control.run_id] = min(control.time_us, begun.get(control.run_id, control.time_us))
+    return dict(sorted(begun.items(), key=lambda one: one[1]))
+
+
+def only_run(files: Sequence[File], run_id: str) -> list[File]:
+    """Return the files that one run wrote to, without what other runs wrote to them."""
+    written = [file for file in files if run_id in {control.run_id for control in file.controls}]
+    return [_only_run(file, run_id) for file in written]
+
+
+def _only_run(file: File, run_id: str) -> File:
+    wrote = [number for number, one in enumerate(file.runs) if one == run_id]
+    return msgspec.structs.replace(
+        file,
+        runs=[file.runs[number] for number in wrote],
+        records=[file.records[number] for number in wrote],
+        controls=[control for control in file.controls if control.run_id == run_id],
+    )
+
+
 def newest_runs(files: Sequence[File]) -> dict[str, str | None]:
     """Return for each folder the id of its newest run: the one with the latest header there."""
     newest: dict[str, tuple[int, str | None]] = {}

@@ -42,7 +42,7 @@ def show_engine_requests(opened: Run, args: argparse.Namespace) -> int:
     if args.json:
         print_json({"folder": str(opened.folder), "engine_requests": rows})
         return 0
-    title = f"{opened.folder}: the slowest of {len(requests):,} requests of the engine"
+    title = f"{opened.name}: the slowest of {len(requests):,} requests of the engine"
     shown = [
         (
             row["rid"],

@@ -89,4 +89,4 @@ def _print_table(opened: Run, args: argparse.Namespace, table: pl.DataFrame) -> 
 def _title(opened: Run, args: argparse.Namespace) -> str:
     kind = "validation" if args.validate else "step"
     step = f", {kind} {args.step}" if args.step is not None else f", {kind}s" if args.validate else ""
-    return f"{opened.folder}{step}" + (f", worker {args.worker}" if args.worker is not None else "")
+    return f"{opened.name}{step}" + (f", worker {args.worker}" if args.worker is not None else "")

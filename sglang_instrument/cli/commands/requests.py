@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"folder": str(opened.folder), "requests": rows})
         return 0
-    _print(f"{opened.folder}: the slowest of {len(table):,} requests", rows)
+    _print(f"{opened.name}: the slowest of {len(table):,} requests", rows)
     return 0
 
 
@@ -223,5 +223,5 @@ def _print_cdf(opened: Run, rows: list[dict[str, Any]]) -> None:
         for row in rows
     ]
     columns = ("of", "requests", "mean s", "p50 s", "p90 s", "p95 s", "p99 s", "p99.9 s", "max s")
-    print_table(columns, shown, title=f"{opened.folder}: durations of requests", optional=("mean s", "p95 s"))
+    print_table(columns, shown, title=f"{opened.name}: durations of requests", optional=("mean s", "p95 s"))
     print_line("90 % of the requests take at most p90")

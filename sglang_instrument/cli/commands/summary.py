@@ -161,7 +161,7 @@ def _print_steps(opened: Run, args: argparse.Namespace, summary: _Summary) -> No
     ]
     requests = sum(row["requests"] for row in steps)
     kind = "validation steps" if args.validate else "steps"
-    title = f"{opened.folder}: {len(steps)} {kind}, {len(opened.workers)} workers, {requests:,} requests"
+    title = f"{opened.name}: {len(steps)} {kind}, {len(opened.workers)} workers, {requests:,} requests"
     print_table(("step", "time s", "wall s", *_COLUMNS), rows, title=title, optional=_OPTIONAL)
     if len(shown) < len(steps):
         print_line(
@@ -179,7 +179,7 @@ def _print_steps(opened: Run, args: argparse.Namespace, summary: _Summary) -> No
 
 
 def _print_step(opened: Run, args: argparse.Namespace, summary: _Summary) -> None:
-    title = f"{opened.folder}, {'validation' if args.validate else 'step'} {args.step}"
+    title = f"{opened.name}, {'validation' if args.validate else 'step'} {args.step}"
     spent = _by_part(summary.spent_by_workers, "worker")
     rows = [
         (str(row["worker"]), *_cells(row, row["busy_sec"], own, _share(own), own.get(_WAITS, 0.0)))

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         for row in turns
     ]
     columns = ("turn", "requests", "engine s", "p50 s", "p99 s", "tools s", "tokens", "last turn of %")
-    print_table(columns, rows, title=f"{opened.folder}: turns")
+    print_table(columns, rows, title=f"{opened.name}: turns")
     if args.tools:
         named = [
             (
