@@ -14,20 +14,46 @@ from sglang_instrument.testing import synthetic_run
 LATER_SEC = 3600.0
 
 
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    """A folder with run synthetic-1 of four steps, and, an hour later, synthetic-2 of two of them."""
-    folder = synthetic_run(tmp_path / "exp", steps=4, workers=2, requests=4, seed=1)
-    later = {0: LATER_SEC, 1: LATER_SEC}
-    new = synthetic_run(tmp_path / "new", steps=2, workers=2, requests=4, seed=2, clock_skew=later)
+def launched_again(folder: Path, first_step: int) -> Path:
+    """Write run synthetic-1 of four steps, and, an hour later, synthetic-2 of two steps."""
+    synthetic_run(folder, steps=4, workers=2, requests=4, seed=1)
+    later = {"clock_skew": {0: LATER_SEC, 1: LATER_SEC}, "first_step": first_step}
+    new = synthetic_run(folder.with_name("new"), steps=2, workers=2, requests=4, seed=2, **later)
     for path in new.rglob("*.jsonl"):
         with (folder / path.relative_to(new)).open("ab") as stream:
             stream.write(path.read_bytes())
     return folder
 
 
-def test_the_name_says_which_run_is_the_newest_and_which_steps_are_older(shared: Path) -> None:
-    assert open_run(shared).name == f"{shared} (run synthetic-2, the newest of 2; 2 steps are of older runs)"
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder in which a second run began at step 1 again."""
+    return launched_again(tmp_path / "exp", first_step=1)
+
+
+def test_a_run_that_begins_again_is_shown_without_later_steps_of_older_runs(shared: Path) -> None:
+    run = open_run(shared)
+    assert run.name == f"{shared} (run synthetic-2, the newest of 2)"
+    assert run.steps == [1, 2]
+    assert list(run.health.older) == ["synthetic-1"]
+
+
+def test_a_run_that_goes_on_is_shown_with_the_steps_before_it(tmp_path: Path) -> None:
+    folder = launched_again(tmp_path / "exp", first_step=2)
+    run = open_run(folder)
+    assert run.name == f"{folder} (run synthetic-2, the newest of 2; 1 step is of older runs)"
+    assert run.steps == [1, 2, 3]
+    assert run.health.runs == ["synthetic-1", "synthetic-2"]
+
+
+def test_records_without_a_step_do_not_replace_the_steps_of_older_runs(tmp_path: Path) -> None:
+    folder = launched_again(tmp_path / "exp", first_step=3)
+    (folder / "step_0").mkdir()
+    line = (folder / "step_4/worker_0.jsonl").read_bytes().splitlines()
+    header = next(one for one in line if b"log_opened" in one and b"synthetic-2" in one)
+    unbound = header.replace(b'"extra":{', b'"extra":{"step_bound":false,')
+    (folder / "step_0/worker_0.jsonl").write_bytes(unbound + b"\n")
+    assert open_run(folder).steps == [1, 2, 3, 4]
 
 
 def test_the_name_of_a_folder_of_one_run_is_its_path(tmp_path: Path) -> None:
