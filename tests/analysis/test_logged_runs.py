@@ -77,6 +77,7 @@ def test_a_run_id_opens_that_run_as_if_it_were_alone_in_its_folder(
         expected = alone.digest.tables()[name]
         assert_frame_equal(table.drop("source"), expected.drop("source"))
     assert_frame_equal(event_table(opened.spans), event_table(alone.spans))
+    assert open_run(opened.logs).name == opened.name
     assert (opened.health.runs, opened.health.older) == ([run_id], {})
     assert opened.health.records == alone.health.records
 

@@ -84,3 +84,16 @@ def test_the_trend_compares_the_halves_of_a_run() -> None:
     assert trend_of([1.0] * 5) is None
     assert trend_of([1.0, 1.0, 1.0, 1.2, 1.2, 1.2]) == pytest.approx(0.2)
     assert trend_of([2.0, 1.0, 1.0, 5.0, 1.0, 1.0, 1.0]) == pytest.approx(0.0)
+
+
+def test_two_runs_of_a_folder_are_compared_and_reported_by_their_ids(
+    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    one, two = (f"{logs}/shared@synthetic-{number}" for number in (1, 2))
+    assert main(["compare", one, two]) in (0, 3)
+    assert (
+        f"{logs}/shared (run synthetic-2) against {logs}/shared (run synthetic-1)" in capsys.readouterr().out
+    )
+    assert main(["report", one, "-o", str(tmp_path / "one.html")]) == 0
+    assert f"{logs}/shared (run synthetic-1)" in (tmp_path / "one.html").read_text()

@@ -49,6 +49,11 @@ class Run:
         which = describe_runs(self.files) if self.run_id is None else f"run {self.run_id}"
         return f"{self.folder} ({which})" if which else str(self.folder)
 
+    @property
+    def logs(self) -> str:
+        """What to give to a command, or to `open_run`, to open the same again."""
+        return str(self.folder) if self.run_id is None else f"{self.folder}@{self.run_id}"
+
     @cached_property
     def digest(self) -> Digest:
         """`everything` without records outside of steps; if the workers have no others, with them."""
