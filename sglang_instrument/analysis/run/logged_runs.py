@@ -16,9 +16,16 @@ def split_run_id(path: Path) -> tuple[Path, str | None]:
     A folder whose own name holds an `@` is that folder.
     """
     name, _, run_id = path.name.rpartition("@")
-    if not name or not run_id or path.exists() or not path.with_name(name).is_dir():
+    if not name or not run_id or not path.with_name(name).is_dir() or _exists(path):
         return path, None
     return path.with_name(name), run_id
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # an id may be longer than the name of a file
+        return False
 
 
 def find_run_id(folder: Path, files: Sequence[File], wanted: str) -> str:

@@ -145,7 +145,7 @@ def _run_synthetic(folder: Path, args: argparse.Namespace) -> int:
     say(f"planted: {cause!r}")
     with synthetic.progress(shape.steps) as wrote:
         synthetic.write(folder, planned, wrote)
-    _show_tables(folder)
+    _show_tables(folder, cause.place[0])
     _show_next(folder)
     return 0
 
@@ -240,13 +240,15 @@ def _show_installed(printed: Path) -> None:
             say(line)
 
 
-def _show_tables(folder: Path) -> None:
-    for name in ("summary", "events"):
+def _show_tables(folder: Path, step: int | None = None) -> None:
+    """Print the summary of a run, and its events, or those of one step."""
+    of_step = () if step is None else ("--step", str(step))
+    for name, more in (("summary", ()), ("events", of_step)):
         command = importlib.import_module(f"sglang_instrument.cli.commands.{name}")
         parser = argparse.ArgumentParser()
         command.add_arguments(parser)
         say()
-        command.run(parser.parse_args([str(folder)]))
+        command.run(parser.parse_args([str(folder), *more]))
 
 
 def _show_next(folder: Path, *, failed: bool = False) -> None:

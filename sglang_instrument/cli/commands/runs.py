@@ -82,7 +82,7 @@ def _listed(folder: Path) -> Sequence[Path]:
     if not (folder.is_dir() and not is_run_folder(folder) and experiments_in(folder)):
         folder = find_run(folder)
         runs = runs_of_trainers(open_run(folder).files)
-        return [folder.with_name(f"{folder.name}@{one}") for one in runs] or [folder]
+        return [Path(f"{folder}@{one}") for one in runs] or [folder]
     return [folder / name for name in experiments_in(folder)]
 
 
@@ -93,7 +93,7 @@ def _row(path: Path) -> dict[str, Any]:
     try:
         opened = open_run(path)
         verdict = judge(opened)
-    except LogError as error:
+    except (LogError, OSError) as error:  # a file may hold any text as an id
         return {"logs": str(path), **dict.fromkeys(_FACTS), "error": str(error)}
     facts = (*_of_log(opened), *_of_steps(opened), verdict.sentence, _cause(verdict))
     return {"logs": str(path), **dict(zip(_FACTS, facts, strict=True)), "error": None}
@@ -140,7 +140,8 @@ def _cause(verdict: Verdict) -> str | None:
 
 
 def _print(folder: Path, rows: list[dict[str, Any]]) -> None:
-    of_one = "@" in rows[0]["logs"]  # the runs of one experiment, not several experiments
+    # Whether these are the runs of one experiment, not several experiments.
+    of_one = any(row["run_id"] and row["logs"].endswith(f"@{row['run_id']}") for row in rows)
     cells = [
         (
             row["run_id"] if of_one and row["run_id"] else Path(row["logs"]).name,
