@@ -20,11 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
-from clean_shapes import usual_shape
-
 from sglang_instrument.analysis import Rules, Run, compare_runs, open_run, validation_of, what_if
 from sglang_instrument.testing import RunShape
 from sglang_instrument.testing.synthetic import write_run
+from sglang_instrument.testing.usual_run import usual_shape
 
 WITHIN = 0.05
 MOST_EQUAL = 0.05  # of the equal pairs that may be called different

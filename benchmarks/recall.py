@@ -32,11 +32,12 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
 from clean_shapes import CLEAN_SHAPES
 from other_runs import OtherRun
-from planted_runs import KINDS, cost_of, is_right, sized, wall_of
+from planted_runs import is_right
 
 from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.verdict import findings_of
+from sglang_instrument.testing.kinds import KINDS, cost_of, sized, wall_of
 from sglang_instrument.testing.synthetic import write_run
 
 SHARES = (0.1, 0.25, 1.0)  # of the step's time that a cause costs

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.requests import waterfall as waterfall
     from sglang_instrument.analysis.answers.round_trips import process_clocks as process_clocks
     from sglang_instrument.analysis.answers.round_trips import round_trip_table as round_trip_table
+    from sglang_instrument.analysis.answers.servers import server_rows as server_rows
     from sglang_instrument.analysis.answers.steps import step_table as step_table
     from sglang_instrument.analysis.answers.steps import worker_table as worker_table
     from sglang_instrument.analysis.answers.summary import summary_table as summary_table
@@ -107,6 +108,7 @@ _HOMES = {
     "request_table": "answers.requests",
     "reward_by_length": "answers.lengths",
     "round_trip_table": "answers.round_trips",
+    "server_rows": "answers.servers",
     "split_wall_time": "timing.wall_time",
     "standstill": "answers.gaps",
     "step_ledger": "ledger.ledger",
@@ -166,6 +168,7 @@ __all__ = [
     "request_table",
     "reward_by_length",
     "round_trip_table",
+    "server_rows",
     "split_wall_time",
     "standstill",
     "step_ledger",

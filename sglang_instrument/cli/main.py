@@ -25,6 +25,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "patches": "`patches check`, before a new trainer version: what the tables find in its source",
     },
     "what happened?": {
+        "runs": "experiments below a folder, or the runs of one: steps, trend, size, verdict",
         "summary": "steps of a run: how long, how many requests, where the time went; the verdict",
         "events": "events of a run: how often, how long, what share of the time",
         "requests": "the slowest requests, or one request with all its events",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument import __version__, native
-from sglang_instrument.config import Config
+from sglang_instrument.config import DEFAULT_EXPERIMENT, Config
 from sglang_instrument.errors import ConfigError
 from sglang_instrument.patching.places.versions import installed_version
 from sglang_instrument.patching.probes.instrument import wrap_function
@@ -162,7 +162,9 @@ class Session:
         sites = self._sites_by_table()
         parts = [text for table in self._tables if (text := _coverage(table, sites.get(table.name, [])))]
         found = "; ".join(parts) or "no known trainer is installed"
-        return f"sglang_instrument {__version__}: {found} -> {self.config.folder}"
+        unnamed = self.config.experiment == DEFAULT_EXPERIMENT
+        shared = "; EXPERIMENT_NAME is not set: all runs without it share this folder" if unnamed else ""
+        return f"sglang_instrument {__version__}: {found} -> {self.config.folder}{shared}"
 
     def _all_sites(self) -> Iterator[tuple[Table, Site]]:
         sites = self._sites_by_table()

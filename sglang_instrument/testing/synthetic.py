@@ -5,6 +5,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from sglang_instrument.gc_pause import uncollected
 from sglang_instrument.testing.causes.base import Cause
 from sglang_instrument.testing.run_shape import PlayedStep, RunShape, play_run
 from sglang_instrument.testing.simulation.engine_logs import EngineLogs, name_calls
@@ -43,12 +44,13 @@ def write_run(
     """Write a run of this shape; the other arguments are those of `synthetic_run`."""
     run_id = f"synthetic-{shape.seed}"
     engines = [EngineLogs(folder, rank, ahead, run_id) for rank, ahead in sorted(shape.engine_clocks.items())]
-    for played in play_run(shape, causes):
-        _write_engines(shape, engines, played)
-        _write_workers(folder, shape, played, run_id)
-        _write_trainer(folder, shape, played, run_id)
-        _write_validation(folder, shape, played, run_id)
-        progress(played.step)
+    with uncollected():  # a step makes many small objects, without cycles
+        for played in play_run(shape, causes):
+            _write_engines(shape, engines, played)
+            _write_workers(folder, shape, played, run_id)
+            _write_trainer(folder, shape, played, run_id)
+            _write_validation(folder, shape, played, run_id)
+            progress(played.step)
     for cause in causes:
         cause.damage(folder)
     return folder

@@ -45,6 +45,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "steps": lambda run: rows(a.step_table(run.digest).filter(step=2)),
             "workers": lambda run: rows(a.worker_table(run.digest).filter(step=2)),
             "engine": a.engine_summary,
+            "servers": a.server_rows,
             "health": lambda run: asdict(run.health),
             "ledger": lambda run: {
                 "steps": rows(a.step_ledger(a.paths_of(run)).filter(step=2)),
@@ -132,6 +133,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
 ASKED = {"folder", "step", "worker", "validate", "a", "b", "failed", "ok", "run_id", "older", "unreadable"}
 #: Commands that do not read the log of a run, and what a program calls instead.
 NOT_OF_A_LOG = {
+    "runs": "opens several runs: open_run() and verdict_of() of each",
     "demo": "runs something",
     "run": "runs something",
     "doctor": "looks at this machine",

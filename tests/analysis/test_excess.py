@@ -5,26 +5,26 @@ from pathlib import Path
 import polars as pl
 import pytest
 from made_workers import Step, Worker, written
-from planted_runs import KINDS, sized
 
 from sglang_instrument.analysis import open_run, step_windows
 from sglang_instrument.analysis.ledger.engine_speed import fit_speed
 from sglang_instrument.analysis.verdict.evidence.calls import calls_of
 from sglang_instrument.analysis.verdict.excess import excess_table, slowest_step
 from sglang_instrument.testing import SlowEngine
+from sglang_instrument.testing.kinds import KINDS, sized
 from sglang_instrument.testing.synthetic import synthetic_run, write_run
 
 
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("engine, all", "slower engine"),
-        ("tools, all", "slower tools"),
-        ("rewards, all", "reward"),
-        ("long replies, all", "longer replies"),
-        ("preprocessing, all", "preprocess"),
-        ("broadcast, all", "broadcast"),
-        ("gap between steps", "between steps"),
+        ("engine-all", "slower engine"),
+        ("tool-all", "slower tools"),
+        ("reward-all", "reward"),
+        ("long-replies", "longer replies"),
+        ("preprocess-all", "preprocess"),
+        ("broadcast-all", "broadcast"),
+        ("gap", "between steps"),
     ],
 )
 def test_the_excess_of_a_step_lies_in_the_part_that_took_it(name: str, part: str, tmp_path: Path) -> None:

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from clean_shapes import usual_shape
-from planted_runs import STEP, WORKER, wall_of
 
 from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.verdict.verdict import findings_of
 from sglang_instrument.testing import StandStill
+from sglang_instrument.testing.kinds import STEP, WORKER, wall_of
 from sglang_instrument.testing.synthetic import write_run
+from sglang_instrument.testing.usual_run import usual_shape
 
 
 @pytest.mark.parametrize("worker", [WORKER, None])

@@ -6,9 +6,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from clean_shapes import CLEAN_SHAPES, usual_shape
+from clean_shapes import CLEAN_SHAPES
 from other_runs import OtherRun
-from planted_runs import KINDS, is_right, sized, workers_of
+from planted_runs import is_right, workers_of
 
 from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.verdict.advice import CAUSES
@@ -16,7 +16,9 @@ from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.verdict import findings_of, verdict_of
 from sglang_instrument.demo.synthetic import write
 from sglang_instrument.testing import synthetic_run
+from sglang_instrument.testing.kinds import KINDS, sized
 from sglang_instrument.testing.synthetic import write_run
+from sglang_instrument.testing.usual_run import usual_shape
 
 
 def found_in(folder: Path) -> list[Finding]:
@@ -87,7 +89,7 @@ def test_a_clean_run_is_told_so_with_its_slowest_step_and_that_it_is_short(tmp_p
 
 def test_the_same_cause_in_several_steps_is_told_once(tmp_path: Path) -> None:
     shape = usual_shape(0)
-    kind = KINDS["engine, one worker"]
+    kind = KINDS["engine-one"]
     cause = sized(kind, shape, 0.5)
     causes = [type(cause)(step, 2, cause.factor) for step in (3, 6, 8)]  # type: ignore[attr-defined, call-arg]
     told = verdict_of(open_run(write_run(tmp_path / "run", shape, causes)), over=True)

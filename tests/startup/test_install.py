@@ -64,6 +64,16 @@ def test_install_says_one_line_where_a_person_sees_it(install, capsys):
     assert line.endswith(f" -> {folder}")
 
 
+def test_install_says_at_once_that_runs_without_a_name_share_a_folder(log_dir, capsys, monkeypatch):
+    monkeypatch.delenv("EXPERIMENT_NAME", raising=False)
+    sglang_instrument.install(log_dir=log_dir)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "multiturn_log_dir; EXPERIMENT_NAME is not set: all runs without it share this folder" in line
+    sglang_instrument.uninstall()
+    sglang_instrument.install(log_dir=log_dir, experiment="gsm8k")
+    assert "EXPERIMENT_NAME" not in capsys.readouterr().err
+
+
 def test_install_names_a_table_of_sources_on_a_path_of_which_no_installation_knows(
     install, tmp_path, monkeypatch, capsys
 ):

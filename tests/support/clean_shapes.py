@@ -9,20 +9,8 @@ from sglang_instrument.testing.causes.base import Cause
 from sglang_instrument.testing.causes.endings import TornFile
 from sglang_instrument.testing.causes.over_steps import ColdStart
 from sglang_instrument.testing.run_shape import RunShape
-from sglang_instrument.testing.simulation.queueing import Engine
 from sglang_instrument.testing.simulation.trainer import Trainer
-from sglang_instrument.testing.simulation.workload import Workload
-
-_ENGINE: Final = Engine(token_sec=0.01, load_sec=4e-4, prefill_sec=5e-5, most_running=32)
-_WORKLOAD: Final = Workload(
-    tokens_log=5.0,
-    tokens_sigma=0.8,
-    most_tokens=1024,
-    tool_sec=(0.3, 1.5),
-    reply_sec=(0.05, 0.3),
-    reward_sec=(0.05, 0.3),
-    tail=0.5,
-)
+from sglang_instrument.testing.usual_run import ENGINE, WORKLOAD, usual_shape
 
 
 @dataclass(frozen=True)
@@ -42,23 +30,6 @@ class CleanRun:
     is_whole: bool = True
 
 
-def usual_shape(seed: int, steps: int = 10) -> RunShape:
-    """Return a run of four workers with 48 requests each, whose engines queue and slow down under load.
-
-    A step takes about a minute, half of it training.
-    """
-    return RunShape(
-        steps=steps,
-        workers=4,
-        requests=48,
-        seed=seed,
-        engine=_ENGINE,
-        workload=_WORKLOAD,
-        trainer=Trainer(sec=30.0, jitter=0.05),
-        parts_factor=10.0,
-    )
-
-
 def _of_any_size(seed: int) -> CleanRun:
     random = Random(f"size/{seed}")
     workers, requests = random.choice([1, 2, 3, 4, 8, 16]), random.choice([8, 16, 32, 64])
@@ -74,16 +45,16 @@ def _warm_up(seed: int) -> CleanRun:
 
 def _growing_lengths(seed: int) -> CleanRun:
     shape = usual_shape(seed)
-    return CleanRun(replace(shape, workload=replace(_WORKLOAD, growth=0.04)))
+    return CleanRun(replace(shape, workload=replace(WORKLOAD, growth=0.04)))
 
 
 def _timeouts(seed: int) -> CleanRun:
     shape = usual_shape(seed)
-    return CleanRun(replace(shape, workload=replace(_WORKLOAD, timeout_share=0.03, timeout_sec=10.0)))
+    return CleanRun(replace(shape, workload=replace(WORKLOAD, timeout_share=0.03, timeout_sec=10.0)))
 
 
 def _capped(seed: int) -> CleanRun:
-    return CleanRun(replace(usual_shape(seed), workload=replace(_WORKLOAD, most_tokens=256)))
+    return CleanRun(replace(usual_shape(seed), workload=replace(WORKLOAD, most_tokens=256)))
 
 
 def _overlap(seed: int) -> CleanRun:
@@ -106,7 +77,7 @@ def _engine_logs(seed: int) -> CleanRun:
 
 def _shared_engine(seed: int) -> CleanRun:
     # It runs all requests at once: in a queue, a worker that starts milliseconds later waits for the others.
-    engine = replace(_ENGINE, shared=True, load_sec=1e-4, most_running=256)
+    engine = replace(ENGINE, shared=True, load_sec=1e-4, most_running=256)
     return CleanRun(replace(usual_shape(seed), engine=engine))
 
 

@@ -7,7 +7,6 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from planted_runs import KINDS, Kind, cost_of, sized
 
 from sglang_instrument import testing
 from sglang_instrument.analysis import open_run
@@ -35,6 +34,7 @@ from sglang_instrument.testing import (
     synthetic_run,
 )
 from sglang_instrument.testing.causes.base import Cause
+from sglang_instrument.testing.kinds import KINDS, Kind, cost_of, sized
 from sglang_instrument.testing.run_shape import PlayedStep, play_run
 
 SHAPE = RunShape(steps=3, workers=3, requests=6, seed=4)
@@ -173,9 +173,7 @@ def test_no_cause_changes_another_step(tmp_path: Path) -> None:
         assert after[other].wall_sec == pytest.approx(before[other].wall_sec), name
 
 
-@pytest.mark.parametrize(
-    "name", ["engine, one worker", "8 of 48 calls", "gap between steps", "long replies, all"]
-)
+@pytest.mark.parametrize("name", ["engine-one", "engine-calls", "gap", "long-replies"])
 def test_a_cause_is_sized_to_what_it_should_cost(name: str) -> None:
     kind = KINDS[name]
     shape = kind.shape(3)

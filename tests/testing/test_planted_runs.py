@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from planted_runs import KINDS, STEP, WORKER, is_right
+from planted_runs import is_right
 
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
+from sglang_instrument.testing.kinds import KINDS, STEP, WORKER
 
 
 def finding(cause: str, **place: object) -> Finding:
@@ -13,7 +14,7 @@ def finding(cause: str, **place: object) -> Finding:
 
 
 def test_another_part_of_the_step_is_not_right() -> None:
-    sorting = KINDS["sorting, one worker"].cause
+    sorting = KINDS["sort-one"].cause
     found = finding("post-processing", step=STEP, worker=WORKER, event="sorting_duration")
     assert is_right(found, sorting)
     assert not is_right(replace(found, event="padding_duration"), sorting)
@@ -21,19 +22,19 @@ def test_another_part_of_the_step_is_not_right() -> None:
 
 def test_another_kind_of_call_is_not_right() -> None:
     found = finding("slow-call", step=STEP, worker=WORKER, event="engine")
-    assert is_right(found, KINDS["one engine call"].cause)
-    assert not is_right(found, KINDS["one tool call"].cause)
+    assert is_right(found, KINDS["engine-call"].cause)
+    assert not is_right(found, KINDS["tool-call"].cause)
 
 
 @pytest.mark.parametrize("place", [{"step": STEP + 1, "worker": WORKER}, {"step": STEP, "worker": 0}])
 def test_another_place_is_not_right(place: dict[str, int]) -> None:
-    cause = KINDS["engine, one worker"].cause
+    cause = KINDS["engine-one"].cause
     assert is_right(finding("engine", step=STEP, worker=WORKER), cause)
     assert not is_right(finding("engine", **place), cause)
 
 
 def test_a_trend_concerns_no_worker_and_any_step() -> None:
-    cause = KINDS["growing tools"].cause
+    cause = KINDS["growing-tool"].cause
     assert is_right(finding("trend", event="tool"), cause)
     assert is_right(finding("trend", step=10, event="tool"), cause)
     assert not is_right(finding("trend", event="engine"), cause)
@@ -41,7 +42,7 @@ def test_a_trend_concerns_no_worker_and_any_step() -> None:
 
 
 def test_of_two_slow_engines_each_may_be_named() -> None:
-    cause = KINDS["engine, two of four"].cause
+    cause = KINDS["engine-two"].cause
     named = [
         worker
         for worker in (None, 0, 1, 2, 3)

@@ -61,16 +61,72 @@ class File(msgspec.Struct):
         return self.path.partition("/")[0]
 
 
-def newest_runs(files: Sequence[File]) -> dict[str, str | None]:
-    """Return for each folder the id of its newest run: the one with the latest header there."""
-    newest: dict[str, tuple[int, str | None]] = {}
+def run_begins(files: Sequence[File]) -> dict[str, int]:
+    """Return when each run wrote its first header, in Unix microseconds; the oldest run first."""
+    begun: dict[str, int] = {}
     for file in files:
         for control in file.controls:
-            if control.event == LOG_OPENED:
+            if control.event == LOG_OPENED and control.run_id is not None:
+                begun[control.run_id] = min(control.time_us, begun.get(control.run_id, control.time_us))
+    return dict(sorted(begun.items(), key=lambda one: one[1]))
+
+
+def only_run(files: Sequence[File], run_id: str) -> list[File]:
+    """Return the files that one run wrote to, without what other runs wrote to them."""
+    written = [file for file in files if run_id in {control.run_id for control in file.controls}]
+    return [_only_run(file, run_id) for file in written]
+
+
+def _only_run(file: File, run_id: str) -> File:
+    wrote = [number for number, one in enumerate(file.runs) if one == run_id]
+    return msgspec.structs.replace(
+        file,
+        runs=[file.runs[number] for number in wrote],
+        records=[file.records[number] for number in wrote],
+        controls=[control for control in file.controls if control.run_id == run_id],
+    )
+
+
+def newest_runs(files: Sequence[File]) -> dict[str, str | None]:
+    """Return for each folder the id of its newest run: the one with the latest header there.
+
+    A run that begins at step 3 replaces all later steps of older runs, also those that it has not reached
+    yet: the folders of these steps are left out.
+    """
+    newest: dict[str, tuple[int, str | None]] = {}
+    first_steps = _first_steps(files)
+    for file in files:
+        for control in file.controls:
+            if control.event == LOG_OPENED and not _is_replaced(file, control.run_id, first_steps):
                 before = newest.get(file.folder)
                 if before is None or control.time_us >= before[0]:
                     newest[file.folder] = (control.time_us, control.run_id)
     return {folder: run_id for folder, (_, run_id) in newest.items()}
+
+
+def _first_steps(files: Sequence[File]) -> dict[str, int]:
+    """Return the first training step of each run, the oldest run first; {} if there is only one run."""
+    begun = run_begins(files)
+    if len(begun) < 2:
+        return {}
+    first: dict[str, int] = {}
+    for file in files:
+        if file.place is None or file.place.step is None or file.place.validate:
+            continue
+        for control in file.controls:
+            # Records without a step are in step 0, too; the header there tells.
+            if control.event == LOG_OPENED and (file.place.step > 0 or control.extra.step_bound):
+                run_id = control.run_id or ""
+                first[run_id] = min(file.place.step, first.get(run_id, file.place.step))
+    return {run_id: first[run_id] for run_id in begun if run_id in first}
+
+
+def _is_replaced(file: File, run_id: str | None, first_steps: dict[str, int]) -> bool:
+    """Return whether a later run began at the step of a file, or before it."""
+    if file.place is None or file.place.step is None or run_id not in first_steps:
+        return False
+    runs = list(first_steps)
+    return any(first_steps[later] <= file.place.step for later in runs[runs.index(run_id) + 1 :])
 
 
 def newest_run_filter(files: Sequence[File]) -> Callable[[File, str | None], bool]:

@@ -16,10 +16,11 @@ from typing import Final
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.reading.files import File, newest_run_filter
+from sglang_instrument.analysis.reading.files import File, newest_run_filter, only_run
 from sglang_instrument.analysis.reading.folders import log_files
 from sglang_instrument.analysis.run.batches import Progress, digest_files
 from sglang_instrument.analysis.run.digest import SCHEMAS, Digest, concat_digests
+from sglang_instrument.analysis.run.logged_runs import find_run_id
 from sglang_instrument.regular_files import demand_regular, read_regular
 from sglang_instrument.schema import LOG_VERSION
 
@@ -38,7 +39,7 @@ class _Manifest(msgspec.Struct):
 
 
 def read_digest(
-    folder: Path, progress: Progress | None = None, cached: bool = True
+    folder: Path, progress: Progress | None = None, cached: bool = True, run_id: str | None = None
 ) -> tuple[list[File], Digest]:
     """Return the log files of a run's folder, and the digest of their newest runs.
 
@@ -46,21 +47,34 @@ def read_digest(
         folder: The run's folder.
         progress: Called with the number of files read so far and the number of files to read.
         cached: Whether to use and write a cache.
+        run_id: Return this run alone, as if no other had written to the folder; the begin of an id will do.
+
+    Raises:
+        LogError: There is no such run.
     """
+    files, digest = _read_all(folder, progress, cached)
+    if run_id is not None:
+        kept = only_run(files, find_run_id(folder, files, run_id))
+        files, digest = kept, _renumbered(digest, files, kept)
+    return files, _only_newest_runs(files, digest)
+
+
+def _read_all(folder: Path, progress: Progress | None, cached: bool) -> tuple[list[File], Digest]:
+    """Return the log files, and the digest of all runs that wrote to them."""
     files = list_files(folder)
     worthwhile = cached and sum(file.size for file in files) >= _WORTHWHILE_BYTES
     known, old = _load(folder) if worthwhile else ([], concat_digests([]))
     unchanged = {_key(file): file for file in known}
     changed = [file for file in files if _key(file) not in unchanged]
     if known and not changed and len(files) == len(known):
-        return known, _only_newest_runs(known, old)
+        return known, old
     fresh, new = digest_files(folder, changed, progress)
     by_path = {file.path: file for file in fresh}
     merged = [by_path.get(file.path) or unchanged[_key(file)] for file in files]
     whole = concat_digests([_renumbered(old, known, merged), _renumbered(new, fresh, merged)])
     if worthwhile:
         _save(folder, merged, whole)
-    return merged, _only_newest_runs(merged, whole)
+    return merged, whole
 
 
 def list_files(folder: Path) -> list[File]:
@@ -189,7 +203,7 @@ def cached_table(
     """
     if sum(file.size for file in files) < _WORTHWHILE_BYTES:
         return make()
-    state = repr((_VERSION, [_key(file) for file in files]))
+    state = repr((_VERSION, [(_key(file), file.runs) for file in files]))
     token = hashlib.sha256(state.encode()).hexdigest()[:12]
     for home in _homes(folder):
         try:

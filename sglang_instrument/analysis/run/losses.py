@@ -8,6 +8,7 @@ from sglang_instrument.analysis.reading.files import (
     ended_paths,
     newest_run_filter,
     newest_runs,
+    run_begins,
 )
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.outside import paths_outside_steps, unbound_paths
@@ -100,13 +101,8 @@ def _left_out(files: Sequence[File]) -> tuple[int, int]:
 
 def used_runs(files: Sequence[File]) -> list[str]:
     """Return the ids of runs that are the newest of some folder, oldest first."""
-    begun: dict[str, int] = {}
-    for file in files:
-        for control in file.controls:
-            if control.event == LOG_OPENED and control.run_id is not None:
-                begun[control.run_id] = min(control.time_us, begun.get(control.run_id, control.time_us))
     used = set(newest_runs(files).values())
-    return sorted((run for run in begun if run in used), key=begun.__getitem__)
+    return [run for run in run_begins(files) if run in used]
 
 
 def _unclosed(files: Sequence[File]) -> list[tuple[int, bool, int]]:

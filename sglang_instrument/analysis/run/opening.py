@@ -17,6 +17,7 @@ from sglang_instrument.analysis.run.batches import Progress, read_tables
 from sglang_instrument.analysis.run.cache import read_digest
 from sglang_instrument.analysis.run.digest import Digest
 from sglang_instrument.analysis.run.health import Health
+from sglang_instrument.analysis.run.logged_runs import describe_runs, find_run_id, split_run_id
 from sglang_instrument.analysis.run.losses import health_of, used_runs
 from sglang_instrument.analysis.run.outside import only_in_steps
 from sglang_instrument.analysis.timing.nesting import nest
@@ -33,12 +34,25 @@ class Run:
         files: Its log files and their control records.
         everything: Steps, requests, turns and barriers of the newest runs, with records outside of any step.
         cached: Whether tables may be cached in the folder.
+        run_id: The run that was asked for by its id; None for the newest of each step.
     """
 
     folder: Path
     files: list[File] = field(repr=False)
     everything: Digest = field(repr=False)
     cached: bool = True
+    run_id: str | None = None
+
+    @cached_property
+    def name(self) -> str:
+        """The folder and, if several runs share it, which of them is shown: for the headers of tables."""
+        which = describe_runs(self.files) if self.run_id is None else f"run {self.run_id}"
+        return f"{self.folder} ({which})" if which else str(self.folder)
+
+    @property
+    def logs(self) -> str:
+        """What to give to a command, or to `open_run`, to open the same again."""
+        return str(self.folder) if self.run_id is None else f"{self.folder}@{self.run_id}"
 
     @cached_property
     def digest(self) -> Digest:
@@ -163,20 +177,22 @@ def open_run(path: str | Path, progress: Progress | None = None, cached: bool = 
     """Read the run in a folder.
 
     Args:
-        path: The experiment's folder, or a folder that holds just one experiment.
+        path: The experiment's folder, or a folder that holds just one experiment. `FOLDER@RUN` opens an older
+            run by its id; the begin of an id will do.
         progress: Called with the number of files read so far and the number of files to read.
         cached: Whether to use and write a cache in the folder (or in the user's cache folder).
 
     Raises:
-        LogError: There is no such folder, or it holds several experiments, no run, or no records yet.
+        LogError: There is no such folder or run, or it holds several experiments, no run, or no records yet.
     """
-    folder = find_run(Path(path))
-    files, digest = read_digest(folder, progress, cached)
+    below, run_id = split_run_id(Path(path))
+    folder = find_run(below)
+    files, digest = read_digest(folder, progress, cached, run_id)
     if not any(file.controls or any(file.records) for file in files):
         known = f"; `sglang-instrument status {folder}` says which processes were reached"
         hint = known if (folder / "processes").is_dir() else ""
         raise LogError(f"{folder}: no records yet{_reason(health_of(files))}{hint}")
-    return Run(folder, files, digest, cached)
+    return Run(folder, files, digest, cached, run_id and find_run_id(folder, files, run_id))
 
 
 def find_run(path: Path) -> Path:

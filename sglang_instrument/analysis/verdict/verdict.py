@@ -215,6 +215,8 @@ def _calm(evidence: Evidence) -> str:
     """Return what to say of a run in which nothing was out of the ordinary."""
     steps = evidence.windows.filter(~pl.col("validate"))
     if steps.is_empty():
+        if evidence.digest.steps.is_empty() and any(file.folder == "engine" for file in evidence.files):
+            return "none, for only the engine's processes logged, and they know no steps"
         return "no training step is complete yet"
     steps = steps.with_columns(sec=(pl.col("done_us") - pl.col("begin_us")) / 1e6)
     slowest = steps.sort("sec").row(-1, named=True)

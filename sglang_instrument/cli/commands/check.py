@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
             }
         )
         return int(wrong > 0)
-    print_line(f"{opened.folder}: {health.sentence()}")
+    print_line(f"{opened.name}: {health.sentence()}")
     for span in still_open:
         print_line(_describe(span))
     for one in deaths:

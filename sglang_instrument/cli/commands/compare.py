@@ -78,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
         left_out = {"left_out_a": compared.left_out, "left_out_b": compared.other_left_out}
         cold = {"cold_a": compared.cold, "cold_b": compared.other_cold}
         found = {"paired": compared.paired, "metrics": rows, "conditions": told}
-        print_json({"a": str(first.folder), "b": str(second.folder), **steps, **left_out, **cold, **found})
+        print_json({"a": first.logs, "b": second.logs, **steps, **left_out, **cold, **found})
     else:
-        _print(f"{second.folder} against {first.folder}", compared, rows, told)
+        _print(f"{second.name} against {first.name}", compared, rows, told)
     if told:
         outcomes = {one["outcome"] for one in told}
         return 1 if "holds" in outcomes else 3 if outcomes & {_TOO_FEW, _NOT_MEASURED} else 0

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,7 @@ from sglang_instrument.config import component
 from sglang_instrument.demo.faults import FAULTS
 from sglang_instrument.demo.options import DemoOptions
 from sglang_instrument.errors import InstrumentError
+from sglang_instrument.testing.kinds import KINDS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,17 +30,27 @@ SCENARIOS: Final = ("step-67",)  # the made-up runs
 _NEEDED: Final = ("torch", "transformers", "tokenizers", "sglang", "rich", "polars")
 _OF_REPORT: Final = ("jinja2", "plotly")
 
-HELP: Final = """\
+HELP: Final = (
+    """\
 Run a small multi-turn rollout on the real SGLang engine (on the CPU without a GPU): a tiny model, trained
 at the first run, with tools, rewards and a barrier. Then show where its time went.
 
     sglang-instrument demo
     sglang-instrument demo --inject slow-tool
-    sglang-instrument demo --synthetic step-67      # a made-up run, in seconds, without an engine
+    sglang-instrument demo --synthetic                      # a made-up run, in seconds, without an engine
+    sglang-instrument demo --synthetic --cause reward-all   # one with this cause
+
+Causes for --cause; "one" concerns one worker, "all" concerns all:
+
+"""
+    + textwrap.indent(textwrap.fill(", ".join(KINDS), 100, break_on_hyphens=False), "    ")
+    + """
 
 Faults for --inject, and the place of each (a run of one step has it in that step):
 
-""" + "\n".join(f"    {name:<12} {where}" for name, where in FAULTS.items())
+"""
+    + "\n".join(f"    {name:<12} {where}" for name, where in FAULTS.items())
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +86,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plant a fault, see above; repeatable",
     )
     parser.add_argument(
-        "--synthetic", choices=SCENARIOS, metavar="SCENARIO", help="write a made-up run instead: step-67"
+        "--synthetic",
+        nargs="?",
+        const=SCENARIOS[0],
+        choices=SCENARIOS,
+        metavar="SCENARIO",
+        help="write a made-up run instead: step-67, the default, or one with --cause",
+    )
+    parser.add_argument(
+        "--cause", choices=KINDS, metavar="CAUSE", help="plant this in a made-up run, see above"
     )
     parser.add_argument("--experiment", help="name of the run's folder (EXPERIMENT_NAME, else demo)")
     parser.add_argument(
@@ -102,24 +122,30 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         InstrumentError: A package that the demo needs is missing, or two options contradict each other.
     """
-    usual = args.synthetic or "demo"
+    usual = args.cause or args.synthetic or "demo"
     os.environ["EXPERIMENT_NAME"] = args.experiment or os.environ.get("EXPERIMENT_NAME") or usual
     if args.log_dir:
         os.environ["SGLANG_INSTRUMENT_LOG_DIR"] = str(args.log_dir.absolute())
     folder = Path(
         os.environ.get("SGLANG_INSTRUMENT_LOG_DIR", "logs"), component(os.environ["EXPERIMENT_NAME"])
     )
-    if args.synthetic:
-        return _run_synthetic(folder)
+    if args.synthetic or args.cause:
+        return _run_synthetic(folder, args)
     _check(args)
     return _run_real(args, folder.absolute())
 
 
-def _run_synthetic(folder: Path) -> int:
+def _run_synthetic(folder: Path, args: argparse.Namespace) -> int:
     importlib.import_module("sglang_instrument.analysis.run.opening")  # fails before anything is written
-    synthetic = importlib.import_module("sglang_instrument.demo.synthetic")
-    synthetic.write(folder)
-    _show_tables(folder)
+    from sglang_instrument.demo import synthetic
+
+    planned = synthetic.with_cause(args.cause, args.seed) if args.cause else synthetic.step_67()
+    shape, cause = planned
+    say(f"made up: {shape.steps} steps of {shape.workers} workers with {shape.requests} requests each")
+    say(f"planted: {cause!r}")
+    with synthetic.progress(shape.steps) as wrote:
+        synthetic.write(folder, planned, wrote)
+    _show_tables(folder, cause.place[0])
     _show_next(folder)
     return 0
 
@@ -171,7 +197,7 @@ def _check(args: argparse.Namespace) -> None:
     if missing:
         raise InstrumentError(
             f"the demo needs {', '.join(missing)}: use `make demo` in a checkout, or try "
-            f"--synthetic step-67, or run {_installation()}"
+            f"--synthetic, or run {_installation()}"
         )
     if "straggler" in (args.inject or ()) and args.workers < 2:
         raise InstrumentError(
@@ -214,13 +240,15 @@ def _show_installed(printed: Path) -> None:
             say(line)
 
 
-def _show_tables(folder: Path) -> None:
-    for name in ("summary", "events"):
+def _show_tables(folder: Path, step: int | None = None) -> None:
+    """Print the summary of a run, and its events, or those of one step."""
+    of_step = () if step is None else ("--step", str(step))
+    for name, more in (("summary", ()), ("events", of_step)):
         command = importlib.import_module(f"sglang_instrument.cli.commands.{name}")
         parser = argparse.ArgumentParser()
         command.add_arguments(parser)
         say()
-        command.run(parser.parse_args([str(folder)]))
+        command.run(parser.parse_args([str(folder), *more]))
 
 
 def _show_next(folder: Path, *, failed: bool = False) -> None:

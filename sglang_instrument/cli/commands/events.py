@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Final
 
 from sglang_instrument.cli import select
+from sglang_instrument.cli.commands import engine_logs
 from sglang_instrument.cli.numbers import count, percent, seconds
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 
@@ -26,7 +27,8 @@ total s   sum of the durations; nested and concurrent spans count again
 self s    the same without the time of nested spans
 
 --json prints {"folder", "step", "worker", "validate", "events": [{"event", "phase", "count", "total_sec",
-"self_sec", "share" (0 to 1), "p50_sec", "p99_sec", "max_sec"}]}; null where an event has no duration."""
+"self_sec", "share" (0 to 1), "p50_sec", "p99_sec", "max_sec"}]}; null where an event has no duration, and for
+"share" where only the engine's processes logged."""
 
 _SHOWN: Final = 24  # rows that fit one screen
 
@@ -43,19 +45,25 @@ def run(args: argparse.Namespace) -> int:
     import polars as pl
 
     from sglang_instrument.analysis.answers.events import event_table
+    from sglang_instrument.analysis.answers.servers import are_servers_alone
     from sglang_instrument.analysis.run.opening import open_run
 
     with reading() as progress:
         opened = open_run(args.logs, progress)
         select.demand(opened, args, opened.everything)
         read = opened.read_events(args.step, args.worker, args.validate, progress)
-        events = select.of_steps(opened, read, args, opened.everything)
+        alone = are_servers_alone(opened)
+        events = read if alone else select.of_steps(opened, read, args, opened.everything)
     timed = pl.col("duration_sec").is_not_null()
     table = event_table(events.filter(timed), events.filter(~timed))
+    if alone:  # a share is one of the steps' time
+        table = table.with_columns(share=pl.lit(None, pl.Float64))
     if args.json:
         _print_json(opened, args, table)
     else:
         _print_table(opened, args, table)
+        if alone:
+            print_line(f"{engine_logs.ALONE}; these are the events of the engine's processes")
     return 0
 
 
@@ -89,4 +97,4 @@ def _print_table(opened: Run, args: argparse.Namespace, table: pl.DataFrame) -> 
 def _title(opened: Run, args: argparse.Namespace) -> str:
     kind = "validation" if args.validate else "step"
     step = f", {kind} {args.step}" if args.step is not None else f", {kind}s" if args.validate else ""
-    return f"{opened.folder}{step}" + (f", worker {args.worker}" if args.worker is not None else "")
+    return f"{opened.name}{step}" + (f", worker {args.worker}" if args.worker is not None else "")

@@ -66,9 +66,9 @@ def run(args: argparse.Namespace) -> int:
     ]
     columns = ("plateau", "from s", "to s", "requests", "turn", "event")
     if rows:
-        print_table(columns, rows, title=f"{opened.folder}: plateaus ({len(found)})")
+        print_table(columns, rows, title=f"{opened.name}: plateaus ({len(found)})")
     else:
-        print_line(f"{opened.folder}: no plateau")
+        print_line(f"{opened.name}: no plateau")
     blocked = [
         (
             row["culprit"] or NOTHING,

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         for row in lengths
     ]
     columns = ("step", "requests", "min", "mean", "p95", "max", "cut %", "tokens/s", "reward")
-    print_table(columns, rows, title=f"{opened.folder}: tokens of the responses")
+    print_table(columns, rows, title=f"{opened.name}: tokens of the responses")
     if not rewards:
         print_line("no request has a reward in its record")
         return 0

@@ -23,7 +23,8 @@ Show the requests of a run, the slowest first, or one request with its turns and
     sglang-instrument requests logs/gsm8k_600 --step 67 --worker 0
     sglang-instrument requests logs/gsm8k_600 --request 43-0-0194-34fc56e1aa47
     sglang-instrument requests logs/gsm8k_600 --cdf           # percentiles by step; with --step by worker
-    sglang-instrument requests logs/gsm8k_600 --engine        # as SGLang's own processes logged them, by rid
+    sglang-instrument requests logs/gsm8k_600 --engine        # as SGLang's own processes logged them, by rid;
+                                                              # also where no worker logged
 
 engine s, tool s, rest s   time in the engine, in tools and interactions, and in everything else
 
@@ -55,11 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print requests, one request, or percentiles."""
     from sglang_instrument.analysis.answers.requests import cdf_table, request_table
+    from sglang_instrument.analysis.answers.servers import are_servers_alone
     from sglang_instrument.analysis.run.opening import open_run
 
     with reading() as progress:
         opened = open_run(args.logs, progress)
-        if args.engine:
+        if args.engine or are_servers_alone(opened):
             return engine_logs.show_engine_requests(opened, args)
         every = request_table(opened.everything)
         table = _filtered(opened, select.of_steps(opened, every, args, opened.everything), args)
@@ -76,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"folder": str(opened.folder), "requests": rows})
         return 0
-    _print(f"{opened.folder}: the slowest of {len(table):,} requests", rows)
+    _print(f"{opened.name}: the slowest of {len(table):,} requests", rows)
     return 0
 
 
@@ -223,5 +225,5 @@ def _print_cdf(opened: Run, rows: list[dict[str, Any]]) -> None:
         for row in rows
     ]
     columns = ("of", "requests", "mean s", "p50 s", "p90 s", "p95 s", "p99 s", "p99.9 s", "max s")
-    print_table(columns, shown, title=f"{opened.folder}: durations of requests", optional=("mean s", "p95 s"))
+    print_table(columns, shown, title=f"{opened.name}: durations of requests", optional=("mean s", "p95 s"))
     print_line("90 % of the requests take at most p90")

@@ -39,7 +39,8 @@ wait%    of all workers' wall time: waiting for another worker
 share of all workers' time}}], "workers": [the same of each worker], "ledger": {"steps": [{"step",
 "validate", "worker", "part", "event", "waited_for", "sec"}], "workers": [the same of each worker, with
 --step]}, "engine": {"requests", "retractions", "shares": {"queue", "prefill", "decode"}, "explains"} or
-null (a null in it means unknown), "health": {...}}. The worker of a finding is null where it concerns all.
+null (a null in it means unknown), "servers": [{"server", "requests", "wall_sec", "completion_tokens",
+"tokens_per_sec", ...}], "health": {...}}. The worker of a finding is null where it concerns all.
 Shares and tail are from 0 to 1."""
 
 _SHOWN: Final = 12  # rows; more leave no room for the rest on one screen
@@ -74,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the steps, or the workers and the ledger of one step."""
     from sglang_instrument.analysis.answers.join import engine_summary, explain
+    from sglang_instrument.analysis.answers.servers import are_servers_alone
     from sglang_instrument.analysis.run.opening import open_run
     from sglang_instrument.analysis.verdict.verdict import judge
 
@@ -90,7 +92,9 @@ def run(args: argparse.Namespace) -> int:
         said = {"verdict": verdict.sentence, "findings": [asdict(one) for one in found]}
         _print_json(opened, args, summary, said, engine and {**engine, "explains": why or None})
         return 0
-    if args.step is None:
+    if are_servers_alone(opened):
+        engine_logs.print_servers(opened)
+    elif args.step is None:
         _print_steps(opened, args, summary)
     else:
         _print_step(opened, args, summary)
@@ -132,6 +136,8 @@ def _summarise(opened: Run, args: argparse.Namespace) -> _Summary:
 def _print_json(
     opened: Run, args: argparse.Namespace, summary: _Summary, told: _Row, engine: _Row | None
 ) -> None:
+    from sglang_instrument.analysis.answers.servers import server_rows
+
     of_workers = {} if args.step is None else {"workers": summary.spent_by_workers}
     answer = {
         "folder": str(opened.folder),
@@ -140,6 +146,7 @@ def _print_json(
         "workers": [_with_phases(row) for row in summary.workers],
         "ledger": {"steps": summary.spent, **of_workers},
         "engine": engine,
+        "servers": server_rows(opened),
         "health": asdict(opened.health),
     }
     print_json(answer)
@@ -161,7 +168,7 @@ def _print_steps(opened: Run, args: argparse.Namespace, summary: _Summary) -> No
     ]
     requests = sum(row["requests"] for row in steps)
     kind = "validation steps" if args.validate else "steps"
-    title = f"{opened.folder}: {len(steps)} {kind}, {len(opened.workers)} workers, {requests:,} requests"
+    title = f"{opened.name}: {len(steps)} {kind}, {len(opened.workers)} workers, {requests:,} requests"
     print_table(("step", "time s", "wall s", *_COLUMNS), rows, title=title, optional=_OPTIONAL)
     if len(shown) < len(steps):
         print_line(
@@ -179,7 +186,7 @@ def _print_steps(opened: Run, args: argparse.Namespace, summary: _Summary) -> No
 
 
 def _print_step(opened: Run, args: argparse.Namespace, summary: _Summary) -> None:
-    title = f"{opened.folder}, {'validation' if args.validate else 'step'} {args.step}"
+    title = f"{opened.name}, {'validation' if args.validate else 'step'} {args.step}"
     spent = _by_part(summary.spent_by_workers, "worker")
     rows = [
         (str(row["worker"]), *_cells(row, row["busy_sec"], own, _share(own), own.get(_WAITS, 0.0)))

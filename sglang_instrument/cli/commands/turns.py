@@ -6,8 +6,9 @@ import argparse
 from typing import Final
 
 from sglang_instrument.cli import select
+from sglang_instrument.cli.commands import engine_logs
 from sglang_instrument.cli.numbers import NOTHING, count, percent, seconds, short_count
-from sglang_instrument.cli.tables import print_json, print_table, reading
+from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 
 HELP: Final = """\
 Show the turns of the requests: how many requests reach each turn, its time in the engine and in tools.
@@ -18,7 +19,8 @@ Show the turns of the requests: how many requests reach each turn, its time in t
 --json prints {"folder", "turns": [{"step", "validate", "turn", "requests", "engine_sec", "tool_sec",
 "interaction_sec", "engine_p50_sec", "engine_p99_sec", "response_tokens"}], "counts": [{"turns", "requests",
 "mean_sec", "share"}]} and, with --tools, "tools": [{"event", "tool", "count", "total_sec", "p50_sec",
-"p99_sec", "max_sec"}]. Turns count from 0 in JSON and from 1 in the table."""
+"p99_sec", "max_sec"}]. Turns count from 0 in JSON and from 1 in the table. Where
+only the engine's processes logged, all of its calls are one row without a number."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the turns, how many requests took each number of turns, and with --tools the tools."""
     import polars as pl
 
+    from sglang_instrument.analysis.answers.servers import are_servers_alone, calls_as_turn
     from sglang_instrument.analysis.answers.turns import tool_table, turn_counts, turn_table
     from sglang_instrument.analysis.run.opening import open_run
 
@@ -45,6 +48,9 @@ def run(args: argparse.Namespace) -> int:
             chosen = chosen.filter(pl.col("worker") == args.worker)
         by_step = turn_table(chosen, by_step=True).to_dicts()
         turns, counts = turn_table(chosen).to_dicts(), turn_counts(chosen).to_dicts()
+        alone = are_servers_alone(opened)
+        if alone:
+            by_step = turns = [calls_as_turn(opened)]
         tools = []
         if args.tools:
             tools = tool_table(opened.read_spans(args.step, args.worker, args.validate)).to_dicts()
@@ -55,19 +61,21 @@ def run(args: argparse.Namespace) -> int:
     took = {row["turns"]: row for row in counts}
     rows = [
         (
-            str(row["turn"] + 1),
+            NOTHING if row["turn"] is None else str(row["turn"] + 1),
             count(row["requests"]),
             seconds(row["engine_sec"]),
             seconds(row["engine_p50_sec"]),
             seconds(row["engine_p99_sec"]),
-            seconds(row["tool_sec"] + row["interaction_sec"]),
+            NOTHING if alone else seconds(row["tool_sec"] + row["interaction_sec"]),
             short_count(row["response_tokens"]),
-            percent(took[row["turn"] + 1]["share"]) if row["turn"] + 1 in took else NOTHING,
+            percent(took[row["turn"] + 1]["share"]) if not alone and row["turn"] + 1 in took else NOTHING,
         )
         for row in turns
     ]
     columns = ("turn", "requests", "engine s", "p50 s", "p99 s", "tools s", "tokens", "last turn of %")
-    print_table(columns, rows, title=f"{opened.folder}: turns")
+    print_table(columns, rows, title=f"{opened.name}: turns")
+    if alone:
+        print_line(f"{engine_logs.ALONE}; each call of the engine counts here, its turn as {NOTHING}")
     if args.tools:
         named = [
             (

@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         for row in steps
     ]
     columns = ("step", "recorded s", "predicted s", "saved %", "cut", "reward of cut", "reward of all")
-    print_table(columns, rows, title=f"{opened.folder}: a model, not a measurement")
+    print_table(columns, rows, title=f"{opened.name}: a model, not a measurement")
     was, new = (sum(row[name] for row in steps) for name in ("recorded_sec", "predicted_sec"))
     print_line(f"all steps: {seconds(was)} s recorded, {seconds(new)} s predicted")
     _print_engine(model.engine)

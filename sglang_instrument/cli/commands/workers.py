@@ -75,11 +75,11 @@ def run(args: argparse.Namespace) -> int:
         told = {} if args.step is None else {"chain": None if chain is None else asdict(chain)}
         print_json({**answer, **told})
     elif args.step is None:
-        _print_workers(str(opened.folder), blame, clocks)
+        _print_workers(opened.name, blame, clocks)
         _print_doubts(barriers)
         print_clocks(pairs, processes)
     else:
-        _print_barriers(f"{opened.folder}, step {args.step}", barriers)
+        _print_barriers(f"{opened.name}, step {args.step}", barriers)
         _print_doubts(barriers)
         print_line(_sentence(chain))
     return 0

@@ -39,11 +39,11 @@ def story(run: Run, steps: pl.DataFrame, verdict: Verdict, other: Run | None) ->
     training = steps.filter(~pl.col("validate"))
     return {
         "title": run.folder.name,
-        "folder": str(run.folder),
+        "folder": run.name,
         "other": None if other is None else other.folder.name,
         "clean": verdict.calm,
         "verdict": verdict.sentence,
-        "advice": _with_code(verdict.advice.replace("LOGS", shlex.quote(str(run.folder)))),
+        "advice": _with_code(verdict.advice.replace("LOGS", shlex.quote(run.logs))),
         "findings": [{**asdict(one), "key": _where(one)} for one in findings[1 : _MOST_FINDINGS + 1]],
         "of_findings": len(findings),
         "chain": _chain(run, training, findings),

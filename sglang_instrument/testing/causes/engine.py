@@ -21,6 +21,18 @@ class SlowEngine(WorkerCause):
 
 
 @dataclass(frozen=True)
+class TwoSlowEngines(SlowEngine):
+    """The engines of `worker` and of the next take `factor` times as long."""
+
+    def plant(self, plan: StepPlan) -> None:
+        """Slow both engines down."""
+        if self.worker is not None:
+            for worker in (self.worker, self.worker + 1):
+                for engine in plan.engines_of(worker):
+                    engine.factor *= self.factor
+
+
+@dataclass(frozen=True)
 class SlowCalls(WorkerCause):
     """The engine calls of `calls` requests of a worker, one each, take `seconds` longer."""
 

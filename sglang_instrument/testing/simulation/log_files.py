@@ -1,6 +1,7 @@
 """Turn synthetic records into the lines of a log, on the clock of the process that writes them."""
 
 from datetime import datetime, timezone
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -30,7 +31,7 @@ class LogFile:
 
     def lines(self, happened: list[Happened], begin: float, end: float, waits: bool = True) -> bytes:
         """Return the whole file; in a step without an end, a tool stays open, or a barrier if it `waits`."""
-        records = sorted((one for one in happened if one.end < NEVER), key=lambda one: (one.end, -one.start))
+        records = _in_order(happened)
         lines = [self.control(LOG_OPENED, begin, self.opening(begin))]
         lines += [self.line(one) for one in records]
         if end < NEVER:
@@ -48,7 +49,7 @@ class LogFile:
 
     def reference_lines(self, happened: list[Happened]) -> bytes:
         """Return the file as the reference writes it: only its events and keys, in local time."""
-        records = sorted((one for one in happened if one.end < NEVER), key=lambda one: (one.end, -one.start))
+        records = _in_order(happened)
         lines = [self._reference_line(one) for one in records if one.event in REFERENCE_EVENTS]
         return msgspec.json.Encoder().encode_lines(lines)
 
@@ -78,7 +79,7 @@ class LogFile:
         else:
             duration_sec = round(one.end - one.start, 9)
             start_us = self._epoch_us + int(one.start * 1e6)
-        line = Line(
+        return Line(
             self._timestamp(one.end),
             one.event,
             duration_sec,
@@ -88,9 +89,9 @@ class LogFile:
             start_us,
             one.task,
             one.spawned_by,
+            phase=one.phase,
+            validate=self._validate,
         )
-        line.phase, line.validate = one.phase, self._validate
-        return line
 
     def _timestamp(self, time_sec: float) -> str:
         second, microsecond = divmod(self._epoch_us + int(time_sec * 1e6), 1_000_000)
@@ -98,3 +99,11 @@ class LogFile:
             self._second = second
             self._prefix = datetime.fromtimestamp(second, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.")
         return f"{self._prefix}{microsecond:06d}{_UTC}"
+
+
+def _in_order(happened: list[Happened]) -> list[Happened]:
+    """Return what ended, by its end; of two that end together, the one that began later first."""
+    ended = [one for one in happened if one.end < NEVER]
+    ended.sort(key=itemgetter(1), reverse=True)  # start
+    ended.sort(key=itemgetter(2))  # end; sorting keeps the order of equal ends
+    return ended

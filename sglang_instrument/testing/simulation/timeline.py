@@ -171,7 +171,10 @@ class RequestTimeline:
 
 def after_blocks(blocks: Sequence[tuple[float, float]], time_sec: float) -> float:
     """Return when an event loop with these blocks gets to what happens at a time."""
-    return next((end for start, end in blocks if start <= time_sec < end), time_sec)
+    for start, end in blocks:
+        if start <= time_sec < end:
+            return end
+    return time_sec
 
 
 def _summary(request: Request, parts: list[tuple[float, float, float]]) -> dict[str, Any]:

@@ -1,0 +1,175 @@
+"""List the experiments below a folder, or the runs of one experiment: steps, trend, size, verdict."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+from sglang_instrument.cli.numbers import NOTHING, count, seconds
+from sglang_instrument.cli.profile_tables import size
+from sglang_instrument.cli.tables import print_json, print_line, print_table, progress_line
+from sglang_instrument.errors import LogError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sglang_instrument.analysis.run.opening import Run
+    from sglang_instrument.analysis.verdict.verdict import Verdict
+
+HELP: Final = """\
+List the experiments below a folder, or the runs (launches) of one experiment, the newest last.
+
+    sglang-instrument runs                       # experiments in logs/, or SGLANG_INSTRUMENT_LOG_DIR
+    sglang-instrument runs logs/gsm8k_600        # its runs, with their ids
+    sglang-instrument summary logs/gsm8k_600@20261123T0815      # open an older run by the begin of its id
+
+runs     launches that logged to the folder; the other columns describe the newest of each step
+begun    local time of the first record
+step s   median time of the steps            trend %   second half of the steps against the first half
+size     of the files that it wrote to       verdict   its first finding; `summary` says it in full
+
+--json prints {"folder", "runs": [{"logs" (what other commands open), "run_id", "runs", "begun_us", "bytes",
+"steps", "workers", "step_sec", "trend", "verdict", "cause", "error"}]}; "error" says why a folder cannot be
+read. A trend of 0.1 is 10 % slower; it is null for fewer than 6 steps."""
+
+_FEWEST: Final = 6  # steps; the halves of fewer differ by chance
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `runs`."""
+    parser.add_argument(
+        "logs", metavar="LOGS", type=Path, nargs="?", help="folder of experiments, or of one (default: logs)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+_FACTS: Final = (
+    *("run_id", "runs", "begun_us", "bytes", "steps", "workers", "step_sec", "trend"),
+    *("verdict", "cause"),
+)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a row for each experiment, or for each run of one."""
+    folder = args.logs or Path(os.environ.get("SGLANG_INSTRUMENT_LOG_DIR") or "logs")
+    with progress_line() as say:
+        rows = []
+        for path in _listed(folder):
+            say(f"reading: {path}")
+            rows.append(_row(path))
+    rows.sort(key=lambda row: (row["begun_us"] or 0, row["logs"]))
+    if args.json:
+        print_json({"folder": str(folder), "runs": rows})
+    else:
+        _print(folder, rows)
+    return 0
+
+
+def _listed(folder: Path) -> Sequence[Path]:
+    """Return what other commands open: the experiments in a folder, or the runs of one experiment.
+
+    Raises:
+        LogError: There is no such folder, or no experiment in it.
+    """
+    from sglang_instrument.analysis.reading.folders import is_run_folder
+    from sglang_instrument.analysis.run.logged_runs import runs_of_trainers
+    from sglang_instrument.analysis.run.opening import experiments_in, find_run, open_run
+
+    if not (folder.is_dir() and not is_run_folder(folder) and experiments_in(folder)):
+        folder = find_run(folder)
+        runs = runs_of_trainers(open_run(folder).files)
+        return [Path(f"{folder}@{one}") for one in runs] or [folder]
+    return [folder / name for name in experiments_in(folder)]
+
+
+def _row(path: Path) -> dict[str, Any]:
+    from sglang_instrument.analysis.run.opening import open_run
+    from sglang_instrument.analysis.verdict.verdict import judge
+
+    try:
+        opened = open_run(path)
+        verdict = judge(opened)
+    except (LogError, OSError) as error:  # a file may hold any text as an id
+        return {"logs": str(path), **dict.fromkeys(_FACTS), "error": str(error)}
+    facts = (*_of_log(opened), *_of_steps(opened), verdict.sentence, _cause(verdict))
+    return {"logs": str(path), **dict(zip(_FACTS, facts, strict=True)), "error": None}
+
+
+def _of_log(opened: Run) -> tuple[str | None, int, int | None, int]:
+    """Return the newest run, the number of runs, when the newest began, and the bytes of all."""
+    from sglang_instrument.analysis.reading.files import run_begins
+    from sglang_instrument.analysis.run.logged_runs import runs_of_trainers
+
+    runs, written = runs_of_trainers(opened.files), sum(file.size for file in opened.files)
+    if not runs:
+        first: Any = opened.digest.steps["start_us"].min()
+        return None, 1, first, written
+    return runs[-1], len(runs), run_begins(opened.files)[runs[-1]], written
+
+
+def _of_steps(opened: Run) -> tuple[int, int, float | None, float | None]:
+    """Return the number of steps and of workers, the median time of a step, and the trend."""
+    from sglang_instrument.analysis.answers.steps import step_table
+
+    took = step_table(opened.digest).filter(validate=False)["duration_sec"].to_list()
+    known = [one for one in took if one is not None]
+    return len(took), len(opened.workers), median(known) if known else None, trend_of(known)
+
+
+def trend_of(took: Sequence[float]) -> float | None:
+    """Return by what share the later half of the steps took longer than the first half; None for few."""
+    if len(took) < _FEWEST:
+        return None
+    half = len(took) // 2
+    first = median(took[:half])
+    return median(took[-half:]) / first - 1 if first else None
+
+
+def _cause(verdict: Verdict) -> str | None:
+    """Return the first finding as a word with its place; None without findings."""
+    if not verdict.findings:
+        return None
+    first = verdict.findings[0]
+    step = "" if first.step is None else f" {'validation' if first.validate else 'step'} {first.step}"
+    worker = "" if first.worker is None else f" worker {first.worker}"
+    return f"{first.cause}{',' if step or worker else ''}{step}{worker}"
+
+
+def _print(folder: Path, rows: list[dict[str, Any]]) -> None:
+    # Whether these are the runs of one experiment, not several experiments.
+    of_one = any(row["run_id"] and row["logs"].endswith(f"@{row['run_id']}") for row in rows)
+    cells = [
+        (
+            row["run_id"] if of_one and row["run_id"] else Path(row["logs"]).name,
+            count(row["runs"]),
+            _begun(row["begun_us"]),
+            count(row["steps"]),
+            count(row["workers"]),
+            seconds(row["step_sec"]),
+            NOTHING if row["trend"] is None else f"{row['trend'] * 100:+.0f}",
+            NOTHING if row["bytes"] is None else size(row["bytes"]),
+            "unreadable" if row["error"] else row["cause"] or NOTHING,
+        )
+        for row in rows
+    ]
+    columns = ("run" if of_one else "logs", "runs", "begun", "steps", "workers", "step s", "trend %", "size")
+    optional = ("workers", "runs", "begun", "size") if of_one else ("workers", "begun", "size")
+    print_table((*columns, "verdict"), cells, title=str(folder), optional=optional)
+    for row in rows:
+        if row["error"]:
+            print_line(row["error"])
+    shared = next((row["logs"] for row in rows if (row["runs"] or 1) > 1), None)
+    if shared is not None:
+        print_line(f"several runs share a folder; their ids, to open one: `runs {shared}`")
+    elif of_one:
+        print_line(f"open one in any command: `summary {rows[0]['logs']}`")
+
+
+def _begun(at_us: int | None) -> str:
+    if at_us is None:
+        return NOTHING
+    return datetime.fromtimestamp(at_us / 1e6, timezone.utc).astimezone().strftime("%Y-%m-%d %H:%M")

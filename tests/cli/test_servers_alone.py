@@ -1,0 +1,125 @@
+"""Logs of servers alone: commands answer by the engine's calls, and say what is not known."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_instrument.cli.main import main
+from sglang_instrument.testing import synthetic_run
+
+ALONE = "no worker logged, so steps and turns are not known"
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two workers whose engines logged, too."""
+    folder = tmp_path_factory.mktemp("logs") / "both"
+    return synthetic_run(folder, steps=2, workers=2, requests=8, seed=1, engine_clocks={0: 0.0, 1: 0.0})
+
+
+@pytest.fixture(scope="module")
+def servers(both: Path) -> Path:
+    """The same without the workers' files."""
+    folder = both.with_name("servers")
+    shutil.copytree(both / "engine", folder / "engine")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
+    assert main([*map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert main(list(map(str, arguments))) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert main(list(map(str, arguments))) == 2
+    return capsys.readouterr().err
+
+
+def test_requests_are_those_of_the_engine(
+    both: Path, servers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = answer(capsys, "requests", servers, "--limit", "1000")
+    of_engine = answer(capsys, "requests", both, "--engine", "--limit", "1000")["engine_requests"]
+    assert told["requests"] == []
+    assert [row["rid"] for row in told["engine_requests"]] == [row["rid"] for row in of_engine]
+    shown = printed(capsys, "requests", servers)
+    assert ALONE in shown
+    assert of_engine[0]["rid"] in shown
+
+
+def test_a_request_is_found_by_the_begin_of_its_rid(
+    servers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rid = answer(capsys, "requests", servers)["engine_requests"][0]["rid"]
+    found = answer(capsys, "requests", servers, "--request", rid[:-2])["engine_requests"]
+    assert {row["rid"][: len(rid) - 2] for row in found} == {rid[:-2]}
+    assert "no request of the engine with the rid 'zz'" in refused(
+        capsys, "requests", servers, "--request", "zz"
+    )
+
+
+def test_what_only_workers_log_is_refused(servers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "know no --worker" in refused(capsys, "requests", servers, "--worker", "1")
+    assert "know no --cdf" in refused(capsys, "requests", servers, "--cdf")
+    assert "no step has a record yet" in refused(capsys, "events", servers, "--step", "1")
+
+
+def test_requests_are_filtered_by_their_tokens(servers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = answer(capsys, "requests", servers, "--max-tokens", "60", "--limit", "1000")["engine_requests"]
+    many = answer(capsys, "requests", servers, "--min-tokens", "61", "--limit", "1000")["engine_requests"]
+    every = answer(capsys, "requests", servers, "--limit", "1000")["engine_requests"]
+    assert few
+    assert len(few) + len(many) == len(every)
+
+
+def test_events_are_those_of_the_engine_without_shares(
+    servers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = {row["event"]: row for row in answer(capsys, "events", servers)["events"]}
+    every = answer(capsys, "requests", servers, "--limit", "1000")["engine_requests"]
+    assert events["engine_request"]["count"] == len(every)
+    assert {row["share"] for row in events.values()} == {None}
+    assert ALONE in printed(capsys, "events", servers)
+
+
+def test_turns_are_the_engines_calls_in_one_row_without_a_number(
+    servers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = answer(capsys, "turns", servers)
+    every = answer(capsys, "requests", servers, "--limit", "1000")["engine_requests"]
+    (row,) = told["turns"]
+    assert (row["turn"], row["requests"], told["counts"]) == (None, len(every), [])
+    assert row["engine_sec"] == pytest.approx(sum(one["duration_sec"] for one in every))
+    assert row["response_tokens"] == sum(one["completion_tokens"] for one in every)
+    assert ALONE in printed(capsys, "turns", servers)
+
+
+def test_the_summary_has_a_row_for_each_server(servers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = answer(capsys, "summary", servers)
+    every = answer(capsys, "requests", servers, "--limit", "1000")["engine_requests"]
+    assert [row["server"] for row in told["servers"]] == ["server_0", "server_1"]
+    assert sum(row["requests"] for row in told["servers"]) == len(every)
+    assert told["verdict"] == "none, for only the engine's processes logged, and they know no steps"
+    shown = printed(capsys, "summary", servers)
+    assert f"2 servers, {len(every)} requests of the engine" in shown
+    assert ALONE in shown
+
+
+def test_with_workers_the_answers_are_theirs(both: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("summary", "events", "requests", "turns"):
+        assert ALONE not in printed(capsys, command, both)
+    assert len(answer(capsys, "summary", both)["servers"]) == 2
