@@ -18,6 +18,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
     "try it, switch it on": {
         "demo": "run a small real rollout, or write a made-up run to look at",
         "run": "run a command, and all processes that it starts, with instrumentation on",
+        "completion": "print a script with which bash, zsh or fish completes commands by Tab",
     },
     "is it on?": {
         "doctor": "before a run, or when no file appears: what recording needs on this machine",
