@@ -134,6 +134,7 @@ ASKED = {"folder", "step", "worker", "validate", "a", "b", "failed", "ok", "run_
 NOT_OF_A_LOG = {
     "demo": "runs something",
     "run": "runs something",
+    "completion": "prints a script",
     "doctor": "looks at this machine",
     "patches": "looks at sources",
     "profile": "talks to servers",
