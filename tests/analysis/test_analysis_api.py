@@ -58,7 +58,9 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
     "workers": (
         ["--step", "2"],
         {
-            "workers": lambda run: a.blame_table(run.digest.filter(TRAINING)).to_dicts(),
+            "workers": lambda run: a.blame_table(
+                run.digest.filter(TRAINING & (pl.col("step") == 2))
+            ).to_dicts(),
             "barriers": lambda run: rows(a.barrier_table(run.digest).filter(step=2)),
             "clocks": lambda run: a.clock_table(run.digest.filter(TRAINING)).to_dicts(),
             "round_trips": lambda run: a.round_trip_table(run).to_dicts(),

@@ -86,8 +86,8 @@ def run(args: argparse.Namespace) -> int:
         one_step = steps[0] if steps and len(steps) == 1 else None
         digest = opened.digest.filter(pl.col("validate") == args.validate)
         clocks = clock_table(digest).to_dicts()
-        digest = digest.filter(select.within(steps))
-        barriers, blame = barrier_table(digest).to_dicts(), blame_table(digest).to_dicts()
+        barriers = barrier_table(digest).filter(select.within(steps)).to_dicts()
+        blame = blame_table(digest.filter(select.within(steps))).to_dicts()
         pairs = round_trip_table(opened)
         processes = process_clocks(opened, pairs)
         chain = None
