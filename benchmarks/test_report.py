@@ -26,7 +26,7 @@ MAKE = """
 import json, resource, sys, time
 begun = time.perf_counter()
 from sglang_instrument.cli.main import main
-code = main(["report", sys.argv[1], "-o", sys.argv[2], "--json"])
+code = main(["report", sys.argv[1], "-o", sys.argv[2], "--force", "--json"])
 sec = time.perf_counter() - begun
 spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
 cpu_sec = sum(one.ru_utime + one.ru_stime for one in spent)

@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from sglang_instrument.cli.numbers import NOTHING, percent, seconds
+from sglang_instrument.cli.columns import Cell, Column
 from sglang_instrument.cli.tables import print_table
 
 _LEAST: Final = 0.01  # share of the wall time from which on an event is worth a line
 _MOST_WORKERS: Final = 8  # columns
+
+LEDGER: Final = (
+    Column("part", "a part of the ledger; below it its events, if there are several"),
+    Column("time", "seconds of the step in which this part decided how long it takes", "time"),
+    Column("share", "of the step's wall time", "share"),
+    Column("whose", "the workers that decided"),
+    Column("worker 0", "the same of each worker: those that decided first", "time"),
+)
 
 _Row = Mapping[str, Any]  # of a ledger
 
@@ -33,10 +41,14 @@ def print_ledger(title: str, step: Sequence[_Row], workers: Sequence[_Row]) -> N
         if len(events) > 1:
             rows += [_line(f"  {event}", wall, columns, part, event) for event in events]
     rows.append(_line("sum", wall, columns))
-    names = [f"worker {worker}" for worker in columns if worker is not None]
-    print_table(
-        ("part", "time s", "share %", "whose", *names), rows, title=title, optional=_optional(step, names)
+    decided = {row["worker"] for row in step}
+    shown = [worker for worker in columns if worker is not None]
+    # A narrow terminal leaves out the workers that decided nothing first, and of these the last ones first.
+    order = sorted(shown, key=lambda worker: (worker in decided, -worker))
+    of_workers = (
+        Column(f"worker {worker}", "", "time", gives_way=order.index(worker) + 1) for worker in shown
     )
+    print_table((*LEDGER[:-1], *of_workers), rows, title=title)
 
 
 def _columns(step: Sequence[_Row], workers: Sequence[_Row]) -> dict[int | None, list[_Row]]:
@@ -44,12 +56,6 @@ def _columns(step: Sequence[_Row], workers: Sequence[_Row]) -> dict[int | None, 
     decided = dict.fromkeys(row["worker"] for row in step if row["worker"] is not None)
     shown = sorted([*decided, *({row["worker"] for row in workers} - decided.keys())][:_MOST_WORKERS])
     return {None: list(step), **{one: [row for row in workers if row["worker"] == one] for one in shown}}
-
-
-def _optional(step: Sequence[_Row], names: list[str]) -> list[str]:
-    """Return the columns that a narrow terminal leaves out: those of workers that decided nothing first."""
-    decided = {f"worker {row['worker']}" for row in step}
-    return sorted(names, key=lambda name: (name in decided, -names.index(name)))
 
 
 def _events(part: str, columns: Iterable[list[_Row]], wall: float) -> list[str]:
@@ -79,13 +85,13 @@ def _line(
     columns: Mapping[int | None, list[_Row]],
     part: str | None = None,
     event: str | None = None,
-) -> tuple[str, ...]:
+) -> tuple[Cell, ...]:
     of_step = [row for row in columns[None] if part in (None, row["part"]) and event in (None, _event(row))]
     whose = dict.fromkeys(str(row["worker"]) for row in of_step if row["worker"] is not None)
     spent = _sum(columns[None], part, event)
     by_worker = [_sum(rows, part, event) for worker, rows in columns.items() if worker is not None]
-    named = ", ".join(whose) if part is not None and whose else NOTHING
-    return name, seconds(spent), percent(spent / wall if wall else None), named, *map(seconds, by_worker)
+    named = ", ".join(whose) if part is not None and whose else None
+    return name, spent, spent / wall if wall else None, named, *by_worker
 
 
 def _sum(rows: Iterable[_Row], part: str | None, event: str | None) -> float:

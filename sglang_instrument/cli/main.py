@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from sglang_instrument import __version__
+from sglang_instrument.cli.explain import Explain
 from sglang_instrument.cli.plain import plain, say
 from sglang_instrument.errors import InstrumentError
 
@@ -17,6 +18,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
     "try it, switch it on": {
         "demo": "run a small real rollout, or write a made-up run to look at",
         "run": "run a command, and all processes that it starts, with instrumentation on",
+        "completion": "print a script with which bash, zsh or fish completes commands by Tab",
     },
     "is it on?": {
         "doctor": "before a run, or when no file appears: what recording needs on this machine",
@@ -48,7 +50,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "trace": "analyse these traces: kernels, idle gaps, slow ranks",
     },
 }
-#: Each command's module, which has HELP, add_arguments(parser) and run(args) -> int.
+#: Each command's module: HELP, add_arguments(parser), run(args) -> int; of tables, TABLES for --explain.
 COMMANDS: Final = {
     name: f"sglang_instrument.cli.commands.{name}" for group in GROUPS.values() for name in group
 }
@@ -115,6 +117,8 @@ def parser_of(name: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_arguments(parser)
+    if tables := getattr(command, "TABLES", None):
+        parser.add_argument("--explain", action=Explain, tables=tables)
     return parser
 
 

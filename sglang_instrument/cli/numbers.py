@@ -1,20 +1,30 @@
-"""Format numbers for people."""
+"""Format numbers within sentences."""
 
-from typing import Final
+from __future__ import annotations
 
-NOTHING: Final = "-"
+import math
+from collections.abc import Sequence
+
+from sglang_instrument.cli.columns import NOTHING, UNITS
 
 
-def seconds(value: float | None) -> str:
-    """Return seconds with about three digits, below a millisecond with the unit: 231, 12.3, 40 us."""
-    if value is None:
-        return NOTHING
-    for limit, digits in ((100, 0), (10, 1), (1, 2), (0.1, 3)):
-        if abs(value) >= limit:
-            return f"{value:,.{digits}f}"
-    if 0 < abs(value) < 1e-3:
-        return f"{value * 1e6:.0f} us"
-    return f"{value:.4f}" if value else "0"
+def duration(sec: float | None) -> str:
+    """Return seconds with three digits and a unit: 231 s, 12.3 s, 0.214 s, 8.2 ms, 40 us."""
+    return durations([sec])[0]
+
+
+def durations(seconds: Sequence[float | None]) -> list[str]:
+    """Return durations in one unit."""
+    largest = max((abs(sec) for sec in seconds if sec), default=1.0)
+    scale, unit = next((one for one in UNITS if largest >= 0.1 * one[0]), UNITS[-1])
+    return [NOTHING if sec is None else f"{significant(sec / scale)} {unit}" for sec in seconds]
+
+
+def significant(value: float) -> str:
+    """Return a number with three digits, or with all those before the point, and never an exponent."""
+    if not value:
+        return "0"
+    return f"{value:,.{max(0, min(9, 2 - math.floor(math.log10(abs(value)))))}f}"
 
 
 def percent(share: float | None) -> str:
@@ -27,14 +37,6 @@ def percent(share: float | None) -> str:
     if abs(value) >= 0.05:
         return f"{value:.1f}"
     return "<0.1" if value > 0 else "0"
-
-
-def short_count(value: int | None) -> str:
-    """Return a number with at least three significant digits: 812, 14.5k, 1.14M."""
-    if value is None or value < 10_000:
-        return count(value)
-    scaled, unit = (value / 1e6, "M") if value >= 999_500 else (value / 1e3, "k")
-    return f"{scaled:.{max(0, 2 - (scaled >= 10) - (scaled >= 100))}f}{unit}"
 
 
 def count(value: int | None) -> str:

@@ -17,7 +17,7 @@ def merge(
     target: Path,
     run: Run | None,
     traces: Path | None,
-    step: int | None = None,
+    steps: list[int] | None = None,
     validate: bool | None = None,
     progress: Callable[[int, int], object] | None = None,
     rank: str | None = None,
@@ -28,7 +28,7 @@ def merge(
         target: The file; it must not be there yet.
         run: The run whose events are written, if any.
         traces: A folder of torch profilers' traces, or one of them, if any.
-        step: Only this step of the run.
+        steps: Only these steps of the run.
         validate: Only validation (True) or training (False).
         progress: Called with the number of steps and files written, and with the number of all.
         rank: Only the traces of this rank.
@@ -46,7 +46,7 @@ def merge(
         window: tuple[int, int] | None = None
         hosts: dict[str, int] = {}
         if run is not None:
-            window, hosts = _write_run(packets, run, step, validate, progress, said)
+            window, hosts = _write_run(packets, run, steps, validate, progress, said)
         if traces is not None:
             _write_traces(packets, traces, window, hosts, progress, rank, said)
 
@@ -61,7 +61,7 @@ def merge(
 def _write_run(
     packets: Packets,
     run: Run,
-    step: int | None,
+    steps: list[int] | None,
     validate: bool | None,
     progress: Callable[[int, int], object] | None,
     said: list[str],
@@ -70,7 +70,7 @@ def _write_run(
     from sglang_instrument.analysis.answers.round_trips import hosts_ahead_us
     from sglang_instrument.report.perfetto.trace import write_run
 
-    written = write_run(packets, run, step, validate, progress)
+    written = write_run(packets, run, steps, validate, progress)
     said.append(
         f"{written.slices:,} spans, {written.instants:,} instant events, {written.requests:,} request tracks"
     )

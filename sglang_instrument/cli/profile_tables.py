@@ -5,23 +5,54 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from sglang_instrument.cli.numbers import NOTHING, seconds
+from sglang_instrument.cli.columns import Column
 from sglang_instrument.cli.tables import print_line, print_table
 from sglang_instrument.profilers.from_outside.checking import Finding
 from sglang_instrument.profilers.switching import Outcome
 from sglang_instrument.profilers.trace_files import TraceFile
 
+_URL: Final = Column("worker", "its number and its address")
+_ENGINE: Final = Column("engine", "what it says it is: its name and version")
+_OUTCOMES: Final = (
+    _URL,
+    Column("state", "of the profiler, after the request"),
+    _ENGINE,
+    Column("took", "time until it answered", "time"),
+)
+_FILES: Final = (
+    Column("trace", "the file"),
+    Column("size", "as it is on disk", gives_way=1),
+    Column("end", "whole, or cut short"),
+)
+_CAPTURES: Final = (
+    _URL,
+    _ENGINE,
+    Column("profile", "state of its newest capture"),
+    Column("age", "time since that capture began", "time"),
+    Column("files", "how many traces it has", "count"),
+    Column("size", "of them together"),
+)
+_FINDINGS: Final = (
+    _URL,
+    Column("check", "what was checked"),
+    Column("result", "ok, wrong, or ? where it cannot be told", styles={"ok": "green", "wrong": "red"}),
+)
+TABLES: Final = {
+    "start, stop, capture": _OUTCOMES,
+    "traces": _FILES,
+    "status": _CAPTURES,
+    "check": _FINDINGS,
+}
+
 
 def print_outcomes(outcomes: Sequence[Outcome]) -> None:
     """Print a row a worker, and below the errors and notices of each."""
-    rows = [
-        (f"{one.number}  {one.url}", one.state, one.engine or NOTHING, seconds(one.sec)) for one in outcomes
-    ]
+    rows = [(f"{one.number}  {one.url}", one.state, one.engine or None, one.sec) for one in outcomes]
     well = sum(one.ok for one in outcomes)
     failed = "" if well == len(outcomes) else f", {len(outcomes) - well} failed"
-    print_table(("worker", "state", "engine", "s"), rows, title=f"{well} of {len(outcomes)} workers{failed}")
+    print_table(_OUTCOMES, rows, title=f"{well} of {len(outcomes)} workers{failed}")
     for one in outcomes:
         if one.words:
             print_line(f"worker {one.number}, {one.url}: {one.words}")
@@ -42,7 +73,7 @@ def print_files(files: Sequence[Sequence[TraceFile]]) -> None:
     ]
     many = "1 trace" if len(every) == 1 else f"{len(every)} traces"
     total = size(sum(file.size for file in every))
-    print_table(("trace", "size", "end"), rows, title=f"{folder}: {many}, {total}")
+    print_table(_FILES, rows, title=f"{folder}: {many}, {total}")
 
 
 def print_captures(rows: Sequence[dict[str, Any]]) -> None:
@@ -52,13 +83,13 @@ def print_captures(rows: Sequence[dict[str, Any]]) -> None:
             f"{row['number']}  {row['url']}",
             row["engine"] if row["reached"] else "no answer",
             row["state"],
-            seconds(row["since_sec"]),
-            str(row["files"] or NOTHING),
-            size(row["bytes"]) if row["files"] else NOTHING,
+            row["since_sec"],
+            row["files"] or None,
+            size(row["bytes"]) if row["files"] else None,
         )
         for row in rows
     ]
-    print_table(("worker", "engine", "profile", "age s", "files", "size"), cells, title="profilers")
+    print_table(_CAPTURES, cells, title="profilers")
     for row in rows:
         if row["words"]:
             print_line(f"worker {row['number']}, {row['url']}: {row['words']}")
@@ -71,7 +102,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
         (f"{'' if one.number is None else f'{one.number}  '}{one.url}", one.what, marks[one.ok])
         for one in findings
     ]
-    print_table(("worker", "check", "result"), rows, title="profilers, before they are started")
+    print_table(_FINDINGS, rows, title="profilers, before they are started")
     for one in findings:
         if one.words and one.ok is not True:
             print_line(f"{one.url}: {one.what}: {one.words}")

@@ -1,14 +1,17 @@
-"""Let a person choose a step and a worker, and name the nearest ones where the run has no such step."""
+"""Let a person choose steps and a worker, and name the nearest ones where the run has no such step."""
 
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sglang_instrument.errors import LogError
 
 LOGS_HELP: Final = "the experiment's folder, logs/EXPERIMENT"
+STEP_HELP: Final = "only this step, or these: 60-67; repeatable"
 
 if TYPE_CHECKING:
     import polars as pl
@@ -18,11 +21,27 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that all commands have that read a run."""
+    """Add the arguments of all commands that read a run."""
     parser.add_argument("logs", metavar="LOGS", type=Path, help=LOGS_HELP)
-    parser.add_argument("--step", type=int, metavar="N", help="only this step")
+    add_step(parser, STEP_HELP)
     parser.add_argument("--validate", action="store_true", help="validation steps instead of training steps")
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_step(parser: argparse.ArgumentParser, words: str) -> None:
+    """Add --step: a number or a range, repeatable."""
+    parser.add_argument("--step", type=_step_range, action="append", metavar="N[-M]", help=words)
+
+
+def _step_range(text: str) -> range:
+    """Return the steps that `12` or `12-20` means."""
+    found = re.fullmatch(r"(-?[0-9]+)(?:-(-?[0-9]+))?", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"must be a step or a range, such as 12 or 12-20, got {text!r}")
+    chosen = range(int(found[1]), int(found[2] or found[1]) + 1)
+    if not chosen:
+        raise argparse.ArgumentTypeError(f"{text!r} ends before it begins")
+    return chosen
 
 
 def of_steps(
@@ -34,21 +53,26 @@ def of_steps(
         run: The run.
         table: Rows with `step`, `validate` and `worker`.
         args: The command's arguments.
-        digest: As for `demand`.
+        digest: As for `steps_of`.
 
     Raises:
         LogError: There is no such step or worker.
     """
-    demand(run, args, digest)
-    chosen = table.filter(validate=args.validate).drop_nulls("step")
-    if args.step is not None:
-        chosen = chosen.filter(step=args.step)
+    steps = steps_of(run, args, digest)
+    chosen = table.filter(within(steps), validate=args.validate).drop_nulls("step")
     worker = getattr(args, "worker", None)
     return chosen if worker is None else chosen.filter(worker=worker)
 
 
-def demand(run: Run, args: argparse.Namespace, digest: Digest | None = None) -> None:
-    """Refuse a step or a worker that is not in the run.
+def within(steps: Sequence[int] | None) -> pl.Expr:
+    """Return whether a row belongs to the chosen steps."""
+    import polars as pl
+
+    return pl.lit(True) if steps is None else pl.col("step").is_in(list(steps))
+
+
+def steps_of(run: Run, args: argparse.Namespace, digest: Digest | None = None) -> list[int] | None:
+    """Return the chosen steps that the run has, in order; None if all are.
 
     Args:
         run: The run.
@@ -60,20 +84,39 @@ def demand(run: Run, args: argparse.Namespace, digest: Digest | None = None) -> 
     """
     there = (run.digest if digest is None else digest).steps.filter(validate=args.validate)
     kind = "validation step" if args.validate else "step"
-    if args.step is not None:
-        _demand(run, kind, args.step, there["step"])
-        there = there.filter(step=args.step)
+    chosen: set[int] = set()
+    for wanted in args.step or ():
+        chosen.update(_demand(run, kind, wanted, there["step"]))
+    steps = sorted(chosen) if args.step else None
     worker = getattr(args, "worker", None)
     if worker is not None:
-        _demand(run, "worker", worker, there["worker"])
+        _demand(run, "worker", range(worker, worker + 1), there.filter(within(steps))["worker"])
+    return steps
 
 
-def _demand(run: Run, kind: str, wanted: int, there: pl.Series) -> None:
-    numbers = there.unique().sort().to_list()
-    if wanted in numbers:
-        return
+def named(steps: Sequence[int] | None, *, validate: bool = False) -> str:
+    """Return the chosen steps for a title: "", ", step 67", ", steps 3, 5-9", ", validations"."""
+    kind = "validation" if validate else "step"
+    if steps is None:
+        return ", validations" if validate else ""
+    runs: list[list[int]] = []
+    for step in steps:
+        if runs and step == runs[-1][-1] + 1:
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    spans = (f"{own[0]}-{own[-1]}" if len(own) > 1 else str(own[0]) for own in runs)
+    return f", {kind}{'s' if len(steps) > 1 else ''} {', '.join(spans)}"
+
+
+def _demand(run: Run, kind: str, wanted: range, there: pl.Series) -> list[int]:
+    """Return the wanted numbers that the run has; at least one."""
+    numbers: list[int] = there.drop_nulls().unique().sort().to_list()
+    if found := [number for number in numbers if number in wanted]:
+        return found
     if not numbers:
         raise LogError(f"{run.folder}: no {kind} has a record yet")
-    nearest = sorted(sorted(numbers, key=lambda number: abs(number - wanted))[:3])
+    nearest = sorted(sorted(numbers, key=lambda number: abs(number - wanted[0]))[:3])
     offer = ", ".join(map(str, nearest))
-    raise LogError(f"{run.folder}: no {kind} {wanted}; there are {len(numbers)}, the nearest: {offer}")
+    asked = f"{wanted[0]}" if len(wanted) == 1 else f"{wanted[0]}-{wanted[-1]}"
+    raise LogError(f"{run.folder}: no {kind} {asked}; there are {len(numbers)}, the nearest: {offer}")

@@ -3,6 +3,9 @@
 rich is imported when a table is printed: it takes longer to import than `--help` may take.
 """
 
+from __future__ import annotations
+
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,12 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from sglang_instrument.analysis.answers.as_json import as_json
+from sglang_instrument.cli.columns import Cell, Column, Styled, leave_out, write
 from sglang_instrument.cli.plain import plain, plain_json
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.text import Text
 
 _PATIENCE_SEC: Final = 2.0
+_UNLIMITED: Final = 100_000  # columns of output that is no terminal
+_LEAST_WORDS: Final = 20  # a narrow terminal cuts the words of the first column to this many characters
 
 
 def print_json(answer: Any) -> None:
@@ -25,62 +32,104 @@ def print_json(answer: Any) -> None:
     sys.stdout.write(plain_json(as_json(answer, orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()))
 
 
-def text(words: str, style: str = "") -> "Text":
+def text(words: str, style: str = "") -> Text:
     """Return text for rich without control characters, and without markup: an event may be called [red]."""
     from rich.text import Text
 
     return Text(plain(words), style)
 
 
-def print_table(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    title: str,
-    optional: Sequence[str] = (),
-) -> None:
-    """Print a table whose first column holds words and whose other columns hold numbers.
+def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, title: str) -> None:
+    """Print a table whole; only a terminal that is too narrow for it gets less.
 
-    In a narrow terminal the columns move together. Then the `optional` ones are left out, in their order.
-    Then words are cut; numbers never are.
+    Then headers take a line a word. Then columns are left out in the order of `leave_out`. Then words of the
+    first column are cut, and columns are left out from the right. A line below says what is not shown.
     """
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    rows = [[plain(cell) for cell in row] for row in rows]
-    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-    shown = list(range(len(columns)))
-    for column in optional:
-        if _width(widths, shown) > console.width:
-            shown.remove(columns.index(column))
-    gap = int(_width(widths, shown) + len(shown) <= console.width)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0), show_edge=False)
+    console = _console()
+    written = [(header, [plain(cell) for cell in cells]) for header, cells in write(columns, rows)]
+    if _total(_widths(written)) > console.width:
+        written = [(header.replace(" ", "\n"), cells) for header, cells in written]
+    widths = _widths(written)
+    shown = _fitting(columns, widths, console.width)
+    spare = console.width - _total([widths[index] for index in shown])
+    gap = 2 if spare >= len(shown) else 1
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, gap - 1, 0, 0), show_edge=False)
     for index in shown:
         table.add_column(
-            columns[index],
-            justify="right" if index else "left",
+            written[index][0],
+            justify="left" if not index or columns[index].kind == "words" else "right",
             no_wrap=True,
             overflow="ellipsis",
-            min_width=widths[index] if index else None,
+            width=widths[index] + (0 if index else min(0, spare)),
         )
-    for row in rows:
-        table.add_row(*(text(row[index]) for index in shown))
+    for number, row in enumerate(rows):
+        table.add_row(*(text(written[at][1][number], _style(columns[at], row[at])) for at in shown))
     if title.startswith("\n"):  # print an empty line between two tables
         console.print()
-    console.print(text(title.removeprefix("\n"), "bold"), table, sep="\n")
+    console.print(text(title.removeprefix("\n"), "bold"), soft_wrap=console.width == _UNLIMITED)
+    console.print(table)
+    if hidden := [column.name for at, column in enumerate(columns) if at not in shown]:
+        print_line(f"{console.width} columns leave out: {', '.join(hidden)}; `| less -S` shows all", "dim")
 
 
-def _width(widths: list[int], shown: list[int]) -> int:
-    return sum(widths[index] for index in shown) + len(shown) - 1
+def room() -> int:
+    """Return how many characters a line of the output has."""
+    return _console().width
 
 
-def print_line(line: str) -> None:
-    """Print a line of words, wrapped at the width of the terminal."""
+def _console() -> Console:
+    """Return a console that is as wide as the terminal; a file or a pipe has room for everything."""
     from rich.console import Console
 
-    Console(highlight=False).print(text(line))
+    width = _UNLIMITED
+    if sys.stdout.isatty():
+        asked = os.environ.get("COLUMNS", "")
+        width = int(asked) if asked.isdecimal() else os.get_terminal_size(sys.stdout.fileno()).columns
+    return Console(width=width or 80, highlight=False)
+
+
+def _style(column: Column, cell: Cell) -> str:
+    return cell.style if isinstance(cell, Styled) else column.styles.get(str(cell), "")
+
+
+def _fitting(columns: Sequence[Column], widths: Sequence[int], room: int) -> list[int]:
+    """Return the indices of the columns that a terminal has room for."""
+    shown = list(range(len(columns)))
+    for column in leave_out(columns):
+        if _total([widths[index] for index in shown]) > room:
+            shown.remove(columns.index(column))
+    words = min(widths[0], _LEAST_WORDS)
+    while len(shown) > 1 and _total([words, *(widths[index] for index in shown[1:])]) > room:
+        shown.pop()
+    return shown
+
+
+def _widths(written: Sequence[tuple[str, list[str]]]) -> list[int]:
+    from rich.cells import cell_len
+
+    return [max(map(cell_len, (*header.split("\n"), *cells))) for header, cells in written]
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(widths) - 1
+
+
+def print_line(line: str, style: str = "") -> None:
+    """Print a line of words, wrapped at the width of the terminal."""
+    console = _console()
+    console.print(text(line, style), soft_wrap=console.width == _UNLIMITED)
+
+
+def print_told(label: str, words: str, style: str = "bold") -> None:
+    """Print a line of words after a label in a style."""
+    from rich.text import Text
+
+    console = _console()
+    line = Text.assemble(text(f"{label}:", style), " ", text(words))
+    console.print(line, soft_wrap=console.width == _UNLIMITED)
 
 
 @contextmanager

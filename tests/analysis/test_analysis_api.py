@@ -59,7 +59,9 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
     "workers": (
         ["--step", "2"],
         {
-            "workers": lambda run: a.blame_table(run.digest.filter(TRAINING)).to_dicts(),
+            "workers": lambda run: a.blame_table(
+                run.digest.filter(TRAINING & (pl.col("step") == 2))
+            ).to_dicts(),
             "barriers": lambda run: rows(a.barrier_table(run.digest).filter(step=2)),
             "clocks": lambda run: a.clock_table(run.digest.filter(TRAINING)).to_dicts(),
             "round_trips": lambda run: a.round_trip_table(run).to_dicts(),
@@ -136,6 +138,7 @@ NOT_OF_A_LOG = {
     "runs": "opens several runs: open_run() and verdict_of() of each",
     "demo": "runs something",
     "run": "runs something",
+    "completion": "prints a script",
     "doctor": "looks at this machine",
     "patches": "looks at sources",
     "profile": "talks to servers",

@@ -165,4 +165,4 @@ def test_a_validation_that_only_the_trainer_wrote_is_shown(
     write_worker(tmp_path / "validate_2" / "trainer_0.jsonl", [("trainer_validate", 100, 110)], 0)
     for arguments in ([], ["--step", "2"]):
         assert main(["summary", str(tmp_path), "--validate", *arguments]) == 0
-    assert "1 validation steps" in " ".join(capsys.readouterr().out.split())
+    assert "1 validation step" in " ".join(capsys.readouterr().out.split())

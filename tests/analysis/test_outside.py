@@ -48,7 +48,7 @@ def test_records_outside_of_any_step_are_no_step(install, printed):
     sglang_instrument.uninstall()
     assert ranked(folder) == [1, 2, 3]
     shown = printed("summary", folder)
-    assert "3 steps, 1 workers, 3 requests" in shown
+    assert "3 steps, 1 worker, 3 requests" in shown
     assert "nothing dropped, torn or left open; 4 records outside of any step" in shown
     assert "nothing is wrong" in printed("check", folder)
 
@@ -121,7 +121,7 @@ def test_a_program_that_binds_no_step_is_shown_as_step_0(install, printed):
     request("r")
     sglang_instrument.uninstall()
     assert ranked(folder) == [0]
-    assert "1 steps, 1 workers, 1 requests" in printed("summary", folder)
+    assert "1 step, 1 worker, 1 request" in printed("summary", folder)
 
 
 def test_a_step_minus_1_is_read_and_is_no_step(install, printed):

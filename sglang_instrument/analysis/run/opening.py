@@ -1,7 +1,7 @@
 """Open the folder of a run, or raise an error that says why it is none."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,9 @@ from sglang_instrument.analysis.run.outside import only_in_steps
 from sglang_instrument.analysis.timing.nesting import nest
 from sglang_instrument.analysis.timing.wall_time import split_wall_time
 from sglang_instrument.errors import LogError
+
+#: One step, some steps, or all (None).
+Steps = int | Collection[int] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +86,9 @@ class Run:
         return split_wall_time(nest(self.records))
 
     def read_records(
-        self, step: int | None = None, worker: int | None = None, validate: bool | None = None
+        self, step: Steps = None, worker: int | None = None, validate: bool | None = None
     ) -> pl.DataFrame:
-        """Read again the records of the files of one step and worker; None stands for all."""
+        """Read again the records of the files of some steps and one worker; None stands for all."""
         files = self.files_of(step, worker, validate)
         reading = read_files(self.folder, files)
         for before, now in zip(files, reading.files, strict=True):
@@ -100,21 +103,21 @@ class Run:
         return reading.records.filter(~pl.col("source").is_in(left_out))
 
     def read_spans(
-        self, step: int | None = None, worker: int | None = None, validate: bool | None = None
+        self, step: Steps = None, worker: int | None = None, validate: bool | None = None
     ) -> pl.DataFrame:
-        """Return the nested spans of the files of one step and worker; None stands for all."""
+        """Return the nested spans of the files of some steps and one worker; None stands for all."""
         if step is worker is validate is None:
             return self.spans
         return split_wall_time(nest(self.read_records(step, worker, validate)))
 
     def read_events(
         self,
-        step: int | None = None,
+        step: Steps = None,
         worker: int | None = None,
         validate: bool | None = None,
         progress: Progress | None = None,
     ) -> pl.DataFrame:
-        """Return all events of one step and worker, in a few columns; None stands for all.
+        """Return all events of some steps and one worker, in a few columns; None stands for all.
 
         Returns:
             role, step, validate, worker, event, phase, duration_sec, self_sec, wall_sec; instant events have
@@ -130,7 +133,7 @@ class Run:
         self,
         name: str,
         events: tuple[str, ...],
-        step: int | None,
+        step: Steps,
         worker: int | None,
         validate: bool | None,
         progress: Progress | None,
@@ -146,11 +149,12 @@ class Run:
         return pl.concat(tables).drop("source") if tables else pl.DataFrame()
 
     def files_of(
-        self, step: int | None = None, worker: int | None = None, validate: bool | None = None
+        self, step: Steps = None, worker: int | None = None, validate: bool | None = None
     ) -> list[File]:
-        """Return the files of one step and worker; None stands for all."""
-        wanted = {"step": step, "worker": worker, "validate": validate}
-        return [file for file in self.files if _lies_in(file.place, wanted)]
+        """Return the files of some steps and one worker; None stands for all."""
+        steps = [step] if isinstance(step, int) else step
+        wanted = {"worker": worker, "validate": validate}
+        return [file for file in self.files if _lies_in(file.place, steps, wanted)]
 
     @property
     def steps(self) -> list[int]:
@@ -167,10 +171,12 @@ class Run:
         return numbers
 
 
-def _lies_in(place: Place | None, wanted: dict[str, int | bool | None]) -> bool:
-    return place is not None and all(
-        value is None or getattr(place, name) == value for name, value in wanted.items()
-    )
+def _lies_in(
+    place: Place | None, steps: Collection[int] | None, wanted: dict[str, int | bool | None]
+) -> bool:
+    if place is None or (steps is not None and place.step not in steps):
+        return False
+    return all(value is None or getattr(place, name) == value for name, value in wanted.items())
 
 
 def open_run(path: str | Path, progress: Progress | None = None, cached: bool = True) -> Run:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from sglang_instrument.cli.numbers import count, seconds
+from sglang_instrument.cli.numbers import count, duration
 from sglang_instrument.cli.select import LOGS_HELP
 from sglang_instrument.cli.tables import print_json, print_line, reading
 
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
                 f"+- {row['residual_sec']:.3f} s, by {count(row['barriers'])} barriers"
             )
     print_clocks(pairs, processes)
-    print_line("something is wrong" if wrong else "nothing is wrong")
+    print_line("something is wrong" if wrong else "nothing is wrong", "bold red" if wrong else "bold green")
     return int(wrong > 0)
 
 
@@ -94,4 +94,4 @@ def _describe(span: dict[str, Any]) -> str:
     turn = "" if span["turn"] is None else f", turn {span['turn'] + 1}"
     asked = "" if span["request_id"] is None else f" of request {span['request_id']}{turn}"
     at = f", at {span['stack'][-1]}" if span["stack"] else ""
-    return f"{span['file']}: {span['event']}{asked} was open for {seconds(span['age_sec'])} s{at}"
+    return f"{span['file']}: {span['event']}{asked} was open for {duration(span['age_sec'])}{at}"

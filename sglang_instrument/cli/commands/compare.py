@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.cli.numbers import NOTHING
+from sglang_instrument.cli.columns import NOTHING, Column
+from sglang_instrument.cli.numbers import durations, percent, significant
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 from sglang_instrument.errors import InstrumentError
 
@@ -19,11 +20,6 @@ Compare run B with run A, step by step: is B slower, where, and are there enough
 
     sglang-instrument compare logs/before logs/after
     sglang-instrument compare logs/main logs/branch --fail-if "engine > 1.05x"
-
-B / A    ratio of the means over the steps, with the interval that the verdict comes from
-verdict  B is higher, lower, the same (the interval lies within 10 %), or too few steps to tell;
-         only in A, only in B: the other run has no call of that kind
-needed   steps of each run that would tell a difference of 10 % in 4 of 5 cases
 
 Metrics that do not depend on which replies the model drew: engine (seconds a token, at equal lengths and
 concurrency), tool, interaction (a turn), reward (a request), preprocess, postprocess, broadcast, cache,
@@ -39,6 +35,23 @@ without conditions for every metric. It never passes with too few steps, and say
 "conditions": [{"condition", "outcome", "ratio", "low", "high", "needed"}]}. outcome: holds, does not hold,
 too few steps, not measured."""
 
+_METRICS: Final = (
+    Column("metric", "what is compared"),
+    Column("of", "what A and B are counted by: a token, a turn ...", gives_way=2),
+    Column("A", "mean over the steps of A"),
+    Column("B", "mean over the steps of B"),
+    Column("B / A", "ratio of the means"),
+    Column("interval", "of the ratio; the verdict comes from it", gives_way=1),
+    Column(
+        "verdict",
+        "B is higher, lower, the same (the interval lies within 10 %), or too few steps to tell; only in A, "
+        "only in B: the other run has no call of that kind",
+        styles={"higher": "red", "lower": "green", "same": "dim"},
+    ),
+    Column("steps needed", "of each run, to tell a difference of 10 % in 4 of 5 cases", gives_way=3),
+)
+TABLES: Final = {"metrics": _METRICS}
+_OF_WHOLE_STEPS: Final = {"tokens/s": "a second", "share": "a step"}
 _CONDITION: Final = re.compile(r"\s*(\w+)\s*([<>])\s*([0-9]*\.?[0-9]+)\s*x?\s*$")
 _TOO_FEW: Final = "too few steps"
 _NOT_MEASURED: Final = "not measured"
@@ -91,7 +104,8 @@ def _print(title: str, compared: Comparison, rows: list[dict[str, Any]], told: l
     shown = [
         (
             row["metric"],
-            *(NOTHING if row[name] is None else f"{row[name]:,.4g}" for name in ("one", "other")),
+            _OF_WHOLE_STEPS.get(row["unit"], row["unit"].removeprefix("s ")),
+            *_in_one_unit(row),
             NOTHING if row["ratio"] is None else f"{row['ratio']:.3f}",
             _interval(row),
             row["verdict"],
@@ -99,7 +113,7 @@ def _print(title: str, compared: Comparison, rows: list[dict[str, Any]], told: l
         )
         for row in rows
     ]
-    print_table(("metric", "A", "B", "B / A", "interval", "verdict", "needed"), shown, title=title)
+    print_table(_METRICS, shown, title=title)
     print_line(_of_steps(compared))
     if told_apart := [row for row in rows if row["verdict"] in ("higher", "lower")]:
         named = ", ".join(f"{row['metric']} {row['ratio']:.3g} x" for row in told_apart)
@@ -113,6 +127,16 @@ def _print(title: str, compared: Comparison, rows: list[dict[str, Any]], told: l
         else:
             word = "failed" if one["outcome"] == "holds" else "passed"
             print_line(f"{word}: {one['condition']}: {ratio}")
+
+
+def _in_one_unit(row: dict[str, Any]) -> list[str]:
+    """Return the values of A and B with their unit: rows are different quantities."""
+    values = [row["one"], row["other"]]
+    if row["unit"].startswith("s "):
+        return durations(values)
+    if row["unit"] == "share":
+        return [NOTHING if value is None else f"{percent(value)} %" for value in values]
+    return [NOTHING if value is None else significant(value) for value in values]
 
 
 def _of_steps(compared: Comparison) -> str:

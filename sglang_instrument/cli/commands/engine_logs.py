@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.cli.numbers import NOTHING, count, percent, seconds, short_count
+from sglang_instrument.cli import select
+from sglang_instrument.cli.columns import NOTHING, Column
+from sglang_instrument.cli.numbers import percent
 from sglang_instrument.cli.tables import print_json, print_line, print_table
 from sglang_instrument.errors import LogError
 
@@ -18,6 +20,45 @@ _KINDS: Final = ("queue", "prefill", "decode")
 _OF_CALLERS: Final = ("worker", "event", "turns", "finish_reason", "cdf")  # options
 #: What commands say where only the engine's processes logged.
 ALONE: Final = "no worker logged, so steps and turns are not known"
+REQUESTS: Final = (
+    Column("rid", "the engine's id of the request"),
+    Column("step", "the training step in whose time it began", "count", gives_way=3),
+    Column("scheduler", "the process that ran it", gives_way=1),
+    Column("time", "from its arrival to its end", "time"),
+    Column("queue", "waiting for a place in the running batch", "time"),
+    Column("prefill", "reading the prompt", "time"),
+    Column("decode", "writing the reply", "time"),
+    Column("retracted", "how often the engine took it out of its batch to free memory", "count", gives_way=4),
+    Column("prompt", "tokens of the prompt", "count", gives_way=2),
+    Column("written", "tokens of the reply", "count"),
+)
+CALLS: Final = (
+    Column("turn", "the turn that called, from 1", "count"),
+    Column("scheduler", "the process that ran the call", gives_way=1),
+    Column("time", "of the call, as the caller measured it", "time"),
+    Column("queue", "waiting for a place in the running batch", "time"),
+    Column("prefill", "reading the prompt", "time"),
+    Column("decode", "writing the reply", "time"),
+    Column(
+        "outside", "the rest of the call: tokenizers, transport, waiting for the caller's loop", "time", 2
+    ),
+    Column("retracted", "how often the engine took the call out of its batch to free memory", "count", 3),
+    Column("why", "what made the call long"),
+)
+SERVERS: Final = (
+    Column("server", "the engine that served the requests"),
+    Column("requests", "how many it served", "count"),
+    Column("wall", "from its first request to the end of its last", "time", gives_way=1),
+    Column("p50", "half of its requests took at most this long", "time", gives_way=2),
+    Column("p99", "99 % of its requests took at most this long", "time"),
+    Column("max", "its longest request", "time", gives_way=3),
+    Column("queue", "share of the requests' time in which they waited for a place in the batch", "share"),
+    Column("prefill", "share of the requests' time in which prompts were read", "share"),
+    Column("decode", "share of the requests' time in which replies were written", "share"),
+    Column("retracted", "how often it took requests out of its batch to free memory", "count", gives_way=4),
+    Column("tokens", "tokens of its replies", "count"),
+    Column("tokens/s", "tokens of its replies a second of `wall`", "count"),
+)
 _UNKNOWN: Final = ", ".join(f"{NOTHING} {kind}" for kind in _KINDS)
 
 
@@ -36,7 +77,7 @@ def show_engine_requests(opened: Run, args: argparse.Namespace) -> int:
 
     if not has_engine_logs(opened):
         raise LogError(
-            f"{opened.folder}: no engine/ folder; SGLang's processes log if SGLANG_INSTRUMENT=1 is in their "
+            f"{opened.name}: no engine/ folder; SGLang's processes log if SGLANG_INSTRUMENT=1 is in their "
             'environment and engine_detail is not "off"; `sglang-instrument status` lists the processes'
         )
     requests = engine_request_table(opened).sort("duration_sec", descending=True, nulls_last=True)
@@ -52,20 +93,17 @@ def show_engine_requests(opened: Run, args: argparse.Namespace) -> int:
     shown = [
         (
             row["rid"],
-            count(row["step"]),
-            row["scheduler"] or NOTHING,
-            seconds(row["duration_sec"]),
-            *(seconds(row[f"{kind}_sec"]) for kind in _KINDS),
-            count(row["retractions"]),
-            count(row["prompt_tokens"]),
-            count(row["completion_tokens"]),
+            row["step"],
+            row["scheduler"],
+            row["duration_sec"],
+            *(row[f"{kind}_sec"] for kind in _KINDS),
+            row["retractions"],
+            row["prompt_tokens"],
+            row["completion_tokens"],
         )
         for row in rows
     ]
-    columns = ("rid", "step", "scheduler", "time s", *(f"{kind} s" for kind in _KINDS))
-    print_table(
-        (*columns, "retracted", "prompt", "written"), shown, title=title, optional=("scheduler", "prompt")
-    )
+    print_table(REQUESTS, shown, title=title)
     print_line(told(engine_summary_of(requests)))
     if alone:
         print_line(f"{ALONE}; these are the engine's requests, by rid: a turn of a rollout is one of them")
@@ -83,9 +121,10 @@ def _chosen(opened: Run, requests: pl.DataFrame, args: argparse.Namespace) -> pl
     unknown = [name for name in _OF_CALLERS if getattr(args, name) not in (None, False)]
     if unknown:
         option = unknown[0].replace("_", "-")
-        raise LogError(f"{opened.folder}: the engine's logs know no --{option}: workers log it")
-    if args.step is not None:
-        requests = requests.filter(pl.col("step") == args.step, pl.col("validate") == args.validate)
+        raise LogError(f"{opened.name}: the engine's logs know no --{option}: workers log it")
+    if args.step:
+        steps = select.steps_of(opened, args, opened.everything)
+        requests = requests.filter(select.within(steps), validate=args.validate)
     if args.min_tokens is not None:
         requests = requests.filter(pl.col("completion_tokens") >= args.min_tokens)
     if args.max_tokens is not None:
@@ -94,7 +133,7 @@ def _chosen(opened: Run, requests: pl.DataFrame, args: argparse.Namespace) -> pl
         return requests
     found = requests.filter(pl.col("rid").str.starts_with(args.request))
     if found.is_empty():
-        raise LogError(f"{opened.folder}: no request of the engine with the rid {args.request!r}")
+        raise LogError(f"{opened.name}: no request of the engine with the rid {args.request!r}")
     return found
 
 
@@ -106,24 +145,19 @@ def print_servers(opened: Run) -> None:
     rows = [
         (
             row["server"],
-            count(row["requests"]),
-            seconds(row["wall_sec"]),
-            *(seconds(row[f"{name}_sec"]) for name in ("p50", "p99", "max")),
-            *(percent(row["shares"].get(kind)) for kind in _KINDS),
-            count(row["retractions"]),
-            short_count(row["completion_tokens"]),
-            NOTHING if row["tokens_per_sec"] is None else count(round(row["tokens_per_sec"])),
+            row["requests"],
+            row["wall_sec"],
+            *(row[f"{name}_sec"] for name in ("p50", "p99", "max")),
+            *(row["shares"].get(kind) for kind in _KINDS),
+            row["retractions"],
+            row["completion_tokens"],
+            row["tokens_per_sec"],
         )
         for row in servers
     ]
-    columns = ("server", "req", "wall s", "p50 s", "p99 s", "max s", *(f"{kind}%" for kind in _KINDS))
     many = "1 server" if len(rows) == 1 else f"{len(rows)} servers"
-    print_table(
-        (*columns, "retracted", "tokens", "tokens/s"),
-        rows,
-        title=f"{opened.name}: {many}, {sum(row['requests'] for row in servers):,} requests of the engine",
-        optional=("wall s", "p50 s"),
-    )
+    requests = sum(row["requests"] for row in servers)
+    print_table(SERVERS, rows, title=f"{opened.name}: {many}, {requests:,} requests of the engine")
     print_line(f"{ALONE}; a trainer that runs with this package logs them")
 
 
@@ -131,19 +165,16 @@ def print_calls(calls: list[dict[str, Any]]) -> None:
     """Print the calls of one request."""
     shown = [
         (
-            NOTHING if call["turn"] is None else str(call["turn"] + 1),
-            call["scheduler"] or NOTHING,
-            seconds(call["call_sec"]),
-            *(seconds(call[f"{kind}_sec"]) for kind in (*_KINDS, "outside")),
-            count(call["retractions"]),
-            call["why"] or NOTHING,
+            None if call["turn"] is None else call["turn"] + 1,
+            call["scheduler"],
+            call["call_sec"],
+            *(call[f"{kind}_sec"] for kind in (*_KINDS, "outside")),
+            call["retractions"],
+            call["why"] or None,
         )
         for call in calls
     ]
-    kinds = (f"{kind} s" for kind in (*_KINDS, "outside"))
-    columns = ("turn", "scheduler", "time s", *kinds, "retracted", "why")
-    title = "\nwhat SGLang's own processes logged for each call"
-    print_table(columns, shown, title=title, optional=("scheduler", "outside s"))
+    print_table(CALLS, shown, title="\nwhat SGLang's own processes logged for each call")
 
 
 def told(engine: dict[str, Any]) -> str:

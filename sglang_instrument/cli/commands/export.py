@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--parquet", type=Path, metavar="FOLDER", help="write tables to this new or empty folder"
     )
     form.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace to this new file")
-    parser.add_argument("--step", type=int, metavar="N", help="with --perfetto: only this step")
+    select.add_step(parser, "with --perfetto: only this step, or these: 60-67; repeatable")
     parser.add_argument("--validate", action="store_true", help="with --perfetto: only validation")
     parser.add_argument("--traces", type=Path, metavar="DIR", help="with --perfetto: profilers' traces")
     parser.add_argument("--rank", metavar="RANK", help="with --traces: only this rank: TP-0, or 0")
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         raise InstrumentError("--rank goes with --traces")
     if args.logs is None and args.traces is None:
         raise InstrumentError("--perfetto needs LOGS, the experiment's folder, or --traces DIR")
-    if args.logs is None and (args.validate or args.step is not None):
+    if args.logs is None and (args.validate or args.step):
         raise InstrumentError("--step and --validate choose from a run: give LOGS, the experiment's folder")
     return _write_perfetto(args)
 
@@ -64,10 +64,9 @@ def _write_perfetto(args: argparse.Namespace) -> int:
 
     with reading("steps and traces") as progress:
         opened = None if args.logs is None else open_run(args.logs)
-        if opened is not None:
-            select.demand(opened, args, opened.everything)
+        steps = None if opened is None else select.steps_of(opened, args, opened.everything)
         validate = args.validate or None
-        said = merge(args.perfetto, opened, args.traces, args.step, validate, progress, args.rank)
+        said = merge(args.perfetto, opened, args.traces, steps, validate, progress, args.rank)
     for line in said:
         print_line(line)
     return 0

@@ -6,7 +6,7 @@ import argparse
 from typing import Final
 
 from sglang_instrument.cli import select
-from sglang_instrument.cli.numbers import NOTHING, count, seconds
+from sglang_instrument.cli.columns import Column
 from sglang_instrument.cli.plain import say
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 
@@ -28,6 +28,22 @@ throughout; "slowdown" is the engine's time per token in their turns, relative t
 _SHOWN: Final = 12
 _BARS: Final = 60
 _LEVELS: Final = " .:-=+*#%@"
+_PLATEAUS: Final = (
+    Column("plateau", "the step and the worker"),
+    Column("from", "when the last stuck request entered its stuck turn", "time"),
+    Column("to", "when a request ended again", "time"),
+    Column("requests", "how many were in flight throughout, of all requests of the worker"),
+    Column("turn", "the turn in which most of them were, from 1", "count"),
+    Column("event", "the event in which they were"),
+)
+_BLOCKS: Final = (
+    Column("by", "the code that blocked the loop: file and line"),
+    Column("in", "the span that was open", gives_way=1),
+    Column("step", "its number", "count"),
+    Column("process", "role and rank"),
+    Column("time", "for how long nothing else ran", "time"),
+)
+TABLES: Final = {"plateaus": _PLATEAUS, "blocked event loops": _BLOCKS}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,32 +72,31 @@ def run(args: argparse.Namespace) -> int:
     rows = [
         (
             f"step {row['step']}, worker {row['worker']}",
-            seconds(row["since_sec"]),
-            seconds(row["to_sec"]),
+            row["since_sec"],
+            row["to_sec"],
             f"{row['stuck']:,} of {row['requests']:,}",
-            NOTHING if row["turn"] is None else str(row["turn"] + 1),
-            row["event"] or NOTHING,
+            None if row["turn"] is None else row["turn"] + 1,
+            row["event"],
         )
         for row in found[:_SHOWN]
     ]
-    columns = ("plateau", "from s", "to s", "requests", "turn", "event")
     if rows:
-        print_table(columns, rows, title=f"{opened.name}: plateaus ({len(found)})")
+        print_table(_PLATEAUS, rows, title=f"{opened.name}: plateaus ({len(found)})")
     else:
         print_line(f"{opened.name}: no plateau")
     blocked = [
         (
-            row["culprit"] or NOTHING,
-            row["in_span"] or NOTHING,
-            str(row["step"]),
+            row["culprit"],
+            row["in_span"],
+            row["step"],
             f"{row['role']} {row['worker']}",
-            seconds(row["blocked_sec"]),
+            row["blocked_sec"],
         )
         for row in blocks[:_SHOWN]
     ]
     if blocked:
-        title = f"\nthe event loop was blocked {count(len(blocks))} times"
-        print_table(("by", "in", "step", "process", "time s"), blocked, title=title, optional=("in",))
+        times = "once" if len(blocks) == 1 else f"{len(blocks):,} times"
+        print_table(_BLOCKS, blocked, title=f"\nthe event loop was blocked {times}")
     else:
         print_line("no event loop was blocked for longer than 100 ms")
     if curve is not None:

@@ -6,7 +6,7 @@ import argparse
 from typing import Final
 
 from sglang_instrument.cli import select
-from sglang_instrument.cli.numbers import NOTHING, count, percent, seconds
+from sglang_instrument.cli.columns import Column
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 
 HELP: Final = """\
@@ -15,12 +15,30 @@ Show the lengths of the responses by step, and the rewards of short and long one
     sglang-instrument lengths logs/gsm8k_600
     sglang-instrument lengths logs/gsm8k_600 --step 67
 
-cut %    share of the responses that reached a cap (finish reason "length")
-reward   mean of each tenth of the responses, the shortest first, with its 95 % interval
-
 --json prints {"folder", "lengths": [{"step", "validate", "requests", "min", "mean", "p95", "max", "cut",
 "tokens_per_sec", "reward"}], "rewards": [{"decile", "requests", "from_tokens", "to_tokens", "mean_sec",
 "reward", "low", "high"}]}."""
+
+_LENGTHS: Final = (
+    Column("step", "its number"),
+    Column("requests", "how many with a known length", "count"),
+    Column("min", "tokens of the shortest response", "count", gives_way=1),
+    Column("mean", "mean tokens of a response", "count"),
+    Column("p95", "95 % of the responses have at most so many tokens", "count"),
+    Column("max", "tokens of the longest response", "count"),
+    Column("cut", 'share of the responses that reached a cap (finish reason "length")', "share"),
+    Column("tokens/s", "all tokens by the step's time", "count"),
+    Column("reward", "mean reward", "number"),
+)
+_REWARDS: Final = (
+    Column("tokens", "a tenth of the responses, the shortest first: its shortest and its longest"),
+    Column("requests", "how many", "count"),
+    Column("mean", "mean duration of a request", "time"),
+    Column("reward", "mean reward", "number"),
+    Column("low", "begin of its 95 % interval", "number"),
+    Column("high", "end of its 95 % interval", "number"),
+)
+TABLES: Final = {"responses by step": _LENGTHS, "rewards by length": _REWARDS}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,47 +55,25 @@ def run(args: argparse.Namespace) -> int:
 
     with reading() as progress:
         opened = open_run(args.logs, progress)
-        select.demand(opened, args)
-        chosen = opened.digest.filter(pl.col("validate") == args.validate)
-        if args.step is not None:
-            chosen = chosen.filter(pl.col("step") == args.step)
+        steps = select.steps_of(opened, args)
+        chosen = opened.digest.filter((pl.col("validate") == args.validate) & select.within(steps))
         lengths, rewards = length_table(chosen).to_dicts(), reward_by_length(chosen).to_dicts()
     if args.json:
         print_json({"folder": str(opened.folder), "lengths": lengths, "rewards": rewards})
         return 0
-    rows = [
-        (
-            str(row["step"]),
-            count(row["requests"]),
-            count(row["min"]),
-            f"{row['mean']:,.0f}",
-            f"{row['p95']:,.0f}",
-            count(row["max"]),
-            percent(row["cut"]),
-            NOTHING if row["tokens_per_sec"] is None else f"{row['tokens_per_sec']:,.0f}",
-            _reward(row["reward"]),
-        )
-        for row in lengths
-    ]
-    columns = ("step", "requests", "min", "mean", "p95", "max", "cut %", "tokens/s", "reward")
-    print_table(columns, rows, title=f"{opened.name}: tokens of the responses")
+    names = ("step", "requests", "min", "mean", "p95", "max", "cut", "tokens_per_sec", "reward")
+    rows = [tuple(row[name] for name in names) for row in lengths]
+    where = select.named(steps, validate=args.validate)
+    print_table(_LENGTHS, rows, title=f"{opened.name}{where}: tokens of the responses")
     if not rewards:
         print_line("no request has a reward in its record")
         return 0
     tenths = [
         (
             f"{row['from_tokens']:,} - {row['to_tokens']:,}",
-            count(row["requests"]),
-            seconds(row["mean_sec"]),
-            _reward(row["reward"]),
-            f"{_reward(row['low'])} .. {_reward(row['high'])}",
+            *(row[name] for name in ("requests", "mean_sec", "reward", "low", "high")),
         )
         for row in rewards
     ]
-    title = "\nreward by length, in tenths of the requests"
-    print_table(("tokens", "requests", "mean s", "reward", "95 %"), tenths, title=title)
+    print_table(_REWARDS, tenths, title="\nreward by length, in tenths of the requests")
     return 0
-
-
-def _reward(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.3f}"

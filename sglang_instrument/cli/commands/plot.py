@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,10 +23,13 @@ shares        phases of each step, in percent
 cdf           durations of all requests, and of each step's
 turns         time of the first, second ... turn
 turn-counts   how many turns the requests of each step took
-workers, cdf-workers, slowest   one step: --step N, otherwise the longest step
+workers, cdf-workers, slowest   one step: --step N, otherwise the longest step; those of a second --step
+                                lie in FOLDER/step_N
 
---json prints {"folder", "step", "figures": {NAME: "PATH"}, "left_out": {NAME: "REASON"}}."""
+--json prints {"folder", "step" (of several, a list), "figures": {NAME: "PATH"}, "left_out": {NAME:
+"REASON"}}."""
 
+_OF_ONE_STEP: Final = ("workers", "cdf-workers", "slowest")
 _FORMATS: Final = ("png", "svg", "pdf")
 
 
@@ -59,25 +63,30 @@ def run(args: argparse.Namespace) -> int:
     _demand_numbers(args)
     with reading() as progress:
         opened = open_run(args.logs, progress)
-        select.demand(opened, args)
+        steps: Sequence[int | None] = select.steps_of(opened, args) or [None]
         other = open_run(args.against, progress) if args.against else None
-    choice = choose(opened, args.step, args.worker, args.validate, args.limit, other)
+    choices = [choose(opened, step, args.worker, args.validate, args.limit, other) for step in steps]
     drawn: dict[str, str] = {}
     left_out: dict[str, str] = {}
     try:
-        for name, result in draw(choice, args.output, names, args.format, args.dpi):
-            if isinstance(result, Path):
-                drawn[name] = str(result)
-            else:
-                left_out[name] = result
-            if not args.json:
-                print_line(str(result) if isinstance(result, Path) else f"{name}: not drawn, {result}")
+        for number, choice in enumerate(choices):
+            folder, own = args.output, names
+            if number:
+                folder = args.output / f"step_{choice.step}"
+                own = [name for name in names if name in _OF_ONE_STEP]
+            for name, result in draw(choice, folder, own, args.format, args.dpi):
+                key = f"{folder.name}/{name}" if number else name
+                if isinstance(result, Path):
+                    drawn[key] = str(result)
+                else:
+                    left_out[key] = result
+                if not args.json:
+                    print_line(str(result) if isinstance(result, Path) else f"{key}: not drawn, {result}")
     except OSError as error:
         raise InstrumentError(f"{args.output} cannot be written: {error.strerror or error}") from error
     if args.json:
-        print_json(
-            {"folder": str(opened.folder), "step": choice.step, "figures": drawn, "left_out": left_out}
-        )
+        step = choices[0].step if len(choices) == 1 else [choice.step for choice in choices]
+        print_json({"folder": str(opened.folder), "step": step, "figures": drawn, "left_out": left_out})
     return 0 if drawn else 1
 
 

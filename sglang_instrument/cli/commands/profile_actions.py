@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from sglang_instrument.cli.numbers import NOTHING, seconds
+from sglang_instrument.cli.columns import NOTHING
+from sglang_instrument.cli.numbers import duration
 from sglang_instrument.cli.profile_tables import print_captures, print_files, print_findings, print_outcomes
 from sglang_instrument.cli.tables import print_json, print_line, progress_line
 from sglang_instrument.errors import InstrumentError, LogError
@@ -152,9 +153,9 @@ def _prepare(args: argparse.Namespace, workers: Sequence[Worker], options: Profi
     begun = running(options.output_dir, urls)
     if begun and not args.force:
         url, (folder, note) = next(iter(begun.items()))
-        age = seconds(time.time() - float(note.get("started_unix", 0)))
+        age = duration(time.time() - float(note.get("started_unix", 0)))
         raise InstrumentError(
-            f"{url} has been profiled for {age} s, into {folder}; SGLang would silently discard that trace "
+            f"{url} has been profiled for {age}, into {folder}; SGLang would silently discard that trace "
             "and start again: `profile stop` first, or --force"
         )
     return elsewhere

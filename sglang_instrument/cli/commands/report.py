@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument import __version__
-from sglang_instrument.cli.select import LOGS_HELP
+from sglang_instrument.cli.select import LOGS_HELP, add_step
 from sglang_instrument.cli.tables import print_json, print_line, progress_line, reading
 from sglang_instrument.errors import InstrumentError
 
@@ -34,14 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("logs", metavar="LOGS", type=Path, help=LOGS_HELP)
     parser.add_argument("other", metavar="OTHER", type=Path, nargs="?", help="a second run to compare with")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: EXPERIMENT.html")
-    parser.add_argument(
-        "--step",
-        type=int,
-        action="append",
-        default=[],
-        metavar="N",
-        help="give this step a timeline; repeatable",
-    )
+    parser.add_argument("--force", action="store_true", help="overwrite the file")
+    add_step(parser, "give this step, or these (60-67), a timeline; repeatable")
     parser.add_argument("--spans", type=int, metavar="N", help="most spans in the timeline (250,000)")
     parser.add_argument(
         "--traces", type=Path, metavar="DIR", help="the engines' traces: adds a section of kernels"
@@ -68,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
     path = Path(f"{opened.folder.absolute().name}.html") if args.output is None else args.output
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InstrumentError(f"-o {path}: must be a file in an existing folder, such as report.html")
+    if path.exists() and not args.force:
+        raise InstrumentError(f"{path} exists; --force overwrites it")
     traces = None if args.traces is None else _traced(args.traces, opened)
     try:
         with progress_line() as stage:
@@ -75,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
                 *(opened, path),
                 other=other,
                 traces=traces,
-                steps=args.step,
+                steps=_steps(opened, args.step or ()),
                 most_spans=most,
                 version=__version__,
                 stage=stage,
@@ -89,6 +86,12 @@ def run(args: argparse.Namespace) -> int:
     timelines = f"; with a timeline: step {full}" if full else ""
     print_line(f"{written.path}: {written.bytes / 1e6:.1f} MB{timelines}")
     return 0
+
+
+def _steps(opened: Run, asked: Sequence[range]) -> list[int]:
+    """Return the steps with a timeline: single numbers as they are, those of a range that the run has."""
+    there = set(opened.everything.steps["step"].drop_nulls())
+    return [step for one in asked for step in one if len(one) == 1 or step in there]
 
 
 def _traced(folder: Path, opened: Run) -> dict[str, Any]:

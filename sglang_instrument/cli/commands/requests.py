@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.cli import select
+from sglang_instrument.cli.columns import Cell, Column, Styled
 from sglang_instrument.cli.commands import engine_logs
-from sglang_instrument.cli.numbers import NOTHING, count, seconds
-from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
+from sglang_instrument.cli.tables import print_json, print_table, reading, room
 from sglang_instrument.errors import LogError
+from sglang_instrument.schema import kind_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -21,12 +23,10 @@ HELP: Final = """\
 Show the requests of a run, the slowest first, or one request with its turns and events as a waterfall.
 
     sglang-instrument requests logs/gsm8k_600 --step 67 --worker 0
-    sglang-instrument requests logs/gsm8k_600 --request 43-0-0194-34fc56e1aa47
+    sglang-instrument requests logs/gsm8k_600 --request 43-0-0194      # the begin of its id will do
     sglang-instrument requests logs/gsm8k_600 --cdf           # percentiles by step; with --step by worker
     sglang-instrument requests logs/gsm8k_600 --engine        # as SGLang's own processes logged them, by rid;
                                                               # also where no worker logged
-
-engine s, tool s, rest s   time in the engine, in tools and interactions, and in everything else
 
 --json prints {"folder", "requests": [{"worker", "step", "validate", "request_id", "start_us", "end_us",
 "duration_sec", "turns", "response_tokens", "finish_reason", "reward", "error", "engine_sec", "tool_sec",
@@ -36,6 +36,65 @@ engine s, tool s, rest s   time in the engine, in tools and interactions, and in
 "mean_sec", "p50_sec", "p90_sec", "p95_sec", "p99_sec", "p99_9_sec", "max_sec"}]. Turns count from 0."""
 
 _BARS: Final = 32  # characters of a waterfall
+_BARS_IF_NARROW: Final = (110, 16)  # a terminal with fewer columns has shorter ones
+_MOST_OFFERED: Final = 5  # ids in an error
+
+_REQUESTS: Final = (
+    Column("request", "its id, as logged"),
+    Column("step", "the training step", "count", gives_way=5),
+    Column("worker", "the rank of its worker", "count", gives_way=4),
+    Column("time", "from its begin to its end", "time"),
+    Column("engine", "its time in calls of the engine", "time"),
+    Column("tool", "its time in tools and interactions; concurrent ones count one by one", "time"),
+    Column("other", "the rest of its time: rewards, parsing, waiting for its turn", "time", gives_way=2),
+    Column("turns", "how many replies it took", "count", gives_way=3),
+    Column("tokens", "tokens of all its replies", "count"),
+    Column("end", "its finish reason, or its error", styles={"length": "yellow"}),
+    Column("reward", "as logged", "number", gives_way=1),
+)
+_EVENTS: Final = (
+    Column("event", "its name, indented below the event that contains it"),
+    Column("turn", "the turn that it belongs to, from 1", "count", gives_way=3),
+    Column("start", "its begin, after the begin of the request", "fine time"),
+    Column("time", "its duration", "fine time"),
+    Column("self", "the same without the events below it", "fine time", gives_way=1),
+    Column("running", "how long its coroutine held the event loop; else it was suspended", "fine time", 2),
+    Column("when", "its place in the time of the request"),
+)
+_OF_CALL: Final = (
+    Column("turn", "the turn that called, from 1", "count"),
+    Column("time", "of the call, as the caller measured it", "time"),
+    Column("queue", "waiting for a place in the running batch", "time"),
+    Column("running", "in the batch: from the end of the queue to its last token", "time", gives_way=3),
+    Column("prefill", "up to its first token", "time"),
+    Column("decode", "from there to its last token", "time"),
+    Column(
+        "outside", "the rest of the call: tokenizers, transport, waiting for the caller's loop", "time", 1
+    ),
+    Column("prompt", "tokens of the prompt", "count", gives_way=5),
+    Column("cached", "those of them that the cache held", "count", gives_way=4),
+    Column("written", "tokens of the reply", "count"),
+    Column("retracted", "how often the engine took the call out of its batch to free memory", "count", 2),
+)
+_CDF: Final = (
+    Column("of", "the step, or the step and the worker"),
+    Column("requests", "how many", "count"),
+    Column("mean", "mean duration", "time", gives_way=1),
+    Column("p50", "half of the requests take at most this long", "time"),
+    Column("p90", "90 % of the requests take at most this long", "time"),
+    Column("p95", "95 % of them", "time", gives_way=2),
+    Column("p99", "99 % of them", "time"),
+    Column("p99.9", "99.9 % of them", "time", gives_way=3),
+    Column("max", "the longest one", "time"),
+)
+TABLES: Final[Mapping[str, Sequence[Column]]] = {
+    "requests": _REQUESTS,
+    "--request: its events": _EVENTS,
+    "--request: what the engine reported for each call": _OF_CALL,
+    "--request: what SGLang's own processes logged": engine_logs.CALLS,
+    "--engine: the engine's requests": engine_logs.REQUESTS,
+    "--cdf: durations": _CDF,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-tokens", type=int, metavar="N", help="only requests of at least N tokens")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="only requests of at most N tokens")
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="number of rows (%(default)s)")
-    parser.add_argument("--request", metavar="ID", help="this request with its events")
+    parser.add_argument("--request", metavar="ID", help="this request; the begin of its id will do")
     parser.add_argument("--cdf", action="store_true", help="percentiles instead of requests")
     parser.add_argument("--engine", action="store_true", help="requests as SGLang logged them")
 
@@ -64,11 +123,12 @@ def run(args: argparse.Namespace) -> int:
         if args.engine or are_servers_alone(opened):
             return engine_logs.show_engine_requests(opened, args)
         every = request_table(opened.everything)
-        table = _filtered(opened, select.of_steps(opened, every, args, opened.everything), args)
+        table = select.of_steps(opened, every, args, opened.everything)
+        table = _filtered(opened, table, args)
     if args.request is not None:
         return _show_one(opened, every, args)
     if args.cdf:
-        cdf = cdf_table(table, ["step"] if args.step is None else ["step", "worker"])
+        cdf = cdf_table(table, ["step", "worker"] if args.step else ["step"])
         if args.json:
             print_json({"folder": str(opened.folder), "cdf": cdf.to_dicts()})
         else:
@@ -95,11 +155,12 @@ def _filtered(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> pl.
         table = table.filter(pl.col("response_tokens") <= args.max_tokens)
     if args.event is None:
         return table
-    spans = opened.read_spans(args.step, args.worker, args.validate)
+    steps = select.steps_of(opened, args, opened.everything)
+    spans = opened.read_spans(steps, args.worker, args.validate)
     names = spans["event"].cast(pl.String).unique().to_list()
     if args.event not in names:
         near = difflib.get_close_matches(args.event, names, n=3)
-        raise LogError(f"{opened.folder}: no event {args.event!r}; {_offer(near or sorted(names)[:20])}")
+        raise LogError(f"{opened.name}: no event {args.event!r}; {_offer(near or sorted(names)[:20])}")
     of_event = spans.filter(pl.col("event").cast(pl.String) == args.event)
     spent = of_event.group_by("request_id").agg(in_event=pl.col("duration_sec").sum())
     return table.join(spent, on="request_id").sort("in_event", descending=True).drop("in_event")
@@ -114,39 +175,30 @@ def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int
     from sglang_instrument.analysis.answers.join import calls_of_request
     from sglang_instrument.analysis.answers.requests import waterfall
 
-    mine = table.filter(request_id=args.request)
-    if mine.is_empty():
-        ids = table["request_id"].drop_nulls().to_list()
-        near = difflib.get_close_matches(args.request, ids, n=3, cutoff=0.4)
-        raise LogError(
-            f"{opened.folder}: no request {args.request!r}; {_offer(near)}" if near else _none(opened, args)
-        )
-    row = mine.row(0, named=True)
-    events = waterfall(
-        opened.read_spans(row["step"], row["worker"], row["validate"]), args.request
-    ).to_dicts()
+    request_id = _meant(opened, table["request_id"].drop_nulls().unique().sort().to_list(), args.request)
+    row = table.filter(request_id=request_id).row(0, named=True)
+    spans = opened.read_spans(row["step"], row["worker"], row["validate"])
+    events = waterfall(spans, request_id).to_dicts()
     calls = reported_calls(opened, row).to_dicts()
     logged = calls_of_request(opened, row)
     if args.json:
         told = {"requests": [row], "events": events, "engine_calls": calls, "engine_logs": logged}
         print_json({"folder": str(opened.folder), **told})
         return 0
-    _print(f"request {args.request}, step {row['step']}, worker {row['worker']}", [row])
+    _print(f"request {request_id}, step {row['step']}, worker {row['worker']}", [row])
     whole = max(row["duration_sec"], 1e-9)
+    narrow, short = _BARS_IF_NARROW
+    length = short if room() < narrow else _BARS
     shown = [
         (
             "  " * event["depth"] + event["event"],
-            NOTHING if event["turn"] is None else str(event["turn"] + 1),
-            seconds(event["start_sec"]),
-            seconds(event["duration_sec"]),
-            seconds(event["self_sec"]),
-            seconds(event["active_sec"]),
-            _bar(event, whole),
+            _from_one(event["turn"]),
+            *(event[f"{name}_sec"] for name in ("start", "duration", "self", "active")),
+            _bar(event, whole, length),
         )
         for event in events
     ]
-    columns = ("event", "turn", "start s", "time s", "self s", "running s", "when".ljust(_BARS))
-    print_table(columns, shown, title="", optional=("running s", "self s"))
+    print_table(_EVENTS, shown, title="\nits events")
     if calls:
         _print_calls(calls)
     if logged:
@@ -154,76 +206,70 @@ def _show_one(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> int
     return 0
 
 
+def _meant(opened: Run, ids: list[str], wanted: str) -> str:
+    """Return the one id that is, or begins with, what a person typed."""
+    begun = [wanted] if wanted in ids else [one for one in ids if one.startswith(wanted)]
+    if len(begun) == 1:
+        return begun[0]
+    if begun:
+        some = f"{len(begun):,} requests begin with {wanted!r}: {', '.join(begun[:_MOST_OFFERED])}"
+        raise LogError(f"{opened.name}: {some}{' ...' if len(begun) > _MOST_OFFERED else ''}")
+    near = difflib.get_close_matches(wanted, ids, n=3, cutoff=0.4)
+    listed = _offer(near) if near else "`requests` without --request lists them"
+    raise LogError(f"{opened.name}: no request {wanted!r}; {listed}")
+
+
 def _print_calls(calls: list[dict[str, Any]]) -> None:
     """Print what the engine reported in its reply to each call."""
-    kinds = ("queue", "running", "prefill", "decode", "outside")
+    times = ("duration", "queue", "running", "prefill", "decode", "outside")
+    counts = ("prompt_tokens", "cached_tokens", "completion_tokens", "retractions")
     rows = [
-        (
-            NOTHING if call["turn"] is None else str(call["turn"] + 1),
-            seconds(call["duration_sec"]),
-            *(seconds(call[f"{kind}_sec"]) for kind in kinds),
-            *(count(call[name]) for name in ("prompt_tokens", "cached_tokens", "completion_tokens")),
-            count(call["retractions"]),
-        )
+        (_from_one(call["turn"]), *(call[f"{name}_sec"] for name in times), *(call[name] for name in counts))
         for call in calls
     ]
-    columns = ("turn", "time s", *(f"{kind} s" for kind in kinds), "prompt", "cached", "written", "retracted")
-    print_table(
-        columns, rows, title="\nwhat the engine reported for each call", optional=("outside s", "retracted")
-    )
+    print_table(_OF_CALL, rows, title="\nwhat the engine reported for each call")
 
 
-def _none(opened: Run, args: argparse.Namespace) -> str:
-    return f"{opened.folder}: no request {args.request!r}; `requests` without --request lists them"
+def _from_one(turn: int | None) -> int | None:
+    return None if turn is None else turn + 1
 
 
-def _bar(event: dict[str, Any], whole: float) -> str:
-    begin = int(float(event["start_sec"]) / whole * _BARS)
-    width = max(1, round(float(event["duration_sec"]) / whole * _BARS))
-    return (" " * min(begin, _BARS - 1) + "#" * width)[:_BARS].ljust(_BARS)
+def _bar(event: dict[str, Any], whole: float, length: int) -> Styled:
+    from sglang_instrument.report.palette import colour_of
+
+    begin = min(int(float(event["start_sec"]) / whole * length), length - 1)
+    width = max(1, round(float(event["duration_sec"]) / whole * length))
+    return Styled((" " * begin + "#" * width)[:length], colour_of(kind_of(event["event"]).phase))
 
 
 def _print(title: str, rows: list[dict[str, Any]]) -> None:
-    shown = [
+    shown: list[tuple[Cell, ...]] = [
         (
-            str(row["request_id"]),
-            str(row["step"]),
-            str(row["worker"]),
-            seconds(row["duration_sec"]),
-            seconds(row["engine_sec"]),
-            seconds(row["tool_sec"] + row["interaction_sec"]),
-            seconds(row["rest_sec"] + row["reward_sec"]),
-            count(row["turns"]),
-            count(row["response_tokens"]),
-            row["finish_reason"] or row["error"] or NOTHING,
-            NOTHING if row["reward"] is None else f"{row['reward']:g}",
+            row["request_id"],
+            row["step"],
+            row["worker"],
+            row["duration_sec"],
+            row["engine_sec"],
+            row["tool_sec"] + row["interaction_sec"],
+            row["rest_sec"] + row["reward_sec"],
+            row["turns"],
+            row["response_tokens"],
+            row["finish_reason"] or row["error"],
+            row["reward"],
         )
         for row in rows
     ]
-    columns = (
-        "request",
-        "step",
-        "worker",
-        "time s",
-        "engine s",
-        "tool s",
-        "rest s",
-        "turns",
-        "tokens",
-        "end",
-    )
-    print_table((*columns, "reward"), shown, title=title, optional=("rest s", "reward", "worker"))
+    print_table(_REQUESTS, shown, title=title)
 
 
 def _print_cdf(opened: Run, rows: list[dict[str, Any]]) -> None:
+    times = ("mean", "p50", "p90", "p95", "p99", "p99_9", "max")
     shown = [
         (
             f"step {row['step']}" + (f", worker {row['worker']}" if "worker" in row else ""),
-            count(row["requests"]),
-            *(seconds(row[f"{name}_sec"]) for name in ("mean", "p50", "p90", "p95", "p99", "p99_9", "max")),
+            row["requests"],
+            *(row[f"{name}_sec"] for name in times),
         )
         for row in rows
     ]
-    columns = ("of", "requests", "mean s", "p50 s", "p90 s", "p95 s", "p99 s", "p99.9 s", "max s")
-    print_table(columns, shown, title=f"{opened.name}: durations of requests", optional=("mean s", "p95 s"))
-    print_line("90 % of the requests take at most p90")
+    print_table(_CDF, shown, title=f"{opened.name}: durations of requests")

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.cli.numbers import NOTHING, count, seconds
+from sglang_instrument.cli.columns import NOTHING, Column
 from sglang_instrument.cli.profile_tables import size
 from sglang_instrument.cli.tables import print_json, print_line, print_table, progress_line
 from sglang_instrument.errors import LogError
@@ -27,16 +27,35 @@ List the experiments below a folder, or the runs (launches) of one experiment, t
     sglang-instrument runs logs/gsm8k_600        # its runs, with their ids
     sglang-instrument summary logs/gsm8k_600@20261123T0815      # open an older run by the begin of its id
 
-runs     launches that logged to the folder; the other columns describe the newest of each step
-begun    local time of the first record
-step s   median time of the steps            trend %   second half of the steps against the first half
-size     of the files that it wrote to       verdict   its first finding; `summary` says it in full
-
 --json prints {"folder", "runs": [{"logs" (what other commands open), "run_id", "runs", "begun_us", "bytes",
 "steps", "workers", "step_sec", "trend", "verdict", "cause", "error"}]}; "error" says why a folder cannot be
 read. A trend of 0.1 is 10 % slower; it is null for fewer than 6 steps."""
 
 _FEWEST: Final = 6  # steps; the halves of fewer differ by chance
+_BEGUN: Final = Column("begun", "local time of the first record", gives_way=3)
+_FROM_STEPS: Final = (
+    Column("steps", "how many steps have a record", "count"),
+    Column("workers", "how many workers logged", "count", gives_way=1),
+    Column("step", "median time of a step", "time"),
+    Column("trend", "by how much the later half of the steps took longer than the first half", "share"),
+)
+_VERDICT: Final = Column("verdict", "its first finding; `summary` says it in full")
+_EXPERIMENTS: Final = (
+    Column("logs", "the experiment's folder"),
+    Column("runs", "launches that logged to it; the other columns describe the newest of each step", "count"),
+    _BEGUN,
+    *_FROM_STEPS,
+    Column("size", "of its files", gives_way=2),
+    _VERDICT,
+)
+_RUNS: Final = (
+    Column("run", "the id of a launch"),
+    _BEGUN,
+    *_FROM_STEPS,
+    Column("size", "of the files that it wrote to", gives_way=2),
+    _VERDICT,
+)
+TABLES: Final = {"experiments in a folder": _EXPERIMENTS, "runs of an experiment": _RUNS}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -145,20 +164,15 @@ def _print(folder: Path, rows: list[dict[str, Any]]) -> None:
     cells = [
         (
             row["run_id"] if of_one and row["run_id"] else Path(row["logs"]).name,
-            count(row["runs"]),
+            *(() if of_one else (row["runs"],)),
             _begun(row["begun_us"]),
-            count(row["steps"]),
-            count(row["workers"]),
-            seconds(row["step_sec"]),
-            NOTHING if row["trend"] is None else f"{row['trend'] * 100:+.0f}",
-            NOTHING if row["bytes"] is None else size(row["bytes"]),
-            "unreadable" if row["error"] else row["cause"] or NOTHING,
+            *(row[name] for name in ("steps", "workers", "step_sec", "trend")),
+            None if row["bytes"] is None else size(row["bytes"]),
+            "unreadable" if row["error"] else row["cause"],
         )
         for row in rows
     ]
-    columns = ("run" if of_one else "logs", "runs", "begun", "steps", "workers", "step s", "trend %", "size")
-    optional = ("workers", "runs", "begun", "size") if of_one else ("workers", "begun", "size")
-    print_table((*columns, "verdict"), cells, title=str(folder), optional=optional)
+    print_table(_RUNS if of_one else _EXPERIMENTS, cells, title=str(folder))
     for row in rows:
         if row["error"]:
             print_line(row["error"])

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from sglang_instrument.analysis.reading.processes_of_run import ABRUPT, REACHED, RunProcesses, read_processes
-from sglang_instrument.cli.numbers import NOTHING, count
+from sglang_instrument.cli.columns import NOTHING, Cell, Column
+from sglang_instrument.cli.numbers import count
 from sglang_instrument.cli.select import LOGS_HELP
 from sglang_instrument.cli.tables import print_json, print_line, print_table
 
@@ -16,16 +17,32 @@ record, what did it drop. `check` finds torn, missing or unfinished logs; `docto
 
     sglang-instrument status logs/gsm8k_600
 
-process   role and rank; "reached" if it has recorded nothing so far
-state     running, ended, or ended abruptly (killed, os._exit, exec); of processes of this host
-patches   events that it can record, of those whose code it imported
-records   how many it recorded; "at least 40" if the final report is missing: killed, or on another host
-dropped   records that could not be written
-
 A process describes itself when its code is patched, every 10 s while it records, and when it ends. Below the
 table are the missing events with the reason, and the notices of the processes.
 --json prints {"folder", "run_id", "older" (processes of earlier runs), "unreadable", "processes": [...]}."""
 
+_PROCESSES: Final = (
+    Column("process", 'role and rank; "reached" if it has recorded nothing so far'),
+    Column("host", "where it runs", gives_way=2),
+    Column("pid", "its process id", "count", gives_way=1),
+    Column(
+        "state",
+        "running, ended, or ended abruptly (killed, os._exit, exec); of processes of this host",
+        styles={ABRUPT: "red", "running": "green"},
+    ),
+    Column("actor", "the class of the Ray actor", gives_way=3),
+    Column("versions", "of the packages that it uses", gives_way=4),
+    Column("patches", "events that it can record, of those whose code it imported"),
+    Column(
+        "records",
+        'how many it recorded; "at least 40" if the final report is missing: killed, or on another host',
+        "count",
+        gives_way=5,
+    ),
+    Column("dropped", "records that could not be written", "count"),
+    Column("notices", "how many notices it gave; they follow below", "count"),
+)
+TABLES: Final = {"processes": _PROCESSES}
 _HIDDEN_VERSIONS: Final = ("sglang_instrument", "torch", "ray", "vllm")  # --json has them
 
 
@@ -60,31 +77,27 @@ def _print_json(described: RunProcesses) -> None:
 
 
 def _print(described: RunProcesses) -> None:
-    columns = (
-        *("process", "host", "pid", "state", "actor"),
-        *("versions", "patches", "records", "dropped", "notices"),
-    )
     rows = [_row(name, facts) for name, facts in described.processes.items()]
     title = f"{described.folder}, run {described.run_id}"
-    print_table(columns, rows, title=title, optional=("pid", "host", "actor", "versions", "records"))
+    print_table(_PROCESSES, rows, title=title)
     said = (*_missing(described.processes), *_complaints(described.processes))
     for line in (*said, *_ended_abruptly(described.processes), *_left_out(described)):
         print_line(line)
 
 
-def _row(name: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
+def _row(name: str, facts: Mapping[str, Any]) -> tuple[Cell, ...]:
     records, patches = facts.get("records", {}), facts.get("patches", [])
     versions = facts.get("versions", {})
     found = sum(patch["state"] == "found" for patch in patches)
     wanted = found + len(_lacking(patches))
     return (
         REACHED if facts.get("role", "") is None else name,
-        str(facts.get("host", NOTHING)),
+        facts.get("host"),
         str(facts.get("pid", NOTHING)),
-        facts["state"] or NOTHING,
-        str(facts.get("actor") or NOTHING),
+        facts["state"] or None,
+        facts.get("actor") or None,
         " ".join(f"{name} {version}" for name, version in versions.items() if name not in _HIDDEN_VERSIONS),
-        f"{found} of {wanted}" if wanted else NOTHING,
+        f"{found} of {wanted}" if wanted else None,
         _at_least(records.get("recorded"), facts),
         _at_least(records.get("dropped"), facts),
         count(sum(said["times"] for said in facts.get("notices", []))),

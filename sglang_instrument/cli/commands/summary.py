@@ -8,11 +8,11 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.cli import select
+from sglang_instrument.cli import select, step_tables
 from sglang_instrument.cli.commands import engine_logs
-from sglang_instrument.cli.ledger_tables import print_ledger
-from sglang_instrument.cli.numbers import count, percent, seconds, short_count
-from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
+from sglang_instrument.cli.ledger_tables import LEDGER, print_ledger
+from sglang_instrument.cli.numbers import duration, percent
+from sglang_instrument.cli.tables import print_json, print_line, print_told, reading
 from sglang_instrument.schema import PHASES
 
 if TYPE_CHECKING:
@@ -24,13 +24,6 @@ names what cost most, and what to look at next.
 
     sglang-instrument summary logs/gsm8k_600
     sglang-instrument summary logs/gsm8k_600 --step 67      # its workers, and the parts that add up to it
-
-time s   of the longest worker            wall s           from the step's begin to the begin of the next
-busy s   the time without barriers        p50, p99, max s  durations of the requests
-tail%    share of the time in which only the last 20 % of the requests run
-gen%, tool%, rew%, gap%, rest%   of the wall time, along the path that decided it: engine, tools, rewards,
-                                 between two steps, everything else; they add up to 100
-wait%    of all workers' wall time: waiting for another worker
 
 --json prints {"folder", "verdict", "findings": [{"cause", "scope", "step", "validate", "worker",
 "request_id", "event", "lost_sec", "sentence", "advice", "evidence": {...}}], "steps": [{"step",
@@ -44,15 +37,11 @@ null (a null in it means unknown), "servers": [{"server", "requests", "wall_sec"
 Shares and tail are from 0 to 1."""
 
 _SHOWN: Final = 12  # rows; more leave no room for the rest on one screen
-_SHARES: Final = {
-    "gen%": ("engine",),
-    "tool%": ("tool", "interaction"),
-    "rew%": ("reward",),
-    "gap%": ("between steps",),
+TABLES: Final = {
+    **step_tables.TABLES,
+    "--step N: what its wall time was spent on": LEDGER,
+    "where only SGLang's own processes logged: the servers": engine_logs.SERVERS,
 }
-_WAITS: Final = "barrier"
-_COLUMNS: Final = ("req", "tokens", "p50 s", "p99 s", "max s", "tail%", "wait%", *_SHARES, "rest%")
-_OPTIONAL: Final = ("p50 s", "max s")
 
 _Row = dict[str, Any]
 
@@ -81,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
 
     with reading() as progress:
         opened = open_run(args.logs, progress)
-        summary = _summarise(opened, args)
+        chosen = select.steps_of(opened, args) if args.step else None
+        summary = _summarise(opened, args.validate, chosen)
         verdict = judge(opened)
         found = verdict.findings
         # The reason belongs to the first finding, and is told beside it only.
@@ -90,27 +80,27 @@ def run(args: argparse.Namespace) -> int:
         engine = engine_summary(opened)
     if args.json:
         said = {"verdict": verdict.sentence, "findings": [asdict(one) for one in found]}
-        _print_json(opened, args, summary, said, engine and {**engine, "explains": why or None})
+        _print_json(opened, chosen, summary, said, engine and {**engine, "explains": why or None})
         return 0
     if are_servers_alone(opened):
         engine_logs.print_servers(opened)
-    elif args.step is None:
-        _print_steps(opened, args, summary)
+    elif chosen and len(chosen) == 1:
+        _print_step(f"{opened.name}{select.named(chosen, validate=args.validate)}", summary)
     else:
-        _print_step(opened, args, summary)
-    of = "verdict" if args.step is None else "verdict of the whole run"
-    print_line(f"{of}: {verdict.sentence}")
+        _print_steps(opened, args.validate, chosen, summary)
+    of = "verdict of the whole run" if chosen else "verdict"
+    print_told(of, verdict.sentence, "bold red" if found else "bold green")
     if why:
-        print_line(f"why: {why}")
+        print_told("why", why)
     if verdict.advice:
-        print_line(f"advice: {verdict.advice.replace('LOGS', shlex.quote(str(args.logs)))}")
+        print_told("advice", verdict.advice.replace("LOGS", shlex.quote(str(args.logs))))
     if engine:
         print_line(engine_logs.told(engine))
-    print_line(f"log: {opened.health.sentence()}")
+    print_told("log", opened.health.sentence())
     return 0
 
 
-def _summarise(opened: Run, args: argparse.Namespace) -> _Summary:
+def _summarise(opened: Run, validate: bool, chosen: list[int] | None) -> _Summary:
     import polars as pl
 
     from sglang_instrument.analysis.answers.call_times import paths_of
@@ -118,7 +108,7 @@ def _summarise(opened: Run, args: argparse.Namespace) -> _Summary:
     from sglang_instrument.analysis.ledger.ledger import step_ledger, worker_ledger
 
     # A step ends with the begin of the next one, so all steps are measured before one is chosen.
-    every = opened.digest.filter(pl.col("validate") == args.validate)
+    every = opened.digest.filter(pl.col("validate") == validate)
     paths = paths_of(opened)
     tables = [
         step_table(every),
@@ -126,19 +116,16 @@ def _summarise(opened: Run, args: argparse.Namespace) -> _Summary:
         step_ledger(paths),
         worker_ledger(paths),
     ]
-    tables = [table.filter(validate=args.validate) for table in tables]
-    if args.step is not None:
-        select.demand(opened, args)
-        tables = [table.filter(step=args.step) for table in tables]
+    tables = [table.filter(select.within(chosen), validate=validate) for table in tables]
     return _Summary(*(table.to_dicts() for table in tables))
 
 
 def _print_json(
-    opened: Run, args: argparse.Namespace, summary: _Summary, told: _Row, engine: _Row | None
+    opened: Run, chosen: list[int] | None, summary: _Summary, told: _Row, engine: _Row | None
 ) -> None:
     from sglang_instrument.analysis.answers.servers import server_rows
 
-    of_workers = {} if args.step is None else {"workers": summary.spent_by_workers}
+    of_workers = {} if chosen is None else {"workers": summary.spent_by_workers}
     answer = {
         "folder": str(opened.folder),
         **told,
@@ -157,19 +144,21 @@ def _with_phases(row: _Row) -> _Row:
     return {**kept, "phases": {phase: row[f"share_{phase}"] for phase in PHASES if row[f"share_{phase}"]}}
 
 
-def _print_steps(opened: Run, args: argparse.Namespace, summary: _Summary) -> None:
+def _print_steps(opened: Run, validate: bool, chosen: list[int] | None, summary: _Summary) -> None:
     steps = summary.steps
-    shown = _slowest_and_newest(steps)
+    validations = opened.digest.steps.filter(validate=True)["step"].n_unique()
+    if validate and not steps:
+        print_line(f"{opened.name}: this run has no validation; without --validate: its training steps")
+        return
+    shown = _slowest_and_newest(steps) if chosen is None else steps
     spent, waits = _by_part(summary.spent, "step"), _by_part(summary.spent_by_workers, "step")
-    rows = [
-        (str(row["step"]), *_cells(row, sum(own.values()), own, _share(waits.get(row["step"], {}))))
-        for row in shown
-        for own in [spent.get(row["step"], {})]
-    ]
     requests = sum(row["requests"] for row in steps)
-    kind = "validation steps" if args.validate else "steps"
-    title = f"{opened.name}: {len(steps)} {kind}, {len(opened.workers)} workers, {requests:,} requests"
-    print_table(("step", "time s", "wall s", *_COLUMNS), rows, title=title, optional=_OPTIONAL)
+    counted = (
+        _many(len(steps), "validation step" if validate else "step"),
+        _many(len(opened.workers), "worker"),
+        _many(requests, "request"),
+    )
+    step_tables.print_steps(f"{opened.name}: {', '.join(counted)}", shown, spent, waits)
     if len(shown) < len(steps):
         print_line(
             f"{len(shown)} of {len(steps)} steps are shown, the slowest and the last; --json prints all"
@@ -179,23 +168,20 @@ def _print_steps(opened: Run, args: argparse.Namespace, summary: _Summary) -> No
         print_line(_slowest(timed))
     if spent:
         print_line(_unaccounted(spent))
-    validations = opened.digest.steps.filter(validate=True)["step"].n_unique()
-    if validations and not args.validate:
+    if validations and not validate:
         kept = "step is" if validations == 1 else "steps are"
         print_line(f"{validations} validation {kept} not shown: --validate")
 
 
-def _print_step(opened: Run, args: argparse.Namespace, summary: _Summary) -> None:
-    title = f"{opened.name}, {'validation' if args.validate else 'step'} {args.step}"
+def _many(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def _print_step(title: str, summary: _Summary) -> None:
     spent = _by_part(summary.spent_by_workers, "worker")
-    rows = [
-        (str(row["worker"]), *_cells(row, row["busy_sec"], own, _share(own), own.get(_WAITS, 0.0)))
-        for row in summary.workers
-        for own in [spent.get(row["worker"], {})]
-    ]
-    print_table(("worker", "time s", "busy s", *_COLUMNS), rows, title=title, optional=_OPTIONAL)
+    step_tables.print_workers(title, summary.workers, spent)
     wall = sum(row["sec"] for row in summary.spent)
-    title = f"\nwhat its {seconds(wall)} s, until the next step began, were spent on"
+    title = f"\nwhat its {duration(wall)}, until the next step began, were spent on"
     print_ledger(title, summary.spent, summary.spent_by_workers)
 
 
@@ -208,32 +194,6 @@ def _by_part(ledger: list[_Row], key: str) -> dict[int, dict[str, float]]:
     return found
 
 
-def _share(parts: dict[str, float]) -> float:
-    """Return the share of waiting in all parts."""
-    return parts.get(_WAITS, 0.0) / (sum(parts.values()) or 1.0)
-
-
-def _cells(
-    row: _Row, second: float, spent: dict[str, float], waiting: float, waited: float = 0.0
-) -> tuple[str, ...]:
-    """Return the cells of a line; `waited` are seconds that the rest does not count."""
-    whole = sum(spent.values()) or 1.0
-    shares = [sum(spent.get(part, 0.0) for part in parts) / whole for parts in _SHARES.values()]
-    return (
-        seconds(row["duration_sec"]),
-        seconds(second),
-        count(row["requests"]),
-        short_count(row["response_tokens"]),
-        seconds(row["p50_sec"]),
-        seconds(row["p99_sec"]),
-        seconds(row["max_sec"]),
-        percent(row["tail"]),
-        percent(waiting),
-        *map(percent, shares),
-        percent(max(0.0, 1 - sum(shares) - waited / whole)),
-    )
-
-
 def _slowest_and_newest(steps: list[_Row]) -> list[_Row]:
     """Return the steps that fit one screen, in order: the last four, and the slowest of the others."""
     if len(steps) <= _SHOWN:
@@ -244,10 +204,10 @@ def _slowest_and_newest(steps: list[_Row]) -> list[_Row]:
 
 def _slowest(steps: list[_Row]) -> str:
     slowest = max(steps, key=lambda row: float(row["duration_sec"]))
-    step, took = slowest["step"], seconds(slowest["duration_sec"])
+    step, took = slowest["step"], duration(slowest["duration_sec"])
     times = slowest["duration_sec"] / statistics.median(row["duration_sec"] for row in steps)
     shown = f"--step {step} shows its workers and parts"
-    return f"slowest: step {step}, {took} s, {times:.1f} x the median; {shown}"
+    return f"slowest: step {step}, {took}, {times:.1f} x the median; {shown}"
 
 
 def _unaccounted(spent: dict[int, dict[str, float]]) -> str:

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.cli.numbers import NOTHING, count, percent, seconds
+from sglang_instrument.cli.columns import Column
+from sglang_instrument.cli.numbers import duration
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 from sglang_instrument.errors import InstrumentError
 
@@ -84,21 +85,18 @@ def _print_ranks(found: Analysis) -> None:
     rows = [
         (
             " ".join(filter(None, (row["engine"] if several else "", row["rank"], row["stage"]))),
-            seconds(row["window_sec"]),
-            percent(row["busy"]),
-            seconds(row.get("compute_sec")),
-            seconds(row.get("communication_sec")),
-            seconds(row.get("exposed_sec")),
+            row["window_sec"],
+            row["busy"],
+            *(row.get(f"{name}_sec") for name in ("compute", "communication", "exposed")),
         )
         for row in found.ranks
     ]
-    columns = ("rank", "window s", "busy %", "compute s", "communication s", "exposed s")
-    print_table(columns, rows, title=f"{found.folder}: {len(rows)} traces")
+    print_table(_RANKS, rows, title=f"{found.folder}: {len(rows)} traces")
     print_line(found.sentence)
 
 
 def _print_trace(one: TraceAnalysis) -> None:
-    who = f"{one.rank}{f' {one.stage}' if one.stage else ''}, {seconds(one.window_sec)} s"
+    who = f"{one.rank}{f' {one.stage}' if one.stage else ''}, {duration(one.window_sec)}"
     if one.devices:
         who += f", {one.devices[0]}"
     for line in ("", one.file, f"{who}: {_sentence(one)}"):
@@ -110,102 +108,128 @@ def _print_trace(one: TraceAnalysis) -> None:
     for name, (title, columns) in _TABLES.items():
         rows = one.tables[name]  # the long tables have --top rows
         if rows and not (one.on_gpu and name == "cpu_ops"):
-            cells = [tuple(show(row.get(key)) for key, _, show in columns) for row in rows]
-            print_table([head for _, head, _ in columns], cells, title=f"\n{title}")
+            cells = [tuple(_cell(row.get(key)) for key in columns) for row in rows]
+            print_table(list(columns.values()), cells, title=f"\n{title}")
 
 
 def _sentence(one: TraceAnalysis) -> str:
     use = one.use
     if not one.on_gpu:
-        return f"no GPU events; the engine was busy {use['busy']:.0%}, idle {seconds(use['idle_sec'])} s"
+        return f"no GPU events; the engine was busy {use['busy']:.0%}, idle {duration(use['idle_sec'])}"
     return (
-        f"the GPU was busy {use['busy']:.1%}, idle {seconds(use['idle_sec'])} s; communication "
-        f"{use['communication']:.1%} of the busy time, {seconds(use['exposed_sec'])} s of its "
-        f"{seconds(use['communication_sec'])} s exposed"
+        f"the GPU was busy {use['busy']:.1%}, idle {duration(use['idle_sec'])}; communication "
+        f"{use['communication']:.1%} of the busy time, {duration(use['exposed_sec'])} of its "
+        f"{duration(use['communication_sec'])} exposed"
     )
 
 
-def _text(value: Any) -> str:
-    """Return a name, cut in its middle: kernels have names of a thousand characters."""
-    words = NOTHING if value is None else str(value)
-    return words if len(words) <= 64 else f"{words[:44]}…{words[-19:]}"
+def _cell(value: Any) -> Any:
+    """Return a cell; names are cut in the middle: kernels have names of a thousand characters."""
+    if not isinstance(value, str):
+        return value
+    return value if len(value) <= 64 else f"{value[:44]}…{value[-19:]}"
 
 
-def _number(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
-
-
-_SUMS: Final = (("share", "share %", percent), ("count", "count", count), ("total_sec", "total s", seconds))
-#: Tables in the order in which they are shown: title, and key, heading and writing of each column.
-_TABLES: Final[dict[str, tuple[str, tuple[tuple[str, str, Any], ...]]]] = {
-    "categories": ("what the GPU did", (("category", "category", _text), *_SUMS)),
+_RANKS: Final = (
+    Column("rank", "the engine, if there are several, and the rank"),
+    Column("window", "the time that the trace covers", "time"),
+    Column("busy", "share of it in which the GPU (without one, the engine) was at work", "share"),
+    Column("compute", "GPU time in kernels that compute", "time"),
+    Column("communication", "GPU time in kernels that communicate", "time", gives_way=1),
+    Column("exposed", "communication while nothing was computed", "time"),
+)
+_SHARE: Final = Column("share", "of the GPU's busy time", "share")
+_COUNT: Final = Column("count", "how many", "count")
+_TOTAL: Final = Column("total", "sum of their durations", "time")
+#: Tables in the order in which they are shown: title, and the columns by the keys of their values.
+_TABLES: Final[dict[str, tuple[str, dict[str, Column]]]] = {
+    "categories": (
+        "what the GPU did",
+        {
+            "category": Column("category", "a kind of kernel or copy"),
+            "share": _SHARE,
+            "count": _COUNT,
+            "total_sec": _TOTAL,
+        },
+    ),
     "kernels": (
         "kernels",
-        (("name", "kernel", _text), ("category", "category", _text), *_SUMS, ("mean_us", "mean us", _number)),
+        {
+            "name": Column("kernel", "its name, cut in the middle"),
+            "category": Column("category", "its kind", gives_way=1),
+            "share": _SHARE,
+            "count": _COUNT,
+            "total_sec": _TOTAL,
+            "mean_us": Column("mean us", "mean duration in microseconds", "number"),
+        },
     ),
     "stages": (
         "prefill and decode",
-        (
-            ("stage", "stage", _text),
-            ("steps", "steps", count),
-            ("step_sec", "on CPU s", seconds),
-            ("p50_ms", "p50 ms", _number),
-            ("p99_ms", "p99 ms", _number),
-            ("gpu_sec", "on GPU s", seconds),
-            ("gpu_share", "of GPU %", percent),
-        ),
+        {
+            "stage": Column("stage", "prefill or decode"),
+            "steps": Column("steps", "batches that the engine ran", "count"),
+            "step_sec": Column("on CPU", "their time on the CPU", "time"),
+            "p50_ms": Column("p50 ms", "half of them took at most this long", "number"),
+            "p99_ms": Column("p99 ms", "99 % of them took at most this long", "number"),
+            "gpu_sec": Column("on GPU", "GPU time of what they launched", "time"),
+            "gpu_share": Column("of GPU", "share of the GPU's busy time", "share"),
+        },
     ),
     "gaps": (
         "longest idle times, and the CPU work over them",
-        (
-            ("cpu", "on the CPU", _text),
-            ("at_sec", "at s", seconds),
-            ("duration_sec", "idle s", seconds),
-            ("covered", "covers %", percent),
-        ),
+        {
+            "cpu": Column("on the CPU", "the CPU work that covers most of it"),
+            "at_sec": Column("at", "its begin, after that of the trace", "time"),
+            "duration_sec": Column("idle", "for how long no GPU stream worked", "time"),
+            "covered": Column("covers", "share of it that the CPU work covers", "share"),
+        },
     ),
     "gap_sizes": (
         "idle times by length",
-        (("size", "length", _text), ("count", "count", count), ("total_sec", "total s", seconds)),
+        {"size": Column("length", "idle times from this to that long"), "count": _COUNT, "total_sec": _TOTAL},
     ),
     "graphs": (
         "CUDA graphs",
-        (
-            ("stage", "stage", _text),
-            ("launches", "launches", count),
-            ("launch_p50_us", "launch p50 us", _number),
-            ("gpu_p50_ms", "on GPU p50 ms", _number),
-            ("gpu_p99_ms", "p99 ms", _number),
-            ("every_p50_ms", "every p50 ms", _number),
-            ("every_p99_ms", "p99 ms", _number),
-        ),
+        {
+            "stage": Column("stage", "prefill or decode"),
+            "launches": Column("launches", "how many", "count"),
+            "launch_p50_us": Column("launch p50 us", "half of the launches took at most this long", "number"),
+            "gpu_p50_ms": Column("on GPU p50 ms", "half of the graphs ran at most this long", "number"),
+            "gpu_p99_ms": Column("on GPU p99 ms", "99 % of the graphs ran at most this long", "number"),
+            "every_p50_ms": Column("every p50 ms", "half of the launches follow within this time", "number"),
+            "every_p99_ms": Column("every p99 ms", "99 % of the launches follow within this time", "number"),
+        },
     ),
     "streams": (
         "streams",
-        (
-            ("stream", "stream", _text),
-            ("device", "device", _text),
-            ("count", "count", count),
-            ("busy_sec", "busy s", seconds),
-        ),
+        {
+            "stream": Column("stream", "of CUDA"),
+            "device": Column("device", "the GPU"),
+            "count": _COUNT,
+            "busy_sec": Column("busy", "time in which it was at work", "time"),
+        },
     ),
     "copies": (
         "copies",
-        (
-            ("name", "copy", _text),
-            ("count", "count", count),
-            ("total_sec", "total s", seconds),
-            ("bytes", "bytes", count),
-            ("gb_per_sec", "GB/s", _number),
-        ),
+        {
+            "name": Column("copy", "from where to where"),
+            "count": _COUNT,
+            "total_sec": _TOTAL,
+            "bytes": Column("bytes", "of all", "count"),
+            "gb_per_sec": Column("GB/s", "bytes by time", "number"),
+        },
     ),
     "cpu_ops": (
         "operators on the CPU, by their own time",
-        (
-            ("name", "operator", _text),
-            ("count", "count", count),
-            ("self_sec", "own s", seconds),
-            ("total_sec", "total s", seconds),
-        ),
+        {
+            "name": Column("operator", "its name, cut in the middle"),
+            "count": _COUNT,
+            "self_sec": Column("own", "without the operators inside", "time"),
+            "total_sec": _TOTAL,
+        },
     ),
+}
+TABLES: Final = {
+    "ranks": _RANKS,
+    **{title: tuple(columns.values()) for title, columns in _TABLES.values()},
 }

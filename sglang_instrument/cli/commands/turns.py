@@ -6,8 +6,8 @@ import argparse
 from typing import Final
 
 from sglang_instrument.cli import select
+from sglang_instrument.cli.columns import NOTHING, Column
 from sglang_instrument.cli.commands import engine_logs
-from sglang_instrument.cli.numbers import NOTHING, count, percent, seconds, short_count
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 
 HELP: Final = """\
@@ -19,8 +19,28 @@ Show the turns of the requests: how many requests reach each turn, its time in t
 --json prints {"folder", "turns": [{"step", "validate", "turn", "requests", "engine_sec", "tool_sec",
 "interaction_sec", "engine_p50_sec", "engine_p99_sec", "response_tokens"}], "counts": [{"turns", "requests",
 "mean_sec", "share"}]} and, with --tools, "tools": [{"event", "tool", "count", "total_sec", "p50_sec",
-"p99_sec", "max_sec"}]. Turns count from 0 in JSON and from 1 in the table. Where
-only the engine's processes logged, all of its calls are one row without a number."""
+"p99_sec", "max_sec"}]. Turns count from 0 in JSON and from 1 in the table. Where only the engine's
+processes logged, all of its calls are one row without a number."""
+
+_TURNS: Final = (
+    Column("turn", "the first, second ... reply of a request"),
+    Column("requests", "how many requests reach this turn", "count"),
+    Column("engine", "time of all its engine calls", "time"),
+    Column("p50", "half of these calls took at most this long", "time", gives_way=1),
+    Column("p99", "99 % of these calls took at most this long", "time", gives_way=2),
+    Column("tool", "time of the tools and interactions that its replies asked for", "time"),
+    Column("tokens", "tokens of its replies", "count"),
+    Column("ended", "share of all requests that ended with this turn", "share"),
+)
+_TOOLS: Final = (
+    Column("tool", "the event, and the name of the tool"),
+    Column("count", "how many calls", "count"),
+    Column("total", "time of all calls; nested and concurrent ones count again", "time"),
+    Column("p50", "half of the calls took at most this long", "fine time"),
+    Column("p99", "99 % of the calls took at most this long", "fine time"),
+    Column("max", "the longest call", "fine time"),
+)
+TABLES: Final = {"turns": _TURNS, "--tools: tools and interactions": _TOOLS}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,10 +60,8 @@ def run(args: argparse.Namespace) -> int:
 
     with reading() as progress:
         opened = open_run(args.logs, progress)
-        select.demand(opened, args)
-        chosen = opened.digest.filter(pl.col("validate") == args.validate)
-        if args.step is not None:
-            chosen = chosen.filter(pl.col("step") == args.step)
+        steps = select.steps_of(opened, args)
+        chosen = opened.digest.filter((pl.col("validate") == args.validate) & select.within(steps))
         if args.worker is not None:
             chosen = chosen.filter(pl.col("worker") == args.worker)
         by_step = turn_table(chosen, by_step=True).to_dicts()
@@ -53,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             by_step = turns = [calls_as_turn(opened)]
         tools = []
         if args.tools:
-            tools = tool_table(opened.read_spans(args.step, args.worker, args.validate)).to_dicts()
+            tools = tool_table(opened.read_spans(steps, args.worker, args.validate)).to_dicts()
     if args.json:
         told = {"tools": tools} if args.tools else {}
         print_json({"folder": str(opened.folder), "turns": by_step, "counts": counts, **told})
@@ -61,31 +79,26 @@ def run(args: argparse.Namespace) -> int:
     took = {row["turns"]: row for row in counts}
     rows = [
         (
-            NOTHING if row["turn"] is None else str(row["turn"] + 1),
-            count(row["requests"]),
-            seconds(row["engine_sec"]),
-            seconds(row["engine_p50_sec"]),
-            seconds(row["engine_p99_sec"]),
-            NOTHING if alone else seconds(row["tool_sec"] + row["interaction_sec"]),
-            short_count(row["response_tokens"]),
-            percent(took[row["turn"] + 1]["share"]) if not alone and row["turn"] + 1 in took else NOTHING,
+            None if row["turn"] is None else str(row["turn"] + 1),
+            *(row[name] for name in ("requests", "engine_sec", "engine_p50_sec", "engine_p99_sec")),
+            None if alone else row["tool_sec"] + row["interaction_sec"],
+            row["response_tokens"],
+            took[row["turn"] + 1]["share"] if not alone and row["turn"] + 1 in took else None,
         )
         for row in turns
     ]
-    columns = ("turn", "requests", "engine s", "p50 s", "p99 s", "tools s", "tokens", "last turn of %")
-    print_table(columns, rows, title=f"{opened.name}: turns")
+    where = select.named(steps, validate=args.validate)
+    print_table(_TURNS, rows, title=f"{opened.name}{where}: turns")
     if alone:
         print_line(f"{engine_logs.ALONE}; each call of the engine counts here, its turn as {NOTHING}")
     if args.tools:
         named = [
             (
                 row["event"] + (f" {row['tool']}" if row["tool"] else ""),
-                count(row["count"]),
-                *(seconds(row[f"{name}_sec"]) for name in ("total", "p50", "p99", "max")),
+                row["count"],
+                *(row[f"{name}_sec"] for name in ("total", "p50", "p99", "max")),
             )
             for row in tools
         ]
-        print_table(
-            ("tool", "count", "total s", "p50 s", "p99 s", "max s"), named, title="\ntools, interactions"
-        )
+        print_table(_TOOLS, named, title="\ntools, interactions")
     return 0

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.cli import select
-from sglang_instrument.cli.numbers import NOTHING, count, percent, seconds
+from sglang_instrument.cli.columns import Column
+from sglang_instrument.cli.numbers import count, duration, percent
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 from sglang_instrument.errors import InstrumentError, LogError
 
@@ -27,15 +28,23 @@ to the recorded calls. Where half of the calls are 20 % off that speed, predicti
     sglang-instrument whatif logs/gsm8k_600 --scale turn_tool_parsing=0.5 --scale reward=0
     sglang-instrument whatif logs/gsm8k_600 --max-tokens 600 --validate-with logs/capped   # a capped run
 
-recorded s    the longest worker of the step, without its waiting at barriers
-predicted s   the same under the rules
-cut           requests that would end early; their mean reward, and that of all
-
 --json prints {"folder", "assumptions", "engine": {"call_sec", "context_sec", "token_sec", "crowd_sec",
 "shared", "limit", "error"}, "steps": [{"step", "validate", "recorded_sec", "predicted_sec", "requests",
 "cut", "reward_all", "reward_cut"}]} and, with --validate-with, "validation": {"steps", "predicted_sec",
 "real_sec", "ratio", "low", "high"}."""
 
+_STEPS: Final = (
+    Column("step", "its number"),
+    Column("recorded", "the longest worker of the step, without its waiting at barriers", "time"),
+    Column("predicted", "the same under the rules", "time"),
+    Column("saved", "share of the recorded time", "share"),
+    Column("cut", "requests that would end early, of all requests"),
+    Column(
+        "reward of cut", "mean recorded reward of the requests that would end early", "number", gives_way=2
+    ),
+    Column("reward of all", "mean recorded reward of all requests", "number", gives_way=1),
+)
+TABLES: Final = {"steps": _STEPS}
 _ROUGH: Final = 0.2  # half of the calls are farther from the fit
 _SCALED: Final = "engine, tool, interaction, reward, or the name of an event"
 
@@ -69,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
     rules = _rules(args)
     with reading() as progress:
         opened = open_run(args.logs, progress)
-        select.demand(opened, args)
+        select.steps_of(opened, args)
         if opened.digest.steps.is_empty():
-            raise LogError(f"{opened.folder}: no step has a record yet")
+            raise LogError(f"{opened.name}: no step has a record yet")
         times = _times(opened, rules, progress)
         model = Model(opened.digest)
         table = select.of_steps(opened, model.predict(rules, times), args)
@@ -85,19 +94,18 @@ def run(args: argparse.Namespace) -> int:
         return 0
     rows = [
         (
-            str(row["step"]),
-            seconds(row["recorded_sec"]),
-            seconds(row["predicted_sec"]),
-            percent(1 - row["predicted_sec"] / row["recorded_sec"]) if row["recorded_sec"] else NOTHING,
+            row["step"],
+            row["recorded_sec"],
+            row["predicted_sec"],
+            1 - row["predicted_sec"] / row["recorded_sec"] if row["recorded_sec"] else None,
             f"{count(row['cut'])} of {count(row['requests'])}",
-            *(NOTHING if row[name] is None else f"{row[name]:.3f}" for name in ("reward_cut", "reward_all")),
+            *(row["reward_cut"], row["reward_all"]),
         )
         for row in steps
     ]
-    columns = ("step", "recorded s", "predicted s", "saved %", "cut", "reward of cut", "reward of all")
-    print_table(columns, rows, title=f"{opened.name}: a model, not a measurement")
+    print_table(_STEPS, rows, title=f"{opened.name}: a model, not a measurement")
     was, new = (sum(row[name] for row in steps) for name in ("recorded_sec", "predicted_sec"))
-    print_line(f"all steps: {seconds(was)} s recorded, {seconds(new)} s predicted")
+    print_line(f"all of these: {duration(was)} recorded, {duration(new)} predicted")
     _print_engine(model.engine)
     for assumption in ASSUMPTIONS:
         print_line(assumption)
@@ -114,9 +122,9 @@ def _print_engine(engine: dict[str, Any] | None) -> None:
         )
         return
     whose = "all workers" if engine["shared"] else "a worker"
-    token, crowd = (f"{engine[name] * 1e3:.3g} ms" for name in ("token_sec", "crowd_sec"))
+    token, crowd = (duration(engine[name]) for name in ("token_sec", "crowd_sec"))
     print_line(
-        f"engine, fitted: {seconds(engine['call_sec'])} s a call, {token} a token and {crowd} more for each "
+        f"engine, fitted: {duration(engine['call_sec'])} a call, {token} a token and {crowd} more for each "
         f"call of {whose} in it; half of the calls within {percent(engine['error'])} %"
     )
     if engine["error"] >= _ROUGH:
@@ -126,11 +134,11 @@ def _print_engine(engine: dict[str, Any] | None) -> None:
 
 
 def _print_validation(real: Path, validation: dict[str, Any]) -> None:
-    predicted, measured = (seconds(validation[name]) for name in ("predicted_sec", "real_sec"))
+    predicted, measured = (duration(validation[name]) for name in ("predicted_sec", "real_sec"))
     low, high = validation["low"], validation["high"]
     interval = "too few steps for an interval" if low is None else f"95 % interval {low:.2f} .. {high:.2f}"
     print_line(
-        f"compared with {real}: predicted {predicted} s a step, measured {measured} s: "
+        f"compared with {real}: predicted {predicted} a step, measured {measured}: "
         f"{validation['ratio']:.2f} x, {interval}"
     )
 
@@ -148,7 +156,7 @@ def _times(opened: Run, rules: Rules, progress: Progress) -> pl.DataFrame | None
         if name not in there:
             names = opened.read_events(int(opened.digest.steps["step"][0]))["event"].unique().to_list()
             near = difflib.get_close_matches(name, [*names, *KINDS], n=3) or sorted(names)
-            raise LogError(f"{opened.folder}: no event {name!r}; the events are: {', '.join(near)}")
+            raise LogError(f"{opened.name}: no event {name!r}; the events are: {', '.join(near)}")
     return times
 
 

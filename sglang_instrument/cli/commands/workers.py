@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.cli import select
-from sglang_instrument.cli.numbers import NOTHING, count, seconds
+from sglang_instrument.cli.columns import Column
+from sglang_instrument.cli.numbers import duration
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 
 if TYPE_CHECKING:
@@ -22,12 +23,6 @@ Show which workers the others waited for, over the run or at the barriers of one
 The last line walks along the ledger of the worker that came last: what it spent its time on before the
 barrier, in the order of time, and what the other workers spent on the same (their median).
 
-arrival s   arrival at the barrier, after the first worker's        wait s   waiting at the barrier
-blame s     its share of the waiting: each instant is split equally among the workers that are still missing
-alone s     time saved if only this worker were as fast as the next slowest
-clock s     by how much its clock is ahead of the median worker's, +- the residual; clocks of the engine's
-            processes follow below
-
 --json prints {"folder", "workers": [{"worker", "barriers", "last", "wait_sec", "blame_sec",
 "gain_alone_sec"}], "barriers": [{"step", "validate", "barrier", "worker", "arrival_sec", "wait_sec",
 "blame_sec", "gain_alone_sec", "doubt"}], "clocks": [{"worker", "barriers", "offset_sec", "residual_sec"}],
@@ -36,6 +31,34 @@ clock s     by how much its clock is ahead of the median worker's, +- the residu
 "sec", "links": [{"part", "event", "sec", "others_sec", "request_id"}]}. "doubt" tells why a barrier is not
 enough evidence; barriers count from 0."""
 
+_WAIT: Final = Column("wait", "its waiting at barriers", "time")
+_BLAME: Final = Column(
+    "blame",
+    "its share of the waiting: each instant is split equally among the workers that are missing",
+    "time",
+)
+_GAIN: Final = Column(
+    "gain", "time saved if this worker alone were as fast as the next slowest", "time", gives_way=2
+)
+_WORKERS: Final = (
+    Column("worker", "its rank"),
+    Column("barriers", "how many it left together with others", "count"),
+    Column("last", "how often it came last", "count"),
+    *(_WAIT, _BLAME, _GAIN),
+    Column(
+        "clock s",
+        "by how much its clock is ahead of the median worker's, +- the residual; clocks of the engine's "
+        "processes follow below",
+        gives_way=1,
+    ),
+)
+_BARRIERS: Final = (
+    Column("worker", "its rank"),
+    Column("barrier", "the first, second ... of the step", "count"),
+    Column("arrival", "after the first worker's", "time"),
+    *(_WAIT, _BLAME, _GAIN),
+)
+TABLES: Final = {"workers": _WORKERS, "--step N: its barriers, in the order of arrival": _BARRIERS}
 _MOST_LINKS: Final = 5
 _LEAST_LINK: Final = 0.02  # share of the time before the barrier from which on a part is named
 
@@ -59,27 +82,28 @@ def run(args: argparse.Namespace) -> int:
 
     with reading() as progress:
         opened = open_run(args.logs, progress)
-        select.demand(opened, args)
+        steps = select.steps_of(opened, args)
+        one_step = steps[0] if steps and len(steps) == 1 else None
         digest = opened.digest.filter(pl.col("validate") == args.validate)
-        of_step = pl.lit(True) if args.step is None else pl.col("step") == args.step
-        barriers = barrier_table(digest).filter(of_step).to_dicts()
-        blame, clocks = blame_table(digest).to_dicts(), clock_table(digest).to_dicts()
+        clocks = clock_table(digest).to_dicts()
+        barriers = barrier_table(digest).filter(select.within(steps)).to_dicts()
+        blame = blame_table(digest.filter(select.within(steps))).to_dicts()
         pairs = round_trip_table(opened)
         processes = process_clocks(opened, pairs)
         chain = None
-        if args.step is not None:
-            chain = chain_of(paths_of(opened), args.step, args.validate, args.worker)
+        if one_step is not None:
+            chain = chain_of(paths_of(opened), one_step, args.validate, args.worker)
     answer = {"folder": str(opened.folder), "workers": blame, "barriers": barriers, "clocks": clocks}
     answer["round_trips"] = pairs.to_dicts()
     if args.json:
-        told = {} if args.step is None else {"chain": None if chain is None else asdict(chain)}
+        told = {} if one_step is None else {"chain": None if chain is None else asdict(chain)}
         print_json({**answer, **told})
-    elif args.step is None:
-        _print_workers(opened.name, blame, clocks)
+    elif one_step is None:
+        _print_workers(f"{opened.name}{select.named(steps, validate=args.validate)}", blame, clocks)
         _print_doubts(barriers)
         print_clocks(pairs, processes)
     else:
-        _print_barriers(f"{opened.name}, step {args.step}", barriers)
+        _print_barriers(f"{opened.name}{select.named(steps, validate=args.validate)}", barriers)
         _print_doubts(barriers)
         print_line(_sentence(chain))
     return 0
@@ -89,40 +113,31 @@ def _print_workers(folder: str, blame: list[dict[str, Any]], clocks: list[dict[s
     offsets = {row["worker"]: row for row in clocks}
     rows = [
         (
-            str(row["worker"]),
-            count(row["barriers"]),
-            count(row["last"]),
-            seconds(row["wait_sec"]),
-            seconds(row["blame_sec"]),
-            seconds(row["gain_alone_sec"]),
+            row["worker"],
+            *(row[name] for name in ("barriers", "last", "wait_sec", "blame_sec", "gain_alone_sec")),
             _clock(offsets.get(row["worker"])),
         )
         for row in blame
     ]
-    columns = ("worker", "barriers", "last", "wait s", "blame s", "alone s", "clock s")
-    print_table(columns, rows, title=f"{folder}: who waited for whom")
+    print_table(_WORKERS, rows, title=f"{folder}: who waited for whom")
     if not rows:
         print_line("not enough evidence: no barrier was left by several workers together")
 
 
-def _clock(row: dict[str, Any] | None) -> str:
-    return NOTHING if row is None else f"{row['offset_sec']:+.3f} +- {row['residual_sec']:.3f}"
+def _clock(row: dict[str, Any] | None) -> str | None:
+    return None if row is None else f"{row['offset_sec']:+.3f} +- {row['residual_sec']:.3f}"
 
 
 def _print_barriers(title: str, barriers: list[dict[str, Any]]) -> None:
     rows = [
         (
-            str(row["worker"]),
-            str(row["barrier"] + 1),
-            seconds(row["arrival_sec"]),
-            seconds(row["wait_sec"]),
-            seconds(row["blame_sec"]),
-            seconds(row["gain_alone_sec"]),
+            row["worker"],
+            row["barrier"] + 1,
+            *(row[name] for name in ("arrival_sec", "wait_sec", "blame_sec", "gain_alone_sec")),
         )
         for row in barriers
     ]
-    columns = ("worker", "barrier", "arrival s", "wait s", "blame s", "alone s")
-    print_table(columns, rows, title=f"{title}: in the order of arrival")
+    print_table(_BARRIERS, rows, title=f"{title}: in the order of arrival")
 
 
 def _print_doubts(barriers: list[dict[str, Any]]) -> None:
@@ -143,11 +158,11 @@ def _sentence(chain: Chain | None) -> str:
     told = [link for link in told if link.sec >= _LEAST_LINK * chain.sec]
     named = [_link(link) for link in chain.links if link in told]
     rest = chain.sec - sum(link.sec for link in told)
-    text = f"worker {chain.worker} waited {seconds(chain.wait_sec)} s; it came after "
+    text = f"worker {chain.worker} waited {duration(chain.wait_sec)}; it came after "
     if chain.late_sec:
-        text = f"worker {chain.worker} came last, {seconds(chain.late_sec)} s after the one before it: "
+        text = f"worker {chain.worker} came last, {duration(chain.late_sec)} after the one before it: "
     text += " -> ".join([*named, f"barrier {chain.barrier + 1}"])
-    return text + (f"; the rest took {seconds(rest)} s" if rest >= _LEAST_LINK * chain.sec else "")
+    return text + (f"; the rest took {duration(rest)}" if rest >= _LEAST_LINK * chain.sec else "")
 
 
 def _link(link: Link) -> str:
@@ -155,4 +170,4 @@ def _link(link: Link) -> str:
 
     asked = "" if link.request_id is None else f", most in request {link.request_id}"
     where = f" (most in {link.event})" if link.event in IN_ENGINE else ""
-    return f"{link.part}{where} {seconds(link.sec)} s (others {seconds(link.others_sec)} s{asked})"
+    return f"{link.part}{where} {duration(link.sec)} (others {duration(link.others_sec)}{asked})"

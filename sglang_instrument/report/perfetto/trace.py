@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -57,7 +57,7 @@ class Written:
 def write_run(
     packets: Packets,
     run: Run,
-    step: int | None = None,
+    steps: Collection[int] | None = None,
     validate: bool | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Written:
@@ -66,11 +66,11 @@ def write_run(
     Args:
         packets: Where to write.
         run: The run.
-        step: Only this step.
+        steps: Only these steps.
         validate: Only training, or only validation.
         progress: Called with the number of steps written so far and the number of all.
     """
-    groups = _groups(run.files, step, validate)
+    groups = _groups(run.files, steps, validate)
     ahead = ahead_us(run)
     writer = _RunWriter(packets, _by_track(run, ahead))
     writer.written.offsets_sec = {name: microseconds / 1e6 for name, microseconds in ahead.items()}
@@ -79,7 +79,7 @@ def write_run(
         if progress is not None:
             progress(number + 1, len(groups))
     writer.write_counters(run, groups)
-    writer.write_open(run, step, validate)
+    writer.write_open(run, steps, validate)
     if writer.written.window_ns is not None:
         packets.clock(writer.written.window_ns[0])
     packets.flush()
@@ -92,12 +92,14 @@ def _by_track(run: Run, ahead: Mapping[str, int]) -> dict[tuple[str, int], int]:
     return {(places[name].role, places[name].worker): one * 1000 for name, one in ahead.items()}
 
 
-def _groups(files: Iterable[File], step: int | None, validate: bool | None) -> list[list[File]]:
+def _groups(files: Iterable[File], steps: Collection[int] | None, validate: bool | None) -> list[list[File]]:
     """Return the files of each step, in order; files outside step folders form groups of their own."""
     groups: dict[tuple[bool, int, bool], list[File]] = {}
     for file in files:
         place = file.place
-        if place is None or step not in (None, place.step) or validate not in (None, place.validate):
+        if place is None or (steps is not None and place.step not in steps):
+            continue
+        if validate not in (None, place.validate):
             continue
         key = (place.step is None, place.step or 0, bool(place.validate))
         groups.setdefault(key, []).append(file)
@@ -191,10 +193,11 @@ class _RunWriter:
         for at_us, in_flight in changes.select("at_us", "in_flight").iter_rows():
             self._packets.count(track, at_us * 1000 - offset, in_flight)
 
-    def write_open(self, run: Run, step: int | None, validate: bool | None) -> None:
+    def write_open(self, run: Run, steps: Collection[int] | None, validate: bool | None) -> None:
         """Write spans that never ended, up to when they were last reported, on a track of their own."""
         by_worker: dict[int, list[Slice]] = {}
-        for number, one in enumerate(open_spans(run, step, validate)):
+        never_ended = [one for one in open_spans(run, None, validate) if steps is None or one.step in steps]
+        for number, one in enumerate(never_ended):
             offset = self._offset("worker", one.worker)
             facts = {"open": "last reported at the end", "request_id": one.request_id, "at": one.at}
             values: dict[str, Value] = {key: value for key, value in facts.items() if value is not None}

@@ -1,0 +1,70 @@
+"""The scripts of `completion` know every command and every option, and bash completes by its script."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from sglang_instrument.cli.main import COMMANDS, main, parser_of
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory):
+    folder, found = tmp_path_factory.mktemp("completion"), {}
+    for shell in SHELLS:
+        done = subprocess.run(
+            [sys.executable, "-m", "sglang_instrument.cli.main", "completion", shell],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found[shell] = folder / shell
+        found[shell].write_text(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_script_has_every_command_and_every_option(scripts, shell):
+    script = scripts[shell].read_text()
+    for name in COMMANDS:
+        assert name in script
+        for action in parser_of(name)._actions:
+            for option in action.option_strings:
+                assert (f"-l {option[2:]}" if shell == "fish" and option[:2] == "--" else option) in script
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_script_is_valid(scripts, shell):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    subprocess.run([shell, "-n", str(scripts[shell])], check=True)
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["su"], ["summary"]),
+        (["co"], ["completion", "compare"]),
+        (["summary", "--st"], ["--step"]),
+        (["requests", "logs", "--li"], ["--limit"]),
+        (["plot", "logs", "--format", ""], ["png", "svg", "pdf"]),
+        (["profile", "sta"], ["start", "status"]),
+        (["summary", "logs/"], []),  # then bash offers names of files
+    ],
+)
+def test_bash_completes_what_is_typed(scripts, typed, offered):
+    program = (
+        'source "$0"; COMP_WORDS=(sglang-instrument "$@"); COMP_CWORD=$#; COMPREPLY=()\n'
+        '_sglang_instrument; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    asked = ["bash", "-c", program, str(scripts["bash"]), *typed]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == offered
+
+
+def test_another_shell_is_refused(capsys):
+    assert main(["completion", "csh"]) == 2
+    assert "invalid choice: 'csh'" in capsys.readouterr().err
