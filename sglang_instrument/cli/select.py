@@ -115,8 +115,8 @@ def _demand(run: Run, kind: str, wanted: range, there: pl.Series) -> list[int]:
     if found := [number for number in numbers if number in wanted]:
         return found
     if not numbers:
-        raise LogError(f"{run.folder}: no {kind} has a record yet")
+        raise LogError(f"{run.name}: no {kind} has a record yet")
     nearest = sorted(sorted(numbers, key=lambda number: abs(number - wanted[0]))[:3])
     offer = ", ".join(map(str, nearest))
     asked = f"{wanted[0]}" if len(wanted) == 1 else f"{wanted[0]}-{wanted[-1]}"
-    raise LogError(f"{run.folder}: no {kind} {asked}; there are {len(numbers)}, the nearest: {offer}")
+    raise LogError(f"{run.name}: no {kind} {asked}; there are {len(numbers)}, the nearest: {offer}")
