@@ -91,5 +91,6 @@ R.whatifChart = () => {
     bar("predicted", R.whatifCell().predicted_sec, R.ink("accent"), 0.95),
   ];
   const axes = { xaxis: R.stepAxis(), yaxis: R.fromZero("seconds") };
-  return { data, layout: { barmode: "overlay", bargap: 0.35, showlegend: true, ...axes } };
+  const say = `Recorded and predicted time of ${R.plural(x.length, "step")}.`;
+  return { data, layout: { barmode: "overlay", bargap: 0.35, showlegend: true, ...axes }, say };
 };
