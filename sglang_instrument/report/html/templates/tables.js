@@ -2,7 +2,7 @@
 "use strict";
 
 // A column is [heading, value, format]. `value` takes a row; the table sorts and exports what it returns.
-// `format` makes it a text or a node. A column without a value, such as of bars, is only drawn: [heading, null, draw].
+// `format` makes it a text or a node. A column of bars has no value and is only drawn: [heading, null, draw].
 // `groupOf` names the group that a row begins; groups are shown in the first order alone.
 R.tableOf = (table, columns, rows, { classes = [], groupOf = null } = {}) => {
   const shown = rows.map((row, at) => ({ row, class: classes[at] ?? null }));
