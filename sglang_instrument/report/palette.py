@@ -1,56 +1,66 @@
-"""Give each phase one colour and one name, everywhere: in figures, in the report and in traces."""
+"""Give each part of a step's time one name and one colour, in figures and in the report.
+
+The names are those of the ledger (docs/reference/numbers.md). Spans belong to phases; the phases of one part
+share its name and colour.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: The palette of Okabe and Ito, which colour-blind people can distinguish; related phases differ in
-#: lightness. Waiting is light grey.
-PHASE_COLOURS: Final[dict[str, str]] = {
-    "step": "#68717d",
-    "request": "#7d8694",
-    "turn": "#939caa",
-    "preprocess": "#009e73",
-    "generate": "#0072b2",
+#: The palette of Okabe and Ito, which colour-blind people can distinguish; related parts differ in lightness.
+#: Waiting is light grey. The order is that of stacks: work at the bottom, waiting for others on top.
+PART_COLOURS: Final[dict[str, str]] = {
+    "engine": "#0072b2",
     "tool": "#e69f00",
     "interaction": "#f0e442",
     "reward": "#cc79a7",
+    "preprocess": "#009e73",
     "postprocess": "#56b4e9",
-    "barrier": "#cfd5dc",
-    "broadcast": "#8c564b",
     "cache": "#b89a72",
     "weights": "#5b3a8c",
-    "engine": "#00467a",
-    "loop": "#d55e00",
+    "broadcast": "#8c564b",
+    "between steps": "#a48bc4",
+    "late start": "#5f6f52",
+    "blocked loop": "#d55e00",
+    "waiting for own requests": "#9fb4c7",
+    "unaccounted": "#9aa3b0",
     "other": "#a39887",
+    "barrier": "#cfd5dc",
 }
 
-#: The order in which figures stack phases: generation at the bottom, waiting for others on top.
-PHASE_ORDER: Final = (
-    *("generate", "engine", "tool", "interaction", "reward", "preprocess", "postprocess"),
-    *("cache", "weights", "broadcast", "loop", "turn", "request", "step", "other", "barrier"),
-)
-
-#: The names of phases in texts; of spans that contain others, the time that no nested span covers.
-PHASE_WORDS: Final[dict[str, str]] = {
-    "step": "step itself",
-    "request": "request itself",
-    "turn": "turn itself",
-    "generate": "generation",
-    "engine": "engine",
-    "preprocess": "preprocessing",
-    "postprocess": "postprocessing",
-    "barrier": "waiting at barrier",
-    "loop": "event loop",
-    "weights": "weights update",
+#: On dark paper, waiting is dark grey, and what would glare or vanish there is dimmed or lightened.
+DARK_COLOURS: Final[dict[str, str]] = {
+    **PART_COLOURS,
+    "interaction": "#cfc436",
+    "weights": "#8063b5",
+    "waiting for own requests": "#5d7082",
+    "unaccounted": "#636c79",
+    "barrier": "#414853",
 }
+
+_OF_PHASE: Final[dict[str, str]] = {
+    "generate": "engine",
+    "loop": "blocked loop",
+    **dict.fromkeys(("step", "request", "turn"), "unaccounted"),
+}
+
+
+def part_of(phase: str) -> str:
+    """Return the part of a step's time that spans of a phase belong to; of an unknown phase, "other"."""
+    part = _OF_PHASE.get(phase, phase)
+    return part if part in PART_COLOURS else "other"
 
 
 def colour_of(phase: str) -> str:
-    """Return the colour of a phase; an unknown phase has that of "other"."""
-    return PHASE_COLOURS.get(phase, PHASE_COLOURS["other"])
+    """Return the colour of a phase or part on light paper."""
+    return PART_COLOURS[part_of(phase)]
 
 
-def word_for(phase: str) -> str:
-    """Return the name of a phase in texts."""
-    return PHASE_WORDS.get(phase, phase)
+def as_css() -> str:
+    """Return the colours as CSS variables, such as --part-blocked-loop, for light and dark paper."""
+    rules = []
+    for selector, colours in ((":root", PART_COLOURS), (':root[data-theme="dark"]', DARK_COLOURS)):
+        named = "".join(f"--part-{part.replace(' ', '-')}:{colour};" for part, colour in colours.items())
+        rules.append(f"{selector}{{{named}}}")
+    return "\n".join(rules)

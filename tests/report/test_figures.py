@@ -10,20 +10,24 @@ import polars as pl
 import pytest
 
 from sglang_instrument.analysis import open_run
+from sglang_instrument.analysis.ledger.ledger import PARTS
 from sglang_instrument.cli.main import main
 from sglang_instrument.report.figures.drawing import FIGURES as BY_NAME
 from sglang_instrument.report.figures.drawing import choose
 from sglang_instrument.report.figures.parts import NothingToDrawError
 from sglang_instrument.report.figures.requests import moments_of, moments_of_worker
-from sglang_instrument.report.palette import PHASE_COLOURS, PHASE_ORDER
+from sglang_instrument.report.palette import DARK_COLOURS, PART_COLOURS, part_of
 from sglang_instrument.schema import PHASES
 from sglang_instrument.testing import SlowEngine, synthetic_run
 
 FIGURES = ["overview", "shares", "workers", "cdf", "cdf-workers", "slowest", "turns", "turn-counts"]
 
 
-def test_each_phase_has_a_colour_and_a_place() -> None:
-    assert sorted(PHASE_ORDER) == sorted(PHASES) == sorted(PHASE_COLOURS)
+def test_each_part_of_the_ledger_has_one_name_and_one_colour() -> None:
+    assert sorted(PART_COLOURS) == sorted(PARTS) == sorted(DARK_COLOURS)
+    assert len(set(PART_COLOURS.values())) == len(PART_COLOURS)
+    assert {part_of(phase) for phase in PHASES} <= set(PARTS)
+    assert part_of("generate") == "engine"
 
 
 @pytest.fixture(scope="module")

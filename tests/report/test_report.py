@@ -12,6 +12,7 @@ from browser import Browser, browser
 from sglang_instrument.analysis import Rules, findings_of, open_run, request_table, what_if
 from sglang_instrument.cli.main import main
 from sglang_instrument.report.html import page as page_module
+from sglang_instrument.report.palette import DARK_COLOURS, PART_COLOURS
 from sglang_instrument.testing import BlockedLoop, Hang, Plateau, SlowEngine, SlowReward, synthetic_run
 
 DEMO = Path(__file__).parents[1] / "logs" / "demo"  # a log of the real engine, written by `make demo`
@@ -243,9 +244,7 @@ def test_a_report_that_cannot_be_written_is_refused_with_the_correct_form(
         assert "must be a file in an existing folder" in capsys.readouterr().err
 
 
-def test_light_and_dark_differ_and_the_phases_keep_their_colours(
-    page: Browser, report: Callable[..., Path]
-) -> None:
+def test_light_and_dark_differ_and_work_keeps_its_colours(page: Browser, report: Callable[..., Path]) -> None:
     page.open(report("plateau")).draw_all()
 
     def paper() -> str:
@@ -254,20 +253,23 @@ def test_light_and_dark_differ_and_the_phases_keep_their_colours(
     def seen() -> dict[str, Any]:
         return {
             "paper": paper(),
+            "dark": page.js("sglangReport.isDark()"),
             "bars": page.js(
                 "document.getElementById('chart-steps').data"
-                ".filter(one => one.type === 'bar').map(one => one.marker.color)"
+                ".filter(one => one.type === 'bar').map(one => [one.name, one.marker.color])"
             ),
         }
 
     first = seen()
     page.do("document.getElementById('theme').click()")
     page.until(f"getComputedStyle(document.body).backgroundColor !== {first['paper']!r}")
+    page.draw_all()
     second = seen()
-    assert second["paper"] != first["paper"]
+    assert {first["dark"], second["dark"]} == {True, False}
     assert first["bars"]
-    assert second["bars"] == first["bars"]
-    assert set(first["bars"]) <= set(page.js("sglangReport.facts.colours"))
+    for bars, dark in ((one["bars"], one["dark"]) for one in (first, second)):
+        colours = DARK_COLOURS if dark else PART_COLOURS
+        assert dict(bars) == {name: colours[name] for name, _ in bars}
     page.reload()
     assert paper() == second["paper"]
     page.do("document.getElementById('theme').click()")

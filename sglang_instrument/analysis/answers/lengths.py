@@ -44,11 +44,13 @@ def reward_by_length(digest: Digest) -> pl.DataFrame:
 
     Returns:
         decile (1 to 10), requests, from_tokens, to_tokens, mean_sec of a request, reward: the mean; low,
-        high: mean -+ 1.96 s / sqrt(n), with s the sample's standard deviation.
+        high: mean -+ 1.96 s / sqrt(n), with s the sample's standard deviation, cut at the smallest and
+        the largest reward.
     """
     known = digest.of_workers().requests.drop_nulls(["response_tokens", "reward"])
     rank = pl.col("response_tokens").rank("ordinal") - 1
     error = _Z95 * pl.col("reward").std() / pl.len().sqrt()
+    least, most = known["reward"].min(), known["reward"].max()  # a mean cannot lie outside
     return (
         known.with_columns(decile=(rank * _DECILES // pl.len() + 1).cast(pl.Int64))
         .group_by("decile")
@@ -58,8 +60,8 @@ def reward_by_length(digest: Digest) -> pl.DataFrame:
             to_tokens=pl.col("response_tokens").max(),
             mean_sec=pl.col("duration_sec").mean(),
             reward=pl.col("reward").mean(),
-            low=pl.col("reward").mean() - error,
-            high=pl.col("reward").mean() + error,
+            low=(pl.col("reward").mean() - error).clip(lower_bound=least),
+            high=(pl.col("reward").mean() + error).clip(upper_bound=most),
         )
         .sort("decile")
     )

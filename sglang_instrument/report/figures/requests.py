@@ -20,7 +20,7 @@ from sglang_instrument.report.figures.parts import (
     new_figure,
     seconds_text,
 )
-from sglang_instrument.report.palette import PHASE_ORDER, colour_of, word_for
+from sglang_instrument.report.palette import PART_COLOURS, colour_of, part_of
 
 _POINTS: Final = 2_000  # of a curve; more cannot be seen
 _QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
@@ -103,8 +103,9 @@ def slowest(choice: Choice) -> Figure:
         axes.text(request["duration_sec"], row, f"  {text}", va="center", fontsize=7.5)
     names = [f"w{one['worker']}  {_short(one['request_id'])}" for one in top.iter_rows(named=True)]
     axes.set_yticks(range(len(top)), names, fontsize=7.5, family="DejaVu Sans Mono")
-    for phase in sorted(seen, key=PHASE_ORDER.index):
-        axes.barh([0], [0], color=colour_of(phase), label=word_for(phase))
+    parts = {part_of(phase) for phase in seen}
+    for part in sorted(parts, key=list(PART_COLOURS).index):
+        axes.barh([0], [0], color=PART_COLOURS[part], label=part)
     axes.set(xlabel="seconds since the request began", xlim=(0, top["duration_sec"][0] * 1.34))
     axes.set_ylim(len(top) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")

@@ -17,7 +17,8 @@ from sglang_instrument.report.figures.parts import (
     new_figure,
     seconds_text,
 )
-from sglang_instrument.report.palette import PHASE_ORDER, colour_of, word_for
+from sglang_instrument.report.palette import PART_COLOURS, part_of
+from sglang_instrument.schema import PHASES
 
 _OUTLIER: Final = 1.5  # times the median
 _SEEN: Final = 5e-4  # share of a step below which a colour cannot be seen
@@ -79,7 +80,7 @@ def _mark_outliers(axes: Any, steps: pl.DataFrame) -> None:
 
 
 def shares(choice: Choice) -> Figure:
-    """Draw the phases of each step, in percent of all workers' time."""
+    """Draw the parts of each step, in percent of all workers' time."""
     steps = step_table(choice.digest).drop_nulls("duration_sec")
     if steps.is_empty():
         raise NothingToDrawError("no step has a duration yet")
@@ -89,11 +90,11 @@ def shares(choice: Choice) -> Figure:
     )
     at = steps["step"].to_list()
     below = pl.zeros(len(steps), eager=True)
-    for phase in _present(steps):
-        part = steps[f"share_{phase}"] * 100
-        style = {"color": colour_of(phase), "label": word_for(phase)}
-        axes.bar(at, part.to_list(), bottom=below.to_list(), width=0.86, **style)
-        below = below + part
+    for part, share in _present(steps).items():
+        percent = share * 100
+        style = {"color": PART_COLOURS[part], "label": part}
+        axes.bar(at, percent.to_list(), bottom=below.to_list(), width=0.86, **style)
+        below = below + percent
     axes.set(xlabel="step", ylabel="% of all workers' time", ylim=(0, max(100.0, *below)))
     axes.grid(visible=False, axis="x")
     _whole_numbers(axes)
@@ -116,11 +117,11 @@ def workers(choice: Choice) -> Figure:
     )
     at = list(range(len(rows)))
     left = pl.zeros(len(rows), eager=True)
-    for phase in _present(rows):
-        part = rows[f"share_{phase}"] * rows["duration_sec"]
-        style = {"color": colour_of(phase), "label": word_for(phase)}
-        axes.barh(at, part.to_list(), left=left.to_list(), height=0.72, **style)
-        left = left + part
+    for part, share in _present(rows).items():
+        sec = share * rows["duration_sec"]
+        style = {"color": PART_COLOURS[part], "label": part}
+        axes.barh(at, sec.to_list(), left=left.to_list(), height=0.72, **style)
+        left = left + sec
     for row, (busy, end) in enumerate(zip(rows["busy_sec"], left, strict=True)):
         axes.text(end, row, f"  busy {seconds_text(busy)}", va="center", fontsize=8)
     axes.set_yticks(at, [f"worker {worker}" for worker in rows["worker"]])
@@ -131,9 +132,12 @@ def workers(choice: Choice) -> Figure:
     return figure
 
 
-def _present(rows: pl.DataFrame) -> list[str]:
-    """Return the phases that have a share large enough to be seen, in the order in which they are drawn."""
-    return [phase for phase in PHASE_ORDER if (rows[f"share_{phase}"] > _SEEN).any()]
+def _present(rows: pl.DataFrame) -> dict[str, pl.Series]:
+    """Return the shares of the parts that are large enough to be seen, in the order of the stack."""
+    shares: dict[str, pl.Series] = {part: pl.zeros(len(rows), eager=True) for part in PART_COLOURS}
+    for phase in PHASES:
+        shares[part_of(phase)] += rows[f"share_{phase}"]
+    return {part: share for part, share in shares.items() if (share > _SEEN).any()}
 
 
 def _legend(axes: Any) -> None:

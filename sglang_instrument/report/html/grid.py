@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.answers.steps import worker_steps
 from sglang_instrument.analysis.changes.rules import Rules
 from sglang_instrument.analysis.changes.whatif import ASSUMPTIONS, Model
 from sglang_instrument.analysis.run.digest import Digest
@@ -23,17 +24,18 @@ def whatif_grid(digest: Digest, progress: Callable[[int, int], object] | None = 
     """Return the positions of the sliders, and how long a step would take at each.
 
     Args:
-        digest: Of the run; of a large run, only the slowest steps are computed.
+        digest: Of the run; of a large run, only the busiest workers of each step are computed.
         progress: Called with the number of positions done so far and the number of all.
 
     Returns:
         `max_tokens`, `max_turns`, `oversample`: the positions, None first; `steps`: numbers, in order;
-        `of_steps`: how many the run has; `recorded_sec` of each; `cells`: one per position, the last slider
-        fastest, with `predicted_sec` of each step, `requests`, `cut`, `reward_all` and `reward_cut`;
-        `assumptions`.
+        `of_steps`: how many the run has; `workers`: how many of each step, 0 for all; `recorded_sec` of each
+        step; `cells`: one per position, the last slider fastest, with `predicted_sec` of each step,
+        `requests`, `cut`, `reward_all` and `reward_cut`; `assumptions`.
     """
     digest = digest.filter(~pl.col("validate")).of_workers()
-    chosen, of_steps = _bounded(digest)
+    chosen, workers = _bounded(digest)
+    of_steps = digest.steps["step"].n_unique()
     caps, turns = _caps(chosen), _turns(chosen)
     positions = list(product(caps, turns, _OVERSAMPLE))
     model = Model(chosen)
@@ -45,7 +47,8 @@ def whatif_grid(digest: Digest, progress: Callable[[int, int], object] | None = 
         answers["steps"], answers["recorded_sec"] = table["step"].to_list(), table["recorded_sec"].to_list()
         answers["cells"].append(_cell(table))
     sliders = {"max_tokens": caps, "max_turns": turns, "oversample": list(_OVERSAMPLE)}
-    return {**sliders, **answers, "of_steps": of_steps, "assumptions": list(ASSUMPTIONS)}
+    counts = {"of_steps": of_steps, "workers": workers}
+    return {**sliders, **answers, **counts, "assumptions": list(ASSUMPTIONS)}
 
 
 def _cell(table: pl.DataFrame) -> dict[str, Any]:
@@ -69,15 +72,31 @@ def _finite(value: Any) -> Any:
 
 
 def _bounded(digest: Digest) -> tuple[Digest, int]:
-    """Return the slowest steps of a run, as many as the grid can compute, and the number of all steps."""
-    steps = digest.steps.group_by("step").agg(pl.col("duration_sec").max())
-    turns = digest.turns.group_by("step").agg(turns=pl.len())
-    ordered = steps.join(turns, on="step", how="left").sort("duration_sec", descending=True)
-    running = pl.col("turns").fill_null(0).cum_sum()
-    kept = ordered.filter((running <= _MOST_ROWS) | (pl.int_range(pl.len()) == 0))["step"]
-    if len(kept) == len(ordered):
-        return digest, len(ordered)
-    return digest.filter(pl.col("step").is_in(kept.implode())), len(ordered)
+    """Return as much of a run as the grid can compute, and the most workers of a step in it; 0: all.
+
+    Each step keeps its busiest workers, because these decide how long it takes. Where one worker of each step
+    is too much, steps at equal distances stay.
+    """
+    busy = worker_steps(digest).select("step", "worker", "busy_sec")
+    turns = digest.turns.group_by("step", "worker").agg(turns=pl.len())
+    workers = busy.join(turns, on=["step", "worker"], how="left").with_columns(pl.col("turns").fill_null(0))
+    rank = pl.col("busy_sec").rank("ordinal", descending=True).over("step")
+    workers = workers.with_columns(rank=rank).sort("rank", "step")
+    most = _fitting(workers)
+    if most == workers["rank"].max():
+        return digest, 0
+    kept = workers.filter(pl.col("rank") <= max(1, most))
+    steps = kept["step"].unique().sort()
+    every = max(1, math.ceil(kept["turns"].sum() / _MOST_ROWS))
+    kept = kept.filter(pl.col("step").is_in(steps.gather_every(every).implode()))
+    pairs = kept.select(pair=pl.struct("step", "worker"))["pair"]
+    return digest.filter(pl.struct("step", "worker").is_in(pairs.implode())), max(1, most)
+
+
+def _fitting(workers: pl.DataFrame) -> int:
+    """Return how many workers of each step have no more turns than the grid can compute."""
+    sums = workers.group_by("rank").agg(pl.col("turns").sum()).sort("rank")
+    return int((sums["turns"].cum_sum() <= _MOST_ROWS).sum())
 
 
 def _caps(digest: Digest) -> list[int | None]:

@@ -15,12 +15,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from sglang_instrument.analysis.answers.as_json import as_json
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.report.html.numbers import count, percent, seconds, short_bytes, short_count
-from sglang_instrument.report.palette import PHASE_COLOURS, word_for
+from sglang_instrument.report.palette import PART_COLOURS, as_css, part_of
 from sglang_instrument.schema import PHASES
 
 #: In the order in which they are put into the page.
 SCRIPTS: Final = (
     "base.js",
+    "tables.js",
     "state.js",
     "charts.js",
     "steps.js",
@@ -35,6 +36,7 @@ SCRIPTS: Final = (
     "timeline_cursor.js",
     "timeline.js",
     "timeline_input.js",
+    "timeline_keys.js",
     "main.js",
 )
 
@@ -67,8 +69,8 @@ def render(
     facts = {
         **told,
         "phases": list(PHASES),
-        "colours": [PHASE_COLOURS[phase] for phase in PHASES],
-        "words": [word_for(phase) for phase in PHASES],
+        "parts_of_phases": [part_of(phase) for phase in PHASES],
+        "part_names": list(PART_COLOURS),
         "chain": story["chain"],
         "title": story["title"],
     }
@@ -77,7 +79,7 @@ def render(
         told=told,
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         version=version,
-        style=_read("style.css"),
+        style=as_css() + _read("style.css"),
         scripts=[_read(name) for name in SCRIPTS],
         facts=_packed(as_json(facts)),
         spans={key: _packed(raw) for key, raw in packed.items()},

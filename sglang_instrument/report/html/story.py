@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.verdict.verdict import Verdict
 
 _MOST_FINDINGS: Final = 8
+_MOST_HOSTS: Final = 4
 _LEAST_LINK: Final = 0.02  # share of the time before a barrier from which on a part is shown
 _SPAN_US: Final = 0.44  # time of the thread that ends a span, in pure Python; see benchmarks/results.md
 
@@ -37,6 +39,7 @@ def story(run: Run, steps: pl.DataFrame, verdict: Verdict, other: Run | None) ->
     """
     findings = verdict.findings
     training = steps.filter(~pl.col("validate"))
+    processes = _processes(run.folder)
     return {
         "title": run.folder.name,
         "folder": run.name,
@@ -51,8 +54,37 @@ def story(run: Run, steps: pl.DataFrame, verdict: Verdict, other: Run | None) ->
         "cost": _cost(run, training),
         "health": asdict(run.health),
         "health_sentence": run.health.sentence(),
-        "processes": _processes(run.folder),
+        "processes": processes,
+        "ran": _ran(run, processes),
     }
+
+
+def _ran(run: Run, processes: Sequence[dict[str, Any]]) -> list[str]:
+    """Return when and where the run ran, and under which versions, as far as its log tells."""
+    steps = run.digest.steps
+    told = {control.extra.host for file in run.files for control in file.controls}
+    hosts = sorted(filter(None, told | {one.get("host") for one in processes}))
+    versions: dict[str, set[str]] = {}
+    for one in processes:
+        for name, version in one.get("versions", {}).items():
+            versions.setdefault(name, set()).add(version)
+    return [
+        _from_to(steps["start_us"].min(), steps["end_us"].max()) if len(steps) else "no step yet",
+        _few(hosts) or "the log does not name its host",
+        *(f"{name} {', '.join(sorted(found))}" for name, found in sorted(versions.items())),
+    ]
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_HOSTS} more hosts" if len(names) > _MOST_HOSTS else ""
+    return ", ".join(names[:_MOST_HOSTS]) + more
+
+
+def _from_to(from_us: Any, to_us: Any) -> str:
+    """Return a time range in UTC, the date of its end only where it is another one."""
+    begun, ended = (datetime.fromtimestamp(at / 1e6, timezone.utc) for at in (from_us, to_us))
+    until = ended.strftime("%H:%M" if ended.date() == begun.date() else "%Y-%m-%d %H:%M")
+    return f"{begun:%Y-%m-%d %H:%M} to {until} UTC"
 
 
 def _with_code(text: str) -> list[str]:

@@ -57,28 +57,14 @@ R.number = (value, digits = 3) => (value === null || value === undefined ? R.non
 R.plural = (count, noun) => `${R.count(count)} ${noun}${count === 1 ? "" : "s"}`;
 
 R.stepName = (key) => (key.startsWith("v") ? `validation ${key.slice(1)}` : `step ${key}`);
-R.colour = (phase) => R.facts.colours[R.facts.phases.indexOf(phase)] || R.facts.colours.at(-1);
+R.slug = (part) => part.replaceAll(" ", "-");
+// The part of a step's time that a phase belongs to; parts stand for themselves.
+R.partOf = (phase) => R.facts.parts_of_phases[R.facts.phases.indexOf(phase)] ?? phase;
+// The colour of a phase or part: for elements, which follow the theme, and for canvases and charts.
+R.shade = (phase) => `var(--part-${R.slug(R.partOf(phase))}, var(--part-other))`;
+R.colour = (phase) => R.ink(`part-${R.slug(R.partOf(phase))}`) || R.ink("part-other");
 R.swatch = (colour) => R.el("span", { class: "swatch", style: { background: colour } });
-
-// Fill a table; a cell is a text, a node or null.
-R.table = (table, columns, rows, classes = []) => {
-  const cell = (tag) => (content) => R.el(tag, {}, content ?? R.none);
-  table.replaceChildren(
-    R.el("thead", {}, R.el("tr", {}, ...columns.map(cell("th")))),
-    R.el(
-      "tbody",
-      {},
-      ...rows.map((row, index) => R.el("tr", { class: classes[index] || null }, ...row.map(cell("td")))),
-    ),
-  );
-};
-
-// Fill a table by columns; a column is a heading and a function from a row to its cell.
-R.tableOf = (table, columns, rows, classes = []) => {
-  const cells = (row) => columns.map(([, cell]) => cell(row));
-  const headings = columns.map(([heading]) => heading);
-  R.table(table, headings, rows.map(cells), classes);
-};
+R.legendOf = (parts) => parts.map((part) => R.el("span", {}, R.swatch(R.shade(part)), part));
 
 // Return a colour of the current theme, for canvases and charts, which CSS does not style.
 R.ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();

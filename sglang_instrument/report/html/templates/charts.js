@@ -17,7 +17,8 @@ R.loadPlotly = () => {
 // Escape text from a log: plotly renders some HTML tags in labels.
 R.plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 
-// `make` returns {data, layout}, or a sentence that says why there is nothing to draw.
+// `make` returns {data, layout, say: what the chart shows, in words}; or, if there is nothing to draw, a
+// sentence that says why.
 R.chart = (id, make, wire = null) => {
   const place = R.$(id);
   if (!place) return;
@@ -47,6 +48,8 @@ R.drawNow = async (chart) => {
   const made = chart.make();
   chart.place.classList.toggle("empty", typeof made === "string");
   if (typeof made === "string") {
+    chart.place.removeAttribute("role");
+    chart.place.removeAttribute("aria-label");
     if (window.Plotly && chart.wired) {
       window.Plotly.purge(chart.place);
       chart.wired = false;
@@ -56,6 +59,8 @@ R.drawNow = async (chart) => {
   }
   const Plotly = await R.loadPlotly();
   if (!chart.wired) chart.place.replaceChildren();
+  chart.place.setAttribute("role", "img");
+  chart.place.setAttribute("aria-label", made.say);
   await Plotly.react(chart.place, made.data, R.layout(made.layout), {
     displayModeBar: false,
     responsive: true,

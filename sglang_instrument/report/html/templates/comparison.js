@@ -10,19 +10,20 @@ R.comparisonTable = () => {
   const fixed = (value) => known(value, (one) => one.toPrecision(4));
   const columns = [
     ["metric", (row) => row.metric],
-    [R.facts.title, (row) => short(row.one)],
-    [R.facts.other.name, (row) => short(row.other)],
-    ["ratio", (row) => fixed(row.ratio)],
-    ["interval", (row) => `${fixed(row.low)} … ${fixed(row.high)}`],
-    ["", (row) => (row.low === null ? "" : R.intervalBar(row, at))],
-    ["so", (row) => row.verdict],
-    ["needed", (row) => known(row.needed, String)],
+    [R.facts.title, (row) => row.one, short],
+    [R.facts.other.name, (row) => row.other, short],
+    ["ratio", (row) => row.ratio, fixed],
+    ["from", (row) => row.low, fixed],
+    ["to", (row) => row.high, fixed],
+    ["interval, drawn", null, (row) => (row.low === null ? "" : R.intervalBar(row, at))],
+    ["verdict", (row) => row.verdict],
+    ["steps to tell 10 %", (row) => row.needed],
   ];
   R.tableOf(
     R.$("comparison"),
     columns,
     rows,
-    rows.map((row) => ({ higher: "up", lower: "down" })[row.verdict] ?? "noise"),
+    { classes: rows.map((row) => ({ higher: "up", lower: "down" })[row.verdict] ?? "noise") },
   );
   if (!rows.length) R.$("comparison").replaceWith("Neither run has a step.");
 };

@@ -22,7 +22,11 @@ R.cdfChart = () => {
     xaxis: { ...R.fromZero("seconds of a request"), type: R.cdfLog ? "log" : "linear" },
     yaxis: { tickformat: ".0%", range: [0, 1.015] },
   };
-  return { data, layout };
+  const { p50_sec, p99_sec } = cdf.whole[0];
+  const say =
+    `The share of ${R.plural(cdf.all.requests, "request")} done after each time: ` +
+    `half after ${R.seconds(p50_sec)}, 99 % after ${R.seconds(p99_sec)}.`;
+  return { data, layout, say };
 };
 
 R.cdfLine = (one, name, line) => ({
@@ -43,39 +47,44 @@ R.percentileTable = () => {
     ...table.map((row) => ({ ...row, name: `worker ${row.worker}` })),
   ];
   const columns = [
-    ["", (row) => row.name],
-    ["requests", (row) => R.count(row.requests)],
-    ["mean", (row) => R.seconds(row.mean_sec)],
-    ["p50", (row) => R.seconds(row.p50_sec)],
-    ["p90", (row) => R.seconds(row.p90_sec)],
-    ["p95", (row) => R.seconds(row.p95_sec)],
-    ["p99", (row) => R.seconds(row.p99_sec)],
-    ["p99.9", (row) => R.seconds(row.p99_9_sec)],
-    ["max", (row) => R.seconds(row.max_sec)],
+    ["of", (row) => row.name],
+    ["requests", (row) => row.requests, R.count],
+    ["mean", (row) => row.mean_sec, R.seconds],
+    ["p50", (row) => row.p50_sec, R.seconds],
+    ["p90", (row) => row.p90_sec, R.seconds],
+    ["p95", (row) => row.p95_sec, R.seconds],
+    ["p99", (row) => row.p99_sec, R.seconds],
+    ["p99.9", (row) => row.p99_9_sec, R.seconds],
+    ["max", (row) => row.max_sec, R.seconds],
   ];
-  R.tableOf(R.$("percentiles"), columns, rows, ["total"]);
+  R.tableOf(R.$("percentiles"), columns, rows, { classes: ["total"] });
 };
 
 R.turnsChart = () => {
   const rows = R.facts.turns.turns;
   if (!rows.length) return "No turn was logged.";
   const colour = R.colour("generate");
-  const bar = (name, field, opacity) => ({
-    type: "bar",
+  const series = (name, field, more) => ({
     name,
     x: rows.map((row) => row.turn + 1),
     y: rows.map((row) => row[field]),
-    marker: { color: colour, opacity },
-    hovertemplate: `turn %{x}: ${name} %{y:.3~g} s<extra></extra>`,
+    customdata: rows.map((row) => R.seconds(row[field])),
+    hovertemplate: `turn %{x}: ${name} %{customdata}<extra></extra>`,
+    ...more,
   });
+  const dash = { symbol: "line-ew-open", size: 16, color: R.ink("ink"), line: { width: 2 } };
+  const data = [
+    series("median", "engine_p50_sec", { type: "bar", marker: { color: colour } }),
+    series("p99", "engine_p99_sec", { type: "scatter", mode: "markers", marker: dash, cliponaxis: false }),
+  ];
   const layout = {
-    barmode: "overlay",
     bargap: 0.35,
     showlegend: true,
     xaxis: { title: "turn", dtick: R.eachOf(rows, 20), showgrid: false },
     yaxis: R.fromZero("seconds"),
   };
-  return { data: [bar("p99", "engine_p99_sec", 0.35), bar("median", "engine_p50_sec", 1)], layout };
+  const say = `Median and p99 of the engine's time of each of ${R.plural(rows.length, "turn")}.`;
+  return { data, layout, say };
 };
 
 R.countsChart = () => {
@@ -94,7 +103,7 @@ R.countsChart = () => {
     xaxis: { title: "turns of a request", dtick: R.eachOf(rows, 20), showgrid: false },
     yaxis: R.fromZero("requests"),
   };
-  return { data: [bars], layout };
+  return { data: [bars], layout, say: "How many requests took one turn, two turns, and so on." };
 };
 
 R.turnTable = () => {
@@ -102,13 +111,13 @@ R.turnTable = () => {
   if (!rows.length) return R.$("turn-table").closest(".card").remove();
   const columns = [
     ["turn", (row) => row.turn + 1],
-    ["requests", (row) => R.count(row.requests)],
-    ["engine, all", (row) => R.seconds(row.engine_sec)],
-    ["median", (row) => R.seconds(row.engine_p50_sec)],
-    ["p99", (row) => R.seconds(row.engine_p99_sec)],
-    ["tools, all", (row) => R.seconds(row.tool_sec)],
-    ["interaction, all", (row) => R.seconds(row.interaction_sec)],
-    ["tokens", (row) => R.count(row.response_tokens)],
+    ["requests", (row) => row.requests, R.count],
+    ["engine, all", (row) => row.engine_sec, R.seconds],
+    ["median", (row) => row.engine_p50_sec, R.seconds],
+    ["p99", (row) => row.engine_p99_sec, R.seconds],
+    ["tools, all", (row) => row.tool_sec, R.seconds],
+    ["interaction, all", (row) => row.interaction_sec, R.seconds],
+    ["tokens", (row) => row.response_tokens, R.count],
   ];
   R.tableOf(R.$("turn-table"), columns, rows);
 };
@@ -129,7 +138,8 @@ R.lengthsChart = () => {
   });
   const data = [line("longest", "max", 1.2, 0.4), line("p95", "p95", 1.6, 0.7), line("mean", "mean", 2.6, 1)];
   const xaxis = { title: "step", dtick: R.eachOf(rows, 12) };
-  return { data, layout: { showlegend: true, xaxis, yaxis: R.fromZero("tokens") } };
+  const say = `Longest, p95 and mean response in tokens, of ${R.plural(rows.length, "step")}.`;
+  return { data, layout: { showlegend: true, xaxis, yaxis: R.fromZero("tokens") }, say };
 };
 
 R.rewardsChart = () => {
@@ -159,5 +169,6 @@ R.rewardsChart = () => {
       "<br>mean reward %{y:.3f}<extra></extra>",
   };
   const xaxis = { title: "tenth of the requests, the shortest first", dtick: 1, showgrid: false };
-  return { data: [line], layout: { xaxis, yaxis: R.fromZero("mean reward") } };
+  const say = "Mean reward of each tenth of the requests, the shortest responses first.";
+  return { data: [line], layout: { xaxis, yaxis: R.fromZero("mean reward") }, say };
 };

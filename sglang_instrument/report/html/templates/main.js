@@ -2,24 +2,36 @@
 "use strict";
 
 R.legend = () => {
-  const { phases, colours, words, steps } = R.facts;
-  const used = phases
-    .map((_, index) => index)
-    .filter((index) => steps.some((one) => one.shares[index] > 0.0005));
+  const { steps, other, part_names } = R.facts;
+  const used = part_names.filter((part) => steps.some((one) => R.shareOf(one, part) > 0.0005));
+  const dotted = other && R.el("span", {}, R.el("i", { class: "dotted" }), `${other.name}: time of its step`);
   R.$("phase-legend").replaceChildren(
-    ...used.map((index) => R.el("span", {}, R.swatch(colours[index]), words[index])),
+    ...R.legendOf(used),
     R.el("span", {}, "○ until the next step begins"),
+    ...(dotted ? [dotted] : []),
   );
 };
 
+// One tab of a list is in the order of the tab key; the arrow keys go to its neighbours.
 R.wireTabs = (id, change) => {
-  const tabs = R.$(id);
-  tabs.addEventListener("click", (event) => {
-    if (!event.target.dataset.of) return;
-    tabs
-      .querySelectorAll("button")
-      .forEach((button) => button.classList.toggle("on", button === event.target));
-    change(event.target.dataset.of);
+  const tabs = [...R.$(`${id}-tabs`).children];
+  const choose = (tab) => {
+    for (const one of tabs) {
+      one.setAttribute("aria-selected", one === tab);
+      one.tabIndex = one === tab ? 0 : -1;
+    }
+    R.$(`${id}-panel`).setAttribute("aria-labelledby", tab.id);
+    change(tab.dataset.of);
+  };
+  R.$(`${id}-panel`).setAttribute("aria-labelledby", tabs[0].id);
+  tabs.forEach((tab) => tab.addEventListener("click", () => choose(tab)));
+  R.$(`${id}-tabs`).addEventListener("keydown", (event) => {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    const next = tabs.at((tabs.indexOf(event.target) + by) % tabs.length);
+    choose(next);
+    next.focus();
   });
 };
 
@@ -40,11 +52,11 @@ R.wireCharts = () => {
   R.chart("chart-rewards", R.rewardsChart);
   R.chart("chart-whatif", R.whatifChart);
   document.querySelector("details.all").addEventListener("toggle", R.allSteps, { once: true });
-  R.wireTabs("heat-tabs", (of) => {
+  R.wireTabs("heat", (of) => {
     R.heatOf = of;
     R.redraw("chart-heat");
   });
-  R.wireTabs("cdf-tabs", (of) => {
+  R.wireTabs("cdf", (of) => {
     R.cdfOf = of;
     R.redraw("chart-cdf");
   });
@@ -64,6 +76,7 @@ R.start = async () => {
   R.legend();
   R.tellSteps();
   R.$("parts").hidden = true;
+  document.querySelectorAll("table:has(tbody)").forEach(R.equipStatic);
   [
     R.blameTable,
     R.percentileTable,

@@ -1,45 +1,41 @@
 // Show the slowest requests, each with its events.
 "use strict";
-R.KINDS = [
-  ["engine", "generate"],
-  ["tool", "tool"],
-  ["interaction", "interaction"],
-  ["reward", "reward"],
-  ["rest", "other"],
-];
+R.KINDS = ["engine", "tool", "interaction", "reward", "rest"];
 
 R.waterfall = (events, whole, turnOf = (row) => row.turn) => {
   const measured = events.some((row) => !R.isNone(row.active_sec));
-  const columns = ["event", "start", "time", "itself", ...(measured ? ["running", "suspended"] : []), ""];
-  const rows = [];
-  const classes = [];
+  const running = [
+    ["running", (row) => row.active_sec, R.seconds],
+    ["suspended", (row) => R.suspended(row), R.seconds],
+  ];
+  const columns = [
+    ["event", (row) => row.event, R.eventName],
+    ["turn", (row) => (R.isNone(turnOf(row)) ? null : turnOf(row) + 1)],
+    ["start", (row) => row.start_sec, R.seconds],
+    ["time", (row) => row.duration_sec, R.seconds],
+    ["itself", (row) => row.self_sec, R.seconds],
+    ...(measured ? running : []),
+    ["from start to end", null, (row) => R.track(row, whole)],
+  ];
+  const groups = new Map();
   let turn = null;
   for (const row of events) {
-    const mine = turnOf(row);
-    if (!R.isNone(mine) && mine !== turn) {
-      turn = mine;
-      rows.push([`turn ${turn + 1}`, ...Array(columns.length - 1).fill("")]);
-      classes.push("turn");
-    }
-    rows.push(R.waterfallCells(row, whole, measured));
-    classes.push("");
+    if (R.isNone(turnOf(row)) || turnOf(row) === turn) continue;
+    turn = turnOf(row);
+    groups.set(row, `turn ${turn + 1}`);
   }
   const table = R.el("table", { class: "numbers waterfall" });
-  R.table(table, columns, rows, classes);
-  table.querySelectorAll("tr > :last-child").forEach((cell) => cell.classList.add("when"));
-  return table;
+  const scroll = R.el("div", { class: "scroll" }, table);
+  const boxed = R.el("div", {}, scroll);
+  R.tableOf(table, columns, events, { groupOf: (row) => groups.get(row) });
+  return boxed;
 };
 
-R.waterfallCells = (row, whole, measured) => {
+R.eventName = (event, row) => {
   const style = { paddingLeft: `${Math.min(row.depth, 8) * 14}px` };
-  const name = R.el("span", { style }, row.event, row.open ? " (open)" : "");
-  const cells = [name, R.seconds(row.start_sec), R.seconds(row.duration_sec), R.seconds(row.self_sec)];
-  if (measured) {
-    const suspended = R.isNone(row.active_sec) ? null : Math.max(0, row.duration_sec - row.active_sec);
-    cells.push(R.seconds(row.active_sec), R.seconds(suspended));
-  }
-  return [...cells, R.track(row, whole)];
+  return R.el("span", { style }, event, row.open ? " (open)" : "");
 };
+R.suspended = (row) => (R.isNone(row.active_sec) ? null : Math.max(0, row.duration_sec - row.active_sec));
 
 // A bar from the event's start to its end; its solid part is the event's self time.
 R.track = (row, whole) => {
@@ -47,7 +43,8 @@ R.track = (row, whole) => {
   const phase = row.phase || R.phaseOf(row.event);
   const structures = ["step", "request", "turn", "loop"]; // made of other events
   const isStructure = structures.includes(phase) && row.event !== "event_loop_block";
-  const bar = { left: part(row.start_sec), background: isStructure ? "var(--faint)" : R.colour(phase) };
+  const background = R.shade(isStructure ? "unaccounted" : phase);
+  const bar = { left: part(row.start_sec), background };
   const whenOpen = { class: row.open ? "open" : null, style: { ...bar, width: part(row.duration_sec) } };
   const itself = R.el("i", { class: "self", style: { ...bar, width: part(row.self_sec) } });
   return R.el("div", { class: "track" }, R.el("i", whenOpen), row.self_sec > 0 ? itself : null);
@@ -55,8 +52,7 @@ R.track = (row, whole) => {
 
 R.slowestRequests = () => {
   const { slowest } = R.facts;
-  const named = ([kind, phase]) => R.el("span", {}, R.swatch(R.colour(phase)), kind);
-  R.$("kind-legend").replaceChildren(...R.KINDS.map(named));
+  R.$("kind-legend").replaceChildren(...R.legendOf(R.KINDS));
   const none = R.el("div", { class: "card muted" }, "No request has ended yet.");
   const most = slowest[0]?.duration_sec || 1;
   const cards = slowest.map((one) => R.slowRequest(one, most));
@@ -83,9 +79,9 @@ R.slowRequest = (one, most) => {
 };
 
 R.kindsBar = (one, most) => {
-  const piece = ([kind, phase]) => {
+  const piece = (kind) => {
     const sec = one[`${kind}_sec`];
-    const style = { width: `${(100 * sec) / most}%`, background: R.colour(phase) };
+    const style = { width: `${(100 * sec) / most}%`, background: R.shade(kind) };
     return R.el("span", { style, title: `${kind}: ${R.seconds(sec)}` });
   };
   return R.el("span", { class: "kinds" }, ...R.KINDS.map(piece));
@@ -98,7 +94,7 @@ R.slowRequestBody = (one) => {
     "div",
     { class: "open-body" },
     R.requestFacts(one, R.full(one.key)),
-    R.el("div", { class: "scroll" }, R.waterfall(one.events, one.duration_sec || 1)),
+    R.waterfall(one.events, one.duration_sec || 1),
     R.engineCalls(one.calls),
     left > 0 ? R.el("p", { class: "note" }, more) : null,
   );
@@ -108,26 +104,27 @@ R.slowRequestBody = (one) => {
 R.engineCalls = (calls) => {
   if (!calls.length) return null;
   const columns = [
-    ["reported by the engine", (call) => R.el("code", {}, call.event)],
-    ["turn", (call) => (call.turn === null ? R.none : call.turn + 1)],
-    ["time", (call) => R.seconds(call.duration_sec)],
-    ["in the queue", (call) => R.seconds(call.queue_sec)],
-    ["prefill", (call) => R.seconds(call.prefill_sec)],
-    ["decode", (call) => R.seconds(call.decode_sec)],
-    ["running", (call) => R.seconds(call.running_sec)],
-    ["outside", (call) => R.seconds(call.outside_sec)],
-    ["prompt", (call) => R.count(call.prompt_tokens)],
-    ["cached", (call) => R.count(call.cached_tokens)],
-    ["written", (call) => R.count(call.completion_tokens)],
+    ["reported by the engine", (call) => call.event, (event) => R.el("code", {}, event)],
+    ["turn", (call) => (call.turn === null ? null : call.turn + 1)],
+    ["time", (call) => call.duration_sec, R.seconds],
+    ["in the queue", (call) => call.queue_sec, R.seconds],
+    ["prefill", (call) => call.prefill_sec, R.seconds],
+    ["decode", (call) => call.decode_sec, R.seconds],
+    ["running", (call) => call.running_sec, R.seconds],
+    ["outside", (call) => call.outside_sec, R.seconds],
+    ["prompt", (call) => call.prompt_tokens, R.count],
+    ["cached", (call) => call.cached_tokens, R.count],
+    ["written", (call) => call.completion_tokens, R.count],
   ];
-  const table = R.el("table", { class: "numbers" });
+  const table = R.el("table", { class: "numbers", "data-name": "engine calls" });
+  const boxed = R.el("div", { class: "told" }, R.el("div", { class: "scroll" }, table));
   R.tableOf(table, columns, calls);
-  return R.el("div", { class: "scroll told" }, table);
+  return boxed;
 };
 
 R.requestFacts = (one, linked) => {
   const fact = (name, value) => (R.isNone(value) ? null : R.el("span", {}, `${name} `, R.el("b", {}, value)));
-  const kind = ([name]) => (one[`${name}_sec`] > 0 ? fact(name, R.seconds(one[`${name}_sec`])) : null);
+  const kind = (name) => (one[`${name}_sec`] > 0 ? fact(name, R.seconds(one[`${name}_sec`])) : null);
   const href = R.hashOf({ step: one.key, request: one.request_id });
   return R.el(
     "p",

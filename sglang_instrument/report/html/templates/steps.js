@@ -19,42 +19,49 @@ R.stepsChart = () => {
     yaxis: R.fromZero("seconds"),
     margin: { l: 8, r: 8, t: 30, b: 8 },
   };
-  return { data, layout };
+  const longest = steps.reduce((a, b) => (b.duration_sec > a.duration_sec ? b : a));
+  const say =
+    `Time of ${R.plural(steps.length, "step")}, split by part; ` +
+    `the longest is ${R.stepName(longest.key)}: ${R.seconds(longest.duration_sec)}.`;
+  return { data, layout, say };
 };
 
 // One stacked series for each phase; the stack is as high as the step is long.
 R.phasesOfSteps = (steps, names) => {
   const draw = steps.length > R.MANY_STEPS ? R.phaseArea : R.phaseBars;
-  const { phases, colours, words } = R.facts;
-  return phases.flatMap((phase, index) => {
-    const y = steps.map((one) => one.shares[index] * one.duration_sec);
+  return R.facts.part_names.flatMap((part) => {
+    const y = steps.map((one) => R.shareOf(one, part) * one.duration_sec);
     if (!y.some((sec) => sec > 0)) return [];
-    return [{ name: words[index], x: names, y, ...draw(steps, index, colours[index], words[index]) }];
+    return [{ name: part, x: names, y, ...draw(steps, part) }];
   });
 };
 
-R.phaseArea = (steps, index, colour) => ({
+// The share of a part of a step: the sum over its phases.
+R.shareOf = (one, part) =>
+  one.shares.reduce((sum, share, at) => sum + (R.facts.parts_of_phases[at] === part ? share : 0), 0);
+
+R.phaseArea = (steps, part) => ({
   type: "scatter",
   mode: "lines",
   stackgroup: "phases",
   line: { width: 0, shape: "hvh" },
-  fillcolor: colour,
+  fillcolor: R.colour(part),
   hoverinfo: "skip",
 });
 
-R.phaseBars = (steps, index, colour, word) => {
+R.phaseBars = (steps, part) => {
   const hatched = { fgcolor: R.ink("card"), fgopacity: 0.6, size: 6 };
   return {
     type: "bar",
     marker: {
-      color: colour,
+      color: R.colour(part),
       opacity: steps.map((one) => (one.validate ? 0.45 : 1)),
       line: { width: 0 },
       pattern: { shape: steps.map((one) => (one.validate ? "/" : "")), ...hatched },
     },
     hovertemplate: steps.map((one) => {
       const whole = `<b>${R.stepName(one.key)}</b>, ${R.seconds(one.duration_sec)}`;
-      return `${whole}<br>${word}: ${R.percent(one.shares[index])}<extra></extra>`;
+      return `${whole}<br>${part}: ${R.percent(R.shareOf(one, part))}<extra></extra>`;
     }),
   };
 };
@@ -122,9 +129,6 @@ R.stepsNote = (asked) => {
   return `With a timeline: ${named}. ${rest}; rebuild the report with --step N to add one.`;
 };
 
-// The parts of a ledger that are named differently from the phase whose colour they have.
-R.PHASE_OF_PART = { engine: "generate", "blocked loop": "loop", "between steps": "weights" };
-
 R.partsOfStep = ({ step }) => {
   const card = R.$("parts");
   const parts = R.facts.parts[step];
@@ -133,55 +137,46 @@ R.partsOfStep = ({ step }) => {
   const shown = parts.rows.filter((row) => row.sec >= 0.001 * parts.sec);
   const rest = parts.sec - shown.reduce((sum, row) => sum + row.sec, 0);
   if (rest > 0) shown.push({ part: "shorter parts", sec: rest });
-  const isKnown = (row) => row.event && row.part !== "unaccounted";
-  const shade = (row) => (isKnown(row) ? R.colour(R.PHASE_OF_PART[row.part] || row.part) : R.ink("faint"));
+  const shade = (row) => (R.facts.part_names.includes(row.part) ? R.shade(row.part) : "var(--faint)");
   const bar = (row) => {
     const style = { flex: `${row.sec} 0 0`, background: shade(row) };
     return R.el("span", { style, title: `${row.part}: ${R.seconds(row.sec)}` });
   };
-  const cells = (row) => [
-    R.el("span", {}, R.swatch(shade(row)), " ", row.part),
-    row.event && R.el("code", {}, row.event),
-    row.worker ?? null,
-    R.percent(row.sec / parts.sec),
-    R.seconds(row.sec),
+  const columns = [
+    ["part", (row) => row.part, (part, row) => R.el("span", {}, R.swatch(shade(row)), " ", part)],
+    ["event", (row) => row.event, (event) => event && R.el("code", {}, event)],
+    ["worker", (row) => row.worker],
+    ["share", (row) => row.sec / parts.sec, R.percent],
+    ["time", (row) => row.sec, R.seconds],
   ];
-  const columns = ["part", "event", "worker", "share", "time"];
   card.querySelector("h3").textContent =
     `What the ${R.seconds(parts.sec)} of ${R.stepName(step)} were spent on, until the next step began`;
   card.querySelector(".strip").replaceChildren(...shown.map(bar));
-  R.table(card.querySelector("table"), columns, shown.map(cells));
+  R.tableOf(card.querySelector("table"), columns, shown);
 };
 
-R.SHARES_OF_STEP = [
-  ["generation", ["generate", "engine"]],
-  ["tools", ["tool", "interaction"]],
-  ["reward", ["reward"]],
-  ["waiting", ["barrier"]],
-];
+R.SHARES_OF_STEP = ["engine", "tool", "interaction", "reward", "barrier"];
 
 // Filled when it is opened: a run may have thousands of steps.
 R.allSteps = () => {
-  const share = (one, phase) => one.shares[R.facts.phases.indexOf(phase)];
-  const sum = (one, phases) => R.percent(phases.reduce((total, phase) => total + share(one, phase), 0));
-  const link = (one) => {
+  const link = (_, one) => {
     const href = R.hashOf({ section: "steps", step: one.key });
     const name = R.stepName(one.key);
     return R.full(one.key) ? R.el("a", { class: "link", href }, name) : name;
   };
   const columns = [
-    ["step", link],
-    ["time", (one) => R.seconds(one.duration_sec)],
-    ["busy", (one) => R.seconds(one.busy_sec)],
-    ["to the next", (one) => R.seconds(one.interval_sec)],
+    ["step", (one) => one.step, link],
+    ["time", (one) => one.duration_sec, R.seconds],
+    ["busy", (one) => one.busy_sec, R.seconds],
+    ["to the next", (one) => one.interval_sec, R.seconds],
     ["slowest worker", (one) => one.slowest_worker],
-    ["requests", (one) => R.count(one.requests)],
-    ["tokens", (one) => R.count(one.response_tokens)],
-    ["p50", (one) => R.seconds(one.p50_sec)],
-    ["p99", (one) => R.seconds(one.p99_sec)],
-    ["longest", (one) => R.seconds(one.max_sec)],
-    ["tail", (one) => R.percent(one.tail)],
-    ...R.SHARES_OF_STEP.map(([name, phases]) => [name, (one) => sum(one, phases)]),
+    ["requests", (one) => one.requests, R.count],
+    ["tokens", (one) => one.response_tokens, R.count],
+    ["p50", (one) => one.p50_sec, R.seconds],
+    ["p99", (one) => one.p99_sec, R.seconds],
+    ["longest", (one) => one.max_sec, R.seconds],
+    ["tail", (one) => one.tail, R.percent],
+    ...R.SHARES_OF_STEP.map((part) => [part, (one) => R.shareOf(one, part), R.percent]),
   ];
   R.tableOf(R.$("all-steps"), columns, R.facts.steps);
 };

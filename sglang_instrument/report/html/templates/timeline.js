@@ -45,7 +45,15 @@ R.showStep = async (key) => {
   line.cursor = null;
   line.pinned = false;
   R.fillTools();
+  R.fillLegend();
   R.wholeStep();
+};
+
+// Name the colours of the step, in the order in which bands stack them.
+R.fillLegend = () => {
+  const { model } = R.timeline;
+  const seen = new Set(model ? [...new Set(model.phase)].map((at) => R.partOf(R.facts.phases[at])) : []);
+  R.$("t-legend").replaceChildren(...R.legendOf(R.facts.part_names.filter((part) => seen.has(part))));
 };
 
 R.fillTools = () => {
@@ -202,7 +210,8 @@ R.paintOverview = () => {
   context.setTransform(scale, 0, 0, scale, 0, 0);
   context.fillStyle = inks.soft;
   context.font = `11px ${R.ink("sans")}`;
-  context.fillText("all workers", 2, 30);
+  context.fillText("all requests", 2, 20);
+  context.fillText("all workers", 2, 46);
   const x = (sec) => LEFT + (Math.max(0, Math.min(1, sec / model.extent_sec)) * across) / scale;
   context.fillStyle = inks.card;
   context.globalAlpha = 0.66;
@@ -232,19 +241,11 @@ R.overviewOf = (model, across, height, inks) => {
   const image = new ImageData(across, height),
     pixels = new Uint32Array(image.data.buffer);
   pixels.fill(inks.row);
+  const each = (across * model.tick_sec) / model.extent_sec;
+  const bottom = Math.round(height * 0.68);
   const rows = model.rows.filter((row) => row.request !== null);
-  R.paintBand(
-    pixels,
-    across,
-    height,
-    model,
-    { rows },
-    0,
-    height,
-    0,
-    (across * model.tick_sec) / model.extent_sec,
-    inks,
-  );
+  R.paintBand(pixels, across, height, model, { rows }, 0, bottom, 0, each, inks);
+  R.paintWorkers(pixels, across, bottom + 2, height, model, each, inks);
   R.timeline.overview = { model, inks, image };
   return image;
 };

@@ -31,9 +31,8 @@ R.showMoment = (model, sec) => {
 };
 
 R.phaseCount = ([phase, count]) => {
-  const colour = phase < 0 ? R.ink("faint") : R.facts.colours[phase];
-  const word = phase < 0 ? "between events" : R.facts.words[phase];
-  return R.el("span", {}, R.swatch(colour), word, R.el("b", {}, R.count(count)));
+  const part = phase < 0 ? "unaccounted" : R.partOf(R.facts.phases[phase]);
+  return R.el("span", {}, R.swatch(R.shade(part)), part, R.el("b", {}, R.count(count)));
 };
 
 // worker 3; workers 1-7, 9
@@ -78,7 +77,7 @@ R.showRequest = (model, row) => {
       R.el("span", {}, "began at ", R.el("b", {}, R.seconds(row.from))),
     ),
     R.requestFacts(facts, false),
-    R.el("div", { class: "scroll" }, R.waterfall(events, Math.max(row.to - row.from, 1e-9))),
+    R.waterfall(events, Math.max(row.to - row.from, 1e-9)),
   );
 };
 

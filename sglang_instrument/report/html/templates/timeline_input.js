@@ -1,4 +1,4 @@
-// Handle the mouse and the keys on the timeline.
+// Handle the mouse on the timeline, and its fields.
 "use strict";
 
 R.secAt = (event) => {
@@ -133,6 +133,9 @@ R.wireMouse = (canvas) => {
       R.moved();
     } else if (!was.far) R.clicked(event);
   });
+  canvas.addEventListener("pointercancel", () => {
+    held = null; // the browser scrolls the page with this finger
+  });
   canvas.addEventListener("pointerleave", () => {
     R.tip(null);
     if (!R.timeline.pinned && !held) R.setCursor(null);
@@ -164,27 +167,6 @@ R.clicked = (event) => {
   line.pinned = !line.pinned;
   R.setCursor(R.secAt(event));
 };
-
-R.keys_ = {
-  ArrowLeft: () => R.pan(-0.12 * R.tSpan()),
-  ArrowRight: () => R.pan(0.12 * R.tSpan()),
-  ArrowUp: () => R.pan(0, -60),
-  ArrowDown: () => R.pan(0, 60),
-  a: () => R.pan(-0.12 * R.tSpan()),
-  d: () => R.pan(0.12 * R.tSpan()),
-  w: () => R.zoom(0.75),
-  s: () => R.zoom(1 / 0.75),
-  "+": () => R.zoom(0.7),
-  "=": () => R.zoom(0.7),
-  "-": () => R.zoom(1 / 0.7),
-  0: () => R.wholeStep(),
-  Home: () => R.wholeStep(),
-  Escape: () => {
-    R.timeline.pinned = false;
-    R.go({ request: null });
-  },
-};
-R.tSpan = () => R.timeline.view.to - R.timeline.view.from;
 
 R.wireOverview = (canvas) => {
   let from = null;
@@ -264,18 +246,7 @@ R.wireTimeline = () => {
   R.wireMouse(canvas);
   R.wireOverview(R.$("t-overview"));
   R.wireTools();
-  canvas.addEventListener("keydown", (event) => {
-    const act = event.ctrlKey || event.metaKey || event.altKey ? null : R.keys_[event.key];
-    if (act && R.timeline.model) {
-      event.preventDefault();
-      act();
-    }
-  });
-  addEventListener("keydown", (event) => {
-    if (event.key !== "/" || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
-    event.preventDefault();
-    R.$("t-search").focus();
-  });
+  R.wireKeys(canvas);
   new ResizeObserver(() => {
     if (R.timeline.filter) R.place();
   }).observe(canvas);

@@ -16,6 +16,7 @@ R.darkInk = (colour) => {
 
 R.inks = () => {
   const card = R.ink("card");
+  const colours = R.facts.phases.map(R.colour);
   return {
     card,
     line: R.ink("line"),
@@ -27,14 +28,14 @@ R.inks = () => {
     bad: R.ink("bad"),
     paper: R.packed(card),
     row: R.packed(R.ink("grid"), 0.55, card),
-    full: R.facts.colours.map((one) => R.packed(one)),
-    pale: R.facts.colours.map((one) => R.packed(one, 0.16, card)),
-    // Spans that contain other work, such as turns, are pale; a blocked event loop is not.
+    full: colours.map((one) => R.packed(one)),
+    dark: colours.map(R.darkInk), // dark text is readable on these
+    // Spans that contain other work, such as turns, are unaccounted; a blocked event loop is not.
     made: (model, span) =>
       ["step", "request", "turn", "loop"].includes(R.facts.phases[model.phase[span]]) &&
       model.events[model.event[span]] !== "event_loop_block",
     structure: new Set(["step", "request", "turn", "loop"].map((phase) => R.facts.phases.indexOf(phase))),
-    idle: R.packed(R.ink("faint"), 0.28, card),
+    idle: R.packed(R.colour("unaccounted")),
   };
 };
 
@@ -53,7 +54,7 @@ R.paintSpans = (pixels, width, height, model, placed, view, filter, inks, scale)
     if (bottom <= 0 || top >= height) continue;
     if (item.kind === "band") R.paintBand(pixels, width, height, model, item, top, bottom, ticks, each, inks);
     else if (item.kind === "lanes")
-      R.paintLanes(pixels, width, height, model, item, top, ticks, each, inks, scale, told, placed, filter);
+      R.paintLanes(pixels, width, height, model, item, top, ticks, each, inks, scale, placed, filter);
     else
       R.paintRow(
         pixels,
@@ -104,15 +105,13 @@ R.paintRow = (pixels, width, height, model, row, top, bottom, ticks, each, inks,
   for (let line = y + 1; line < stop; line++) pixels.copyWithin(line * width, base, base + width);
 };
 
-R.paintLanes = (pixels, width, height, model, item, top, ticks, each, inks, scale, told, placed, filter) => {
+R.paintLanes = (pixels, width, height, model, item, top, ticks, each, inks, scale, placed, filter) => {
   const lane = Math.floor(R.LANE * scale),
     edge = Math.max(1, Math.floor(scale * 2));
   for (const [span, at] of item.lanes.lane) {
     const from = (model.start[span] - ticks) * each,
       to = from + model.ticks[span] * each;
     if (to < 0 || from >= width) continue;
-    told.spans++;
-    if (to - from < 1) told.thin++;
     const dim = placed.filtering && !R.wanted(model, filter, span);
     const kind = model.phase[span];
     const colour = dim ? inks.row : inks.made(model, span) ? inks.idle : inks.full[kind];
@@ -128,7 +127,19 @@ R.paintLanes = (pixels, width, height, model, item, top, ticks, each, inks, scal
   }
 };
 
-// Paint the number of a worker's requests in each phase, one pixel column at a time.
+// Paint what the workers did outside of requests: a column of pixels has the phase of each, the first on top.
+R.paintWorkers = (pixels, width, top, bottom, model, each, inks) => {
+  const own = model.rows.filter((row) => row.request === null);
+  const high = (bottom - top) / Math.max(1, own.length);
+  own.forEach((row, at) => {
+    const [from, to] = [top + Math.floor(at * high), top + Math.max(1, Math.floor((at + 1) * high))];
+    const told = { spans: 0, thin: 0, dimmed: 0 };
+    R.paintRow(pixels, width, bottom, model, row, from, to, 0, each, inks, told, { filtering: false }, null);
+  });
+};
+
+// Paint the number of a worker's requests in each phase, one pixel column at a time. A single request among
+// thousands is less than a pixel high: at least two pixels show that some run.
 R.paintBand = (pixels, width, height, model, item, top, bottom, ticks, each, inks) => {
   const counts = R.countPhases(model, item.rows, width, ticks, each);
   const room = bottom - top - 3,
@@ -137,8 +148,9 @@ R.paintBand = (pixels, width, height, model, item, top, bottom, ticks, each, ink
     let at = bottom,
       sum = 0;
     for (const layer of counts) {
+      if (!layer.at[x]) continue;
       sum += layer.at[x];
-      const until = bottom - Math.round((sum / most) * room);
+      const until = bottom - Math.max(2, Math.round((sum / most) * room));
       const colour = layer.phase < 0 ? inks.idle : inks.full[layer.phase];
       for (let y = Math.min(at, height) - 1; y >= Math.max(0, until); y--) pixels[y * width + x] = colour;
       at = Math.min(at, until);
@@ -169,7 +181,7 @@ R.countPhases = (model, rows, width, ticks, each) => {
       add(model.phase[span], from, from + model.ticks[span] * each);
     }
   }
-  // The other running requests are in no counted phase.
+  // The other running requests are in no counted phase: unaccounted.
   const layers = [...seen]
     .sort((a, b) => R.bandOrder(a) - R.bandOrder(b))
     .map((phase) => ({ phase, at: counts.subarray(phase * size, phase * size + size) }));
@@ -236,8 +248,7 @@ R.nameSpans = (context, model, item, y, x, box, lanes, inks) => {
     const from = Math.max(box.left, x(model.start[span] * model.tick_sec)),
       to = Math.min(box.left + box.width, x((model.start[span] + model.ticks[span]) * model.tick_sec));
     if (to - from < 44) continue;
-    context.fillStyle =
-      lanes && inks.made(model, span) ? inks.ink : R.darkInk(R.colour(kind)) ? "#16181d" : "#ffffff";
+    context.fillStyle = inks.dark[model.phase[span]] ? "#16181d" : "#ffffff";
     const middle = lanes ? y + 4 + lanes.get(span) * R.LANE + (R.LANE - 2) / 2 : y + item.high / 2;
     const open = model.flags[span] & R.OPEN ? ": open" : "";
     const took = R.seconds(model.ticks[span] * model.tick_sec);

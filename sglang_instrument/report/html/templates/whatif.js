@@ -32,9 +32,11 @@ R.wireWhatif = () => {
 
 R.whatifAssumptions = (facts) => {
   const assumed = facts.assumptions;
-  if (facts.steps.length === facts.of_steps) return assumed;
-  const some = `${facts.steps.length} slowest of ${facts.of_steps} steps`;
-  return [...assumed, `computed for the ${some}; sglang-instrument whatif computes all`];
+  if (!facts.workers) return assumed;
+  const some_of = `${facts.steps.length} of ${facts.of_steps} steps`;
+  const steps = facts.steps.length === facts.of_steps ? "each step" : some_of;
+  const some = `${facts.workers === 1 ? "busiest worker" : `${facts.workers} busiest workers`} of ${steps}`;
+  return [...assumed, `Computed for the ${some}, to be fast; sglang-instrument whatif computes all.`];
 };
 
 R.whatifSlider = (name, title, word) => {
@@ -91,5 +93,6 @@ R.whatifChart = () => {
     bar("predicted", R.whatifCell().predicted_sec, R.ink("accent"), 0.95),
   ];
   const axes = { xaxis: R.stepAxis(), yaxis: R.fromZero("seconds") };
-  return { data, layout: { barmode: "overlay", bargap: 0.35, showlegend: true, ...axes } };
+  const say = `Recorded and predicted time of ${R.plural(x.length, "step")}.`;
+  return { data, layout: { barmode: "overlay", bargap: 0.35, showlegend: true, ...axes }, say };
 };

@@ -30,7 +30,9 @@ R.concurrencyChart = () => {
     xaxis: R.fromZero("seconds since the worker’s first request began"),
     yaxis: R.fromZero("requests in flight"),
   };
-  return { data, layout };
+  const end = `worker ${last.worker} ends last, after ${R.seconds(last.t100_sec)}`;
+  const say = `Requests in flight of ${R.plural(curves.length, "worker")} in ${name}; ${end}.`;
+  return { data, layout, say };
 };
 
 R.tailMark = (last) => {
@@ -49,6 +51,11 @@ R.tailMark = (last) => {
 };
 
 R.heatOf = "arrival_sec";
+R.HEAT_NAMES = {
+  arrival_sec: "Arrival at the barriers",
+  blame_sec: "Blame for waiting",
+  wait_sec: "Waiting at the barriers",
+};
 R.HEAT_WORDS = {
   arrival_sec: "arrived %{z:.3~g} s after the first",
   blame_sec: "to blame for %{z:.3~g} s",
@@ -67,7 +74,9 @@ R.heatChart = () => {
     xaxis: R.stepAxis(),
     yaxis: { type: "category", autorange: "reversed", showgrid: false },
   };
-  return { data: [R.heatMap(heat, x, y), R.doubtMarks(heat, y)], layout };
+  const of = `${R.plural(y.length, "worker")} in ${R.plural(x.length, "step")}`;
+  const say = `${R.HEAT_NAMES[R.heatOf]} of ${of}.`;
+  return { data: [R.heatMap(heat, x, y), R.doubtMarks(heat, y)], layout, say };
 };
 
 R.heatMap = (heat, x, y) => ({
@@ -113,16 +122,16 @@ R.blameTable = () => {
   if (!rows.length) return R.$("blame").closest(".card").remove();
   const most = Math.max(...rows.map((row) => row.blame_sec), 1e-9);
   const meter = (row) => {
-    const style = { width: `${(row.blame_sec / most) * 260}px`, background: R.ink("bad") };
+    const style = { width: `${(row.blame_sec / most) * 150}px`, background: R.ink("bad") };
     return R.el("span", { class: "meter left", style });
   };
   const columns = [
-    ["worker", (row) => `worker ${row.worker}`],
-    ["", meter],
-    ["blame", (row) => R.seconds(row.blame_sec)],
-    ["saved if it alone were faster", (row) => R.seconds(row.gain_alone_sec)],
-    ["waited", (row) => R.seconds(row.wait_sec)],
-    ["came last", (row) => `${row.last} of ${row.barriers}`],
+    ["worker", (row) => row.worker, (worker) => `worker ${worker}`],
+    ["blame, drawn", null, meter],
+    ["blame", (row) => row.blame_sec, R.seconds],
+    ["saved if it alone were faster", (row) => row.gain_alone_sec, R.seconds],
+    ["waited", (row) => row.wait_sec, R.seconds],
+    ["came last", (row) => row.last, (last, row) => `${last} of ${row.barriers}`],
   ];
   R.tableOf(R.$("blame"), columns, rows.slice(0, 32));
 };
@@ -131,10 +140,10 @@ R.clockTable = () => {
   const rows = R.facts.clocks.filter((row) => row.barriers);
   if (!rows.length) return;
   const columns = [
-    ["clock of", (row) => `worker ${row.worker}`],
-    ["from the median", (row) => R.seconds(row.offset_sec)],
-    ["residual", (row) => R.seconds(row.residual_sec)],
-    ["barriers", (row) => R.count(row.barriers)],
+    ["clock of", (row) => row.worker, (worker) => `worker ${worker}`],
+    ["from the median", (row) => row.offset_sec, R.seconds],
+    ["residual", (row) => row.residual_sec, R.seconds],
+    ["barriers", (row) => row.barriers, R.count],
   ];
   R.tableOf(R.$("clocks"), columns, rows);
 };
