@@ -9,10 +9,6 @@ R.packed = (colour, alpha = 1, onto = null) => {
   );
   return (255 << 24) | (mix[2] << 16) | (mix[1] << 8) | mix[0];
 };
-R.darkInk = (colour) => {
-  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
-  return 0.299 * red + 0.587 * green + 0.114 * blue > 140;
-};
 
 R.inks = () => {
   const card = R.ink("card");
@@ -29,12 +25,11 @@ R.inks = () => {
     paper: R.packed(card),
     row: R.packed(R.ink("grid"), 0.55, card),
     full: colours.map((one) => R.packed(one)),
-    dark: colours.map(R.darkInk), // dark text is readable on these
-    // Spans that contain other work, such as turns, are unaccounted; a blocked event loop is not.
-    made: (model, span) =>
-      ["step", "request", "turn", "loop"].includes(R.facts.phases[model.phase[span]]) &&
-      model.events[model.event[span]] !== "event_loop_block",
+    words: colours.map(R.inkOn),
+    // Whether a span contains other work, as a turn does; `structure` has the phases of such spans, for speed.
     structure: new Set(["step", "request", "turn", "loop"].map((phase) => R.facts.phases.indexOf(phase))),
+    made: (model, span) =>
+      R.shadedAs(model.events[model.event[span]], R.facts.phases[model.phase[span]]) === "unaccounted",
     idle: R.packed(R.colour("unaccounted")),
   };
 };
@@ -248,7 +243,7 @@ R.nameSpans = (context, model, item, y, x, box, lanes, inks) => {
     const from = Math.max(box.left, x(model.start[span] * model.tick_sec)),
       to = Math.min(box.left + box.width, x((model.start[span] + model.ticks[span]) * model.tick_sec));
     if (to - from < 44) continue;
-    context.fillStyle = inks.dark[model.phase[span]] ? "#16181d" : "#ffffff";
+    context.fillStyle = inks.words[model.phase[span]];
     const middle = lanes ? y + 4 + lanes.get(span) * R.LANE + (R.LANE - 2) / 2 : y + item.high / 2;
     const open = model.flags[span] & R.OPEN ? ": open" : "";
     const took = R.seconds(model.ticks[span] * model.tick_sec);
