@@ -68,6 +68,9 @@ def story(page: Browser, report: Path) -> None:
     page.do("sglangReport.go({request: sglangReport.facts.slowest[0].request_id})")
     at(page, "inspector", 20)
     shoot(page, "request", 760)
+    page.do("sglangReport.go({request: null})")
+    at(page, "events")
+    shoot(page, "icicle", 560)
     at(page, "whatif")
     for slider, value in (("max_tokens", 2), ("oversample", 1)):
         page.choose(f"whatif-{slider}", value)

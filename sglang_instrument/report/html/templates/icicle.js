@@ -77,7 +77,8 @@ R.icicleWords = (one) => {
   if (one.above && one.above !== whole)
     words.push(`${R.percent(one.above.all ? one.all / one.above.all : 0)} of ${one.above.event}`);
   if (one.under.length && one !== whole) words.push(`${R.seconds(one.own)} of its own`);
-  if (one.count) words.push(`${R.count(one.count)} times, ${R.seconds(one.total / one.count)} each`);
+  if (one.count === 1) words.push("once");
+  if (one.count > 1) words.push(`${R.count(one.count)} times, ${R.seconds(one.total / one.count)} each`);
   return words;
 };
 
@@ -130,7 +131,7 @@ R.icicleActivate = (node) => {
   place.setAttribute("aria-activedescendant", `icicle-${node}`);
   const one = R.icicle.tree.nodes.get(node);
   const hidden = R.icicle.tree.nodes.size - R.icicle.boxes.size;
-  const rest = R.icicle.zoomed < 0 && hidden ? ` ${R.plural(hidden, "event")} too short to draw.` : "";
+  const rest = node < 0 && hidden ? ` ${R.plural(hidden, "event")} too short to draw.` : "";
   R.$("icicle-say").textContent = `${R.icicleName(one)}: ${R.icicleWords(one).join(", ")}.${rest}`;
 };
 

@@ -26,7 +26,7 @@ R.inks = () => {
     row: R.packed(R.ink("grid"), 0.55, card),
     full: colours.map((one) => R.packed(one)),
     words: colours.map(R.inkOn),
-    // Whether a span contains other work, as a turn does; `structure` has the phases of such spans, for speed.
+    // Whether a span contains other work, as a turn does; `structure`: the phases of such spans, for speed.
     structure: new Set(["step", "request", "turn", "loop"].map((phase) => R.facts.phases.indexOf(phase))),
     made: (model, span) =>
       R.shadedAs(model.events[model.event[span]], R.facts.phases[model.phase[span]]) === "unaccounted",
