@@ -64,10 +64,8 @@ R.icicleWhole = () => {
 
 R.icicleName = (one) => (one.node < 0 ? R.icicleWhole() : one.event);
 
-R.icicleColour = (one) => {
-  if (one.node < 0) return R.ink("hover");
-  return R.colour(R.shadedAs(one.event, R.facts.phases[R.facts.icicle.phase[one.node]]));
-};
+R.icicleShade = (one) => R.shadedAs(one.event, R.facts.phases[R.facts.icicle.phase[one.node]]);
+R.icicleColour = (one) => (one.node < 0 ? R.ink("hover") : R.colour(R.icicleShade(one)));
 
 // Say what a box means: its time, its share, what it spent itself, how often it happened.
 R.icicleWords = (one) => {
@@ -116,6 +114,9 @@ R.drawIcicle = () => {
   state.boxes = new Map(boxes.map((box) => [box.one.node, box]));
   place.replaceChildren(...boxes.map(R.icicleBox));
   place.style.height = `${R.ROW * (1 + Math.max(...boxes.map((box) => box.row)))}px`;
+  const events = boxes.map(({ one }) => one).filter(({ node }) => node >= 0);
+  const parts = new Set(events.map((one) => R.partOf(R.icicleShade(one))));
+  R.$("icicle-legend").replaceChildren(...R.legendOf(R.facts.part_names.filter((part) => parts.has(part))));
   R.$("icicle-out").disabled = state.zoomed < 0;
   R.$("icicle-help").textContent = R.ICICLE_HELP[state.by];
   R.icicleActivate(state.boxes.has(state.active) ? state.active : state.zoomed);

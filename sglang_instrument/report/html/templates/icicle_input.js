@@ -91,10 +91,11 @@ R.wireIcicle = () => {
   R.$("icicle-out").addEventListener("click", () => R.icicleZoom(-1));
   R.$("icicle-table").closest("details").addEventListener("toggle", R.icicleTable);
   let width = 0;
-  new ResizeObserver(() => {
+  const fit = () => {
     if (width === place.clientWidth || !R.icicle.tree) return;
     width = place.clientWidth;
     R.drawIcicle();
-  }).observe(place);
+  };
+  new ResizeObserver(() => requestAnimationFrame(fit)).observe(place);
   R.themeListeners.push(() => R.icicle.tree && R.drawIcicle());
 };

@@ -38,6 +38,7 @@ R.concurrencyChart = () => {
 };
 
 R.tailMark = (last, time) => {
+  const wide = R.$("chart-concurrency").clientWidth > 560;
   const tail = `${R.seconds(last.t100_sec - last.t80_sec)}, ${R.percent(last.tail)} of its time`;
   return {
     xref: "x",
@@ -47,7 +48,8 @@ R.tailMark = (last, time) => {
     xanchor: "right",
     yanchor: "top",
     showarrow: false,
-    text: `worker ${last.worker}: the last 20 % of its requests run for ${tail}`,
+    align: "right",
+    text: `worker ${last.worker}: the last 20 % of${wide ? " " : "<br>"}its requests run for ${tail}`,
     font: { color: R.ink("bad"), size: 12 },
   };
 };
@@ -126,7 +128,7 @@ R.blameTable = () => {
   if (!rows.length) return R.$("blame").closest(".card").remove();
   const most = Math.max(...rows.map((row) => row.blame_sec), 1e-9);
   const meter = (row) => {
-    const style = { width: `${(row.blame_sec / most) * 150}px`, background: R.ink("bad") };
+    const style = { width: `${(row.blame_sec / most) * 150}px`, background: "var(--bad)" };
     return R.el("span", { class: "meter left", style });
   };
   const columns = [
