@@ -155,6 +155,45 @@ def test_every_table_sorts_by_its_values_and_exports_them(page: Browser) -> None
     assert [float(row["time (s)"]) for row in rows] == page.js(times)
 
 
+def rows_of(page: Browser, table: int) -> list[list[str]]:
+    """Return the shown cells of the columns that sort, row by row."""
+    return list(
+        page.js(
+            "(table => { const sorts = [...table.tHead.rows[0].cells].map(one => one.querySelector('.sort'));"
+            " return [...table.tBodies[0].rows].filter(row => !row.classList.contains('turn'))"
+            ".map(row => [...row.cells].filter((_, at) => sorts[at]).map(one => one.textContent)); })"
+            "([...document.querySelectorAll('table')].filter(one => one.rows.length)[arguments[0]])",
+            table,
+        )
+    )
+
+
+def test_each_column_of_each_table_sorts_by_what_it_exports(page: Browser) -> None:
+    page.draw_all().do("document.querySelectorAll('details').forEach((one, at) => one.open = true)")
+    page.until("document.getElementById('icicle-table').rows.length > 10")
+    tables = "[...document.querySelectorAll('table')].filter(one => one.rows.length)"
+    names = page.js(f"{tables}.map(one => one.id)")
+    assert {"all-steps", "blame", "percentiles", "icicle-table", "turn-table", "comparison"} <= set(names)
+    for number, name in enumerate(names):
+        table = f"{tables}[{number}]"
+        page.do(f"{table}.closest('.scroll').nextElementSibling.click()")
+        heads, *rows = csv.reader(io.StringIO(page.js("sglangReport.saved.text")))
+        first = rows_of(page, number)
+        assert (len(first), len(first[0])) == (len(rows), len(heads)), name
+        for column in range(len(heads)):
+            page.do(f"{table}.querySelectorAll('.sort')[{column}].click()")
+            shown = [row[column] for row in rows_of(page, number)]
+            values = [row[column] for row in rows]
+            assert sorted(shown) == sorted(row[column] for row in first), (name, heads[column])
+            if all(map(is_number, filter(None, values))):
+                order = sorted(range(len(rows)), key=lambda row: -float(values[row] or "-inf"))
+                assert shown == [first[row][column] for row in order], (name, heads[column])
+
+
+def is_number(text: str) -> bool:
+    return text.replace(".", "").replace("-", "").replace("e", "").isdecimal()
+
+
 def test_a_cell_that_a_spreadsheet_would_run_is_exported_as_text(page: Browser) -> None:
     line = page.js("sglangReport.csvLine(arguments[0])", ["=1+1", 'a"b', -2.5, None])
     assert line == '\'=1+1,"a""b",-2.5,\r\n'
