@@ -36,23 +36,24 @@ def icicle(table: pl.DataFrame, chosen: Sequence[Chosen]) -> dict[str, Any]:
         the nodes, and for each `count`, `total_sec`, `self_sec` and `wall_sec`, as in the table.
     """
     table, paths = _bounded(table)
-    numbers = {path: number for number, path in enumerate(paths)}
-    phases = dict(table.filter(~pl.col("path").str.ends_with(_REST)).select("path", "phase").iter_rows())
-    training = table.filter(~pl.col("validate"))
-    rows = {one.key: table.filter(step=one.step, validate=one.validate) for one in chosen}
-    most = min(_MOST_WORKERS, _MOST_ROWS // max(1, len(paths) * (len(rows) + 1)))
-    joined = pl.DataFrame(
-        {"path": [SEPARATOR.join(path) for path in paths], "node": range(len(paths))},
-        schema={"path": pl.String, "node": pl.Int64},
-    )
+    texts = [SEPARATOR.join(path) for path in paths]
+    nodes = {path: node for node, path in enumerate(paths)}
+    table = table.join(_numbered(texts), on="path")
+    parts = {one.key: table.filter(step=one.step, validate=one.validate) for one in chosen}
+    parts[_RUN] = table.filter(~pl.col("validate"))
+    most = min(_MOST_WORKERS, _MOST_ROWS // max(1, len(paths) * len(parts)))
+    phases = dict(table.select("path", "phase").unique("path").iter_rows())
     return {
         "event": [path[-1] for path in paths],
-        "phase": [PHASES.index(phases.get(SEPARATOR.join(path)) or "other") for path in paths],
-        "parent": [numbers.get(path[:-1], -1) for path in paths],
-        "views": {
-            key: _views(part.join(joined, on="path"), most) for key, part in {_RUN: training, **rows}.items()
-        },
+        "phase": [PHASES.index(phases.get(text) or "other") for text in texts],
+        "parent": [nodes.get(path[:-1], -1) for path in paths],
+        "views": {key: _views(part, most) for key, part in parts.items()},
     }
+
+
+def _numbered(texts: list[str]) -> pl.DataFrame:
+    nodes = range(len(texts))
+    return pl.DataFrame({"path": texts, "node": nodes}, schema={"path": pl.String, "node": pl.Int64})
 
 
 def _views(rows: pl.DataFrame, most_workers: int) -> list[dict[str, Any]]:
@@ -74,7 +75,8 @@ def _bounded(table: pl.DataFrame) -> tuple[pl.DataFrame, list[_Path]]:
     kept = _longest(known)
     if len(kept) < len(known):
         renamed = {SEPARATOR.join(path): SEPARATOR.join(_kept_path(path, kept)) for path in known}
-        table = table.with_columns(pl.col("path").replace_strict(renamed))
+        short = pl.col("path").replace_strict(renamed)
+        table = table.with_columns(path=short, phase=pl.when(short == pl.col("path")).then("phase"))
     paths = map(tuple, table["path"].unique().str.split(SEPARATOR))
     return table, sorted({above for path in paths for above in _with_parents(path)})
 
