@@ -139,7 +139,11 @@ R.lengthsChart = () => {
     opacity,
     hovertemplate: `step %{x}: ${name} %{y:,.0f} tokens<extra></extra>`,
   });
-  const data = [line("longest", "max", 1.2, 0.65), line("p95", "p95", 1.6, 0.8), line("mean", "mean", 2.6, 1)];
+  const data = [
+    line("longest", "max", 1.2, 0.65),
+    line("p95", "p95", 1.6, 0.8),
+    line("mean", "mean", 2.6, 1),
+  ];
   const xaxis = { title: "step", dtick: R.eachOf(rows, 12) };
   const say = `Longest, p95 and mean response in tokens, of ${R.plural(rows.length, "step")}.`;
   return { data, layout: { showlegend: true, xaxis, yaxis: R.fromZero("tokens") }, say };

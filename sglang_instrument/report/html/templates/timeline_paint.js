@@ -7,7 +7,7 @@ R.packed = (colour, alpha = 1, onto = null) => {
   const mix = [0, 1, 2].map((at) =>
     onto ? Math.round(part(colour, at) * alpha + part(onto, at) * (1 - alpha)) : part(colour, at),
   );
-  return (255 << 24) | (mix[2] << 16) | (mix[1] << 8) | mix[0];
+  return ((255 << 24) | (mix[2] << 16) | (mix[1] << 8) | mix[0]) >>> 0; // as the buffer holds it
 };
 
 R.inks = () => {
@@ -85,14 +85,14 @@ R.paintRow = (pixels, width, height, model, row, top, bottom, ticks, each, inks,
     const kind = phase[span];
     const dim = placed.filtering && !R.wanted(model, filter, span);
     if (dim) told.dimmed++;
-    const colour = dim
-      ? inks.row
-      : row.request !== null && inks.structure.has(kind) && inks.made(model, span)
-        ? inks.idle
-        : inks.full[kind];
+    const isMade = row.request !== null && inks.structure.has(kind) && inks.made(model, span);
+    const colour = isMade ? inks.idle : inks.full[kind];
     const x0 = from < 0 ? 0 : from | 0,
       x1 = to >= width ? width : Math.max(x0 + 1, to | 0);
-    if (flags[span] & R.OPEN)
+    // A faded span lies below the others, even if it ran inside them.
+    if (dim) {
+      for (let x = base + x0; x < base + x1; x++) if (pixels[x] === inks.paper) pixels[x] = inks.row;
+    } else if (flags[span] & R.OPEN)
       for (let x = x0; x < x1; x++) pixels[base + x] = x % 8 < 5 ? colour : inks.paper;
     else if (x1 - x0 < 24) for (let x = x0; x < x1; x++) pixels[base + x] = colour;
     else pixels.fill(colour, base + x0, base + x1);
