@@ -114,13 +114,19 @@ R.drawIcicle = () => {
   state.boxes = new Map(boxes.map((box) => [box.one.node, box]));
   place.replaceChildren(...boxes.map(R.icicleBox));
   place.style.height = `${R.ROW * (1 + Math.max(...boxes.map((box) => box.row)))}px`;
-  const events = boxes.map(({ one }) => one).filter(({ node }) => node >= 0);
-  const parts = new Set(events.map((one) => R.partOf(R.icicleShade(one))));
-  R.$("icicle-legend").replaceChildren(...R.legendOf(R.facts.part_names.filter((part) => parts.has(part))));
+  R.icicleLegend(boxes.map(({ one }) => one).filter(({ node }) => node >= 0));
   R.$("icicle-out").disabled = state.zoomed < 0;
   R.$("icicle-help").textContent = R.ICICLE_HELP[state.by];
   R.icicleActivate(state.boxes.has(state.active) ? state.active : state.zoomed);
   R.icicleTable();
+};
+
+R.icicleLegend = (events) => {
+  const parts = new Set(events.map((one) => R.partOf(R.icicleShade(one))));
+  const named = R.facts.part_names.filter((part) => parts.has(part) && part !== "unaccounted");
+  const words = "made of other events; its own time is unaccounted";
+  const made = R.el("span", {}, R.swatch(R.shade("unaccounted")), words);
+  R.$("icicle-legend").replaceChildren(...R.legendOf(named), ...(parts.has("unaccounted") ? [made] : []));
 };
 
 // Mark a box, and say what it means below the drawing.
