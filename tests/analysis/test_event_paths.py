@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from made_steps import TICK_US, Made, brute_parents, steps_of_a_worker, write_step
 
 from sglang_instrument.analysis import open_run
-from sglang_instrument.analysis.answers.event_paths import path_table
+from sglang_instrument.analysis.answers.events import path_table
 from sglang_instrument.analysis.run.event_paths import SEPARATOR
 from sglang_instrument.testing import synthetic_run
 

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -12,7 +13,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 from sglang_instrument.analysis import Run, event_table, open_run
-from sglang_instrument.analysis.answers.event_paths import path_table
+from sglang_instrument.analysis.answers.events import path_table
 from sglang_instrument.analysis.run.event_paths import SEPARATOR
 from sglang_instrument.cli.main import main
 from sglang_instrument.report.html import icicle as icicle_module
@@ -149,6 +150,13 @@ def test_the_table_follows_the_zoom_and_exports_the_times(page: Browser) -> None
     assert rows[1]["inside"] == "turn_engine_call"
     page.do("document.querySelector('#icicle-table .plain').click()")
     assert page.js(f"{STATE}.zoomed") == node
+
+
+def test_a_run_without_a_step_has_no_paths(tmp_path: Path) -> None:
+    folder = synthetic_run(tmp_path / "exp", steps=1, workers=1, requests=1)
+    for path in folder.glob("step_*/*.jsonl"):
+        path.write_text(path.read_text().splitlines(keepends=True)[0])
+    assert icicle(path_table(open_run(folder)), [])["event"] == []
 
 
 def test_many_paths_are_summed_up_and_lose_no_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

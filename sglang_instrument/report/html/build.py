@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.call_times import paths_of
-from sglang_instrument.analysis.answers.event_paths import path_table
+from sglang_instrument.analysis.answers.events import path_table
 from sglang_instrument.analysis.answers.round_trips import ahead_us
 from sglang_instrument.analysis.answers.steps import step_table
 from sglang_instrument.analysis.ledger.ledger import step_ledger
