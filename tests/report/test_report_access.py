@@ -98,8 +98,8 @@ def test_the_timeline_is_reached_and_used_by_keys_alone(page: Browser) -> None:
     page.until(f"{LINE}.selected.request === {first!r}")
     ActionChains(page.driver).key_down(Keys.SHIFT).send_keys(Keys.ARROW_RIGHT).key_up(Keys.SHIFT).perform()
     page.until("document.querySelector('[data-moment=running]') !== null")
-    said = "document.getElementById('t-say').textContent"
-    page.until(f"{said}.includes({first!r}) && {said}.includes('running')")
+    page.until(f"document.getElementById('t-say').textContent.includes({first!r})")
+    page.until("document.getElementById('t-say').textContent.includes('running')")
     press(page, Keys.ENTER)
     page.until("document.activeElement.id === 'inspector'")
 

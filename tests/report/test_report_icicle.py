@@ -148,8 +148,9 @@ def test_the_table_follows_the_zoom_and_exports_the_times(page: Browser) -> None
     assert [row["event"] for row in rows][:2] == ["turn_engine_call", "engine_async_generate_actual"]
     assert float(rows[0]["time (s)"]) == pytest.approx(sec)
     assert rows[1]["inside"] == "turn_engine_call"
-    page.do("document.querySelector('#icicle-table .plain').click()")
-    assert page.js(f"{STATE}.zoomed") == node
+    page.do("document.querySelectorAll('#icicle-table .plain')[1].click()")
+    assert page.js(f"{STATE}.tree.nodes.get({STATE}.zoomed).above.node") == node
+    assert page.js("document.activeElement.innerText") == "engine_async_generate_actual"
 
 
 def test_a_run_without_a_step_has_no_paths(tmp_path: Path) -> None:

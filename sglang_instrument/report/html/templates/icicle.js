@@ -156,7 +156,7 @@ R.icicleTable = () => {
   add(tree.nodes.get(zoomed), 0);
   const named = (_, row) => {
     const style = { marginLeft: `${Math.min(row.depth, 12) * 14}px` };
-    return R.el("button", { class: "plain", style, onclick: () => R.icicleZoom(row.node) }, row.event);
+    return R.el("button", { class: "plain", style, onclick: () => R.icicleZoomFromTable(row) }, row.event);
   };
   const columns = [
     ["event", (row) => row.event, named],

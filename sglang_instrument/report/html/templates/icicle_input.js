@@ -8,6 +8,12 @@ R.icicleZoom = (node) => {
   R.keepEvent(node < 0 ? null : R.facts.icicle.event[node]);
 };
 
+// The table is drawn again: its first row is the event that was chosen, and keeps the focus.
+R.icicleZoomFromTable = ({ node }) => {
+  R.icicleZoom(node);
+  R.$("icicle-table").querySelector(".plain").focus();
+};
+
 // Keep the requests with an event in the timeline; null keeps all.
 R.keepEvent = (event) => {
   const { model, filter } = R.timeline;
