@@ -18,8 +18,8 @@ def path_sums(records: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         source, role, step, validate, worker; path: the events, with `SEPARATOR` between them; phase: what its
-        spans count for; count: of its spans; total_sec: sum of their durations; self_sec and wall_sec: sums of
-        these, in which nested spans do not count.
+        spans count for; count: of its spans; total_sec: sum of their durations; self_sec and wall_sec: sums
+        of these, in which nested spans do not count.
     """
     spans = split_wall_time(*nest_and_clip(records))
     number, paths = _number_paths(spans)
