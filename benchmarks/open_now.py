@@ -9,6 +9,7 @@ from sglang_instrument.recording.keep.clock import Clock
 from sglang_instrument.recording.keep.disk import Disk
 from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.keep.files import Files
+from sglang_instrument.recording.measure import open_spans
 from sglang_instrument.recording.measure.spans import OPEN
 from sglang_instrument.recording.watch import open_now
 from sglang_instrument.recording.watch.open_now import OpenNow
@@ -39,7 +40,7 @@ def cost(folder):
     disk = Disk(Files(Path(folder) / "open_now", clock, "run", dict), 64 * 2**20)
     disk.start()
     looking = OpenNow(LineEncoder(clock), every_sec=1e-9)
-    longest = {"copy_ms": longest_of("first_entries"), "count_ms": longest_of("_count")}
+    longest = {"copy_ms": longest_of(open_spans, "_part"), "count_ms": longest_of(open_now, "_count")}
     looking.look(disk)  # the first one opens the file
     settle(looking, disk)
     for times in longest.values():
@@ -61,9 +62,9 @@ def settle(looking, disk):
         time.sleep(0.001)
 
 
-def longest_of(name):
-    """Note the CPU time in milliseconds of each call of a function of `open_now`."""
-    function, times = getattr(open_now, name), []
+def longest_of(module, name):
+    """Note the CPU time in milliseconds of each call of a function."""
+    function, times = getattr(module, name), []
 
     def timed(*args):
         before = time.thread_time_ns()
@@ -72,7 +73,7 @@ def longest_of(name):
         finally:
             times.append((time.thread_time_ns() - before) / 1e6)
 
-    setattr(open_now, name, timed)
+    setattr(module, name, timed)
     return times
 
 

@@ -6,7 +6,7 @@ from rounds import ROUNDS, Spread, run_rounds, save, table, values
 from sglang_instrument.config import Config
 
 SHARE = 0.1  # % of a core, at 1,000 open requests
-HELD_MS = 0.5
+HELD_MS = 0.35
 
 
 def test_saying_what_is_open_costs_little_and_holds_the_gil_briefly(show):

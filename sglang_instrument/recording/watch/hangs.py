@@ -7,7 +7,8 @@ from sglang_instrument import schema
 from sglang_instrument.recording.keep.disk import Disk
 from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.measure.context import Scope
-from sglang_instrument.recording.measure.spans import OPEN, Span
+from sglang_instrument.recording.measure.open_spans import OPEN, in_parts
+from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.watch.event_loop import check_heartbeats
 from sglang_instrument.recording.watch.stacks import Owners, of_task, owners_of
 
@@ -56,25 +57,28 @@ class Watchdog:
             disk.write(scope, self._encoder.control(schema.OPEN_SPANS, scope, extra), 0)
 
     def _due(self, now_ns: int) -> list[Span]:
-        open_spans = list(OPEN.values())  # items() makes tuples, and holds the GIL 20 times as long
-        due = []
-        for span in open_spans:
-            age = now_ns - span.start
-            if age < self._first_ns:
-                continue
-            key = id(span)
-            start, next_age = self._reported.get(key, (span.start, self._first_ns))
-            if start != span.start:  # another span at the same address
-                next_age = self._first_ns
-            if age >= next_age:
-                while next_age <= age:
-                    next_age *= 2
-                self._reported[key] = (span.start, next_age)
-                due.append(span)
-        if len(self._reported) > len(open_spans):
-            still_open = set(map(id, open_spans))
-            self._reported = {key: seen for key, seen in self._reported.items() if key in still_open}
+        due: list[Span] = []
+        for part in in_parts():
+            due += [span for span in part if self._is_due(span, now_ns - span.start)]
+            if now_ns - part[-1].start < self._first_ns:  # and so are those that were entered later
+                break
+        if len(self._reported) > len(OPEN):
+            self._reported = {key: seen for key, seen in self._reported.items() if key in OPEN}
         return due
+
+    def _is_due(self, span: Span, age: int) -> bool:
+        if age < self._first_ns:
+            return False
+        key = id(span)  # as in OPEN
+        start, next_age = self._reported.get(key, (span.start, self._first_ns))
+        if start != span.start:  # another span at the same address
+            next_age = self._first_ns
+        if age < next_age:
+            return False
+        while next_age <= age:
+            next_age *= 2
+        self._reported[key] = (span.start, next_age)
+        return True
 
 
 def _describe(span: Span, owners: Owners) -> dict[str, Any]:

@@ -5,24 +5,21 @@ The encoder's thread does all of it, from `OPEN` alone, which the watchdog needs
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from itertools import islice
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from sglang_instrument import schema
 from sglang_instrument.recording.keep.disk import Disk
 from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.measure.context import Context, Scope
-from sglang_instrument.recording.measure.spans import OPEN, Span
-from sglang_instrument.recording.measure.values import first_entries
+from sglang_instrument.recording.measure.open_spans import OPEN, in_parts
+from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.safety.notices import log_swallowed
 
 #: A process in which none of these phases is open writes nothing: a step alone may be between two rollouts.
 _FOLLOWED: Final = frozenset({"request", "turn", "generate", "tool", "reward", "barrier"})
-# Each of these is done at once, while other threads wait for the GIL: for about a tenth of a millisecond.
-_PART: Final = 512  # spans copied
-_CHUNK: Final = 256  # spans counted
 _MOST_COPIED: Final = 8_000  # spans from each end: all of them cost half a percent of a core
+_CHUNK: Final = 256  # spans counted at once, while other threads wait for the GIL
 # Bounds of one record; LONGEST_LINE holds it even if each character takes six bytes.
 _OLDEST: Final = 5  # requests that are described
 _MOST_SCOPES: Final = 16  # as many as may have an open file
@@ -94,32 +91,21 @@ def find_open(scope_of: Callable[[Context], Scope]) -> tuple[_Found, int]:
 
 def _copied() -> tuple[list[Span], int]:
     """Return the open spans, those entered first at the front, and how many in the middle are left out."""
-    oldest = _first(_MOST_COPIED, OPEN.values)
+    oldest = _first(_MOST_COPIED, in_parts())
     newer = len(OPEN) - len(oldest)
     if newer <= 0:
         return oldest, 0
-    newest = _first(min(newer, _MOST_COPIED), lambda: reversed(OPEN.values()))
+    newest = _first(min(newer, _MOST_COPIED), in_parts(newest_first=True))
     return oldest + newest[::-1], max(0, newer - len(newest))
 
 
-def _first(most: int, spans: Callable[[], Iterable[Span]]) -> list[Span]:
-    """Copy the first spans, and give up the GIL after each part.
-
-    A span that ends between two parts shifts the next ones, so that one of them is left out.
-    """
+def _first(most: int, parts: Iterator[list[Span]]) -> list[Span]:
     copied: list[Span] = []
-    while len(copied) < most:
-        part = _after(len(copied), min(_PART, most - len(copied)), spans)
-        if not part:
-            break
+    for part in parts:
         copied += part
-        time.sleep(0)
-    return copied
-
-
-def _after(done: int, most: int, spans: Callable[[], Iterable[Span]]) -> list[Span]:
-    # To pass over the spans that were copied is fast: they are in the processor's cache.
-    return first_entries(most, lambda: islice(spans(), done, None))
+        if len(copied) >= most:
+            break
+    return copied[:most]
 
 
 def _count(spans: list[Span], found: _Found, scope_of: Callable[[Context], Scope]) -> None:
