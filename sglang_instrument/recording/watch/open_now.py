@@ -5,13 +5,13 @@ The encoder's thread does all of it, from `OPEN` alone, which the watchdog needs
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 from sglang_instrument import schema
 from sglang_instrument.recording.keep.disk import Disk
 from sglang_instrument.recording.keep.encoder import LineEncoder
-from sglang_instrument.recording.measure.context import Context, Scope
+from sglang_instrument.recording.measure.context import Scope, scope_for
 from sglang_instrument.recording.measure.open_spans import OPEN, in_parts
 from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.safety.notices import log_swallowed
@@ -59,7 +59,7 @@ class OpenNow:
             log_swallowed("counting the open spans", error)
 
     def _write(self, disk: Disk) -> None:
-        found, uncounted = find_open(self._encoder.scope_of)
+        found, uncounted = find_open()
         for scope, seen in found.items():
             if seen.is_followed():
                 line = self._encoder.control(schema.OPEN_NOW, scope, seen.described(uncounted))
@@ -72,7 +72,7 @@ class OpenNow:
         self._on_its_way = False
 
 
-def find_open(scope_of: Callable[[Context], Scope]) -> tuple[_Found, int]:
+def find_open() -> tuple[_Found, int]:
     """Count the open spans of each scope, and give up the GIL after each chunk.
 
     Returns:
@@ -84,7 +84,7 @@ def find_open(scope_of: Callable[[Context], Scope]) -> tuple[_Found, int]:
     while waiting:
         chunk = waiting[-_CHUNK:]
         del waiting[-_CHUNK:]
-        _count(chunk, found, scope_of)
+        _count(chunk, found)
         time.sleep(0)  # give the GIL to a waiting thread now, not after the interpreter's 5 ms
     return found, uncounted
 
@@ -108,12 +108,14 @@ def _first(most: int, parts: Iterator[list[Span]]) -> list[Span]:
     return copied[:most]
 
 
-def _count(spans: list[Span], found: _Found, scope_of: Callable[[Context], Scope]) -> None:
+def _count(spans: list[Span], found: _Found) -> None:
     """Count spans, the newest first; one loop, because calls would cost more than all the rest."""
-    last, seen = None, _Open()
+    last, unbound, seen = None, None, _Open()
     for span in reversed(spans):
         context = span.context
-        scope = context.scope or scope_of(context)
+        scope = context.scope
+        if scope is None:
+            scope = unbound = unbound or scope_for(None, None, None, False)
         if scope is not last:
             last, seen = scope, _seen(scope, found)
             events, innermost = seen.events, seen.innermost

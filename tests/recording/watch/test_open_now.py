@@ -385,3 +385,10 @@ def test_a_forked_child_counts_its_own_requests_and_not_its_parents(run_script):
         assert found
         assert all(one["requests"] == {inside: 1} for one in found)
         assert {one["request_id"] for extra in found for one in extra["oldest"]} == {name}
+
+
+def test_to_count_requests_outside_of_any_step_says_nothing_about_their_step(now):
+    with span("request"), span("turn"):
+        (line,) = now()
+    assert (line["step"], line["extra"]["requests"]) == (0, {"turn": 1})
+    assert notices.noticed() == []
