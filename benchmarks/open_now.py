@@ -1,8 +1,9 @@
-"""Measure what `open_now` costs: the CPU of one record, and its longest piece of work with the GIL."""
+"""Measure what `open_now` costs: the CPU of one record, and for how long the GIL is held at once."""
 
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 from sglang_instrument import bind, span
 from sglang_instrument.recording.keep.clock import Clock
@@ -35,46 +36,48 @@ def open_requests(requests):
 
 
 def cost(folder):
-    """Return CPU times in milliseconds: of one record, and of the longest piece of work."""
+    """Return CPU times in milliseconds: of one record, and the longest between two releases of the GIL."""
     clock = Clock()
     disk = Disk(Files(Path(folder) / "open_now", clock, "run", dict), 64 * 2**20)
     disk.start()
     looking = OpenNow(LineEncoder(clock), every_sec=1e-9)
-    longest = {"copy_ms": longest_of(open_spans, "_part"), "count_ms": longest_of(open_now, "_count")}
-    looking.look(disk)  # the first one opens the file
-    settle(looking, disk)
-    for times in longest.values():
-        times.clear()
+    written(looking, disk)  # the first one opens the file
     before = time.process_time_ns()
     for _ in range(RECORDS):
-        looking.look(disk)
-        settle(looking, disk)
+        written(looking, disk)
     spent_ms = (time.process_time_ns() - before) / 1e6
+    held_ms = held(looking, disk)
     disk.do(disk.files.close)
     disk.end()
     disk.join(time.monotonic() + 30)
-    return {"record_ms": spent_ms / RECORDS, **{name: max(times) for name, times in longest.items()}}
+    return {"record_ms": spent_ms / RECORDS, "held_ms": held_ms}
 
 
-def settle(looking, disk):
-    """Wait until the disk's thread has written the record; a busy wait would count as its cost."""
+def written(looking, disk):
+    """Write a record; wait for the disk's thread without a busy loop, which would count as its cost."""
+    looking.look(disk)
     while looking._on_its_way:
         time.sleep(0.001)
 
 
-def longest_of(module, name):
-    """Note the CPU time in milliseconds of each call of a function."""
-    function, times = getattr(module, name), []
+def held(looking, disk):
+    """Return the longest CPU time in milliseconds from one `time.sleep(0)` to the next, over some records."""
+    longest, since = [0.0], [time.thread_time_ns()]
 
-    def timed(*args):
-        before = time.thread_time_ns()
-        try:
-            return function(*args)
-        finally:
-            times.append((time.thread_time_ns() - before) / 1e6)
+    def sleep(sec):
+        longest.append((time.thread_time_ns() - since[0]) / 1e6)
+        time.sleep(sec)
+        since[0] = time.thread_time_ns()
 
-    setattr(module, name, timed)
-    return times
+    open_spans.time = open_now.time = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
+    try:
+        for _ in range(RECORDS):
+            since[0] = time.thread_time_ns()
+            written(looking, disk)
+            since[0] = time.thread_time_ns()
+    finally:
+        open_spans.time = open_now.time = time
+    return max(longest)
 
 
 VARIANTS = {f"{requests} requests": open_requests(requests) for requests in (100, 1_000, 10_000, 40_000)}

@@ -10,7 +10,8 @@ from sglang_instrument.recording.safety.notices import log_swallowed
 
 #: The open watched spans, each by its id().
 OPEN: Final[dict[int, Any]] = {}
-_PART: Final = 500  # spans that are copied at once, while other threads wait for the GIL
+#: Spans that are copied, and looked at, while other threads wait for the GIL.
+PART: Final = 250
 _first_opened: Callable[[], object] | None = None  # the writer sets both
 _all_closed: Callable[[], object] | None = None
 
@@ -57,4 +58,4 @@ def in_parts(newest_first: bool = False) -> Iterator[list[Any]]:
 def _part(done: int, newest_first: bool) -> list[Any]:
     # To pass over the spans of earlier parts is fast: they are in the processor's cache.
     ordered: Callable[[Any], Iterator[Any]] = reversed if newest_first else iter
-    return first_entries(_PART, lambda: islice(ordered(OPEN.values()), done, None))
+    return first_entries(PART, lambda: islice(ordered(OPEN.values()), done, None))

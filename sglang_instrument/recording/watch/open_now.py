@@ -12,14 +12,13 @@ from sglang_instrument import schema
 from sglang_instrument.recording.keep.disk import Disk
 from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.measure.context import Scope, scope_for
-from sglang_instrument.recording.measure.open_spans import OPEN, in_parts
+from sglang_instrument.recording.measure.open_spans import OPEN, PART, in_parts
 from sglang_instrument.recording.measure.spans import Span
 from sglang_instrument.recording.safety.notices import log_swallowed
 
 #: A process in which none of these phases is open writes nothing: a step alone may be between two rollouts.
 _FOLLOWED: Final = frozenset({"request", "turn", "generate", "tool", "reward", "barrier"})
-_MOST_COPIED: Final = 8_000  # spans from each end: all of them cost half a percent of a core
-_CHUNK: Final = 256  # spans counted at once, while other threads wait for the GIL
+_MOST_COUNTED: Final = 8_000  # spans from each end: all of them cost half a percent of a core
 # Bounds of one record; LONGEST_LINE holds it even if each character takes six bytes.
 _OLDEST: Final = 5  # requests that are described
 _MOST_SCOPES: Final = 16  # as many as may have an open file
@@ -73,45 +72,51 @@ class OpenNow:
 
 
 def find_open() -> tuple[_Found, int]:
-    """Count the open spans of each scope, and give up the GIL after each chunk.
+    """Count the open spans of each scope.
+
+    Each part is counted right after it was copied, while it is in the processor's cache. For each span that
+    opens or ends meanwhile, one span may be counted twice or not at all.
 
     Returns:
         What is open in the newest scopes, and how many spans were left out: those in the middle, if there are
         very many.
     """
-    waiting, uncounted = _copied()
     found: _Found = {}
-    while waiting:
-        chunk = waiting[-_CHUNK:]
-        del waiting[-_CHUNK:]
-        _count(chunk, found)
-        time.sleep(0)  # give the GIL to a waiting thread now, not after the interpreter's 5 ms
-    return found, uncounted
+    counted = 0
+    for part in _newest_first():
+        _count(part, found)
+        counted += len(part)
+    return found, max(0, len(OPEN) - counted) if counted >= 2 * _MOST_COUNTED else 0
 
 
-def _copied() -> tuple[list[Span], int]:
-    """Return the open spans, those entered first at the front, and how many in the middle are left out."""
-    oldest = _first(_MOST_COPIED, in_parts())
-    newer = len(OPEN) - len(oldest)
-    if newer <= 0:
-        return oldest, 0
-    newest = _first(min(newer, _MOST_COPIED), in_parts(newest_first=True))
-    return oldest + newest[::-1], max(0, newer - len(newest))
+def _newest_first() -> Iterator[list[Span]]:
+    newest = 0
+    for part in in_parts(newest_first=True):
+        yield part
+        newest += len(part)
+        if newest >= _MOST_COUNTED:
+            yield from _oldest_last(min(len(OPEN) - newest, _MOST_COUNTED))
+            return
 
 
-def _first(most: int, parts: Iterator[list[Span]]) -> list[Span]:
-    copied: list[Span] = []
-    for part in parts:
-        copied += part
-        if len(copied) >= most:
+def _oldest_last(most: int) -> Iterator[list[Span]]:
+    """Yield the oldest spans, at most so many, in parts: the oldest come last."""
+    oldest: list[Span] = []
+    for part in in_parts():
+        oldest += part
+        if len(oldest) >= most:
             break
-    return copied[:most]
+    del oldest[max(0, most) :]
+    while oldest:
+        yield oldest[: -PART - 1 : -1]
+        del oldest[-PART:]
+        time.sleep(0)
 
 
 def _count(spans: list[Span], found: _Found) -> None:
     """Count spans, the newest first; one loop, because calls would cost more than all the rest."""
     last, unbound, seen = None, None, _Open()
-    for span in reversed(spans):
+    for span in spans:
         context = span.context
         scope = context.scope
         if scope is None:
