@@ -10,7 +10,6 @@ from sglang_instrument.recording.keep.clock import Clock
 from sglang_instrument.recording.keep.disk import Disk
 from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.keep.files import Files
-from sglang_instrument.recording.measure import open_spans
 from sglang_instrument.recording.measure.spans import OPEN
 from sglang_instrument.recording.watch import open_now
 from sglang_instrument.recording.watch.open_now import OpenNow
@@ -69,14 +68,14 @@ def held(looking, disk):
         time.sleep(sec)
         since[0] = time.thread_time_ns()
 
-    open_spans.time = open_now.time = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
+    open_now.time = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
     try:
         for _ in range(RECORDS):
             since[0] = time.thread_time_ns()
             written(looking, disk)
             since[0] = time.thread_time_ns()
     finally:
-        open_spans.time = open_now.time = time
+        open_now.time = time
     return max(longest)
 
 

@@ -1,17 +1,12 @@
-"""Track the open watched spans, so that other threads can say what is open, and what never ends."""
+"""Track the open watched spans, so that the watchdog can report one that never ends."""
 
-import time
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
 from typing import Any, Final
 
-from sglang_instrument.recording.measure.values import first_entries
 from sglang_instrument.recording.safety.notices import log_swallowed
 
 #: The open watched spans, each by its id().
 OPEN: Final[dict[int, Any]] = {}
-#: Spans that are copied, and looked at, while other threads wait for the GIL.
-PART: Final = 250
 _first_opened: Callable[[], object] | None = None  # the writer sets both
 _all_closed: Callable[[], object] | None = None
 
@@ -41,21 +36,3 @@ def note_closed(left: Any) -> None:
             _all_closed()
     except BaseException as error:
         log_swallowed("watching a span", error)
-
-
-def in_parts(newest_first: bool = False) -> Iterator[list[Any]]:
-    """Yield the open spans in parts, in the order in which they were entered, and give up the GIL after each.
-
-    A span that ends between two parts shifts the next ones, so that one of them is left out.
-    """
-    done = 0
-    while part := _part(done, newest_first):
-        yield part
-        done += len(part)
-        time.sleep(0)
-
-
-def _part(done: int, newest_first: bool) -> list[Any]:
-    # To pass over the spans of earlier parts is fast: they are in the processor's cache.
-    ordered: Callable[[Any], Iterator[Any]] = reversed if newest_first else iter
-    return first_entries(PART, lambda: islice(ordered(OPEN.values()), done, None))

@@ -1,18 +1,19 @@
 """Report spans that do not end, with their stacks, while they hang: before the job is killed."""
 
 import time
+from collections.abc import Iterator
 from typing import Any, Final
 
 from sglang_instrument import schema
 from sglang_instrument.recording.keep.disk import Disk
 from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.measure.context import Scope
-from sglang_instrument.recording.measure.open_spans import OPEN, in_parts
-from sglang_instrument.recording.measure.spans import Span
+from sglang_instrument.recording.measure.spans import OPEN, Span
 from sglang_instrument.recording.watch.event_loop import check_heartbeats
 from sglang_instrument.recording.watch.stacks import Owners, of_task, owners_of
 
 _LOOK_EVERY_SEC: Final = 1.0
+_PART: Final = 1000  # spans checked at once, while other threads wait for the GIL
 _FRAMES: Final = 8  # innermost frames of a span's stack
 _MOST_REPORTED: Final = 50  # spans in one record; all of them are counted
 
@@ -57,28 +58,30 @@ class Watchdog:
             disk.write(scope, self._encoder.control(schema.OPEN_SPANS, scope, extra), 0)
 
     def _due(self, now_ns: int) -> list[Span]:
-        due: list[Span] = []
-        for part in in_parts():
-            due += [span for span in part if self._is_due(span, now_ns - span.start)]
-            if now_ns - part[-1].start < self._first_ns:  # and so are those that were entered later
-                break
+        due = []
+        for span in self._old(now_ns):
+            key, age = id(span), now_ns - span.start
+            start, next_age = self._reported.get(key, (span.start, self._first_ns))
+            if start != span.start:  # another span at the same address
+                next_age = self._first_ns
+            if age >= next_age:
+                while next_age <= age:
+                    next_age *= 2
+                self._reported[key] = (span.start, next_age)
+                due.append(span)
         if len(self._reported) > len(OPEN):
             self._reported = {key: seen for key, seen in self._reported.items() if key in OPEN}
         return due
 
-    def _is_due(self, span: Span, age: int) -> bool:
-        if age < self._first_ns:
-            return False
-        key = id(span)  # as in OPEN
-        start, next_age = self._reported.get(key, (span.start, self._first_ns))
-        if start != span.start:  # another span at the same address
-            next_age = self._first_ns
-        if age < next_age:
-            return False
-        while next_age <= age:
-            next_age *= 2
-        self._reported[key] = (span.start, next_age)
-        return True
+    def _old(self, now_ns: int) -> Iterator[Span]:
+        """Yield the spans that are old enough for a report; give up the GIL after each part."""
+        spans = list(OPEN.values())  # items() would hold the GIL for 20 times as long, to make tuples
+        for begin in range(0, len(spans), _PART):
+            for span in spans[begin : begin + _PART]:
+                if now_ns - span.start < self._first_ns:
+                    return  # and so are those that were entered later
+                yield span
+            time.sleep(0)
 
 
 def _describe(span: Span, owners: Owners) -> dict[str, Any]:

@@ -5,19 +5,21 @@ The encoder's thread does all of it, from `OPEN` alone, which the watchdog needs
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, Final
 
 from sglang_instrument import schema
 from sglang_instrument.recording.keep.disk import Disk
 from sglang_instrument.recording.keep.encoder import LineEncoder
 from sglang_instrument.recording.measure.context import Scope, scope_for
-from sglang_instrument.recording.measure.open_spans import OPEN, PART, in_parts
-from sglang_instrument.recording.measure.spans import Span
+from sglang_instrument.recording.measure.spans import OPEN, Span
+from sglang_instrument.recording.measure.values import first_entries
 from sglang_instrument.recording.safety.notices import log_swallowed
 
 #: A process in which none of these phases is open writes nothing: a step alone may be between two rollouts.
 _FOLLOWED: Final = frozenset({"request", "turn", "generate", "tool", "reward", "barrier"})
+_PART: Final = 250  # spans copied and counted at once, while other threads wait for the GIL
 _MOST_COUNTED: Final = 8_000  # spans from each end: all of them cost half a percent of a core
 # Bounds of one record; LONGEST_LINE holds it even if each character takes six bytes.
 _OLDEST: Final = 5  # requests that are described
@@ -91,7 +93,7 @@ def find_open() -> tuple[_Found, int]:
 
 def _newest_first() -> Iterator[list[Span]]:
     newest = 0
-    for part in in_parts(newest_first=True):
+    for part in _in_parts(reversed):
         yield part
         newest += len(part)
         if newest >= _MOST_COUNTED:
@@ -102,15 +104,29 @@ def _newest_first() -> Iterator[list[Span]]:
 def _oldest_last(most: int) -> Iterator[list[Span]]:
     """Yield the oldest spans, at most so many, in parts: the oldest come last."""
     oldest: list[Span] = []
-    for part in in_parts():
+    for part in _in_parts(iter):
         oldest += part
         if len(oldest) >= most:
             break
     del oldest[max(0, most) :]
     while oldest:
-        yield oldest[: -PART - 1 : -1]
-        del oldest[-PART:]
+        yield oldest[: -_PART - 1 : -1]
+        del oldest[-_PART:]
         time.sleep(0)
+
+
+def _in_parts(ordered: Callable[[Any], Iterator[Span]]) -> Iterator[list[Span]]:
+    """Yield the open spans in parts, by `iter` or `reversed`; give up the GIL after each part."""
+    done = 0
+    while part := _part(ordered, done):
+        yield part
+        done += len(part)
+        time.sleep(0)
+
+
+def _part(ordered: Callable[[Any], Iterator[Span]], done: int) -> list[Span]:
+    # To pass over the spans of earlier parts is fast: they are in the processor's cache.
+    return first_entries(_PART, lambda: islice(ordered(OPEN.values()), done, None))
 
 
 def _count(spans: list[Span], found: _Found) -> None:
