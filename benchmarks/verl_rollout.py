@@ -23,6 +23,7 @@ from switched.taken_out import neighbours
 
 import sglang_instrument
 from sglang_instrument.recording.measure import spans
+from sglang_instrument.schema import CONTROL_EVENTS
 
 REQUESTS = 256
 REAL_REQUESTS = 32  # of a step on the real engine; a step of 256 is as noisy and takes eight times as long
@@ -107,7 +108,7 @@ def records_of(step, folder):
     """Return the records of events in the log of a step."""
     lines = (Path(folder) / f"run/step_{step}/worker_0.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
-    return [one for one in records if "workid" in one and one["event"] not in ("log_opened", "step_closed")]
+    return [one for one in records if "workid" in one and one["event"] not in CONTROL_EVENTS]
 
 
 def at_once(rollout, folder, pairs):

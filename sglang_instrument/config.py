@@ -44,6 +44,7 @@ class Config(Struct, frozen=True, kw_only=True):
     sample_requests: float = 1.0
     log_error_messages: bool = False
     hang_after_sec: float = 30.0
+    open_now_sec: float = 2.0
     memory_limit_mb: int = 64
     patches: tuple[str, ...] = ()
     trainers: tuple[str, ...] = ()
@@ -225,6 +226,7 @@ _RULES: Final[dict[str, tuple[Callable[[Any], object], str]]] = {
     "sample_requests": (lambda share: 0 <= share <= 1, "between 0 and 1"),
     "log_dir": (lambda path: "\0" not in path, "a path, without NUL characters"),
     "hang_after_sec": (lambda seconds: 0 < seconds < 1e9, "more than 0 seconds, and less than 1e9"),
+    "open_now_sec": (lambda seconds: 0 <= seconds <= 5, "between 0 and 5 seconds"),
     "memory_limit_mb": (lambda size: size > 0, "more than 0 MiB"),
     "profile_steps": (_NUMBERS.fullmatch, "step numbers, like 5-7,20"),
     "profile_workers": (lambda text: text == "all" or _NUMBERS.fullmatch(text), "all, or numbers, like 0-3"),

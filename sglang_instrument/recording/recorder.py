@@ -19,6 +19,7 @@ from sglang_instrument.recording.safety.own_threads import preload_libgcc
 from sglang_instrument.recording.watch import event_loop, nvtx
 from sglang_instrument.recording.watch.gpu_events import HeldBack
 from sglang_instrument.recording.watch.hangs import Watchdog
+from sglang_instrument.recording.watch.open_now import OpenNow
 
 if TYPE_CHECKING:
     import asyncio
@@ -129,6 +130,7 @@ class Recorder:
         encoder = LineEncoder(clock)
         selection = selection_for(config, encoder.scope_of)
         self._watchdog = Watchdog(encoder, config.hang_after_sec)
+        self._open_now = OpenNow(encoder, config.open_now_sec)
         self._held_back = HeldBack(holds=config.durability != "line")
         if config.durability == "line":
             self._disk: Disk = CallersDisk(self._files)
@@ -144,7 +146,10 @@ class Recorder:
     def _look(self, disk: Disk) -> float:
         """Do the periodic checks; return for how many seconds they may be skipped."""
         self._held_back.let_old_go()
+        if self._stopped:  # a report would open a file again that has just been closed
+            return 0.0
         leave_sec = self._watchdog.look(disk)
+        self._open_now.look(disk)
         if leave_sec:  # no event loop runs
             tasks.forget_gone()
         if self._files.is_news():

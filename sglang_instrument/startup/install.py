@@ -38,6 +38,7 @@ def install(
     sample_requests: float | None = None,
     log_error_messages: bool | None = None,
     hang_after_sec: float | None = None,
+    open_now_sec: float | None = None,
     memory_limit_mb: int | None = None,
     patches: str | PathLike[str] | Iterable[str | PathLike[str]] | None = None,
     trainers: str | Iterable[str] | None = None,
@@ -73,6 +74,8 @@ def install(
             Default 1.0.
         log_error_messages: Whether the message of an exception is logged beside its type.
         hang_after_sec: Age in seconds at which an open span is first logged as `open_spans`. Default 30.0.
+        open_now_sec: Seconds between two `open_now` records, which are written while requests are open for
+            whoever follows the run; 0 writes none. Default 2.0.
         memory_limit_mb: Limit in MiB on records that wait to be written; above it, new records are dropped.
             Default 64.
         patches: Folders with your own patch tables, read after the shipped ones. One string may name several

@@ -204,7 +204,7 @@ def test_a_shell_can_read_it_and_what_it_calls_is_ours_or_told(block):
 def test_a_record_that_is_shown_is_one(block):
     for line in block.text.splitlines():
         record = json.loads(line)
-        assert record["event"] in schema.EVENTS
+        assert record["event"] in schema.EVENTS.keys() | schema.CONTROL_EVENTS
         assert [key for key in schema.KEYS if key in record] == list(record)
 
 

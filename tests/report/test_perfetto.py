@@ -15,15 +15,13 @@ from sglang_instrument.analysis import open_run
 from sglang_instrument.cli.main import main
 from sglang_instrument.report.perfetto.lanes import Slice, assign_lanes
 from sglang_instrument.report.perfetto.packets import Packets
+from sglang_instrument.schema import CONTROL_EVENTS
 from sglang_instrument.testing import BlockedLoop, Hang, SlowEngine, synthetic_run
 
 
 def records(folder: Path) -> Iterator[dict[str, Any]]:
     for path in folder.glob("*/*.jsonl"):
         yield from map(json.loads, path.read_text().splitlines())
-
-
-CONTROL = {"log_opened", "log_closed", "step_closed", "open_spans"}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +51,7 @@ def test_every_record_is_there_with_its_duration(logs: Path, tracks: dict[int, T
     for record in records(logs):
         if "duration_sec" in record:
             logged.setdefault(record["event"], []).append(record["duration_sec"] * 1e6)
-        elif record["event"] not in CONTROL:
+        elif record["event"] not in CONTROL_EVENTS:
             moments[record["event"]] += 1
     shown: dict[str, list[float]] = {}
     shown_moments: Counter[str] = Counter()
@@ -191,7 +189,7 @@ def test_contradictory_options_are_refused(
 
 def test_the_newest_run_alone_is_written(logs: Path, tmp_path: Path) -> None:
     run = open_run(logs)
-    assert run.health.records == sum(record["event"] not in CONTROL for record in records(logs))
+    assert run.health.records == sum(record["event"] not in CONTROL_EVENTS for record in records(logs))
 
 
 def test_a_span_that_never_ended_has_a_track_up_to_its_last_report(

@@ -1,6 +1,7 @@
 """Report spans that do not end, with their stacks, while they hang: before the job is killed."""
 
 import time
+from collections.abc import Iterator
 from typing import Any, Final
 
 from sglang_instrument import schema
@@ -12,6 +13,7 @@ from sglang_instrument.recording.watch.event_loop import check_heartbeats
 from sglang_instrument.recording.watch.stacks import Owners, of_task, owners_of
 
 _LOOK_EVERY_SEC: Final = 1.0
+_PART: Final = 1000  # spans checked at once, while other threads wait for the GIL
 _FRAMES: Final = 8  # innermost frames of a span's stack
 _MOST_REPORTED: Final = 50  # spans in one record; all of them are counted
 
@@ -56,12 +58,9 @@ class Watchdog:
             disk.write(scope, self._encoder.control(schema.OPEN_SPANS, scope, extra), 0)
 
     def _due(self, now_ns: int) -> list[Span]:
-        open_spans = list(OPEN.items())
         due = []
-        for key, span in open_spans:
-            age = now_ns - span.start
-            if age < self._first_ns:
-                continue
+        for span in self._old(now_ns):
+            key, age = id(span), now_ns - span.start
             start, next_age = self._reported.get(key, (span.start, self._first_ns))
             if start != span.start:  # another span at the same address
                 next_age = self._first_ns
@@ -70,10 +69,19 @@ class Watchdog:
                     next_age *= 2
                 self._reported[key] = (span.start, next_age)
                 due.append(span)
-        if len(self._reported) > len(open_spans):
-            still_open = dict(open_spans)
-            self._reported = {key: seen for key, seen in self._reported.items() if key in still_open}
+        if len(self._reported) > len(OPEN):
+            self._reported = {key: seen for key, seen in self._reported.items() if key in OPEN}
         return due
+
+    def _old(self, now_ns: int) -> Iterator[Span]:
+        """Yield the spans that are old enough for a report; give up the GIL after each part."""
+        spans = list(OPEN.values())  # items() would hold the GIL for 20 times as long, to make tuples
+        for begin in range(0, len(spans), _PART):
+            for span in spans[begin : begin + _PART]:
+                if now_ns - span.start < self._first_ns:
+                    return  # and so are those that were entered later
+                yield span
+            time.sleep(0)
 
 
 def _describe(span: Span, owners: Owners) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """A file system that stops answering blocks neither training nor a forked child."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -99,6 +100,27 @@ def test_what_was_recorded_while_the_disk_hung_is_written_when_it_answers_again(
         expected = ["log_opened", "parse", "step_closed"]
         assert events(files, f"run/step_{step}/worker_0.jsonl")[:3] == expected
     assert "could not" not in complaints
+    assert "dropped" not in complaints
+
+
+def test_while_the_disk_hangs_one_record_of_open_requests_waits_for_it(train):
+    _, files, complaints = train(
+        """
+        with si.step(1), si.span("request", request_id="r"):
+            until(lambda: os.path.exists(si.status()["folder"] + "/step_1/worker_0.jsonl"))
+            disk(b"h")
+            time.sleep(2)
+            print("training goes on")
+            disk(b"a")
+            time.sleep(0.1)
+        si.uninstall()
+        """,
+        SGLANG_INSTRUMENT_OPEN_NOW_SEC="0.05",
+        SGLANG_INSTRUMENT_HANG_AFTER_SEC="0.2",
+    )
+    written = [json.loads(line) for line in files["run/step_1/worker_0.jsonl"]]
+    ages = [one["extra"]["oldest"][0]["age_sec"] for one in written if one["event"] == "open_now"]
+    assert max(late - early for early, late in itertools.pairwise(ages)) > 1.5
     assert "dropped" not in complaints
 
 

@@ -12,9 +12,9 @@ from sglang_instrument.recording.keep import selection
 from sglang_instrument.recording.keep.selection import Selection, is_drawn, selection_for
 from sglang_instrument.recording.measure.context import Context, Scope
 from sglang_instrument.recording.measure.spans import Span
+from sglang_instrument.schema import CONTROL_EVENTS
 
 SECOND = 10**9
-CONTROL = ("log_opened", "step_closed", "log_closed")
 
 
 def record(request_id, event="turn_engine_call", duration_sec=1.0, error=None, scope=None, start=0):
@@ -88,7 +88,7 @@ def test_detail_keeps_records_up_to_its_level(install, records_below, detail, ke
             pass
     flush()
     written = records_below(folder)["step_1/worker_0.jsonl"]
-    seen = [record["event"] for record in written if record["event"] not in CONTROL]
+    seen = [record["event"] for record in written if record["event"] not in CONTROL_EVENTS]
     assert sorted(seen) == sorted(kept)
     assert written[-1]["extra"] == {"written": len(kept), "dropped": 0, "sampled_out": 0}
 

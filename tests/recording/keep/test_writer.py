@@ -19,12 +19,11 @@ from sglang_instrument.recording.keep.writer import Writer
 from sglang_instrument.recording.measure import spans
 from sglang_instrument.recording.safety import notices
 from sglang_instrument.recording.watch import event_loop, hangs
-
-CONTROL = ("log_opened", "step_closed", "log_closed", "open_spans")
+from sglang_instrument.schema import CONTROL_EVENTS
 
 
 def events(records):
-    return [record["event"] for record in records if record["event"] not in CONTROL]
+    return [record["event"] for record in records if record["event"] not in CONTROL_EVENTS]
 
 
 def test_with_durability_line_a_record_is_in_its_file_before_the_block_is_left(install, records_below):
