@@ -20,6 +20,8 @@ from sglang_instrument.errors import InstrumentError
 
 _LOOK_SEC: Final = 0.3
 _LOOK_SHARE: Final = 0.05  # looking takes at most this share of the time: a run may have 1,000 files a step
+_AGAIN_SHARE: Final = 0.1  # and so does reading a step again that went on after its end
+_LOCK_SEC: Final = 10.0
 _AFTER_FAILURE_SEC: Final = 5.0
 _CLOCKS_SEC: Final = 60.0  # by how much the clock of a file server may be behind
 
@@ -46,11 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         (folder / "live").mkdir(parents=True, exist_ok=True)
         with (folder / "live" / "lock").open("ab") as lock:
-            while not _is_mine(lock):  # the follower of an earlier launch ends within a second
-                if not is_wanted():
-                    return 0
-                time.sleep(1)
-            follow(folder, given.run, is_wanted)
+            if _is_mine(lock, is_wanted):
+                follow(folder, given.run, is_wanted)
     except KeyboardInterrupt:
         return 0
     except ModuleNotFoundError as missing:
@@ -75,22 +74,31 @@ def follow(folder: Path, run_id: str | None, is_wanted: Callable[[], bool]) -> N
 
     since = 0.0 if run_id is None else time.time() - _CLOCKS_SEC
     finished = FinishedSteps(folder, int(since * 1e9))
-    failure: Exception | None = None
+    again_at: dict[int, float] = {}  # a step that goes on and on is not read all of the time
+    has_failed = False
     while True:
-        begun, pause = time.monotonic(), _LOOK_SEC
-        for step in finished.look():
+        begun = time.monotonic()
+        found = finished.look()
+        pause = max(_LOOK_SEC, (time.monotonic() - begun) / _LOOK_SHARE)
+        for step in found:
+            begun = time.monotonic()
+            if begun < again_at.get(step, 0.0):
+                finished.forget(step)
+                continue
             try:
                 _tell(folder, step, run_id)
             except Exception as error:  # one step that cannot be read must not cost the others
-                if failure is None:
+                if not has_failed:
                     _say(folder, run_id, error)
-                failure = error
+                has_failed = True
                 if isinstance(error, OSError):  # the disk may recover
                     finished.forget(step)
                     pause = _AFTER_FAILURE_SEC
+            now = time.monotonic()
+            again_at[step] = now + (now - begun) / _AGAIN_SHARE
         if not is_wanted():
             return
-        time.sleep(max(pause, (time.monotonic() - begun) / _LOOK_SHARE))
+        time.sleep(pause)
 
 
 def _tell(folder: Path, step: int, run_id: str | None) -> None:
@@ -120,15 +128,22 @@ def _append(folder: Path, told: Told) -> None:
         file.write(end + msgspec.json.encode(told) + b"\n")
 
 
-def _is_mine(lock: IO[bytes]) -> bool:
-    """Return whether this process is the folder's follower; two would tell each step twice."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks: nothing worse than each step told twice
-        return True
-    return True
+def _is_mine(lock: IO[bytes], is_wanted: Callable[[], bool]) -> bool:
+    """Return whether this process is the folder's follower; two would tell each step twice.
+
+    It waits a moment: the follower of an earlier launch ends within a second after its driver.
+    """
+    ends = time.monotonic() + _LOCK_SEC
+    while is_wanted() and time.monotonic() < ends:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOOK_SEC)
+        except OSError:  # a file system without locks: nothing worse than each step told twice
+            return True
+        else:
+            return True
+    return False
 
 
 def _lives(driver: int) -> Callable[[], bool]:

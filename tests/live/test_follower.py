@@ -142,11 +142,10 @@ def test_the_follower_ends_when_its_driver_is_killed_and_the_next_one_takes_over
     driver = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         first = start(tmp_path, "--driver", str(driver.pid))
-        wait_until((tmp_path / "live" / "lock").exists)
-        time.sleep(0.5)
-        second = start(tmp_path)
         write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
         wait_until(lambda: told(tmp_path))
+        second = start(tmp_path)
+        time.sleep(1)
         assert len(told(tmp_path)) == 1
         driver.send_signal(signal.SIGKILL)
         driver.wait()
@@ -156,6 +155,14 @@ def test_the_follower_ends_when_its_driver_is_killed_and_the_next_one_takes_over
     finally:
         driver.kill()
         driver.wait()
+
+
+def test_a_second_follower_of_a_folder_gives_up(tmp_path, start):
+    first = start(tmp_path)
+    wait_until((tmp_path / "live" / "lock").exists)
+    time.sleep(1)
+    assert start(tmp_path).wait(ENDS_SEC) == 0
+    assert first.poll() is None
 
 
 def test_a_follower_that_is_killed_and_started_again_goes_on(tmp_path, start):

@@ -78,8 +78,11 @@ def _read_all(folder: Path, progress: Progress | None, cached: bool) -> tuple[li
 
 
 def read_parts(folder: Path, only: Collection[str]) -> tuple[list[File], Digest]:
-    """Return the log files in some folders of a run, such as "step_12", and their digest; without a cache."""
-    files, digest = digest_files(folder, list_files(folder, only))
+    """Return the log files in some folders of a run, such as "step_12", and their digest.
+
+    It uses no cache and no other processes, because it runs beside a training.
+    """
+    files, digest = digest_files(folder, list_files(folder, only), most_processes=1)
     return files, _only_newest_runs(files, digest)
 
 

@@ -93,10 +93,8 @@ def test_the_tracker_has_the_numbers_of_each_rollout_beside_those_of_its_trainin
     assert sorted(trainers) == [1, 2]
     known = {line["step"]: line["data"] for line in lines if "rollout/step_sec" in line["data"]}
     assert 1 in known  # step 2 may be known too late: nothing is logged after it
-    for step, numbers in known.items():
-        spans = own(trained.logs[f"step_{step}/worker_0.jsonl"])
-        begun = min(record["start_us"] for record in spans if "start_us" in record)
-        assert 0 < numbers["rollout/step_sec"] < 600, begun
+    for numbers in known.values():
+        assert numbers["rollout/step_sec"] >= numbers["rollout/request_p99_sec"] > 0
         assert numbers["rollout/requests"] == 4
         assert numbers["rollout/tokens"] > 0
         assert numbers["rollout/staleness"] == 0
