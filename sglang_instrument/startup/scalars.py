@@ -54,8 +54,13 @@ class Scalars:
                 log_swallowed("reading the numbers of steps", error)
 
     def stop(self) -> None:
-        """End the thread, without waiting: it may hang on a disk."""
+        """Let the thread end."""
         self._stopped.set()
+
+    def join(self, wait_sec: float) -> None:
+        """Wait for the thread's end, at most `wait_sec`: it may hang on a disk."""
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(wait_sec)
 
     def of(self, step: int) -> dict[str, float]:
         """Return the numbers of a step; {} while they are not known."""

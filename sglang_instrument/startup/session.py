@@ -144,11 +144,15 @@ class Session:
         self.presence.end(0)
         if self._schedule is not None:
             self._schedule.stop()
+        if self.scalars is not None:
+            self.scalars.stop()
         self.recorder.stop()
         self._await_threads(ends)
 
     def _await_threads(self, ends: float) -> None:
         self.presence.end(max(0.0, ends - time.monotonic()))
+        if self.scalars is not None:
+            self.scalars.join(max(0.0, ends - time.monotonic()))
         if self._schedule is not None:
             self._schedule.stop(max(0.0, ends - time.monotonic()))
 
