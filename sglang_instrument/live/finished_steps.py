@@ -19,6 +19,7 @@ _TAIL_BYTES: Final = 4096  # a control record is shorter
 _LATE_TAIL_BYTES: Final = 64 * 1024
 _ENDS: Final = tuple(f'"event":"{event}"'.encode() for event in (STEP_CLOSED, LOG_CLOSED))
 _STEP: Final = "step_"
+_OTHER_ROLES: Final = frozenset({"trainer", "learner", "reward"})  # their files alone are no rollout
 
 
 class Sizes(NamedTuple):
@@ -90,12 +91,13 @@ class FinishedSteps:
 
 
 def _sizes(folder: Path) -> Sizes:
-    """Return the sizes of the workers' files in the folder of a step; of all files if no worker has any."""
+    """Return the sizes of the files of those that rolled out in the folder of a step."""
     sizes, newest_ns = {}, 0
     try:
         paths = [path for path in folder.iterdir() if path.name.endswith(ENDINGS)]
-        workers = [path for path in paths if (place := place_of(path)) is not None and place.role == "worker"]
-        for path in workers or paths:
+        roles = {path: place.role for path in paths if (place := place_of(path)) is not None}
+        rolled_out = [path for path, role in roles.items() if role not in _OTHER_ROLES]
+        for path in [path for path in rolled_out if roles[path] == "worker"] or rolled_out:
             stat = path.stat()
             sizes[path.name] = stat.st_size
             newest_ns = max(newest_ns, stat.st_mtime_ns)

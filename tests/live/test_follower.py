@@ -73,6 +73,15 @@ def test_a_step_that_goes_on_is_found_again(tmp_path):
     assert looks(finished) == [1]
 
 
+def test_a_step_without_a_rollout_is_none_and_the_trainer_need_not_have_ended_one(tmp_path):
+    write_file(tmp_path, 0, 0, step_of()).rename(tmp_path / "step_0" / "trainer_0.jsonl")
+    unended = write_file(tmp_path, 1, 0, [request("a", 0, 4)], closed=False)
+    unended.rename(tmp_path / "step_1" / "trainer_0.jsonl")
+    write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
+    write_file(tmp_path, 2, 0, step_of(request("a", 0, 4))).rename(tmp_path / "step_2" / "mine_0.jsonl")
+    assert looks(FinishedSteps(tmp_path)) == [1, 2]
+
+
 def test_a_record_after_the_end_of_its_step_delays_it_only(tmp_path, monkeypatch):
     monkeypatch.setattr(finished_steps, "_LATE_SEC", 0.6)
     path = write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
