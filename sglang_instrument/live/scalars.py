@@ -7,8 +7,8 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.call_times import call_times
-from sglang_instrument.analysis.answers.steps import step_table, worker_table
-from sglang_instrument.analysis.ledger.ledger import PARTS, Paths, step_ledger
+from sglang_instrument.analysis.answers.steps import step_table
+from sglang_instrument.analysis.ledger.ledger import PARTS, Paths, step_ledger, worker_ledger
 from sglang_instrument.analysis.run.cache import list_files, read_parts
 from sglang_instrument.analysis.run.digest import Digest
 from sglang_instrument.analysis.run.losses import health_of
@@ -61,7 +61,7 @@ def scalars_of(run: Run, step: int) -> dict[str, float]:
     paths = Paths(digest, call_times(run))
     numbers: Numbers = {
         **{name: rows[0][column] for name, column in _OF_TABLE.items()},
-        **_straggler(digest),
+        **_straggler(paths),
         **_ledger(paths),
         **_engine(paths.call_times, told),
         **_thrown_away(digest, told),
@@ -73,13 +73,16 @@ def scalars_of(run: Run, step: int) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
 
 
-def _straggler(digest: Digest) -> Numbers:
-    """Return the worker that was busy longest, and how much longer than the next; none of a single worker."""
-    busy = worker_table(digest).sort("busy_sec", "worker", descending=[True, False])
-    if len(busy) < 2:
+def _straggler(paths: Paths) -> Numbers:
+    """Return the worker that the others waited for longest, and their time; none of a single worker."""
+    ledger = worker_ledger(paths)
+    if ledger["worker"].n_unique() < 2:
         return {}
-    first, second = busy["busy_sec"][:2]
-    return {"straggler_worker": busy["worker"][0], "straggler_sec": first - second}
+    waits = ledger.filter(pl.col("part") == "barrier").drop_nulls("waited_for")
+    late = waits.group_by("waited_for").agg(pl.col("sec").sum()).sort("sec", "waited_for").tail(1)
+    if late.is_empty():
+        return {"straggler_sec": 0.0}
+    return {"straggler_worker": late["waited_for"].item(), "straggler_sec": late["sec"].item()}
 
 
 def _ledger(paths: Paths) -> Numbers:

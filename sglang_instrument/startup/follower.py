@@ -27,7 +27,7 @@ class Follower:
     """
 
     def __init__(self, folder: Path, run_id: str) -> None:
-        options = ("--run", run_id, "--driver", str(os.getpid()))
+        options = (f"--run={run_id}", f"--driver={os.getpid()}")
         self._command = [sys.executable, "-m", _MODULE, str(folder), *options]
         self._lock = threading.Lock()
         self._pid: int | None = None

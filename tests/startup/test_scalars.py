@@ -238,10 +238,12 @@ def test_the_probe_never_raises_and_returns_what_it_was_given(known):
 
 
 def test_a_probe_travels_by_pickle_and_a_process_without_us_gets_one_that_does_nothing(known):
-    sent = pickle.dumps(probe_of(LOG))
+    sent = pickle.dumps((probe_of(LOG), probe_of({**LOG, "tracker": {}})))
     mine = {"loss": 1.0}
-    assert pickle.loads(sent)(mine, None, 1) is mine
-    program = "import pickle, sys; assert pickle.loads(sys.stdin.buffer.read())({1: 2}, 0, 0) == {1: 2}"
+    probe, opened = pickle.loads(sent)
+    assert probe(mine, None, 1) is mine
+    assert opened() is None
+    program = "import pickle, sys; p, o = pickle.loads(sys.stdin.buffer.read()); o(); assert p(1, 0, 0) == 1"
     subprocess.run([sys.executable, "-I", "-S", "-c", program], input=sent, check=True)
 
 
