@@ -10,10 +10,8 @@ from sglang_instrument.regular_files import open_regular
 from sglang_instrument.schema import LOG_CLOSED, STEP_CLOSED
 
 _SETTLED_SEC: Final = 0.3  # a worker that begins late opens its file in the meantime
-_NEWEST: Final = 4  # steps that are looked at each time; those of an asynchronous trainer overlap
-_ONE_OF: Final = (
-    50  # in this many looks, each step that was done is looked at again: a later run may go on with it
-)
+_BESIDE: Final = 4  # steps so near to the newest one in progress are looked at each time
+_ONE_OF: Final = 50  # every other step is looked at again in this many looks: it may go on
 _LATE_SEC: Final = 3.0  # by then, a step that goes on has written more
 _TAIL_BYTES: Final = 4096  # a control record is shorter
 _LATE_TAIL_BYTES: Final = 64 * 1024
@@ -43,6 +41,7 @@ class FinishedSteps:
         self._seen: dict[int, tuple[Sizes, float]] = {}  # with the time at which these sizes were first seen
         self._done: dict[int, Sizes] = {}
         self._looks = 0
+        self._newest: tuple[int, int] | None = None  # when the last change was seen, and of which step
 
     def look(self) -> list[int]:
         """Return the steps, the oldest first; none while the folder cannot be read."""
@@ -80,14 +79,21 @@ class FinishedSteps:
         except OSError:
             return
         steps = sorted(int(number) for name in names if (number := name.removeprefix(_STEP)).isdecimal())
-        for at, step in enumerate(steps, 1 - len(steps)):
-            if step in self._done and at <= -_NEWEST and step % _ONE_OF != self._looks % _ONE_OF:
+        for step in steps:
+            if not self._is_due(step):
                 continue
             sizes = _sizes(self._folder / f"{_STEP}{step}")
             if sizes.sizes and sizes.newest_ns >= self._since_ns:
+                self._newest = max(self._newest or (0, 0), (sizes.newest_ns, step))
                 yield step, sizes
             else:
                 self._done.setdefault(step, sizes)
+
+    def _is_due(self, step: int) -> bool:
+        """Return whether to look at a step now: a run may go on at step 12 of a folder with 5,000 steps."""
+        if step not in self._done or self._newest is None:
+            return True
+        return abs(step - self._newest[1]) <= _BESIDE or step % _ONE_OF == self._looks % _ONE_OF
 
 
 def _sizes(folder: Path) -> Sizes:
