@@ -22,7 +22,6 @@ _MOST_ENGINE_BYTES: Final = (
 )  # of the engine's own logs, which hold all steps; they take 2 s to read
 _OF_TABLE: Final = {
     "step_sec": "duration_sec",
-    "requests": "requests",
     "request_p50_sec": "p50_sec",
     "request_p99_sec": "p99_sec",
     "tail_share": "tail",
@@ -65,6 +64,7 @@ def scalars_of(run: Run, step: int) -> dict[str, float]:
         **_ledger(paths),
         **_engine(paths.call_times, told),
         **_thrown_away(digest, told),
+        "requests": rows[0]["requests"] or None,  # at `detail="step"` none are logged
         "tokens_per_sec": _ratio(rows[0]["response_tokens"], rows[0]["duration_sec"]),
         "tool_p99_sec": _tool_p99(digest),
         "staleness": told.staleness,

@@ -53,6 +53,8 @@ def test_what_is_not_known_is_left_out(tmp_path):
     numbers = scalars(tmp_path)
     assert numbers["step_sec"] == 10
     assert numbers["requests"] == 1
+    write_file(tmp_path, 2, 0, step_of())  # as with detail="step"
+    assert not {"requests", "request_p50_sec", "tail_share"} & scalars(tmp_path, 2).keys()
     unknown = {"tokens", "tokens_per_sec", "tool_p99_sec", "queue_share", "cache_hit_share", "staleness"}
     assert not unknown & numbers.keys()
     assert "straggler_sec" not in numbers  # of a single worker
