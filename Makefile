@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 DEMO := sglang_instrument/demo
 DEMO_ARGS ?=
 INSTALL := tests/environments/install.sh $(BIN)/python
-ENVIRONMENTS := ray router verl verl_server areal
+ENVIRONMENTS := ray router verl verl_server areal trackers
 # One process per core, but at most 8: each may run an engine, and memory is limited. Tests that share an engine run in
 # one process: tests/conftest.py makes the groups.
 PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder

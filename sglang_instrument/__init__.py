@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sglang_instrument.recording.log_manager import SGLangLogManager
     from sglang_instrument.recording.measure.binding import bind, step
     from sglang_instrument.recording.measure.spans import event, span
-    from sglang_instrument.startup.install import flush, install, installed, status, uninstall
+    from sglang_instrument.startup.install import flush, install, installed, scalars, status, uninstall
 
 __all__ = [
     "Config",
@@ -35,6 +35,7 @@ __all__ = [
     "install",
     "installed",
     "instrument",
+    "scalars",
     "span",
     "status",
     "step",
@@ -56,6 +57,7 @@ _HOMES = {
     "install": "startup.install",
     "installed": "startup.install",
     "instrument": "patching.probes.instrument",
+    "scalars": "startup.install",
     "span": "recording.measure.spans",
     "status": "startup.install",
     "step": "recording.measure.binding",

@@ -49,6 +49,7 @@ class Config(Struct, frozen=True, kw_only=True):
     patches: tuple[str, ...] = ()
     trainers: tuple[str, ...] = ()
     all_ranks: bool = False
+    scalars: bool = False
     profile_steps: str = ""
     profile_workers: str = "0"
     profile_options: str = ""

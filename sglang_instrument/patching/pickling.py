@@ -20,8 +20,8 @@ NO_PROBE: Final = """type("NoProbe", (), {
     "fail": lambda self, *values: None,
     "leave_result": lambda self, *values: None,
 })()"""
-#: Stands in for a function that is called with a value and returns it.
-IDENTITY: Final = "lambda value, *values: value"
+#: Stands in for a function that is called with a value, if any, and returns it.
+IDENTITY: Final = "lambda value=None, *values: value"
 
 _UNPICKLE: Final = """(
     (lambda made: made[0](*made[1]))(__import__("pickle").loads(sent))

@@ -43,6 +43,7 @@ def install(
     patches: str | PathLike[str] | Iterable[str | PathLike[str]] | None = None,
     trainers: str | Iterable[str] | None = None,
     all_ranks: bool | None = None,
+    scalars: bool | None = None,
     profile_steps: str | None = None,
     profile_workers: str | None = None,
     profile_options: str | None = None,
@@ -83,6 +84,8 @@ def install(
         trainers: Trainers whose patch tables are used, such as "verl". Empty means all, "none" means
             none.
         all_ranks: Whether each rank of a tensor-parallel group writes a file; otherwise only the first does.
+        scalars: Whether a process beside the training computes what is known of each finished step, and the
+            trainer's tracker gets it as `rollout/...`; see docs/how-to/tracker.md.
         profile_steps: Steps in which the engines' profilers record, such as "5-7,20".
         profile_workers: Workers or servers whose engines are profiled, such as "0-3" or "all". Default "0".
         profile_options: What the profilers record: "num_steps=20,activities=CPU+GPU"; see
@@ -161,6 +164,22 @@ def status() -> Mapping[str, Any]:
     """
     session = _session
     return {"installed": False, "notices": notices.noticed()} if session is None else session.status()
+
+
+def scalars(step: int) -> dict[str, float]:
+    """Return what is known of a training step: `wandb.log(metrics | scalars(step), step=step)`.
+
+    It never waits: a step is known about a second after its last worker ended it. It needs
+    `install(scalars=True)`.
+
+    Args:
+        step: The number of the step, as the rollout's workers know it.
+
+    Returns:
+        Numbers by name, such as "rollout/step_sec"; {} while the step is not known.
+    """
+    session = _session
+    return {} if session is None or session.scalars is None else session.scalars.of(step)
 
 
 def _started(config: Config) -> "Session":

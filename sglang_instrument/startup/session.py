@@ -16,6 +16,7 @@ from sglang_instrument.errors import ConfigError
 from sglang_instrument.patching.places.versions import installed_version
 from sglang_instrument.patching.probes.instrument import wrap_function
 from sglang_instrument.patching.probes.probe import probes_for
+from sglang_instrument.patching.probes.tracker_probe import feed_trackers
 from sglang_instrument.patching.rewriting.patcher import Patcher
 from sglang_instrument.patching.rewriting.sites import Site
 from sglang_instrument.patching.tables.reading import load_tables
@@ -27,9 +28,11 @@ from sglang_instrument.recording.recorder import LONGEST_WAIT_SEC, Recorder
 from sglang_instrument.recording.safety import notices
 from sglang_instrument.startup import run_ids
 from sglang_instrument.startup.ray_workers import RayInit
+from sglang_instrument.startup.scalars import Scalars
 
 if TYPE_CHECKING:
     from sglang_instrument.profilers.in_training.recording_hooks import Scheduled
+    from sglang_instrument.startup.follower import Follower
 
 _ADDRESS: Final = ("--host", "--port")
 _DEMO: Final = "sglang_instrument.demo"  # always installed; counts as a trainer only once it is imported
@@ -46,7 +49,7 @@ class Session:
     def __init__(self, config: Config) -> None:
         self.config = config
         tables = load_tables(config.trainers or None, [Path(folder) for folder in config.patches])
-        tables = [table for table in tables if table.is_wanted(config.engine_detail)]
+        tables = [table for table in tables if table.is_wanted(config.engine_detail, config.scalars)]
         self._tables = [table.for_all_ranks() for table in tables] if config.all_ranks else tables
         self._versions = versions_of(frozenset(table.package for table in tables))
         regions = [region for table in self._tables for patch in table.patches for region in patch.regions]
@@ -59,6 +62,8 @@ class Session:
             patched=self._patched,
         )
         self._schedule = _schedule_for(config)
+        self.scalars = Scalars(config.folder, config.run_id) if config.scalars else None
+        self._follower = _follower_for(config)
         self.driver = os.environ.get(run_ids.DRIVER) or f"{HOST}:{os.getpid()}"
         self._ray = RayInit(self.child_environment)
         changed = (*self.child_environment(), identity.SERVER)
@@ -72,11 +77,16 @@ class Session:
         self._ray.start()
         if self._schedule is not None:
             self._schedule.start()
+        feed_trackers(self.scalars)
+        if self.scalars is not None and self._follower is not None:
+            self._follower.start()
+            self.scalars.start()  # elsewhere, the tracker's probe starts it: few processes have a tracker
 
     def stop(self) -> None:
         """Undo everything and write all records; a step that fails does not stop the others."""
         ends = time.monotonic() + LONGEST_WAIT_SEC
         self.presence.cancel()
+        self._stop_scalars()
         if self._schedule is not None:
             self._schedule.stop()  # awaited below: all waits together stay within one limit
         try:
@@ -89,6 +99,13 @@ class Session:
             finally:
                 self._restore_environment()
                 self._await_threads(ends)
+
+    def _stop_scalars(self) -> None:
+        feed_trackers(None)
+        if self.scalars is not None:
+            self.scalars.stop()
+        if self._follower is not None:
+            self._follower.stop()
 
     def child_environment(self) -> dict[str, str]:
         """Return the environment variables by which a child or a Ray worker joins this run."""
@@ -111,6 +128,10 @@ class Session:
         self.presence = Presence(self.config.folder, self.describe)
         if self._schedule is not None:
             self._schedule.restart_in_child()
+        if self.scalars is not None:
+            self.scalars = Scalars(self.config.folder, self.config.run_id)
+            feed_trackers(self.scalars)
+        self._follower = None  # the parent's
         self.patcher.restart_in_child()
         self.recorder.restart_in_child()
 
@@ -123,11 +144,15 @@ class Session:
         self.presence.end(0)
         if self._schedule is not None:
             self._schedule.stop()
+        if self.scalars is not None:
+            self.scalars.stop()
         self.recorder.stop()
         self._await_threads(ends)
 
     def _await_threads(self, ends: float) -> None:
         self.presence.end(max(0.0, ends - time.monotonic()))
+        if self.scalars is not None:
+            self.scalars.join(max(0.0, ends - time.monotonic()))
         if self._schedule is not None:
             self._schedule.stop(max(0.0, ends - time.monotonic()))
 
@@ -188,6 +213,15 @@ def _schedule_for(config: Config) -> "Scheduled | None":
     except ConfigError as error:  # from an environment variable: `install()` has checked its keywords
         notices.notice(f"setting: {error}", f"{error}; nothing is profiled")
         return None
+
+
+def _follower_for(config: Config) -> "Follower | None":
+    """Return the follower that this process starts, if it is the driver; else import no subprocess."""
+    if not config.scalars or run_ids.DRIVER in os.environ or os.environ.get("RANK", "0") != "0":
+        return None
+    from sglang_instrument.startup.follower import Follower
+
+    return Follower(config.folder, config.run_id)
 
 
 def _coverage(table: Table, sites: Iterable[Site]) -> str:

@@ -8,10 +8,14 @@ from sglang_instrument.schema import CONTROL_EVENTS
 
 
 def read_records(folder):
-    """Return the records of each file below `folder`, by its path from there; each line must be whole."""
+    """Return the records of each file below `folder`, by its path from there; each line must be whole.
+
+    The follower's file is none of them.
+    """
     return {
         str(path.relative_to(folder)): list(map(_read_line, path.read_bytes().splitlines(keepends=True)))
         for path in sorted(folder.rglob("*.jsonl"))
+        if path.parent.name != "live"
     }
 
 

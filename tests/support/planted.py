@@ -34,6 +34,7 @@ class NotingProbe:
         self.item_locals = () if region.ends is None else (region.ends,)
         self.error_locals = tuple(region.always.values())
         self.is_instant = False
+        self.assigns = None
 
     def counted(self) -> "NotingProbe":
         return self

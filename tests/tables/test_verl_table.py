@@ -31,3 +31,13 @@ def test_only_what_a_version_lacks_has_no_local_to_be_read_from(checked):
     notes = {site.region.event: site.note for site in checked.sites if "no local" in site.note}
     wanted = set() if checked.version >= "0.6" else {"async_generate_duration"}
     assert notes.keys() == wanted
+
+
+@pytest.mark.parametrize("version", [*VERSIONS, "0.7.0", "0.7.1", "0.8.0", "0.9.0", "0.9.1"])
+def test_the_tracker_of_every_version_is_found(version):
+    [result] = check([load_table("verl/tracker")], open_tree(wheel_of("verl", version)))
+    assert [(site.region.event, site.state) for site in result.sites] == [
+        ("tracker_open", "found"),
+        ("tracker_log", "found"),
+    ]
+    assert [site.note for site in result.sites if "no local" in site.note] == []

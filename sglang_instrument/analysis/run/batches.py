@@ -22,15 +22,22 @@ Progress = Callable[[int, int], object]
 
 
 def digest_files(
-    folder: Path, files: Sequence[File], progress: Progress | None = None
+    folder: Path,
+    files: Sequence[File],
+    progress: Progress | None = None,
+    most_processes: int = _MOST_PROCESSES,
 ) -> tuple[list[File], Digest]:
     """Return the files as read, and their digest; `source` numbers each pair of file and run, in order."""
-    read, parts = read_tables(folder, files, BatchJob("digest"), progress)
+    read, parts = read_tables(folder, files, BatchJob("digest"), progress, most_processes)
     return read, concat_digests([Digest(**tables) for tables in parts])
 
 
 def read_tables(
-    folder: Path, files: Sequence[File], job: BatchJob, progress: Progress | None = None
+    folder: Path,
+    files: Sequence[File],
+    job: BatchJob,
+    progress: Progress | None = None,
+    most_processes: int = _MOST_PROCESSES,
 ) -> tuple[list[File], list[Tables]]:
     """Return the files as read, and the tables of each batch; `source` numbers each file and run, in order.
 
@@ -39,9 +46,10 @@ def read_tables(
         files: Files in it.
         job: Which tables to make.
         progress: Called with the number of files read so far and the number of all files.
+        most_processes: Read in no more processes than this.
     """
     worthwhile = 1 + sum(map(_weight, files)) // _BYTES_PER_PROCESS
-    processes = max(1, min(_cores(), _MOST_PROCESSES, len(files), worthwhile))
+    processes = max(1, min(_cores(), most_processes, len(files), worthwhile))
     batches = _batches(files, processes)
     if processes > 1:
         coming = read_in_processes(folder, batches, job, processes)

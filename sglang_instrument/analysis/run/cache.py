@@ -8,7 +8,7 @@ cache can be written, there is none.
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -77,10 +77,19 @@ def _read_all(folder: Path, progress: Progress | None, cached: bool) -> tuple[li
     return merged, whole
 
 
-def list_files(folder: Path) -> list[File]:
-    """Return the log files of a run's folder without reading them."""
+def read_parts(folder: Path, only: Collection[str]) -> tuple[list[File], Digest]:
+    """Return the log files in some folders of a run, such as "step_12", and their digest.
+
+    It uses no cache and no other processes, because it runs beside a training.
+    """
+    files, digest = digest_files(folder, list_files(folder, only), most_processes=1)
+    return files, _only_newest_runs(files, digest)
+
+
+def list_files(folder: Path, only: Collection[str] | None = None) -> list[File]:
+    """Return the log files of a run's folder without reading them; `only` names folders in it."""
     files = []
-    for path in log_files(folder):
+    for path in log_files(folder, only):
         # Our writers use UTF-8 names only, and JSON cannot hold others: such a file is not read.
         name = path.relative_to(folder).as_posix().encode(errors="backslashreplace").decode()
         try:

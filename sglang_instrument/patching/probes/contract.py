@@ -11,7 +11,8 @@ A region of statements becomes the code below; fields read local `a` at entry an
         local.fail(b)                    # when an exception passes, which is raised again
 
 A region that hands over no values later is `with PROBE(a):`, without a local. If the probe `is_instant`, it
-records an instant event at the start, and the code is `PROBE(a)` before the statements. The probe gets
+records an instant event at the start, and the code is `PROBE(a)` before the statements; if it `assigns` a
+local, the code is `a = PROBE(a)`. The probe gets
 `field_functions.UNBOUND` for a local that does not exist or has no value. None of these calls may ever raise.
 """
 
@@ -41,6 +42,7 @@ class Probe(Protocol):
     wants_result: bool
     wants_items: bool
     is_instant: bool
+    assigns: str | None
 
     def counted(self) -> "Probe":
         """Return the region's probe for a coroutine that counts its own awaits."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from sglang_instrument.patching.pickling import NO_PROBE, reduce_with_stand_in
-from sglang_instrument.patching.probes import finished_regions
+from sglang_instrument.patching.probes import contract, finished_regions
 from sglang_instrument.patching.probes.plan import Plan, make_plan, wanted_events
 from sglang_instrument.patching.probes.region_spans import (
     SKIPPED,
@@ -19,6 +19,7 @@ from sglang_instrument.patching.probes.region_spans import (
     holds,
 )
 from sglang_instrument.patching.probes.step_counter import new_request_id
+from sglang_instrument.patching.probes.tracker_probe import TrackerProbe
 from sglang_instrument.patching.tables.regions import Origin, Region
 from sglang_instrument.recording.measure import context, identity, spans
 from sglang_instrument.recording.measure.context import Bound
@@ -50,6 +51,7 @@ class Probe(partial[Any]):
     wants_result: bool = False
     wants_items: bool = False
     is_instant: bool = False
+    assigns: str | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = _counted if self.counts else make_probe
@@ -66,10 +68,16 @@ class Probe(partial[Any]):
 _probes: dict[tuple[Origin, bool], Probe] = {}
 
 
-def probes_for(regions: Iterable[Region]) -> Callable[[Region], Probe]:
-    """Return `make_probe` for `regions` that may read one another through `inside`."""
+def probes_for(regions: Iterable[Region]) -> Callable[[Region], contract.Probe]:
+    """Return a function that makes the probes of `regions`, which may read one another through `inside`."""
     wanted = wanted_events(regions)
-    return lambda region: make_probe(region, region.event in wanted)
+
+    def make(region: Region) -> contract.Probe:
+        return (
+            TrackerProbe(region) if region.tracker is not None else make_probe(region, region.event in wanted)
+        )
+
+    return make
 
 
 def make_probe(region: Region, is_read_by_others: bool = False) -> Probe:

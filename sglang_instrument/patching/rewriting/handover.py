@@ -72,6 +72,11 @@ class RegionHandover:
         would catch the body's own errors.
         """
         names = self.probe.enter_locals
+        if self.probe.assigns is not None:
+            given = ast.Assign(
+                [ast.Name(self.probe.assigns, ast.Store())], self._open(names, self.sure_at_start)
+            )
+            return [located(given, self.at), *body]
         if self.local is not None and self._guards_start:
             opened: ast.expr = ast.Name(self.local, ast.Load())
             guard = [self._guarded(self._open(names, None), self._open(names, self.sure_at_start))]

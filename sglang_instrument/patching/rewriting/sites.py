@@ -141,6 +141,11 @@ def _objection(bindings: Bindings, region: Region, statements: Statements) -> st
         return "other code runs during a `yield` in the region; set generator = true to measure it"
     if (region.generator or region.capture or region.always) and bindings.are_read:
         return "the function reads its own locals(), so the rewriter may add none"
+    data = (region.tracker or {}).get("data")
+    if data is not None and data not in bindings.sure_at(statements.block, statements.start):
+        return (
+            f"tracker: no local {data!r} has a value where the region begins, so there is nothing to add to"
+        )
     for capture in region.capture:
         count = len(find_captured(statements, capture))
         if count != 1:

@@ -30,18 +30,23 @@ else:
 FieldSets = Mapping[str, Mapping[str, str]]
 
 _TABLE_KEYS: Final = frozenset(
-    {"trainer", "package", "module", "requires", "engine_detail", "fields", "patch"}
+    {"trainer", "package", "module", "requires", "engine_detail", "setting", "fields", "patch"}
 )
 _PATCH_KEYS: Final = frozenset({"target", "module", "requires", "leader", "region"})
 _ANCHOR_KEYS: Final = frozenset({"from", "after", "through", "before", "at", "block", "call", "entering"})
 _REGION_KEYS: Final = _ANCHOR_KEYS | {
     *("event", "emit", "requires", "phase", "sync", "root", "generator", "count_steps", "new_request"),
-    *("enter", "exit", "always", "bind", "process", "when", "ends", "capture"),
+    *("enter", "exit", "always", "bind", "process", "when", "ends", "capture", "tracker"),
 }
+#: The keys that a region with `tracker` may have: it records nothing.
+_WITH_TRACKER: Final = _ANCHOR_KEYS - {"call", "entering"} | {"event", "phase", "requires", "tracker"}
+_TRACKER_KEYS: Final = frozenset({"data", "step", "late", "late_to"})
 #: Ids of the whole process that a region may set.
 OF_PROCESS: Final = ("role", "worker", "tp")
 #: Values of `engine_detail`: the lowest setting at which a table is applied.
 _ENGINE_DETAILS: Final = ("requests", "batches")
+#: Settings that a table may need to be on.
+_SETTINGS: Final = ("scalars",)
 
 _TARGET: Final = re.compile(r"(?:(?P<module>[A-Za-z_][\w.]*):)?(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 _CAPTURE: Final = re.compile(r"(?P<callee>[A-Za-z_]\w*)\((?P<argument>[A-Za-z_]\w*)\)")
@@ -118,7 +123,8 @@ def parse_table(name: str, content: object, shown: str | None = None) -> Table:
     for region, reason in unknown_fields(region for patch in patches for region in patch.regions):
         raise entry.error(f"patch {region.origin.patch + 1}: region {region.origin.region + 1}: {reason}")
     detail = entry.choice("engine_detail", _ENGINE_DETAILS)
-    return Table(name, trainer, entry.text("package") or trainer, patches, detail)
+    setting = entry.choice("setting", _SETTINGS)
+    return Table(name, trainer, entry.text("package") or trainer, patches, detail, setting)
 
 
 def _parse_patch(
@@ -172,6 +178,7 @@ def _parse_region(entry: Entry, requires: Requirement | None, fields: FieldSets,
         new_request=entry.flag("new_request") or False,
         sync=entry.flag("sync"),
         phase=cast("Phase | None", entry.choice("phase", PHASES)),
+        tracker=_parse_tracker(entry),
         requires=_parse_requires(entry, requires),
     )
     for name in region.bind:
@@ -194,6 +201,22 @@ def _parse_region(entry: Entry, requires: Requirement | None, fields: FieldSets,
     if region.ends is not None and not region.generator:
         raise entry.error("ends needs generator = true")
     return region
+
+
+def _parse_tracker(entry: Entry) -> Mapping[str, str] | None:
+    """Return what a region hands to a tracker; None if it measures an event, as others do."""
+    if "tracker" not in entry:
+        return None
+    for key in _REGION_KEYS - _WITH_TRACKER:
+        if key in entry:
+            raise entry.error(f"{key} has no meaning with tracker, which records nothing")
+    tracker = entry.below("tracker", _TRACKER_KEYS)
+    given = {key: text for key in _TRACKER_KEYS if (text := tracker.text(key)) is not None}
+    if given and not {"data", "step"} <= given.keys():
+        raise tracker.error("needs both data and step, or nothing")
+    if not given.get("data", "data").isidentifier():
+        raise tracker.error(f"data must be the name of a local, got {given['data']!r}")
+    return given
 
 
 def _parse_requires(entry: Entry, around: Requirement | None) -> Requirement | None:

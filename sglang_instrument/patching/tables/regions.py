@@ -44,6 +44,7 @@ class Region:
     `enter`, `exit`, `always`, `bind` and `process` map names to field expressions; the probe reads `always`
     together with `exit`, and also after an exception. The probe records a run only if `when` is true, and
     only in processes in which `leader` is true. A generator region ends at the item for which `ends` is true.
+    A region with `tracker` records nothing: where it begins, it adds numbers of finished steps to a local.
     """
 
     origin: Origin
@@ -65,12 +66,13 @@ class Region:
     new_request: bool = False
     sync: bool | None = None
     phase: Phase | None = None
+    tracker: Mapping[str, str] | None = None
     requires: Requirement | None = None
 
     @property
     def is_whole_body(self) -> bool:
         """Whether the region is the whole function, so that a wrapper can measure it."""
-        return not any(self.anchors)
+        return not any(self.anchors) and self.tracker is None
 
     @property
     def is_expression(self) -> bool:
@@ -95,7 +97,7 @@ class Table:
 
     `name` is "sglang/engine", for example, for a shipped table, else the file's path. `package` is the
     distribution whose version the requirements compare. `engine_detail` is the lowest setting at which the
-    table is applied; None means always.
+    table is applied, `setting` a setting that has to be on; None means always.
     """
 
     name: str
@@ -103,9 +105,12 @@ class Table:
     package: str
     patches: tuple[Patch, ...]
     engine_detail: str | None = None
+    setting: str | None = None
 
-    def is_wanted(self, engine_detail: str) -> bool:
-        """Return whether the table is applied at this setting of `engine_detail`."""
+    def is_wanted(self, engine_detail: str, scalars: bool) -> bool:
+        """Return whether the table is applied at these settings."""
+        if self.setting is not None and not scalars:
+            return False
         return self.engine_detail in (None, engine_detail) or engine_detail == "batches"
 
     def for_all_ranks(self) -> "Table":

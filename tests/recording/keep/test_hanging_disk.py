@@ -178,3 +178,25 @@ def test_a_disk_that_answers_while_the_interpreter_ends_does_not_abort_the_proce
         """)
     assert said == ["the end"]
     assert "records were not written within 2 s" in complaints
+
+
+def test_the_numbers_of_steps_are_looked_up_without_the_disk(train):
+    said, _, _ = train(
+        """
+        from sglang_instrument.startup import install
+
+        known, data = install._session.scalars, {"loss": 1.0}
+        until(lambda: known._thread.is_alive())
+        disk(b"h")
+        time.sleep(1)  # by now the reader's thread and the follower wait for the disk
+        begun = time.monotonic()
+        for step in range(1000):
+            assert si.scalars(step) == {}
+            assert known.along(data, step, {}) is data
+        print("at once", time.monotonic() - begun < 1)
+        si.uninstall()
+        print("uninstalled", time.monotonic() - begun < 10)
+        """,
+        SGLANG_INSTRUMENT_SCALARS="1",
+    )
+    assert said == ["at once True", "uninstalled True", "the end"]

@@ -63,6 +63,7 @@ def drive(folder, mode, python, **more):
 def train(folder, mode, python):
     """Run `train.py` to its end."""
     switch = {"SGLANG_INSTRUMENT": "1", "SGLANG_INSTRUMENT_LOG_DIR": str(folder), "EXPERIMENT_NAME": "run"}
+    switch |= {"SGLANG_INSTRUMENT_SCALARS": "1", "VERL_FILE_LOGGER_PATH": str(folder / "tracked.jsonl")}
     platform = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_cpu", "VERL_ENGINE_DEVICE": "cuda"}
     done = start(folder, "train.py", mode, python, **switch, **platform)
     return Outcome(folder, {}, done.stdout)

@@ -1,5 +1,7 @@
 """verl 0.9.1's own V1 trainer logs each phase of two steps, by its process and in its step."""
 
+import json
+
 import pytest
 from logged import own
 from test_verl_server import OF_REQUESTS, OF_TOOLS, named
@@ -83,3 +85,20 @@ def test_the_engine_sleeps_while_the_trainer_trains_and_wakes_with_new_weights(t
         [asked] = named(trained.logs[f"step_{step}/trainer_0.jsonl"], "weights_update")
         assert asked["extra"] == {"how": "naive", "weight_version": step}
         assert sent["duration_sec"] <= asked["duration_sec"]
+
+
+def test_the_tracker_has_the_numbers_of_each_rollout_beside_those_of_its_training(trained):
+    lines = [json.loads(line) for line in (trained.folder / "tracked.jsonl").read_text().splitlines()]
+    trainers = {line["step"]: line["data"] for line in lines if "training/global_step" in line["data"]}
+    assert sorted(trainers) == [1, 2]
+    known = {line["step"]: line["data"] for line in lines if "rollout/step_sec" in line["data"]}
+    assert 1 in known  # step 2 may be known too late: nothing is logged after it
+    for numbers in known.values():
+        assert numbers["rollout/step_sec"] >= numbers["rollout/request_p99_sec"] > 0
+        assert numbers["rollout/requests"] == 4
+        assert numbers["rollout/tokens"] > 0
+        assert numbers["rollout/staleness"] == 0
+        assert numbers["rollout/records_lost"] == 0
+    folder = trained.folder / "run" / "live"
+    told = [json.loads(line) for line in (folder / "scalars.jsonl").read_text().splitlines()]
+    assert {line["step"] for line in told} == {1, 2}

@@ -1,0 +1,1 @@
+"""Follow a run from outside while it runs; training imports nothing of this."""

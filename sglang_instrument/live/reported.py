@@ -1,0 +1,128 @@
+"""Sum up what the engine reported of a step's calls, and which requests a filter threw away."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from sglang_instrument.analysis.reading.chunks import readable_lines
+from sglang_instrument.analysis.reading.files import newest_run_filter
+from sglang_instrument.analysis.run.opening import Run
+from sglang_instrument.schema import LOG_OPENED
+
+#: A line without any of these holds nothing that is needed here.
+_MARKS: Final = (b'"cached_tokens"', b'"queue_time"', b'"weight_version"', b'"group_index"', b'"log_opened"')
+
+
+class _Fields(msgspec.Struct, gc=False):
+    """Fields of `extra`; a trainer may put anything there."""
+
+    run_id: Any = None
+    request_id: Any = None
+    group_index: Any = None
+    kept: Any = None
+    prompt_tokens: Any = None
+    cached_tokens: Any = None
+    queue_time: Any = None
+    e2e_latency: Any = None
+    weight_version: Any = None
+
+
+class _Line(msgspec.Struct, gc=False):
+    event: str = ""
+    extra: _Fields | None = None
+
+
+_DECODER: Final = msgspec.json.Decoder(_Line)
+
+
+@dataclass
+class Reported:
+    """What the records of a step's calls say.
+
+    Attributes:
+        prompt_tokens, cached_tokens: Sums over the calls that report both.
+        queue_sec, call_sec: Sums over the calls that report both.
+        versions: How many calls each version of the weights answered.
+        filtered: Ids of the requests in groups that a filter threw away.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    queue_sec: float = 0.0
+    call_sec: float = 0.0
+    versions: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    filtered: set[str] = field(default_factory=set)
+
+    @property
+    def staleness(self) -> float | None:
+        """How many versions behind the newest of the step the weights of a call were, on average."""
+        calls = sum(self.versions.values())
+        if not calls:
+            return None
+        return max(self.versions) - sum(version * count for version, count in self.versions.items()) / calls
+
+
+def reported(run: Run) -> Reported:
+    """Return what the records of a run's steps report; `run` holds the files of one step."""
+    found = Reported()
+    groups: dict[Any, set[str]] = defaultdict(set)
+    dropped: set[Any] = set()
+    for fields in _lines(run):
+        _add_call(found, fields)
+        group = fields.group_index
+        if isinstance(group, int) and fields.request_id is not None:
+            groups[group].add(str(fields.request_id))
+        if isinstance(group, int) and fields.kept is False:
+            dropped.add(group)
+    found.filtered = set().union(*(groups[group] for group in dropped))
+    return found
+
+
+def _add_call(found: Reported, fields: _Fields) -> None:
+    prompt, cached = _number(fields.prompt_tokens), _number(fields.cached_tokens)
+    if prompt is not None and cached is not None:
+        found.prompt_tokens += int(prompt)
+        found.cached_tokens += int(cached)
+    queue, call = _number(fields.queue_time), _number(fields.e2e_latency)
+    if queue is not None and call is not None:
+        found.queue_sec += queue
+        found.call_sec += call
+    version = _version(fields.weight_version)
+    if version is not None and fields.request_id is not None:
+        found.versions[version] += 1
+
+
+def _lines(run: Run) -> Iterator[_Fields]:
+    """Yield the fields of records that the newest run wrote into step folders."""
+    counts = newest_run_filter(run.files)
+    for file in run.files:
+        if file.place is None or file.place.step is None:
+            continue
+        run_id = None
+        for chunk in readable_lines(run.folder / file.path):
+            for raw in chunk.split(b"\n"):
+                if not any(mark in raw for mark in _MARKS):
+                    continue
+                try:
+                    line = _DECODER.decode(raw)
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                    continue
+                if line.event == LOG_OPENED and line.extra is not None:
+                    run_id = line.extra.run_id
+                elif line.extra is not None and counts(file, run_id):
+                    yield line.extra
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _version(value: Any) -> int | None:
+    """Return a version of the weights as a number: SGLang reports it as a text."""
+    try:
+        return int(value) if isinstance(value, (int, str)) else None
+    except ValueError:  # "default", before the first update
+        return None

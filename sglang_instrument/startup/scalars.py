@@ -1,0 +1,168 @@
+"""Know the numbers of finished steps in training, and hand them to the trainer's tracker.
+
+`python -m sglang_instrument.live LOGS`, outside of training, computes them and appends a line a step to a
+file. Here a thread reads that file, and training looks them up in memory: it never waits for a disk or the
+follower.
+"""
+
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import orjson
+
+from sglang_instrument.recording.safety.notices import log_swallowed, notice
+from sglang_instrument.regular_files import open_regular
+
+PREFIX: Final = "rollout/"
+_LOOK_SEC: Final = 0.5
+_MOST_STEPS: Final = 256  # kept in memory; a tracker asks for the last ones
+_PIECE_BYTES: Final = 256 * 1024
+_SILENT_STEPS: Final = 4  # this many steps without any numbers are no delay any more
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class Scalars:
+    """The numbers of the steps of a run, as the follower told them.
+
+    Args:
+        folder: The run's folder.
+        run_id: Id of this launch; numbers of others are left out.
+    """
+
+    def __init__(self, folder: Path, run_id: str) -> None:
+        self._folder = folder
+        self._run_id = run_id
+        self._known: dict[int, dict[str, float]] = {}
+        self._given: dict[int, None] = {}
+        self._late: dict[int, None] = {}
+        self._offset = 0
+        self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Read what the follower tells, from now on."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="sglang_instrument-scalars", daemon=True)
+            try:
+                self._thread.start()
+            except (RuntimeError, MemoryError) as error:  # no more threads, or the interpreter is going
+                log_swallowed("reading the numbers of steps", error)
+
+    def stop(self) -> None:
+        """Let the thread end."""
+        self._stopped.set()
+
+    def join(self, wait_sec: float) -> None:
+        """Wait for the thread's end, at most `wait_sec`: it may hang on a disk."""
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(wait_sec)
+
+    def of(self, step: int) -> dict[str, float]:
+        """Return the numbers of a step; {} while they are not known."""
+        self.start()
+        return dict(self._known.get(step, {}))
+
+    def along(self, data: Any, step: int, backends: Mapping[str, Any]) -> Any:
+        """Return what a tracker logs for a step, with the step's numbers if they are known.
+
+        Args:
+            data: What the trainer logs: a dict, or a list of them. It is not changed, but copied.
+            step: The step for which it is logged.
+            backends: Trackers by name that take any step: they get the numbers that came too late for the
+                call of their own step.
+        """
+        self.start()
+        numbers = self._known.get(step)
+        if numbers is None:
+            _keep(self._late, step, None)
+            self._mind_silence()
+        elif step not in self._given:
+            data = _merged(data, numbers)
+            _keep(self._given, step, None)
+            self._late.pop(step, None)
+        for late in [one for one in self._late if one in self._known]:
+            del self._late[late]
+            _keep(self._given, late, None)
+            _log_late(self._known[late], late, backends)
+        return data
+
+    def _mind_silence(self) -> None:
+        if not self._known and len(self._late) == _SILENT_STEPS:
+            notice(
+                "scalars: silence",
+                f"no numbers for the tracker after {_SILENT_STEPS} steps: is {self._folder} shared with the "
+                "host of the driver, and does python -m sglang_instrument.live run there?",
+            )
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._read()
+            except OSError:  # not there yet; `_mind_silence` reports a disk that fails
+                pass
+            except Exception as error:
+                log_swallowed("reading the numbers of steps", error)
+            if self._stopped.wait(_LOOK_SEC):
+                return
+
+    def _read(self) -> None:
+        """Take the lines that were appended since the last time; leave one that has not ended yet."""
+        with open_regular(self._folder / "live" / "scalars.jsonl") as file:
+            if os.fstat(file.fileno()).st_size < self._offset:
+                self._offset = 0  # another file
+            while True:
+                file.seek(self._offset)
+                piece = file.read(_PIECE_BYTES)
+                whole = piece.rfind(b"\n") + 1
+                if not whole:
+                    return
+                self._take(piece[:whole].splitlines())
+                self._offset += whole
+
+    def _take(self, lines: Iterable[bytes]) -> None:
+        for line in lines:
+            try:
+                told = orjson.loads(line)
+                if told.get("run_id") != self._run_id:
+                    continue
+                if told.get("failed"):
+                    notice("scalars: follower", f"the follower of {self._folder} failed: {told['failed']}")
+                else:
+                    numbers = {f"{PREFIX}{name}": value for name, value in told["scalars"].items()}
+                    _keep(self._known, told["step"], numbers)
+            except (ValueError, LookupError, TypeError, AttributeError):
+                continue  # torn by a kill or a full disk, or not the follower's
+
+
+def _keep(kept: dict[Key, Value], key: Key, value: Value) -> None:
+    """Add an entry, and forget the oldest beyond the limit."""
+    kept[key] = value
+    while len(kept) > _MOST_STEPS:
+        del kept[next(iter(kept))]
+
+
+def _merged(data: Any, numbers: Mapping[str, float]) -> Any:
+    """Return a copy with the numbers, in a list's first element. The trainer's own names win."""
+    if isinstance(data, dict):
+        return {**data, **{name: value for name, value in numbers.items() if name not in data}}
+    if isinstance(data, list) and data and isinstance(data[0], dict):
+        return [_merged(data[0], numbers), *data[1:]]
+    return data
+
+
+def _log_late(numbers: dict[str, float], step: int, backends: Mapping[str, Any]) -> None:
+    """Log the numbers of an earlier step; a backend that fails does not stop the others, or training."""
+    for name, backend in backends.items():
+        try:
+            if hasattr(backend, "add_scalar"):
+                for key, value in numbers.items():
+                    backend.add_scalar(key, value, step)
+            else:
+                backend.log(data=dict(numbers), step=step)
+        except BaseException as error:
+            log_swallowed(f"logging an earlier step to {name}", error)
