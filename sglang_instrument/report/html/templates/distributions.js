@@ -13,8 +13,9 @@ R.cdfChart = () => {
     const name = R.cdfOf === "workers" ? `worker ${key}` : R.stepName(key);
     return R.cdfLine(one, name, { width: isChosen ? 2.4 : 1.2, color: colour });
   });
-  data.push(R.cdfLine(cdf.all, "all requests", { width: 3, color: R.ink("accent") }));
-  if (other) data.push(R.cdfLine(other.cdf, other.name, { width: 2.4, dash: "dot", color: bad }));
+  const all = (mark) => (other ? `${mark}: all requests` : "all requests");
+  data.push(R.cdfLine(cdf.all, all("A"), { width: 3, color: R.ink("ink") }));
+  if (other) data.push(R.cdfLine(other.cdf, all("B"), { width: 3, dash: "dash", color: R.ink("run-b") }));
   R.cdfLog ??= cdf.whole[0].max_sec > 20 * cdf.whole[0].p50_sec; // a long tail squeezes a linear axis
   R.$("cdf-log").checked = R.cdfLog;
   const layout = {
@@ -22,10 +23,11 @@ R.cdfChart = () => {
     xaxis: { ...R.fromZero("seconds of a request"), type: R.cdfLog ? "log" : "linear" },
     yaxis: { tickformat: ".0%", range: [0, 1.015] },
   };
-  const { p50_sec, p99_sec } = cdf.whole[0];
+  const percentiles = (row) => `half after ${R.seconds(row.p50_sec)}, 99 % after ${R.seconds(row.p99_sec)}`;
+  const ofOther = other?.whole.length ? `; of B ${percentiles(other.whole[0])}` : "";
   const say =
     `The share of ${R.plural(cdf.all.requests, "request")} done after each time: ` +
-    `half after ${R.seconds(p50_sec)}, 99 % after ${R.seconds(p99_sec)}.`;
+    `${percentiles(cdf.whole[0])}${ofOther}.`;
   return { data, layout, say };
 };
 
@@ -42,8 +44,10 @@ R.cdfLine = (one, name, line) => ({
 R.percentileTable = () => {
   const { whole, table } = R.facts.cdf;
   if (!whole.length) return R.$("percentiles").closest(".card").remove();
+  const others = R.facts.other?.whole ?? [];
   const rows = [
-    ...whole.map((row) => ({ ...row, name: "all workers" })),
+    ...whole.map((row) => ({ ...row, name: R.facts.other ? "A: all workers" : "all workers" })),
+    ...others.map((row) => ({ ...row, name: "B: all workers" })),
     ...table.map((row) => ({ ...row, name: `worker ${row.worker}` })),
   ];
   const columns = [
@@ -57,7 +61,7 @@ R.percentileTable = () => {
     ["p99.9", (row) => row.p99_9_sec, R.seconds],
     ["max", (row) => row.max_sec, R.seconds],
   ];
-  R.tableOf(R.$("percentiles"), columns, rows, { classes: ["total"] });
+  R.tableOf(R.$("percentiles"), columns, rows, { classes: ["total", others.length ? "total" : null] });
 };
 
 R.turnsChart = () => {
@@ -94,7 +98,7 @@ R.countsChart = () => {
     type: "bar",
     x: rows.map((row) => row.turns),
     y: rows.map((row) => row.requests),
-    marker: { color: R.ink("accent"), opacity: 0.85 },
+    marker: { color: R.ink("soft"), opacity: 0.85 },
     customdata: rows.map((row) => [R.percent(row.share), R.seconds(row.mean_sec)]),
     hovertemplate: "%{x} turns: %{y:,} requests, %{customdata[0]}<br>mean %{customdata[1]}<extra></extra>",
   };
@@ -125,18 +129,18 @@ R.turnTable = () => {
 R.lengthsChart = () => {
   const rows = R.facts.lengths.steps;
   if (!rows.length) return "Lengths of responses were not logged.";
-  const line = (name, field, width, opacity) => ({
+  const line = (name, field, width, dash) => ({
     type: "scatter",
     mode: rows.length < 60 ? "lines+markers" : "lines",
     name,
     x: rows.map((row) => row.step),
     y: rows.map((row) => row[field]),
-    line: { width, color: R.ink("accent") },
+    line: { width, dash, color: R.ink("soft") },
     marker: { size: 5 },
-    opacity,
     hovertemplate: `step %{x}: ${name} %{y:,.0f} tokens<extra></extra>`,
   });
-  const data = [line("longest", "max", 1.2, 0.4), line("p95", "p95", 1.6, 0.7), line("mean", "mean", 2.6, 1)];
+  const others = [line("longest", "max", 1.4, "dot"), line("p95", "p95", 1.8, "dash")];
+  const data = [...others, line("mean", "mean", 2.6)];
   const xaxis = { title: "step", dtick: R.eachOf(rows, 12) };
   const say = `Longest, p95 and mean response in tokens, of ${R.plural(rows.length, "step")}.`;
   return { data, layout: { showlegend: true, xaxis, yaxis: R.fromZero("tokens") }, say };

@@ -30,11 +30,6 @@ R.inks = () => {
     row: R.packed(R.ink("grid"), 0.55, card),
     full: colours.map((one) => R.packed(one)),
     dark: colours.map(R.darkInk), // dark text is readable on these
-    // Spans that contain other work, such as turns, are unaccounted; a blocked event loop is not.
-    made: (model, span) =>
-      ["step", "request", "turn", "loop"].includes(R.facts.phases[model.phase[span]]) &&
-      model.events[model.event[span]] !== "event_loop_block",
-    structure: new Set(["step", "request", "turn", "loop"].map((phase) => R.facts.phases.indexOf(phase))),
     idle: R.packed(R.colour("unaccounted")),
   };
 };
@@ -90,11 +85,7 @@ R.paintRow = (pixels, width, height, model, row, top, bottom, ticks, each, inks,
     const kind = phase[span];
     const dim = placed.filtering && !R.wanted(model, filter, span);
     if (dim) told.dimmed++;
-    const colour = dim
-      ? inks.row
-      : row.request !== null && inks.structure.has(kind) && inks.made(model, span)
-        ? inks.idle
-        : inks.full[kind];
+    const colour = dim ? inks.row : inks.full[kind];
     const x0 = from < 0 ? 0 : from | 0,
       x1 = to >= width ? width : Math.max(x0 + 1, to | 0);
     if (flags[span] & R.OPEN)
@@ -114,7 +105,7 @@ R.paintLanes = (pixels, width, height, model, item, top, ticks, each, inks, scal
     if (to < 0 || from >= width) continue;
     const dim = placed.filtering && !R.wanted(model, filter, span);
     const kind = model.phase[span];
-    const colour = dim ? inks.row : inks.made(model, span) ? inks.idle : inks.full[kind];
+    const colour = dim ? inks.row : inks.full[kind];
     const x0 = Math.max(0, from | 0),
       x1 = Math.min(width, Math.max(x0 + 1, (to | 0) - (to - from > 4 ? 1 : 0)));
     const y0 = top + 4 * scale + at * lane,

@@ -90,7 +90,7 @@ R.whatifChart = () => {
   });
   const data = [
     bar("recorded", facts.recorded_sec, R.ink("faint"), 0.4),
-    bar("predicted", R.whatifCell().predicted_sec, R.ink("accent"), 0.95),
+    bar("predicted", R.whatifCell().predicted_sec, R.ink("soft"), 0.95),
   ];
   const axes = { xaxis: R.stepAxis(), yaxis: R.fromZero("seconds") };
   const say = `Recorded and predicted time of ${R.plural(x.length, "step")}.`;
