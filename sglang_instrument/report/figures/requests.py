@@ -44,9 +44,9 @@ def cdf_by_step(choice: Choice) -> Figure:
         named = f"step {step}" if len(steps) <= _NAMED else None
         shade = colours(0.92 * number / max(1, len(steps) - 1))
         _draw_curve(axes, requests.filter(step=step)["duration_sec"], color=shade, linewidth=0.9, label=named)
-    _draw_other(axes, choice)
     whole = f"A: {choice.names[0]}" if choice.names else "all requests"
     _draw_curve(axes, requests["duration_sec"], color=INK, linewidth=2.2, label=whole)
+    _draw_other(axes, choice)
     for name, share in _QUANTILES.items():
         value = everyone[f"{name}_sec"]
         axes.plot([value, value], [0, share], color=FAINT, linewidth=0.8, linestyle="--", zorder=1)
@@ -99,7 +99,10 @@ def slowest(choice: Choice) -> Figure:
         moments = of_workers[request["worker"]]
         seen |= dict.fromkeys(_draw_request(axes, choice, row, request, moments))
         turns, tokens = request["turns"], request["response_tokens"]
-        facts = [f"{turns} turns" if turns else "", f"{tokens:,} tokens" if tokens is not None else ""]
+        facts = [
+            f"{turns} turn{'s' if turns > 1 else ''}" if turns else "",
+            f"{tokens:,} tokens" if tokens is not None else "",
+        ]
         text = ", ".join([seconds_text(request["duration_sec"]), *filter(None, facts)])
         axes.text(request["duration_sec"], row, f"  {text}", va="center", fontsize=7.5)
     names = [f"w{one['worker']}  {_short(one['request_id'])}" for one in top.iter_rows(named=True)]

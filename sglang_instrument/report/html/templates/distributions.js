@@ -45,10 +45,11 @@ R.percentileTable = () => {
   const { whole, table } = R.facts.cdf;
   if (!whole.length) return R.$("percentiles").closest(".card").remove();
   const others = R.facts.other?.whole ?? [];
+  const ofA = R.facts.other ? "A: " : "";
   const rows = [
-    ...whole.map((row) => ({ ...row, name: R.facts.other ? "A: all workers" : "all workers" })),
+    ...whole.map((row) => ({ ...row, name: `${ofA}all workers` })),
     ...others.map((row) => ({ ...row, name: "B: all workers" })),
-    ...table.map((row) => ({ ...row, name: `worker ${row.worker}` })),
+    ...table.map((row) => ({ ...row, name: `${ofA}worker ${row.worker}` })),
   ];
   const columns = [
     ["of", (row) => row.name],
@@ -119,7 +120,7 @@ R.turnTable = () => {
     ["engine, all", (row) => row.engine_sec, R.seconds],
     ["median", (row) => row.engine_p50_sec, R.seconds],
     ["p99", (row) => row.engine_p99_sec, R.seconds],
-    ["tools, all", (row) => row.tool_sec, R.seconds],
+    ["tool, all", (row) => row.tool_sec, R.seconds],
     ["interaction, all", (row) => row.interaction_sec, R.seconds],
     ["tokens", (row) => row.response_tokens, R.count],
   ];
