@@ -10,9 +10,9 @@ R.comparisonTable = () => {
     ["of", (row) => row.unit, (_, row) => row.of],
     ["A", (row) => row.one, R.valueOf],
     ["B", (row) => row.other, R.valueOf],
-    ["B / A", (row) => row.ratio, (value) => R.number(value)],
-    ["interval from", (row) => row.low, (value) => R.number(value)],
-    ["to", (row) => row.high, (value) => R.number(value)],
+    ["B / A", (row) => row.ratio, R.ratio],
+    ["interval from", (row) => row.low, R.ratio],
+    ["to", (row) => row.high, R.ratio],
     ["interval, drawn", null, (row) => (row.low === null ? "" : R.intervalBar(row, at))],
     ["verdict", (row) => row.verdict],
     ["steps needed", (row) => row.needed, R.count],
@@ -22,6 +22,7 @@ R.comparisonTable = () => {
   if (!rows.length) R.$("comparison").replaceWith("Neither run has a step.");
 };
 
+R.ratio = (value) => (value >= 999.5 ? R.count(value) : R.number(value));
 R.valueOf = (value, row) => {
   if (R.isNone(value)) return R.none;
   if (row.unit === "share") return R.percent(value);
@@ -37,10 +38,11 @@ R.legendOfRuns = (marks) =>
     return R.el("span", { class: "run" }, line || null, `${run}: ${name} (${marks[at]})`);
   });
 
-// Return a function from a ratio to percent of the bar's width: 1 is in the middle of a log scale.
+// Return a function from a ratio to percent of the bar's width: 1 is in the middle of a log scale, which ends
+// at ratios of 5, so that one extreme metric hides no other.
 R.logScale = (rows) => {
   const ends = rows.flatMap((row) => [row.low, row.high]).filter((one) => Number.isFinite(one) && one > 0);
-  const reach = Math.max(0.1, ...ends.map((one) => Math.abs(Math.log(one)))) * 1.05;
+  const reach = Math.min(Math.log(5), Math.max(0.1, ...ends.map((one) => Math.abs(Math.log(one)))) * 1.05);
   return (ratio) => {
     const log = Math.log(Math.max(ratio, 1e-9));
     return 50 + (50 * Math.max(-reach, Math.min(reach, log))) / reach;
