@@ -1,7 +1,7 @@
 """Make the pictures of the report in docs/images: `python docs/screenshots.py`, with Chromium and its driver.
 
-The story of step 67 is made up (`demo --synthetic step-67`), and so are the two runs that are compared; the run
-in the dark timeline is a real one of `demo`.
+The story of step 67 is made up (`demo --synthetic step-67`), and so are the two runs that are compared. The
+run in the dark timeline is a real one of `demo`.
 """
 
 from __future__ import annotations

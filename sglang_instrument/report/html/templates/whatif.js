@@ -80,17 +80,18 @@ R.whatifChart = () => {
   const facts = R.facts.whatif;
   if (!facts.steps.length) return "Nothing to draw.";
   const x = facts.steps.map(String);
-  const bar = (name, y, colour, opacity) => ({
+  const bar = (name, y, marker) => ({
     type: "bar",
     name,
     x,
     y,
-    marker: { color: colour, opacity },
+    marker,
     hovertemplate: `step %{x}, ${name}: %{y:.4~g} s<extra></extra>`,
   });
+  const soft = R.ink("soft");
   const data = [
-    bar("recorded", facts.recorded_sec, R.ink("faint"), 0.4),
-    bar("predicted", R.whatifCell().predicted_sec, R.ink("soft"), 0.95),
+    bar("recorded", facts.recorded_sec, { color: R.ink("hover"), line: { color: soft, width: 1.2 } }),
+    bar("predicted", R.whatifCell().predicted_sec, { color: soft }),
   ];
   const axes = { xaxis: R.stepAxis(), yaxis: R.fromZero("seconds") };
   const say = `Recorded and predicted time of ${R.plural(x.length, "step")}.`;
