@@ -104,6 +104,22 @@ def test_the_table_of_metrics_has_units_and_intervals(opened: Browser, runs: Run
     assert opened.complaints() == []
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_run_without_a_step_compares_nothing(
+    opened: Browser, runs: Runs, tmp_path: Path, first: bool
+) -> None:
+    empty = synthetic_run(tmp_path / "empty", steps=1, workers=1, requests=1)
+    for path in empty.glob("step_*/*.jsonl"):
+        path.write_text(path.read_text().splitlines(keepends=True)[0])
+    out = tmp_path / "both.html"
+    both = (empty, runs[0]) if first else (runs[0], empty)
+    assert main(["report", *map(str, both), "-o", str(out)]) == 0
+    opened.open(out).draw_all()
+    assert "Nothing is compared" in opened.text("compare")
+    assert "No training step is complete yet" in opened.text("verdict")
+    assert opened.complaints() == []
+
+
 def test_the_figure_of_two_runs_names_both(runs: Runs) -> None:
     one, other = map(open_run, runs)
     [axes] = FIGURES["cdf"](choose(one, other=other)).axes

@@ -7,11 +7,15 @@ from sglang_instrument.analysis.run.opening import Run
 
 
 def names_of(one: Run, other: Run) -> tuple[str, str]:
-    """Return the names of two runs, such as "gsm8k_600, 2026-01-05 08:00 UTC"."""
-    short = [_short(run) for run in (one, other)]
-    if short[0] == short[1]:
-        short = [one.logs, other.logs]
-    return _dated(short[0], one), _dated(short[1], other)
+    """Return the names of two runs: of their experiments, or what opens them where these are the same."""
+    first, second = _short(one), _short(other)
+    return (first, second) if first != second else (one.logs, other.logs)
+
+
+def dated_names_of(one: Run, other: Run) -> tuple[str, str]:
+    """Return the names of two runs for a legend, such as "gsm8k_600, 2026-01-05 08:00 UTC"."""
+    first, second = names_of(one, other)
+    return _dated(first, one), _dated(second, other)
 
 
 def _short(run: Run) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_instrument.analysis.answers.steps import step_table
 from sglang_instrument.analysis.changes.compare import compare_runs
 from sglang_instrument.analysis.changes.conclusion import conclusion_of
-from sglang_instrument.analysis.changes.run_names import names_of
+from sglang_instrument.analysis.changes.run_names import dated_names_of, names_of
 from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.report.html.answers import comparison
 from sglang_instrument.report.html.story import story
@@ -30,17 +30,18 @@ def beside(run: Run, other: Run, told: Mapping[str, Any]) -> tuple[_Story, dict[
 
     Returns:
         The words of the head: what the comparison concludes, and the stories of both as "runs"; the data of
-        the charts; the names of both.
+        the charts; the names of both, with their dates.
     """
     compared = compare_runs(run, other)
     stories = [dict(told), story(other, step_table(other.digest), judge(other))]
-    names = names_of(run, other)
     runs = [
-        {**one, "mark": mark, "name": name, "findings": _unlike(one, neighbour)}
-        for mark, name, one, neighbour in zip("AB", names, stories, reversed(stories), strict=True)
+        {**one, "mark": mark, "title": name, "findings": _unlike(one, neighbour)}
+        for mark, name, one, neighbour in zip(
+            "AB", names_of(run, other), stories, reversed(stories), strict=True
+        )
     ]
     words = {**asdict(conclusion_of(compared)), "runs": runs, "other_logs": other.logs}
-    return words, comparison(compared, other), list(names)
+    return words, comparison(compared, other), list(dated_names_of(run, other))
 
 
 def _unlike(one: _Story, other: _Story) -> list[dict[str, Any]]:
