@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.call_times import paths_of
+from sglang_instrument.analysis.answers.events import path_table
 from sglang_instrument.analysis.answers.round_trips import ahead_us
 from sglang_instrument.analysis.answers.steps import step_table
 from sglang_instrument.analysis.ledger.ledger import step_ledger
@@ -18,6 +19,7 @@ from sglang_instrument.report.html import answers
 from sglang_instrument.report.html.beside import beside
 from sglang_instrument.report.html.chosen import MOST_SPANS, Chosen, choose
 from sglang_instrument.report.html.grid import whatif_grid
+from sglang_instrument.report.html.icicle import icicle
 from sglang_instrument.report.html.kernels import kernel_section
 from sglang_instrument.report.html.page import render
 from sglang_instrument.report.html.slowest import slowest_requests
@@ -84,11 +86,13 @@ def write_report(
         packed[one.key], phases = pack_step(run, one, ahead)
         events |= phases
         parts[one.key] = _parts(ledger, one)
+    stage("summing up events")
+    tree = icicle(path_table(run), chosen)
     stage("estimating what-if")
     grid = whatif_grid(run.digest, lambda done, total: stage(f"estimating what-if: {done} of {total}"))
     stage("splitting requests into events")
     facts = _chart_facts(run, table, findings, chosen)
-    facts |= {"whatif": grid, "parts": parts, "events": events, "other": None, "runs": []}
+    facts |= {"whatif": grid, "parts": parts, "events": events, "icicle": tree, "other": None, "runs": []}
     words = story(run, table, verdict)
     words |= {"beside": None, "kernels": None if traces is None else kernel_section(traces)}
     if other is not None:

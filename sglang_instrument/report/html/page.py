@@ -20,6 +20,7 @@ from sglang_instrument.report.palette import COLOURED, PART_COLOURS, as_css, par
 #: In the order in which they are put into the page.
 SCRIPTS: Final = (
     "base.js",
+    "numbers.js",
     "tables.js",
     "state.js",
     "charts.js",
@@ -30,6 +31,8 @@ SCRIPTS: Final = (
     "gaps.js",
     "comparison.js",
     "whatif.js",
+    "icicle.js",
+    "icicle_input.js",
     "timeline_model.js",
     "timeline_paint.js",
     "timeline_cursor.js",

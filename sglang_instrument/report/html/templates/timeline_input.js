@@ -247,7 +247,7 @@ R.wireTimeline = () => {
   R.wireOverview(R.$("t-overview"));
   R.wireTools();
   R.wireKeys(canvas);
-  // In the next frame: a change of layout within the observer would be reported as an error.
+  // In the next frame, because the canvas changes its own height.
   new ResizeObserver(() => requestAnimationFrame(() => R.timeline.filter && R.place())).observe(canvas);
   R.themeListeners.push(() => {
     R.timeline.inks = null;
