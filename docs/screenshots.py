@@ -96,7 +96,7 @@ def two_runs(page: Browser, folder: Path) -> None:
     main(["report", *map(str, runs), "-o", str(report)])
     page.open(report)
     theme(page, dark=False)
-    shoot(page, "report-two-runs", 1000)
+    shoot(page, "report-two-runs", height=1000)
 
 
 def run() -> None:
