@@ -1,5 +1,6 @@
 """Model the duration of an engine call by its tokens and by the number of concurrent calls."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +18,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 OF_WORKER: Final = ("run", "step", "validate", "worker")
 _REQUEST: Final = ("source", *OF_WORKER[1:], "request_id")
 _FEWEST_CALLS: Final = 20  # of fewer, only the median of the seconds a token is known
+_ENOUGH_CALLS: Final = 20_000  # for four numbers; of more, the calls of some steps are taken
 _ROUNDS: Final = 8
 _OUTLIER: Final = 3.0  # a call that takes so many times as long as expected, or as short, is left out
 
@@ -107,14 +109,19 @@ def fit_speed(calls: pl.DataFrame, speed: EngineSpeed | None = None) -> Fit:
     """
     calls = calls.sort(OF_WORKER)
     if speed is not None:
-        return Fit(speed, calls.with_columns(expected_sec=speed.expected(crowds(calls, speed.pool))), None)
+        return _fit(calls, speed, None)
     if len(calls) < _FEWEST_CALLS or not calls["tokens"].sum():
         speed = EngineSpeed(token_sec=_median_token_sec(calls))
         return Fit(speed, calls.with_columns(expected_sec=speed.token_sec * pl.col("tokens")), None)
-    own = _fitted(calls, shared=False)
-    if calls["worker"].n_unique() == 1:
-        return own
-    return min(own, _fitted(calls, shared=True), key=lambda fit: fit.error or 0.0)
+    step = assign_group_ids(calls, OF_WORKER[:-1])[0]
+    some = calls.filter(step % math.ceil(len(calls) / _ENOUGH_CALLS) == 0)
+    may_share = (False, True) if calls["worker"].n_unique() > 1 else (False,)
+    error, speed = min(_fitted(some, shared) for shared in may_share)
+    return _fit(calls, speed, error)
+
+
+def _fit(calls: pl.DataFrame, speed: EngineSpeed, error: float | None) -> Fit:
+    return Fit(speed, calls.with_columns(expected_sec=speed.expected(crowds(calls, speed.pool))), error)
 
 
 def _median_token_sec(calls: pl.DataFrame) -> float:
@@ -124,7 +131,8 @@ def _median_token_sec(calls: pl.DataFrame) -> float:
     return 1.0 if middle is None else float(middle)
 
 
-def _fitted(calls: pl.DataFrame, shared: bool) -> Fit:
+def _fitted(calls: pl.DataFrame, shared: bool) -> tuple[float, EngineSpeed]:
+    """Return the error and the speed that explains calls best."""
     group = assign_group_ids(calls, OF_WORKER)[0].to_numpy()
     tokens, context, sec = (calls[name].to_numpy() for name in ("tokens", "context", "sec"))
     crowd = crowds(calls, EngineSpeed(shared=shared).pool)
@@ -143,8 +151,7 @@ def _fitted(calls: pl.DataFrame, shared: bool) -> Fit:
         pace, expected, solved = pace / usual, expected * usual, solved * usual
         kept = np.abs(np.log(sec / (expected * pace[group]))) < np.log(_OUTLIER)
     error = float(np.median(np.abs(np.log(sec / (expected * pace[group])))))
-    speed = EngineSpeed(*solved.tolist())._replace(shared=shared)
-    return Fit(speed, calls.with_columns(expected_sec=pl.Series(expected)), error)
+    return error, EngineSpeed(*solved.tolist())._replace(shared=shared)
 
 
 def _ratio(sec: Array, expected: Array) -> Array:

@@ -13,7 +13,7 @@ from sglang_instrument.analysis.run.batch_job import BatchJob, BatchResult, Tabl
 from sglang_instrument.analysis.run.digest import Digest, concat_digests
 from sglang_instrument.analysis.run.worker_processes import read_in_processes
 
-_BATCH_BYTES: Final = 24 * 1024 * 1024  # of text; some 100,000 records
+_BATCH_BYTES: Final = 36 * 1024 * 1024  # of text; some 150,000 records
 _BYTES_PER_PROCESS: Final = 48 * 1024 * 1024  # less text is not worth starting another process
 _MOST_PROCESSES: Final = 16
 _ZSTD_RATIO: Final = 10  # about how many times smaller .zst files are
