@@ -1,0 +1,1 @@
+"""Follow a run while it runs, from a process outside training."""
