@@ -26,7 +26,8 @@ LOG_OPENED: Final = "log_opened"
 STEP_CLOSED: Final = "step_closed"
 LOG_CLOSED: Final = "log_closed"
 OPEN_SPANS: Final = "open_spans"
-CONTROL_EVENTS: Final = frozenset({LOG_OPENED, STEP_CLOSED, LOG_CLOSED, OPEN_SPANS})
+OPEN_NOW: Final = "open_now"
+CONTROL_EVENTS: Final = frozenset({LOG_OPENED, STEP_CLOSED, LOG_CLOSED, OPEN_SPANS, OPEN_NOW})
 
 Phase = Literal[
     "step",

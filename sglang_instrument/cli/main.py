@@ -10,8 +10,9 @@ from typing import Final, NoReturn
 
 from sglang_instrument import __version__
 from sglang_instrument.cli.explain import Explain
-from sglang_instrument.cli.plain import plain, say
+from sglang_instrument.cli.plain import say
 from sglang_instrument.errors import InstrumentError
+from sglang_instrument.plain_text import plain
 
 #: The commands, grouped by purpose, with their lines of help: `--help` imports no command.
 GROUPS: Final[dict[str, dict[str, str]]] = {

@@ -1,7 +1,7 @@
 """Read from a file's path where its records belong: role, worker, step, and whether it is validation."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,8 +13,8 @@ _FOLDER: Final = re.compile(r"(step|validate)_(-?\d{1,9})$")
 _FILE: Final = re.compile(r"([A-Za-z][A-Za-z-]*)_(\d{1,9})(?:[_.].+)?$")
 ENDINGS: Final = (".jsonl", ".jsonl.zst")
 FOLDERS: Final = ("engine", "processes")  # besides step_N and validate_N
-# Ours, but not logs; `output` holds what the demo's workers print.
-_NO_LOGS: Final = ("processes", "profiles", "output", ".locks", ".cache")
+# Ours, but not logs; `live` is the follower's; `output` holds what the demo's workers print.
+_NO_LOGS: Final = ("processes", "profiles", "live", "output", ".locks", ".cache")
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,18 @@ class Place:
 
 def is_run_folder(folder: Path) -> bool:
     """Return whether a folder looks like that of one experiment."""
-    return any(child.is_dir() and _is_part(child.name) for child in folder.iterdir())
+    return any(child.is_dir() and is_part(child.name) for child in folder.iterdir())
 
 
-def log_files(folder: Path) -> Iterator[Path]:
-    """Yield the log files of an experiment: steps in order, then the files outside step folders."""
-    parts = [child for child in folder.iterdir() if child.is_dir() and _is_part(child.name)]
+def log_files(folder: Path, only: Collection[str] | None = None) -> Iterator[Path]:
+    """Yield the log files of an experiment: steps in order, then the files outside step folders.
+
+    Args:
+        folder: The experiment's folder.
+        only: Names of the folders in it to look into, such as "step_12"; None stands for all.
+    """
+    children = folder.iterdir() if only is None else (folder / name for name in only)
+    parts = [child for child in children if child.is_dir() and is_part(child.name)]
     for part in sorted(parts, key=lambda part: _order(part.name)):
         if part.name != "processes":
             yield from sorted(path for path in part.iterdir() if path.name.endswith(ENDINGS))
@@ -46,7 +52,7 @@ def log_files(folder: Path) -> Iterator[Path]:
 def other_files(folder: Path) -> Iterator[str]:
     """Yield what lies in an experiment's folder but is not a log, in order; folders end with a slash."""
     for child in sorted(folder.iterdir()):
-        if child.is_dir() and child.name not in _NO_LOGS and _is_part(child.name):
+        if child.is_dir() and child.name not in _NO_LOGS and is_part(child.name):
             others = sorted(path for path in child.iterdir() if not path.name.endswith(ENDINGS))
             yield from (f"{child.name}/{_named(path)}" for path in others)
         elif child.name not in _NO_LOGS:
@@ -77,7 +83,8 @@ def place_at(path: str) -> Place | None:
     return place_of(Path(path))
 
 
-def _is_part(name: str) -> bool:
+def is_part(name: str) -> bool:
+    """Return whether a folder of this name in that of an experiment holds logs, or describes processes."""
     return name in FOLDERS or _FOLDER.match(name) is not None
 
 

@@ -14,7 +14,7 @@ from sglang_instrument.analysis.reading.files import LOOP_BLOCK, Control, File
 from sglang_instrument.analysis.reading.folders import Place
 from sglang_instrument.analysis.reading.lines import Extra, Line, Rejects, decode, drop_invalid_spans
 from sglang_instrument.errors import LogError
-from sglang_instrument.schema import CONTROL_EVENTS, LOG_OPENED, OPEN_SPANS
+from sglang_instrument.schema import CONTROL_EVENTS, LOG_OPENED, OPEN_NOW, OPEN_SPANS
 
 _BUFFERED_LINES: Final = 100_000  # turned into columns at once; bounds the memory of Python's objects
 _STAMP_LENGTH: Final = len("2026-01-05T08:00:01.500000+00:00")
@@ -86,7 +86,8 @@ def _read_file(path: Path, place: Place, file: File, rejects: Rejects, buffer: "
                     run_id = line.extra.run_id if line.extra else None
                 if line.event == OPEN_SPANS and line.extra:
                     drop_invalid_spans(line.extra, rejects)
-                file.controls.append(_control(line, run_id))
+                if line.event != OPEN_NOW:  # only of use while the run runs, and there are many of them
+                    file.controls.append(_control(line, run_id))
             buffer.add(lines[begun:], place, file, run_id)
 
 

@@ -8,7 +8,7 @@ cache can be written, there is none.
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -56,7 +56,7 @@ def read_digest(
     if run_id is not None:
         kept = only_run(files, find_run_id(folder, files, run_id))
         files, digest = kept, _renumbered(digest, files, kept)
-    return files, _only_newest_runs(files, digest)
+    return files, only_newest_runs(files, digest)
 
 
 def _read_all(folder: Path, progress: Progress | None, cached: bool) -> tuple[list[File], Digest]:
@@ -77,10 +77,16 @@ def _read_all(folder: Path, progress: Progress | None, cached: bool) -> tuple[li
     return merged, whole
 
 
-def list_files(folder: Path) -> list[File]:
-    """Return the log files of a run's folder without reading them."""
+def read_parts(folder: Path, only: Collection[str]) -> tuple[list[File], Digest]:
+    """Return the log files in some folders of a run, such as "step_12", and their digest; without a cache."""
+    files, digest = digest_files(folder, list_files(folder, only))
+    return files, only_newest_runs(files, digest)
+
+
+def list_files(folder: Path, only: Collection[str] | None = None) -> list[File]:
+    """Return the log files of a run's folder without reading them; `only` names folders in it."""
     files = []
-    for path in log_files(folder):
+    for path in log_files(folder, only):
         # Our writers use UTF-8 names only, and JSON cannot hold others: such a file is not read.
         name = path.relative_to(folder).as_posix().encode(errors="backslashreplace").decode()
         try:
@@ -114,7 +120,7 @@ def _renumbered(digest: Digest, files: Sequence[File], merged: Sequence[File]) -
     )
 
 
-def _only_newest_runs(files: Sequence[File], digest: Digest) -> Digest:
+def only_newest_runs(files: Sequence[File], digest: Digest) -> Digest:
     """Drop the rows that older runs wrote."""
     counts = newest_run_filter(files)
     left_out = [

@@ -1,0 +1,164 @@
+"""Keep the state of one run that is followed: what was read, who is alive, which steps were analysed."""
+
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from sglang_instrument.live import snapshots
+from sglang_instrument.live.analyst import Analyst
+from sglang_instrument.live.counts import Counts, StepKey, folder_of
+from sglang_instrument.live.liveness import Liveness
+from sglang_instrument.live.problems import Now
+from sglang_instrument.live.state import Snapshot, StepDone
+from sglang_instrument.live.tail import Tail
+
+_ALIVE_EVERY_SEC: Final = 5.0
+_OVER_SEC: Final = 120.0  # without a line, a run whose processes cannot be asked is over
+_MOST_DONE: Final = 60
+_FIRST_STEPS: Final = 12  # that were finished before we came, at most
+_FIRST_BYTES: Final = 256 * 2**20  # of their files, but at least one step
+_NAMED: Final = 3  # unreadable files
+_QUIET_SEC: Final = 10.0  # a run that logs is not left for another one
+
+
+class FollowedRun:
+    """The state of the run that is followed."""
+
+    def __init__(self, folder: Path, with_done: bool) -> None:
+        self.folder = folder
+        self.tail = Tail(folder)
+        self._counts = Counts()
+        self._liveness = Liveness(folder)
+        self._analyst = Analyst(folder) if with_done else None
+        self._next_alive = 0.0
+        self._done: dict[StepKey, StepDone] = {}
+        self._asked: dict[StepKey, object] = {}
+        self._last_line = time.monotonic()
+
+    def read(self, now: float) -> bool:
+        """Read what was added; return whether there is more."""
+        wall = time.time()
+        for file, piece in self.tail.read():
+            # What was there before us is as old as its file; everything else was just written.
+            stale_sec = max(0.0, wall - file.mtime) if not file.reads else 0.0
+            file.reads += 1
+            self._counts.take(file, piece, now, stale_sec)
+        if now >= self._next_alive:
+            self._next_alive = now + _ALIVE_EVERY_SEC
+            self._liveness.look(self._counts.run_id)
+        if not self.tail.more:
+            self._ask()
+        return self.tail.more
+
+    def snapshot(self, now: float) -> Snapshot:
+        """Return what is known."""
+        if self._analyst is not None:
+            self._done.update(self._analyst.done())
+        done = sorted(self._done.values(), key=lambda one: (one.step, one.validate))[-_MOST_DONE:]
+        counts, ended = self._counts, self._ended(now)
+        moment = Now(counts, now, wall_us(), self._liveness.alive, ended is not None)
+        step = counts.newest()
+        problems = snapshots.problems_now(moment, step, self._own_problems())
+        return Snapshot(
+            logs=str(self.folder),
+            run_id=counts.run_id,
+            at_us=moment.at_us,
+            step=snapshots.step_now(moment, step, done),
+            done=tuple(done),
+            problems=problems,
+            workers=snapshots.workers_now(moment, step, problems),
+            totals=snapshots.totals_of(moment),
+            ended=ended,
+            waiting=None if counts.processes else f"{self.folder}: no records yet",
+            behind_sec=self.tail.behind_sec(),
+        )
+
+    def is_quiet(self, now: float) -> bool:
+        """Return whether nothing was logged for a while."""
+        return self._silent_sec(now) > _QUIET_SEC
+
+    def wait_for_done(self, timeout_sec: float) -> None:
+        """Wait until the finished steps are analysed."""
+        if self._analyst is not None:
+            self._analyst.wait(timeout_sec)
+
+    def close(self) -> None:
+        """End what was started."""
+        if self._analyst is not None:
+            self._analyst.close()
+
+    def _silent_sec(self, now: float) -> float:
+        return now - max((one.last_at for one in self._counts.processes.values()), default=self._last_line)
+
+    def _ended(self, now: float) -> str | None:
+        """Return why no more comes; None while the run goes on."""
+        alive = {
+            name: is_alive for name, is_alive in self._liveness.alive.items() if name.startswith("worker_")
+        } or self._liveness.alive
+        if True in alive.values():
+            return None
+        if alive and None not in alive.values():
+            return "all processes of the run have ended"
+        if self._counts.processes and self._silent_sec(now) > _OVER_SEC:
+            return f"no process has written anything for {_OVER_SEC / 60:.0f} minutes"
+        return None
+
+    def _own_problems(self) -> list[str]:
+        failures = list(self.tail.failures.items())
+        told = [f"{path}: {why}" for path, why in failures[:_NAMED]]
+        if len(failures) > _NAMED:
+            told.append(f"{len(failures) - _NAMED} more files cannot be read")
+        if self._analyst is not None and self._analyst.failed:
+            told.append(self._analyst.failed)
+        return told
+
+    def _ask(self) -> None:
+        """Ask for the numbers of steps that ended, and once more when the next one has begun."""
+        if self._analyst is None:
+            return
+        if not self._asked:
+            self._ask_for_earlier()
+        steps = sorted(
+            self._counts.steps, key=lambda key: min(p.begun_us for p in self._counts.steps[key].values())
+        )
+        for at, key in enumerate(steps):
+            parts = snapshots.rollouts(self._counts.steps[key])
+            if not all(part.is_closed for part in parts.values()):
+                continue
+            following = steps[at + 1 : at + 2]
+            state = (len(parts), tuple(following))
+            if self._asked.get(key) != state:
+                self._asked[key] = state
+                self._analyst.ask([folder_of(key)], [folder_of(one) for one in following])
+
+    def _ask_for_earlier(self) -> None:
+        assert self._analyst is not None  # noqa: S101 - the caller asked
+        known = [folder_of(key) for key in self._counts.in_order()]
+        names = _earlier_steps(self.folder, set(known))
+        self._asked[-1, False] = names
+        if names:
+            self._analyst.ask(names, known[:1])
+
+
+def _earlier_steps(folder: Path, known: set[str]) -> list[str]:
+    """Return the folders of the last steps before those that are `known`, as far as they are read quickly."""
+    steps = [
+        (int(number), entry.name)
+        for entry in os.scandir(folder)
+        if (number := entry.name.removeprefix("step_")) != entry.name and number.isdecimal() and int(number)
+    ]
+    earlier = [name for _, name in sorted(steps) if name not in known]
+    chosen: list[str] = []
+    left = _FIRST_BYTES
+    for name in reversed(earlier[-_FIRST_STEPS:]):
+        left -= sum(entry.stat().st_size for entry in os.scandir(folder / name))
+        if left < 0 and chosen:
+            break
+        chosen.append(name)
+    return chosen[::-1]
+
+
+def wall_us() -> int:
+    """Return now, Unix epoch in microseconds."""
+    return time.time_ns() // 1000

@@ -1,0 +1,157 @@
+"""Follow a run: read what its processes add, keep a small state, and publish a snapshot of it."""
+
+import os
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from sglang_instrument.analysis.reading.folders import is_part
+from sglang_instrument.live.followed_run import FollowedRun, wall_us
+from sglang_instrument.live.state import Problem, Snapshot
+
+_ROUND_SEC: Final = 0.5
+_FIND_EVERY_SEC: Final = 5.0  # whether a newer run began beside this one
+_HANGS_SEC: Final = 5.0  # a disk that takes longer for one file hangs
+
+
+class Follower:
+    """Follows the run in a folder, or the newest run in a folder of runs, in a thread of its own.
+
+    Args:
+        logs: The run's folder, a folder of runs, or one that does not exist yet.
+        with_done: Whether to analyse finished steps.
+    """
+
+    def __init__(self, logs: Path, with_done: bool = True) -> None:
+        self._logs = logs
+        self._with_done = with_done
+        self._run: FollowedRun | None = None
+        self._next_find = 0.0
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._published = Snapshot(str(logs), None, wall_us(), waiting="starting")
+        self._published_at = time.monotonic()
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; a thread that hangs at a disk is left alone."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(1.0)
+        if self._run is not None:
+            self._run.close()
+
+    def snapshot(self) -> Snapshot:
+        """Return the newest snapshot; it says so if reading does not return."""
+        snapshot, run = self._published, self._run
+        doing = run.tail.doing if run is not None else None
+        if doing is None or time.monotonic() - doing[1] < _HANGS_SEC:
+            return snapshot
+        sentence = f"reading {doing[0]} has not returned for {_HANGS_SEC:.0f} s: its disk hangs"
+        problem = Problem(
+            "follower", wall_us() - round((time.monotonic() - doing[1]) * 1e6), None, None, sentence
+        )
+        behind_sec = snapshot.behind_sec + time.monotonic() - self._published_at
+        return replace(snapshot, problems=(*snapshot.problems, problem), behind_sec=behind_sec)
+
+    def catch_up(self, timeout_sec: float) -> Snapshot:
+        """Read everything that is there, without a thread, and return what is known then."""
+        until = time.monotonic() + timeout_sec
+        while self.round() and time.monotonic() < until:
+            pass
+        if self._run is not None:
+            self._run.wait_for_done(max(0.0, until - time.monotonic()))
+        self.round()
+        return self._published
+
+    def round(self) -> bool:
+        """Read once what was added, and publish a snapshot; return whether there is more to read."""
+        now = time.monotonic()
+        if now >= self._next_find:
+            self._next_find = now + _FIND_EVERY_SEC
+            self._find(now)
+        try:
+            if self._run is None:
+                self._publish(Snapshot(str(self._logs), None, wall_us(), waiting=_why_not(self._logs)))
+                self._next_find = 0.0
+                return False
+            more = self._run.read(now)
+            self._publish(self._run.snapshot(time.monotonic()))
+            return more
+        except OSError as error:  # the folder vanished, or cannot be read
+            self._leave(f"{error.filename or self._logs}: {error.strerror or error}")
+            return False
+
+    def _follow(self) -> None:
+        while not self._ending.is_set():
+            begun = time.monotonic()
+            try:
+                more = self.round()
+            except Exception as error:  # one bad round must not end the others
+                self._leave(f"the follower failed: {error!r}")
+                more = False
+            if not more:
+                self._ending.wait(max(0.05, _ROUND_SEC - (time.monotonic() - begun)))
+
+    def _find(self, now: float) -> None:
+        """Follow the newest run, unless the one that is followed still logs."""
+        try:
+            folder = newest_run(self._logs)
+        except OSError:  # it vanishes just now
+            return
+        if self._run is not None and (
+            folder is None or folder == self._run.folder or not self._run.is_quiet(now)
+        ):
+            return
+        if folder is not None:
+            if self._run is not None:
+                self._run.close()
+            self._run = FollowedRun(folder, self._with_done)
+
+    def _leave(self, why: str) -> None:
+        if self._run is not None:
+            self._run.close()
+            self._run = None
+        self._next_find = 0.0
+        self._publish(Snapshot(str(self._logs), None, wall_us(), waiting=why))
+
+    def _publish(self, snapshot: Snapshot) -> None:
+        self._published, self._published_at = snapshot, time.monotonic()
+
+
+def newest_run(logs: Path) -> Path | None:
+    """Return the run's folder, or of a folder of runs the one that changed last; None if there is none yet.
+
+    Raises:
+        OSError: The folder vanishes while it is looked at.
+    """
+    if not logs.is_dir():
+        return None
+    children = [child for child in os.scandir(logs) if child.is_dir()]
+    if any(is_part(child.name) for child in children):
+        return logs
+    runs = {Path(child): _changed(Path(child)) for child in children}
+    return max((run for run, at in runs.items() if at), key=lambda run: runs[run], default=None)
+
+
+def _changed(run: Path) -> float:
+    """Return when a file was added to a run, about; 0 if the folder is none."""
+    try:
+        parts = [entry.stat().st_mtime for entry in os.scandir(run) if is_part(entry.name) and entry.is_dir()]
+    except OSError:
+        return 0.0
+    return max(parts, default=0.0)
+
+
+def _why_not(logs: Path) -> str:
+    if not logs.exists():
+        return f"{logs}: no such folder yet"
+    if not logs.is_dir():
+        return f"{logs}: not a folder"
+    return f"{logs}: no run in it yet"

@@ -1,0 +1,239 @@
+"""Make a snapshot of what was counted so far."""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Final
+
+from sglang_instrument.live.counts import Process, StepKey, WorkerKey
+from sglang_instrument.live.parts import Part
+from sglang_instrument.live.problems import Now, barrier_sec, is_dead, open_now_of, problems_of
+from sglang_instrument.live.state import (
+    KINDS,
+    OfWorker,
+    OpenRequest,
+    Problem,
+    StepDone,
+    StepNow,
+    Totals,
+    WorkerNow,
+    WorkerState,
+)
+from sglang_instrument.plain_text import plain
+
+_OLDEST_OF_WORKER: Final = 20
+_MOST_OLDEST: Final = 512
+_STEPS_COMPARED: Final = 5
+#: Where a request is, by the phase of its innermost open span. A call of the engine is not watched itself.
+_KIND_OF: Final = {
+    **dict.fromkeys(("generate", "engine", "turn", "request", "loop"), "engine"),
+    **{phase: phase for phase in ("tool", "interaction", "reward", "barrier")},
+}
+
+
+def step_now(now: Now, step: StepKey | None, done: Sequence[StepDone]) -> StepNow | None:
+    """Return the step in progress."""
+    if step is None:
+        return None
+    parts = rollouts(now.counts.steps[step])
+    workers = {key: (part, now.counts.processes[key].now_us(now.now)) for key, part in parts.items()}
+    open_requests = sum(requests_open(part, now_us) for part, now_us in workers.values())
+    requests_done = sum(part.done for part in parts.values())
+    where: Counter[str] = Counter()
+    for key, (part, _) in workers.items():
+        where.update(where_open(now, key, part))
+    oldest = [one for key, (part, now_us) in workers.items() for one in oldest_of(key, part, now_us)]
+    oldest.sort(key=lambda one: -one.age_sec)
+    return StepNow(
+        step=step[0],
+        validate=step[1],
+        age_sec=max(
+            ((part.last_us if part.is_closed else now_us) - part.begun_us) / 1e6
+            for part, now_us in workers.values()
+        ),
+        requests_done=requests_done,
+        requests_expected=_expected(step, done, requests_done + open_requests),
+        requests_open=open_requests,
+        tokens=sum(part.tokens for part in parts.values()),
+        tokens_per_sec=sum(part.tokens_per_sec(now_us) for part, now_us in workers.values()),
+        open=_in_order(where),
+        oldest=tuple(oldest[:_MOST_OLDEST]),
+        is_over=all(part.is_closed for part in parts.values()),
+    )
+
+
+def rollouts(parts: Mapping[WorkerKey, Part]) -> Mapping[WorkerKey, Part]:
+    """Return the parts of the rollout workers; all if there are none."""
+    return {key: part for key, part in parts.items() if key[0] == "worker"} or parts
+
+
+def requests_open(part: Part, now_us: int) -> int:
+    """Return how many requests of a worker are open: by its own count, or else by what began and ended."""
+    if part.is_closed:
+        return 0
+    said = open_now_of(part, now_us)
+    return part.known_open if said is None else said.count("request")
+
+
+def where_open(now: Now, key: WorkerKey, part: Part) -> dict[str, int]:
+    """Return how many open requests of a worker, and whether itself, are where."""
+    now_us = now.counts.processes[key].now_us(now.now)
+    where: Counter[str] = Counter()
+    if part.is_closed:
+        return {}
+    said = open_now_of(part, now_us)
+    if said is None:
+        where["other"] = part.known_open
+    else:
+        for event, count in said.requests.items():
+            where[_KIND_OF.get(said.phase_of(event), "other")] += count
+    if barrier_sec(now, key, part) is not None:
+        where["barrier"] += 1
+    return _in_order(where)
+
+
+def oldest_of(key: WorkerKey, part: Part, now_us: int) -> Iterator[OpenRequest]:
+    """Yield the oldest open requests of a worker: those that it names, then others that began."""
+    if part.is_closed:
+        return
+    role, worker = key
+    said = open_now_of(part, now_us)
+    named = set()
+    for one in said.oldest if said else ():
+        request_id = None if one.get("request_id") is None else str(one["request_id"])
+        known = part.requests.get(request_id or "")
+        named.add(request_id)
+        age_sec = one["age_sec"] + (now_us - said.at_us) / 1e6 if said else 0.0
+        turn, event = one.get("turn"), one.get("event")
+        yield OpenRequest(
+            None if request_id is None else plain(request_id),
+            worker,
+            turn if isinstance(turn, int) else None,
+            None if event is None else plain(str(event)),
+            age_sec,
+            known.tokens if known else None,
+            role,
+        )
+    if said is not None and part.known_open > said.count("request"):
+        return  # some of those known to be open ended without a record
+    others = ((name, one) for name, one in part.open_requests() if name not in named)
+    for request_id, other in islice(others, _OLDEST_OF_WORKER):
+        age_sec = (now_us - other.begun_us) / 1e6
+        yield OpenRequest(plain(request_id), worker, other.turn, None, age_sec, other.tokens, role)
+
+
+def _expected(step: StepKey, done: Sequence[StepDone], begun: int) -> int | None:
+    """Return how many requests a step will have, by the last ones; at least as many as have begun."""
+    counts = [one.requests for one in done if one.validate == step[1] and one.step != step[0]]
+    if not counts:
+        return None
+    return max(begun, round(statistics.median_low(counts[-_STEPS_COMPARED:])))
+
+
+def workers_now(now: Now, step: StepKey | None, problems: Sequence[Problem]) -> tuple[WorkerNow, ...]:
+    """Return the processes that log steps, in order."""
+    parts = now.counts.steps.get(step, {}) if step is not None else {}
+    hanging = {(one.role, one.worker) for one in problems if one.kind == "hang"}
+    states = {
+        key: _state(now, key, process, parts, hanging)
+        for key, process in now.counts.processes.items()
+        if process.step is not None
+    }
+    blocking = _blocking(now, parts, states)
+    return tuple(_worker(now, key, state, parts.get(key), blocking) for key, state in sorted(states.items()))
+
+
+def _state(
+    now: Now,
+    key: WorkerKey,
+    process: Process,
+    parts: Mapping[WorkerKey, Part],
+    hanging: set[tuple[str, int | None]],
+) -> WorkerState:
+    part = parts.get(key)
+    if is_dead(process, part, now):
+        return "dead"
+    if key in hanging:
+        return "hangs"
+    if process.log_closed or part is None:
+        return "ended"
+    if part.is_closed:
+        others = [one for other, one in rollouts(parts).items() if other != key]
+        return "waits" if any(not one.is_closed for one in others) else "ended"
+    return "waits" if barrier_sec(now, key, part) is not None else "runs"
+
+
+def _blocking(
+    now: Now, parts: Mapping[WorkerKey, Part], states: Mapping[WorkerKey, WorkerState]
+) -> WorkerKey | None:
+    """Return the worker that others wait for: one that died or hangs, else that with most requests open."""
+    late = {
+        key: part
+        for key, part in rollouts(parts).items()
+        if not part.is_closed and states.get(key) in ("runs", "hangs", "dead")
+    }
+    if not late or len(late) == len(rollouts(parts)):
+        return None
+    rank = {"dead": 2, "hangs": 1}
+
+    def order(key: WorkerKey) -> tuple[int, int, int]:
+        now_us = now.counts.processes[key].now_us(now.now)
+        return rank.get(states[key], 0), requests_open(late[key], now_us), -key[1]
+
+    return max(late, key=order)
+
+
+def _worker(
+    now: Now, key: WorkerKey, state: WorkerState, part: Part | None, blocking: WorkerKey | None
+) -> WorkerNow:
+    process = now.counts.processes[key]
+    now_us = process.now_us(now.now)
+    return WorkerNow(
+        role=key[0],
+        worker=key[1],
+        step=_newest_step(now, key),
+        requests_done=part.done if part else 0,
+        requests_open=requests_open(part, now_us) if part else 0,
+        open=where_open(now, key, part) if part else {},
+        tokens=part.tokens if part else 0,
+        tokens_per_sec=part.tokens_per_sec(now_us) if part else 0.0,
+        silent_sec=max(0.0, now.now - process.last_at),
+        state=state,
+        waits_for=blocking[1] if blocking is not None and state == "waits" and key[0] == "worker" else None,
+    )
+
+
+def _newest_step(now: Now, key: WorkerKey) -> int:
+    logged = [step for step in now.steps if key in now.counts.steps[step]]
+    step = logged[-1] if logged else now.counts.processes[key].step
+    return step[0] if step else 0
+
+
+def totals_of(now: Now) -> Totals:
+    """Return the counters of all processes."""
+    return {
+        key: OfWorker(
+            process.requests,
+            process.failed,
+            process.tokens,
+            process.records,
+            process.lost,
+            {(plain(one.event), plain(one.phase)): (one.count, one.sec) for one in process.events.values()},
+        )
+        for key, process in sorted(now.counts.processes.items())
+    }
+
+
+def problems_now(now: Now, step: StepKey | None, of_follower: Sequence[str]) -> tuple[Problem, ...]:
+    """Return what goes wrong in the run, then what the follower cannot do."""
+    found = [
+        Problem(one.kind, one.since_us, one.worker, one.step, plain(one.sentence), one.role)
+        for one in problems_of(now, step)
+    ]
+    own = [Problem("follower", now.at_us, None, None, plain(sentence)) for sentence in of_follower]
+    return (*found, *own)
+
+
+def _in_order(where: Mapping[str, int]) -> dict[str, int]:
+    return {kind: where[kind] for kind in KINDS if where.get(kind)}
