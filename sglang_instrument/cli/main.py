@@ -21,6 +21,9 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "run": "run a command, and all processes that it starts, with instrumentation on",
         "completion": "print a script with which bash, zsh or fish completes commands by Tab",
     },
+    "what does it do right now?": {
+        "watch": "during a run: its step, its workers, the oldest requests, what hangs",
+    },
     "is it on?": {
         "doctor": "before a run, or when no file appears: what recording needs on this machine",
         "status": "during or after a run: its processes, their patches, what was dropped",
@@ -56,8 +59,11 @@ COMMANDS: Final = {
     name: f"sglang_instrument.cli.commands.{name}" for group in GROUPS.values() for name in group
 }
 
-#: Packages of the extra `analysis`: training does not need them, so that a plain install leaves them out.
-_OF_ANALYSIS: Final = frozenset({"polars", "rich", "scipy", "numpy", "zstandard"})
+#: Packages of extras: training does not need them, so that a plain install leaves them out.
+_EXTRAS: Final = {
+    "analysis": frozenset({"polars", "rich", "scipy", "numpy", "zstandard"}),
+    "live": frozenset({"textual", "prometheus_client"}),
+}
 
 _EPILOG: Final = """\
 examples:
@@ -102,10 +108,11 @@ def _run(arguments: list[str]) -> int:
         return _run_command(name, arguments[1:])
     except ModuleNotFoundError as missing:
         package = (missing.name or "").partition(".")[0]
-        if package not in _OF_ANALYSIS:
+        extra = next((extra for extra, packages in _EXTRAS.items() if package in packages), None)
+        if extra is None:
             raise
         raise InstrumentError(
-            f"{name} needs {package}: pip install 'sglang-instrument[analysis]'"
+            f"{name} needs {package}: pip install 'sglang-instrument[{extra}]'"
         ) from missing
 
 

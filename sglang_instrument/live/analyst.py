@@ -1,7 +1,6 @@
 """Have finished steps analysed by a process of its own (`finished.py`): the follower itself stays small."""
 
 import contextlib
-import os
 import subprocess
 import sys
 import threading
@@ -11,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from sglang_instrument.live.children import environment
 from sglang_instrument.live.state import StepDone
 
 _PROGRAM: Final = """
@@ -18,11 +18,6 @@ import sys
 from sglang_instrument.live.finished import main
 main(sys.argv[1])
 """
-_SETTINGS: Final = {
-    "PYTHONSAFEPATH": "1",  # import nothing from the current folder
-    "SGLANG_INSTRUMENT": "0",  # a process that reads logs must not write one
-    "POLARS_MAX_THREADS": "1",
-}
 
 
 class Question(msgspec.Struct):
@@ -75,13 +70,11 @@ class Analyst:
         except OSError as error:
             self.failed = f"finished steps cannot be analysed: {error}"
 
-    def wait(self, timeout_sec: float) -> bool:
-        """Wait for all answers; return whether they came."""
+    def wait(self) -> None:
+        """Wait for all answers, or until the process ends without one."""
         while self._asked:
-            if not self._answered.acquire(timeout=timeout_sec):
-                return False
-            self._asked -= 1
-        return True
+            self._answered.acquire()
+            self._asked = 0 if self._process is None or self._process.poll() is not None else self._asked - 1
 
     def done(self) -> dict[tuple[int, bool], StepDone]:
         """Return the steps that were analysed since the last call."""
@@ -102,11 +95,10 @@ class Analyst:
             self._listener.join(1.0)
 
     def _start(self) -> None:
-        paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._asked, self._answered = 0, threading.Semaphore(0)
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter and a module of ours
             [sys.executable, "-c", _PROGRAM, str(self._folder)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **_SETTINGS},
+            env=environment(POLARS_MAX_THREADS="1"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -78,10 +78,10 @@ class FollowedRun:
         """Return whether nothing was logged for a while."""
         return self._silent_sec(now) > _QUIET_SEC
 
-    def wait_for_done(self, timeout_sec: float) -> None:
+    def wait_for_done(self) -> None:
         """Wait until the finished steps are analysed."""
         if self._analyst is not None:
-            self._analyst.wait(timeout_sec)
+            self._analyst.wait()
 
     def close(self) -> None:
         """End what was started."""

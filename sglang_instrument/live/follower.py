@@ -60,13 +60,12 @@ class Follower:
         behind_sec = snapshot.behind_sec + time.monotonic() - self._published_at
         return replace(snapshot, problems=(*snapshot.problems, problem), behind_sec=behind_sec)
 
-    def catch_up(self, timeout_sec: float) -> Snapshot:
+    def catch_up(self) -> Snapshot:
         """Read everything that is there, without a thread, and return what is known then."""
-        until = time.monotonic() + timeout_sec
-        while self.round() and time.monotonic() < until:
+        while self.round():
             pass
         if self._run is not None:
-            self._run.wait_for_done(max(0.0, until - time.monotonic()))
+            self._run.wait_for_done()
         self.round()
         return self._published
 

@@ -32,7 +32,7 @@ def follow():
         one._next_find = 0.0
         if one._run is not None:
             one._run.tail._next_listing = 0.0
-        return one.catch_up(30)
+        return one.catch_up()
 
     yield read
     for one in followers.values():
@@ -279,7 +279,7 @@ def test_a_run_written_bit_by_bit_gives_what_the_whole_gives(tmp_path, follow):
         for file in live._run.tail.files():
             file.due = 0.0
     time.sleep(0.3)
-    now, then = live.catch_up(30), follow(whole, with_done=True)
+    now, then = live.catch_up(), follow(whole, with_done=True)
     live.stop()
     assert now.step.step == then.step.step == 3
     assert (now.step.requests_done, now.step.is_over) == (12, True)
@@ -332,7 +332,7 @@ def test_a_follower_that_is_started_again_tells_the_same(run, follow):
     file.request("a", at=2, duration_sec=1)
     run.open(2, 0, at=10).request("b", at=12, duration_sec=1)
     first, again = follow(run.folder), Follower(run.folder, with_done=False)
-    second = again.catch_up(10)
+    second = again.catch_up()
     assert (first.step.step, first.step.requests_done) == (second.step.step, second.step.requests_done)
     assert {key: one.requests for key, one in first.totals.items()} == {
         key: one.requests for key, one in second.totals.items()

@@ -1,0 +1,200 @@
+"""Draw a running run on a terminal: `sglang-instrument watch`."""
+
+from pathlib import Path
+from typing import ClassVar, Final
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container
+from textual.widgets import DataTable, Footer, Static
+
+from sglang_instrument.live import words
+from sglang_instrument.live.follower import Follower
+from sglang_instrument.live.state import OpenRequest, Snapshot, WorkerNow
+from sglang_instrument.live.terminal_rows import LiveTable
+from sglang_instrument.live.terminal_screens import HelpScreen, RequestScreen, VerdictScreen, WorkerScreen
+
+_DRAW_SEC: Final = 0.5
+_PROBLEMS: Final = 5  # lines
+_REQUESTS: Final = 50  # rows
+_BAR: Final = 24  # characters
+_STATES: Final = {"hangs": "bold red", "dead": "bold red", "waits": "yellow", "ended": "dim"}
+_URGENT: Final = {"dead": 0, "hangs": 1}
+_WORKERS: Final = ("worker", "state", "done", "open", "where", "tok/s", "silent")
+_OLDEST: Final = ("request", "worker", "turn", "in", "age", "tokens")
+
+
+def watch(logs: Path) -> Snapshot:
+    """Show a run until a person quits; return what was known last."""
+    follower = Follower(logs)
+    follower.start()
+    try:
+        Terminal(follower).run()
+        return follower.snapshot()
+    finally:
+        follower.stop()
+
+
+class Terminal(App[None]):
+    """The screen: the step in progress, problems, workers beside the oldest requests, and the last steps."""
+
+    TITLE = "sglang-instrument watch"
+    ENABLE_COMMAND_PALETTE = False
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012 - textual's own declaration
+    CSS = """
+    #head { height: auto; padding: 0 1; }
+    #problems { height: auto; padding: 0 1; }
+    #tables { layout: horizontal; height: 1fr; }
+    #ledger { height: auto; padding: 0 1; border-top: solid $primary; }
+    #workers, #requests { width: 1fr; height: 1fr; }
+    .-narrow #tables { layout: vertical; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "quit"),
+        Binding("enter", "open", "open the worker or request", priority=True),
+        Binding("tab", "app.focus_next", "other table", show=False),
+        Binding("v", "verdict", "verdict so far"),
+        Binding("question_mark", "explain", "help", key_display="?"),
+    ]
+
+    def __init__(self, follower: Follower) -> None:
+        super().__init__()
+        self._follower = follower
+        self.snapshot = follower.snapshot()
+
+    def compose(self) -> ComposeResult:
+        """Make the widgets."""
+        yield Static(id="head")
+        yield Static(id="problems")
+        with Container(id="tables"):
+            yield LiveTable(_WORKERS, id="workers")
+            yield LiveTable(_OLDEST, id="requests")
+        yield Static(id="ledger")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Draw at once, and then again and again."""
+        self.query_one("#workers", LiveTable).focus()
+        self.draw()
+        self.set_interval(_DRAW_SEC, self.draw)
+
+    def draw(self) -> None:
+        """Draw the newest snapshot."""
+        self.snapshot = snapshot = self._follower.snapshot()
+        main = self.screen_stack[0]
+        width = self.size.width
+        main.query_one("#head", Static).update(_head(snapshot))
+        main.query_one("#problems", Static).update(_problems(snapshot))
+        main.query_one("#ledger", Static).update(_ledger(snapshot, width))
+        workers = sorted(snapshot.workers, key=lambda one: _URGENT.get(one.state, 2))
+        rows = {f"{one.role}_{one.worker}": _worker_row(one) for one in workers}
+        main.query_one("#workers", LiveTable).show(rows)
+        oldest = snapshot.step.oldest[:_REQUESTS] if snapshot.step is not None else ()
+        requests = {f"{one.role}_{one.worker}/{one.request_id}": _request_row(one) for one in oldest}
+        main.query_one("#requests", LiveTable).show(requests)
+
+    def action_open(self) -> None:
+        """Open the worker or the request under the cursor."""
+        if len(self.screen_stack) > 1:
+            self.pop_screen()
+        elif isinstance(self.focused, LiveTable) and (key := self.focused.chosen()) is not None:
+            self._open(self.focused.id or "", key)
+
+    def on_data_table_row_selected(self, chosen: DataTable.RowSelected) -> None:
+        """Open what is clicked."""
+        if chosen.row_key.value is not None:
+            self._open(chosen.data_table.id or "", chosen.row_key.value)
+
+    def _open(self, table: str, key: str) -> None:
+        if table == "workers":
+            role, _, worker = key.rpartition("_")
+            self.push_screen(WorkerScreen(role, int(worker), lambda: self.snapshot))
+            return
+        step = self.snapshot.step
+        oldest = step.oldest if step is not None else ()
+        one = next((one for one in oldest if f"{one.role}_{one.worker}/{one.request_id}" == key), None)
+        if one is not None and step is not None:
+            self.push_screen(RequestScreen(Path(self.snapshot.logs), step, one))
+
+    def action_verdict(self) -> None:
+        """Show the verdict so far."""
+        if len(self.screen_stack) == 1:
+            self.push_screen(VerdictScreen(Path(self.snapshot.logs)))
+
+    def action_explain(self) -> None:
+        """Show what the screen means."""
+        if len(self.screen_stack) == 1:
+            self.push_screen(HelpScreen())
+
+
+def _head(snapshot: Snapshot) -> Text:
+    run = f"{snapshot.logs}" + ("" if snapshot.run_id is None else f" (run {snapshot.run_id})")
+    text = Text(f"{run}\n", "dim")
+    text.append(words.headline(snapshot), "bold")
+    step = snapshot.step
+    if step is not None and not step.is_over:
+        text.append("\n")
+        text.append(words.bar(step, _BAR), "green")
+        text.append(f" {words.where(step.open)}")
+        if said := words.forecast(step):
+            text.append(f"\n{said}", "cyan")
+    if snapshot.ended is not None:
+        text.append(f"\nended: {snapshot.ended}", "bold yellow")
+    if snapshot.behind_sec > 3:
+        text.append(f"\nreading is {words.duration(snapshot.behind_sec)} behind", "yellow")
+    return text
+
+
+def _problems(snapshot: Snapshot) -> Text:
+    told = [words.problem(one, snapshot.at_us) for one in snapshot.problems]
+    if len(told) > _PROBLEMS:
+        told = [*told[: _PROBLEMS - 1], f"{len(told) - _PROBLEMS + 1} more problems"]
+    return Text("\n".join(told), "bold red")
+
+
+def _ledger(snapshot: Snapshot, width: int) -> Text:
+    rows = words.ledger_rows(snapshot.done, max(10, width - 60))
+    if not rows:
+        return Text("no step has ended yet", "dim")
+    steps = [one for one in snapshot.done if not one.validate]
+    last = steps[-1]
+    late = (
+        ""
+        if last.straggler is None
+        else (f"; the others waited {words.duration(last.straggler_sec)} for worker {last.straggler}")
+    )
+    took = "" if last.duration_sec is None else f" took {words.duration(last.duration_sec)}"
+    text = Text(f"what the last steps were spent on; step {last.step}{took}{late}", "dim")
+    for part, line, sec in rows:
+        text.append(f"\n{part:>24} ", "")
+        text.append(line, "blue")
+        text.append(f" {words.duration(sec)}")
+    return text
+
+
+def _worker_row(one: WorkerNow) -> tuple[Text, ...]:
+    return (
+        Text(words.worker_name(one)),
+        Text(words.worker_state(one), _STATES.get(one.state, "")),
+        _number(one.requests_done),
+        _number(one.requests_open),
+        Text(words.where(one.open)),
+        _number(round(one.tokens_per_sec)),
+        Text(words.duration(one.silent_sec) if one.silent_sec >= 5 else "", justify="right"),
+    )
+
+
+def _request_row(one: OpenRequest) -> tuple[Text, ...]:
+    return (
+        Text(one.request_id or "-"),
+        Text(str(one.worker), justify="right"),
+        _number(words.request_turn(one)),
+        Text(one.event or ""),
+        Text(words.duration(one.age_sec), justify="right"),
+        _number(one.tokens),
+    )
+
+
+def _number(value: int | None) -> Text:
+    return Text("" if value is None else f"{value:,}", justify="right")
