@@ -40,7 +40,7 @@ class Process:
         stems: The names of its files: those of processes.
         last_us: The time of its newest record, on its clock.
         last_at: When that was, on ours (monotonic).
-        log_closed: Whether it said that it writes no more.
+        opened_us, closed_us: When it last opened a file, and when it closed its log.
     """
 
     events: dict[object, Seen] = field(default_factory=dict)
@@ -54,7 +54,18 @@ class Process:
     stems: set[str] = field(default_factory=set)
     last_us: int = 0
     last_at: float = 0.0
-    log_closed: bool = False
+    opened_us: int = 0
+    closed_us: int = -1
+
+    @property
+    def log_closed(self) -> bool:
+        """Whether it said that it writes no more."""
+        return self.closed_us >= self.opened_us
+
+    def saw(self, at_us: int, at: float) -> None:
+        """Note a record of its clock's time `at_us`, written at the monotonic time `at`."""
+        if at_us >= self.last_us:  # files of older steps may be read later
+            self.last_us, self.last_at = at_us, at
 
     def now_us(self, now: float) -> int:
         """Return what its clock shows now: a clock that jumps, or is wrong, moves no age."""
@@ -118,10 +129,10 @@ class Counts:
             begun = at + 1
         self._count(lines[begun:], writer, file.place)
         if self._counts(writer):
-            process = writer.process
-            process.last_us, process.last_at = max(map(end_us, lines[-_LAST:])), now - stale_sec
+            at_us = max(map(end_us, lines[-_LAST:]))
+            writer.process.saw(at_us, now - stale_sec)
             if writer.part is not None:
-                writer.part.last_us = process.last_us
+                writer.part.last_us = at_us
 
     def newest(self) -> StepKey | None:
         """Return the step that began last."""
@@ -209,7 +220,7 @@ class Counts:
         if not self._counts(writer):
             return
         if line.event == LOG_CLOSED:
-            writer.process.log_closed = True
+            writer.process.closed_us = max(writer.process.closed_us, end_us(line))
         part = self._part(line, writer, place)
         if part is None:
             return
@@ -234,7 +245,7 @@ class Counts:
         elif extra.run_id == self.run_id:
             self._run_begun_us = min(self._run_begun_us, at_us)
         if self._counts(writer):
-            writer.process.log_closed = False
+            writer.process.opened_us = max(writer.process.opened_us, at_us)
             self._part(line, writer, place)
 
     def _begin_run(self, run_id: str, at_us: int, writer: _Writer, place: Place) -> None:

@@ -100,7 +100,10 @@ class FollowedRun:
             return None
         if alive and None not in alive.values():
             return "all processes of the run have ended"
-        if self._counts.processes and self._silent_sec(now) > _OVER_SEC:
+        processes = self._counts.processes.values()
+        if processes and all(one.log_closed for one in processes):
+            return "all processes have closed their logs"
+        if processes and self._silent_sec(now) > _OVER_SEC:
             return f"no process has written anything for {_OVER_SEC / 60:.0f} minutes"
         return None
 

@@ -41,11 +41,11 @@ rows have one scale; the number is that of the newest step.
 Training is not touched by this: it reads what the processes log."""
 
 
-class _Told(ModalScreen[None]):
+class ToldScreen(ModalScreen[None]):
     """A box of text above the main screen."""
 
     CSS = """
-    _Told { align: center middle; }
+    ToldScreen { align: center middle; }
     #box { width: 90%; height: 85%; border: round $primary; padding: 0 1; background: $surface; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "app.pop_screen", "back")]
@@ -65,7 +65,7 @@ class _Told(ModalScreen[None]):
         self.query_one("#told", Static).update(told)
 
 
-class HelpScreen(_Told):
+class HelpScreen(ToldScreen):
     """What the main screen means."""
 
     title_of_box = "help"
@@ -75,7 +75,7 @@ class HelpScreen(_Told):
         self.tell(Text(_HELP))
 
 
-class WorkerScreen(_Told):
+class WorkerScreen(ToldScreen):
     """One worker, as it is now."""
 
     def __init__(self, role: str, worker: int, snapshot: Callable[[], Snapshot]) -> None:
@@ -120,7 +120,7 @@ def worker_told(snapshot: Snapshot, role: str, worker: int) -> list[str]:
     return told
 
 
-class RequestScreen(_Told):
+class RequestScreen(ToldScreen):
     """One request: what it did so far."""
 
     def __init__(self, logs: Path, step: StepNow, one: OpenRequest) -> None:
@@ -139,7 +139,7 @@ class RequestScreen(_Told):
         self.app.call_from_thread(self.tell, told)
 
 
-class VerdictScreen(_Told):
+class VerdictScreen(ToldScreen):
     """The verdict so far, as `summary` gives it."""
 
     title_of_box = "verdict so far"
