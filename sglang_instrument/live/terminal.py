@@ -7,18 +7,19 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
-from textual.widgets import DataTable, Footer, Static
+from textual.widgets import Footer, Static
 
 from sglang_instrument.live import words
 from sglang_instrument.live.follower import Follower
 from sglang_instrument.live.state import OpenRequest, Snapshot, WorkerNow
-from sglang_instrument.live.terminal_rows import LiveTable
+from sglang_instrument.live.terminal_rows import Cell, LiveTable, Row
 from sglang_instrument.live.terminal_screens import HelpScreen, RequestScreen, VerdictScreen, WorkerScreen
 
 _DRAW_SEC: Final = 0.5
 _PROBLEMS: Final = 5  # lines
 _REQUESTS: Final = 50  # rows
 _BAR: Final = 24  # characters
+_SILENT_SEC: Final = 5.0  # less is not worth a look
 _STATES: Final = {"hangs": "bold red", "dead": "bold red", "waits": "yellow", "ended": "dim"}
 _URGENT: Final = {"dead": 0, "hangs": 1}
 _WORKERS: Final = ("worker", "state", "done", "open", "where", "tok/s", "silent")
@@ -62,6 +63,7 @@ class Terminal(App[None]):
         super().__init__()
         self._follower = follower
         self.snapshot = follower.snapshot()
+        self._told: dict[str, Text] = {}
 
     def compose(self) -> ComposeResult:
         """Make the widgets."""
@@ -84,9 +86,13 @@ class Terminal(App[None]):
         self.snapshot = snapshot = self._follower.snapshot()
         main = self.screen_stack[0]
         width = self.size.width
-        main.query_one("#head", Static).update(_head(snapshot))
-        main.query_one("#problems", Static).update(_problems(snapshot))
-        main.query_one("#ledger", Static).update(_ledger(snapshot, width))
+        told = {"head": _head(snapshot), "problems": _problems(snapshot), "ledger": _ledger(snapshot, width)}
+        for name, text in told.items():
+            before = self._told.get(name)
+            if text != before:  # a layout only where it changes: it costs more than all the rest
+                is_as_high = before is not None and _height(before, width) == _height(text, width)
+                main.query_one(f"#{name}", Static).update(text, layout=not is_as_high)
+                self._told[name] = text
         workers = sorted(snapshot.workers, key=lambda one: _URGENT.get(one.state, 2))
         rows = {f"{one.role}_{one.worker}": _worker_row(one) for one in workers}
         main.query_one("#workers", LiveTable).show(rows)
@@ -100,11 +106,6 @@ class Terminal(App[None]):
             self.pop_screen()
         elif isinstance(self.focused, LiveTable) and (key := self.focused.chosen()) is not None:
             self._open(self.focused.id or "", key)
-
-    def on_data_table_row_selected(self, chosen: DataTable.RowSelected) -> None:
-        """Open what is clicked."""
-        if chosen.row_key.value is not None:
-            self._open(chosen.data_table.id or "", chosen.row_key.value)
 
     def _open(self, table: str, key: str) -> None:
         if table == "workers":
@@ -126,6 +127,11 @@ class Terminal(App[None]):
         """Show what the screen means."""
         if len(self.screen_stack) == 1:
             self.push_screen(HelpScreen())
+
+
+def _height(text: Text, width: int) -> int:
+    """Return about how many lines a text takes; 0 for none."""
+    return sum(1 + len(line) // max(1, width - 2) for line in text.plain.splitlines())
 
 
 def _head(snapshot: Snapshot) -> Text:
@@ -173,28 +179,28 @@ def _ledger(snapshot: Snapshot, width: int) -> Text:
     return text
 
 
-def _worker_row(one: WorkerNow) -> tuple[Text, ...]:
+def _worker_row(one: WorkerNow) -> Row:
     return (
-        Text(words.worker_name(one)),
-        Text(words.worker_state(one), _STATES.get(one.state, "")),
+        Cell(words.worker_name(one)),
+        Cell(words.worker_state(one), _STATES.get(one.state, "")),
         _number(one.requests_done),
         _number(one.requests_open),
-        Text(words.where(one.open)),
+        Cell(words.where(one.open)),
         _number(round(one.tokens_per_sec)),
-        Text(words.duration(one.silent_sec) if one.silent_sec >= 5 else "", justify="right"),
+        Cell(words.duration(one.silent_sec) if one.silent_sec >= _SILENT_SEC else "", right=True),
     )
 
 
-def _request_row(one: OpenRequest) -> tuple[Text, ...]:
+def _request_row(one: OpenRequest) -> Row:
     return (
-        Text(one.request_id or "-"),
-        Text(str(one.worker), justify="right"),
+        Cell(one.request_id or "-"),
+        Cell(str(one.worker), right=True),
         _number(words.request_turn(one)),
-        Text(one.event or ""),
-        Text(words.duration(one.age_sec), justify="right"),
+        Cell(one.event or ""),
+        Cell(words.duration(one.age_sec), right=True),
         _number(one.tokens),
     )
 
 
-def _number(value: int | None) -> Text:
-    return Text("" if value is None else f"{value:,}", justify="right")
+def _number(value: int | None) -> Cell:
+    return Cell("" if value is None else f"{value:,}", right=True)
