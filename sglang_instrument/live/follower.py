@@ -12,6 +12,8 @@ from sglang_instrument.live.followed_run import FollowedRun, wall_us
 from sglang_instrument.live.state import Problem, Snapshot
 
 _ROUND_SEC: Final = 0.5
+_PAUSES: Final = 4  # times the duration of a round
+_LONGEST_SEC: Final = 1.5
 _FIND_EVERY_SEC: Final = 5.0  # whether a newer run began beside this one
 _HANGS_SEC: Final = 5.0  # a disk that takes longer for one file hangs
 
@@ -81,7 +83,8 @@ class Follower:
                 self._next_find = 0.0
                 return False
             more = self._run.read(now)
-            self._publish(self._run.snapshot(time.monotonic()))
+            if not more or now - self._published_at > _ROUND_SEC:
+                self._publish(self._run.snapshot(time.monotonic()))
             return more
         except OSError as error:  # the folder vanished, or cannot be read
             self._leave(f"{error.filename or self._logs}: {error.strerror or error}")
@@ -95,8 +98,9 @@ class Follower:
             except Exception as error:  # one bad round must not end the others
                 self._leave(f"the follower failed: {error!r}")
                 more = False
-            if not more:
-                self._ending.wait(max(0.05, _ROUND_SEC - (time.monotonic() - begun)))
+            if not more:  # a round of a thousand workers takes longer, and then comes less often
+                took = time.monotonic() - begun
+                self._ending.wait(max(_ROUND_SEC - took, min(_LONGEST_SEC, _PAUSES * took)))
 
     def _find(self, now: float) -> None:
         """Follow the newest run, unless the one that is followed still logs."""

@@ -1,6 +1,6 @@
 """Keep what is known of one worker's part of a step while it goes on: its requests, and what is open."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -61,22 +61,29 @@ class OpenSpan:
 
 @dataclass(slots=True)
 class OpenNow:
-    """The last `open_now` record: what was open at `at_us`, and how much of it has ended since."""
+    """The last `open_now` record.
+
+    Attributes:
+        at_us: When it was written.
+        requests: How many requests were open.
+        barriers: How many barriers.
+        where: Of the requests, how many had an innermost span of each phase.
+        oldest: The oldest requests, as they were described.
+        requests_ended, barriers_ended: How many ended since.
+    """
 
     at_us: int
-    events: Mapping[str, int]
-    requests: Mapping[str, int]
-    phases: Mapping[str, str]
+    requests: int
+    barriers: int
+    where: Mapping[str, int]
     oldest: tuple[Mapping[str, Any], ...]
-    ended_since: int = 0
+    requests_ended: int = 0
+    barriers_ended: int = 0
 
-    def phase_of(self, event: str) -> str:
-        """Return the phase of an event."""
-        return self.phases.get(event) or kind_of(event).phase
-
-    def count(self, phase: str) -> int:
-        """Return how many spans of a phase were open."""
-        return sum(count for event, count in self.events.items() if self.phase_of(event) == phase)
+    @property
+    def may_be_over(self) -> bool:
+        """Whether all that was open may have ended since."""
+        return self.requests_ended >= self.requests and self.barriers_ended >= self.barriers
 
 
 @dataclass(slots=True)
@@ -117,7 +124,7 @@ class Part:
         if self.reported:
             self.reported.pop((line.event, request_id, turn), None)
         if phase == "barrier" and self.open_now is not None:
-            self.open_now.ended_since += 1
+            self.open_now.barriers_ended += 1
         if extra is None or request_id is None:
             return 0
         request = self.requests.get(request_id)
@@ -150,7 +157,7 @@ class Part:
         request.begun_us, request.ended_us = begun_us, begun_us + round((line.duration_sec or 0.0) * 1e6)
         self.known_open -= self.requests.get(request_id) is request
         if self.open_now is not None:
-            self.open_now.ended_since += 1
+            self.open_now.requests_ended += 1
 
     def _tokens(self, request: Request, extra: Extra, line: Line) -> int:
         tokens = response_tokens(extra)
@@ -201,12 +208,20 @@ def _reported(span: Any, at_us: int) -> tuple[SpanKey | None, OpenSpan | None]:
 def open_now_of(extra: Extra, at_us: int) -> OpenNow:
     """Return the fields of an `open_now` record; what has another type than ours is left out."""
     oldest = extra.oldest if isinstance(extra.oldest, list) else []
-    phases = extra.phases.items() if isinstance(extra.phases, dict) else ()
+    phases = extra.phases if isinstance(extra.phases, dict) else {}
+
+    def by_phase(counts: dict[str, int]) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for event, count in counts.items():
+            found[str(phases.get(event) or kind_of(event).phase)] += count
+        return found
+
+    events = by_phase(_counts(extra.open))
     return OpenNow(
         at_us,
-        _counts(extra.open),
-        _counts(extra.requests),
-        {str(event): str(phase) for event, phase in phases},
+        events["request"],
+        events["barrier"],
+        by_phase(_counts(extra.requests)),
         tuple(one for one in oldest if isinstance(one, dict) and _is_number(one.get("age_sec"))),
     )
 

@@ -57,10 +57,7 @@ def open_now_of(part: Part, now_us: int) -> OpenNow | None:
     said = part.open_now
     if said is None or part.is_closed:
         return None
-    named = said.count("request") + said.count("barrier")
-    if now_us - said.at_us > _FORGET_SEC * 1e6 and said.ended_since >= named:
-        return None
-    return said
+    return None if said.may_be_over and now_us - said.at_us > _FORGET_SEC * 1e6 else said
 
 
 def is_dead(process: Process, part: Part | None, now: Now) -> bool:
@@ -149,7 +146,7 @@ def barrier_sec(now: Now, key: WorkerKey, part: Part) -> float | None:
     if reported:
         return (now_us - min(one.begun_us for one in reported)) / 1e6
     said = open_now_of(part, now_us)
-    return 0.0 if said is not None and said.count("barrier") else None
+    return 0.0 if said is not None and said.barriers else None
 
 
 def _deaths(now: Now, step: StepKey | None, parts: Mapping[WorkerKey, Part]) -> Iterator[Problem]:
@@ -170,7 +167,7 @@ def _deaths(now: Now, step: StepKey | None, parts: Mapping[WorkerKey, Part]) -> 
     for key, process in told.items():
         part = parts.get(key)
         said = open_now_of(part, process.now_us(now.now)) if part is not None else None
-        left = f" with {said.count('request')} requests open" if said else ""
+        left = f" with {said.requests} requests open" if said else ""
         silent_sec = now.now - process.last_at
         how = "has ended" if not _is_guessed(process, now) else "writes no more; a live one writes every 2 s"
         yield _problem("death", now.since_us(silent_sec), key, step, f"the process {how}{left}")

@@ -43,7 +43,8 @@ def step_now(now: Now, step: StepKey | None, done: Sequence[StepDone]) -> StepNo
     where: Counter[str] = Counter()
     for key, (part, _) in workers.items():
         where.update(where_open(now, key, part))
-    oldest = [one for key, (part, now_us) in workers.items() for one in oldest_of(key, part, now_us)]
+    of_each = max(1, min(_OLDEST_OF_WORKER, 2 * _MOST_OLDEST // len(workers)))
+    oldest = [one for key, (part, now_us) in workers.items() for one in oldest_of(key, part, now_us, of_each)]
     oldest.sort(key=lambda one: -one.age_sec)
     return StepNow(
         step=step[0],
@@ -73,7 +74,7 @@ def requests_open(part: Part, now_us: int) -> int:
     if part.is_closed:
         return 0
     said = open_now_of(part, now_us)
-    return part.known_open if said is None else said.count("request")
+    return part.known_open if said is None else max(0, said.requests - said.requests_ended)
 
 
 def where_open(now: Now, key: WorkerKey, part: Part) -> dict[str, int]:
@@ -86,24 +87,26 @@ def where_open(now: Now, key: WorkerKey, part: Part) -> dict[str, int]:
     if said is None:
         where["other"] = part.known_open
     else:
-        for event, count in said.requests.items():
-            where[_KIND_OF.get(said.phase_of(event), "other")] += count
+        for phase, count in said.where.items():
+            where[_KIND_OF.get(phase, "other")] += count
     if barrier_sec(now, key, part) is not None:
         where["barrier"] += 1
     return _in_order(where)
 
 
-def oldest_of(key: WorkerKey, part: Part, now_us: int) -> Iterator[OpenRequest]:
+def oldest_of(key: WorkerKey, part: Part, now_us: int, most: int) -> Iterator[OpenRequest]:
     """Yield the oldest open requests of a worker: those that it names, then others that began."""
     if part.is_closed:
         return
     role, worker = key
     said = open_now_of(part, now_us)
     named = set()
-    for one in said.oldest if said else ():
+    for one in said.oldest[:most] if said else ():
         request_id = None if one.get("request_id") is None else str(one["request_id"])
         known = part.requests.get(request_id or "")
         named.add(request_id)
+        if known is not None and known.ended_us is not None:
+            continue
         age_sec = one["age_sec"] + (now_us - said.at_us) / 1e6 if said else 0.0
         turn, event = one.get("turn"), one.get("event")
         yield OpenRequest(
@@ -115,10 +118,10 @@ def oldest_of(key: WorkerKey, part: Part, now_us: int) -> Iterator[OpenRequest]:
             known.tokens if known else None,
             role,
         )
-    if said is not None and part.known_open > said.count("request"):
+    if said is not None and part.known_open > said.requests:
         return  # some of those known to be open ended without a record
     others = ((name, one) for name, one in part.open_requests() if name not in named)
-    for request_id, other in islice(others, _OLDEST_OF_WORKER):
+    for request_id, other in islice(others, max(0, most - len(named))):
         age_sec = (now_us - other.begun_us) / 1e6
         yield OpenRequest(plain(request_id), worker, other.turn, None, age_sec, other.tokens, role)
 

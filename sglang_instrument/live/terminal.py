@@ -48,7 +48,7 @@ class Terminal(App[None]):
     #problems { height: auto; padding: 0 1; }
     #tables { layout: horizontal; height: 1fr; }
     #ledger { height: auto; padding: 0 1; border-top: solid $primary; }
-    #workers, #requests { width: 1fr; height: 1fr; }
+    #workers, #requests { width: 1fr; height: 1fr; padding-right: 1; }
     .-narrow #tables { layout: vertical; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -64,41 +64,43 @@ class Terminal(App[None]):
         self._follower = follower
         self.snapshot = follower.snapshot()
         self._told: dict[str, Text] = {}
+        self._texts = {name: Static(id=name) for name in ("head", "problems", "ledger")}
+        self._of_workers = LiveTable(_WORKERS, id="workers")
+        self._of_requests = LiveTable(_OLDEST, id="requests")
 
     def compose(self) -> ComposeResult:
         """Make the widgets."""
-        yield Static(id="head")
-        yield Static(id="problems")
+        yield self._texts["head"]
+        yield self._texts["problems"]
         with Container(id="tables"):
-            yield LiveTable(_WORKERS, id="workers")
-            yield LiveTable(_OLDEST, id="requests")
-        yield Static(id="ledger")
+            yield self._of_workers
+            yield self._of_requests
+        yield self._texts["ledger"]
         yield Footer()
 
     def on_mount(self) -> None:
         """Draw at once, and then again and again."""
-        self.query_one("#workers", LiveTable).focus()
+        self._of_workers.focus()
         self.draw()
         self.set_interval(_DRAW_SEC, self.draw)
 
     def draw(self) -> None:
         """Draw the newest snapshot."""
         self.snapshot = snapshot = self._follower.snapshot()
-        main = self.screen_stack[0]
         width = self.size.width
         told = {"head": _head(snapshot), "problems": _problems(snapshot), "ledger": _ledger(snapshot, width)}
         for name, text in told.items():
             before = self._told.get(name)
             if text != before:  # a layout only where it changes: it costs more than all the rest
                 is_as_high = before is not None and _height(before, width) == _height(text, width)
-                main.query_one(f"#{name}", Static).update(text, layout=not is_as_high)
+                self._texts[name].update(text, layout=not is_as_high)
                 self._told[name] = text
         workers = sorted(snapshot.workers, key=lambda one: _URGENT.get(one.state, 2))
         rows = {f"{one.role}_{one.worker}": _worker_row(one) for one in workers}
-        main.query_one("#workers", LiveTable).show(rows)
+        self._of_workers.show(rows)
         oldest = snapshot.step.oldest[:_REQUESTS] if snapshot.step is not None else ()
         requests = {f"{one.role}_{one.worker}/{one.request_id}": _request_row(one) for one in oldest}
-        main.query_one("#requests", LiveTable).show(requests)
+        self._of_requests.show(requests)
 
     def action_open(self) -> None:
         """Open the worker or the request under the cursor."""
