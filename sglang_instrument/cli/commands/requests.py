@@ -25,8 +25,7 @@ Show the requests of a run, the slowest first, or one request with its turns and
     sglang-instrument requests logs/gsm8k_600 --step 67 --worker 0
     sglang-instrument requests logs/gsm8k_600 --request 43-0-0194      # the begin of its id will do
     sglang-instrument requests logs/gsm8k_600 --cdf           # percentiles by step; with --step by worker
-    sglang-instrument requests logs/gsm8k_600 --engine        # as SGLang's own processes logged them, by rid;
-                                                              # also where no worker logged
+    sglang-instrument requests logs/gsm8k_600 --engine        # as SGLang's own processes logged them, by rid
 
 --json prints {"folder", "requests": [{"worker", "step", "validate", "request_id", "start_us", "end_us",
 "duration_sec", "turns", "response_tokens", "finish_reason", "reward", "error", "engine_sec", "tool_sec",
