@@ -126,7 +126,7 @@ def test_it_draws_at_once(tmp_path, show):
 async def draw(folder, files):
     """Return the milliseconds of CPU of rounds of the follower, and of drawing what changed."""
     from sglang_instrument.live.follower import Follower
-    from sglang_instrument.live.terminal import Terminal
+    from sglang_instrument.live.terminal.app import Terminal
 
     follower = Follower(folder, with_done=False)
     follower.catch_up()

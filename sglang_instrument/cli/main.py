@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0 if it went well, 1 if the answer is bad (a broken log, a missing patch), 2 if there is none, 3 if
-        there is too little to tell, 130 if it was interrupted.
+        there is too little to tell or, for `watch`, if something hangs, 130 if it was interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:

@@ -20,7 +20,7 @@ from sglang_instrument.analysis.run.cache import list_files, only_newest_runs
 from sglang_instrument.analysis.run.digest import Digest, concat_digests
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.live.analyst import Answer, Question
-from sglang_instrument.live.counts import folder_of
+from sglang_instrument.live.counting.counts import folder_of
 from sglang_instrument.live.state import StepDone
 
 _MOST_DIGESTS: Final = 6  # of the workers' files of a step, or of the others

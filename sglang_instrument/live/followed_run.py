@@ -7,11 +7,11 @@ from typing import Final
 
 from sglang_instrument.live import snapshots
 from sglang_instrument.live.analyst import Analyst
-from sglang_instrument.live.counts import Counts, StepKey, folder_of
-from sglang_instrument.live.liveness import Liveness
+from sglang_instrument.live.counting.counts import Counts, StepKey, folder_of
+from sglang_instrument.live.counting.liveness import Liveness
+from sglang_instrument.live.counting.tail import Tail
 from sglang_instrument.live.problems import Now
 from sglang_instrument.live.state import Snapshot, StepDone
-from sglang_instrument.live.tail import Tail
 
 _ALIVE_EVERY_SEC: Final = 5.0
 _OVER_SEC: Final = 120.0  # without a line, a run whose processes cannot be asked is over

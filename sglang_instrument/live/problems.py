@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from sglang_instrument.live.counts import Counts, Process, StepKey, WorkerKey
-from sglang_instrument.live.parts import OpenNow, Part
+from sglang_instrument.live.counting.counts import Counts, Process, StepKey, WorkerKey
+from sglang_instrument.live.counting.parts import OpenNow, Part
 from sglang_instrument.live.state import Problem, ProblemKind
+from sglang_instrument.live.words import duration
 from sglang_instrument.schema import kind_of
 
 _TIMES: Final = 2.0  # a span hangs if it is open for so many times as long as the longest of its phase
@@ -122,7 +123,7 @@ def _hang_sentence(
     of = "" if request_id is None else f" of request {request_id}"
     in_turn = "" if turn is None else f", turn {turn + 1}"
     at = f", at {frame}" if frame else ""
-    usual = f"; the longest before took {longest:.3g} s" if longest else ""
+    usual = f"; the longest before took {duration(longest)}" if longest else ""
     return f"{event}{of}{in_turn} does not end{at}{usual}"
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
-from sglang_instrument.live.counts import Process, StepKey, WorkerKey
-from sglang_instrument.live.parts import Part
+from sglang_instrument.live.counting.counts import Process, StepKey, WorkerKey
+from sglang_instrument.live.counting.parts import Part
 from sglang_instrument.live.problems import Now, barrier_sec, is_dead, open_now_of, problems_of
 from sglang_instrument.live.state import (
     KINDS,
@@ -87,11 +87,20 @@ def where_open(now: Now, key: WorkerKey, part: Part) -> dict[str, int]:
     if said is None:
         where["other"] = part.known_open
     else:
+        left = max(0, said.requests - said.requests_ended)
         for phase, count in said.where.items():
             where[_KIND_OF.get(phase, "other")] += count
+        _cut(where, left)
     if barrier_sec(now, key, part) is not None:
         where["barrier"] += 1
     return _in_order(where)
+
+
+def _cut(where: Counter[str], left: int) -> None:
+    """Make the counts add up to the requests that have not ended since: where those were is not known."""
+    while (over := where.total() - left) > 0:
+        kind, count = where.most_common(1)[0]
+        where[kind] -= max(1, min(over, count * over // where.total()))
 
 
 def oldest_of(key: WorkerKey, part: Part, now_us: int, most: int) -> Iterator[OpenRequest]:

@@ -65,7 +65,9 @@ MAY_IMPORT = {
     "analysis.verdict": LEDGER
     | {"analysis.answers", "analysis.verdict.evidence", "analysis.verdict.detectors"},
     "analysis": ANSWERS | {"package", "report.figures", "report.html"},
-    "live": ANSWERS,
+    "live.counting": {"words", "analysis.reading"},
+    "live": ANSWERS | {"live.counting"},
+    "live.terminal": {"words", "analysis.reading", "live", "live.counting"},
     "traces": {"words"},
     "report": {"words"},
     "report.figures": ANSWERS | {"report"},

@@ -121,7 +121,9 @@ def test_a_tool_that_does_not_end_hangs(run, follow):
     assert snapshot.hangs
     (problem,) = snapshot.problems
     assert (problem.kind, problem.worker, problem.step) == ("hang", 3, 1)
-    sentence = "tool_execution of request r17, turn 3 does not end, at b.py:2 g; the longest before took 4 s"
+    sentence = (
+        "tool_execution of request r17, turn 3 does not end, at b.py:2 g; the longest before took 4.0 s"
+    )
     assert problem.sentence == f"worker 3: {sentence}"
     assert snapshot.workers[0].state == "hangs"
     file.span("tool_execution", 41, 36, request_id="r17", turn=2)
@@ -376,7 +378,7 @@ def test_a_disk_that_hangs_is_told_once(run, follow, monkeypatch):
         if live.snapshot().step is not None:
             break
         time.sleep(0.05)
-    from sglang_instrument.live import tail
+    from sglang_instrument.live.counting import tail
 
     real = tail.open_regular
     monkeypatch.setattr(tail, "open_regular", lambda path: (returns.wait() and None) or real(path))

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from sglang_instrument.live import tail
-from sglang_instrument.live.tail import Tail
+from sglang_instrument.live.counting import tail
+from sglang_instrument.live.counting.tail import Tail
 
 
 class Clock:

@@ -8,8 +8,8 @@ from live_writer import LiveRun
 
 from sglang_instrument.live import state, words
 from sglang_instrument.live.follower import Follower
-from sglang_instrument.live.terminal import Terminal
-from sglang_instrument.live.terminal_rows import LiveTable
+from sglang_instrument.live.terminal.app import Terminal
+from sglang_instrument.live.terminal.rows import LiveTable
 from sglang_instrument.testing import synthetic_run
 
 

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         return _once(args.logs, as_json=args.json)
     if not sys.stdout.isatty():
         raise LogError("watch draws on a terminal; --once prints what is known now")
-    from sglang_instrument.live.terminal import watch
+    from sglang_instrument.live.terminal.app import watch
 
     return _HANGS if watch(args.logs).hangs else 0
 
@@ -135,7 +135,7 @@ def _print_workers(snapshot: Snapshot) -> None:
                 one.requests_open,
                 words.where(one.open),
                 one.tokens_per_sec,
-                one.silent_sec,
+                round(one.silent_sec, 1),
             ),
         )
         for one in shown

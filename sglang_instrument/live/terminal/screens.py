@@ -12,8 +12,9 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Static
 
-from sglang_instrument.live import details, words
+from sglang_instrument.live import words
 from sglang_instrument.live.state import OpenRequest, Snapshot, StepNow
+from sglang_instrument.live.terminal import details
 
 _DRAW_SEC: Final = 0.5
 _EVENTS: Final = 15

@@ -10,8 +10,8 @@ from typing import Final
 from sglang_instrument.analysis.reading.folders import place_of
 from sglang_instrument.analysis.reading.lines import Line, Rejects, decode
 from sglang_instrument.live.children import environment
-from sglang_instrument.live.counts import folder_of
-from sglang_instrument.live.parts import end_us, start_us
+from sglang_instrument.live.counting.counts import folder_of
+from sglang_instrument.live.counting.parts import end_us, start_us
 from sglang_instrument.live.state import OpenRequest, StepNow
 from sglang_instrument.live.words import duration
 from sglang_instrument.plain_text import plain

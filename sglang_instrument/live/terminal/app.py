@@ -12,8 +12,8 @@ from textual.widgets import Footer, Static
 from sglang_instrument.live import words
 from sglang_instrument.live.follower import Follower
 from sglang_instrument.live.state import OpenRequest, Snapshot, WorkerNow
-from sglang_instrument.live.terminal_rows import Cell, LiveTable, Row
-from sglang_instrument.live.terminal_screens import HelpScreen, RequestScreen, VerdictScreen, WorkerScreen
+from sglang_instrument.live.terminal.rows import Cell, LiveTable, Row
+from sglang_instrument.live.terminal.screens import HelpScreen, RequestScreen, VerdictScreen, WorkerScreen
 
 _DRAW_SEC: Final = 0.5
 _PROBLEMS: Final = 5  # lines

@@ -7,8 +7,8 @@ from typing import Final
 from sglang_instrument.analysis.reading.columns import response_tokens
 from sglang_instrument.analysis.reading.folders import Place
 from sglang_instrument.analysis.reading.lines import Extra, Line, Rejects, decode
-from sglang_instrument.live.parts import Part, Room, Seen, end_us, open_now_of, start_us
-from sglang_instrument.live.tail import TailedFile
+from sglang_instrument.live.counting.parts import Part, Room, Seen, end_us, open_now_of, start_us
+from sglang_instrument.live.counting.tail import TailedFile
 from sglang_instrument.schema import (
     CONTROL_EVENTS,
     LOG_CLOSED,
