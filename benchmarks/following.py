@@ -27,13 +27,17 @@ def main(folder):
             quiet_since = None
         elif quiet_since is None:
             quiet_since = now
-        elif now - quiet_since > 3:
+        elif now - quiet_since > (60 if is_analysed_later(follower.snapshot()) else 3):
             break
     follower.stop()
     begun = time.process_time()
     follower.round()
     took = time.process_time() - begun
     print(json.dumps({**cost(follower.snapshot()), "round_ms": took * 1e3}))
+
+
+def is_analysed_later(snapshot):
+    return snapshot.step is not None and snapshot.step.is_over and not snapshot.done
 
 
 def cost(snapshot):
@@ -44,6 +48,7 @@ def cost(snapshot):
         "open": 0 if snapshot.step is None else snapshot.step.requests_open,
         "cpu_sec": own.ru_utime + own.ru_stime,
         "analyst_sec": children.ru_utime + children.ru_stime,
+        "analyst_mb": children.ru_maxrss / 1024,
         "peak_mb": peak_mb(),
     }
 

@@ -12,7 +12,7 @@ from sglang_instrument.live.followed_run import FollowedRun, wall_us
 from sglang_instrument.live.state import Problem, Snapshot
 
 _ROUND_SEC: Final = 0.5
-_PAUSES: Final = 4  # times the duration of a round
+_PAUSES: Final = 4  # times what a round costs
 _LONGEST_SEC: Final = 1.5
 _FIND_EVERY_SEC: Final = 5.0  # whether a newer run began beside this one
 _HANGS_SEC: Final = 5.0  # a disk that takes longer for one file hangs
@@ -92,15 +92,16 @@ class Follower:
 
     def _follow(self) -> None:
         while not self._ending.is_set():
-            begun = time.monotonic()
+            begun, cpu_begun = time.monotonic(), time.thread_time()
             try:
                 more = self.round()
             except Exception as error:  # one bad round must not end the others
                 self._leave(f"the follower failed: {error!r}")
                 more = False
-            if not more:  # a round of a thousand workers takes longer, and then comes less often
-                took = time.monotonic() - begun
-                self._ending.wait(max(_ROUND_SEC - took, min(_LONGEST_SEC, _PAUSES * took)))
+            if not more:  # a round of a thousand workers costs more, and then comes less often
+                left = _ROUND_SEC - (time.monotonic() - begun)
+                rest = min(_LONGEST_SEC, _PAUSES * (time.thread_time() - cpu_begun))
+                self._ending.wait(max(left, rest))
 
     def _find(self, now: float) -> None:
         """Follow the newest run, unless the one that is followed still logs."""

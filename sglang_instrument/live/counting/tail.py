@@ -19,7 +19,7 @@ from sglang_instrument.schema import LOG_OPENED
 _WINDOW: Final = 8  # folders of steps that are watched; asynchronous trainers overlap a few steps
 _FROM_BEGIN: Final = 2  # of them at the start, the newest, are read whole; of the others what is added
 _PIECE_BYTES: Final = 2**20  # read of one file before the next one has its turn
-_ROUND_BYTES: Final = 16 * 2**20  # read in one round
+_ROUND_BYTES: Final = 4 * 2**20  # read in one round
 _MOST_FILES: Final = 50_000  # of folders that were watched: how far they were read
 _LONGEST_LINE: Final = 64 * 2**20  # as for other readers: more is no record
 _NEAR_END_BYTES: Final = 4 * 2**20
