@@ -34,16 +34,19 @@ class FollowedRun:
         self._next_alive = 0.0
         self._done: dict[StepKey, StepDone] = {}
         self._asked: dict[StepKey, object] = {}
-        self._last_line = time.monotonic()
+        self._begun = time.monotonic()
+        self._run_id: str | None = None
 
     def read(self, now: float) -> bool:
         """Read what was added; return whether there is more."""
         wall = time.time()
         for file, piece in self.tail.read():
             # What was there before us is as old as its file; everything else was just written.
-            stale_sec = max(0.0, wall - file.mtime) if not file.reads else 0.0
+            stale_sec = max(0.0, wall - file.mtime) if file.was_there and not file.reads else 0.0
             file.reads += 1
             self._counts.take(file, piece, now, stale_sec)
+        if self._counts.run_id != self._run_id:
+            self._begin_run()
         if now >= self._next_alive:
             self._next_alive = now + _ALIVE_EVERY_SEC
             self._liveness.look(self._counts.run_id)
@@ -55,7 +58,8 @@ class FollowedRun:
         """Return what is known."""
         if self._analyst is not None:
             self._done.update(self._analyst.done())
-        done = sorted(self._done.values(), key=lambda one: (one.step, one.validate))[-_MOST_DONE:]
+        self._done = {key: self._done[key] for key in sorted(self._done)[-_MOST_DONE:]}
+        done = tuple(self._done.values())
         counts, ended = self._counts, self._ended(now)
         moment = Now(counts, now, wall_us(), self._liveness.alive, ended is not None)
         step = counts.newest()
@@ -65,7 +69,7 @@ class FollowedRun:
             run_id=counts.run_id,
             at_us=moment.at_us,
             step=snapshots.step_now(moment, step, done),
-            done=tuple(done),
+            done=done,
             problems=problems,
             workers=snapshots.workers_now(moment, step, problems),
             totals=snapshots.totals_of(moment),
@@ -89,7 +93,7 @@ class FollowedRun:
             self._analyst.close()
 
     def _silent_sec(self, now: float) -> float:
-        return now - max((one.last_at for one in self._counts.processes.values()), default=self._last_line)
+        return now - max((one.last_at for one in self._counts.processes.values()), default=self._begun)
 
     def _ended(self, now: float) -> str | None:
         """Return why no more comes; None while the run goes on."""
@@ -116,15 +120,21 @@ class FollowedRun:
             told.append(self._analyst.failed)
         return told
 
+    def _begin_run(self) -> None:
+        """Forget the steps that a run which began again will do again."""
+        first = min((step for step, _ in self._counts.steps), default=0)
+        if self._run_id is not None:
+            self._done = {key: one for key, one in self._done.items() if key[0] < first}
+            self._asked = {key: state for key, state in self._asked.items() if key[0] < first}
+        self._run_id = self._counts.run_id
+
     def _ask(self) -> None:
         """Ask for the numbers of steps that ended, and once more when the next one has begun."""
         if self._analyst is None:
             return
         if not self._asked:
             self._ask_for_earlier()
-        steps = sorted(
-            self._counts.steps, key=lambda key: min(p.begun_us for p in self._counts.steps[key].values())
-        )
+        steps = self._counts.in_order()
         for at, key in enumerate(steps):
             parts = snapshots.rollouts(self._counts.steps[key])
             if not all(part.is_closed for part in parts.values()):

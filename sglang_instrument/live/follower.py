@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Final
 
 from sglang_instrument.analysis.reading.folders import is_part
+from sglang_instrument.errors import LogError
 from sglang_instrument.live.followed_run import FollowedRun, wall_us
 from sglang_instrument.live.state import Problem, Snapshot
+from sglang_instrument.plain_text import plain
 
 _ROUND_SEC: Final = 0.5
 _PAUSES: Final = 4  # times what a round costs
 _LONGEST_SEC: Final = 1.5
 _FIND_EVERY_SEC: Final = 5.0  # whether a newer run began beside this one
+_LOOKED_AT: Final = 4  # folders of a run, those of the highest steps
 _HANGS_SEC: Final = 5.0  # a disk that takes longer for one file hangs
 
 
@@ -35,6 +38,7 @@ class Follower:
         self._thread: threading.Thread | None = None
         self._published = Snapshot(str(logs), None, wall_us(), waiting="starting")
         self._published_at = time.monotonic()
+        self._round_begun: float | None = None
 
     def start(self) -> None:
         """Begin to follow."""
@@ -51,29 +55,59 @@ class Follower:
 
     def snapshot(self) -> Snapshot:
         """Return the newest snapshot; it says so if reading does not return."""
-        snapshot, run = self._published, self._run
-        doing = run.tail.doing if run is not None else None
-        if doing is None or time.monotonic() - doing[1] < _HANGS_SEC:
+        snapshot, stuck = self._published, self._stuck()
+        if stuck is None:
             return snapshot
-        sentence = f"reading {doing[0]} has not returned for {_HANGS_SEC:.0f} s: its disk hangs"
-        problem = Problem(
-            "follower", wall_us() - round((time.monotonic() - doing[1]) * 1e6), None, None, sentence
-        )
-        behind_sec = snapshot.behind_sec + time.monotonic() - self._published_at
+        sentence, since = stuck
+        now = time.monotonic()
+        problem = Problem("follower", wall_us() - round((now - since) * 1e6), None, None, plain(sentence))
+        behind_sec = snapshot.behind_sec + now - self._published_at
         return replace(snapshot, problems=(*snapshot.problems, problem), behind_sec=behind_sec)
 
+    def _stuck(self) -> tuple[str, float] | None:
+        """Return what is said of a disk that hangs, and since when; None if none does."""
+        begun, run = self._round_begun, self._run
+        what, since = (run.tail.doing if run is not None else None) or (str(self._logs), begun)
+        if begun is None or since is None or time.monotonic() - since < _HANGS_SEC:
+            return None
+        return f"reading {what} has not returned for {_HANGS_SEC:.0f} s: its disk hangs", since
+
     def catch_up(self) -> Snapshot:
-        """Read everything that is there, without a thread, and return what is known then."""
-        while self.round():
-            pass
-        if self._run is not None:
-            self._run.wait_for_done()
-        self.round()
+        """Read everything that is there, and return what is known then.
+
+        Raises:
+            LogError: A disk hangs.
+        """
+        failures: list[Exception] = []
+        reader = threading.Thread(target=self._catch_up, args=(failures,), daemon=True)
+        reader.start()
+        while reader.is_alive():
+            reader.join(0.5)
+            if reader.is_alive() and (stuck := self._stuck()) is not None:
+                raise LogError(stuck[0])
+        if failures:
+            raise failures[0]
         return self._published
+
+    def _catch_up(self, failures: list[Exception]) -> None:
+        try:
+            while self.round():
+                pass
+            if self._run is not None:
+                self._run.wait_for_done()
+            self.round()
+        except Exception as error:  # for the caller
+            failures.append(error)
 
     def round(self) -> bool:
         """Read once what was added, and publish a snapshot; return whether there is more to read."""
-        now = time.monotonic()
+        self._round_begun = time.monotonic()
+        try:
+            return self._round(self._round_begun)
+        finally:
+            self._round_begun = None
+
+    def _round(self, now: float) -> bool:
         if now >= self._next_find:
             self._next_find = now + _FIND_EVERY_SEC
             self._find(now)
@@ -147,10 +181,11 @@ def newest_run(logs: Path) -> Path | None:
 def _changed(run: Path) -> float:
     """Return when a file was added to a run, about; 0 if the folder is none."""
     try:
-        parts = [entry.stat().st_mtime for entry in os.scandir(run) if is_part(entry.name) and entry.is_dir()]
+        parts = [name for name in os.listdir(run) if is_part(name)]  # noqa: PTH208 - only the names
+        newest = sorted(parts, key=lambda name: int(name.rpartition("_")[2] or 0) if "_" in name else 0)
+        return max((run.joinpath(name).stat().st_mtime for name in newest[-_LOOKED_AT:]), default=0.0)
     except OSError:
         return 0.0
-    return max(parts, default=0.0)
 
 
 def _why_not(logs: Path) -> str:

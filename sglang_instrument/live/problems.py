@@ -96,10 +96,10 @@ def _hangs(now: Now, step: StepKey | None, key: WorkerKey, part: Part) -> Iterat
             ages[request_id] = (age_sec, event, turn, opened.frame)
     said = open_now_of(part, now_us)
     for one in said.oldest if said else ():
-        age_sec = one["age_sec"] + (now_us - said.at_us) / 1e6 if said else 0.0
-        request_id = str(one.get("request_id"))
-        if request_id not in ages and age_sec > _LEAST_SEC and longest.get("request", 1e9) * _TIMES < age_sec:
-            ages[request_id] = (age_sec, str(one.get("event")), one.get("turn"), None)
+        age_sec = one.age_sec + (now_us - said.at_us) / 1e6 if said else 0.0
+        is_old = age_sec > max(_LEAST_SEC, _TIMES * longest.get("request", 1e9))
+        if is_old and one.request_id not in ages and not _has_ended(part, one.request_id):
+            ages[one.request_id] = (age_sec, one.event, one.turn, None)
     oldest = sorted(ages.items(), key=lambda one: -one[1][0])
     for request_id, (age_sec, event, turn, frame) in oldest[:_NAMED]:
         sentence = _hang_sentence(event, request_id, turn, frame, longest.get(kind_of(event).phase))
@@ -108,6 +108,11 @@ def _hangs(now: Now, step: StepKey | None, key: WorkerKey, part: Part) -> Iterat
         age_sec = oldest[_NAMED][1][0]
         more = f"{len(oldest) - _NAMED} more requests hang"
         yield _problem("hang", now.since_us(age_sec), key, step, more)
+
+
+def _has_ended(part: Part, request_id: str | None) -> bool:
+    known = part.requests.get(request_id or "")
+    return known is not None and known.ended_us is not None
 
 
 def _is_too_old(age_sec: float, phase: str, longest: Mapping[str, float]) -> bool:

@@ -50,7 +50,7 @@ def step_now(now: Now, step: StepKey | None, done: Sequence[StepDone]) -> StepNo
         step=step[0],
         validate=step[1],
         age_sec=max(
-            ((part.last_us if part.is_closed else now_us) - part.begun_us) / 1e6
+            max(0, (part.last_us if part.is_closed else now_us) - part.begun_us) / 1e6
             for part, now_us in workers.values()
         ),
         requests_done=requests_done,
@@ -111,27 +111,19 @@ def oldest_of(key: WorkerKey, part: Part, now_us: int, most: int) -> Iterator[Op
     said = open_now_of(part, now_us)
     named = set()
     for one in said.oldest[:most] if said else ():
-        request_id = None if one.get("request_id") is None else str(one["request_id"])
-        known = part.requests.get(request_id or "")
-        named.add(request_id)
+        named.add(one.request_id)
+        known = part.requests.get(one.request_id or "")
         if known is not None and known.ended_us is not None:
             continue
-        age_sec = one["age_sec"] + (now_us - said.at_us) / 1e6 if said else 0.0
-        turn, event = one.get("turn"), one.get("event")
-        yield OpenRequest(
-            None if request_id is None else plain(request_id),
-            worker,
-            turn if isinstance(turn, int) else None,
-            None if event is None else plain(str(event)),
-            age_sec,
-            known.tokens if known else None,
-            role,
-        )
+        age_sec = one.age_sec + max(0.0, (now_us - said.at_us) / 1e6) if said else 0.0
+        request_id = None if one.request_id is None else plain(one.request_id)
+        tokens = known.tokens if known else None
+        yield OpenRequest(request_id, worker, one.turn, plain(one.event), age_sec, tokens, role)
     if said is not None and part.known_open > said.requests:
         return  # some of those known to be open ended without a record
     others = ((name, one) for name, one in part.open_requests() if name not in named)
     for request_id, other in islice(others, max(0, most - len(named))):
-        age_sec = (now_us - other.begun_us) / 1e6
+        age_sec = max(0.0, (now_us - other.begun_us) / 1e6)
         yield OpenRequest(plain(request_id), worker, other.turn, None, age_sec, other.tokens, role)
 
 

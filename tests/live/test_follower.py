@@ -4,12 +4,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 from live_writer import LiveRun, Replay
 
+from sglang_instrument.errors import LogError
 from sglang_instrument.live import followed_run, follower
+from sglang_instrument.live.counting import tail
 from sglang_instrument.live.follower import Follower
 from sglang_instrument.live.state import as_json
 from sglang_instrument.testing import SlowEngine, synthetic_run
@@ -366,8 +369,6 @@ def test_clocks_that_jump_move_no_age(run, follow, monkeypatch):
 
 
 def test_a_disk_that_hangs_is_told_once(run, follow, monkeypatch):
-    import threading
-
     file, returns = run.open(1, 0), threading.Event()
     file.request("a", at=2, duration_sec=1)
     monkeypatch.setattr(follower, "_HANGS_SEC", 0.2)
@@ -378,8 +379,6 @@ def test_a_disk_that_hangs_is_told_once(run, follow, monkeypatch):
         if live.snapshot().step is not None:
             break
         time.sleep(0.05)
-    from sglang_instrument.live.counting import tail
-
     real = tail.open_regular
     monkeypatch.setattr(tail, "open_regular", lambda path: (returns.wait() and None) or real(path))
     file.request("b", at=3, duration_sec=1)
@@ -398,11 +397,24 @@ def test_a_disk_that_hangs_is_told_once(run, follow, monkeypatch):
     live.stop()
 
 
+def test_a_disk_that_hangs_ends_a_single_look(run, monkeypatch):
+    returns = threading.Event()
+    run.open(1, 0).request("a", at=2, duration_sec=1)
+    monkeypatch.setattr(follower, "_HANGS_SEC", 0.2)
+    monkeypatch.setattr(tail, "open_regular", lambda path: returns.wait() and None)
+    with pytest.raises(LogError, match="its disk hangs"):
+        Follower(run.folder, with_done=False).catch_up()
+    returns.set()
+
+
 def test_hostile_names_are_plain_in_a_snapshot(run, follow):
     file = run.open(1, 0)
     file.span("\x1b]0;x\x07", 2, 1, request_id="r\x1b[2J")
     file.control("turn_start", 1, request_id="r\x1b[2J", turn=0)
     file.control("open_now", 3.5, open="x", requests=[1], phases=3, oldest=[{"age_sec": "x"}, 7])
+    file.control(
+        "open_now", 3.6, open={}, requests={}, oldest=[{"age_sec": 1e6, "turn": "x", "event": ["y"]}]
+    )
     file.control("open_spans", 3.5, open=1, spans=[{"age_sec": 1e300}, {"event": ["x"], "age_sec": 3}, "x"])
     file.open_now(3.0, {"\x1b[0m": 1}, [{"event": "\x1b[31m", "request_id": "r\x1b[2J", "age_sec": 3}])
     text = json.dumps(as_json(follow(run.folder)), ensure_ascii=False)

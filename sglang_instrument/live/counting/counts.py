@@ -232,6 +232,7 @@ class Counts:
             writer.dropped = dropped
         elif line.event == OPEN_NOW:
             part.open_now = open_now_of(extra, end_us(line))
+            part.is_closed = False  # a step of an asynchronous trainer may go on after its end
         elif line.event == OPEN_SPANS:
             part.take_report(extra.spans or [], end_us(line))
 

@@ -59,6 +59,16 @@ class OpenSpan:
     frame: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class OldRequest:
+    """One of the oldest open requests, as its worker described it; `event` is the innermost open span."""
+
+    request_id: str | None
+    event: str
+    turn: int | None
+    age_sec: float
+
+
 @dataclass(slots=True)
 class OpenNow:
     """The last `open_now` record.
@@ -68,7 +78,7 @@ class OpenNow:
         requests: How many requests were open.
         barriers: How many barriers.
         where: Of the requests, how many had an innermost span of each phase.
-        oldest: The oldest requests, as they were described.
+        oldest: The oldest requests.
         requests_ended, barriers_ended: How many ended since.
     """
 
@@ -76,7 +86,7 @@ class OpenNow:
     requests: int
     barriers: int
     where: Mapping[str, int]
-    oldest: tuple[Mapping[str, Any], ...]
+    oldest: tuple[OldRequest, ...]
     requests_ended: int = 0
     barriers_ended: int = 0
 
@@ -222,7 +232,19 @@ def open_now_of(extra: Extra, at_us: int) -> OpenNow:
         events["request"],
         events["barrier"],
         by_phase(_counts(extra.requests)),
-        tuple(one for one in oldest if isinstance(one, dict) and _is_number(one.get("age_sec"))),
+        tuple(
+            _old_request(one) for one in oldest if isinstance(one, dict) and _is_number(one.get("age_sec"))
+        ),
+    )
+
+
+def _old_request(described: dict[str, Any]) -> OldRequest:
+    request_id, turn = described.get("request_id"), described.get("turn")
+    return OldRequest(
+        None if request_id is None else str(request_id),
+        str(described.get("event")),
+        turn if isinstance(turn, int) else None,
+        float(described["age_sec"]),
     )
 
 

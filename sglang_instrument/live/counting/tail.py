@@ -25,10 +25,7 @@ _LONGEST_LINE: Final = 64 * 2**20  # as for other readers: more is no record
 _NEAR_END_BYTES: Final = 4 * 2**20
 _LIST_EVERY_SEC: Final = 1.0
 _OTHERS_AT_ONCE: Final = 500  # folders outside the window, of which one file is looked at per listing
-_PATIENCE_SEC: Final = (
-    0.25,
-    2.0,
-)  # until the next look at a file; longer for a quiet one
+_PATIENCE_SEC: Final = (0.25, 1.0)  # until the next look at a file; longer for a quiet one
 
 
 @dataclass(slots=True)
@@ -36,8 +33,9 @@ class TailedFile:
     """One log file and how far it is read.
 
     `inode`, `size` and `mtime` are those of the last look, `mtime` in seconds; `resets` counts how often the
-    file was found cut or replaced, `reads` how often something was read. `due` says when to look again,
-    `read_whole` when nothing was left (both monotonic). `owner` belongs to whoever consumes the lines.
+    file was found cut or replaced, `reads` how often something was read. `was_there` says that the file is
+    older than we are, `due` when to look again, `read_whole` when nothing was left (both monotonic). `owner`
+    belongs to whoever consumes the lines.
     """
 
     path: str
@@ -48,6 +46,7 @@ class TailedFile:
     mtime: float = 0.0
     resets: int = 0
     reads: int = 0
+    was_there: bool = False
     owner: object = None
     due: float = 0.0
     patience: float = 0.0
@@ -187,11 +186,9 @@ class Tail:
         for name, modified in there.items():
             folder = self._folders.get(name)
             if folder is None:
-                files: dict[str, TailedFile] | None = (
-                    None if is_start else {}
-                )  # of a folder that comes later, everything is new
-                folder = _Folder(str(self.folder / name), modified, modified, files=files)
-                self._folders[name] = folder
+                folder = self._folders[name] = _Folder(str(self.folder / name), modified, modified)
+                if not is_start:
+                    folder.files = {}  # all that comes into it is new
             folder.modified, folder.changed = modified, max(folder.changed, modified)
         self._sample(everything=is_start)
         self._watch_newest(is_start)
@@ -235,7 +232,7 @@ class Tail:
             return
         for path in paths:
             if path not in known and (place := place_of(Path(path))) is not None:
-                known[path] = TailedFile(path, place, read_whole=self.clock())
+                known[path] = TailedFile(path, place, was_there=first, read_whole=self.clock())
                 if first and not (is_start and whole):
                     _skip(known[path], to_last_opening=not is_start)
         folder.files, folder.listed = known, folder.modified
