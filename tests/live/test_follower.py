@@ -332,6 +332,15 @@ def test_a_restarted_run_begins_anew(tmp_path, follow):
     assert follow(first.folder).step.requests_done == 1
 
 
+def test_steps_that_a_restarted_run_does_again_are_no_longer_finished(tmp_path, follow):
+    logs = synthetic_run(tmp_path / "exp", steps=3, workers=2, requests=3)
+    assert [one.step for one in follow(logs, with_done=True).done] == [1, 2, 3]
+    LiveRun(logs, "run-2").open(2, 0).request("b", at=2, duration_sec=1)
+    snapshot = follow(logs, with_done=True)
+    assert snapshot.run_id == "run-2"
+    assert [one.step for one in snapshot.done] == [1]
+
+
 def test_a_follower_that_is_started_again_tells_the_same(run, follow):
     file = run.open(1, 0)
     file.request("a", at=2, duration_sec=1)
