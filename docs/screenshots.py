@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from browser import Browser, browser  # noqa: E402 - the tests' own
 
@@ -25,15 +25,16 @@ DEMO: Final = ROOT / "tests" / "logs" / "demo"
 WIDTH, HEIGHT, SHARPNESS = 1400, 880, 1.5
 
 
-def shoot(page: Browser, name: str, height: int = HEIGHT) -> None:
-    """Save what is on the screen."""
+def shoot(page: Browser, name: str, element: str | None = None, height: int = HEIGHT, above: int = 0) -> None:
+    """Save the screen, with an element at its top if one is named. Heights depend on that of the screen."""
     size = {"width": WIDTH, "height": height, "deviceScaleFactor": SHARPNESS, "mobile": False}
     page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     # Two frames later everything that was asked for is painted.
-    page.do("sglangReport.place()")
-    page.driver.execute_async_script(
-        "setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(arguments[0])), 900)"
-    )
+    settled = "setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(arguments[0])), 900)"
+    page.do("sglangReport.place()").driver.execute_async_script(settled)
+    if element is not None:
+        at(page, element, above)
+        page.driver.execute_async_script(settled)
     picture = page.driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
     (IMAGES / f"{name}.png").write_bytes(base64.b64decode(picture))
 
@@ -58,30 +59,27 @@ def story(page: Browser, report: Path) -> None:
     page.open(report)
     theme(page, dark=False)
     shoot(page, "report")
-    at(page, "steps")
     theme(page, dark=True)
-    shoot(page, "report-dark")
+    shoot(page, "report-dark", "steps")
     theme(page, dark=False)
-    at(page, "timeline")
     page.do("const line = sglangReport.timeline; line.pinned = true; sglangReport.setCursor(100)")
-    shoot(page, "timeline", 1080)
+    shoot(page, "timeline", "timeline", 1180)
     page.do("sglangReport.go({request: sglangReport.facts.slowest[0].request_id})")
-    at(page, "inspector", 20)
-    shoot(page, "request", 760)
-    at(page, "whatif")
+    shoot(page, "request", "inspector", 760, above=20)
     for slider, value in (("max_tokens", 2), ("oversample", 1)):
         page.choose(f"whatif-{slider}", value)
-    shoot(page, "whatif", 640)
+    shoot(page, "whatif", "whatif", 640)
 
 
 def rollout(page: Browser, report: Path) -> None:
     """Picture the real rollout."""
     page.open(report, "#timeline&step=1")
+    page.choose("icicle-by", "self_sec")
+    shoot(page, "icicle", "events", 610)
     theme(page, dark=True)
     page.choose("t-rows", "18")
     page.do("const line = sglangReport.timeline; line.pinned = true; sglangReport.setCursor(0.47)")
-    at(page, "timeline")
-    shoot(page, "timeline-demo", 1000)
+    shoot(page, "timeline-demo", "timeline", 1000)
 
 
 def run() -> None:

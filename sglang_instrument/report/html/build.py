@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.call_times import paths_of
+from sglang_instrument.analysis.answers.events import path_table
 from sglang_instrument.analysis.answers.round_trips import ahead_us
 from sglang_instrument.analysis.answers.steps import step_table
 from sglang_instrument.analysis.ledger.ledger import step_ledger
@@ -17,6 +18,7 @@ from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.report.html import answers
 from sglang_instrument.report.html.chosen import MOST_SPANS, Chosen, choose
 from sglang_instrument.report.html.grid import whatif_grid
+from sglang_instrument.report.html.icicle import icicle
 from sglang_instrument.report.html.kernels import kernel_section
 from sglang_instrument.report.html.page import render
 from sglang_instrument.report.html.slowest import slowest_requests
@@ -82,11 +84,13 @@ def write_report(
         packed[one.key], phases = pack_step(run, one, ahead)
         events |= phases
         parts[one.key] = _parts(ledger, one)
+    stage("summing up events")
+    tree = icicle(path_table(run), chosen)
     stage("estimating what-if")
     grid = whatif_grid(run.digest, lambda done, total: stage(f"estimating what-if: {done} of {total}"))
     stage("splitting requests into events")
     facts = _chart_facts(run, other, table, findings, chosen)
-    facts |= {"whatif": grid, "parts": parts, "events": events}
+    facts |= {"whatif": grid, "parts": parts, "events": events, "icicle": tree}
     stage("writing the file")
     words = story(run, table, verdict, other)
     words["kernels"] = None if traces is None else kernel_section(traces)

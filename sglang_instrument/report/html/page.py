@@ -21,6 +21,7 @@ from sglang_instrument.schema import PHASES
 #: In the order in which they are put into the page.
 SCRIPTS: Final = (
     "base.js",
+    "numbers.js",
     "tables.js",
     "state.js",
     "charts.js",
@@ -31,6 +32,8 @@ SCRIPTS: Final = (
     "gaps.js",
     "comparison.js",
     "whatif.js",
+    "icicle.js",
+    "icicle_input.js",
     "timeline_model.js",
     "timeline_paint.js",
     "timeline_cursor.js",

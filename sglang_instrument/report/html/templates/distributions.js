@@ -6,20 +6,21 @@ R.cdfChart = () => {
   const { cdf, other } = R.facts;
   if (!cdf.all.requests) return "No request has ended yet.";
   const bad = R.ink("bad");
+  const time = R.timesOf([...cdf.all.sec, ...(other?.cdf.sec ?? [])]);
   const groups = Object.entries(cdf[R.cdfOf]).filter(([, one]) => one.requests);
   const data = groups.map(([key, one], index) => {
     const isChosen = key === R.state.step;
     const colour = isChosen ? bad : R.workerColour(index, groups.length);
     const name = R.cdfOf === "workers" ? `worker ${key}` : R.stepName(key);
-    return R.cdfLine(one, name, { width: isChosen ? 2.4 : 1.2, color: colour });
+    return R.cdfLine(time, one, name, { width: isChosen ? 2.4 : 1.2, color: colour });
   });
-  data.push(R.cdfLine(cdf.all, "all requests", { width: 3, color: R.ink("accent") }));
-  if (other) data.push(R.cdfLine(other.cdf, other.name, { width: 2.4, dash: "dot", color: bad }));
+  data.push(R.cdfLine(time, cdf.all, "all requests", { width: 3, color: R.ink("accent") }));
+  if (other) data.push(R.cdfLine(time, other.cdf, other.name, { width: 2.4, dash: "dot", color: bad }));
   R.cdfLog ??= cdf.whole[0].max_sec > 20 * cdf.whole[0].p50_sec; // a long tail squeezes a linear axis
   R.$("cdf-log").checked = R.cdfLog;
   const layout = {
     showlegend: groups.length <= 16,
-    xaxis: { ...R.fromZero("seconds of a request"), type: R.cdfLog ? "log" : "linear" },
+    xaxis: { ...R.fromZero(`${time.name} of a request`), type: R.cdfLog ? "log" : "linear" },
     yaxis: { tickformat: ".0%", range: [0, 1.015] },
   };
   const { p50_sec, p99_sec } = cdf.whole[0];
@@ -29,14 +30,15 @@ R.cdfChart = () => {
   return { data, layout, say };
 };
 
-R.cdfLine = (one, name, line) => ({
+R.cdfLine = (time, one, name, line) => ({
   type: "scatter",
   mode: "lines",
   name: R.plain(name),
-  x: one.sec,
+  x: time.of(one.sec),
+  customdata: one.sec.map(time.say),
   y: one.share,
   line: { shape: "hv", ...line },
-  hovertemplate: `%{y:.1%} of ${R.plain(name)} within %{x:.4~g} s<extra></extra>`,
+  hovertemplate: `%{y:.1%} of ${R.plain(name)} within %{customdata}<extra></extra>`,
 });
 
 R.percentileTable = () => {
@@ -49,13 +51,13 @@ R.percentileTable = () => {
   const columns = [
     ["of", (row) => row.name],
     ["requests", (row) => row.requests, R.count],
-    ["mean", (row) => row.mean_sec, R.seconds],
-    ["p50", (row) => row.p50_sec, R.seconds],
-    ["p90", (row) => row.p90_sec, R.seconds],
-    ["p95", (row) => row.p95_sec, R.seconds],
-    ["p99", (row) => row.p99_sec, R.seconds],
-    ["p99.9", (row) => row.p99_9_sec, R.seconds],
-    ["max", (row) => row.max_sec, R.seconds],
+    ["mean", (row) => row.mean_sec, R.alike],
+    ["p50", (row) => row.p50_sec, R.alike],
+    ["p90", (row) => row.p90_sec, R.alike],
+    ["p95", (row) => row.p95_sec, R.alike],
+    ["p99", (row) => row.p99_sec, R.alike],
+    ["p99.9", (row) => row.p99_9_sec, R.alike],
+    ["max", (row) => row.max_sec, R.alike],
   ];
   R.tableOf(R.$("percentiles"), columns, rows, { classes: ["total"] });
 };
@@ -64,11 +66,12 @@ R.turnsChart = () => {
   const rows = R.facts.turns.turns;
   if (!rows.length) return "No turn was logged.";
   const colour = R.colour("generate");
+  const time = R.timesOf(rows.flatMap((row) => [row.engine_p50_sec, row.engine_p99_sec]));
   const series = (name, field, more) => ({
     name,
     x: rows.map((row) => row.turn + 1),
-    y: rows.map((row) => row[field]),
-    customdata: rows.map((row) => R.seconds(row[field])),
+    y: time.of(rows.map((row) => row[field])),
+    customdata: rows.map((row) => time.say(row[field])),
     hovertemplate: `turn %{x}: ${name} %{customdata}<extra></extra>`,
     ...more,
   });
@@ -81,7 +84,7 @@ R.turnsChart = () => {
     bargap: 0.35,
     showlegend: true,
     xaxis: { title: "turn", dtick: R.eachOf(rows, 20), showgrid: false },
-    yaxis: R.fromZero("seconds"),
+    yaxis: R.fromZero(time.name),
   };
   const say = `Median and p99 of the engine's time of each of ${R.plural(rows.length, "turn")}.`;
   return { data, layout, say };
@@ -112,11 +115,11 @@ R.turnTable = () => {
   const columns = [
     ["turn", (row) => row.turn + 1],
     ["requests", (row) => row.requests, R.count],
-    ["engine, all", (row) => row.engine_sec, R.seconds],
-    ["median", (row) => row.engine_p50_sec, R.seconds],
-    ["p99", (row) => row.engine_p99_sec, R.seconds],
-    ["tools, all", (row) => row.tool_sec, R.seconds],
-    ["interaction, all", (row) => row.interaction_sec, R.seconds],
+    ["engine, all", (row) => row.engine_sec, R.alike],
+    ["median", (row) => row.engine_p50_sec, R.alike],
+    ["p99", (row) => row.engine_p99_sec, R.alike],
+    ["tools, all", (row) => row.tool_sec, R.alike],
+    ["interaction, all", (row) => row.interaction_sec, R.alike],
     ["tokens", (row) => row.response_tokens, R.count],
   ];
   R.tableOf(R.$("turn-table"), columns, rows);
@@ -136,7 +139,11 @@ R.lengthsChart = () => {
     opacity,
     hovertemplate: `step %{x}: ${name} %{y:,.0f} tokens<extra></extra>`,
   });
-  const data = [line("longest", "max", 1.2, 0.4), line("p95", "p95", 1.6, 0.7), line("mean", "mean", 2.6, 1)];
+  const data = [
+    line("longest", "max", 1.2, 0.65),
+    line("p95", "p95", 1.6, 0.8),
+    line("mean", "mean", 2.6, 1),
+  ];
   const xaxis = { title: "step", dtick: R.eachOf(rows, 12) };
   const say = `Longest, p95 and mean response in tokens, of ${R.plural(rows.length, "step")}.`;
   return { data, layout: { showlegend: true, xaxis, yaxis: R.fromZero("tokens") }, say };

@@ -87,12 +87,14 @@ R.start = async () => {
     R.clockTable,
   ].forEach((fill) => fill());
   R.wireTimeline();
+  R.wireIcicle();
   R.wireWhatif();
-  let before = null;
+  let before; // undefined: no step is shown yet, and none may be in focus
   R.onChange(async ({ step, request }) => {
     if (step !== before) {
       before = step;
       R.partsOfStep(R.state);
+      R.resetIcicle();
       R.redraw("chart-steps", "chart-concurrency", "chart-cdf");
     }
     await R.showStep(step);
