@@ -31,10 +31,11 @@ def follow():
     def read(logs, with_done=False):
         one = followers.setdefault(logs, None) or Follower(logs, with_done)
         followers[logs] = one
-        time.sleep(0.3)  # the files that did not grow are left alone for a moment
         one._next_find = 0.0
-        if one._run is not None:
+        if one._run is not None:  # look at everything now, and not in a moment
             one._run.tail._next_listing = 0.0
+            for file in one._run.tail.files():
+                file.due = 0.0
         return one.catch_up()
 
     yield read
