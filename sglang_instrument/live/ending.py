@@ -1,31 +1,36 @@
-"""Say how probable it is that a step has ended within a time, from what its requests have done so far."""
+"""Say how probable it is that a step ends within a time, from what its requests have done so far.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+The step ends when its last request has, and what follows it. So the chance that all requests end within a
+time is the product of their chances, given how slow the step and its workers are; the mean over these factors
+is what resampling the longest request would give with draws without end.
+"""
+
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from sglang_instrument.live.history import Floats, Ints, PastStep, Requests, StepSoFar
-from sglang_instrument.live.remaining import Pool
-from sglang_instrument.live.speeds import DELTA, SHIFTS, Speeds, log_sec, speeds_of
+from sglang_instrument.live.history import Floats, Ints, Requests, StepSoFar
+from sglang_instrument.live.speeds import DELTA, SHIFTS, Speeds, speeds_of
+from sglang_instrument.live.usual import Usual
 
-_GRID: Final = np.exp(np.arange(np.log(1e-3), np.log(1e3), DELTA))  # in units of a usual request
-_MOST_OPEN: Final = 2048  # open requests that are looked at one by one; more are represented by a sample
-_SAME_AGE: Final = 0.02  # ages that differ by less are compared with the same earlier requests
-_UNKNOWN_SPREAD: Final = 0.3  # of the factors of steps and workers, before anything is known
-_AS_STEPS: Final = 2.0  # of how many steps' weight that is
+_GRID: Final = np.exp(np.arange(np.log(1e-3), np.log(1e3), DELTA))  # times, in units of a usual request
+_CELLS: Final = np.arange(len(_GRID))
+_MOST_OPEN: Final = 2048  # open requests that are looked at one by one; a sample stands for more
+_SAME_AGE: Final = 0.02  # open requests whose ages differ less are compared with the same earlier ones
+_LIKELY: Final = 1e-4  # factors that are less probable are left out
+_LEAST: Final = 1e-300
 
 
 @dataclass(frozen=True)
 class Ending:
-    """When a step ends, from now.
+    """When a step ends.
 
     Attributes:
-        sec: Ascending times.
+        sec: Ascending times from now.
         chances: The chance that it ended by each.
-        last: The place of the open request that most often ends last, and how often; None if none is open.
+        last: The place of the open request that most probably ends last, and how probable that is; None if
+            none is open.
     """
 
     sec: Floats
@@ -33,224 +38,139 @@ class Ending:
     last: tuple[int, float] | None
 
     def chance_by(self, sec: float) -> float:
-        """Return the chance that the step ended within a time."""
-        return float(np.interp(sec, self.sec, self.chances))
+        """Return the chance that the step ends within a time."""
+        return float(np.interp(sec, self.sec, self.chances, left=0.0))
 
     def within(self, chance: float) -> float:
-        """Return the time within which the step ends with a chance."""
-        at = int(np.searchsorted(self.chances, chance))
-        if at == 0 or at >= len(self.sec):
-            return float(self.sec[min(at, len(self.sec) - 1)])
-        before, after = self.chances[at - 1], self.chances[at]
-        share = (chance - before) / (after - before)
-        return float(self.sec[at - 1] + share * (self.sec[at] - self.sec[at - 1]))
+        """Return the time within which the step ends with this chance."""
+        after = min(int(np.searchsorted(self.chances, chance)), len(self.sec) - 1)
+        if not after or self.chances[after] <= self.chances[after - 1]:
+            return float(self.sec[after])
+        share = (chance - self.chances[after - 1]) / (self.chances[after] - self.chances[after - 1])
+        return float(self.sec[after - 1] + min(share, 1.0) * (self.sec[after] - self.sec[after - 1]))
 
 
 @dataclass(frozen=True)
-class Usual:
-    """What earlier steps say of the next."""
+class _Open:
+    """The chances of open requests to end within the times of the grid, at their workers' typical speeds.
 
-    steps: tuple[PastStep, ...]
+    Attributes:
+        places: Which requests these are.
+        worker: Their workers.
+        logs: The logarithms of their chances, a row a request.
+        stands_for: How many requests each of them stands for.
+    """
 
-    @cached_property
-    def _means(self) -> Floats:
-        """The mean logarithm of the durations of each step: its typical duration."""
-        return np.array([log_sec(_lasted(one.requests)).mean() for one in self.steps])
-
-    @cached_property
-    def unit_sec(self) -> float:
-        """The typical duration of a request in the last step: what is expected of the next."""
-        return float(np.exp(self._means[-1]))
-
-    @cached_property
-    def spread(self) -> tuple[float, float]:
-        """By how much typical durations differ from step to step, and from worker to worker in a step."""
-        changes = np.diff(self._means)
-        of_step = _pooled(float((changes**2).sum()), len(changes))
-        squares, count = 0.0, 0
-        for one in self.steps:
-            excess, workers = _between_workers(one.requests)
-            squares, count = squares + excess * workers, count + workers
-        return of_step, _pooled(squares, count / 4)
-
-    @cached_property
-    def pool(self) -> Pool:
-        """The earlier requests, as if each step and worker had been as fast as is expected."""
-        lasted, turns = zip(*map(self._in_units, self.steps), strict=True)
-        return Pool.of(np.concatenate(lasted), _side_by_side(turns))
-
-    @cached_property
-    def begun(self) -> Pool:
-        """When earlier requests began, in units; in place of turns, when they ended."""
-        steps = zip(self.steps, self._means, strict=True)
-        parts = [(one.requests.begun_sec, one.requests.ended_sec, np.exp(mean)) for one, mean in steps]
-        begun = np.concatenate([begun / unit for begun, _, unit in parts])
-        ended = np.concatenate([ended / unit for _, ended, unit in parts])
-        return Pool.of(begun, ended[:, None])
-
-    def _in_units(self, step: PastStep) -> tuple[Floats, Floats]:
-        requests = step.requests
-        logs = log_sec(_lasted(requests))
-        unit = np.exp(_typical(requests.worker, logs, self.spread[1]))[requests.worker]
-        lasted = _lasted(requests) / unit
-        return lasted, (requests.turns_sec - requests.begun_sec[:, None]) / unit[:, None]
-
-
-def _lasted(requests: Requests) -> Floats:
-    return requests.ended_sec - requests.begun_sec
-
-
-def _pooled(squares: float, count: float) -> float:
-    known = _AS_STEPS * _UNKNOWN_SPREAD**2
-    return float(np.sqrt((known + squares) / (_AS_STEPS + count)))
-
-
-def _between_workers(requests: Requests) -> tuple[float, int]:
-    """Return by how much workers' means differ more than chance does (a variance), and their number."""
-    logs = log_sec(_lasted(requests))
-    counts = np.bincount(requests.worker)
-    own = counts > 0
-    workers = int(own.sum())
-    if workers < 2 or len(logs) <= workers:
-        return 0.0, 0
-    means = np.bincount(requests.worker, logs)[own] / counts[own]
-    within = np.bincount(requests.worker, logs**2)[own].sum() - (counts[own] * means**2).sum()
-    by_chance = within / (len(logs) - workers) * (1 / counts[own]).mean()
-    return max(float(means.var(ddof=1) - by_chance), 0.0), workers - 1
-
-
-def _typical(worker: Ints, logs: Floats, spread: float) -> Floats:
-    """Return the mean logarithm of each worker, nearer to that of all the fewer requests it has."""
-    counts = np.maximum(np.bincount(worker), 1)
-    own = np.bincount(worker, logs) / counts
-    trust = spread**2 / (spread**2 + max(float(logs.var()), 1e-6) / counts)
-    typical: Floats = logs.mean() + trust * (own - logs.mean())
-    return typical
-
-
-def _side_by_side(tables: Sequence[Floats]) -> Floats:
-    """Return tables of turns below each other; one without columns makes all of them unknown."""
-    columns = [table.shape[1] for table in tables]
-    if not min(columns):
-        return np.empty((sum(map(len, tables)), 0))
-    wide = [np.pad(one, ((0, 0), (0, max(columns) - one.shape[1])), constant_values=np.inf) for one in tables]
-    return np.concatenate(wide)
+    places: Ints
+    worker: Ints
+    logs: Floats
+    stands_for: float
 
 
 def ending_of(usual: Usual, now: StepSoFar) -> Ending:
-    """Return when a step ends, by what earlier steps say."""
-    names, worker = np.unique(now.requests.worker, return_inverse=True)
-    requests = Requests(
-        now.requests.ids, worker, now.requests.begun_sec, now.requests.ended_sec, now.requests.turns_sec
-    )
-    workers = max(len(names), 1)
-    usual_log = np.log(usual.pool.lasted) + np.log(usual.unit_sec)
-    speeds = speeds_of(usual_log, requests, now.age_sec, workers, usual.spread)
-    logs, places, owner, weight = _open_chances(usual, requests, now.age_sec, speeds)
-    by_worker = np.zeros((workers + 1, len(_GRID)))
-    np.add.at(by_worker, owner, logs * weight)
-    speeds, by_worker = _with_missing(usual, now, speeds, by_worker)
-    chances = _mixed(by_worker, speeds)
-    last = _last(logs, owner, chances, speeds.typical, places)
+    """Return when a step ends, by what earlier steps say of it."""
+    requests = now.requests
+    workers, worker = np.unique(requests.worker, return_inverse=True)
+    now = replace(now, requests=replace(requests, worker=worker.reshape(-1)))
+    count = max(len(workers), 1)
+    speeds = speeds_of(usual.pool_log_sec, now.requests, now.age_sec, count, usual.spread)
+    still = _open(usual, now, speeds)
+    by_worker = np.zeros((count, len(_GRID)))
+    np.add.at(by_worker, still.worker, still.logs * still.stands_for)
+    missing = _missing(usual, now, speeds)
+    if not len(still.places) and missing is None:
+        return _after_the_last(usual, now)
+    chances = _chances(by_worker, missing, speeds)
     sec = _GRID * usual.unit_sec
-    return _with_after(usual, now, Ending(sec, chances, last))
+    with_after = [np.interp(sec - after, sec, chances, left=0.0) for after in usual.after_sec]
+    return Ending(sec, np.mean(with_after, axis=0), _last(still, chances, speeds))
 
 
-def _open_chances(
-    usual: Usual, now: Requests, age_sec: float, speeds: Speeds
-) -> tuple[Floats, Ints, Ints, float]:
-    """Return the chances of open requests at their workers' typical speeds, and which requests these are."""
-    places = np.flatnonzero(~np.isfinite(now.ended_sec))
-    weight = max(len(places) / _MOST_OPEN, 1.0)
-    if weight > 1:
+def _open(usual: Usual, now: StepSoFar, speeds: Speeds) -> _Open:
+    places = np.flatnonzero(now.requests.is_open)
+    stands_for = max(len(places) / _MOST_OPEN, 1.0)
+    if stands_for > 1:
         places = places[np.linspace(0, len(places) - 1, _MOST_OPEN).astype(np.int64)]
-    owner = now.worker[places]
-    unit = usual.unit_sec * np.exp(speeds.typical[owner] * DELTA)
-    ages = (age_sec - now.begun_sec[places]) / unit
-    turn, in_turn = _turns(now.turns_sec[places], age_sec, unit)
+    own = now.requests.at(places)
+    unit = usual.unit_sec * np.exp(speeds.typical[own.worker] * DELTA)
+    ages = (now.age_sec - own.begun_sec) / unit
+    turn, in_turn_sec = _turns(own, now.age_sec)
     logs = np.zeros((len(places), len(_GRID)))
-    cells = np.round(np.log(np.maximum(ages, 1e-3)) / _SAME_AGE).astype(np.int64)
-    for cell in np.unique(cells):
-        chosen = cells == cell
-        age = float(ages[chosen].mean())
-        logs[chosen] = usual.pool.log_chances(age, turn[chosen], in_turn[chosen], _GRID)
-    return logs, places, owner, weight
+    groups = np.round(np.log(np.maximum(ages, _GRID[0])) / _SAME_AGE)
+    for group in np.unique(groups):
+        alike = groups == group
+        age = float(ages[alike].mean())
+        logs[alike] = usual.pool.log_chances(age, turn[alike], in_turn_sec[alike] / unit[alike], _GRID)
+    return _Open(places, own.worker, logs, stands_for)
 
 
-def _turns(turns_sec: Floats, age_sec: float, unit: Floats) -> tuple[Ints, Floats]:
-    """Return the turn of each open request, -1 if it is not known, and how long it has been in it, in units."""
-    if not turns_sec.shape[1] or not len(turns_sec):
-        return np.full(len(turns_sec), -1), np.zeros(len(turns_sec))
-    turn = (turns_sec <= age_sec).sum(axis=1) - 1
-    began = turns_sec[np.arange(len(turn)), np.maximum(turn, 0)]
-    return turn, np.where(turn >= 0, age_sec - began, 0.0) / unit
+def _turns(requests: Requests, age_sec: float) -> tuple[Ints, Floats]:
+    """Return the turn of each open request, -1 where it is not known, and for how long it has been in it."""
+    turn = (requests.turns_sec <= age_sec).sum(axis=1) - 1
+    if not requests.turns_sec.shape[1]:
+        return turn, np.zeros(len(turn))
+    began_sec = requests.turns_sec[np.arange(len(turn)), np.maximum(turn, 0)]
+    return turn, np.where(turn >= 0, age_sec - began_sec, 0.0)
 
 
-def _with_missing(
-    usual: Usual, now: StepSoFar, speeds: Speeds, by_worker: Floats
-) -> tuple[Speeds, Floats]:
-    """Add the requests that did not begin yet, as those of one more worker, as fast as the step."""
-    typical = float(speeds.step @ SHIFTS)
-    age = now.age_sec / usual.unit_sec / np.exp(typical * DELTA)
+def _missing(usual: Usual, now: StepSoFar, speeds: Speeds) -> Floats | None:
+    """Return the logarithm of the chances that the requests end that have not begun; None without any.
+
+    They are compared with the earlier requests that had not begun when their steps were as old. Where there
+    are none, requests are only missing if their number is known, and begin now.
+    """
+    age = now.age_sec / usual.unit_sec / np.exp(speeds.typical_step * DELTA)
     later, count = usual.begun.longer_than(age)
-    expected = now.expected
-    if expected is None:
-        expected = min(len(one.requests.ids) for one in usual.steps) if count else 0
+    expected = now.expected if now.expected is not None else usual.fewest * bool(count)
     missing = expected - len(now.requests.ids)
     if missing <= 0:
-        return speeds, by_worker[:-1]
-    if count:
-        ends = np.sort(later.turns[:, 0] - age)
-        shares = np.searchsorted(ends, _GRID, side="right") / (len(ends) + 1)
-        logs = np.log(np.maximum(shares + (1 - np.exp(-_GRID)) / (len(ends) + 1), 1e-12))
-    else:
-        logs = usual.pool.log_chances(0.0, np.array([-1]), np.zeros(1), _GRID)[0]
-    by_worker[-1] = logs * missing
-    as_step = np.eye(len(SHIFTS))[None]
-    worker = np.concatenate([speeds.worker, as_step])
-    return Speeds(speeds.step, worker, np.append(speeds.typical, typical)), by_worker
-
-
-def _mixed(by_worker: Floats, speeds: Speeds) -> Floats:
-    """Return the chances that all requests ended, over all factors of the step and its workers."""
-    likely = speeds.step > 1e-4
-    total = np.zeros((int(likely.sum()), len(_GRID)))
-    places = np.arange(len(_GRID))
-    for logs, chances, typical in zip(by_worker, speeds.worker, speeds.typical, strict=True):
-        # The chances hold at the typical factor; another one is a shift of them along the grid.
-        own = np.flatnonzero(chances[:, likely].max(axis=1) > 1e-4)
-        moved = np.clip(places[None, :] - (SHIFTS[own] - round(typical))[:, None], 0, len(_GRID) - 1)
-        mixed = chances[own][:, likely].T @ np.exp(logs[moved])
-        total += np.log(np.maximum(mixed, 1e-300))
-    weights = speeds.step[likely] / speeds.step[likely].sum()
-    mixture: Floats = weights @ np.exp(total)
-    return mixture
-
-
-def _last(
-    logs: Floats, owner: Ints, chances: Floats, typical: Floats, places: Ints
-) -> tuple[int, float] | None:
-    """Return the request that most often ends last, and how often it does."""
-    if not len(places):
         return None
-    moved = np.clip(np.arange(len(_GRID)) - np.round(typical[owner]).astype(np.int64)[:, None], 0, len(_GRID) - 1)
-    rates = np.diff(np.take_along_axis(logs, moved, axis=1), axis=1)
-    shares = rates @ ((chances[1:] + chances[:-1]) / 2)
+    if not count:
+        unknown, no_time = np.array([-1]), np.zeros(1)
+        return np.asarray(missing * usual.pool.log_chances(0.0, unknown, no_time, _GRID)[0])
+    ended = np.searchsorted(np.sort(later.turns[:, 0] - age), _GRID, side="right")
+    chances = (count * ended / len(later.lasted) + usual.pool.beyond(0.0, _GRID)) / (count + 1)
+    return np.asarray(missing * np.log(np.maximum(chances, _LEAST)))
+
+
+def _chances(by_worker: Floats, missing: Floats | None, speeds: Speeds) -> Floats:
+    """Return the chances that all requests ended, over all factors of the step and its workers."""
+    likely = speeds.step > _LIKELY
+    total = np.zeros((int(likely.sum()), len(_GRID)))
+    for worker, logs in enumerate(by_worker):
+        if logs.any():
+            factors = speeds.of_worker(worker)[:, likely]
+            own = np.flatnonzero(factors.max(axis=1) > _LIKELY)
+            moved = _moved(SHIFTS[own] - round(speeds.typical[worker]))
+            total += np.log(np.maximum(factors[own].T @ np.exp(logs[moved]), _LEAST))
+    if missing is not None:
+        total += missing[_moved(SHIFTS[likely] - round(speeds.typical_step))]
+    step = speeds.step[likely] / speeds.step[likely].sum()
+    return np.asarray(step @ np.exp(total))
+
+
+def _moved(shifts: Ints) -> Ints:
+    """Return where the grid's chances are looked up if everything takes these factors longer; a row each."""
+    return np.asarray(np.clip(_CELLS[None, :] - shifts[:, None], 0, len(_GRID) - 1))
+
+
+def _last(still: _Open, chances: Floats, speeds: Speeds) -> tuple[int, float] | None:
+    """Return the request that most probably ends last, and how probable that is."""
+    if not len(still.places):
+        return None
+    typical = np.round(speeds.typical[still.worker]).astype(np.int64)
+    own = np.exp(np.take_along_axis(still.logs, _moved(typical), axis=1))
+    others = np.minimum(chances / own, 1.0)  # the chance that all others have ended
+    shares = (np.diff(own, axis=1) * (others[:, 1:] + others[:, :-1]) / 2).sum(axis=1)
     best = int(shares.argmax())
-    return int(places[best]), float(min(shares[best], 1.0))
+    return int(still.places[best]), float(shares[best] / max(shares.sum() * still.stands_for, 1.0))
 
 
-def _with_after(usual: Usual, now: StepSoFar, ending: Ending) -> Ending:
-    """Add what follows the last request."""
-    after = np.sort([max(one.after_sec, 0.0) for one in usual.steps])
-    done = ending.chances[0] > 0.5
-    if done:
-        since = now.age_sec - float(now.requests.ended_sec.max(initial=0.0))
-        left = after[after > since] - since
-        grid = ending.sec
-        typical = max(float(after.mean()), 0.1)
-        beyond = 1 - np.exp(-grid / typical)
-        ended = np.searchsorted(left, grid, side="right")
-        return Ending(grid, (ended + beyond) / (len(left) + 1), ending.last)
-    mixed = np.mean([np.interp(ending.sec - one, ending.sec, ending.chances, left=0.0) for one in after], axis=0)
-    return Ending(ending.sec, mixed, ending.last)
+def _after_the_last(usual: Usual, now: StepSoFar) -> Ending:
+    """Return when a step ends whose requests have all ended; what follows may take longer than ever."""
+    since = max(now.age_sec - now.requests.last_end_sec, 0.0)
+    left = usual.after_sec[usual.after_sec > since] - since
+    longest = max(since, float(usual.after_sec[-1]), 0.1)
+    sec = _GRID * longest
+    beyond = 1 - np.exp(-np.maximum(sec - left.max(initial=0.0), 0.0) / longest)
+    return Ending(sec, (np.searchsorted(left, sec, side="right") + beyond) / (len(left) + 1), None)

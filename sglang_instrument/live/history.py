@@ -32,28 +32,37 @@ class Requests:
     ended_sec: Floats
     turns_sec: Floats
 
-    def until(self, age_sec: float) -> "Requests":
-        """Return what was known of them when the step was so old."""
-        begun = np.flatnonzero(self.begun_sec <= age_sec)
-        ended_sec, turns_sec = self.ended_sec[begun], self.turns_sec[begun]
+    @property
+    def lasted_sec(self) -> Floats:
+        """The durations; NOT_YET of open requests."""
+        return self.ended_sec - self.begun_sec
+
+    @property
+    def is_open(self) -> NDArray[np.bool_]:
+        """Whether each is open."""
+        return ~np.isfinite(self.ended_sec)
+
+    @property
+    def last_end_sec(self) -> float:
+        """When the last of those that ended did."""
+        return float(self.ended_sec[~self.is_open].max(initial=0.0))
+
+    def at(self, places: Ints) -> "Requests":
+        """Return the requests at these places."""
         return Requests(
-            [self.ids[index] for index in begun],
-            self.worker[begun],
-            self.begun_sec[begun],
-            np.where(ended_sec <= age_sec, ended_sec, NOT_YET),
-            np.where(turns_sec <= age_sec, turns_sec, NOT_YET),
+            [self.ids[place] for place in places],
+            self.worker[places],
+            self.begun_sec[places],
+            self.ended_sec[places],
+            self.turns_sec[places],
         )
 
-    def without(self, dropped: "set[int]") -> "Requests":
-        """Return the requests but for those at these places."""
-        kept = np.array([index for index in range(len(self.ids)) if index not in dropped], dtype=np.int64)
-        return Requests(
-            [self.ids[index] for index in kept],
-            self.worker[kept],
-            self.begun_sec[kept],
-            self.ended_sec[kept],
-            self.turns_sec[kept],
-        )
+    def until(self, age_sec: float) -> "Requests":
+        """Return what was known of them when the step was so old."""
+        begun = self.at(np.flatnonzero(self.begun_sec <= age_sec))
+        ended_sec = np.where(begun.ended_sec <= age_sec, begun.ended_sec, NOT_YET)
+        turns_sec = np.where(begun.turns_sec <= age_sec, begun.turns_sec, NOT_YET)
+        return Requests(begun.ids, begun.worker, begun.begun_sec, ended_sec, turns_sec)
 
 
 @dataclass(frozen=True)
@@ -61,9 +70,9 @@ class PastStep:
     """A step that ended.
 
     Attributes:
-        requests: Its requests; those that did not end, such as aborted ones, are left out.
+        requests: Its requests. Those that are open, such as aborted ones, teach nothing.
         end_sec: When the step ended, in seconds after its begin.
-        longest_sec: The longest span of each event that ended.
+        longest_sec: The longest span of each event that ended in it.
     """
 
     requests: Requests
@@ -73,7 +82,11 @@ class PastStep:
     @property
     def after_sec(self) -> float:
         """From the end of the last request to the end of the step: post-processing, barrier, broadcast."""
-        return self.end_sec - float(self.requests.ended_sec.max(initial=0.0))
+        return max(self.end_sec - self.requests.last_end_sec, 0.0)
+
+    def so_far(self, age_sec: float) -> "StepSoFar":
+        """Return what was known of its requests when it was so old."""
+        return StepSoFar(age_sec, self.requests.until(age_sec), len(self.requests.ids))
 
 
 @dataclass(frozen=True)
@@ -84,8 +97,8 @@ class StepSoFar:
         age_sec: How long ago it began.
         requests: Those that have begun.
         expected: How many requests it will have; None if that is not known.
-        open_events: What an open request, by its place in `requests`, is in: the event, and since when it has
-            been open, in seconds.
+        open_events: What open requests, by their places in `requests`, are in: the event, and since when it
+            has been open, in seconds.
         longest_sec: The longest span of each event that ended in this step.
     """
 
@@ -94,8 +107,3 @@ class StepSoFar:
     expected: int | None = None
     open_events: Mapping[int, tuple[str, float]] = field(default_factory=dict)
     longest_sec: Mapping[str, float] = field(default_factory=dict)
-
-
-def so_far(past: PastStep, age_sec: float) -> StepSoFar:
-    """Return what was known of a step that ended when it was so old."""
-    return StepSoFar(age_sec, past.requests.until(age_sec), len(past.requests.ids))

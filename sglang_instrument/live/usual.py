@@ -1,0 +1,109 @@
+"""Say what earlier steps let expect of the next: how long requests take, and how much that varies."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from sglang_instrument.live.history import Floats, PastStep, Requests
+from sglang_instrument.live.remaining import Pool
+from sglang_instrument.live.speeds import log_sec
+
+_UNKNOWN_SPREAD: Final = 0.3  # of the logarithms of the factors of steps and workers, before any is known
+_AS_STEPS: Final = 2.0  # how many steps outweigh that
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What earlier steps say, the last one at the end. Their requests all ended."""
+
+    steps: tuple[PastStep, ...]
+
+    @cached_property
+    def _means(self) -> Floats:
+        """The typical duration of a request in each step, as a logarithm."""
+        return np.array([log_sec(one.requests.lasted_sec).mean() for one in self.steps])
+
+    @cached_property
+    def unit_sec(self) -> float:
+        """The typical duration of a request in the last step, which is expected of the next."""
+        return float(np.exp(self._means[-1]))
+
+    @cached_property
+    def spread(self) -> tuple[float, float]:
+        """Standard deviations of the logarithm of a typical duration: step to step, worker to worker."""
+        changes = np.diff(self._means)
+        squares, workers = np.sum([_between_workers(one.requests) for one in self.steps], axis=0)
+        # A step has many workers: together they are as good as one look at the spread between workers.
+        share = workers / max(len(self.steps), 1)
+        own = _pooled(squares / share, workers / share) if share else _UNKNOWN_SPREAD
+        return _pooled(float((changes**2).sum()), len(changes)), own
+
+    @cached_property
+    def pool(self) -> Pool:
+        """The earlier requests, as if each step and worker had been as fast as is expected of the next."""
+        scaled = [self._in_units(one.requests) for one in self.steps]
+        return Pool.of(np.concatenate([one for one, _ in scaled]), _stacked([turns for _, turns in scaled]))
+
+    @cached_property
+    def pool_log_sec(self) -> Floats:
+        """The logarithms of their durations in seconds."""
+        return np.asarray(np.log(self.pool.lasted) + np.log(self.unit_sec))
+
+    @cached_property
+    def begun(self) -> Pool:
+        """When earlier requests began, in place of how long they lasted; and when they ended, as a turn."""
+        units = np.exp(self._means)
+        begun = [one.requests.begun_sec / unit for one, unit in zip(self.steps, units, strict=True)]
+        ended = [one.requests.ended_sec / unit for one, unit in zip(self.steps, units, strict=True)]
+        return Pool.of(np.concatenate(begun), np.concatenate(ended)[:, None])
+
+    @cached_property
+    def after_sec(self) -> Floats:
+        """What followed the last request of each step, ascending."""
+        return np.sort([one.after_sec for one in self.steps])
+
+    @cached_property
+    def fewest(self) -> int:
+        """The number of requests that no step had less than."""
+        return min(len(one.requests.ids) for one in self.steps)
+
+    def _in_units(self, requests: Requests) -> tuple[Floats, Floats]:
+        logs = log_sec(requests.lasted_sec)
+        counts = np.maximum(np.bincount(requests.worker), 1)
+        own = np.bincount(requests.worker, logs) / counts
+        # The mean of few requests says little about their worker: it counts the less, the fewer they are.
+        trust = self.spread[1] ** 2 / (self.spread[1] ** 2 + logs.var() / counts)
+        unit = np.exp(logs.mean() + trust * (own - logs.mean()))[requests.worker]
+        return np.exp(logs) / unit, (requests.turns_sec - requests.begun_sec[:, None]) / unit[:, None]
+
+
+def _pooled(squares: float, count: float) -> float:
+    known = _AS_STEPS * _UNKNOWN_SPREAD**2
+    return float(np.sqrt((known + squares) / (_AS_STEPS + count)))
+
+
+def _between_workers(requests: Requests) -> tuple[float, int]:
+    """Return the squares by which workers' means differ more than chance explains, and their number."""
+    logs = log_sec(requests.lasted_sec)
+    counts = np.bincount(requests.worker)
+    has_any = counts > 0
+    workers = int(has_any.sum())
+    if workers < 2 or len(logs) <= workers:
+        return 0.0, 0
+    counts = counts[has_any]
+    means = np.bincount(requests.worker, logs)[has_any] / counts
+    within = float((logs**2).sum() - (counts * means**2).sum()) / (len(logs) - workers)
+    excess = float(means.var(ddof=1)) - within * float((1 / counts).mean())
+    return max(excess, 0.0) * (workers - 1), workers - 1
+
+
+def _stacked(tables: Sequence[Floats]) -> Floats:
+    """Return tables of turns below each other; one without columns makes all of them unknown."""
+    columns = [table.shape[1] for table in tables]
+    if not min(columns):
+        return np.empty((sum(map(len, tables)), 0))
+    wide = [np.pad(one, ((0, 0), (0, max(columns) - one.shape[1])), constant_values=np.inf) for one in tables]
+    return np.concatenate(wide)
