@@ -5,18 +5,20 @@ time is the product of their chances, given how slow the step and its workers ar
 is what resampling the longest request would give with draws without end.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from sglang_instrument.live.history import Floats, Ints, Requests, StepSoFar
+from sglang_instrument.live.remaining import Pool
 from sglang_instrument.live.speeds import DELTA, SHIFTS, Speeds, speeds_of
 from sglang_instrument.live.usual import Usual
 
 _GRID: Final = np.exp(np.arange(np.log(1e-3), np.log(1e3), DELTA))  # times, in units of a usual request
 _CELLS: Final = np.arange(len(_GRID))
-_MOST_OPEN: Final = 2048  # open requests that are looked at one by one; a sample stands for more
+_MOST_OPEN: Final = 1024  # open requests that are looked at one by one; a sample stands for more
+_MOST_LAST: Final = 128  # of them that may be the last to end: the least probable to end by then
 _SAME_AGE: Final = 0.02  # open requests whose ages differ less are compared with the same earlier ones
 _LIKELY: Final = 1e-4  # factors that are less probable are left out
 _LEAST: Final = 1e-300
@@ -69,13 +71,10 @@ class _Open:
 
 def ending_of(usual: Usual, now: StepSoFar) -> Ending:
     """Return when a step ends, by what earlier steps say of it."""
-    requests = now.requests
-    workers, worker = np.unique(requests.worker, return_inverse=True)
-    now = replace(now, requests=replace(requests, worker=worker.reshape(-1)))
-    count = max(len(workers), 1)
-    speeds = speeds_of(usual.pool_log_sec, now.requests, now.age_sec, count, usual.spread)
+    workers = int(now.requests.worker.max(initial=0)) + 1
+    speeds = speeds_of(usual.durations, now.requests, now.age_sec, workers, usual.spread)
     still = _open(usual, now, speeds)
-    by_worker = np.zeros((count, len(_GRID)))
+    by_worker = np.zeros((workers, len(_GRID)))
     np.add.at(by_worker, still.worker, still.logs * still.stands_for)
     missing = _missing(usual, now, speeds)
     if not len(still.places) and missing is None:
@@ -120,7 +119,8 @@ def _missing(usual: Usual, now: StepSoFar, speeds: Speeds) -> Floats | None:
     are none, requests are only missing if their number is known, and begin now.
     """
     age = now.age_sec / usual.unit_sec / np.exp(speeds.typical_step * DELTA)
-    later, count = usual.begun.longer_than(age)
+    later = usual.begun.longer_than(age)
+    count = later.stands_for.sum()
     expected = now.expected if now.expected is not None else usual.fewest * bool(count)
     missing = expected - len(now.requests.ids)
     if missing <= 0:
@@ -128,8 +128,9 @@ def _missing(usual: Usual, now: StepSoFar, speeds: Speeds) -> Floats | None:
     if not count:
         unknown, no_time = np.array([-1]), np.zeros(1)
         return np.asarray(missing * usual.pool.log_chances(0.0, unknown, no_time, _GRID)[0])
-    ended = np.searchsorted(np.sort(later.turns[:, 0] - age), _GRID, side="right")
-    chances = (count * ended / len(later.lasted) + usual.pool.beyond(0.0, _GRID)) / (count + 1)
+    order = np.argsort(later.turns[:, 0])
+    ends = Pool(later.turns[order, 0], later.turns[:0], later.stands_for[order])
+    chances = (ends.ended(_GRID + age) + usual.pool.beyond(0.0, _GRID)) / (count + 1)
     return np.asarray(missing * np.log(np.maximum(chances, _LEAST)))
 
 
@@ -158,12 +159,14 @@ def _last(still: _Open, chances: Floats, speeds: Speeds) -> tuple[int, float] | 
     """Return the request that most probably ends last, and how probable that is."""
     if not len(still.places):
         return None
-    typical = np.round(speeds.typical[still.worker]).astype(np.int64)
-    own = np.exp(np.take_along_axis(still.logs, _moved(typical), axis=1))
+    middle = int(np.searchsorted(chances, 0.5))
+    slowest = np.argsort(still.logs[:, min(middle, len(_GRID) - 1)])[:_MOST_LAST]
+    typical = np.round(speeds.typical[still.worker[slowest]]).astype(np.int64)
+    own = np.exp(np.take_along_axis(still.logs[slowest], _moved(typical), axis=1))
     others = np.minimum(chances / own, 1.0)  # the chance that all others have ended
     shares = (np.diff(own, axis=1) * (others[:, 1:] + others[:, :-1]) / 2).sum(axis=1)
     best = int(shares.argmax())
-    return int(still.places[best]), float(shares[best] / max(shares.sum() * still.stands_for, 1.0))
+    return int(still.places[slowest[best]]), float(shares[best] / max(shares.sum() * still.stands_for, 1.0))
 
 
 def _after_the_last(usual: Usual, now: StepSoFar) -> Ending:

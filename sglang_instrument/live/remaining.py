@@ -26,23 +26,32 @@ class Pool:
     Attributes:
         lasted: Their durations, ascending.
         turns: When each of their turns began, after the request did; without columns, not known.
+        stands_for: How many requests each of them stands for.
     """
 
     lasted: Floats
     turns: Floats
+    stands_for: Floats
 
     @classmethod
     def of(cls, lasted: Floats, turns: Floats) -> "Pool":
         """Return a pool of these requests."""
         order = np.argsort(lasted)
-        return cls(lasted[order], turns[order])
+        return cls(lasted[order], turns[order], np.ones(len(lasted)))
 
-    def longer_than(self, age: float) -> "tuple[Pool, int]":
-        """Return those that lasted longer, an even sample of them if they are many, and their number."""
-        first = int(np.searchsorted(self.lasted, age, side="right"))
-        count = len(self.lasted) - first
-        chosen = first + np.linspace(0, max(count - 1, 0), min(count, _MOST_COMPARED)).astype(np.int64)
-        return Pool(self.lasted[chosen], self.turns[chosen]), count
+    def longer_than(self, age: float) -> "Pool":
+        """Return those that lasted longer; if they are many, a sample that leaves out few of the longest."""
+        count = len(self.lasted) - int(np.searchsorted(self.lasted, age, side="right"))
+        ranks = np.arange(1, count + 1)
+        if count > _MOST_COMPARED:
+            ranks = np.unique(np.geomspace(1, count, _MOST_COMPARED).astype(np.int64))
+        chosen = len(self.lasted) - ranks[::-1]
+        return Pool(self.lasted[chosen], self.turns[chosen], np.diff(ranks, prepend=0)[::-1].astype(float))
+
+    def ended(self, within: Floats) -> Floats:
+        """Return how many of them had ended at these ascending ages."""
+        sums = np.concatenate([np.zeros(1), np.cumsum(self.stands_for)])
+        return np.asarray(sums[np.searchsorted(self.lasted, within, side="right")])
 
     def log_chances(self, age: float, turn: Ints, in_turn: Floats, grid: Floats) -> Floats:
         """Return the logarithm of the chance that open requests of this age end within each time of the grid.
@@ -57,17 +66,14 @@ class Pool:
             in_turn: How long each has been in it.
             grid: Ascending times from now.
         """
-        older, count = self.longer_than(age)
-        overall = self.beyond(age, grid)
-        if not count:
-            return np.asarray(np.log(np.maximum(np.tile(overall, (len(turn), 1)), _LEAST)))
-        ended = np.searchsorted(older.lasted - age, grid, side="right")
-        overall = (count * ended / len(older.lasted) + overall) / (count + 1)
+        older = self.longer_than(age)
+        overall = (older.ended(grid + age) + self.beyond(age, grid)) / (older.stands_for.sum() + 1)
         weights = older._likeness(age, turn, in_turn)
-        sums = np.pad(np.cumsum(weights, axis=1), ((0, 0), (1, 0)))
-        alike = sums[:, -1] ** 2 / (weights**2).sum(axis=1) * count / len(older.lasted)  # Kish's number
-        share = (alike / (alike + 1))[:, None]
-        chances = share * sums[:, ended] / sums[:, -1:] + (1 - share) * overall
+        sums = np.pad(np.cumsum(weights * older.stands_for, axis=1), ((0, 0), (1, 0)))
+        total = np.maximum(sums[:, -1:], _LEAST)
+        ended = sums[:, np.searchsorted(older.lasted, grid + age, side="right")] / total
+        alike = total**2 / np.maximum(weights**2 @ older.stands_for, _LEAST)[:, None]  # Kish's number
+        chances = (alike * ended + overall) / (alike + 1)
         return np.asarray(np.log(np.maximum(chances, _LEAST)))
 
     def _likeness(self, age: float, turn: Ints, in_turn: Floats) -> Floats:
@@ -77,7 +83,7 @@ class Pool:
         own_turn = np.maximum((self.turns <= age).sum(axis=1) - 1, 0)
         own_in = np.maximum(age - self.turns[np.arange(len(own_turn)), own_turn], 0.0)
         apart = (turn[:, None] - own_turn[None, :]) / _TURN_WIDTH
-        logs = np.log((in_turn[:, None] + _SOON) / (own_in[None, :] + _SOON)) / _AGE_WIDTH
+        logs = (np.log(in_turn + _SOON)[:, None] - np.log(own_in + _SOON)[None, :]) / _AGE_WIDTH
         weights = _UNLIKE + np.exp(-0.5 * (apart**2 + logs**2))
         weights[turn < 0] = 1.0
         return np.asarray(weights)

@@ -7,7 +7,7 @@ right-censored). Factors and times share one logarithmic grid: multiplying a tim
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -17,9 +17,54 @@ DELTA: Final = 0.05  # of the logarithm of a time, from one grid point to the ne
 _REACH: Final = 40  # grid points to either side: factors from 1/7.4 to 7.4
 SHIFTS: Final = np.arange(-_REACH, _REACH + 1)
 _LEAST_SEC: Final = 1e-3
+_CELLS: Final = 500  # of the grid of durations: from a millisecond to two years
 _BANDWIDTH: Final = 3.0  # of the smoothed density of durations, in grid points
 _KERNEL_REACH: Final = int(4 * _BANDWIDTH)
 _NO_CHANCE: Final = 1e-9
+_ODD: Final = 0.7  # standard deviation of the logarithm of a factor that is out of the ordinary
+
+
+@dataclass(frozen=True)
+class Durations:
+    """How likely durations are if everything takes a factor longer: cells of their grid x shifts.
+
+    Attributes:
+        log_ends: The logarithm of the chance that a request ends in the cell.
+        log_lasts: The logarithm of the chance that it lasts beyond the middle of the cell.
+    """
+
+    log_ends: Floats
+    log_lasts: Floats
+
+    @classmethod
+    def of(cls, sec: Floats) -> "Durations":
+        """Return what durations let expect."""
+        counts = np.bincount(_cells(sec), minlength=_CELLS).astype(float)
+        kernel = np.exp(-0.5 * (np.arange(-_KERNEL_REACH, _KERNEL_REACH + 1) / _BANDWIDTH) ** 2)
+        smooth = np.convolve(counts, kernel / kernel.sum(), mode="same") / len(sec)
+        base = 1 / (len(sec) + 1)  # of one request more, that may end at any time: nothing is impossible
+        density = (1 - base) * smooth + base / _CELLS
+        lasting = np.cumsum(density[::-1])[::-1] - density / 2
+        # A factor moves what is usual to the right, so it is looked up to the left.
+        moved = np.clip(np.arange(_CELLS)[:, None] - SHIFTS[None, :], 0, _CELLS - 1)
+        return cls(np.log(density)[moved], np.log(np.maximum(lasting, _NO_CHANCE))[moved])
+
+
+class Spread(NamedTuple):
+    """How much a factor varies, before any request is seen.
+
+    Attributes:
+        deviation: The standard deviation of its logarithm, usually.
+        odd: The chance that it is out of the ordinary: then it is twice or half as much, or thereabouts.
+    """
+
+    deviation: float
+    odd: float
+
+    def chances(self, shifts: Ints) -> Floats:
+        """Return a weight for each shift; those of all `SHIFTS` are not normed."""
+        usual, odd = (np.exp(-0.5 * (shifts * DELTA / one) ** 2) / one for one in (self.deviation, _ODD))
+        return np.asarray((1 - self.odd) * usual + self.odd * odd, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -71,55 +116,28 @@ def log_sec(sec: Floats) -> Floats:
 
 
 def speeds_of(
-    usual_log: Floats, now: Requests, age_sec: float, workers: int, spread: tuple[float, float]
+    usual: Durations, now: Requests, age_sec: float, workers: int, spread: tuple[Spread, Spread]
 ) -> Speeds:
     """Return how slow the step and its workers are.
 
     Args:
-        usual_log: Logarithms of the durations of earlier requests, scaled so that a factor of 1 is expected.
+        usual: The durations of earlier requests, scaled so that a factor of 1 is expected.
         now: The requests of the step so far; their workers are numbered from 0.
         age_sec: The age of the step.
         workers: The number of workers.
-        spread: Standard deviations, before any request is seen, of the logarithm of the step's factor, and of
-            a worker's around it.
+        spread: How much the step's factor varies, and a worker's around it.
     """
-    logs = _log_likelihood(usual_log, now, age_sec, workers)
-    likelihood = np.exp(logs - logs.max(axis=1, keepdims=True))
-    given: Floats = np.exp(-0.5 * ((SHIFTS[:, None] - SHIFTS[None, :]) * DELTA / spread[1]) ** 2)
-    before: Floats = -0.5 * (SHIFTS * DELTA / spread[0]) ** 2
-    return Speeds(likelihood, given / given.sum(axis=0), before)
-
-
-def _log_likelihood(usual_log: Floats, now: Requests, age_sec: float, workers: int) -> Floats:
-    """Return for each worker and shift the logarithm of how likely its requests so far are."""
     is_open = now.is_open
-    lasted = log_sec(np.where(is_open, age_sec, now.ended_sec) - now.begun_sec)
-    margin = DELTA * (_REACH + _KERNEL_REACH)
-    low = min(usual_log.min(), lasted.min(initial=np.inf)) - margin
-    high = max(usual_log.max(), lasted.max(initial=-np.inf)) + margin
-    cells = int((high - low) / DELTA) + 1
-    ends, lasts = _tables(_cells(usual_log, low), cells)
-    at = _cells(lasted, low)
-    # A factor moves what is usual to the right, so its tables are looked up to the left.
-    moved = np.clip(np.arange(cells)[:, None] - SHIFTS[None, :], 0, cells - 1)
-    found = np.zeros((workers, len(SHIFTS)))
-    for chosen, table in ((~is_open, ends), (is_open, lasts)):
-        counts = np.zeros((workers, cells))
-        np.add.at(counts, (now.worker[chosen], at[chosen]), 1.0)
-        found += counts @ table[moved]
-    return found
+    cells = _cells(np.where(is_open, age_sec, now.ended_sec) - now.begun_sec)
+    logs = np.zeros((workers, len(SHIFTS)))
+    for chosen, table in ((~is_open, usual.log_ends), (is_open, usual.log_lasts)):
+        places = now.worker[chosen] * _CELLS + cells[chosen]
+        logs += np.bincount(places, minlength=workers * _CELLS).reshape(workers, _CELLS) @ table
+    likelihood = np.exp(logs - logs.max(axis=1, keepdims=True))
+    given = spread[1].chances(SHIFTS[:, None] - SHIFTS[None, :])
+    return Speeds(likelihood, given / given.sum(axis=0), np.log(spread[0].chances(SHIFTS)))
 
 
-def _cells(logs: Floats, low: float) -> Ints:
-    return np.asarray((logs - low) / DELTA).astype(np.int64)
-
-
-def _tables(usual: Ints, cells: int) -> tuple[Floats, Floats]:
-    """Return the logarithms of the chance to end in each cell, and to last beyond its middle."""
-    counts = np.bincount(usual, minlength=cells).astype(float)
-    kernel = np.exp(-0.5 * (np.arange(-_KERNEL_REACH, _KERNEL_REACH + 1) / _BANDWIDTH) ** 2)
-    smooth = np.convolve(counts, kernel / kernel.sum(), mode="same") / len(usual)
-    base = 1 / (len(usual) + 1)  # of one request more, that may end at any time: nothing is impossible
-    density = (1 - base) * smooth + base / cells
-    lasting = np.cumsum(density[::-1])[::-1] - density / 2
-    return np.log(density), np.log(np.maximum(lasting, _NO_CHANCE))
+def _cells(sec: Floats) -> Ints:
+    places = (log_sec(sec) - np.log(_LEAST_SEC)) / DELTA
+    return np.asarray(np.clip(places, 0, _CELLS - 1), dtype=np.int64)

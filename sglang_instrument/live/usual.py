@@ -9,10 +9,9 @@ import numpy as np
 
 from sglang_instrument.live.history import Floats, PastStep, Requests
 from sglang_instrument.live.remaining import Pool
-from sglang_instrument.live.speeds import log_sec
+from sglang_instrument.live.speeds import Durations, Spread, log_sec
 
-_UNKNOWN_SPREAD: Final = 0.3  # of the logarithms of the factors of steps and workers, before any is known
-_AS_STEPS: Final = 2.0  # how many steps outweigh that
+_UNKNOWN_SPREAD: Final = 0.3  # of the logarithms of factors, before any is known
 
 
 @dataclass(frozen=True)
@@ -32,14 +31,11 @@ class Usual:
         return float(np.exp(self._means[-1]))
 
     @cached_property
-    def spread(self) -> tuple[float, float]:
-        """Standard deviations of the logarithm of a typical duration: step to step, worker to worker."""
+    def spread(self) -> tuple[Spread, Spread]:
+        """How much typical durations vary from step to step, and from worker to worker."""
         changes = np.diff(self._means)
         squares, workers = np.sum([_between_workers(one.requests) for one in self.steps], axis=0)
-        # A step has many workers: together they are as good as one look at the spread between workers.
-        share = workers / max(len(self.steps), 1)
-        own = _pooled(squares / share, workers / share) if share else _UNKNOWN_SPREAD
-        return _pooled(float((changes**2).sum()), len(changes)), own
+        return _spread(float((changes**2).sum()), len(changes)), _spread(float(squares), float(workers))
 
     @cached_property
     def pool(self) -> Pool:
@@ -48,9 +44,9 @@ class Usual:
         return Pool.of(np.concatenate([one for one, _ in scaled]), _stacked([turns for _, turns in scaled]))
 
     @cached_property
-    def pool_log_sec(self) -> Floats:
-        """The logarithms of their durations in seconds."""
-        return np.asarray(np.log(self.pool.lasted) + np.log(self.unit_sec))
+    def durations(self) -> Durations:
+        """How likely durations are in the next step, if everything takes a factor longer."""
+        return Durations.of(self.pool.lasted * self.unit_sec)
 
     @cached_property
     def begun(self) -> Pool:
@@ -75,14 +71,15 @@ class Usual:
         counts = np.maximum(np.bincount(requests.worker), 1)
         own = np.bincount(requests.worker, logs) / counts
         # The mean of few requests says little about their worker: it counts the less, the fewer they are.
-        trust = self.spread[1] ** 2 / (self.spread[1] ** 2 + logs.var() / counts)
+        variance = self.spread[1].deviation ** 2
+        trust = variance / (variance + logs.var() / counts)
         unit = np.exp(logs.mean() + trust * (own - logs.mean()))[requests.worker]
         return np.exp(logs) / unit, (requests.turns_sec - requests.begun_sec[:, None]) / unit[:, None]
 
 
-def _pooled(squares: float, count: float) -> float:
-    known = _AS_STEPS * _UNKNOWN_SPREAD**2
-    return float(np.sqrt((known + squares) / (_AS_STEPS + count)))
+def _spread(squares: float, count: float) -> Spread:
+    deviation = float(np.sqrt((_UNKNOWN_SPREAD**2 + squares) / (1 + count)))
+    return Spread(deviation, 1 / (count + 2))  # Laplace's rule: nothing odd was seen so often
 
 
 def _between_workers(requests: Requests) -> tuple[float, int]:
