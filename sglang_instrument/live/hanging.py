@@ -7,7 +7,7 @@ import numpy as np
 
 from sglang_instrument.live.history import PastStep, StepSoFar
 
-_BEYOND_SEC: Final = 7.0  # a follower is 3 s behind: a request is named within 10 s after it left the range
+_BEYOND_SEC: Final = 6.5  # a follower is 3 s behind: a request is named within 10 s after it left the range
 _FEW_STEPS: Final = 3  # with fewer, nobody knows how much the longest span differs from step to step
 _FEW_TIMES: Final = 2.0  # the longest: the limit then
 _DEVIATIONS: Final = 4.0  # above the mean of the longest span of each step
@@ -16,7 +16,7 @@ _DEVIATIONS: Final = 4.0  # above the mean of the longest span of each step
 def hanging(steps: Sequence[PastStep], now: StepSoFar) -> list[int]:
     """Return the places of the open requests that will not end.
 
-    Their span has been open for longer than any of its event that ended, by 7 s, and by so much that chance
+    Their span has been open for longer than any of its event that ended, by 6.5 s, and by so much that chance
     explains it in few of a thousand steps. Without an earlier step, or where no such event ended in one, none
     is named.
     """
