@@ -4,8 +4,8 @@ Each step of a run but the first is forecast at a quarter, half and three quarte
 before it. The exit code is 1 if a bound is not met, over all clean shapes of `recall.py`:
 
 - 75 to 85 % of the steps end within their 80 % intervals,
-- a call that never returns is named within 10 s after it has been open for longer than any that ended, if at
-  least two steps have ended,
+- 99 % of the calls that never return are named within 10 s after they have been open for longer than any that
+  ended, if at least three steps have ended,
 - at most 1 in 1,000 clean steps has a request that is named and ends,
 - a forecast of 64 workers with 512 requests each takes at most 100 ms of CPU time.
 
@@ -14,7 +14,7 @@ true time left: smaller is better. "Naive" is the same for "as long as the last 
 the logarithms of their times. An error is the standard error over runs.
 
 --quick makes a small sample, --runs N so many runs of each shape, --only NAME the shapes whose names contain
-it, --jobs N uses so many processes.
+it, or those of a group (clean, swept, planted), --jobs N uses so many processes.
 """
 
 import argparse
@@ -49,6 +49,8 @@ NAMED_SEC = 10.0
 BEHIND_SEC = 3.0  # a follower at most
 LOOK_SEC = 0.25
 GIVE_UP_SEC = 3600.0
+KNOWN_STEPS = 3  # before the step in which calls hang
+IN_TIME = 0.99
 FALSE = 0.001
 FORECAST_SEC = 0.1
 LARGER = 0.25  # by which planted causes lengthen their step
@@ -314,9 +316,13 @@ def print_hangs(results: Sequence[Result], console: Console) -> float:
     )
     late = []
     for event in (*sorted({one.event for one in hung}), "all"):
-        own = [one.after_sec + BEHIND_SEC for one in hung if event in (one.event, "all") and one.before > 1]
-        in_time = float(np.mean(np.array(own) <= NAMED_SEC))
-        quantiles = np.quantile(own, [0.5, 0.95, 1.0])
+        own = [
+            one.after_sec + BEHIND_SEC
+            for one in hung
+            if event in (one.event, "all") and one.before >= KNOWN_STEPS
+        ]
+        in_time = float(np.mean(np.array(own) <= NAMED_SEC)) if own else 1.0
+        quantiles = np.quantile(own or [np.nan], [0.5, 0.95, 1.0])
         table.add_row(event, str(len(own)), *(f"{one:.1f}" for one in quantiles), f"{in_time:.1%}")
         late.append(in_time)
     console.print(table)
@@ -376,7 +382,8 @@ def main(argv: list[str] | None = None) -> int:
         (name, group)
         for group, names in (("clean", CLEAN), ("swept", SWEPT), ("planted", KINDS))
         for name in names
-        if args.only in name and not (group == "planted" and KINDS[name].step in (None, 1))
+        if (args.only == group or args.only in name)
+        and not (group == "planted" and KINDS[name].step in (None, 1))
     ]
     jobs = [Job(name, group, seed, hangs=group == "clean") for name, group in named for seed in range(runs)]
     more = [
@@ -402,7 +409,7 @@ def main(argv: list[str] | None = None) -> int:
         console.print(
             f"80 % intervals hold in {share:.1%}, hangs in time {in_time:.1%}, falsely {falsely:.2%}"
         )
-        met += [HOLD[0] <= share <= HOLD[1], in_time == 1.0, falsely <= FALSE]
+        met += [HOLD[0] <= share <= HOLD[1], in_time >= IN_TIME, falsely <= FALSE]
     for group in ("swept", "planted"):
         if by_group[group]:
             print_false(group, by_group[group], console)

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtr, ndtri, stdtrit
 
 from sglang_instrument.live.ending import Ending, ending_of
 from sglang_instrument.live.hanging import hanging
@@ -16,7 +16,7 @@ _CHANCE: Final = 0.8  # that a step ends within its interval
 _MOST_STEPS: Final = 8  # the last steps, with which a step is compared
 _MOST_CHECKS: Final = 20  # the last steps whose forecasts are checked
 _CHECKED: Final = (0.2, 0.4, 0.6, 0.8)  # at these shares of their time
-_FIRST_SPREAD: Final = 1.2  # of the checks, before any is known
+_FIRST_SPREAD: Final = 1.1  # of the checks, before any is known
 _AS_STEPS: Final = 3.0  # how many steps outweigh that
 _MOST_OFF: Final = 3.0  # standard deviations for which a check counts at most
 
@@ -66,7 +66,9 @@ class History:
         middle = float(offs.mean(axis=1).sum()) / weight if len(offs) else 0.0
         squares = float(((offs - middle) ** 2).mean(axis=1).sum()) if len(offs) else 0.0
         spread = np.sqrt((_AS_STEPS * _FIRST_SPREAD**2 + squares) / weight)
-        reach = float(ndtri((1 + _CHANCE) / 2)) * spread
+        reach = float(
+            stdtrit(weight, (1 + _CHANCE) / 2) * spread
+        )  # Student's: of few checks, the spread is a guess
         return float(ndtr(middle - reach)), float(ndtr(middle + reach))
 
 

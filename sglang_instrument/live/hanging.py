@@ -10,7 +10,7 @@ from sglang_instrument.live.history import PastStep, StepSoFar
 _BEYOND_SEC: Final = 6.5  # a follower is 3 s behind: a request is named within 10 s after it left the range
 _FEW_STEPS: Final = 3  # with fewer, nobody knows how much the longest span differs from step to step
 _FEW_TIMES: Final = 2.0  # the longest: the limit then
-_DEVIATIONS: Final = 4.0  # above the mean of the longest span of each step
+_DEVIATIONS: Final = 3.0  # above the mean of the longest span of each step
 
 
 def hanging(steps: Sequence[PastStep], now: StepSoFar) -> list[int]:
