@@ -12,7 +12,7 @@ import numpy as np
 
 from sglang_instrument.live.history import Floats, Ints, Requests, StepSoFar
 from sglang_instrument.live.remaining import Pool
-from sglang_instrument.live.speeds import DELTA, SHIFTS, Speeds, speeds_of
+from sglang_instrument.live.speeds import DELTA, SHIFTS, Speeds, product, speeds_of
 from sglang_instrument.live.usual import Usual
 
 _GRID: Final = np.exp(np.arange(np.log(1e-3), np.log(1e3), DELTA))  # times, in units of a usual request
@@ -54,7 +54,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class _Open:
-    """The chances of open requests to end within the times of the grid, at their workers' typical speeds.
+    """The chances of open requests to end within the times of the grid, in units at their workers' speeds.
 
     Attributes:
         places: Which requests these are.
@@ -142,10 +142,10 @@ def _chances(by_worker: Floats, missing: Floats | None, speeds: Speeds) -> Float
         if logs.any():
             factors = speeds.of_worker(worker)[:, likely]
             own = np.flatnonzero(factors.max(axis=1) > _LIKELY)
-            moved = _moved(SHIFTS[own] - round(speeds.typical[worker]))
-            total += np.log(np.maximum(factors[own].T @ np.exp(logs[moved]), _LEAST))
+            moved = _moved(SHIFTS[own])
+            total += np.log(np.maximum(product(factors[own].T, np.exp(logs[moved])), _LEAST))
     if missing is not None:
-        total += missing[_moved(SHIFTS[likely] - round(speeds.typical_step))]
+        total += missing[_moved(SHIFTS[likely])]
     step = speeds.step[likely] / speeds.step[likely].sum()
     return np.asarray(step @ np.exp(total))
 
@@ -175,5 +175,6 @@ def _after_the_last(usual: Usual, now: StepSoFar) -> Ending:
     left = usual.after_sec[usual.after_sec > since] - since
     longest = max(since, float(usual.after_sec[-1]), 0.1)
     sec = _GRID * longest
-    beyond = 1 - np.exp(-np.maximum(sec - left.max(initial=0.0), 0.0) / longest)
+    tail = max(float(usual.after_sec.std()), 0.1 * longest) if len(left) else longest
+    beyond = 1 - np.exp(-np.maximum(sec - left.max(initial=0.0), 0.0) / tail)
     return Ending(sec, (np.searchsorted(left, sec, side="right") + beyond) / (len(left) + 1), None)

@@ -22,8 +22,16 @@ class Usual:
 
     @cached_property
     def _means(self) -> Floats:
-        """The typical duration of a request in each step, as a logarithm."""
-        return np.array([log_sec(one.requests.lasted_sec).mean() for one in self.steps])
+        """The typical duration of a request in each step, as a logarithm.
+
+        Steps of few requests differ by chance: their means are drawn to the mean of all.
+        """
+        logs = [log_sec(one.requests.lasted_sec) for one in self.steps]
+        means = np.array([one.mean() for one in logs])
+        by_chance = np.array([one.var() / len(one) for one in logs])
+        squares = max(float(((means - means.mean()) ** 2).sum() - by_chance[1:].sum()), 0.0)
+        variance = _spread(squares, len(means) - 1).deviation ** 2
+        return np.asarray(means.mean() + variance / (variance + by_chance) * (means - means.mean()))
 
     @cached_property
     def unit_sec(self) -> float:
@@ -40,7 +48,8 @@ class Usual:
     @cached_property
     def pool(self) -> Pool:
         """The earlier requests, as if each step and worker had been as fast as is expected of the next."""
-        scaled = [self._in_units(one.requests) for one in self.steps]
+        steps = zip(self.steps, self._means, strict=True)
+        scaled = [self._in_units(one.requests, mean) for one, mean in steps]
         return Pool.of(np.concatenate([one for one, _ in scaled]), _stacked([turns for _, turns in scaled]))
 
     @cached_property
@@ -66,14 +75,14 @@ class Usual:
         """The number of requests that no step had less than."""
         return min(len(one.requests.ids) for one in self.steps)
 
-    def _in_units(self, requests: Requests) -> tuple[Floats, Floats]:
+    def _in_units(self, requests: Requests, mean: float) -> tuple[Floats, Floats]:
         logs = log_sec(requests.lasted_sec)
         counts = np.maximum(np.bincount(requests.worker), 1)
         own = np.bincount(requests.worker, logs) / counts
         # The mean of few requests says little about their worker: it counts the less, the fewer they are.
         variance = self.spread[1].deviation ** 2
         trust = variance / (variance + logs.var() / counts)
-        unit = np.exp(logs.mean() + trust * (own - logs.mean()))[requests.worker]
+        unit = np.exp(mean + trust * (own - logs.mean()))[requests.worker]
         return np.exp(logs) / unit, (requests.turns_sec - requests.begun_sec[:, None]) / unit[:, None]
 
 
