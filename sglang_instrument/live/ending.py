@@ -6,9 +6,10 @@ is what resampling the longest request would give with draws without end.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sglang_instrument.live.history import Floats, Ints, Requests, StepSoFar
 from sglang_instrument.live.remaining import Pool
@@ -79,10 +80,10 @@ def ending_of(usual: Usual, now: StepSoFar) -> Ending:
     missing = _missing(usual, now, speeds)
     if not len(still.places) and missing is None:
         return _after_the_last(usual, now)
-    chances = _chances(by_worker, missing, speeds)
+    chances = _chances(usual, by_worker, missing, speeds)
     sec = _GRID * usual.unit_sec
     with_after = [np.interp(sec - after, sec, chances, left=0.0) for after in usual.after_sec]
-    return Ending(sec, np.mean(with_after, axis=0), _last(still, chances, speeds))
+    return Ending(sec, np.mean(with_after, axis=0), _last(usual, still, speeds, chances, missing is None))
 
 
 def _open(usual: Usual, now: StepSoFar, speeds: Speeds) -> _Open:
@@ -91,7 +92,7 @@ def _open(usual: Usual, now: StepSoFar, speeds: Speeds) -> _Open:
     if stands_for > 1:
         places = places[np.linspace(0, len(places) - 1, _MOST_OPEN).astype(np.int64)]
     own = now.requests.at(places)
-    unit = usual.unit_sec * np.exp(speeds.typical[own.worker] * DELTA)
+    unit = usual.unit_sec * np.exp(usual.stretch * speeds.typical[own.worker] * DELTA)
     ages = (now.age_sec - own.begun_sec) / unit
     turn, in_turn_sec = _turns(own, now.age_sec)
     logs = np.zeros((len(places), len(_GRID)))
@@ -118,7 +119,7 @@ def _missing(usual: Usual, now: StepSoFar, speeds: Speeds) -> Floats | None:
     They are compared with the earlier requests that had not begun when their steps were as old. Where there
     are none, requests are only missing if their number is known, and begin now.
     """
-    age = now.age_sec / usual.unit_sec / np.exp(speeds.typical_step * DELTA)
+    age = now.age_sec / usual.unit_sec / np.exp(usual.stretch * speeds.typical_step * DELTA)
     later = usual.begun.longer_than(age)
     count = later.stands_for.sum()
     expected = now.expected if now.expected is not None else usual.fewest * bool(count)
@@ -134,7 +135,7 @@ def _missing(usual: Usual, now: StepSoFar, speeds: Speeds) -> Floats | None:
     return np.asarray(missing * np.log(np.maximum(chances, _LEAST)))
 
 
-def _chances(by_worker: Floats, missing: Floats | None, speeds: Speeds) -> Floats:
+def _chances(usual: Usual, by_worker: Floats, missing: Floats | None, speeds: Speeds) -> Floats:
     """Return the chances that all requests ended, over all factors of the step and its workers."""
     likely = speeds.step > _LIKELY
     total = np.zeros((int(likely.sum()), len(_GRID)))
@@ -142,31 +143,38 @@ def _chances(by_worker: Floats, missing: Floats | None, speeds: Speeds) -> Float
         if logs.any():
             factors = speeds.of_worker(worker)[:, likely]
             own = np.flatnonzero(factors.max(axis=1) > _LIKELY)
-            moved = _moved(SHIFTS[own])
+            moved = _moved(usual.stretch * SHIFTS[own])
             total += np.log(np.maximum(product(factors[own].T, np.exp(logs[moved])), _LEAST))
     if missing is not None:
-        total += missing[_moved(SHIFTS[likely])]
+        total += missing[_moved(usual.stretch * SHIFTS[likely])]
     step = speeds.step[likely] / speeds.step[likely].sum()
     return np.asarray(step @ np.exp(total))
 
 
-def _moved(shifts: Ints) -> Ints:
+def _moved(shifts: NDArray[Any]) -> Ints:
     """Return where the grid's chances are looked up if everything takes these factors longer; a row each."""
-    return np.asarray(np.clip(_CELLS[None, :] - shifts[:, None], 0, len(_GRID) - 1))
+    return np.asarray(
+        np.clip(_CELLS[None, :] - np.round(shifts).astype(np.int64)[:, None], 0, len(_GRID) - 1)
+    )
 
 
-def _last(still: _Open, chances: Floats, speeds: Speeds) -> tuple[int, float] | None:
+def _last(
+    usual: Usual, still: _Open, speeds: Speeds, chances: Floats, all_begun: bool
+) -> tuple[int, float] | None:
     """Return the request that most probably ends last, and how probable that is."""
     if not len(still.places):
         return None
     middle = int(np.searchsorted(chances, 0.5))
     slowest = np.argsort(still.logs[:, min(middle, len(_GRID) - 1)])[:_MOST_LAST]
-    typical = np.round(speeds.typical[still.worker[slowest]]).astype(np.int64)
+    typical = usual.stretch * speeds.typical[still.worker[slowest]]
     own = np.exp(np.take_along_axis(still.logs[slowest], _moved(typical), axis=1))
     others = np.minimum(chances / own, 1.0)  # the chance that all others have ended
     shares = (np.diff(own, axis=1) * (others[:, 1:] + others[:, :-1]) / 2).sum(axis=1)
     best = int(shares.argmax())
-    return int(still.places[slowest[best]]), float(shares[best] / max(shares.sum() * still.stands_for, 1.0))
+    total = float(shares.sum()) * still.stands_for
+    # One of them ends last, unless others may: the sum differs from 1 by the coarseness of the grid.
+    whole = total if all_begun and len(slowest) == len(still.places) else max(total, 1.0)
+    return int(still.places[slowest[best]]), float(shares[best]) / whole
 
 
 def _after_the_last(usual: Usual, now: StepSoFar) -> Ending:

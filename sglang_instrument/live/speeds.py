@@ -20,6 +20,7 @@ _LEAST_SEC: Final = 1e-3
 _CELLS: Final = 500  # of the grid of durations: from a millisecond to two years
 _BANDWIDTH: Final = 3.0  # of the smoothed density of durations, in grid points
 _KERNEL_REACH: Final = int(4 * _BANDWIDTH)
+_ALONE: Final = 0.5  # requests share engines: together, they say as much as half of them would alone
 _NO_CHANCE: Final = 1e-9
 _ODD: Final = 0.7  # standard deviation of the logarithm of a factor that is out of the ordinary
 
@@ -139,6 +140,7 @@ def speeds_of(
         places = now.worker[chosen] * _CELLS + cells[chosen]
         counts = np.bincount(places, minlength=workers * _CELLS).astype(float)
         logs += product(counts.reshape(workers, _CELLS), table)
+    logs *= _ALONE
     likelihood = np.exp(logs - logs.max(axis=1, keepdims=True))
     given = spread[1].chances(SHIFTS[:, None] - SHIFTS[None, :])
     return Speeds(likelihood, given / given.sum(axis=0), np.log(spread[0].chances(SHIFTS)))

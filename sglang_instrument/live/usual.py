@@ -11,6 +11,7 @@ from sglang_instrument.live.history import Floats, PastStep, Requests
 from sglang_instrument.live.remaining import Pool
 from sglang_instrument.live.speeds import Durations, Spread, log_sec
 
+_FOLLOWS: Final = 0.05  # variance of the typical durations that outweighs what is expected of the longest
 _UNKNOWN_SPREAD: Final = 0.3  # of the logarithms of factors, before any is known
 
 
@@ -46,16 +47,29 @@ class Usual:
         return _spread(float((changes**2).sum()), len(changes)), _spread(float(squares), float(workers))
 
     @cached_property
+    def stretch(self) -> float:
+        """By how much the longest requests follow the usual ones from step to step: 1, fully, unless known.
+
+        A cap on tokens, or long calls of which few requests have any, let them follow less.
+        """
+        longest = log_sec(np.array([_longest(one.requests.lasted_sec).mean() for one in self.steps]))
+        apart = self._means - self._means.mean()
+        follows = float(apart @ (longest - longest.mean()))
+        return float(np.clip((_FOLLOWS + follows) / (_FOLLOWS + float(apart @ apart)), 0.0, 1.0))
+
+    @cached_property
     def pool(self) -> Pool:
         """The earlier requests, as if each step and worker had been as fast as is expected of the next."""
-        steps = zip(self.steps, self._means, strict=True)
-        scaled = [self._in_units(one.requests, mean) for one, mean in steps]
+        moved = self._means[-1] + self.stretch * (self._means - self._means[-1])
+        scaled = [self._in_units(one.requests, mean) for one, mean in zip(self.steps, moved, strict=True)]
         return Pool.of(np.concatenate([one for one, _ in scaled]), _stacked([turns for _, turns in scaled]))
 
     @cached_property
     def durations(self) -> Durations:
         """How likely durations are in the next step, if everything takes a factor longer."""
-        return Durations.of(self.pool.lasted * self.unit_sec)
+        steps = zip(self.steps, self._means, strict=True)
+        own = [self._in_units(one.requests, mean)[0] for one, mean in steps]
+        return Durations.of(np.concatenate(own) * self.unit_sec)
 
     @cached_property
     def begun(self) -> Pool:
@@ -84,6 +98,10 @@ class Usual:
         trust = variance / (variance + logs.var() / counts)
         unit = np.exp(mean + trust * (own - logs.mean()))[requests.worker]
         return np.exp(logs) / unit, (requests.turns_sec - requests.begun_sec[:, None]) / unit[:, None]
+
+
+def _longest(sec: Floats) -> Floats:
+    return np.sort(sec)[-max(3, len(sec) // 10) :]
 
 
 def _spread(squares: float, count: float) -> Spread:
