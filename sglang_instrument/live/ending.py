@@ -81,8 +81,9 @@ def ending_of(usual: Usual, now: StepSoFar) -> Ending:
     if not len(still.places) and missing is None:
         return _after_the_last(usual, now)
     chances = _chances(usual, by_worker, missing, speeds)
-    sec = _GRID * usual.unit_sec
-    with_after = [np.interp(sec - after, sec, chances, left=0.0) for after in usual.after_sec]
+    sec = _GRID * max(usual.unit_sec, float(usual.after_sec[-1]) / 10)
+    own = _GRID * usual.unit_sec
+    with_after = [np.interp(sec - after, own, chances, left=0.0) for after in usual.after_sec]
     return Ending(sec, np.mean(with_after, axis=0), _last(usual, still, speeds, chances, missing is None))
 
 

@@ -72,7 +72,8 @@ class Pool:
         sums = np.pad(np.cumsum(weights * older.stands_for, axis=1), ((0, 0), (1, 0)))
         total = np.maximum(sums[:, -1:], _LEAST)
         ended = sums[:, np.searchsorted(older.lasted, grid + age, side="right")] / total
-        alike = total**2 / np.maximum(weights**2 @ older.stands_for, _LEAST)[:, None]  # Kish's number
+        squares = np.einsum("ij,ij,j->i", weights, weights, older.stands_for)  # not by BLAS: see product()
+        alike = total**2 / np.maximum(squares, _LEAST)[:, None]  # Kish's number
         chances = (alike * ended + overall) / (alike + 1)
         return np.asarray(np.log(np.maximum(chances, _LEAST)))
 

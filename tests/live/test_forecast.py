@@ -105,6 +105,13 @@ def test_when_all_requests_ended_what_follows_is_left():
     assert 0 <= late.low_sec < late.high_sec
 
 
+def test_what_follows_may_take_far_longer_than_requests():
+    history = history_of([lasting(0.001, 0.002, after_sec=60.0) for _ in range(4)])
+    told = forecast(history, lasting(0.001, 0.002, after_sec=60.0).so_far(0.0015))
+    assert told.low_sec == pytest.approx(60, rel=0.1)
+    assert told.high_sec == pytest.approx(60, rel=0.1)
+
+
 def test_turns_need_not_be_known(usual):
     steps = [
         replace(one, requests=replace(one.requests, turns_sec=one.requests.turns_sec[:, :0])) for one in usual
