@@ -34,12 +34,12 @@ from scipy.stats import t as student
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
 from clean_shapes import CLEAN_SHAPES
-from forecast_steps import MadeStep, drawn_steps, requests_of, steps_of, steps_of_other
+from forecast_steps import MadeStep, drawn_steps, steps_of, steps_of_other
 from recall import OTHER, results_of
 
 from sglang_instrument.live.forecast import History, forecast
 from sglang_instrument.live.hanging import hanging
-from sglang_instrument.live.history import PastStep, StepSoFar
+from sglang_instrument.live.history import PastStep, Requests, StepSoFar
 from sglang_instrument.testing.kinds import KINDS, STEP, sized
 from sglang_instrument.testing.usual_run import ENGINE, WORKLOAD, usual_shape
 
@@ -351,7 +351,7 @@ def forecast_sec(workers: int = 64, requests: int = 512, turns: int = 4) -> tupl
         starts = np.cumsum(sec, axis=1) - sec
         ends = (sec * (np.arange(turns) < count[:, None])).sum(axis=1)
         rows = ((f"{n}", n // requests, 0.0, ends[n], starts[n][: count[n]]) for n in range(len(count)))
-        return PastStep(requests_of(rows), float(ends.max()) + 1.0, {"turn_engine_call": float(sec.max())})
+        return PastStep(Requests.of(rows), float(ends.max()) + 1.0, {"turn_engine_call": float(sec.max())})
 
     history, took = History(), []
     for _ in range(MOST_STEPS):

@@ -1,7 +1,8 @@
 """Say what a forecast knows: the requests of earlier steps, and those of the step in progress so far."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -11,6 +12,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 NOT_YET: Final = np.inf  # the end of a request that is open; the begin of a turn that did not begin
+_MOST_TURNS: Final = 64  # that are told apart
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,21 @@ class Requests:
     begun_sec: Floats
     ended_sec: Floats
     turns_sec: Floats
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[str, int, float, float, Sequence[float]]]) -> "Requests":
+        """Return requests from rows: id, worker, begin, end or NOT_YET, begins of the turns in order."""
+        listed = list(rows)
+        ids, workers, begun, ended, turns = zip(*listed, strict=True) if listed else ((), (), (), (), ())
+        counts = np.fromiter(map(len, turns), np.int64, len(listed))
+        turns_sec = np.full((len(listed), min(int(counts.max(initial=0)), _MOST_TURNS)), NOT_YET)
+        known = (one[:_MOST_TURNS] for one in turns)
+        turns_sec[np.arange(turns_sec.shape[1]) < counts[:, None]] = np.fromiter(
+            chain.from_iterable(known), np.float64
+        )
+        return cls(
+            ids, np.array(workers, np.int64), np.array(begun, float), np.array(ended, float), turns_sec
+        )
 
     @property
     def lasted_sec(self) -> Floats:

@@ -5,17 +5,17 @@ from random import Random
 
 import numpy as np
 import pytest
-from forecast_steps import drawn_steps, requests_of, steps_of
+from forecast_steps import drawn_steps, steps_of
 
 from sglang_instrument.live.forecast import History, forecast
-from sglang_instrument.live.history import NOT_YET, PastStep, StepSoFar
+from sglang_instrument.live.history import NOT_YET, PastStep, Requests, StepSoFar
 from sglang_instrument.testing import RunShape, SlowEngine
 from sglang_instrument.testing.usual_run import usual_shape
 
 
 def lasting(*sec, after_sec=1.0, **longest_sec):
     """Return a step of one worker whose requests begin at once, and last so long."""
-    requests = requests_of((f"r{place}", 0, 0.0, one, [0.0]) for place, one in enumerate(sec))
+    requests = Requests.of((f"r{place}", 0, 0.0, one, [0.0]) for place, one in enumerate(sec))
     return PastStep(requests, max(sec) + after_sec, longest_sec)
 
 
@@ -148,7 +148,7 @@ def test_a_history_is_bounded_and_never_changed(usual):
 
 
 def test_aborted_requests_teach_nothing():
-    requests = requests_of([("done", 0, 0.0, 4.0, [0.0]), ("aborted", 0, 0.0, NOT_YET, [0.0])])
+    requests = Requests.of([("done", 0, 0.0, 4.0, [0.0]), ("aborted", 0, 0.0, NOT_YET, [0.0])])
     history = History().after(PastStep(requests, 5.0))
     assert history.steps[0].requests.ids == ["done"]
     assert History().after(PastStep(requests.at(np.array([1])), 5.0)) == History()

@@ -132,19 +132,10 @@ def _made(records, end_sec):
     for _, event, _, end, extra in records:
         if event == "turn_start":
             turns[extra["request_id"]].append(end)
-    requests = requests_of(
+    requests = Requests.of(
         (one, worker[one], begun[one], ended.get(one, NOT_YET), sorted(turns[one])) for one in begun
     )
     return MadeStep(PastStep(requests, end_sec, _longest(calls)), calls)
-
-
-def requests_of(rows):
-    """Return requests of rows: id, worker, begin, end, begins of turns."""
-    ids, worker, begun, ended, turns = zip(*rows, strict=True)
-    table = np.full((len(ids), max(map(len, turns))), NOT_YET)
-    for row, starts in zip(table, turns, strict=True):
-        row[: len(starts)] = starts
-    return Requests(list(ids), np.array(worker), np.array(begun), np.array(ended), table)
 
 
 def drawn_steps(seed, slots, turns, steps=10, workers=4, requests=48):
@@ -163,7 +154,7 @@ def drawn_steps(seed, slots, turns, steps=10, workers=4, requests=48):
                 starts = [free[0] + sum(sec[:turn]) for turn in range(len(sec))]
                 free[0] += sum(sec)
                 rows.append((f"{step}-{rank}-{number}", rank, starts[0], free[0], starts))
-        requests_made = requests_of(rows)
+        requests_made = Requests.of(rows)
         past = PastStep(requests_made, requests_made.last_end_sec + random.uniform(0.5, 1.0))
         yield MadeStep(past, [])
 
