@@ -145,7 +145,8 @@ def _chances(usual: Usual, by_worker: Floats, missing: Floats | None, speeds: Sp
             factors = speeds.of_worker(worker)[:, likely]
             own = np.flatnonzero(factors.max(axis=1) > _LIKELY)
             moved = _moved(usual.stretch * SHIFTS[own])
-            total += np.log(np.maximum(product(factors[own].T, np.exp(logs[moved])), _LEAST))
+            mixed = product(factors[own].T, np.exp(logs[moved])) / factors[own].sum(axis=0)[:, None]
+            total += np.log(np.maximum(mixed, _LEAST))
     if missing is not None:
         total += missing[_moved(usual.stretch * SHIFTS[likely])]
     step = speeds.step[likely] / speeds.step[likely].sum()

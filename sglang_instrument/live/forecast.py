@@ -17,7 +17,7 @@ _MOST_STEPS: Final = 8  # the last steps, with which a step is compared
 _MOST_CHECKS: Final = 20  # the last steps whose forecasts are checked
 _CHECKED: Final = (0.2, 0.4, 0.6, 0.8)  # at these shares of their time
 _FIRST_SPREAD: Final = 1.1  # of the checks, before any is known
-_AS_STEPS: Final = 3.0  # how many steps outweigh that
+_AS_STEPS: Final = 6.0  # how many steps outweigh that
 _MOST_OFF: Final = 3.0  # standard deviations for which a check counts at most
 
 

@@ -112,6 +112,17 @@ def test_what_follows_may_take_far_longer_than_requests():
     assert told.high_sec == pytest.approx(60, rel=0.1)
 
 
+def test_a_thousand_workers_do_not_make_the_step_endless():
+    random = np.random.default_rng(1)
+    steps = []
+    for _ in range(4):
+        sec = random.lognormal(1, 0.5, 4000)
+        rows = ((f"r{place}", place % 1000, 0.0, one, [0.0]) for place, one in enumerate(sec))
+        steps.append(PastStep(Requests.of(rows), sec.max() + 1))
+    told = forecast(history_of(steps[:3]), steps[3].so_far(2.0))
+    assert told.high_sec < 3 * max(step.end_sec for step in steps)
+
+
 def test_turns_need_not_be_known(usual):
     steps = [
         replace(one, requests=replace(one.requests, turns_sec=one.requests.turns_sec[:, :0])) for one in usual
