@@ -1,1 +1,1 @@
-"""Follow a run while it runs, from a process outside training."""
+"""Follow a run from outside while it runs: what its step does now, and when it will end."""

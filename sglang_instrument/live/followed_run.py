@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -10,12 +11,15 @@ from sglang_instrument.live.analyst import Analyst
 from sglang_instrument.live.counting.counts import Counts, StepKey, folder_of
 from sglang_instrument.live.counting.liveness import Liveness
 from sglang_instrument.live.counting.tail import Tail
+from sglang_instrument.live.forecaster import Forecaster
 from sglang_instrument.live.problems import Now
-from sglang_instrument.live.state import Snapshot, StepDone
+from sglang_instrument.live.state import Forecast, Snapshot, StepDone, StepNow
 
 _ALIVE_EVERY_SEC: Final = 5.0
 _OVER_SEC: Final = 120.0  # without a line, a run whose processes cannot be asked is over
 _MOST_DONE: Final = 60
+_FORECAST_EVERY_SEC: Final = 2.0
+_FORECAST_SHARE: Final = 0.05  # of a core, at most: one of 32,000 requests takes a third of a second
 _FIRST_STEPS: Final = 12  # that were finished before we came, at most
 _FIRST_BYTES: Final = 256 * 2**20  # of their files, but at least one step
 _NAMED: Final = 3  # unreadable files
@@ -32,6 +36,8 @@ class FollowedRun:
         self._liveness = Liveness(folder)
         self._analyst = Analyst(folder) if with_done else None
         self._next_alive = 0.0
+        self._forecaster = Forecaster()
+        self._forecast: tuple[float, StepKey, Forecast | None] = (0.0, (0, False), None)
         self._done: dict[StepKey, StepDone] = {}
         self._asked: dict[StepKey, object] = {}
         self._begun = time.monotonic()
@@ -51,6 +57,7 @@ class FollowedRun:
             self._next_alive = now + _ALIVE_EVERY_SEC
             self._liveness.look(self._counts.run_id)
         if not self.tail.more:
+            self._learn()
             self._ask()
         return self.tail.more
 
@@ -63,12 +70,13 @@ class FollowedRun:
         counts, ended = self._counts, self._ended(now)
         moment = Now(counts, now, wall_us(), self._liveness.alive, ended is not None)
         step = counts.newest()
+        in_progress = snapshots.step_now(moment, step, done)
         problems = snapshots.problems_now(moment, step, self._own_problems())
         return Snapshot(
             logs=str(self.folder),
             run_id=counts.run_id,
             at_us=moment.at_us,
-            step=snapshots.step_now(moment, step, done),
+            step=in_progress and replace(in_progress, forecast=self._forecast_of(moment, step, in_progress)),
             done=done,
             problems=problems,
             workers=snapshots.workers_now(moment, step, problems),
@@ -77,6 +85,17 @@ class FollowedRun:
             waiting=None if counts.processes else f"{self.folder}: no records yet",
             behind_sec=self.tail.behind_sec(),
         )
+
+    def _forecast_of(self, now: Now, step: StepKey | None, in_progress: StepNow) -> Forecast | None:
+        """Return the forecast of the step in progress, made anew now and then."""
+        again_at, of_step, known = self._forecast
+        if step is None or (of_step == step and now.now < again_at):
+            return known if step is not None else None
+        begun = time.thread_time()
+        known = self._forecaster.forecast(now, step, in_progress.age_sec, in_progress.requests_expected)
+        rest = (time.thread_time() - begun) / _FORECAST_SHARE
+        self._forecast = (now.now + max(_FORECAST_EVERY_SEC, rest), step, known)
+        return known
 
     def is_quiet(self, now: float) -> bool:
         """Return whether nothing was logged for a while."""
@@ -126,7 +145,14 @@ class FollowedRun:
         if self._run_id is not None:
             self._done = {key: one for key, one in self._done.items() if key[0] < first}
             self._asked = {key: state for key, state in self._asked.items() if key[0] < first}
+            self._forecaster = Forecaster()
         self._run_id = self._counts.run_id
+
+    def _learn(self) -> None:
+        """Let the forecast learn from steps that ended."""
+        for step, parts in self._counts.steps.items():
+            if all(part.is_closed for part in snapshots.rollouts(parts).values()):
+                self._forecaster.learn(self._counts, step)
 
     def _ask(self) -> None:
         """Ask for the numbers of steps that ended, and once more when the next one has begun."""

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
+from sglang_instrument.live.forecasting.forecast import Forecast as Forecast
+
 #: Where an open request, or the worker itself, is: the keys of `StepNow.open` and `WorkerNow.open`, in the
 #: order in which they are shown. `engine` is a generation call of which no scheduler tells whether it queues,
 #: prefills or decodes.
@@ -11,22 +13,6 @@ KINDS: Final = ("queue", "prefill", "decode", "engine", "tool", "interaction", "
 
 WorkerState = Literal["runs", "waits", "hangs", "dead", "ended"]
 ProblemKind = Literal["hang", "death", "loss", "follower"]
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """When the step in progress ends.
-
-    Attributes:
-        low_sec, high_sec: Between these many seconds from now, in four of five cases.
-        decides: The worker and id of the request that most likely ends last.
-        will_not_end: Open requests that are past everything that ever ended.
-    """
-
-    low_sec: float
-    high_sec: float
-    decides: tuple[int, str] | None = None
-    will_not_end: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -437,3 +437,27 @@ def test_records_outside_of_steps_are_no_step(run, follow):
     snapshot = follow(run.folder)
     assert snapshot.step is None
     assert snapshot.totals["worker", 0].records == 3
+
+
+def test_a_step_in_progress_has_a_forecast_once_one_has_ended(tmp_path):
+    whole = synthetic_run(tmp_path / "whole", steps=4, workers=2, requests=24)
+    replay, live = Replay(whole, tmp_path / "live"), Follower(tmp_path / "live", with_done=False)
+    total, seen = len(replay), []
+    for _ in range(20):
+        replay.write(total // 20)
+        if live._run is not None:
+            live._run.tail._next_listing, live._run._forecast = 0.0, (0.0, (0, False), None)
+            for file in live._run.tail.files():
+                file.due = 0.0
+        seen.append(live.catch_up().step)
+    first = [step for step in seen if step.step == 1]
+    later = [step for step in seen if step.step > 1 and not step.is_over]
+    assert all(step.forecast is None for step in first)
+    assert later
+    assert all(step.forecast is not None for step in later)
+    for step in later:
+        assert 0 <= step.forecast.low_sec <= step.forecast.high_sec < 600
+        if step.requests_open:
+            worker, name = step.forecast.decides
+            assert name.startswith(f"{step.step}-{worker}-")
+    live.stop()

@@ -111,6 +111,7 @@ class Part:
         known_open: How many of `requests` did not end.
         open_now: What was open when the worker last said so; None if it never did.
         reported: Spans that the watchdog reported, and that have not ended since.
+        longest_sec: The longest span of each event that ended.
     """
 
     begun_us: int
@@ -125,6 +126,7 @@ class Part:
     open_now: OpenNow | None = None
     reported: dict[SpanKey, OpenSpan] = field(default_factory=dict)
     rate: deque[tuple[int, int]] = field(default_factory=deque)
+    longest_sec: dict[str, float] = field(default_factory=dict)
 
     def note(self, seen: Seen, line: Line, counts_tokens: bool) -> int:
         """Take in a record of one of the phases `NOTED`; return its tokens, if they are to be counted."""
@@ -133,6 +135,8 @@ class Part:
         turn = None if extra is None else extra.turn
         if self.reported:
             self.reported.pop((line.event, request_id, turn), None)
+        if line.duration_sec is not None and line.duration_sec > self.longest_sec.get(line.event, 0.0):
+            self.longest_sec[line.event] = line.duration_sec
         if phase == "barrier" and self.open_now is not None:
             self.open_now.barriers_ended += 1
         if extra is None or request_id is None:
