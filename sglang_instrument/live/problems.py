@@ -11,13 +11,17 @@ from sglang_instrument.live.state import Problem, ProblemKind
 from sglang_instrument.live.words import duration
 from sglang_instrument.schema import kind_of
 
-_TIMES: Final = 2.0  # a span hangs if it is open for so many times as long as the longest of its phase
-_UNKNOWN_SEC: Final = 300.0  # and where none of its phase has ended, after this time
+# A span hangs if it is open for so many times as long as the longest of its phase: of 1,250 steps of made
+# runs none was accused wrongly; with 2 times, 1 in 500. In a first step, long requests are still to come.
+_TIMES: Final = 3.0
+_UNKNOWN_SEC: Final = 300.0  # where nothing tells how long is usual
 _LEAST_SEC: Final = 30.0  # a request that is younger than this is not called hanging
 _SILENT_SEC: Final = 60.0  # a process with open requests writes every 2 s; file servers may delay that
 _FORGET_SEC: Final = 6.0  # for so long `open_now` is believed, when all that it named may have ended
 _NAMED: Final = 3  # of many alike
+_NEVER_SEC: Final = float("inf")
 _HANG: Final = frozenset({"request", "turn", "tool", "interaction", "reward", "weights"})
+_GROWS: Final = frozenset({"request", "turn"})  # the longest ones end last
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,17 @@ class Now:
     def longest_sec(self) -> dict[str, float]:
         """The longest span of each phase that ended."""
         return self.counts.longest_sec()
+
+    @cached_property
+    def limits_sec(self) -> dict[str, float]:
+        """How long a span of each phase may be open before it hangs."""
+        has_past = any(part.is_closed for parts in self.counts.steps.values() for part in parts.values())
+        limits = {}
+        for phase in _HANG:
+            usual = self.longest_sec.get(phase, 0.0)
+            is_known = usual > 0 and (has_past or phase not in _GROWS)
+            limits[phase] = max(_TIMES * usual, 0.0 if is_known else _UNKNOWN_SEC)
+        return limits
 
     @cached_property
     def steps(self) -> list[StepKey]:
@@ -86,23 +101,24 @@ def problems_of(now: Now, step: StepKey | None) -> list[Problem]:
 
 def _hangs(now: Now, step: StepKey | None, key: WorkerKey, part: Part) -> Iterator[Problem]:
     """Yield the spans of a worker that hang, of each request the innermost; of many, a few."""
-    longest = now.longest_sec
+    limits = now.limits_sec
     now_us = now.counts.processes[key].now_us(now.now)
     ages: dict[str | None, tuple[float, str, int | None, str | None]] = {}
     for (event, request_id, turn), opened in part.reported.items():
         age_sec = (now_us - opened.begun_us) / 1e6
         is_inner = request_id not in ages or age_sec < ages[request_id][0]
-        if is_inner and _is_too_old(age_sec, kind_of(event).phase, longest):
+        if is_inner and age_sec > limits.get(kind_of(event).phase, _NEVER_SEC):
             ages[request_id] = (age_sec, event, turn, opened.frame)
     said = open_now_of(part, now_us)
     for one in said.oldest if said else ():
         age_sec = one.age_sec + (now_us - said.at_us) / 1e6 if said else 0.0
-        is_old = age_sec > max(_LEAST_SEC, _TIMES * longest.get("request", 1e9))
+        is_old = age_sec > max(_LEAST_SEC, limits["request"])
         if is_old and one.request_id not in ages and not _has_ended(part, one.request_id):
             ages[one.request_id] = (age_sec, one.event, one.turn, None)
     oldest = sorted(ages.items(), key=lambda one: -one[1][0])
     for request_id, (age_sec, event, turn, frame) in oldest[:_NAMED]:
-        sentence = _hang_sentence(event, request_id, turn, frame, longest.get(kind_of(event).phase))
+        longest_sec = now.longest_sec.get(kind_of(event).phase)
+        sentence = _hang_sentence(event, request_id, turn, frame, longest_sec)
         yield _problem("hang", now.since_us(age_sec), key, step, sentence)
     if len(oldest) > _NAMED:
         age_sec = oldest[_NAMED][1][0]
@@ -113,13 +129,6 @@ def _hangs(now: Now, step: StepKey | None, key: WorkerKey, part: Part) -> Iterat
 def _has_ended(part: Part, request_id: str | None) -> bool:
     known = part.requests.get(request_id or "")
     return known is not None and known.ended_us is not None
-
-
-def _is_too_old(age_sec: float, phase: str, longest: Mapping[str, float]) -> bool:
-    if phase not in _HANG:
-        return False
-    usual = longest.get(phase, 0.0)
-    return age_sec > (_TIMES * usual if usual else _UNKNOWN_SEC)
 
 
 def _hang_sentence(

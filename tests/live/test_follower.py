@@ -152,9 +152,12 @@ def test_a_long_request_is_no_hang(run, follow):
 
 
 def test_a_request_far_older_than_all_that_ended_hangs(run, follow):
-    file = run.open(1, 0)
-    file.request("r0", at=20, duration_sec=19)
-    file.open_now(60, {"turn_end": 1}, [{"event": "turn_end", "request_id": "r1", "turn": 0, "age_sec": 59}])
+    run.open(1, 0).request("r0", at=20, duration_sec=19)
+    file = run.open(2, 0, at=30)
+    old = {"event": "turn_end", "request_id": "r1", "turn": 0, "age_sec": 59}
+    file.open_now(90, {"turn_end": 1}, [old])
+    assert not follow(run.folder).problems  # long requests end last: the first step says nothing of them
+    run.open(1, 0, at=29).close(29)
     (problem,) = follow(run.folder).problems
     assert problem.kind == "hang"
     assert "request r1" in problem.sentence

@@ -28,7 +28,7 @@ The first lines: the step in progress, the share of its requests that ended, and
 
 Below, in red, what goes wrong:
 
-  hang         a span is open for more than twice as long as the longest of its kind that ended
+  hang         a span is open for more than three times as long as the longest of its kind that ended
   death        a process ended in the middle of a step, or writes no more with requests open
   loss         records that a writer had to drop
   follower     what this command cannot read
