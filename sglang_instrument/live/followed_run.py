@@ -36,6 +36,7 @@ class FollowedRun:
         self._liveness = Liveness(folder)
         self._analyst = Analyst(folder) if with_done else None
         self._next_alive = 0.0
+        self._failed: str | None = None
         self._forecaster = Forecaster()
         self._forecast: tuple[float, StepKey, Forecast | None] = (0.0, (0, False), None)
         self._done: dict[StepKey, StepDone] = {}
@@ -71,12 +72,14 @@ class FollowedRun:
         moment = Now(counts, now, wall_us(), self._liveness.alive, ended is not None)
         step = counts.newest()
         in_progress = snapshots.step_now(moment, step, done)
-        problems = snapshots.problems_now(moment, step, self._own_problems())
+        if in_progress is not None:
+            in_progress = replace(in_progress, forecast=self._forecast_of(moment, step, in_progress))
+        problems = snapshots.problems_now(moment, step, in_progress, self._own_problems())
         return Snapshot(
             logs=str(self.folder),
             run_id=counts.run_id,
             at_us=moment.at_us,
-            step=in_progress and replace(in_progress, forecast=self._forecast_of(moment, step, in_progress)),
+            step=in_progress,
             done=done,
             problems=problems,
             workers=snapshots.workers_now(moment, step, problems),
@@ -92,7 +95,10 @@ class FollowedRun:
         if step is None or (of_step == step and now.now < again_at):
             return known if step is not None else None
         begun = time.thread_time()
-        known = self._forecaster.forecast(now, step, in_progress.age_sec, in_progress.requests_expected)
+        try:
+            known = self._forecaster.forecast(now, step, in_progress.age_sec, in_progress.requests_expected)
+        except Exception as error:  # records may be odd: without a forecast, all the rest is still known
+            known, self._failed = None, f"no forecast: {error!r}"
         rest = (time.thread_time() - begun) / _FORECAST_SHARE
         self._forecast = (now.now + max(_FORECAST_EVERY_SEC, rest), step, known)
         return known
@@ -137,6 +143,8 @@ class FollowedRun:
             told.append(f"{len(failures) - _NAMED} more files cannot be read")
         if self._analyst is not None and self._analyst.failed:
             told.append(self._analyst.failed)
+        if self._failed is not None:
+            told.append(self._failed)
         return told
 
     def _begin_run(self) -> None:
@@ -152,7 +160,10 @@ class FollowedRun:
         """Let the forecast learn from steps that ended."""
         for step, parts in self._counts.steps.items():
             if all(part.is_closed for part in snapshots.rollouts(parts).values()):
-                self._forecaster.learn(self._counts, step)
+                try:
+                    self._forecaster.learn(self._counts, step)
+                except Exception as error:
+                    self._failed = f"no forecast learns from step {step[0]}: {error!r}"
 
     def _ask(self) -> None:
         """Ask for the numbers of steps that ended, and once more when the next one has begun."""

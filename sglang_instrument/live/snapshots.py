@@ -25,6 +25,7 @@ from sglang_instrument.plain_text import plain
 _OLDEST_OF_WORKER: Final = 20
 _MOST_OLDEST: Final = 512
 _STEPS_COMPARED: Final = 5
+_MOST_NAMED: Final = 3  # requests that will not end
 #: Where a request is, by the phase of its innermost open span. A call of the engine is not watched itself.
 _KIND_OF: Final = {
     **dict.fromkeys(("generate", "engine", "turn", "request", "loop"), "engine"),
@@ -229,14 +230,29 @@ def totals_of(now: Now) -> Totals:
     }
 
 
-def problems_now(now: Now, step: StepKey | None, of_follower: Sequence[str]) -> tuple[Problem, ...]:
+def problems_now(
+    now: Now, step: StepKey | None, in_progress: StepNow | None, of_follower: Sequence[str]
+) -> tuple[Problem, ...]:
     """Return what goes wrong in the run, then what the follower cannot do."""
     found = [
         Problem(one.kind, one.since_us, one.worker, one.step, plain(one.sentence), one.role)
         for one in problems_of(now, step)
     ]
+    found += _will_not_end(now, in_progress, found)
     own = [Problem("follower", now.at_us, None, None, plain(sentence)) for sentence in of_follower]
     return (*found, *own)
+
+
+def _will_not_end(now: Now, step: StepNow | None, known: Sequence[Problem]) -> Iterator[Problem]:
+    """Yield the requests that the forecast gives up, unless a problem names them already."""
+    if step is None or step.forecast is None:
+        return
+    ages = {(one.worker, one.request_id): one.age_sec for one in step.oldest}
+    for worker, request_id in step.forecast.will_not_end[:_MOST_NAMED]:
+        if not any(one.worker == worker and f"request {request_id}" in one.sentence for one in known):
+            since_us = now.since_us(ages.get((worker, request_id), 0.0))
+            sentence = f"worker {worker}: request {request_id} has left the range of all that ended"
+            yield Problem("hang", since_us, worker, step.step, sentence)
 
 
 def _in_order(where: Mapping[str, int]) -> dict[str, int]:

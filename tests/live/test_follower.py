@@ -464,3 +464,21 @@ def test_a_step_in_progress_has_a_forecast_once_one_has_ended(tmp_path):
             worker, name = step.forecast.decides
             assert name.startswith(f"{step.step}-{worker}-")
     live.stop()
+
+
+def test_a_request_that_the_forecast_gives_up_hangs(run, follow):
+    for step in (1, 2, 3):
+        file = run.open(step, 0, at=step * 20)
+        for number in range(6):
+            file.span("tool_execution", step * 20 + 4, 3 + number / 9, request_id=f"{step}-{number}", turn=0)
+            file.request(f"{step}-{number}", at=step * 20 + 5 + number, duration_sec=4 + number)
+        file.close(step * 20 + 12)
+    file = run.open(4, 0, at=80)
+    file.span("tool_execution", 84, 3, request_id="4-0", turn=0)
+    stuck = {"event": "tool_execution", "request_id": "r9", "turn": 0, "age_sec": 10.9, "stack": []}
+    file.control("open_spans", 91, open=1, spans=[stuck])
+    file.control("turn_start", 80.1, request_id="r9", turn=0)
+    snapshot = follow(run.folder)
+    assert snapshot.step.forecast.will_not_end == ((0, "r9"),)
+    assert [problem.sentence for problem in snapshot.problems if "r9" in problem.sentence]
+    assert snapshot.workers[0].state == "hangs"
