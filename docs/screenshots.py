@@ -1,6 +1,7 @@
 """Make the pictures of the report in docs/images: `python docs/screenshots.py`, with Chromium and its driver.
 
-The story of step 67 is made up (`demo --synthetic step-67`); the other run is a real one of `demo`.
+The story of step 67 is made up (`demo --synthetic step-67`), and so are the two runs that are compared. The
+run in the dark timeline is a real one of `demo`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
@@ -19,6 +20,7 @@ from browser import Browser, browser  # noqa: E402 - the tests' own
 
 from sglang_instrument.cli.main import main  # noqa: E402
 from sglang_instrument.demo.synthetic import write  # noqa: E402
+from sglang_instrument.testing import SlowEngine, synthetic_run  # noqa: E402
 
 IMAGES: Final = ROOT / "docs" / "images"
 DEMO: Final = ROOT / "tests" / "logs" / "demo"
@@ -82,6 +84,21 @@ def rollout(page: Browser, report: Path) -> None:
     shoot(page, "timeline-demo", "timeline", 1000)
 
 
+def two_runs(page: Browser, folder: Path) -> None:
+    """Picture a report of two made-up runs; the engines of the second are slower."""
+    shape: dict[str, Any] = {"steps": 12, "workers": 4, "requests": 48}
+    slower = [SlowEngine(step, worker, factor=2.0) for step in range(1, 13) for worker in range(4)]
+    runs = [
+        synthetic_run(folder / "before", **shape, seed=3),
+        synthetic_run(folder / "after", **shape, seed=4, causes=slower),
+    ]
+    report = folder / "both.html"
+    main(["report", *map(str, runs), "-o", str(report)])
+    page.open(report)
+    theme(page, dark=False)
+    shoot(page, "report-two-runs", height=1000)
+
+
 def run() -> None:
     """Make the runs, their reports and the pictures."""
     IMAGES.mkdir(exist_ok=True)
@@ -93,6 +110,7 @@ def run() -> None:
             report = Path(scratch, f"{folder.name}.html")
             main(["report", str(folder), "-o", str(report)])
             picture(page, report)
+        two_runs(page, Path("logs"))
         complaints = page.complaints()
     if complaints:
         raise SystemExit(f"the page complained: {complaints}")

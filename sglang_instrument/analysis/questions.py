@@ -87,7 +87,7 @@ class Run(opening.Run):
             worker: Only requests of this worker.
             validate: Validations instead of training steps.
             limit: How many of the slowest requests.
-            against: A second run, drawn below the first in cdf.
+            against: A second run, B: a dashed line in the cdf.
 
         Raises:
             LogError: The log lacks what the figure shows.

@@ -113,7 +113,7 @@ def test_the_badge_of_the_report_is_green_only_if_the_verdict_is_calm(
 ) -> None:
     written(tmp_path, steps_of(lengths, workers=2), {})
     run = open_run(tmp_path)
-    assert story(run, step_table(run.digest), judge(run, over=False), None)["clean"] is clean
+    assert story(run, step_table(run.digest), judge(run, over=False))["clean"] is clean
 
 
 def launched(folder: Path, launches: dict[int, str]) -> None:

@@ -99,7 +99,7 @@ def test_the_timeline_is_reached_and_used_by_keys_alone(page: Browser) -> None:
     ActionChains(page.driver).key_down(Keys.SHIFT).send_keys(Keys.ARROW_RIGHT).key_up(Keys.SHIFT).perform()
     page.until("document.querySelector('[data-moment=running]') !== null")
     page.until(f"document.getElementById('t-say').textContent.includes({first!r})")
-    page.until("document.getElementById('t-say').textContent.includes('running')")
+    page.until("document.getElementById('t-say').textContent.includes(' running')")
     press(page, Keys.ENTER)
     page.until("document.activeElement.id === 'inspector'")
 

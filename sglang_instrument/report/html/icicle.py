@@ -9,7 +9,7 @@ import polars as pl
 
 from sglang_instrument.analysis.run.event_paths import SEPARATOR
 from sglang_instrument.report.html.chosen import Chosen
-from sglang_instrument.schema import PHASES
+from sglang_instrument.report.palette import COLOURED, PART_OF_EVENT
 
 #: So many paths are boxes of their own; the others are summed up in a box below what they have in common.
 _MOST_PATHS: Final = 250
@@ -45,7 +45,10 @@ def icicle(table: pl.DataFrame, chosen: Sequence[Chosen]) -> dict[str, Any]:
     phases = dict(table.select("path", "phase").unique("path").iter_rows())
     return {
         "event": [path[-1] for path in paths],
-        "phase": [PHASES.index(phases.get(text) or "other") for text in texts],
+        "phase": [
+            COLOURED.index(PART_OF_EVENT.get(path[-1], phases.get(text) or "other"))
+            for path, text in zip(paths, texts, strict=True)
+        ],
         "parent": [nodes.get(path[:-1], -1) for path in paths],
         "views": {key: _views(part, most) for key, part in parts.items()},
     }

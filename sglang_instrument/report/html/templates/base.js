@@ -36,11 +36,6 @@ R.stepName = (key) => (key.startsWith("v") ? `validation ${key.slice(1)}` : `ste
 R.slug = (part) => part.replaceAll(" ", "-");
 // The part of a step's time that a phase belongs to; parts stand for themselves.
 R.partOf = (phase) => R.facts.parts_of_phases[R.facts.phases.indexOf(phase)] ?? phase;
-// The phase that gives a span its colour: events made of others are unaccounted, a blocked event loop is not.
-R.shadedAs = (event, phase) => {
-  const isStructure = ["step", "request", "turn", "loop"].includes(phase);
-  return isStructure && event !== "event_loop_block" ? "unaccounted" : phase;
-};
 // The colour of a phase or part: for elements, which follow the theme, and for canvases and charts.
 R.shade = (phase) => `var(--part-${R.slug(R.partOf(phase))}, var(--part-other))`;
 R.colour = (phase) => R.ink(`part-${R.slug(R.partOf(phase))}`) || R.ink("part-other");

@@ -64,7 +64,7 @@ R.icicleWhole = () => {
 
 R.icicleName = (one) => (one.node < 0 ? R.icicleWhole() : one.event);
 
-R.icicleShade = (one) => R.shadedAs(one.event, R.facts.phases[R.facts.icicle.phase[one.node]]);
+R.icicleShade = (one) => R.facts.phases[R.facts.icicle.phase[one.node]];
 R.icicleColour = (one) => (one.node < 0 ? R.ink("hover") : R.colour(R.icicleShade(one)));
 
 // Say what a box means: its time, its share, what it spent itself, how often it happened.

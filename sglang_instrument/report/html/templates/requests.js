@@ -40,7 +40,8 @@ R.suspended = (row) => (R.isNone(row.active_sec) ? null : Math.max(0, row.durati
 // A bar from the event's start to its end; its solid part is the event's self time.
 R.track = (row, whole) => {
   const part = (sec) => `${(100 * sec) / whole}%`;
-  const background = R.shade(R.shadedAs(row.event, row.phase || R.phaseOf(row.event)));
+  const phase = row.phase || R.phaseOf(row.event);
+  const background = R.shade(phase);
   const bar = { left: part(row.start_sec), background };
   const whenOpen = { class: row.open ? "open" : null, style: { ...bar, width: part(row.duration_sec) } };
   const itself = R.el("i", { class: "self", style: { ...bar, width: part(row.self_sec) } });

@@ -23,8 +23,9 @@ R.stepsChart = () => {
   };
   const longest = steps.reduce((a, b) => (b.duration_sec > a.duration_sec ? b : a));
   const say =
-    `Time of ${R.plural(steps.length, "step")}, split by part; ` +
-    `the longest is ${R.stepName(longest.key)}: ${R.seconds(longest.duration_sec)}.`;
+    `Time of ${R.plural(steps.length, "step")}${other ? " of A" : ""}, split by part; ` +
+    `the longest is ${R.stepName(longest.key)}: ${R.seconds(longest.duration_sec)}.` +
+    (other ? " The dashed line is the time of B’s steps." : "");
   return { data, layout, say };
 };
 
@@ -84,18 +85,16 @@ R.intervalsOfSteps = (steps, names, time) => {
   });
 };
 
-R.stepsOfOtherRun = (other, time) => {
-  const name = R.plain(other.name);
-  return R.markers({
-    name,
+R.stepsOfOtherRun = (other, time) =>
+  R.markers({
+    name: "B",
     mode: "lines+markers",
     x: other.steps.map((one) => `${one.step}`),
     y: time.of(other.steps.map((one) => one.duration_sec)),
-    hovertext: other.steps.map((one) => `${name}, step ${one.step}: ${time.say(one.duration_sec)}`),
-    line: { dash: "dot", color: R.ink("bad"), width: 1.6 },
-    marker: { size: 5 },
+    hovertext: other.steps.map((one) => `B, step ${one.step}: ${time.say(one.duration_sec)}`),
+    line: { dash: "dash", color: R.ink("run-b"), width: 2 },
+    marker: { size: 6, symbol: "diamond" },
   });
-};
 
 R.markers = (more) => ({ type: "scatter", mode: "markers", hoverinfo: "text", cliponaxis: false, ...more });
 
@@ -138,8 +137,8 @@ R.partsOfStep = ({ step }) => {
   if (card.hidden) return;
   const shown = parts.rows.filter((row) => row.sec >= 0.001 * parts.sec);
   const rest = parts.sec - shown.reduce((sum, row) => sum + row.sec, 0);
-  if (rest > 0) shown.push({ part: "shorter parts", sec: rest });
-  const shade = (row) => (R.facts.part_names.includes(row.part) ? R.shade(row.part) : "var(--faint)");
+  if (rest > 0) shown.push({ part: "rest", sec: rest });
+  const shade = (row) => R.shade(row.part);
   const bar = (row) => {
     const style = { flex: `${row.sec} 0 0`, background: shade(row) };
     return R.el("span", { style, title: `${row.part}: ${R.seconds(row.sec)}` });

@@ -26,10 +26,6 @@ R.inks = () => {
     row: R.packed(R.ink("grid"), 0.55, card),
     full: colours.map((one) => R.packed(one)),
     words: colours.map(R.inkOn),
-    // Whether a span contains other work, as a turn does; `structure`: the phases of such spans, for speed.
-    structure: new Set(["step", "request", "turn", "loop"].map((phase) => R.facts.phases.indexOf(phase))),
-    made: (model, span) =>
-      R.shadedAs(model.events[model.event[span]], R.facts.phases[model.phase[span]]) === "unaccounted",
     idle: R.packed(R.colour("unaccounted")),
   };
 };
@@ -85,8 +81,7 @@ R.paintRow = (pixels, width, height, model, row, top, bottom, ticks, each, inks,
     const kind = phase[span];
     const dim = placed.filtering && !R.wanted(model, filter, span);
     if (dim) told.dimmed++;
-    const isMade = row.request !== null && inks.structure.has(kind) && inks.made(model, span);
-    const colour = isMade ? inks.idle : inks.full[kind];
+    const colour = inks.full[kind];
     const x0 = from < 0 ? 0 : from | 0,
       x1 = to >= width ? width : Math.max(x0 + 1, to | 0);
     // A faded span lies below the others, even if it ran inside them.
@@ -109,7 +104,7 @@ R.paintLanes = (pixels, width, height, model, item, top, ticks, each, inks, scal
     if (to < 0 || from >= width) continue;
     const dim = placed.filtering && !R.wanted(model, filter, span);
     const kind = model.phase[span];
-    const colour = dim ? inks.row : inks.made(model, span) ? inks.idle : inks.full[kind];
+    const colour = dim ? inks.row : inks.full[kind];
     const x0 = Math.max(0, from | 0),
       x1 = Math.min(width, Math.max(x0 + 1, (to | 0) - (to - from > 4 ? 1 : 0)));
     const y0 = top + 4 * scale + at * lane,
