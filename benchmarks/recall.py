@@ -18,12 +18,12 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rich.console import Console
 from rich.progress import track
@@ -39,6 +39,9 @@ from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.verdict import findings_of
 from sglang_instrument.testing.kinds import KINDS, cost_of, sized, wall_of
 from sglang_instrument.testing.synthetic import write_run
+
+AnyJob = TypeVar("AnyJob")
+AnyResult = TypeVar("AnyResult")
 
 SHARES = (0.1, 0.25, 1.0)  # of the step's time that a cause costs
 COUNTS = 0.2  # the bound holds from this share on
@@ -138,7 +141,7 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
     return jobs + [Job(name, seed) for name in shapes for seed in range(args.clean_seeds)]
 
 
-def results_of(jobs: list[Job], processes: int) -> list[Result]:
+def results_of(run: Callable[[AnyJob], AnyResult], jobs: list[AnyJob], processes: int) -> list[AnyResult]:
     """Make the runs in so many processes."""
     if processes == 1:
         return [run(job) for job in track(jobs, "runs", console=Console(stderr=True))]
@@ -200,7 +203,7 @@ def main(argv: list[str] | None = None) -> int:
         args.seeds = 2 if args.quick else 10
     if args.clean_seeds is None:
         args.clean_seeds = 4 if args.quick else 40
-    results = results_of(jobs_of(args), args.jobs)
+    results = results_of(run, jobs_of(args), args.jobs)
     console = Console(width=110)
     recall = print_recall([one for one in results if one.job.share is not None], console)
     accused = print_accused([one for one in results if one.job.share is None], console)

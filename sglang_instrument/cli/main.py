@@ -11,8 +11,9 @@ from typing import Final, NoReturn
 
 from sglang_instrument import __version__
 from sglang_instrument.cli.explain import Explain
-from sglang_instrument.cli.plain import plain, say
+from sglang_instrument.cli.plain import say
 from sglang_instrument.errors import InstrumentError
+from sglang_instrument.plain_text import plain
 
 #: The commands, grouped by purpose, with their lines of help: `--help` imports no command.
 GROUPS: Final[dict[str, dict[str, str]]] = {
@@ -20,6 +21,9 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "demo": "run a small real rollout, or write a made-up run to look at",
         "run": "run a command, and all processes that it starts, with instrumentation on",
         "completion": "print a script with which bash, zsh or fish completes commands by Tab",
+    },
+    "what does it do right now?": {
+        "watch": "during a run: its step, its workers, the oldest requests, what hangs",
     },
     "is it on?": {
         "doctor": "before a run, or when no file appears: what recording needs on this machine",
@@ -56,8 +60,11 @@ COMMANDS: Final = {
     name: f"sglang_instrument.cli.commands.{name}" for group in GROUPS.values() for name in group
 }
 
-#: Packages of the extra `analysis`: training does not need them, so that a plain install leaves them out.
-_OF_ANALYSIS: Final = frozenset({"polars", "rich", "scipy", "numpy", "shtab", "zstandard"})
+#: Packages of extras: training does not need them, so that a plain install leaves them out.
+_EXTRAS: Final = {
+    "analysis": frozenset({"polars", "rich", "scipy", "numpy", "shtab", "zstandard"}),
+    "live": frozenset({"textual", "prometheus_client"}),
+}
 
 _EPILOG: Final = """\
 examples:
@@ -76,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0 if it went well, 1 if the answer is bad (a broken log, a missing patch), 2 if there is none, 3 if
-        there is too little to tell, 130 if it was interrupted.
+        there is too little to tell or, for `watch`, if something hangs, 130 if it was interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -102,10 +109,11 @@ def _run(arguments: list[str]) -> int:
         return _run_command(name, arguments[1:])
     except ModuleNotFoundError as missing:
         package = (missing.name or "").partition(".")[0]
-        if package not in _OF_ANALYSIS:
+        extra = next((extra for extra, packages in _EXTRAS.items() if package in packages), None)
+        if extra is None:
             raise
         raise InstrumentError(
-            f"{name} needs {package}: pip install 'sglang-instrument[analysis]'"
+            f"{name} needs {package}: pip install 'sglang-instrument[{extra}]'"
         ) from missing
 
 

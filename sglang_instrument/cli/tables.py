@@ -16,7 +16,7 @@ import orjson
 
 from sglang_instrument.analysis.answers.as_json import as_json
 from sglang_instrument.cli.columns import Cell, Column, Styled, leave_out, write
-from sglang_instrument.cli.plain import plain, plain_json
+from sglang_instrument.plain_text import plain, plain_json
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,1 +1,1 @@
-"""Follow a run from outside while it runs; training imports nothing of this."""
+"""Follow a run from outside while it runs: what its step does now, and when it will end."""

@@ -16,7 +16,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 COMPILED = sorted(path for kind in ("*.pyx", "*.pxi", "*.pxd") for path in ROOT.rglob(kind))
 SCRIPTS = sorted(ROOT.rglob("*.js"))
 
-WORDS = {"errors", "schema", "config", "gc_pause", "regular_files"}
+WORDS = {"errors", "schema", "config", "gc_pause", "plain_text", "regular_files"}
 FACADE = {"auto", "rollout"}
 MEASURE = {"words", "native", "recording.safety", "recording.measure"}
 TABLES = {"words", "patching", "patching.places", "patching.tables"}
@@ -65,7 +65,10 @@ MAY_IMPORT = {
     "analysis.verdict": LEDGER
     | {"analysis.answers", "analysis.verdict.evidence", "analysis.verdict.detectors"},
     "analysis": ANSWERS | {"package", "report.figures", "report.html"},
-    "live": ANSWERS,
+    "live.counting": {"words", "analysis.reading"},
+    "live.forecasting": {"words"},
+    "live": ANSWERS | {"live.counting", "live.forecasting"},
+    "live.terminal": {"words", "analysis.reading", "live", "live.counting"},
     "traces": {"words"},
     "report": {"words"},
     "report.figures": ANSWERS | {"report"},

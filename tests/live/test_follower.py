@@ -1,245 +1,484 @@
-"""The follower tells each step once it is whole, and ends with its driver."""
+"""The follower tells what a run does while it does it: where its requests are, and who waits for whom."""
 
 import json
 import os
-import signal
 import subprocess
 import sys
+import threading
 import time
-from pathlib import Path
 
 import pytest
-from hand_written import request, step_of, write_file
+from live_writer import LiveRun, Replay
 
-from sglang_instrument.live import __main__ as live
-from sglang_instrument.live import finished_steps
-from sglang_instrument.live.finished_steps import FinishedSteps
-
-ENDS_SEC = 60  # on a busy machine
-
-
-def told(folder):
-    path = folder / "live" / "scalars.jsonl"
-    return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
-
-
-def wait_until(condition):
-    ends = time.monotonic() + ENDS_SEC
-    while not condition():
-        assert time.monotonic() < ends, "it did not happen"
-        time.sleep(0.02)
-
-
-def looks(finished, seconds=0.7):
-    """Return what several looks find, as the follower makes them."""
-    ends, found = time.monotonic() + seconds, []
-    while time.monotonic() < ends:
-        found += finished.look()
-        time.sleep(0.05)
-    return found
+from sglang_instrument.errors import LogError
+from sglang_instrument.live import followed_run, follower
+from sglang_instrument.live.counting import tail
+from sglang_instrument.live.follower import Follower
+from sglang_instrument.live.state import as_json
+from sglang_instrument.testing import SlowEngine, synthetic_run
 
 
 @pytest.fixture
-def start():
-    """Start a follower process; all end with the test."""
-    processes = []
-
-    def begin(folder, *options):
-        command = [sys.executable, "-m", "sglang_instrument.live", str(folder), *options]
-        processes.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
-        return processes[-1]
-
-    yield begin
-    for process in processes:
-        process.kill()
-        process.communicate()
+def run(tmp_path):
+    return LiveRun(tmp_path / "exp")
 
 
-def test_a_step_is_found_once_all_of_its_workers_have_closed_it(tmp_path):
-    write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
-    write_file(tmp_path, 1, 1, [request("b", 0, 4)], closed=False)
-    finished = FinishedSteps(tmp_path)
-    assert looks(finished) == []
-    write_file(tmp_path, 1, 1, step_of())
-    assert looks(finished) == [1]
-    assert looks(finished) == []
+@pytest.fixture
+def follow():
+    """Return what a follower without a thread says of some logs; each call reads on."""
+    followers = {}
+
+    def read(logs, with_done=False):
+        one = followers.setdefault(logs, None) or Follower(logs, with_done)
+        followers[logs] = one
+        one._next_find = 0.0
+        if one._run is not None:  # look at everything now, and not in a moment
+            one._run.tail._next_listing = 0.0
+            for file in one._run.tail.files():
+                file.due = 0.0
+        return one.catch_up()
+
+    yield read
+    for one in followers.values():
+        one.stop()
 
 
-def test_a_step_that_goes_on_is_found_again(tmp_path):
-    write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
-    finished = FinishedSteps(tmp_path)
-    assert looks(finished) == [1]
-    write_file(tmp_path, 1, 0, [request("b", 5, 9)])
-    assert looks(finished) == [1]
-
-
-def test_a_step_without_a_rollout_is_none_and_the_trainer_need_not_have_ended_one(tmp_path):
-    write_file(tmp_path, 0, 0, step_of()).rename(tmp_path / "step_0" / "trainer_0.jsonl")
-    unended = write_file(tmp_path, 1, 0, [request("a", 0, 4)], closed=False)
-    unended.rename(tmp_path / "step_1" / "trainer_0.jsonl")
-    write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
-    write_file(tmp_path, 2, 0, step_of(request("a", 0, 4))).rename(tmp_path / "step_2" / "mine_0.jsonl")
-    assert looks(FinishedSteps(tmp_path)) == [1, 2]
-
-
-def test_a_record_after_the_end_of_its_step_delays_it_only(tmp_path, monkeypatch):
-    monkeypatch.setattr(finished_steps, "_LATE_SEC", 0.6)
-    path = write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
-    with path.open("a") as file:
-        print('{"event":"reward"}', file=file)
-    finished = FinishedSteps(tmp_path)
-    assert looks(finished, 0.5) == []
-    assert looks(finished) == [1]
-
-
-def test_steps_of_an_earlier_run_are_left_alone_until_a_later_one_writes_there(tmp_path):
-    path = write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
-    os.utime(path, (1e9, 1e9))
-    finished = FinishedSteps(tmp_path, since_ns=int(1.5e18))
-    assert looks(finished) == []
-    write_file(tmp_path, 1, 0, step_of(request("b", 0, 4)))
-    assert looks(finished) == [1]
-
-
-def test_a_run_that_resumes_below_the_steps_of_an_earlier_one_is_followed_at_once(tmp_path):
-    for step in range(60):
-        os.utime(write_file(tmp_path, step, 0, step_of(request("a", 0, 4))), (1e9, 1e9))
-    finished = FinishedSteps(tmp_path, since_ns=int(1.5e18))
-    assert looks(finished) == []
-    for step in (12, 13, 14):
-        write_file(tmp_path, step, 0, step_of(request("b", 0, 4)))
-        assert looks(finished) == [step]
-
-
-def test_among_many_finished_steps_only_the_newest_are_looked_at_each_time(tmp_path, monkeypatch):
-    for step in range(60):
-        write_file(tmp_path, step, 0, step_of(request("a", 0, 4)))
-    finished = FinishedSteps(tmp_path)
-    assert sorted(looks(finished)) == list(range(60))
-    seen = []
-    sizes_of = finished_steps._sizes
-    monkeypatch.setattr(
-        finished_steps, "_sizes", lambda folder: (seen.append(folder.name), sizes_of(folder))[1]
+def dead_pid():
+    return int(
+        subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True).stdout
     )
-    finished.look()
-    assert len(seen) <= 7
-    for _ in range(50):
-        finished.look()
-    assert len(set(seen)) == 60
 
 
-def test_a_folder_that_is_missing_vanishes_or_holds_other_things_finds_nothing(tmp_path):
-    assert FinishedSteps(tmp_path / "nowhere").look() == []
-    (tmp_path / "step_x").mkdir()
-    (tmp_path / "step_3").mkdir()
-    (tmp_path / "step_-1").mkdir()
-    (tmp_path / "step_4").write_text("a file")
-    os.mkfifo(tmp_path / "step_3" / "worker_0.jsonl")
-    assert looks(FinishedSteps(tmp_path)) == []
+def test_a_step_in_progress_is_counted(run, follow):
+    first, second = run.open(1, 0), run.open(1, 1)
+    for number in range(4):
+        first.request(f"a{number}", at=10, duration_sec=9, tokens=100)
+    first.control("request_start", 2, request_id="a9")
+    second.request("b0", at=5, duration_sec=3)
+    step = follow(run.folder).step
+    assert (step.step, step.validate, step.requests_done, step.requests_open) == (1, False, 5, 1)
+    assert step.tokens == 410
+    assert 8 < step.age_sec < 11
+    assert step.requests_expected is None
+    assert [(one.request_id, one.worker) for one in step.oldest] == [("a9", 0)]
+    first.request("a9", at=11, duration_sec=9)
+    step = follow(run.folder).step
+    assert (step.requests_done, step.requests_open) == (6, 0)
 
 
-def test_the_follower_tells_steps_as_they_end_and_its_lines_name_the_run(tmp_path, start):
-    write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
-    start(tmp_path)
-    wait_until(lambda: len(told(tmp_path)) == 1)
-    write_file(tmp_path, 2, 0, step_of(request("a", 0, 4), length=20))
-    wait_until(lambda: len(told(tmp_path)) == 2)
-    first, second = told(tmp_path)
-    assert (first["run_id"], first["step"]) == ("now", 1)
-    assert second["scalars"]["step_sec"] == 20
+def test_open_now_says_where_the_requests_are(run, follow):
+    file = run.open(1, 0)
+    oldest = [{"event": "tool_execution", "request_id": "r0", "turn": 1, "age_sec": 7.5}]
+    file.control("turn_start", 1, request_id="r0", turn=0)
+    file.span("turn_engine_call", 3, 2, request_id="r0", turn=0, generated_tokens=33)
+    file.open_now(8.0, {"turn_end": 5, "tool_execution": 2, "reward_calculation": 1}, oldest)
+    snapshot = follow(run.folder)
+    assert snapshot.step.open == {"engine": 5, "tool": 2, "reward": 1}
+    assert snapshot.step.requests_open == 8
+    one = snapshot.step.oldest[0]
+    assert (one.request_id, one.turn, one.event, one.tokens) == ("r0", 1, "tool_execution", 33)
+    assert 7.5 <= one.age_sec < 9
+    assert snapshot.workers[0].open == {"engine": 5, "tool": 2, "reward": 1}
 
 
-def test_a_follower_of_a_launch_tells_only_of_this_launch(tmp_path, start):
-    write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)), run_id="before")
-    write_file(tmp_path, 2, 0, step_of(request("a", 0, 4)))
-    start(tmp_path, "--run", "now")
-    wait_until(lambda: told(tmp_path))
-    assert [line["step"] for line in told(tmp_path)] == [2]
+def test_open_now_is_forgotten_when_all_that_it_named_ended(run, follow):
+    file = run.open(1, 0)
+    file.open_now(1.0, {"turn_end": 2}, [])
+    assert follow(run.folder).step.requests_open == 2
+    file.request("r0", at=2, duration_sec=2)
+    file.request("r1", at=2, duration_sec=2)
+    file.span("sorting_duration", 20, 0.1)
+    step = follow(run.folder).step
+    assert (step.requests_open, step.open) == (0, {})
 
 
-def test_the_follower_ends_when_its_driver_is_killed_and_the_next_one_takes_over(tmp_path, start):
-    driver = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    try:
-        first = start(tmp_path, "--driver", str(driver.pid))
-        write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
-        wait_until(lambda: told(tmp_path))
-        second = start(tmp_path)
-        time.sleep(1)
-        assert len(told(tmp_path)) == 1
-        driver.send_signal(signal.SIGKILL)
-        driver.wait()
-        assert first.wait(ENDS_SEC) == 0
-        wait_until(lambda: len(told(tmp_path)) == 2)  # told again: only readers know what was read
-        assert second.poll() is None
-    finally:
-        driver.kill()
-        driver.wait()
+def test_workers_in_a_barrier_wait_for_the_one_that_is_late(run, follow):
+    files = [run.open(1, rank) for rank in range(3)]
+    files[0].open_now(5.0, {}, [], barrier_wait_duration=1)
+    files[1].open_now(5.0, {"turn_end": 3}, [])
+    files[2].close(5.0)
+    workers = {one.worker: one for one in follow(run.folder).workers}
+    assert [workers[rank].state for rank in range(3)] == ["waits", "runs", "waits"]
+    assert [workers[rank].waits_for for rank in range(3)] == [1, None, 1]
+    assert workers[0].open == {"barrier": 1}
 
 
-def test_a_second_follower_of_a_folder_gives_up(tmp_path, start):
-    first = start(tmp_path)
-    wait_until((tmp_path / "live" / "lock").exists)
-    time.sleep(1)
-    assert start(tmp_path).wait(ENDS_SEC) == 0
-    assert first.poll() is None
+def test_a_tool_that_does_not_end_hangs(run, follow):
+    file = run.open(1, 3)
+    file.span("tool_execution", 5, 4, request_id="r1", turn=0)
+    file.control(
+        "open_spans",
+        40,
+        open=2,
+        spans=[
+            {"event": "async_rollout_request_complete", "request_id": "r17", "age_sec": 39, "stack": []},
+            {
+                "event": "tool_execution",
+                "request_id": "r17",
+                "turn": 2,
+                "age_sec": 35,
+                "stack": ["a.py:1 f", "b.py:2 g"],
+            },
+        ],
+    )
+    snapshot = follow(run.folder)
+    assert snapshot.hangs
+    (problem,) = snapshot.problems
+    assert (problem.kind, problem.worker, problem.step) == ("hang", 3, 1)
+    sentence = (
+        "tool_execution of request r17, turn 3 does not end, at b.py:2 g; the longest before took 4.0 s"
+    )
+    assert problem.sentence == f"worker 3: {sentence}"
+    assert snapshot.workers[0].state == "hangs"
+    file.span("tool_execution", 41, 36, request_id="r17", turn=2)
+    snapshot = follow(run.folder)
+    assert not snapshot.problems
+    assert snapshot.workers[0].state == "runs"
 
 
-def test_a_follower_that_is_killed_and_started_again_goes_on(tmp_path, start):
-    first = start(tmp_path)
-    write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
-    wait_until(lambda: told(tmp_path))
-    first.kill()
-    first.wait()
-    with (tmp_path / "live" / "scalars.jsonl").open("ab") as file:
-        file.write(b'{"run_id":"now","st')  # its last line was torn
-    start(tmp_path)
-    write_file(tmp_path, 2, 0, step_of(request("a", 0, 4)))
-    lines = (tmp_path / "live" / "scalars.jsonl").read_bytes
-    wait_until(lambda: any(line.startswith(b'{"run_id":"now","step":2,') for line in lines().splitlines()))
+def test_a_long_request_is_no_hang(run, follow):
+    file = run.open(1, 0)
+    file.request("r0", at=60, duration_sec=59)
+    file.control(
+        "open_spans",
+        70,
+        open=1,
+        spans=[
+            {"event": "async_rollout_request_complete", "request_id": "r1", "age_sec": 69, "stack": []},
+        ],
+    )
+    file.open_now(70, {"turn_end": 1}, [{"event": "turn_end", "request_id": "r1", "age_sec": 69}])
+    assert not follow(run.folder).problems
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_in_one_sentence(tmp_path, start):
-    (tmp_path / "live").write_text("a file")
-    process = start(tmp_path)
-    _, errors = process.communicate(timeout=ENDS_SEC)
-    assert process.returncode == 2
-    assert errors.count("\n") == 1
-    assert "live" in errors
+def test_a_request_far_older_than_all_that_ended_hangs(run, follow):
+    run.open(1, 0).request("r0", at=20, duration_sec=19)
+    file = run.open(2, 0, at=30)
+    old = {"event": "turn_end", "request_id": "r1", "turn": 0, "age_sec": 59}
+    file.open_now(90, {"turn_end": 1}, [old])
+    assert not follow(run.folder).problems  # long requests end last: the first step says nothing of them
+    run.open(1, 0, at=29).close(29)
+    (problem,) = follow(run.folder).problems
+    assert problem.kind == "hang"
+    assert "request r1" in problem.sentence
 
 
-def test_a_step_that_cannot_be_read_is_said_once_and_costs_no_other(tmp_path, monkeypatch, capsys):
+def test_all_workers_in_a_barrier_are_stuck(run, follow):
+    for rank in range(2):
+        stuck = [{"event": "barrier_wait_duration", "age_sec": 90, "stack": []}]
+        run.open(1, rank).control("open_spans", 100, open=1, spans=stuck)
+    (problem,) = follow(run.folder).problems
+    assert problem.sentence == "all 2 workers wait at a barrier"
+
+
+def test_a_process_that_is_gone_in_the_middle_of_a_step_died(run, follow):
+    run.process("worker_0", os.getpid())
+    run.process("worker_1", dead_pid())
+    run.open(1, 0).request("a", at=2, duration_sec=1)
+    run.open(1, 1).open_now(2.0, {"turn_end": 7}, [])
+    snapshot = follow(run.folder)
+    assert snapshot.ended is None
+    assert [(one.worker, one.state) for one in snapshot.workers] == [(0, "runs"), (1, "dead")]
+    (problem,) = snapshot.problems
+    assert problem.kind == "death"
+    assert problem.sentence == "worker 1: the process has ended with 7 requests open"
+
+
+def test_a_process_on_another_host_that_falls_silent_with_requests_open_died(run, follow):
+    begun = time.time() - 300
+    run.process("worker_0", 17, host="elsewhere")
+    run.process("worker_1", 17, host="elsewhere")
+    run.open(1, 0).open_now(2.0, {"turn_end": 7}, [])
+    run.open(1, 1).open_now(2.0, {"turn_end": 7}, [])
+    os.utime(run.folder / "step_1" / "worker_1.jsonl", (begun, begun))
+    snapshot = follow(run.folder)
+    assert [one.state for one in snapshot.workers] == ["runs", "dead"]
+    assert 250 < snapshot.workers[1].silent_sec < 350
+    assert "writes no more" in snapshot.problems[0].sentence
+
+
+def test_a_run_that_ended_says_so(run, follow):
+    run.process("worker_0", dead_pid(), log_closed=True)
+    file = run.open(1, 0)
+    file.request("a", at=2, duration_sec=1)
+    file.close(3)
+    file.control("log_closed", 4)
+    snapshot = follow(run.folder)
+    assert snapshot.ended == "all processes of the run have ended"
+    assert not snapshot.problems
+    assert snapshot.step.is_over
+    assert snapshot.workers[0].state == "ended"
+
+
+def test_a_run_that_was_killed_ended_with_deaths(run, follow):
+    for rank in range(5):
+        run.process(f"worker_{rank}", dead_pid())
+        run.open(1, rank).open_now(2.0, {"turn_end": 7}, [])
+    snapshot = follow(run.folder)
+    assert snapshot.ended
+    (problem,) = snapshot.problems
+    assert problem.sentence.startswith(
+        "5 processes ended in the middle of the step: worker 0, worker 1, worker 2"
+    )
+
+
+def test_lost_records_are_told(run, follow):
+    file = run.open(1, 0)
+    file.close(3, dropped=12)
+    file.close(4, dropped=15)
+    snapshot = follow(run.folder)
+    assert [problem.sentence for problem in snapshot.problems] == ["worker 0: 15 records were lost"]
+    assert not snapshot.hangs
+    assert snapshot.totals["worker", 0].lost_records == 15
+
+
+def test_totals_only_grow(run, follow):
+    file = run.open(1, 0)
+    file.request("a", at=2, duration_sec=1.5)
+    file.span("async_rollout_request_complete", 3, 2, request_id="b", error="ValueError")
+    counted = follow(run.folder).totals["worker", 0]
+    assert (counted.requests, counted.failed_requests, counted.tokens) == (2, 1, 10)
+    assert counted.events["async_rollout_request_complete", "request"] == (2, 3.5)
+    assert counted.events["request_start", "request"] == (1, 0.0)
+    file.close(4)
+    run.open(2, 0).request("c", at=6, duration_sec=1)
+    counted = follow(run.folder).totals["worker", 0]
+    assert counted.requests == 3
+    assert counted.events["async_rollout_request_complete", "request"] == (3, 4.5)
+
+
+def test_tokens_of_nested_calls_count_once(run, follow):
+    file = run.open(1, 0)
+    for event in ("engine_generate", "turn_engine_call"):
+        file.span(event, 2, 1, request_id="a", turn=0, completion_tokens=50)
+    file.span("async_rollout_request_complete", 3, 2, request_id="a", actual_response_tokens=50)
+    assert follow(run.folder).step.tokens == 50
+
+
+def test_finished_steps_have_the_numbers_of_summary(tmp_path, follow, capsys):
+    from sglang_instrument.cli.main import main
+
+    logs = synthetic_run(
+        tmp_path / "exp", steps=4, workers=3, requests=8, causes=[SlowEngine(3, 1, factor=4.0)]
+    )
+    done = follow(logs, with_done=True).done
+    assert main(["summary", str(logs), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert [one.step for one in done] == [row["step"] for row in summary["steps"]]
+    for one, row in zip(done, summary["steps"], strict=True):
+        assert (one.requests, one.tokens) == (row["requests"], row["response_tokens"])
+        assert one.duration_sec == pytest.approx(row["duration_sec"])
+        assert (one.p50_sec, one.p99_sec) == pytest.approx((row["p50_sec"], row["p99_sec"]))
+        spent = {}
+        for part in summary["ledger"]["steps"]:
+            if part["step"] == one.step:
+                spent[part["part"]] = spent.get(part["part"], 0.0) + part["sec"]
+        assert one.ledger == pytest.approx(spent, abs=0.02)
+    assert done[2].straggler == 1
+
+
+def test_a_run_written_bit_by_bit_gives_what_the_whole_gives(tmp_path, follow):
+    whole = synthetic_run(tmp_path / "whole", steps=3, workers=2, requests=6, validate_every=2)
+    replay = Replay(whole, tmp_path / "live")
+    live = Follower(tmp_path / "live")
+    replay.write(100)
+    while replay.write(57):
+        live.round()
+        live._run.tail._next_listing = 0.0
+        for file in live._run.tail.files():
+            file.due = 0.0
+    time.sleep(0.3)
+    now, then = live.catch_up(), follow(whole, with_done=True)
+    live.stop()
+    assert now.step.step == then.step.step == 3
+    assert (now.step.requests_done, now.step.is_over) == (12, True)
+    assert [one.requests for one in now.done] == [one.requests for one in then.done]
+    assert now.totals["worker", 0].requests == 18
+    assert {one.step for one in now.done if one.validate} == {2}
+
+
+def test_it_waits_for_a_run_that_is_not_there_yet(tmp_path, follow):
+    logs = tmp_path / "logs"
+    assert follow(logs).waiting == f"{logs}: no such folder yet"
+    logs.mkdir()
+    assert follow(logs).waiting == f"{logs}: no run in it yet"
+    run = LiveRun(logs / "exp")
+    (run.folder / "step_1").mkdir(parents=True)
+    assert follow(logs).waiting == f"{run.folder}: no records yet"
+    run.open(1, 0).request("a", at=2, duration_sec=1)
+    snapshot = follow(logs)
+    assert snapshot.waiting is None
+    assert snapshot.step.requests_done == 1
+
+
+def test_of_a_folder_of_runs_it_follows_the_newest(tmp_path, follow, monkeypatch):
+    monkeypatch.setattr(followed_run, "_QUIET_SEC", 0.0)
+    old, new = LiveRun(tmp_path / "old"), LiveRun(tmp_path / "new")
+    old.open(1, 0).request("a", at=2, duration_sec=1)
+    assert follow(tmp_path).logs == str(old.folder)
+    time.sleep(0.02)
+    new.open(5, 0).request("a", at=2, duration_sec=1)
+    snapshot = follow(tmp_path)
+    assert (snapshot.logs, snapshot.step.step) == (str(new.folder), 5)
+
+
+def test_a_restarted_run_begins_anew(tmp_path, follow):
+    first = LiveRun(tmp_path / "exp", "run-1")
     for step in (1, 2, 3):
-        write_file(tmp_path, step, 0, step_of(request("a", 0, 4)))
-    (tmp_path / "live").mkdir()
-    rounds = iter([True] * 10)
-    tell = live._tell
-
-    def fail_for_two(folder, step, run_id):
-        if step < 3:
-            raise ValueError("not to be read")
-        tell(folder, step, run_id)
-
-    monkeypatch.setattr(live, "_tell", fail_for_two)
-    live.follow(Path(tmp_path), None, lambda: next(rounds, False))
-    assert [line.get("step", line.get("failed")) for line in told(tmp_path)] == [
-        "ValueError('not to be read')",
-        3,
-    ]
-    assert capsys.readouterr().err.count("not to be read") == 1
+        first.open(step, 0, at=step * 10).request("a", at=step * 10 + 2, duration_sec=1)
+    assert follow(first.folder).step.step == 3
+    second = LiveRun(tmp_path / "exp", "run-2", begin_us=first.begin_us + 100_000_000)
+    second.open(2, 0).request("b", at=2, duration_sec=1)
+    snapshot = follow(first.folder)
+    assert (snapshot.run_id, snapshot.step.step, snapshot.step.requests_done) == ("run-2", 2, 1)
+    assert [one.step for one in snapshot.workers] == [2]
+    first.open(3, 0, at=50).request("late", at=51, duration_sec=1)
+    assert follow(first.folder).step.requests_done == 1
 
 
-def test_a_full_disk_is_tried_again(tmp_path, monkeypatch):
-    write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
-    (tmp_path / "live").mkdir()
-    monkeypatch.setattr(live, "_AFTER_FAILURE_SEC", 0.1)
-    append, tries = live._append, []
+def test_steps_that_a_restarted_run_does_again_are_no_longer_finished(tmp_path, follow):
+    logs = synthetic_run(tmp_path / "exp", steps=3, workers=2, requests=3)
+    assert [one.step for one in follow(logs, with_done=True).done] == [1, 2, 3]
+    LiveRun(logs, "run-2").open(2, 0).request("b", at=2, duration_sec=1)
+    snapshot = follow(logs, with_done=True)
+    assert snapshot.run_id == "run-2"
+    assert [one.step for one in snapshot.done] == [1]
 
-    def full_at_first(folder, line):
-        tries.append(line)
-        if len(tries) < 4:
-            raise OSError(28, "No space left on device")
-        append(folder, line)
 
-    monkeypatch.setattr(live, "_append", full_at_first)
-    live.follow(Path(tmp_path), None, lambda: len(told(tmp_path)) == 0)
-    assert told(tmp_path)[0]["step"] == 1
+def test_a_follower_that_is_started_again_tells_the_same(run, follow):
+    file = run.open(1, 0)
+    file.request("a", at=2, duration_sec=1)
+    run.open(2, 0, at=10).request("b", at=12, duration_sec=1)
+    first, again = follow(run.folder), Follower(run.folder, with_done=False)
+    second = again.catch_up()
+    assert (first.step.step, first.step.requests_done) == (second.step.step, second.step.requests_done)
+    assert {key: one.requests for key, one in first.totals.items()} == {
+        key: one.requests for key, one in second.totals.items()
+    }
+
+
+def test_a_folder_that_vanishes_is_waited_for(run, follow):
+    run.open(1, 0).request("a", at=2, duration_sec=1)
+    follow(run.folder)
+    run.folder.rename(run.folder.with_name("moved"))
+    assert follow(run.folder).waiting == f"{run.folder}: no such folder yet"
+    run.folder.with_name("moved").rename(run.folder)
+    assert follow(run.folder).step.requests_done == 1
+
+
+def test_clocks_that_jump_move_no_age(run, follow, monkeypatch):
+    file = run.open(1, 0)
+    file.request("a", at=2, duration_sec=1)
+    file.control("request_start", 2, request_id="b")
+    age_sec = follow(run.folder).step.age_sec
+    for jump_sec in (-7200, 7200):
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda real=real, jump_sec=jump_sec: real() + jump_sec)
+        snapshot = follow(run.folder)
+        assert age_sec <= snapshot.step.age_sec < age_sec + 5
+        assert snapshot.ended is None
+        assert snapshot.step.oldest[0].age_sec < 10
+        monkeypatch.undo()
+
+
+def test_a_disk_that_hangs_is_told_once(run, follow, monkeypatch):
+    file, returns = run.open(1, 0), threading.Event()
+    file.request("a", at=2, duration_sec=1)
+    monkeypatch.setattr(follower, "_HANGS_SEC", 0.2)
+    monkeypatch.setattr(follower, "_ROUND_SEC", 0.05)
+    live = Follower(run.folder, with_done=False)
+    live.start()
+    for _ in range(100):
+        if live.snapshot().step is not None:
+            break
+        time.sleep(0.05)
+    real = tail.open_regular
+    monkeypatch.setattr(tail, "open_regular", lambda path: (returns.wait() and None) or real(path))
+    file.request("b", at=3, duration_sec=1)
+    time.sleep(3)
+    told = live.snapshot().problems
+    assert [problem.kind for problem in told] == ["follower"]
+    assert "its disk hangs" in told[0].sentence
+    assert live.snapshot().step.requests_done == 1
+    returns.set()
+    for _ in range(100):
+        if live.snapshot().step.requests_done == 2:
+            break
+        time.sleep(0.05)
+    assert live.snapshot().step.requests_done == 2
+    assert not live.snapshot().problems
+    live.stop()
+
+
+def test_a_disk_that_hangs_ends_a_single_look(run, monkeypatch):
+    returns = threading.Event()
+    run.open(1, 0).request("a", at=2, duration_sec=1)
+    monkeypatch.setattr(follower, "_HANGS_SEC", 0.2)
+    monkeypatch.setattr(tail, "open_regular", lambda path: returns.wait() and None)
+    with pytest.raises(LogError, match="its disk hangs"):
+        Follower(run.folder, with_done=False).catch_up()
+    returns.set()
+
+
+def test_hostile_names_are_plain_in_a_snapshot(run, follow):
+    file = run.open(1, 0)
+    file.span("\x1b]0;x\x07", 2, 1, request_id="r\x1b[2J")
+    file.control("turn_start", 1, request_id="r\x1b[2J", turn=0)
+    file.control("open_now", 3.5, open="x", requests=[1], phases=3, oldest=[{"age_sec": "x"}, 7])
+    file.control(
+        "open_now", 3.6, open={}, requests={}, oldest=[{"age_sec": 1e6, "turn": "x", "event": ["y"]}]
+    )
+    file.control("open_spans", 3.5, open=1, spans=[{"age_sec": 1e300}, {"event": ["x"], "age_sec": 3}, "x"])
+    file.open_now(3.0, {"\x1b[0m": 1}, [{"event": "\x1b[31m", "request_id": "r\x1b[2J", "age_sec": 3}])
+    text = json.dumps(as_json(follow(run.folder)), ensure_ascii=False)
+    assert "\x1b" not in text
+    assert "r\\\\x1b[2J" in text
+
+
+def test_records_outside_of_steps_are_no_step(run, follow):
+    run.open(0, 0, step_bound=False).request("a", at=2, duration_sec=1)
+    snapshot = follow(run.folder)
+    assert snapshot.step is None
+    assert snapshot.totals["worker", 0].records == 3
+
+
+def test_a_step_in_progress_has_a_forecast_once_one_has_ended(tmp_path):
+    whole = synthetic_run(tmp_path / "whole", steps=4, workers=2, requests=24)
+    replay, live = Replay(whole, tmp_path / "live"), Follower(tmp_path / "live", with_done=False)
+    total, seen = len(replay), []
+    for _ in range(20):
+        replay.write(total // 20)
+        if live._run is not None:
+            live._run.tail._next_listing, live._run._forecast = 0.0, (0.0, (0, False), None)
+            for file in live._run.tail.files():
+                file.due = 0.0
+        seen.append(live.catch_up().step)
+    first = [step for step in seen if step.step == 1]
+    later = [step for step in seen if step.step > 1 and not step.is_over]
+    assert all(step.forecast is None for step in first)
+    assert later
+    assert all(step.forecast is not None for step in later)
+    for step in later:
+        assert 0 <= step.forecast.low_sec <= step.forecast.high_sec < 600
+        if step.requests_open:
+            worker, name = step.forecast.decides
+            assert name.startswith(f"{step.step}-{worker}-")
+    live.stop()
+
+
+def test_a_request_that_the_forecast_gives_up_hangs(run, follow):
+    for step in (1, 2, 3):
+        file = run.open(step, 0, at=step * 20)
+        for number in range(6):
+            file.span("tool_execution", step * 20 + 4, 3 + number / 9, request_id=f"{step}-{number}", turn=0)
+            file.request(f"{step}-{number}", at=step * 20 + 5 + number, duration_sec=4 + number)
+        file.close(step * 20 + 12)
+    file = run.open(4, 0, at=80)
+    file.span("tool_execution", 84, 3, request_id="4-0", turn=0)
+    stuck = {"event": "tool_execution", "request_id": "r9", "turn": 0, "age_sec": 10.9, "stack": []}
+    file.control("open_spans", 91, open=1, spans=[stuck])
+    file.control("turn_start", 80.1, request_id="r9", turn=0)
+    snapshot = follow(run.folder)
+    assert snapshot.step.forecast.will_not_end == ((0, "r9"),)
+    assert [problem.sentence for problem in snapshot.problems if "r9" in problem.sentence]
+    assert snapshot.workers[0].state == "hangs"

@@ -184,7 +184,7 @@ class Columns:
         lists["turns"] += [one.turns for one in fields]
         lists["finish_reason"] += [one.finish_reason for one in fields]
         lists["reward"] += [one.reward for one in fields]
-        lists["response_tokens"] += [_response_tokens(one) for one in fields]
+        lists["response_tokens"] += [response_tokens(one) for one in fields]
         if not self._for_digest:
             lists["tool"] += [one.tool for one in fields]
 
@@ -250,7 +250,7 @@ def _described(origins: Iterable[_Origin], places: Sequence[Place]) -> pl.DataFr
     return pl.DataFrame(rows, schema={name: COLUMNS[name] for name in _OF_ORIGINS}, orient="row")
 
 
-def _response_tokens(extra: Extra) -> int | None:
+def response_tokens(extra: Extra) -> int | None:
     """Return the tokens that the model wrote; `response_length` also counts the replies of tools."""
     tokens = extra.actual_response_tokens
     if type(tokens) is not int:

@@ -32,7 +32,7 @@ class Place:
 
 def is_run_folder(folder: Path) -> bool:
     """Return whether a folder looks like that of one experiment."""
-    return any(child.is_dir() and _is_part(child.name) for child in folder.iterdir())
+    return any(child.is_dir() and is_part(child.name) for child in folder.iterdir())
 
 
 def log_files(folder: Path, only: Collection[str] | None = None) -> Iterator[Path]:
@@ -43,7 +43,7 @@ def log_files(folder: Path, only: Collection[str] | None = None) -> Iterator[Pat
         only: Names of the folders in it to look into, such as "step_12"; None stands for all.
     """
     children = folder.iterdir() if only is None else (folder / name for name in only)
-    parts = [child for child in children if child.is_dir() and _is_part(child.name)]
+    parts = [child for child in children if child.is_dir() and is_part(child.name)]
     for part in sorted(parts, key=lambda part: _order(part.name)):
         if part.name != "processes":
             yield from sorted(path for path in part.iterdir() if path.name.endswith(ENDINGS))
@@ -52,7 +52,7 @@ def log_files(folder: Path, only: Collection[str] | None = None) -> Iterator[Pat
 def other_files(folder: Path) -> Iterator[str]:
     """Yield what lies in an experiment's folder but is not a log, in order; folders end with a slash."""
     for child in sorted(folder.iterdir()):
-        if child.is_dir() and child.name not in _NO_LOGS and _is_part(child.name):
+        if child.is_dir() and child.name not in _NO_LOGS and is_part(child.name):
             others = sorted(path for path in child.iterdir() if not path.name.endswith(ENDINGS))
             yield from (f"{child.name}/{_named(path)}" for path in others)
         elif child.name not in _NO_LOGS:
@@ -83,7 +83,8 @@ def place_at(path: str) -> Place | None:
     return place_of(Path(path))
 
 
-def _is_part(name: str) -> bool:
+def is_part(name: str) -> bool:
+    """Return whether a folder of this name in that of an experiment holds logs, or describes processes."""
     return name in FOLDERS or _FOLDER.match(name) is not None
 
 

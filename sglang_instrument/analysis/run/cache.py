@@ -56,7 +56,7 @@ def read_digest(
     if run_id is not None:
         kept = only_run(files, find_run_id(folder, files, run_id))
         files, digest = kept, _renumbered(digest, files, kept)
-    return files, _only_newest_runs(files, digest)
+    return files, only_newest_runs(files, digest)
 
 
 def _read_all(folder: Path, progress: Progress | None, cached: bool) -> tuple[list[File], Digest]:
@@ -83,7 +83,7 @@ def read_parts(folder: Path, only: Collection[str]) -> tuple[list[File], Digest]
     It uses no cache and no other processes, because it runs beside a training.
     """
     files, digest = digest_files(folder, list_files(folder, only), most_processes=1)
-    return files, _only_newest_runs(files, digest)
+    return files, only_newest_runs(files, digest)
 
 
 def list_files(folder: Path, only: Collection[str] | None = None) -> list[File]:
@@ -123,7 +123,7 @@ def _renumbered(digest: Digest, files: Sequence[File], merged: Sequence[File]) -
     )
 
 
-def _only_newest_runs(files: Sequence[File], digest: Digest) -> Digest:
+def only_newest_runs(files: Sequence[File], digest: Digest) -> Digest:
     """Drop the rows that older runs wrote."""
     counts = newest_run_filter(files)
     left_out = [

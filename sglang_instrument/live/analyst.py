@@ -1,0 +1,118 @@
+"""Have finished steps analysed by a process of its own (`finished.py`): the follower itself stays small."""
+
+import contextlib
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from sglang_instrument.live.children import environment
+from sglang_instrument.live.state import StepDone
+
+_PROGRAM: Final = """
+import sys
+from sglang_instrument.live.finished import main
+main(sys.argv[1])
+"""
+
+
+class Question(msgspec.Struct):
+    """What the process is asked: a line of JSON with the folders of steps, and of those that follow them."""
+
+    folders: list[str]
+    beside: list[str] = []
+
+
+class Answer(msgspec.Struct):
+    """What the process answers: a line of JSON."""
+
+    steps: list[StepDone]
+    failed: str | None = None
+
+
+class Analyst:
+    """Asks for the numbers of steps, and hands them out when they are there.
+
+    Args:
+        folder: The run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._listener: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._done: dict[tuple[int, bool], StepDone] = {}
+        self._asked = 0
+        self._answered = threading.Semaphore(0)
+        self.failed: str | None = None
+
+    def ask(self, folders: Sequence[str], beside: Sequence[str] = ()) -> None:
+        """Ask for the numbers of the steps in these folders, such as "step_12"; they come later.
+
+        Args:
+            folders: The folders.
+            beside: Those of the steps that follow: a step lasts until the next one begins.
+        """
+        try:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            assert self._process is not None  # noqa: S101 - just started
+            assert self._process.stdin is not None  # noqa: S101 - a pipe
+            question = Question(list(folders), list(beside))
+            self._process.stdin.write(msgspec.json.encode(question) + b"\n")
+            self._process.stdin.flush()
+            self._asked += 1
+        except OSError as error:
+            self.failed = f"finished steps cannot be analysed: {error}"
+
+    def wait(self) -> None:
+        """Wait for all answers, or until the process ends without one."""
+        while self._asked:
+            self._answered.acquire()
+            self._asked = 0 if self._process is None or self._process.poll() is not None else self._asked - 1
+
+    def done(self) -> dict[tuple[int, bool], StepDone]:
+        """Return the steps that were analysed since the last call."""
+        with self._lock:
+            done, self._done = self._done, {}
+        return done
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):  # a question that was not read
+                self._process.stdin.close()
+        if self._listener is not None:
+            self._listener.join(1.0)
+
+    def _start(self) -> None:
+        self._asked, self._answered = 0, threading.Semaphore(0)
+        self._process = subprocess.Popen(  # noqa: S603 - this interpreter and a module of ours
+            [sys.executable, "-c", _PROGRAM, str(self._folder)],
+            env=environment(POLARS_MAX_THREADS="1"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self._listener = threading.Thread(target=self._listen, args=(self._process,), daemon=True)
+        self._listener.start()
+
+    def _listen(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None  # noqa: S101 - a pipe
+        with process.stdout as answers:
+            for line in answers:
+                answer = msgspec.json.decode(line, type=Answer)
+                with self._lock:
+                    self._done.update({(one.step, one.validate): one for one in answer.steps})
+                self.failed = answer.failed
+                self._answered.release()
+        self._answered.release()  # it ended: nobody waits for it

@@ -1,0 +1,1 @@
+"""Turn the lines that processes append into counts, by process and by step and worker."""

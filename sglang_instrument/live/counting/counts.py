@@ -1,0 +1,272 @@
+"""Count what the lines of a run say: by process since the run began, and by step and worker."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from sglang_instrument.analysis.reading.columns import response_tokens
+from sglang_instrument.analysis.reading.folders import Place
+from sglang_instrument.analysis.reading.lines import Extra, Line, Rejects, decode
+from sglang_instrument.live.counting.parts import Part, Room, Seen, end_us, open_now_of, start_us
+from sglang_instrument.live.counting.tail import TailedFile
+from sglang_instrument.schema import (
+    CONTROL_EVENTS,
+    LOG_CLOSED,
+    LOG_OPENED,
+    OPEN_NOW,
+    OPEN_SPANS,
+    STEP_CLOSED,
+)
+
+_MOST_STEPS: Final = 4  # in progress or just finished
+_MOST_EVENTS: Final = 512  # names of events of a process; a program may name its own
+_OTHERS: Final = "..."
+_LAST: Final = 8  # lines, of which the latest tells a process's clock: threads log nearly in order
+_TOKEN_PHASES: Final = frozenset({"generate", "engine"})
+
+WorkerKey = tuple[str, int]
+StepKey = tuple[int, bool]
+
+
+@dataclass(slots=True)
+class Process:
+    """What is known of the processes with a role and a rank, which is one at a time.
+
+    Attributes:
+        events: What ended, by name, or by name and phase where the record names one.
+        tokens_of: The event whose tokens count: calls of the engine contain one another.
+        requests, failed, tokens, records, lost: Counters.
+        step: A step that it logged; None for a process that knows no step.
+        stems: The names of its files: those of processes.
+        last_us: The time of its newest record, on its clock.
+        last_at: When that was, on ours (monotonic).
+        opened_us, closed_us: When it last opened a file, and when it closed its log.
+    """
+
+    events: dict[object, Seen] = field(default_factory=dict)
+    tokens_of: str | None = None
+    requests: int = 0
+    failed: int = 0
+    tokens: int = 0
+    records: int = 0
+    lost: int = 0
+    step: StepKey | None = None
+    stems: set[str] = field(default_factory=set)
+    last_us: int = 0
+    last_at: float = 0.0
+    opened_us: int = 0
+    closed_us: int = -1
+
+    @property
+    def log_closed(self) -> bool:
+        """Whether it said that it writes no more."""
+        return self.closed_us >= self.opened_us
+
+    def saw(self, at_us: int, at: float) -> None:
+        """Note a record of its clock's time `at_us`, written at the monotonic time `at`."""
+        if at_us >= self.last_us:  # files of older steps may be read later
+            self.last_us, self.last_at = at_us, at
+
+    def now_us(self, now: float) -> int:
+        """Return what its clock shows now: a clock that jumps, or is wrong, moves no age."""
+        return self.last_us + round((now - self.last_at) * 1e6)
+
+    def seen(self, event: str, phase: str | None) -> Seen:
+        """Return the count of an event that is new; too many names are counted as one."""
+        if len(self.events) >= _MOST_EVENTS:
+            return self.events.setdefault(_OTHERS, Seen(_OTHERS, None))
+        return self.events.setdefault(event if phase is None else (event, phase), Seen(event, phase))
+
+
+@dataclass(slots=True)
+class _Writer:
+    """What is known of the writer of one file."""
+
+    process: Process
+    resets: int
+    run_id: str | None = None
+    part: Part | None = None
+    dropped: int = 0
+    is_outside: bool = False
+
+
+class Counts:
+    """The state of a run: give it all lines, in the order of each file.
+
+    Attributes:
+        run_id: The newest run; lines of older ones count for nothing.
+        processes: By role and rank.
+        steps: The parts of the newest steps, by role and rank of the worker.
+        rejects: Lines that are no records.
+    """
+
+    def __init__(self) -> None:
+        self.run_id: str | None = None
+        self._run_begun_us = 0
+        self.processes: dict[WorkerKey, Process] = {}
+        self.steps: dict[StepKey, dict[WorkerKey, Part]] = {}
+        self.rejects = Rejects()
+        self._forgotten: set[StepKey] = set()
+        self._room = Room()
+
+    def take(self, file: TailedFile, piece: bytes, now: float, stale_sec: float = 0.0) -> None:
+        """Take in whole lines of a file.
+
+        Args:
+            file: The file; what is known of its writer is kept with it.
+            piece: The lines.
+            now: Monotonic seconds.
+            stale_sec: How long ago the file was last written.
+        """
+        lines = decode(piece, self.rejects)
+        if not lines:
+            return
+        writer = self._writer(file)
+        begun = 0
+        for at in [at for at, line in enumerate(lines) if line.event in CONTROL_EVENTS]:
+            self._count(lines[begun:at], writer, file.place)
+            self._control(lines[at], writer, file.place)
+            begun = at + 1
+        self._count(lines[begun:], writer, file.place)
+        if self._counts(writer):
+            at_us = max(map(end_us, lines[-_LAST:]))
+            writer.process.saw(at_us, now - stale_sec)
+            if writer.part is not None:
+                writer.part.last_us = at_us
+
+    def newest(self) -> StepKey | None:
+        """Return the step that began last."""
+        return self.in_order()[-1] if self.steps else None
+
+    def in_order(self) -> list[StepKey]:
+        """Return the steps that are known, in the order in which they began."""
+        begun = {key: min(part.begun_us for part in parts.values()) for key, parts in self.steps.items()}
+        return sorted(begun, key=lambda key: begun[key])
+
+    def longest_sec(self) -> dict[str, float]:
+        """Return the longest span of each phase that ended."""
+        longest: dict[str, float] = {}
+        for process in self.processes.values():
+            for seen in process.events.values():
+                longest[seen.phase] = max(longest.get(seen.phase, 0.0), seen.longest_sec)
+        return longest
+
+    def _writer(self, file: TailedFile) -> _Writer:
+        writer = file.owner
+        if not isinstance(writer, _Writer) or writer.resets != file.resets:
+            key = file.place.role, file.place.worker
+            process = self.processes.setdefault(key, Process())
+            writer = file.owner = _Writer(process, file.resets)
+        if self.processes.get((file.place.role, file.place.worker)) is not writer.process:  # a new run began
+            key = file.place.role, file.place.worker
+            writer.process, writer.part = self.processes.setdefault(key, Process()), None
+        writer.process.stems.add(file.place.stem)
+        return writer
+
+    def _counts(self, writer: _Writer) -> bool:
+        return writer.run_id is None or self.run_id is None or writer.run_id == self.run_id
+
+    def _count(self, lines: Sequence[Line], writer: _Writer, place: Place) -> None:
+        if not lines or not self._counts(writer):
+            return
+        process = writer.process
+        process.records += len(lines)
+        events, part = process.events, self._part(lines[0], writer, place)
+        for line in lines:
+            name = line.event
+            seen = events.get(name if line.phase is None else (name, line.phase))
+            if seen is None:
+                seen = process.seen(name, line.phase)
+            seen.count += 1
+            sec = line.duration_sec
+            if sec is not None:
+                seen.sec += sec
+                if sec > seen.longest_sec:
+                    seen.longest_sec = sec
+            if seen.is_noted and part is not None:
+                self._note(process, part, seen, line)
+
+    def _note(self, process: Process, part: Part, seen: Seen, line: Line) -> None:
+        done, failed = part.done, part.failed
+        process.tokens += part.note(seen, line, _counts_tokens(process, seen, line.extra))
+        process.requests += part.done - done
+        process.failed += part.failed - failed
+
+    def _part(self, line: Line, writer: _Writer, place: Place) -> Part | None:
+        """Return the part of the step that a file's records belong to; None outside of steps."""
+        if writer.part is not None or place.step is None or place.step < 0 or writer.is_outside:
+            return writer.part
+        key = (place.step, place.validate)
+        if key in self._forgotten:
+            return None
+        parts = self.steps.setdefault(key, {})
+        worker = place.role, place.worker
+        writer.part = parts.setdefault(worker, Part(start_us(line), self._room))
+        writer.process.step = key
+        if len(self.steps) > _MOST_STEPS:
+            self._forget_oldest()
+        return writer.part
+
+    def _forget_oldest(self) -> None:
+        oldest = min(self.steps, key=lambda key: max(part.begun_us for part in self.steps[key].values()))
+        self._room.requests += sum(len(part.requests) for part in self.steps.pop(oldest).values())
+        self._forgotten.add(oldest)
+
+    def _control(self, line: Line, writer: _Writer, place: Place) -> None:
+        extra = line.extra or Extra()
+        if line.event == LOG_OPENED:
+            self._opened(line, extra, writer, place)
+            return
+        if not self._counts(writer):
+            return
+        if line.event == LOG_CLOSED:
+            writer.process.closed_us = max(writer.process.closed_us, end_us(line))
+        part = self._part(line, writer, place)
+        if part is None:
+            return
+        if line.event == STEP_CLOSED:
+            part.is_closed, part.open_now = True, None
+            part.reported.clear()
+            dropped = extra.dropped or 0
+            writer.process.lost += max(0, dropped - writer.dropped)
+            writer.dropped = dropped
+        elif line.event == OPEN_NOW:
+            part.open_now = open_now_of(extra, end_us(line))
+            part.is_closed = False  # a step of an asynchronous trainer may go on after its end
+        elif line.event == OPEN_SPANS:
+            part.take_report(extra.spans or [], end_us(line))
+
+    def _opened(self, line: Line, extra: Extra, writer: _Writer, place: Place) -> None:
+        writer.run_id, writer.dropped = extra.run_id, 0
+        writer.is_outside = extra.step_bound is False
+        at_us = end_us(line)
+        if place.step is not None and extra.run_id is not None and extra.run_id != self.run_id:
+            if self.run_id is None or at_us > self._run_begun_us:
+                self._begin_run(extra.run_id, at_us, writer, place)
+        elif extra.run_id == self.run_id:
+            self._run_begun_us = min(self._run_begun_us, at_us)
+        if self._counts(writer):
+            writer.process.opened_us = max(writer.process.opened_us, at_us)
+            self._part(line, writer, place)
+
+    def _begin_run(self, run_id: str, at_us: int, writer: _Writer, place: Place) -> None:
+        """Forget the older run; files that name none are of the first one that does."""
+        if self.run_id is not None:
+            self.processes, self.steps, self._forgotten, self._room = {}, {}, set(), Room()
+            writer.process, writer.part = Process(stems={place.stem}), None
+            self.processes[place.role, place.worker] = writer.process
+        self.run_id, self._run_begun_us = run_id, at_us
+
+
+def folder_of(step: StepKey) -> str:
+    """Return the name of the folder that holds a step's files."""
+    return f"{'validate' if step[1] else 'step'}_{step[0]}"
+
+
+def _counts_tokens(process: Process, seen: Seen, extra: Extra | None) -> bool:
+    """Return whether the tokens of an event count: those of the first that logs some, else of requests."""
+    if extra is None:
+        return False
+    if process.tokens_of is None and seen.phase in _TOKEN_PHASES and response_tokens(extra):
+        process.tokens_of = seen.event
+    return seen.event == process.tokens_of or (process.tokens_of is None and seen.phase == "request")

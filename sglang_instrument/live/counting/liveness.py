@@ -1,0 +1,50 @@
+"""Tell which processes of a run are alive, as far as this host can tell."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sglang_instrument.analysis.reading.liveness import is_alive
+from sglang_instrument.analysis.reading.processes import read_process
+from sglang_instrument.errors import LogError
+
+
+@dataclass
+class Liveness:
+    """The processes of a run, by the names of their files.
+
+    Attributes:
+        folder: The run's folder.
+        alive: By name: whether it is alive; None if it runs on another host.
+    """
+
+    folder: Path
+    alive: dict[str, bool | None] = field(default_factory=dict)
+    _facts: dict[str, tuple[int, dict[str, Any]]] = field(default_factory=dict)
+
+    def look(self, run_id: str | None) -> None:
+        """Look at the processes of one run again."""
+        self.alive = {}
+        try:
+            paths = sorted((self.folder / "processes").glob("*.json"))
+        except OSError:
+            return
+        for path in paths:
+            facts = self._read(path)
+            if facts is not None and facts.get("run_id") == run_id:
+                self.alive[path.stem] = is_alive(self.folder, path.stem, facts)
+
+    def _read(self, path: Path) -> dict[str, Any] | None:
+        """Return what a process says of itself; a thousand of them change rarely."""
+        try:
+            modified = path.stat().st_mtime_ns
+            known = self._facts.get(path.stem)
+            if known is None or known[0] != modified:
+                facts = read_process(path)
+                known = self._facts[path.stem] = modified, {key: facts.get(key) for key in _NEEDED}
+        except (OSError, LogError):  # gone, or being written
+            return None
+        return known[1]
+
+
+_NEEDED = ("run_id", "host", "pid", "log_closed")

@@ -1,0 +1,196 @@
+"""Follow a run: read what its processes add, keep a small state, and publish a snapshot of it."""
+
+import os
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from sglang_instrument.analysis.reading.folders import is_part
+from sglang_instrument.errors import LogError
+from sglang_instrument.live.followed_run import FollowedRun, wall_us
+from sglang_instrument.live.state import Problem, Snapshot
+from sglang_instrument.plain_text import plain
+
+_ROUND_SEC: Final = 0.5
+_PAUSES: Final = 4  # times what a round costs
+_LONGEST_SEC: Final = 1.5
+_FIND_EVERY_SEC: Final = 5.0  # whether a newer run began beside this one
+_LOOKED_AT: Final = 4  # folders of a run, those of the highest steps
+_HANGS_SEC: Final = 5.0  # a disk that takes longer for one file hangs
+
+
+class Follower:
+    """Follows the run in a folder, or the newest run in a folder of runs, in a thread of its own.
+
+    Args:
+        logs: The run's folder, a folder of runs, or one that does not exist yet.
+        with_done: Whether to analyse finished steps.
+    """
+
+    def __init__(self, logs: Path, with_done: bool = True) -> None:
+        self._logs = logs
+        self._with_done = with_done
+        self._run: FollowedRun | None = None
+        self._next_find = 0.0
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._published = Snapshot(str(logs), None, wall_us(), waiting="starting")
+        self._published_at = time.monotonic()
+        self._round_begun: float | None = None
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; a thread that hangs at a disk is left alone."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(1.0)
+        if self._run is not None:
+            self._run.close()
+
+    def snapshot(self) -> Snapshot:
+        """Return the newest snapshot; it says so if reading does not return."""
+        snapshot, stuck = self._published, self._stuck()
+        if stuck is None:
+            return snapshot
+        sentence, since = stuck
+        now = time.monotonic()
+        problem = Problem("follower", wall_us() - round((now - since) * 1e6), None, None, plain(sentence))
+        behind_sec = snapshot.behind_sec + now - self._published_at
+        return replace(snapshot, problems=(*snapshot.problems, problem), behind_sec=behind_sec)
+
+    def _stuck(self) -> tuple[str, float] | None:
+        """Return what is said of a disk that hangs, and since when; None if none does."""
+        begun, run = self._round_begun, self._run
+        what, since = (run.tail.doing if run is not None else None) or (str(self._logs), begun)
+        if begun is None or since is None or time.monotonic() - since < _HANGS_SEC:
+            return None
+        return f"reading {what} has not returned for {_HANGS_SEC:.0f} s: its disk hangs", since
+
+    def catch_up(self) -> Snapshot:
+        """Read everything that is there, and return what is known then.
+
+        Raises:
+            LogError: A disk hangs.
+        """
+        failures: list[Exception] = []
+        reader = threading.Thread(target=self._catch_up, args=(failures,), daemon=True)
+        reader.start()
+        while reader.is_alive():
+            reader.join(0.5)
+            if reader.is_alive() and (stuck := self._stuck()) is not None:
+                raise LogError(stuck[0])
+        if failures:
+            raise failures[0]
+        return self._published
+
+    def _catch_up(self, failures: list[Exception]) -> None:
+        try:
+            while self.round():
+                pass
+            if self._run is not None:
+                self._run.wait_for_done()
+            self.round()
+        except Exception as error:  # for the caller
+            failures.append(error)
+
+    def round(self) -> bool:
+        """Read once what was added, and publish a snapshot; return whether there is more to read."""
+        self._round_begun = time.monotonic()
+        try:
+            return self._round(self._round_begun)
+        finally:
+            self._round_begun = None
+
+    def _round(self, now: float) -> bool:
+        if now >= self._next_find:
+            self._next_find = now + _FIND_EVERY_SEC
+            self._find(now)
+        try:
+            if self._run is None:
+                self._publish(Snapshot(str(self._logs), None, wall_us(), waiting=_why_not(self._logs)))
+                self._next_find = 0.0
+                return False
+            more = self._run.read(now)
+            if not more or now - self._published_at > _ROUND_SEC:
+                self._publish(self._run.snapshot(time.monotonic()))
+            return more
+        except OSError as error:  # the folder vanished, or cannot be read
+            self._leave(f"{error.filename or self._logs}: {error.strerror or error}")
+            return False
+
+    def _follow(self) -> None:
+        while not self._ending.is_set():
+            begun, cpu_begun = time.monotonic(), time.thread_time()
+            try:
+                more = self.round()
+            except Exception as error:  # one bad round must not end the others
+                self._leave(f"the follower failed: {error!r}")
+                more = False
+            if not more:  # a round of a thousand workers costs more, and then comes less often
+                left = _ROUND_SEC - (time.monotonic() - begun)
+                rest = min(_LONGEST_SEC, _PAUSES * (time.thread_time() - cpu_begun))
+                self._ending.wait(max(left, rest))
+
+    def _find(self, now: float) -> None:
+        """Follow the newest run, unless the one that is followed still logs."""
+        try:
+            folder = newest_run(self._logs)
+        except OSError:  # it vanishes just now
+            return
+        if self._run is not None and (
+            folder is None or folder == self._run.folder or not self._run.is_quiet(now)
+        ):
+            return
+        if folder is not None:
+            if self._run is not None:
+                self._run.close()
+            self._run = FollowedRun(folder, self._with_done)
+
+    def _leave(self, why: str) -> None:
+        if self._run is not None:
+            self._run.close()
+            self._run = None
+        self._next_find = 0.0
+        self._publish(Snapshot(str(self._logs), None, wall_us(), waiting=why))
+
+    def _publish(self, snapshot: Snapshot) -> None:
+        self._published, self._published_at = snapshot, time.monotonic()
+
+
+def newest_run(logs: Path) -> Path | None:
+    """Return the run's folder, or of a folder of runs the one that changed last; None if there is none yet.
+
+    Raises:
+        OSError: The folder vanishes while it is looked at.
+    """
+    if not logs.is_dir():
+        return None
+    children = [child for child in os.scandir(logs) if child.is_dir()]
+    if any(is_part(child.name) for child in children):
+        return logs
+    runs = {Path(child): _changed(Path(child)) for child in children}
+    return max((run for run, at in runs.items() if at), key=lambda run: runs[run], default=None)
+
+
+def _changed(run: Path) -> float:
+    """Return when a file was added to a run, about; 0 if the folder is none."""
+    try:
+        parts = [name for name in os.listdir(run) if is_part(name)]  # noqa: PTH208 - only the names
+        newest = sorted(parts, key=lambda name: int(name.rpartition("_")[2] or 0) if "_" in name else 0)
+        return max((run.joinpath(name).stat().st_mtime for name in newest[-_LOOKED_AT:]), default=0.0)
+    except OSError:
+        return 0.0
+
+
+def _why_not(logs: Path) -> str:
+    if not logs.exists():
+        return f"{logs}: no such folder yet"
+    if not logs.is_dir():
+        return f"{logs}: not a folder"
+    return f"{logs}: no run in it yet"

@@ -1,0 +1,88 @@
+"""Feed the forecast: with the steps that ended while they were followed, and with the step in progress."""
+
+from collections.abc import Iterator, Mapping
+
+from sglang_instrument.live.counting.counts import Counts, StepKey, WorkerKey
+from sglang_instrument.live.counting.parts import Part
+from sglang_instrument.live.forecasting.forecast import History, forecast
+from sglang_instrument.live.forecasting.history import NOT_YET, PastStep, Requests, StepSoFar
+from sglang_instrument.live.problems import Now, open_now_of
+from sglang_instrument.live.snapshots import rollouts
+from sglang_instrument.live.state import Forecast
+from sglang_instrument.plain_text import plain
+from sglang_instrument.schema import kind_of
+
+_Row = tuple[str, int, float, float, list[float]]
+
+
+class Forecaster:
+    """Knows the last steps of a run. Of a step that had begun before it was followed it knows nothing."""
+
+    def __init__(self) -> None:
+        self._histories = {False: History(), True: History()}
+        self._known: set[StepKey] = set()
+
+    def learn(self, counts: Counts, step: StepKey) -> None:
+        """Take in a step that ended; once is enough."""
+        if step in self._known:
+            return
+        self._known.add(step)
+        parts = rollouts(counts.steps[step])
+        requests = Requests.of(row for key, part in parts.items() for _, row in _rows(key, part))
+        end_sec = max((part.last_us - part.begun_us) / 1e6 for part in parts.values())
+        past = PastStep(requests, end_sec, _longest(parts))
+        self._histories[step[1]] = self._histories[step[1]].after(past)
+
+    def forecast(self, now: Now, step: StepKey, age_sec: float, expected: int | None) -> Forecast | None:
+        """Return when a step in progress ends; None while no step has ended."""
+        parts = rollouts(now.counts.steps[step])
+        if not self._histories[step[1]].steps or all(part.is_closed for part in parts.values()):
+            return None
+        rows: list[_Row] = []
+        events: dict[int, tuple[str, float]] = {}
+        for key, part in parts.items():
+            spans = _open_spans(now, key, part)
+            for name, row in _rows(key, part):
+                if name in spans and row[3] == NOT_YET:
+                    events[len(rows)] = spans[name]
+                rows.append(row)
+        so_far = StepSoFar(age_sec, Requests.of(rows), expected, events, _longest(parts))
+        return forecast(self._histories[step[1]], so_far)
+
+
+def _rows(key: WorkerKey, part: Part) -> Iterator[tuple[str, _Row]]:
+    """Yield the requests of a worker, in seconds after its part of the step began."""
+
+    def after(at_us: int) -> float:
+        return max(0.0, (at_us - part.begun_us) / 1e6)
+
+    for name, one in part.requests.items():
+        ended = NOT_YET if one.ended_us is None else after(one.ended_us)
+        yield name, (plain(name), key[1], after(one.begun_us), ended, [after(at) for at in one.turns_us])
+
+
+def _open_spans(now: Now, key: WorkerKey, part: Part) -> dict[str, tuple[str, float]]:
+    """Return what open requests are in, and for how long: their innermost span that the watchdog reported.
+
+    Of the oldest requests without a report, that is the request itself.
+    """
+    now_us = now.counts.processes[key].now_us(now.now)
+    found: dict[str, tuple[str, float]] = {}
+    said = open_now_of(part, now_us)
+    request_event = next((name for name in part.longest_sec if kind_of(name).phase == "request"), None)
+    for one in said.oldest if said and request_event else ():
+        if one.request_id is not None and said is not None and request_event is not None:
+            found[one.request_id] = request_event, one.age_sec + (now_us - said.at_us) / 1e6
+    for (event, request_id, _), span in part.reported.items():
+        age_sec = (now_us - span.begun_us) / 1e6
+        if request_id is not None and age_sec < found.get(request_id, ("", 1e18))[1]:
+            found[request_id] = event, age_sec
+    return found
+
+
+def _longest(parts: Mapping[WorkerKey, Part]) -> dict[str, float]:
+    longest: dict[str, float] = {}
+    for part in parts.values():
+        for event, sec in part.longest_sec.items():
+            longest[event] = max(longest.get(event, 0.0), sec)
+    return longest

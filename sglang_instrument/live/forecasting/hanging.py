@@ -1,0 +1,35 @@
+"""Name the open requests that have left the range of all that ended: they will not end by themselves."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from sglang_instrument.live.forecasting.history import PastStep, StepSoFar
+
+_BEYOND_SEC: Final = 6.5  # a follower is 3 s behind: a request is named within 10 s after it left the range
+_FEW_STEPS: Final = 3  # with fewer, nobody knows how much the longest span differs from step to step
+_FEW_TIMES: Final = 2.0  # the longest: the limit then
+_DEVIATIONS: Final = 3.0  # above the mean of the longest span of each step
+
+
+def hanging(steps: Sequence[PastStep], now: StepSoFar) -> list[int]:
+    """Return the places of the open requests that will not end.
+
+    Their span has been open for longer than any of its event that ended, by 6.5 s, and by so much that chance
+    explains it in few of a thousand steps. Without an earlier step, or where no such event ended in one, none
+    is named.
+    """
+    events = {event for event, _ in now.open_events.values()}
+    limits = {event: _limit_sec(event, steps, now) for event in events}
+    return [place for place, (event, sec) in now.open_events.items() if sec > limits[event]]
+
+
+def _limit_sec(event: str, steps: Sequence[PastStep], now: StepSoFar) -> float:
+    past = np.array([one.longest_sec[event] for one in steps if event in one.longest_sec])
+    if not len(past):
+        return float("inf")
+    longest = max(float(past.max()), now.longest_sec.get(event, 0.0))
+    if len(past) < _FEW_STEPS:
+        return max(longest + _BEYOND_SEC, longest * _FEW_TIMES)
+    return max(longest + _BEYOND_SEC, float(past.mean() + _DEVIATIONS * past.std(ddof=1)))

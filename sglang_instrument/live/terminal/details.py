@@ -1,0 +1,88 @@
+"""Find what a person asks about a running run beyond its snapshot: one request's records, and the verdict."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from sglang_instrument.analysis.reading.folders import place_of
+from sglang_instrument.analysis.reading.lines import Line, Rejects, decode
+from sglang_instrument.live.children import environment
+from sglang_instrument.live.counting.counts import folder_of
+from sglang_instrument.live.counting.parts import end_us, start_us
+from sglang_instrument.live.state import OpenRequest, StepNow
+from sglang_instrument.live.words import duration
+from sglang_instrument.plain_text import plain
+from sglang_instrument.regular_files import open_regular
+from sglang_instrument.schema import CONTROL_EVENTS
+
+_PIECE_BYTES: Final = 4 * 2**20
+_MOST_BYTES: Final = 512 * 2**20  # of a worker's file that are searched, the last ones
+_LEAST_SEC: Final = 0.001  # shorter spans are left out: a person looks for where the time went
+_FINDINGS: Final = 5
+
+
+def request_told(logs: Path, step: StepNow, one: OpenRequest) -> Iterator[str]:
+    """Yield lines that tell what a request did so far: when, for how long, in which turn.
+
+    Args:
+        logs: The run's folder.
+        step: The step in progress.
+        one: The request.
+    """
+    lines = [line for line in _records_of(logs, step, one) if line.event not in CONTROL_EVENTS]
+    spans = [line for line in lines if (line.duration_sec or 0.0) >= _LEAST_SEC]
+    begun_us = min(map(start_us, lines), default=0)
+    if not lines:
+        yield "nothing of it has ended yet"
+    for line in sorted(spans, key=lambda line: (start_us(line), -end_us(line))):
+        turn = "" if line.extra is None or line.extra.turn is None else f"turn {line.extra.turn + 1}"
+        at = duration((start_us(line) - begun_us) / 1e6)
+        error = f"  {plain(line.error)}" if line.error else ""
+        yield f"+{at:>11}  {turn:8} {plain(line.event):34} {duration(line.duration_sec or 0.0):>11}{error}"
+    now = f"now: {one.event} is open" if one.event else "now: open"
+    yield f"{now}; the request is {duration(one.age_sec)} old"
+
+
+def _records_of(logs: Path, step: StepNow, one: OpenRequest) -> Iterator[Line]:
+    """Yield the records of a request in the files of its worker; a file that vanishes has none."""
+    wanted = json.dumps(one.request_id, ensure_ascii=False).encode(errors="replace")
+    for path in sorted((logs / folder_of((step.step, step.validate))).glob(f"{one.role}_*.jsonl")):
+        place = place_of(path)
+        if place is None or place.worker != one.worker:
+            continue
+        try:
+            for piece in _pieces(path):
+                found = [line for line in piece.split(b"\n") if wanted in line]
+                yield from (line for line in decode(b"\n".join(found), Rejects()) if _is_of(line, one))
+        except OSError:
+            continue
+
+
+def _is_of(line: Line, one: OpenRequest) -> bool:
+    return line.extra is not None and str(line.extra.request_id) == one.request_id
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """Yield the whole lines of a file, some at a time."""
+    with open_regular(path) as stream:
+        stream.seek(max(0, stream.seek(0, 2) - _MOST_BYTES))
+        rest = b""
+        while piece := stream.read(_PIECE_BYTES):
+            whole, _, rest = (rest + piece).rpartition(b"\n")
+            yield whole
+
+
+def verdict_told(logs: Path) -> list[str]:
+    """Return lines with the verdict so far and its findings: those of `summary`, in a process of its own."""
+    asked = [sys.executable, "-m", "sglang_instrument.cli.main", "summary", str(logs), "--json"]
+    done = subprocess.run(asked, env=environment(), capture_output=True, check=False)  # noqa: S603 - our own command
+    if done.returncode:
+        return done.stderr.decode(errors="replace").splitlines()[-1:]
+    answer = json.loads(done.stdout)
+    told = [answer["verdict"], ""]
+    for finding in answer["findings"][:_FINDINGS]:
+        told += [f"{duration(finding['lost_sec'])}: {finding['sentence']}", f"    {finding['advice']}"]
+    return [plain(line) for line in told]

@@ -1,0 +1,116 @@
+"""Say in words what a snapshot holds: the terminal, the page and `watch --once` show the same."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from sglang_instrument.live.state import OpenRequest, Problem, Snapshot, StepDone, StepNow, WorkerNow
+
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
+_PARTS: Final = 6  # of the ledger that are shown; the others are summed up
+_REST: Final = "rest"
+
+
+def duration(sec: float) -> str:
+    """Return a duration for people: 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
+    if sec < 9.95:
+        return f"{sec:.1f} s"
+    whole = round(sec)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def named_step(step: StepNow | StepDone) -> str:
+    """Return "step 12" or "validation 12"."""
+    return f"{'validation' if step.validate else 'step'} {step.step}"
+
+
+def headline(snapshot: Snapshot) -> str:
+    """Return what the run does now, in a line."""
+    if snapshot.waiting is not None:
+        return f"waiting: {snapshot.waiting}"
+    step = snapshot.step
+    if step is None:
+        return "no step has begun yet"
+    of = "" if step.requests_expected is None else f" of {step.requests_expected:,}"
+    done = f"{step.requests_done:,}{of} requests done"
+    if step.is_over:
+        return f"{named_step(step)} took {duration(step.age_sec)}: {done}; no newer one has begun"
+    rate = f", {step.tokens_per_sec:,.0f} tokens/s" if step.tokens else ""
+    return f"{named_step(step)}, {duration(step.age_sec)} old: {done}, {step.requests_open:,} open{rate}"
+
+
+def where(open_kinds: Mapping[str, int]) -> str:
+    """Return where open requests are: "engine 80, tool 3"."""
+    return ", ".join(f"{kind} {count:,}" for kind, count in open_kinds.items())
+
+
+def forecast(step: StepNow) -> str:
+    """Return when the step ends and what decides it; "" where that is not known."""
+    known = step.forecast
+    if known is None or step.is_over:
+        return ""
+    said = [f"ends in {duration(known.low_sec)} to {duration(known.high_sec)}"]
+    if known.decides is not None:
+        said.append(f"{known.decides[1]} of worker {known.decides[0]} decides")
+    for worker, request_id in known.will_not_end[:3]:
+        said.append(f"{request_id} of worker {worker} will not end")
+    return "; ".join(said)
+
+
+def problem(one: Problem, at_us: int) -> str:
+    """Return a problem with its age."""
+    age_sec = max(0.0, (at_us - one.since_us) / 1e6)
+    lasts = f" ({duration(age_sec)})" if one.kind in ("hang", "death") else ""
+    return f"{one.kind}: {one.sentence}{lasts}"
+
+
+def worker_name(one: WorkerNow) -> str:
+    """Return "3", or "trainer 0" for another role than a rollout worker."""
+    return str(one.worker) if one.role == "worker" else f"{one.role} {one.worker}"
+
+
+def worker_state(one: WorkerNow) -> str:
+    """Return what a worker does: "runs", "waits for 3", "hangs"."""
+    return f"{one.state} for {one.waits_for}" if one.waits_for is not None else one.state
+
+
+def request_turn(one: OpenRequest) -> int | None:
+    """Return the turn of a request as people count, from 1."""
+    return None if one.turn is None else one.turn + 1
+
+
+def ledger_rows(done: Sequence[StepDone], steps: int) -> list[tuple[str, str, float]]:
+    """Return a row for each large part of the last steps' ledgers: its name, a sparkline, its newest seconds.
+
+    All rows have one scale, so that they can be compared.
+    """
+    shown = [one for one in done if not one.validate][-steps:]
+    sums: dict[str, float] = {}
+    for one in shown:
+        for part, sec in one.ledger.items():
+            sums[part] = sums.get(part, 0.0) + sec
+    parts = sorted(sums, key=lambda part: -sums[part])
+    rows = {part: [one.ledger.get(part, 0.0) for one in shown] for part in parts[:_PARTS]}
+    if len(parts) > _PARTS:
+        rows[_REST] = [sum(one.ledger.get(part, 0.0) for part in parts[_PARTS:]) for one in shown]
+    top = max((max(values) for values in rows.values()), default=0.0)
+    return [(part, sparkline(values, top), values[-1]) for part, values in rows.items()]
+
+
+def sparkline(values: Sequence[float], top: float) -> str:
+    """Return a character a value, as high as its share of `top`; a space for nothing."""
+    return "".join(_block(value / top) if top > 0 else " " for value in values)
+
+
+def _block(share: float) -> str:
+    return _BLOCKS[min(len(_BLOCKS) - 1, int(share * len(_BLOCKS)))] if share > 0 else " "
+
+
+def bar(step: StepNow, width: int) -> str:
+    """Return a bar of the requests that ended."""
+    whole = step.requests_expected or step.requests_done + step.requests_open
+    filled = round(width * min(1.0, step.requests_done / whole)) if whole else 0
+    return "█" * filled + "░" * (width - filled)

@@ -1,0 +1,23 @@
+"""Make text from files, servers and file names safe to print.
+
+What is read may hold escape sequences that set a terminal's title, hide lines or type into the shell.
+"""
+
+import re
+from typing import Final
+
+#: Besides C0: DEL and C1, marks of writing direction, line separators, and lone surrogates, which represent
+#: bytes of file names that are not UTF-8.
+_BEYOND_C0: Final = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_CONTROLS: Final = re.compile(f"[\x00-\x1f{_BEYOND_C0}]")
+_IN_JSON: Final = re.compile(f"[{_BEYOND_C0}]")
+
+
+def plain(text: str) -> str:
+    """Return text as one line in which control characters are written as in Python's source: \\x1b, \\n."""
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def plain_json(text: str) -> str:
+    """Return the same JSON with those control characters escaped that JSON itself leaves as they are."""
+    return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

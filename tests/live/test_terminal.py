@@ -1,0 +1,184 @@
+"""The terminal shows the running step, what hangs, and opens workers, requests and the verdict."""
+
+import asyncio
+import os
+
+import pytest
+from live_writer import LiveRun
+
+from sglang_instrument.live import state, words
+from sglang_instrument.live.follower import Follower
+from sglang_instrument.live.terminal.app import Terminal
+from sglang_instrument.live.terminal.rows import LiveTable
+from sglang_instrument.testing import synthetic_run
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return a run with a worker that waits and one that hangs."""
+    run = LiveRun(tmp_path / "exp")
+    for worker in range(2):
+        run.process(f"worker_{worker}", os.getpid())
+    first, second = run.open(7, 0), run.open(7, 1)
+    first.request("a", at=50, duration_sec=40, tokens=500)
+    first.open_now(50, {}, [], barrier_wait_duration=1)
+    second.span("turn_engine_call", 10, 9, request_id="r17", turn=0, generated_tokens=99)
+    second.span("tool_execution", 14, 4, request_id="r17", turn=0)
+    stuck = {
+        "event": "tool_execution",
+        "request_id": "r17",
+        "turn": 1,
+        "age_sec": 35,
+        "stack": ["tool.py:3 run"],
+    }
+    second.control("open_spans", 50, open=1, spans=[stuck])
+    oldest = [{"event": "tool_execution", "request_id": "r17", "turn": 1, "age_sec": 49}]
+    second.open_now(50, {"tool_execution": 1, "turn_end": 2}, oldest)
+    return run
+
+
+def drive(logs, act, size=(120, 40)):
+    """Run the application on some logs, and `act` on its pilot."""
+
+    async def session():
+        follower = Follower(logs, with_done=False)
+        follower.catch_up()
+        app = Terminal(follower)
+        async with app.run_test(size=size) as pilot:
+            await pilot.pause()
+            await act(app, pilot)
+        follower.stop()
+
+    asyncio.run(session())
+
+
+def shown(app):
+    """Return the text of the top screen, line by line."""
+    lines = app.screen._compositor.render_strips()
+    return "\n".join("".join(segment.text for segment in strip) for strip in lines)
+
+
+def test_the_main_screen_shows_step_workers_requests_and_problems(run):
+    async def look(app, pilot):
+        text = shown(app)
+        assert "step 7, 51 s old: 1 requests done, 3 open" in text or "step 7, 50 s old" in text
+        assert "engine 2, tool 1, barrier 1" in text
+        assert "hang: worker 1: tool_execution of request r17, turn 2 does not end, at tool.py:3 run" in text
+        assert "waits for 1" in text
+        assert "hangs" in text
+        for key in ("open the worker or request", "verdict so far", "help", "quit"):
+            assert key in text
+
+    drive(run.folder, look)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 12), (200, 60)])
+def test_it_draws_on_terminals_of_all_sizes(run, size):
+    async def look(app, pilot):
+        assert "step 7" in shown(app)
+
+    drive(run.folder, look, size)
+
+
+def test_a_worker_opens_and_closes(run):
+    async def look(app, pilot):
+        await pilot.press("enter")
+        await pilot.pause()
+        text = shown(app)
+        assert "worker 1" in text  # the one that hangs comes first
+        assert "tool_execution" in text
+        assert "its oldest requests" in text
+        await pilot.press("escape")
+        assert len(app.screen_stack) == 1
+
+    drive(run.folder, look)
+
+
+def test_a_request_opens_with_its_records_so_far(run):
+    async def look(app, pilot):
+        await pilot.press("tab", "enter")
+        for _ in range(50):
+            await pilot.pause(0.05)
+            if "now:" in shown(app):
+                break
+        text = shown(app)
+        assert "request r17 of worker 1" in text
+        assert "turn_engine_call" in text
+        assert "now: tool_execution is open" in text
+
+    drive(run.folder, look)
+
+
+def test_the_verdict_so_far_is_that_of_summary(tmp_path):
+    logs = synthetic_run(tmp_path / "exp", steps=2, workers=2, requests=4)
+
+    async def look(app, pilot):
+        await pilot.press("v")
+        for _ in range(400):
+            await pilot.pause(0.05)
+            if "reading the whole run" not in shown(app):
+                break
+        assert "nothing out of the ordinary" in shown(app)
+
+    drive(logs, look)
+
+
+def test_help_is_one_key_away(run):
+    async def look(app, pilot):
+        await pilot.press("question_mark")
+        await pilot.pause()
+        assert "writes no more with requests open" in shown(app)
+        await pilot.press("q")
+        assert len(app.screen_stack) == 1
+
+    drive(run.folder, look)
+
+
+def test_the_cursor_stays_with_its_row_while_rows_come_and_go(run):
+    async def look(app, pilot):
+        await pilot.press("down")
+        table = app.query_one("#workers", LiveTable)
+        assert table.chosen() == "worker_0"
+        run.open(7, 2).request("c", at=51, duration_sec=1)
+        app._follower._run.tail._next_listing = 0.0
+        app._follower.round()
+        app.draw()
+        await pilot.pause()
+        assert len(table._keys) == 3
+        assert table.chosen() == "worker_0"
+
+    drive(run.folder, look)
+
+
+def test_it_waits_for_a_run_that_is_not_there(tmp_path):
+    async def look(app, pilot):
+        assert "no such folder yet" in shown(app)
+
+    drive(tmp_path / "logs", look)
+
+
+def test_hostile_names_are_shown_as_text(tmp_path):
+    run = LiveRun(tmp_path / "exp")
+    file = run.open(1, 0)
+    file.open_now(3.0, {"[red]x[/red]": 1}, [{"event": "[bold]e", "request_id": "[/r\x1b[2J]", "age_sec": 3}])
+
+    async def look(app, pilot):
+        text = shown(app)
+        assert "[bold]e" in text
+        assert "[/r\\x1b[2J]" in text
+        assert "\x1b" not in text
+
+    drive(run.folder, look)
+
+
+def test_rows_of_the_ledger_have_one_scale():
+    steps = [
+        state.StepDone(number, False, 1.0, 1, 1, 1.0, 1.0, None, 0.0, {"engine": float(number), "tool": 1.0})
+        for number in range(1, 9)
+    ]
+    assert words.ledger_rows(steps, 4) == [("engine", "▆▇██", 8.0), ("tool", "▂▂▂▂", 1.0)]
+
+
+def test_durations_are_rounded_for_people():
+    texts = [words.duration(sec) for sec in (0, 9.94, 9.96, 59.4, 59.6, 3599, 3600, 7500)]
+    assert texts == ["0.0 s", "9.9 s", "10 s", "59 s", "1 min 0 s", "59 min 59 s", "1 h 0 min", "2 h 5 min"]

@@ -1,0 +1,120 @@
+"""Write a run bit by bit, as its processes would: made lines, or those of a synthetic run."""
+
+import json
+import os
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+
+class LiveRun:
+    """A run that is being written; times are seconds of its own clock, which `skew` sets apart from ours."""
+
+    def __init__(self, folder: Path, run_id: str = "run-1", begin_us: int | None = None) -> None:
+        self.folder = folder
+        self.run_id = run_id
+        self.begin_us = time.time_ns() // 1000 if begin_us is None else begin_us
+
+    def open(
+        self, step: int, worker: int = 0, at: float = 0.0, role: str = "worker", **extra: object
+    ) -> "LiveFile":
+        """Begin a file."""
+        path = self.folder / f"step_{step}" / f"{role}_{worker}.jsonl"
+        file = LiveFile(self, path, step, worker)
+        file.control("log_opened", at, log_version=1, run_id=self.run_id, pid=1, **extra)
+        return file
+
+    def process(self, name: str, pid: int, **facts: object) -> None:
+        """Describe a process of this host, as it describes itself."""
+        folder = self.folder / "processes"
+        folder.mkdir(parents=True, exist_ok=True)
+        role, _, rank = name.partition("_")
+        known = {
+            "run_id": self.run_id,
+            "role": role,
+            "rank": int(rank),
+            "host": os.uname().nodename,
+            "pid": pid,
+        }
+        (folder / f"{name}.json").write_text(json.dumps({**known, "log_closed": False, **facts}))
+
+
+class LiveFile:
+    """One file of it."""
+
+    def __init__(self, run: LiveRun, path: Path, step: int, worker: int) -> None:
+        self.run, self.path, self.step, self.worker = run, path, step, worker
+
+    def raw(self, text: str) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(text)
+
+    def line(self, event: str, at: float, duration_sec: float | None = None, **keys: object) -> str:
+        """Return a line; keys that a record does not have itself go into `extra`."""
+        own = {name: keys.pop(name) for name in ("error", "phase") if name in keys}
+        us = self.run.begin_us + round(at * 1e6)
+        record = {
+            "timestamp": datetime.fromtimestamp(us / 1e6, timezone.utc).isoformat(timespec="microseconds")
+        }
+        record |= {"event": event}
+        if duration_sec is not None:
+            record["duration_sec"] = duration_sec
+        record |= {"extra": keys, "workid": self.worker, "step": self.step}
+        if duration_sec is not None:
+            record["start_us"] = us - round(duration_sec * 1e6)
+        return json.dumps({**record, **own}) + "\n"
+
+    def span(self, event: str, at: float, duration_sec: float, **keys: object) -> None:
+        """Write a span that ends at a time."""
+        self.raw(self.line(event, at, duration_sec, **keys))
+
+    def control(self, event: str, at: float, **keys: object) -> None:
+        self.raw(self.line(event, at, **keys))
+
+    def request(self, name: str, at: float, duration_sec: float, tokens: int = 10) -> None:
+        """Write a request of one turn that ends at a time."""
+        begun = at - duration_sec
+        self.control("request_start", begun, request_id=name)
+        self.span("turn_engine_call", at, duration_sec, request_id=name, turn=0, generated_tokens=tokens)
+        self.span("async_rollout_request_complete", at, duration_sec, request_id=name, turns=1)
+
+    def open_now(
+        self, at: float, requests: dict[str, int], oldest: list[dict[str, object]], **events: int
+    ) -> None:
+        """Say what is open: requests by their innermost event, and other events."""
+        count = sum(requests.values())
+        counts = {**({"async_rollout_request_complete": count} if count else {}), **requests, **events}
+        self.control("open_now", at, open=counts, requests=requests, oldest=oldest)
+
+    def close(self, at: float, dropped: int = 0) -> None:
+        self.span("total_step_duration", at, at, worker=self.worker)
+        self.control("step_closed", at, written=1, dropped=dropped, sampled_out=0)
+
+
+class Replay:
+    """Appends the lines of a finished run to another folder, in the order of their times."""
+
+    def __init__(self, source: Path, target: Path) -> None:
+        self._lines = sorted(
+            (json.loads(line)["timestamp"], str(path.relative_to(source)), line)
+            for path in source.rglob("*.jsonl")
+            for line in path.read_text().splitlines(keepends=True)
+        )
+        self._target = target
+        self._at = 0
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def write(self, lines: int) -> bool:
+        """Append so many lines; return whether some are left."""
+        by_file: dict[str, list[str]] = {}
+        for _, path, line in self._lines[self._at : self._at + lines]:
+            by_file.setdefault(path, []).append(line)
+        self._at += lines
+        for path, texts in by_file.items():
+            (self._target / path).parent.mkdir(parents=True, exist_ok=True)
+            with (self._target / path).open("a") as file:
+                file.write("".join(texts))
+        return self._at < len(self._lines)
