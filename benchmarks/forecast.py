@@ -37,9 +37,9 @@ from clean_shapes import CLEAN_SHAPES
 from forecast_steps import MadeStep, drawn_steps, steps_of, steps_of_other
 from recall import OTHER, results_of
 
-from sglang_instrument.live.forecast import History, forecast
-from sglang_instrument.live.hanging import hanging
-from sglang_instrument.live.history import PastStep, Requests, StepSoFar
+from sglang_instrument.live.forecasting.forecast import History, forecast
+from sglang_instrument.live.forecasting.hanging import hanging
+from sglang_instrument.live.forecasting.history import PastStep, Requests, StepSoFar
 from sglang_instrument.testing.kinds import KINDS, STEP, sized
 from sglang_instrument.testing.usual_run import ENGINE, WORKLOAD, usual_shape
 

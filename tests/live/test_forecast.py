@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from forecast_steps import drawn_steps, steps_of
 
-from sglang_instrument.live.forecast import History, forecast
-from sglang_instrument.live.history import NOT_YET, PastStep, Requests, StepSoFar
+from sglang_instrument.live.forecasting.forecast import History, forecast
+from sglang_instrument.live.forecasting.history import NOT_YET, PastStep, Requests, StepSoFar
 from sglang_instrument.testing import RunShape, SlowEngine
 from sglang_instrument.testing.usual_run import usual_shape
 

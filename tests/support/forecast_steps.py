@@ -6,7 +6,7 @@ from random import Random
 import numpy as np
 from other_runs import OtherRun
 
-from sglang_instrument.live.history import NOT_YET, PastStep, Requests, StepSoFar
+from sglang_instrument.live.forecasting.history import NOT_YET, PastStep, Requests, StepSoFar
 from sglang_instrument.testing.run_shape import play_run
 
 #: What a request can be in, of the generators' events.

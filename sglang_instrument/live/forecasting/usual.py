@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from sglang_instrument.live.history import Floats, PastStep, Requests
-from sglang_instrument.live.remaining import Pool
-from sglang_instrument.live.speeds import Durations, Spread, log_sec
+from sglang_instrument.live.forecasting.history import Floats, PastStep, Requests
+from sglang_instrument.live.forecasting.remaining import Pool
+from sglang_instrument.live.forecasting.speeds import Durations, Spread, log_sec
 
 _FOLLOWS: Final = 0.05  # variance of the typical durations that outweighs what is expected of the longest
 _UNKNOWN_SPREAD: Final = 0.3  # of the logarithms of factors, before any is known

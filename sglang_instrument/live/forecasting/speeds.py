@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sglang_instrument.live.history import Floats, Ints, Requests
+from sglang_instrument.live.forecasting.history import Floats, Ints, Requests
 
 DELTA: Final = 0.05  # of the logarithm of a time, from one grid point to the next
 _REACH: Final = 40  # grid points to either side: factors from 1/7.4 to 7.4

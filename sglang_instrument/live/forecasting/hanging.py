@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from sglang_instrument.live.history import PastStep, StepSoFar
+from sglang_instrument.live.forecasting.history import PastStep, StepSoFar
 
 _BEYOND_SEC: Final = 6.5  # a follower is 3 s behind: a request is named within 10 s after it left the range
 _FEW_STEPS: Final = 3  # with fewer, nobody knows how much the longest span differs from step to step

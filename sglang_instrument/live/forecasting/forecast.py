@@ -7,10 +7,11 @@ from typing import Final
 import numpy as np
 from scipy.special import ndtr, ndtri, stdtrit
 
-from sglang_instrument.live.ending import Ending, ending_of
-from sglang_instrument.live.hanging import hanging
-from sglang_instrument.live.history import PastStep, StepSoFar
-from sglang_instrument.live.usual import Usual
+from sglang_instrument.live.forecasting.ending import Ending, ending_of
+from sglang_instrument.live.forecasting.hanging import hanging
+from sglang_instrument.live.forecasting.history import PastStep, StepSoFar
+from sglang_instrument.live.forecasting.told import Forecast
+from sglang_instrument.live.forecasting.usual import Usual
 
 _CHANCE: Final = 0.8  # that a step ends within its interval
 _MOST_STEPS: Final = 8  # the last steps, with which a step is compared
@@ -70,25 +71,6 @@ class History:
             stdtrit(weight, (1 + _CHANCE) / 2) * spread
         )  # Student's: of few checks, the spread is a guess
         return float(ndtr(middle - reach)), float(ndtr(middle + reach))
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """When the step in progress ends.
-
-    Attributes:
-        low_sec, high_sec: It ends within these times from now, in 8 of 10 steps.
-        decides: The worker and the request that most probably end last; None if none is open.
-        decides_share: How probable that is.
-        will_not_end: Worker and request of those that have left the range of all that ended. The interval and
-            `decides` are those of the others.
-    """
-
-    low_sec: float
-    high_sec: float
-    decides: tuple[int, str] | None
-    decides_share: float
-    will_not_end: tuple[tuple[int, str], ...]
 
 
 def forecast(history: History, now: StepSoFar) -> Forecast | None:

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from sglang_instrument.live.history import Floats, Ints
+from sglang_instrument.live.forecasting.history import Floats, Ints
 
 _MOST_COMPARED: Final = 512  # earlier requests with which one open request is compared
 _TURN_WIDTH: Final = 0.7  # how many turns apart two states may be and still be alike

@@ -11,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_instrument.live.history import Floats, Ints, Requests, StepSoFar
-from sglang_instrument.live.remaining import Pool
-from sglang_instrument.live.speeds import DELTA, SHIFTS, Speeds, product, speeds_of
-from sglang_instrument.live.usual import Usual
+from sglang_instrument.live.forecasting.history import Floats, Ints, Requests, StepSoFar
+from sglang_instrument.live.forecasting.remaining import Pool
+from sglang_instrument.live.forecasting.speeds import DELTA, SHIFTS, Speeds, product, speeds_of
+from sglang_instrument.live.forecasting.usual import Usual
 
 _GRID: Final = np.exp(np.arange(np.log(1e-3), np.log(1e3), DELTA))  # times, in units of a usual request
 _CELLS: Final = np.arange(len(_GRID))
