@@ -54,7 +54,7 @@ IN_TIME = 0.99
 FALSE = 0.001
 FORECAST_SEC = 0.1
 LARGER = 0.25  # by which planted causes lengthen their step
-FIRST_SEED = 10_000  # the constants of the forecast were chosen on others
+FIRST_SEED = 100_000  # the constants of the forecast were chosen on others
 WAVES = "requests begin in waves"  # in every other run without knowing how many
 MOST_STEPS = 8  # that the naive forecast looks back
 

@@ -65,7 +65,8 @@ MAY_IMPORT = {
     "analysis.verdict": LEDGER
     | {"analysis.answers", "analysis.verdict.evidence", "analysis.verdict.detectors"},
     "analysis": ANSWERS | {"package", "report.figures", "report.html"},
-    "live": ANSWERS | {"analysis"},
+    "live.forecasting": set(),
+    "live": set(),
     "traces": {"words"},
     "report": {"words"},
     "report.figures": ANSWERS | {"report"},

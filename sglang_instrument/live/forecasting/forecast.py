@@ -17,8 +17,9 @@ _CHANCE: Final = 0.8  # that a step ends within its interval
 _MOST_STEPS: Final = 8  # the last steps, with which a step is compared
 _MOST_CHECKS: Final = 20  # the last steps whose forecasts are checked
 _CHECKED: Final = (0.2, 0.4, 0.6, 0.8)  # at these shares of their time
-_FIRST_SPREAD: Final = 1.1  # of the checks, before any is known
+_FIRST_SPREAD: Final = 1.0  # of the checks, before any is known
 _AS_STEPS: Final = 6.0  # how many steps outweigh that
+_FREEDOM: Final = 3.0  # degrees of freedom before any check
 _MOST_OFF: Final = 3.0  # standard deviations for which a check counts at most
 
 
@@ -67,9 +68,8 @@ class History:
         middle = float(offs.mean(axis=1).sum()) / weight if len(offs) else 0.0
         squares = float(((offs - middle) ** 2).mean(axis=1).sum()) if len(offs) else 0.0
         spread = np.sqrt((_AS_STEPS * _FIRST_SPREAD**2 + squares) / weight)
-        reach = float(
-            stdtrit(weight, (1 + _CHANCE) / 2) * spread
-        )  # Student's: of few checks, the spread is a guess
+        # Student's: the fewer checks there are, the less is known of their spread.
+        reach = float(stdtrit(_FREEDOM + len(offs), (1 + _CHANCE) / 2) * spread)
         return float(ndtr(middle - reach)), float(ndtr(middle + reach))
 
 
