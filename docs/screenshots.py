@@ -1,6 +1,7 @@
 """Make the pictures of the report in docs/images: `python docs/screenshots.py`, with Chromium and its driver.
 
-The story of step 67 is made up (`demo --synthetic step-67`); the other run is a real one of `demo`.
+The story of step 67 is made up (`demo --synthetic step-67`), and so are the two runs that are compared. The
+run in the dark timeline is a real one of `demo`.
 """
 
 from __future__ import annotations
@@ -10,30 +11,32 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from browser import Browser, browser  # noqa: E402 - the tests' own
 
 from sglang_instrument.cli.main import main  # noqa: E402
 from sglang_instrument.demo.synthetic import write  # noqa: E402
+from sglang_instrument.testing import SlowEngine, synthetic_run  # noqa: E402
 
 IMAGES: Final = ROOT / "docs" / "images"
 DEMO: Final = ROOT / "tests" / "logs" / "demo"
 WIDTH, HEIGHT, SHARPNESS = 1400, 880, 1.5
 
 
-def shoot(page: Browser, name: str, height: int = HEIGHT) -> None:
-    """Save what is on the screen."""
+def shoot(page: Browser, name: str, element: str | None = None, height: int = HEIGHT, above: int = 0) -> None:
+    """Save the screen, with an element at its top if one is named. Heights depend on that of the screen."""
     size = {"width": WIDTH, "height": height, "deviceScaleFactor": SHARPNESS, "mobile": False}
     page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     # Two frames later everything that was asked for is painted.
-    page.do("sglangReport.place()")
-    page.driver.execute_async_script(
-        "setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(arguments[0])), 900)"
-    )
+    settled = "setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(arguments[0])), 900)"
+    page.do("sglangReport.place()").driver.execute_async_script(settled)
+    if element is not None:
+        at(page, element, above)
+        page.driver.execute_async_script(settled)
     picture = page.driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
     (IMAGES / f"{name}.png").write_bytes(base64.b64decode(picture))
 
@@ -58,30 +61,42 @@ def story(page: Browser, report: Path) -> None:
     page.open(report)
     theme(page, dark=False)
     shoot(page, "report")
-    at(page, "steps")
     theme(page, dark=True)
-    shoot(page, "report-dark")
+    shoot(page, "report-dark", "steps")
     theme(page, dark=False)
-    at(page, "timeline")
     page.do("const line = sglangReport.timeline; line.pinned = true; sglangReport.setCursor(100)")
-    shoot(page, "timeline", 1080)
+    shoot(page, "timeline", "timeline", 1180)
     page.do("sglangReport.go({request: sglangReport.facts.slowest[0].request_id})")
-    at(page, "inspector", 20)
-    shoot(page, "request", 760)
-    at(page, "whatif")
+    shoot(page, "request", "inspector", 760, above=20)
     for slider, value in (("max_tokens", 2), ("oversample", 1)):
         page.choose(f"whatif-{slider}", value)
-    shoot(page, "whatif", 640)
+    shoot(page, "whatif", "whatif", 640)
 
 
 def rollout(page: Browser, report: Path) -> None:
     """Picture the real rollout."""
     page.open(report, "#timeline&step=1")
+    page.choose("icicle-by", "self_sec")
+    shoot(page, "icicle", "events", 610)
     theme(page, dark=True)
     page.choose("t-rows", "18")
     page.do("const line = sglangReport.timeline; line.pinned = true; sglangReport.setCursor(0.47)")
-    at(page, "timeline")
-    shoot(page, "timeline-demo", 1000)
+    shoot(page, "timeline-demo", "timeline", 1000)
+
+
+def two_runs(page: Browser, folder: Path) -> None:
+    """Picture a report of two made-up runs; the engines of the second are slower."""
+    shape: dict[str, Any] = {"steps": 12, "workers": 4, "requests": 48}
+    slower = [SlowEngine(step, worker, factor=2.0) for step in range(1, 13) for worker in range(4)]
+    runs = [
+        synthetic_run(folder / "before", **shape, seed=3),
+        synthetic_run(folder / "after", **shape, seed=4, causes=slower),
+    ]
+    report = folder / "both.html"
+    main(["report", *map(str, runs), "-o", str(report)])
+    page.open(report)
+    theme(page, dark=False)
+    shoot(page, "report-two-runs", height=1000)
 
 
 def run() -> None:
@@ -95,6 +110,7 @@ def run() -> None:
             report = Path(scratch, f"{folder.name}.html")
             main(["report", str(folder), "-o", str(report)])
             picture(page, report)
+        two_runs(page, Path("logs"))
         complaints = page.complaints()
     if complaints:
         raise SystemExit(f"the page complained: {complaints}")

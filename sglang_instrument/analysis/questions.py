@@ -37,6 +37,7 @@ class Run(opening.Run):
         files: Its log files and their control records.
         everything: Steps, requests, turns and barriers of the newest runs, with records outside of any step.
         cached: Whether tables may be cached in the folder.
+        run_id: The run that was asked for by its id; None for the newest of each step.
     """
 
     def summary(self, validate: bool = False) -> pl.DataFrame:
@@ -86,7 +87,7 @@ class Run(opening.Run):
             worker: Only requests of this worker.
             validate: Validations instead of training steps.
             limit: How many of the slowest requests.
-            against: A second run, drawn below the first in cdf.
+            against: A second run, B: a dashed line in the cdf.
 
         Raises:
             LogError: The log lacks what the figure shows.
@@ -138,9 +139,9 @@ class Run(opening.Run):
         verdict = judge(self)
         counts = {"step": len(self.steps), "worker": len(self.workers), "request": len(self.requests())}
         lines = {
-            str(self.folder): ", ".join(f"{n:,} {word}{'s' * (n != 1)}" for word, n in counts.items()),
+            self.name: ", ".join(f"{n:,} {word}{'s' * (n != 1)}" for word, n in counts.items()),
             "verdict": verdict.sentence,
-            "advice": verdict.advice.replace("LOGS", quote(str(self.folder))),
+            "advice": verdict.advice.replace("LOGS", quote(self.logs)),
             "log": self.health.sentence(),
             "next": _NEXT,
         }
@@ -184,12 +185,13 @@ def open_run(path: str | Path, progress: Progress | None = None, cached: bool = 
     """Read the run in a folder.
 
     Args:
-        path: The experiment's folder, or a folder that holds just one experiment.
+        path: The experiment's folder, or a folder that holds just one experiment. `FOLDER@RUN` opens an older
+            run by its id; the begin of an id will do.
         progress: Called with the number of files read so far and the number of files to read.
         cached: Whether to use and write a cache in the folder (or in the user's cache folder).
 
     Raises:
-        LogError: There is no such folder, or it holds several experiments, no run, or no records yet.
+        LogError: There is no such folder or run, or it holds several experiments, no run, or no records yet.
     """
     run = opening.open_run(path, progress, cached)
-    return Run(run.folder, run.files, run.everything, run.cached)
+    return Run(run.folder, run.files, run.everything, run.cached, run.run_id)

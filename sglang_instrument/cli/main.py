@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Final, NoReturn
 
 from sglang_instrument import __version__
@@ -56,7 +57,7 @@ COMMANDS: Final = {
 }
 
 #: Packages of the extra `analysis`: training does not need them, so that a plain install leaves them out.
-_OF_ANALYSIS: Final = frozenset({"polars", "rich", "scipy", "numpy", "zstandard"})
+_OF_ANALYSIS: Final = frozenset({"polars", "rich", "scipy", "numpy", "shtab", "zstandard"})
 
 _EPILOG: Final = """\
 examples:
@@ -116,10 +117,24 @@ def parser_of(name: str) -> argparse.ArgumentParser:
         description=command.HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    _add_arguments(parser, command)
+    return parser
+
+
+def parser_of_all() -> argparse.ArgumentParser:
+    """Return one parser with all commands below it: it imports all of them."""
+    parser = _Parser(prog="sglang-instrument")
+    below = parser.add_subparsers()
+    for lines in GROUPS.values():
+        for name, line in lines.items():
+            _add_arguments(below.add_parser(name, help=line), importlib.import_module(COMMANDS[name]))
+    return parser
+
+
+def _add_arguments(parser: argparse.ArgumentParser, command: ModuleType) -> None:
     command.add_arguments(parser)
     if tables := getattr(command, "TABLES", None):
         parser.add_argument("--explain", action=Explain, tables=tables)
-    return parser
 
 
 def _run_command(name: str, arguments: list[str]) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from sglang_instrument.schema import PHASES
+
 #: The palette of Okabe and Ito, which colour-blind people can distinguish; related parts differ in lightness.
 #: Waiting is light grey. The order is that of stacks: work at the bottom, waiting for others on top.
 PART_COLOURS: Final[dict[str, str]] = {
@@ -41,13 +43,22 @@ DARK_COLOURS: Final[dict[str, str]] = {
 
 _OF_PHASE: Final[dict[str, str]] = {
     "generate": "engine",
-    "loop": "blocked loop",
-    **dict.fromkeys(("step", "request", "turn"), "unaccounted"),
+    **dict.fromkeys(("step", "request", "turn", "loop"), "unaccounted"),  # these contain other work
 }
+#: Events that belong to another part than their phase.
+PART_OF_EVENT: Final[dict[str, str]] = {
+    "request_wait": "waiting for own requests",
+    "event_loop_block": "blocked loop",
+}
+#: What a span's number in the timeline stands for: its phase, or the part of its event.
+COLOURED: Final[tuple[str, ...]] = (*PHASES, *PART_OF_EVENT.values())
 
 
 def part_of(phase: str) -> str:
-    """Return the part of a step's time that spans of a phase belong to; of an unknown phase, "other"."""
+    """Return the part of a step's time that spans of a phase belong to; of an unknown phase, "other".
+
+    Parts belong to themselves, so the values of `PART_OF_EVENT` may stand for phases.
+    """
     part = _OF_PHASE.get(phase, phase)
     return part if part in PART_COLOURS else "other"
 

@@ -73,7 +73,7 @@ def write_turns(folder: Path, step: int, worker: int, turns: int, padded_sec: fl
 
     for turn in range(turns):
         ids = {"request_id": f"{step}.{worker}", "turn": turn}
-        add("turn_engine_call", turn, turn + 0.5, 1, **ids, generated_tokens=100)
+        add("turn_engine_call", turn, turn + 0.5, 1, **ids)
         add("tool_execution", turn + 0.5, turn + 1, 1, **ids)
     add("async_rollout_request_complete", 0, turns, 1, request_id=f"{step}.{worker}", turns=turns)
     add("padding_duration", turns, turns + padded_sec)
@@ -90,7 +90,7 @@ def test_a_small_finding_does_not_hide_why_the_slowest_step_was_slow(tmp_path: P
     assert [(one.cause, one.step) for one in verdict.findings] == [("post-processing", 2)]
     assert verdict.sentence.startswith(verdict.findings[0].sentence)
     assert ". Step 6, the slowest, took 12 s, 2.9 times the median step: " in verdict.sentence
-    assert "4 s more in longer replies" in verdict.sentence
+    assert "4 s more in engine" in verdict.sentence
     assert "4 s in more tool calls" in verdict.sentence
     assert verdict.advice == verdict.findings[0].advice
 
@@ -113,7 +113,7 @@ def test_the_badge_of_the_report_is_green_only_if_the_verdict_is_calm(
 ) -> None:
     written(tmp_path, steps_of(lengths, workers=2), {})
     run = open_run(tmp_path)
-    assert story(run, step_table(run.digest), judge(run, over=False), None)["clean"] is clean
+    assert story(run, step_table(run.digest), judge(run, over=False))["clean"] is clean
 
 
 def launched(folder: Path, launches: dict[int, str]) -> None:

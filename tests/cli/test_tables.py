@@ -92,8 +92,8 @@ def test_output_that_is_no_terminal_has_every_column(logs, printed, monkeypatch,
 def test_a_narrow_terminal_names_the_columns_that_it_leaves_out(logs):
     wide = terminal.shown_plain(200, "requests", logs)
     assert "leave out" not in wide
-    narrow = terminal.shown_plain(60, "requests", logs)
-    assert "60 columns leave out: worker, other, turns, reward; `| less" in narrow
+    narrow = " ".join(terminal.shown_plain(60, "requests", logs).split())
+    assert "60 columns leave out: worker, interaction, rest, turns, reward; `| less" in narrow
     # The first to go is the one that --explain names first.
     barely = terminal.shown_plain(70, "requests", logs)
     assert "70 columns leave out:" in barely

@@ -16,7 +16,7 @@ from sglang_instrument.report.figures.drawing import FIGURES as BY_NAME
 from sglang_instrument.report.figures.drawing import choose
 from sglang_instrument.report.figures.parts import NothingToDrawError
 from sglang_instrument.report.figures.requests import moments_of, moments_of_worker
-from sglang_instrument.report.palette import DARK_COLOURS, PART_COLOURS, part_of
+from sglang_instrument.report.palette import DARK_COLOURS, PART_COLOURS, PART_OF_EVENT, part_of
 from sglang_instrument.schema import PHASES
 from sglang_instrument.testing import SlowEngine, synthetic_run
 
@@ -28,6 +28,8 @@ def test_each_part_of_the_ledger_has_one_name_and_one_colour() -> None:
     assert len(set(PART_COLOURS.values())) == len(PART_COLOURS)
     assert {part_of(phase) for phase in PHASES} <= set(PARTS)
     assert part_of("generate") == "engine"
+    assert part_of("loop") == "unaccounted"  # a loop that contains turns, as in the ledger
+    assert {part_of(part) for part in PART_OF_EVENT.values()} == set(PART_OF_EVENT.values())
 
 
 @pytest.fixture(scope="module")

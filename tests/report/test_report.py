@@ -180,13 +180,23 @@ def test_a_second_run_is_compared_with_the_first(
     page: Browser, report: Callable[..., Path], runs: dict[str, Path]
 ) -> None:
     page.open(report("plain", str(runs["plateau"]))).draw_all()
-    assert "beside plateau" in page.js("document.querySelector('h1').innerText")
+    assert page.js("document.querySelector('h1').innerText").split() == ["A", "plain", "B", "plateau"]
     assert "duration" in page.text("comparison")
     assert "too few steps" in page.text("comparison")
     names = page.js("document.getElementById('chart-cdf').data.map(one => one.name)")
-    assert names[-1] == "plateau"
-    assert "plateau" in page.js("document.getElementById('chart-steps').data.map(one => one.name)")
+    assert names[-2:] == ["A: all requests", "B: all requests"]
+    assert "B" in page.js("document.getElementById('chart-steps').data.map(one => one.name)")
     assert page.complaints() == []
+
+
+def test_only_a_blocked_loop_is_named_so_in_the_timeline(page: Browser, report: Callable[..., Path]) -> None:
+    named = {}
+    for step in ("66", "68"):
+        page.open(report("plateau"), f"#step={step}")
+        events = page.js("sglangReport.timeline.model.events")
+        assert "main_loop" in events
+        named[step] = "event_loop_block" in events, "blocked loop" in page.text("t-legend")
+    assert named == {"66": (False, False), "68": (True, True)}
 
 
 def test_what_did_not_end_is_shown_and_named(page: Browser, report: Callable[..., Path]) -> None:

@@ -64,7 +64,9 @@ def test_axe_finds_no_violation(
     resize(page, width)
     page.do("sglangReport.setTheme(arguments[0])", theme).draw_all()
     opened = "document.querySelectorAll('#slowest details, details.all')"
-    page.do(f"{opened}.forEach((one, at) => one.open = at < 2)")
+    table = "one.querySelector('#icicle-table') !== null"
+    page.do(f"{opened}.forEach((one, at) => one.open = at < 2 || {table})")
+    page.until("document.getElementById('icicle-table').rows.length > 10")
     page.do("sglangReport.go({request: [...sglangReport.timeline.model.byRequest.keys()][0]})")
     page.until("!document.getElementById('inspector').hidden")
     assert violations(page, source) == []
@@ -87,8 +89,8 @@ def test_the_timeline_is_reached_and_used_by_keys_alone(page: Browser) -> None:
     press(page, Keys.ENTER)
     page.until("document.activeElement.id === 't-canvas'")
     described = page.js("document.activeElement.getAttribute('aria-describedby')")
-    help_box = page.js("document.getElementById(arguments[0]).getBoundingClientRect().bottom", described)
-    assert help_box <= page.js("document.getElementById('t-canvas').getBoundingClientRect().top")
+    boxes = "[arguments[0], 't-canvas'].map(id => document.getElementById(id).getBoundingClientRect())"
+    assert page.js(f"(([help, canvas]) => help.bottom <= canvas.top)({boxes})", described)  # the page scrolls
     press(page, "n")
     page.until(f"{LINE}.selected !== null")
     first = page.js(f"{LINE}.selected.request")
@@ -97,7 +99,7 @@ def test_the_timeline_is_reached_and_used_by_keys_alone(page: Browser) -> None:
     ActionChains(page.driver).key_down(Keys.SHIFT).send_keys(Keys.ARROW_RIGHT).key_up(Keys.SHIFT).perform()
     page.until("document.querySelector('[data-moment=running]') !== null")
     page.until(f"document.getElementById('t-say').textContent.includes({first!r})")
-    assert "running" in page.js("document.getElementById('t-say').textContent")
+    page.until("document.getElementById('t-say').textContent.includes(' running')")
     press(page, Keys.ENTER)
     page.until("document.activeElement.id === 'inspector'")
 
@@ -138,17 +140,58 @@ def test_the_head_names_the_date_the_host_and_the_versions(page: Browser) -> Non
 def test_every_table_sorts_by_its_values_and_exports_them(page: Browser) -> None:
     page.draw_all().do("document.querySelectorAll('details').forEach(one => one.open = true)")
     page.until("document.querySelectorAll('#slowest .waterfall').length > 3")
+    page.until("document.getElementById('icicle-table').rows.length > 10")
     filled = "[...document.querySelectorAll('table')].filter(one => one.rows.length)"
     assert page.js(f"{filled}.filter(one => !one.querySelector('.sort')).map(one => one.id)") == []
     table = "document.getElementById('all-steps')"
     page.do(f"[...{table}.querySelectorAll('.sort')].find(one => one.innerText === 'time').click()")
     times = "sglangReport.facts.steps.map(one => one.duration_sec)"
-    slowest = page.js(f"sglangReport.seconds(Math.max(...{times}))")
-    assert page.js(f"{table}.tBodies[0].rows[0].cells[1].innerText") == slowest
+    shown = page.js(f"[...{table}.tBodies[0].rows].map(one => one.cells[1].innerText)")
+    said = f"(all => all.sort((a, b) => b - a).map(one => `${{one.toFixed(1)}} s`))({times})"
+    assert shown == page.js(said)
     assert page.js(f"{table}.tHead.rows[0].cells[1].ariaSort") == "descending"
     page.do(f"{table}.closest('.scroll').nextElementSibling.click()")
     rows = list(csv.DictReader(io.StringIO(page.js("sglangReport.saved.text"))))
     assert [float(row["time (s)"]) for row in rows] == page.js(times)
+
+
+def rows_of(page: Browser, table: int) -> list[list[str]]:
+    """Return the shown cells of the columns that sort, row by row."""
+    return list(
+        page.js(
+            "(table => { const sorts = [...table.tHead.rows[0].cells].map(one => one.querySelector('.sort'));"
+            " return [...table.tBodies[0].rows].filter(row => !row.classList.contains('turn'))"
+            ".map(row => [...row.cells].filter((_, at) => sorts[at]).map(one => one.textContent)); })"
+            "([...document.querySelectorAll('table')].filter(one => one.rows.length)[arguments[0]])",
+            table,
+        )
+    )
+
+
+def test_each_column_of_each_table_sorts_by_what_it_exports(page: Browser) -> None:
+    page.draw_all().do("document.querySelectorAll('details').forEach((one, at) => one.open = true)")
+    page.until("document.getElementById('icicle-table').rows.length > 10")
+    tables = "[...document.querySelectorAll('table')].filter(one => one.rows.length)"
+    names = page.js(f"{tables}.map(one => one.id)")
+    assert {"all-steps", "blame", "percentiles", "icicle-table", "turn-table", "comparison"} <= set(names)
+    for number, name in enumerate(names):
+        table = f"{tables}[{number}]"
+        page.do(f"{table}.closest('.scroll').nextElementSibling.click()")
+        heads, *rows = csv.reader(io.StringIO(page.js("sglangReport.saved.text")))
+        first = rows_of(page, number)
+        assert (len(first), len(first[0])) == (len(rows), len(heads)), name
+        for column in range(len(heads)):
+            page.do(f"{table}.querySelectorAll('.sort')[{column}].click()")
+            shown = [row[column] for row in rows_of(page, number)]
+            values = [row[column] for row in rows]
+            assert sorted(shown) == sorted(row[column] for row in first), (name, heads[column])
+            if all(map(is_number, filter(None, values))):
+                order = sorted(range(len(rows)), key=lambda row: -float(values[row] or "-inf"))
+                assert shown == [first[row][column] for row in order], (name, heads[column])
+
+
+def is_number(text: str) -> bool:
+    return text.replace(".", "").replace("-", "").replace("e", "").isdecimal()
 
 
 def test_a_cell_that_a_spreadsheet_would_run_is_exported_as_text(page: Browser) -> None:

@@ -107,6 +107,16 @@ def test_dragging_moves_and_control_with_the_wheel_zooms(page: Browser) -> None:
     assert after["to"] - after["from"] == pytest.approx(before["to"] - before["from"])
 
 
+def test_an_event_that_holds_others_is_visible_when_only_it_is_kept(page: Browser) -> None:
+    pixels = f"{LINE}.told = null; sglangReport.repaint()"
+    coloured = f"new Set({LINE}.pixels).has({LINE}.inks.full[sglangReport.facts.phases.indexOf('tool')])"
+    index = page.js(f"{LINE}.model.events.indexOf('tool_calling_state')")
+    page.choose("t-event", index).do(pixels).until(f"{LINE}.told !== null && {LINE}.told.dimmed > 0")
+    bands = f"{LINE}.placed.items = {LINE}.placed.items.filter(one => one.kind === 'request')"
+    page.do(f"{bands}; {pixels}").until(f"{LINE}.told !== null")
+    assert page.js(coloured)
+
+
 def test_filters_keep_the_requests_with_such_a_span(page: Browser, spans: pl.DataFrame) -> None:
     page.choose("t-worker", "1")
     assert {row["worker"] for row in rows_shown(page)} == {1}

@@ -50,7 +50,8 @@ def reward_by_length(digest: Digest) -> pl.DataFrame:
     known = digest.of_workers().requests.drop_nulls(["response_tokens", "reward"])
     rank = pl.col("response_tokens").rank("ordinal") - 1
     error = _Z95 * pl.col("reward").std() / pl.len().sqrt()
-    least, most = known["reward"].min(), known["reward"].max()  # a mean cannot lie outside
+    # A mean cannot lie outside of all rewards.
+    least, most = pl.lit(known["reward"].min()), pl.lit(known["reward"].max())
     return (
         known.with_columns(decile=(rank * _DECILES // pl.len() + 1).cast(pl.Int64))
         .group_by("decile")

@@ -15,7 +15,7 @@ from sglang_instrument.analysis.run.opening import Run
 #: A difference that counts: two runs are the same in a metric if the interval lies within it, up and down.
 MARGIN: Final = 1.1
 #: The time of a step is what most people ask for: half of the risk of a false difference is spent on it.
-_MAIN_METRIC: Final = "duration"
+MAIN_METRIC: Final = "duration"
 _FEWEST_PAIRS: Final = 5  # fewer pairs with other replies tell less than two samples
 _FEWEST_IN_COMMON: Final = 5  # fewer steps in common must be most of a run's
 
@@ -134,13 +134,13 @@ def _same_tokens(values: Values, others: Values, steps: list[int]) -> bool:
 
 
 def _is_cold(values: Values, steps: list[int]) -> bool:
-    of_metric = values.get("engine") or values[_MAIN_METRIC]
+    of_metric = values.get("engine") or values[MAIN_METRIC]
     found = [of_metric[step] for step in steps if step in of_metric]
     return bool(steps) and steps[0] in of_metric and first_is_cold(found)
 
 
 def _weights(metrics: Collection[str]) -> list[float]:
-    return [max(1.0, len(metrics) - 1.0) if metric == _MAIN_METRIC else 1.0 for metric in metrics]
+    return [max(1.0, len(metrics) - 1.0) if metric == MAIN_METRIC else 1.0 for metric in metrics]
 
 
 def _row(metric: str, one: Difference, level: float) -> dict[str, Any]:

@@ -38,8 +38,16 @@ _PARTS: Final = ("preprocess", "postprocess", "broadcast", "cache", "weights")
 #: logarithm. A run has the part if a step of it, or of the run that it is compared with, has some.
 _LEAST: Final = {**dict.fromkeys((*_PARTS, "between"), 1e-3), "tail": 0.01}
 
+_OF_WHOLE_STEPS: Final = {"tokens/s": "a second", "share": "a step"}
+
 #: By metric, then by step.
 Values = dict[str, dict[int, float]]
+
+
+def counted_by(metric: str) -> str:
+    """Return what a metric's values are counted by: a token, a turn, a request, a step, a second."""
+    unit = METRICS[metric]
+    return _OF_WHOLE_STEPS.get(unit, unit.removeprefix("s "))
 
 
 def step_values(one: Digest, other: Digest) -> tuple[Values, Values]:

@@ -9,6 +9,7 @@ import polars as pl
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.reader import read_files
 from sglang_instrument.analysis.run.digest import digest_records
+from sglang_instrument.analysis.run.event_paths import path_sums
 from sglang_instrument.analysis.run.event_tables import event_rows, event_times
 from sglang_instrument.gc_pause import uncollected
 
@@ -17,7 +18,7 @@ BatchResult = tuple[list[File], Tables]
 
 
 class BatchJob(msgspec.Struct, frozen=True):
-    """The requested tables: "digest", "events", or "times" of the events in `names`."""
+    """The requested tables: "digest", "events", "paths", or "times" of the events in `names`."""
 
     tables: str
     names: tuple[str, ...] = ()
@@ -25,9 +26,11 @@ class BatchJob(msgspec.Struct, frozen=True):
     def run(self, folder: Path, batch: Sequence[File]) -> BatchResult:
         """Return the files as read, and their tables."""
         with uncollected():
-            reading = read_files(folder, batch, for_digest=self.tables == "digest")
+            reading = read_files(folder, batch, for_digest=self.tables in ("digest", "paths"))
             if self.tables == "digest":
                 return reading.files, digest_records(reading.records).tables()
             if self.tables == "times":
                 return reading.files, {"times": event_times(reading.records, self.names)}
+            if self.tables == "paths":
+                return reading.files, {"paths": path_sums(reading.records)}
             return reading.files, {"events": event_rows(reading.records)}

@@ -125,6 +125,10 @@ class Run:
         """
         return self._read_tables("events", (), step, worker, validate, progress)
 
+    def read_paths(self, step: Steps = None) -> pl.DataFrame:
+        """Return `event_paths.path_sums` of the files of some steps; None stands for all."""
+        return self._read_tables("paths", (), step, None, None, None)
+
     def event_times(self, events: Sequence[str], progress: Progress | None = None) -> pl.DataFrame:
         """Return how long events lasted by request, and outside of requests: `event_tables.event_times`."""
         return self._read_tables("times", tuple(events), None, None, None, progress)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.cli.columns import NOTHING, Column
 from sglang_instrument.cli.numbers import durations, percent, significant
-from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
+from sglang_instrument.cli.tables import print_json, print_line, print_table, print_told, reading
 from sglang_instrument.errors import InstrumentError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ _METRICS: Final = (
     Column("steps needed", "of each run, to tell a difference of 10 % in 4 of 5 cases", gives_way=3),
 )
 TABLES: Final = {"metrics": _METRICS}
-_OF_WHOLE_STEPS: Final = {"tokens/s": "a second", "share": "a step"}
+_STYLES: Final = {"slower": "bold red", "faster": "bold green", "same": "bold green", "undecided": "bold"}
 _CONDITION: Final = re.compile(r"\s*(\w+)\s*([<>])\s*([0-9]*\.?[0-9]+)\s*x?\s*$")
 _TOO_FEW: Final = "too few steps"
 _NOT_MEASURED: Final = "not measured"
@@ -101,10 +101,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(title: str, compared: Comparison, rows: list[dict[str, Any]], told: list[dict[str, Any]]) -> None:
+    from sglang_instrument.analysis.changes.conclusion import conclusion_of
+    from sglang_instrument.analysis.changes.metrics import counted_by
+
     shown = [
         (
             row["metric"],
-            _OF_WHOLE_STEPS.get(row["unit"], row["unit"].removeprefix("s ")),
+            counted_by(row["metric"]),
             *_in_one_unit(row),
             NOTHING if row["ratio"] is None else f"{row['ratio']:.3f}",
             _interval(row),
@@ -114,10 +117,11 @@ def _print(title: str, compared: Comparison, rows: list[dict[str, Any]], told: l
         for row in rows
     ]
     print_table(_METRICS, shown, title=title)
-    print_line(_of_steps(compared))
-    if told_apart := [row for row in rows if row["verdict"] in ("higher", "lower")]:
-        named = ", ".join(f"{row['metric']} {row['ratio']:.3g} x" for row in told_apart)
-        print_line(f"B differs from A by more than chance in: {named}")
+    concluded = conclusion_of(compared)
+    print_line(concluded.basis)
+    print_told("conclusion", concluded.sentence, _STYLES[concluded.outcome])
+    for point in concluded.points:
+        print_line(point)
     for one in told:
         ratio = "not in both runs" if one["ratio"] is None else f"{one['ratio']:.3f} ({_interval(one)})"
         if one["outcome"] == _TOO_FEW:
@@ -139,30 +143,13 @@ def _in_one_unit(row: dict[str, Any]) -> list[str]:
     return [NOTHING if value is None else significant(value) for value in values]
 
 
-def _of_steps(compared: Comparison) -> str:
-    runs = (
-        ("A", compared.steps, compared.cold, compared.left_out),
-        ("B", compared.other_steps, compared.other_cold, compared.other_left_out),
-    )
-    which = " and ".join(f"{_steps(len(steps))} of {name}" for name, steps, _, _ in runs)
-    which += ", those that both runs have" if compared.common else ", not the same ones"
-    out = [f"{name} has {left_out} more" for name, _, _, left_out in runs if left_out]
-    out += [f"without the first of {name}, which was cold" for name, _, cold, _ in runs if cold]
-    how = "step by step, because the prompts are the same" if compared.paired else "as two samples"
-    return "; ".join([which, *out, f"compared {how}"])
-
-
-def _steps(number: int) -> str:
-    return f"{number} step" if number == 1 else f"{number} steps"
-
-
 def _interval(row: dict[str, Any]) -> str:
-    return NOTHING if row["low"] is None else f"{row['low']:.3g} .. {row['high']:.3g}"
+    return NOTHING if row["low"] is None else f"{significant(row['low'])} .. {significant(row['high'])}"
 
 
 def _needed(row: dict[str, Any]) -> str:
     if row["needed"] is not None:
-        return str(row["needed"])
+        return f"{row['needed']:,}"
     if row["ratio"] is None:
         return NOTHING
     return "2 or more" if row["low"] is None else "over 10,000"

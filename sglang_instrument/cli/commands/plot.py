@@ -19,7 +19,7 @@ Draw a run as figures, a file each. docs/how-to/figures.md shows them and explai
     sglang-instrument plot logs/gsm8k_600 -o figures --step 67 --figure slowest --format svg
 
 overview      duration of each step, and the time to the next one
-shares        phases of each step, in percent
+shares        parts of each step, in percent
 cdf           durations of all requests, and of each step's
 turns         time of the first, second ... turn
 turn-counts   how many turns the requests of each step took
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--figure", action="append", metavar="NAME", help="only this figure; repeatable")
     parser.add_argument("--worker", type=int, metavar="R", help="only requests of this worker")
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="slowest requests (%(default)s)")
-    parser.add_argument("--against", type=Path, metavar="LOGS", help="a second run, drawn below in the cdf")
+    parser.add_argument("--against", type=Path, metavar="LOGS", help="a second run, B: dashed in the cdf")
     parser.add_argument("--format", choices=_FORMATS, default="png", help="file format (%(default)s)")
     parser.add_argument(
         "--dpi", type=int, default=150, metavar="N", help="dots per inch of a png (%(default)s)"

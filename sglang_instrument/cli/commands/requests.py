@@ -25,8 +25,7 @@ Show the requests of a run, the slowest first, or one request with its turns and
     sglang-instrument requests logs/gsm8k_600 --step 67 --worker 0
     sglang-instrument requests logs/gsm8k_600 --request 43-0-0194      # the begin of its id will do
     sglang-instrument requests logs/gsm8k_600 --cdf           # percentiles by step; with --step by worker
-    sglang-instrument requests logs/gsm8k_600 --engine        # as SGLang's own processes logged them, by rid;
-                                                              # also where no worker logged
+    sglang-instrument requests logs/gsm8k_600 --engine        # as SGLang's own processes logged them, by rid
 
 --json prints {"folder", "requests": [{"worker", "step", "validate", "request_id", "start_us", "end_us",
 "duration_sec", "turns", "response_tokens", "finish_reason", "reward", "error", "engine_sec", "tool_sec",
@@ -39,15 +38,17 @@ _BARS: Final = 32  # characters of a waterfall
 _BARS_IF_NARROW: Final = (110, 16)  # a terminal with fewer columns has shorter ones
 _MOST_OFFERED: Final = 5  # ids in an error
 
+_INTERACTION: Final = Column("interaction", "its time in interactions; only if a request has some", "time", 3)
 _REQUESTS: Final = (
     Column("request", "its id, as logged"),
-    Column("step", "the training step", "count", gives_way=5),
-    Column("worker", "the rank of its worker", "count", gives_way=4),
+    Column("step", "the training step", "count", gives_way=6),
+    Column("worker", "the rank of its worker", "count", gives_way=5),
     Column("time", "from its begin to its end", "time"),
     Column("engine", "its time in calls of the engine", "time"),
-    Column("tool", "its time in tools and interactions; concurrent ones count one by one", "time"),
-    Column("other", "the rest of its time: rewards, parsing, waiting for its turn", "time", gives_way=2),
-    Column("turns", "how many replies it took", "count", gives_way=3),
+    Column("tool", "its time in tools; concurrent ones count one by one", "time"),
+    _INTERACTION,
+    Column("rest", "its time in no part before: rewards, parsing, waiting", "time", gives_way=2),
+    Column("turns", "how many replies it took", "count", gives_way=4),
     Column("tokens", "tokens of all its replies", "count"),
     Column("end", "its finish reason, or its error", styles={"length": "yellow"}),
     Column("reward", "as logged", "number", gives_way=1),
@@ -235,14 +236,17 @@ def _from_one(turn: int | None) -> int | None:
 
 
 def _bar(event: dict[str, Any], whole: float, length: int) -> Styled:
-    from sglang_instrument.report.palette import colour_of
+    from sglang_instrument.report.palette import PART_OF_EVENT, colour_of
 
     begin = min(int(float(event["start_sec"]) / whole * length), length - 1)
     width = max(1, round(float(event["duration_sec"]) / whole * length))
-    return Styled((" " * begin + "#" * width)[:length], colour_of(kind_of(event["event"]).phase))
+    phase = PART_OF_EVENT.get(event["event"], kind_of(event["event"]).phase)
+    return Styled((" " * begin + "#" * width)[:length], colour_of(phase))
 
 
 def _print(title: str, rows: list[dict[str, Any]]) -> None:
+    interacts = any(row["interaction_sec"] for row in rows)
+    columns = [column for column in _REQUESTS if interacts or column is not _INTERACTION]
     shown: list[tuple[Cell, ...]] = [
         (
             row["request_id"],
@@ -250,7 +254,8 @@ def _print(title: str, rows: list[dict[str, Any]]) -> None:
             row["worker"],
             row["duration_sec"],
             row["engine_sec"],
-            row["tool_sec"] + row["interaction_sec"],
+            row["tool_sec"],
+            *([row["interaction_sec"]] if interacts else []),
             row["rest_sec"] + row["reward_sec"],
             row["turns"],
             row["response_tokens"],
@@ -259,7 +264,7 @@ def _print(title: str, rows: list[dict[str, Any]]) -> None:
         )
         for row in rows
     ]
-    print_table(_REQUESTS, shown, title=title)
+    print_table(columns, shown, title=title)
 
 
 def _print_cdf(opened: Run, rows: list[dict[str, Any]]) -> None:

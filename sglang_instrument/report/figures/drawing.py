@@ -11,6 +11,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from sglang_instrument.analysis.answers.steps import step_table
+from sglang_instrument.analysis.changes.run_names import dated_names_of
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.report.figures import requests, steps, turns
 from sglang_instrument.report.figures.parts import STYLE, Choice, NothingToDrawError
@@ -42,7 +43,8 @@ def choose(
         steps = step_table(digest).drop_nulls("duration_sec").sort("duration_sec", "step")
         step = int(steps["step"][-1]) if len(steps) else 0
     beside = None if other is None else other.digest.filter(_is_validation(validate)).of_workers()
-    return Choice(run, digest, step, worker, validate, limit, beside)
+    names = () if other is None else dated_names_of(run, other)
+    return Choice(run, digest, step, worker, validate, limit, beside, names)
 
 
 def figure_of(choice: Choice, name: str) -> Figure:

@@ -14,8 +14,7 @@ from sglang_instrument.analysis.run.opening import Run
 
 INK: Final = "#1c2530"
 FAINT: Final = "#8a94a3"
-ACCENT: Final = "#0072b2"
-SECOND: Final = "#d55e00"
+SECOND_RUN: Final = "#a3195b"  # no part of a step has it
 
 #: matplotlib's settings while a figure is made and written; the user's settings are neither used nor changed.
 STYLE: Final[Any] = {
@@ -56,7 +55,8 @@ class Choice:
         worker: The worker that was asked for.
         validate: Whether validation is drawn.
         limit: How many of the slowest requests.
-        other: The digest of a second run, laid under the first where a figure compares.
+        other: The digest of a second run, B, which the cdf draws beside the first, A.
+        names: The names of both runs, for the legend; empty without a second one.
     """
 
     run: Run
@@ -66,6 +66,7 @@ class Choice:
     validate: bool = False
     limit: int = 20
     other: Digest | None = None
+    names: tuple[str, ...] = ()
 
     @property
     def step_word(self) -> str:

@@ -14,13 +14,13 @@ from sglang_instrument.analysis.timing.wall_time import self_intervals
 from sglang_instrument.report.figures.parts import (
     FAINT,
     INK,
-    SECOND,
+    SECOND_RUN,
     Choice,
     NothingToDrawError,
     new_figure,
     seconds_text,
 )
-from sglang_instrument.report.palette import PART_COLOURS, colour_of, part_of
+from sglang_instrument.report.palette import PART_COLOURS, PART_OF_EVENT, colour_of, part_of
 
 _POINTS: Final = 2_000  # of a curve; more cannot be seen
 _QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
@@ -44,8 +44,9 @@ def cdf_by_step(choice: Choice) -> Figure:
         named = f"step {step}" if len(steps) <= _NAMED else None
         shade = colours(0.92 * number / max(1, len(steps) - 1))
         _draw_curve(axes, requests.filter(step=step)["duration_sec"], color=shade, linewidth=0.9, label=named)
+    whole = f"A: {choice.names[0]}" if choice.names else "all requests"
+    _draw_curve(axes, requests["duration_sec"], color=INK, linewidth=2.2, label=whole)
     _draw_other(axes, choice)
-    _draw_curve(axes, requests["duration_sec"], color=INK, linewidth=2.2, label="all requests")
     for name, share in _QUANTILES.items():
         value = everyone[f"{name}_sec"]
         axes.plot([value, value], [0, share], color=FAINT, linewidth=0.8, linestyle="--", zorder=1)
@@ -63,8 +64,8 @@ def cdf_by_worker(choice: Choice) -> Figure:
     table = cdf_table(requests, ["worker"]).sort("p99_sec", descending=True)
     figure, axes = new_figure(
         f"How long the requests of each worker took, {choice.step_word}",
-        f"{len(requests):,} requests. The workers with the highest p99 first; a line far to the right is the "
-        "one that the others wait for.",
+        f"{len(requests):,} requests. The workers with the highest p99 first, the first one in black; a line "
+        "far to the right is the one that the others wait for.",
     )
     colours = colormaps["viridis"]
     for number, row in enumerate(table.iter_rows(named=True)):
@@ -72,7 +73,7 @@ def cdf_by_worker(choice: Choice) -> Figure:
         label = f"worker {row['worker']}: p50 {p50}, p99 {p99}"
         style = {"color": colours(0.9 * number / max(1, len(table) - 1)), "linewidth": 1.1}
         if number == 0:
-            style = {"color": SECOND, "linewidth": 2.0, "zorder": 3}
+            style = {"color": INK, "linewidth": 2.2, "zorder": 3}
         mine = requests.filter(worker=row["worker"])["duration_sec"]
         _draw_curve(axes, mine, label=label if number < _NAMED else None, **style)
     everyone = cdf_table(requests.with_columns(all=pl.lit(1)), ["all"]).row(0, named=True)
@@ -88,7 +89,7 @@ def slowest(choice: Choice) -> Figure:
         raise NothingToDrawError(f"no request ended in {choice.step_word}")
     figure, axes = new_figure(
         f"The {len(top)} slowest of {len(requests):,} requests, {choice.step_word}",
-        "From each request's start. The colour shows the phase of the innermost span; "
+        "From each request's start. The colour shows the part that the innermost span belongs to; "
         "ticks are the starts of turns.",
         height=max(3.0, 1.6 + 0.27 * len(top)),
     )
@@ -98,7 +99,10 @@ def slowest(choice: Choice) -> Figure:
         moments = of_workers[request["worker"]]
         seen |= dict.fromkeys(_draw_request(axes, choice, row, request, moments))
         turns, tokens = request["turns"], request["response_tokens"]
-        facts = [f"{turns} turns" if turns else "", f"{tokens:,} tokens" if tokens is not None else ""]
+        facts = [
+            f"{turns} turn{'s' if turns > 1 else ''}" if turns else "",
+            f"{tokens:,} tokens" if tokens is not None else "",
+        ]
         text = ", ".join([seconds_text(request["duration_sec"]), *filter(None, facts)])
         axes.text(request["duration_sec"], row, f"  {text}", va="center", fontsize=7.5)
     names = [f"w{one['worker']}  {_short(one['request_id'])}" for one in top.iter_rows(named=True)]
@@ -133,10 +137,12 @@ def _draw_request(
 def moments_of_worker(choice: Choice, worker: int) -> pl.DataFrame:
     """Return what was at work in the requests of a worker in the step: request_id, phase, from_us, to_us.
 
+    Where an event belongs to another part than its phase, `phase` is that part (`PART_OF_EVENT`).
     A span is at work while no span inside it runs, so that no time is drawn twice.
     """
     spans = choice.run.read_spans(choice.step, worker, choice.validate)
-    asked = spans.select("span", "request_id", phase=pl.col("counts_for").cast(pl.String))
+    part = pl.col("event").cast(pl.String).replace_strict(PART_OF_EVENT, default=None)
+    asked = spans.select("span", "request_id", phase=pl.coalesce(part, pl.col("counts_for").cast(pl.String)))
     return self_intervals(spans).join(asked.drop_nulls("request_id"), on="span").sort("from_us", "to_us")
 
 
@@ -172,13 +178,13 @@ def _draw_curve(axes: Any, durations: pl.Series, **style: Any) -> None:
 
 
 def _draw_other(axes: Any, choice: Choice) -> None:
-    """Draw the second run, if there is one, below the first."""
+    """Draw the second run, if there is one, as a dashed line."""
     if choice.other is None:
         return
     requests = _of_digest(choice.other)
     if len(requests):
-        label = f"the other run, {len(requests):,} requests"
-        _draw_curve(axes, requests, color=SECOND, linewidth=2.0, linestyle="--", label=label)
+        label = f"B: {choice.names[1]}"
+        _draw_curve(axes, requests, color=SECOND_RUN, linewidth=2.2, linestyle="--", label=label)
 
 
 def _of_digest(digest: Digest) -> pl.Series:

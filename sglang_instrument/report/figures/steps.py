@@ -9,9 +9,8 @@ from matplotlib.figure import Figure
 
 from sglang_instrument.analysis.answers.steps import step_table, worker_table
 from sglang_instrument.report.figures.parts import (
-    ACCENT,
     FAINT,
-    SECOND,
+    INK,
     Choice,
     NothingToDrawError,
     new_figure,
@@ -38,11 +37,10 @@ def overview(choice: Choice) -> Figure:
     at, took = steps["step"].to_list(), steps["duration_sec"].to_list()
     if steps["interval_sec"].count():
         interval = [float("nan") if one is None else one for one in steps["interval_sec"]]
-        axes.plot(
-            at, interval, color=SECOND, linewidth=1.4, marker="o", markersize=3, label="to the next step"
-        )
-        axes.fill_between(at, took, interval, color=SECOND, alpha=0.08, linewidth=0)
-    axes.plot(at, took, color=ACCENT, linewidth=1.8, marker="o", markersize=3.5, label="rollout")
+        between = {"color": PART_COLOURS["between steps"], "linewidth": 1.4}
+        axes.plot(at, interval, marker="o", markersize=3, label="to the next step", **between)
+        axes.fill_between(at, took, interval, label="between steps", alpha=0.25, **between)
+    axes.plot(at, took, color=INK, linewidth=1.8, marker="o", markersize=3.5, label="rollout")
     _draw_validations(axes, choice)
     _mark_outliers(axes, steps)
     axes.set(xlabel="step", ylabel="seconds")
@@ -86,7 +84,7 @@ def shares(choice: Choice) -> Figure:
         raise NothingToDrawError("no step has a duration yet")
     figure, axes = new_figure(
         "Where the time of each step went",
-        "All workers' time. Each instant counts once, for the phase at work: a step adds up to 100 %.",
+        "All workers' time. Each instant counts once, for the part at work: a step adds up to 100 %.",
     )
     at = steps["step"].to_list()
     below = pl.zeros(len(steps), eager=True)
@@ -112,7 +110,7 @@ def workers(choice: Choice) -> Figure:
     rows = rows.sort("busy_sec", "worker", descending=[True, False])
     figure, axes = new_figure(
         f"The workers of {choice.step_word}, busiest first",
-        "Each instant counts once, for the phase at work; grey is waiting for the others at a barrier.",
+        "Each instant counts once, for the part at work; light grey is waiting for the others at a barrier.",
         height=max(3.0, 1.6 + 0.3 * len(rows)),
     )
     at = list(range(len(rows)))

@@ -23,8 +23,8 @@ def turns(choice: Choice) -> Figure:
         raise NothingToDrawError("no turn with a call of the engine yet")
     figure, axes = new_figure(
         f"Time of the first, second ... turn ({max(table['requests']):,} requests)",
-        "Mean over the requests that had this turn; the whiskers reach the 99th percentile of engine time. "
-        "Late turns have few requests and long prompts.",
+        "Bars: the mean over the requests that had this turn. Whiskers: from the median of the engine's "
+        "time, a dot, to its p99, a dash.",
     )
     at = [turn + 1 for turn in table["turn"]]  # people count from 1
     left = pl.zeros(len(table), eager=True)
@@ -33,14 +33,15 @@ def turns(choice: Choice) -> Figure:
         if (mean > 0).any():
             axes.bar(at, mean.to_list(), bottom=left.to_list(), width=0.7, color=colour_of(phase), label=kind)
             left = left + mean
-    p99 = table["engine_p99_sec"].to_list()
+    median, p99 = (table[f"engine_{name}_sec"].to_list() for name in ("p50", "p99"))
     axes.plot(at, p99, linestyle="none", marker="_", markersize=14, color=INK, label="engine p99")
-    axes.vlines(at, table["engine_p50_sec"].to_list(), p99, color=INK, linewidth=0.8)
+    axes.plot(at, median, linestyle="none", marker="o", markersize=4, color=INK, label="engine median")
+    axes.vlines(at, median, p99, color=INK, linewidth=0.8)
     _count_axis(axes, at, table["requests"])
     axes.set(xlabel="turn", ylabel="seconds")
     axes.set_xticks(at if len(at) <= 30 else at[:: len(at) // 15])
     axes.grid(visible=False, axis="x")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.06, 1.0))
+    axes.legend(loc="upper left", bbox_to_anchor=(1.14, 1.0))
     return figure
 
 

@@ -14,12 +14,13 @@ from sglang_instrument.analysis.answers.requests import cdf_table, request_table
 from sglang_instrument.analysis.answers.steps import step_table, worker_table
 from sglang_instrument.analysis.answers.turns import turn_counts, turn_table
 from sglang_instrument.analysis.answers.workers import barrier_table, blame_table
-from sglang_instrument.analysis.changes.compare import compare_runs
+from sglang_instrument.analysis.changes.metrics import counted_by
 from sglang_instrument.analysis.run.clocks import clock_table
 from sglang_instrument.report.html.chosen import Chosen
 from sglang_instrument.schema import PHASES
 
 if TYPE_CHECKING:
+    from sglang_instrument.analysis.changes.compare import Comparison
     from sglang_instrument.analysis.run.digest import Digest
     from sglang_instrument.analysis.run.opening import Run
     from sglang_instrument.analysis.verdict.evidence.finding import Finding
@@ -125,8 +126,13 @@ def cdfs(digest: Digest, chosen: Sequence[Chosen]) -> dict[str, Any]:
             for one in chosen
         },
         "table": cdf_table(requests, ["worker"]).head(_MOST_CURVES).to_dicts(),
-        "whole": cdf_table(requests.with_columns(all=pl.lit("all")), ["all"]).to_dicts(),
+        "whole": _of_all(requests),
     }
+
+
+def _of_all(requests: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the percentiles of all requests together; no row without a request."""
+    return cdf_table(requests.with_columns(all=pl.lit("all")), ["all"]).to_dicts()
 
 
 def _cdf(requests: pl.DataFrame) -> dict[str, Any]:
@@ -168,14 +174,15 @@ def gaps(run: Run) -> dict[str, Any]:
     }
 
 
-def comparison(run: Run, other: Run) -> dict[str, Any]:
+def comparison(compared: Comparison, other: Run) -> dict[str, Any]:
     """Return how another run differs: metric by metric, its steps and its durations."""
-    steps = step_table(other.digest.filter(_TRAINING)).select("step", "duration_sec", "busy_sec", "p99_sec")
+    steps = step_table(other.digest.filter(_TRAINING)).select("step", "duration_sec")
+    requests = request_table(other.digest).filter(_TRAINING)
     return {
-        "name": other.folder.name,
-        "metrics": compare_runs(run, other).table.to_dicts(),
+        "metrics": [{**row, "of": counted_by(row["metric"])} for row in compared.table.to_dicts()],
         "steps": steps.to_dicts(),
-        "cdf": _cdf(request_table(other.digest).filter(_TRAINING)),
+        "cdf": _cdf(requests),
+        "whole": _of_all(requests),
     }
 
 

@@ -10,18 +10,22 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.call_times import paths_of
+from sglang_instrument.analysis.answers.events import path_table
 from sglang_instrument.analysis.answers.round_trips import ahead_us
 from sglang_instrument.analysis.answers.steps import step_table
 from sglang_instrument.analysis.ledger.ledger import step_ledger
 from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.report.html import answers
+from sglang_instrument.report.html.beside import beside
 from sglang_instrument.report.html.chosen import MOST_SPANS, Chosen, choose
 from sglang_instrument.report.html.grid import whatif_grid
+from sglang_instrument.report.html.icicle import icicle
 from sglang_instrument.report.html.kernels import kernel_section
 from sglang_instrument.report.html.page import render
 from sglang_instrument.report.html.slowest import slowest_requests
 from sglang_instrument.report.html.spans import pack_step
 from sglang_instrument.report.html.story import story
+from sglang_instrument.report.palette import PART_OF_EVENT
 from sglang_instrument.schema import EVENTS
 
 if TYPE_CHECKING:
@@ -74,7 +78,7 @@ def write_report(
     chosen = choose(run, table, findings, steps, most_spans)
     packed: dict[str, bytes] = {}
     parts: dict[str, Any] = {}
-    events: dict[str, str] = {name: kind.phase for name, kind in EVENTS.items()}
+    events: dict[str, str] = {name: kind.phase for name, kind in EVENTS.items()} | PART_OF_EVENT
     stage("aligning clocks")
     ahead = ahead_us(run)
     for one in chosen:
@@ -82,21 +86,26 @@ def write_report(
         packed[one.key], phases = pack_step(run, one, ahead)
         events |= phases
         parts[one.key] = _parts(ledger, one)
+    stage("summing up events")
+    tree = icicle(path_table(run), chosen)
     stage("estimating what-if")
     grid = whatif_grid(run.digest, lambda done, total: stage(f"estimating what-if: {done} of {total}"))
     stage("splitting requests into events")
-    facts = _chart_facts(run, other, table, findings, chosen)
-    facts |= {"whatif": grid, "parts": parts, "events": events}
+    facts = _chart_facts(run, table, findings, chosen)
+    facts |= {"whatif": grid, "parts": parts, "events": events, "icicle": tree, "other": None, "runs": []}
+    words = story(run, table, verdict)
+    words |= {"beside": None, "kernels": None if traces is None else kernel_section(traces)}
+    if other is not None:
+        stage("comparing the runs")
+        words["beside"], facts["other"], facts["runs"] = beside(run, other, words)
     stage("writing the file")
-    words = story(run, table, verdict, other)
-    words["kernels"] = None if traces is None else kernel_section(traces)
     text = render(words, facts, packed, version)
     path.write_text(text, encoding="utf-8", errors="backslashreplace")  # file names may not be UTF-8
     return Written(path, path.stat().st_size, list(packed))
 
 
 def _chart_facts(
-    run: Run, other: Run | None, table: pl.DataFrame, findings: Sequence[Finding], chosen: Sequence[Chosen]
+    run: Run, table: pl.DataFrame, findings: Sequence[Finding], chosen: Sequence[Chosen]
 ) -> dict[str, Any]:
     """Return the data of the charts, by section."""
     return {
@@ -110,7 +119,6 @@ def _chart_facts(
         "gaps": answers.gaps(run),
         "clocks": answers.clocks(run.digest),
         "findings": [asdict(one) for one in findings],
-        "other": None if other is None else answers.comparison(run, other),
     }
 
 

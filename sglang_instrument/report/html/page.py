@@ -15,12 +15,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from sglang_instrument.analysis.answers.as_json import as_json
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.report.html.numbers import count, percent, seconds, short_bytes, short_count
-from sglang_instrument.report.palette import PART_COLOURS, as_css, part_of
-from sglang_instrument.schema import PHASES
+from sglang_instrument.report.palette import COLOURED, PART_COLOURS, as_css, part_of
 
 #: In the order in which they are put into the page.
 SCRIPTS: Final = (
     "base.js",
+    "numbers.js",
     "tables.js",
     "state.js",
     "charts.js",
@@ -31,6 +31,8 @@ SCRIPTS: Final = (
     "gaps.js",
     "comparison.js",
     "whatif.js",
+    "icicle.js",
+    "icicle_input.js",
     "timeline_model.js",
     "timeline_paint.js",
     "timeline_cursor.js",
@@ -68,8 +70,8 @@ def render(
     }
     facts = {
         **told,
-        "phases": list(PHASES),
-        "parts_of_phases": [part_of(phase) for phase in PHASES],
+        "phases": list(COLOURED),
+        "parts_of_phases": [part_of(phase) for phase in COLOURED],
         "part_names": list(PART_COLOURS),
         "chain": story["chain"],
         "title": story["title"],

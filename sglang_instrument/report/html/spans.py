@@ -11,7 +11,7 @@ import polars as pl
 from sglang_instrument.analysis.answers.as_json import as_json
 from sglang_instrument.analysis.answers.round_trips import of_worker
 from sglang_instrument.report.html.still_open import open_spans
-from sglang_instrument.schema import PHASES
+from sglang_instrument.report.palette import COLOURED, PART_OF_EVENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +27,15 @@ _MOST_TICKS: Final = 2**32 - 1
 _TYPES: Final = {"u1": "B", "u2": "H", "u4": "I"}
 _ALIGNED: Final = 4  # bytes; typed arrays in a browser must begin at multiples of their item size
 _ROW: Final = ["worker", "request_id"]
+_NUMBER_OF_EVENT: Final = (
+    pl.col("event")
+    .cast(pl.String)
+    .replace_strict(
+        {event: COLOURED.index(part) for event, part in PART_OF_EVENT.items()},
+        default=None,
+        return_dtype=pl.Int64,
+    )
+)
 _FACTS: Final = ("turns", "response_tokens", "reward", "finish_reason", "error", "duration_sec")
 
 
@@ -67,7 +76,7 @@ def pack_step(run: Run, chosen: Chosen, ahead: Mapping[str, int]) -> tuple[bytes
         **rows,
     }
     phases = spans.group_by("event").agg(pl.col("phase_number").mode().first())
-    return _joined(header, columns), {event: PHASES[number] for event, number in phases.iter_rows()}
+    return _joined(header, columns), {event: COLOURED[number] for event, number in phases.iter_rows()}
 
 
 def _active_ticks(spans: pl.DataFrame, tick_us: int) -> list[int]:
@@ -93,7 +102,7 @@ def _laid_out(run: Run, chosen: Chosen, ahead: Mapping[str, int]) -> pl.DataFram
         "active_sec",
         pl.col("event").cast(pl.String),
         pl.col("turn").cast(pl.Int64),
-        phase_number=pl.col("counts_for").to_physical().cast(pl.Int64),
+        phase_number=pl.coalesce(_NUMBER_OF_EVENT, pl.col("counts_for").to_physical().cast(pl.Int64)),
         flags=(failed + pl.when("counted").then(_COUNTED).otherwise(0)).cast(pl.Int64),
     )
     still = _still_open(run, chosen, spans)
@@ -112,7 +121,9 @@ def _laid_out(run: Run, chosen: Chosen, ahead: Mapping[str, int]) -> pl.DataFram
 
 def _with_depth(spans: pl.DataFrame) -> pl.DataFrame:
     """Add `depth`, the number of ancestors, and `counted`: work of a request outside any other work."""
-    works = ~spans["counts_for"].cast(pl.String).is_in(_STRUCTURE) & spans["request_id"].is_not_null()
+    of_request = spans["request_id"].is_not_null()
+    works = ~spans["counts_for"].cast(pl.String).is_in(_STRUCTURE)
+    works = of_request & (works | spans["event"].cast(pl.String).is_in([*PART_OF_EVENT]))
     depths = pl.zeros(len(spans), dtype=pl.Int64, eager=True)
     inside = pl.repeat(False, len(spans), dtype=pl.Boolean, eager=True)
     up = spans["parent"]
@@ -136,7 +147,7 @@ def _still_open(run: Run, chosen: Chosen, spans: pl.DataFrame) -> pl.DataFrame:
             "end_us": max(row.seen_us, last.get(row.worker, 0)),
             "event": row.event,
             "turn": row.turn,
-            "phase_number": PHASES.index(row.phase),
+            "phase_number": COLOURED.index(PART_OF_EVENT.get(row.event, row.phase)),
             "flags": _OPEN | (0 if row.phase in _STRUCTURE else _COUNTED),
             "age_sec": row.age_sec,
         }

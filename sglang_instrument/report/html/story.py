@@ -28,14 +28,13 @@ _LEAST_LINK: Final = 0.02  # share of the time before a barrier from which on a 
 _SPAN_US: Final = 0.44  # time of the thread that ends a span, in pure Python; see benchmarks/results.md
 
 
-def story(run: Run, steps: pl.DataFrame, verdict: Verdict, other: Run | None) -> dict[str, Any]:
+def story(run: Run, steps: pl.DataFrame, verdict: Verdict) -> dict[str, Any]:
     """Return the texts and numbers of the head of the report.
 
     Args:
         run: The run.
         steps: As `step_table` returns them.
         verdict: As `judge` returns it.
-        other: The run to compare with.
     """
     findings = verdict.findings
     training = steps.filter(~pl.col("validate"))
@@ -43,11 +42,10 @@ def story(run: Run, steps: pl.DataFrame, verdict: Verdict, other: Run | None) ->
     return {
         "title": run.folder.name,
         "folder": run.name,
-        "other": None if other is None else other.folder.name,
         "clean": verdict.calm,
         "verdict": verdict.sentence,
         "advice": _with_code(verdict.advice.replace("LOGS", shlex.quote(run.logs))),
-        "findings": [{**asdict(one), "key": _where(one)} for one in findings[1 : _MOST_FINDINGS + 1]],
+        "findings": [{**asdict(one), "key": _where(one)} for one in findings[: _MOST_FINDINGS + 1]],
         "of_findings": len(findings),
         "chain": _chain(run, training, findings),
         "figures": _figures(run, training, steps),
@@ -116,12 +114,17 @@ def _figures(run: Run, training: pl.DataFrame, steps: pl.DataFrame) -> dict[str,
     durations = training["duration_sec"].drop_nulls()
     slowest = training.sort("duration_sec", nulls_last=True).tail(1).to_dicts()
     median: Any = durations.median()
+    tokens: Any = training["response_tokens"].sum() if training["response_tokens"].count() else None
+    requests = run.digest.of_workers().requests.filter(validate=False)["duration_sec"]
     return {
         "steps": len(training),
         "validations": len(steps) - len(training),
         "workers": len(run.workers),
         "requests": training["requests"].sum(),
-        "tokens": training["response_tokens"].sum() if training["response_tokens"].count() else None,
+        "tokens": tokens,
+        "tokens_per_sec": tokens / float(durations.sum()) if tokens and durations.sum() else None,
+        "p50_sec": requests.quantile(0.5, "linear"),
+        "p99_sec": requests.quantile(0.99, "linear"),
         "median_sec": median,
         "slowest": slowest[0] if slowest else None,
         "times": slowest[0]["duration_sec"] / median if slowest and median else None,

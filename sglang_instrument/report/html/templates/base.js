@@ -1,4 +1,4 @@
-// Decode the page's embedded data, format numbers, create elements. Text is never inserted as markup.
+// Decode the page's embedded data, create elements. Text is never inserted as markup.
 "use strict";
 const R = (window.sglangReport = { facts: null, errors: [] });
 window.addEventListener("error", (event) => R.errors.push(String(event.message)));
@@ -32,30 +32,6 @@ R.unpack = async (id) => {
 };
 R.unpackText = async (id) => new TextDecoder().decode(await R.unpack(id));
 
-R.isNone = (value) => value === null || value === undefined;
-R.none = "–";
-R.seconds = (value) => {
-  if (value === null || value === undefined || Number.isNaN(value)) return R.none;
-  const size = Math.abs(value);
-  if (size >= 1) {
-    const digits = size >= 100 ? 0 : size >= 10 ? 1 : 2;
-    const fixed = { minimumFractionDigits: digits, maximumFractionDigits: digits };
-    return `${value.toLocaleString("en", fixed)} s`;
-  }
-  if (size >= 1e-3) return `${(value * 1e3).toFixed(size >= 1e-2 ? 0 : 1)} ms`;
-  return value ? `${(value * 1e6).toFixed(0)} us` : "0 s";
-};
-R.percent = (share) => {
-  if (share === null || share === undefined || Number.isNaN(share)) return R.none;
-  const value = share * 100;
-  if (value > 0 && value < 0.05) return "<0.1 %";
-  return `${value.toFixed(Math.abs(value) >= 10 || !value ? 0 : 1)} %`;
-};
-R.count = (value) =>
-  value === null || value === undefined ? R.none : Math.round(value).toLocaleString("en");
-R.number = (value, digits = 3) => (value === null || value === undefined ? R.none : value.toFixed(digits));
-R.plural = (count, noun) => `${R.count(count)} ${noun}${count === 1 ? "" : "s"}`;
-
 R.stepName = (key) => (key.startsWith("v") ? `validation ${key.slice(1)}` : `step ${key}`);
 R.slug = (part) => part.replaceAll(" ", "-");
 // The part of a step's time that a phase belongs to; parts stand for themselves.
@@ -68,6 +44,16 @@ R.legendOf = (parts) => parts.map((part) => R.el("span", {}, R.swatch(R.shade(pa
 
 // Return a colour of the current theme, for canvases and charts, which CSS does not style.
 R.ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+// Return the colour of text that is readable on a colour #rrggbb: black or white, one of which always has a
+// contrast of 4.5:1 (WCAG 2, "relative luminance").
+R.inkOn = (colour) => {
+  const [red, green, blue] = [1, 3, 5].map((at) => {
+    const part = parseInt(colour.slice(at, at + 2), 16) / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000000" : "#ffffff";
+};
 
 R.tip = (event, title, ...lines) => {
   const tip = R.$("tip");

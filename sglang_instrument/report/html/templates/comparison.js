@@ -5,33 +5,44 @@ R.comparisonTable = () => {
   if (!R.facts.other) return;
   const rows = R.facts.other.metrics;
   const at = R.logScale(rows);
-  const known = (value, format) => (value === null ? "–" : format(value));
-  const short = (value) => known(value, (one) => Number(one.toPrecision(4)).toLocaleString("en"));
-  const fixed = (value) => known(value, (one) => one.toPrecision(4));
   const columns = [
     ["metric", (row) => row.metric],
-    [R.facts.title, (row) => row.one, short],
-    [R.facts.other.name, (row) => row.other, short],
-    ["ratio", (row) => row.ratio, fixed],
-    ["from", (row) => row.low, fixed],
-    ["to", (row) => row.high, fixed],
+    ["of", (row) => row.unit, (_, row) => row.of],
+    ["A", (row) => row.one, R.valueOf],
+    ["B", (row) => row.other, R.valueOf],
+    ["B / A", (row) => row.ratio, R.ratio],
+    ["interval from", (row) => row.low, R.ratio],
+    ["to", (row) => row.high, R.ratio],
     ["interval, drawn", null, (row) => (row.low === null ? "" : R.intervalBar(row, at))],
     ["verdict", (row) => row.verdict],
-    ["steps to tell 10 %", (row) => row.needed],
+    ["steps needed", (row) => row.needed, R.count],
   ];
-  R.tableOf(
-    R.$("comparison"),
-    columns,
-    rows,
-    { classes: rows.map((row) => ({ higher: "up", lower: "down" })[row.verdict] ?? "noise") },
-  );
+  const classes = rows.map((row) => ({ higher: "told", lower: "told" })[row.verdict] ?? "noise");
+  R.tableOf(R.$("comparison"), columns, rows, { classes });
   if (!rows.length) R.$("comparison").replaceWith("Neither run has a step.");
 };
 
-// Return a function from a ratio to percent of the bar's width: 1 is in the middle of a log scale.
+R.ratio = (value) => (value >= 999.5 ? R.count(value) : R.number(value));
+R.valueOf = (value, row) => {
+  if (R.isNone(value)) return R.none;
+  if (row.unit === "share") return R.percent(value);
+  if (row.unit.startsWith("s ")) return R.seconds(value);
+  return Number(value.toPrecision(3)).toLocaleString("en");
+};
+
+// Name both runs with the marks that each has in a chart, such as "bars"; of one run, nothing.
+R.legendOfRuns = (marks) =>
+  R.facts.runs.map((name, at) => {
+    const run = "AB"[at];
+    const line = marks[at].endsWith("line") && R.el("i", { class: `line ${run.toLowerCase()}` });
+    return R.el("span", { class: "run" }, line || null, `${run}: ${name} (${marks[at]})`);
+  });
+
+// Return a function from a ratio to percent of the bar's width: 1 is in the middle of a log scale, which ends
+// at ratios of 5, so that one extreme metric hides no other.
 R.logScale = (rows) => {
   const ends = rows.flatMap((row) => [row.low, row.high]).filter((one) => Number.isFinite(one) && one > 0);
-  const reach = Math.max(0.1, ...ends.map((one) => Math.abs(Math.log(one)))) * 1.05;
+  const reach = Math.min(Math.log(5), Math.max(0.1, ...ends.map((one) => Math.abs(Math.log(one)))) * 1.05);
   return (ratio) => {
     const log = Math.log(Math.max(ratio, 1e-9));
     return 50 + (50 * Math.max(-reach, Math.min(reach, log))) / reach;

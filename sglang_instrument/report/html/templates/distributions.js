@@ -6,69 +6,78 @@ R.cdfChart = () => {
   const { cdf, other } = R.facts;
   if (!cdf.all.requests) return "No request has ended yet.";
   const bad = R.ink("bad");
+  const time = R.timesOf([...cdf.all.sec, ...(other?.cdf.sec ?? [])]);
   const groups = Object.entries(cdf[R.cdfOf]).filter(([, one]) => one.requests);
   const data = groups.map(([key, one], index) => {
     const isChosen = key === R.state.step;
     const colour = isChosen ? bad : R.workerColour(index, groups.length);
     const name = R.cdfOf === "workers" ? `worker ${key}` : R.stepName(key);
-    return R.cdfLine(one, name, { width: isChosen ? 2.4 : 1.2, color: colour });
+    return R.cdfLine(time, one, name, { width: isChosen ? 2.4 : 1.2, color: colour });
   });
-  data.push(R.cdfLine(cdf.all, "all requests", { width: 3, color: R.ink("accent") }));
-  if (other) data.push(R.cdfLine(other.cdf, other.name, { width: 2.4, dash: "dot", color: bad }));
+  const all = (mark) => (other ? `${mark}: all requests` : "all requests");
+  data.push(R.cdfLine(time, cdf.all, all("A"), { width: 3, color: R.ink("ink") }));
+  const dashed = { width: 3, dash: "dash", color: R.ink("run-b") };
+  if (other) data.push(R.cdfLine(time, other.cdf, all("B"), dashed));
   R.cdfLog ??= cdf.whole[0].max_sec > 20 * cdf.whole[0].p50_sec; // a long tail squeezes a linear axis
   R.$("cdf-log").checked = R.cdfLog;
   const layout = {
     showlegend: groups.length <= 16,
-    xaxis: { ...R.fromZero("seconds of a request"), type: R.cdfLog ? "log" : "linear" },
+    xaxis: { ...R.fromZero(`${time.name} of a request`), type: R.cdfLog ? "log" : "linear" },
     yaxis: { tickformat: ".0%", range: [0, 1.015] },
   };
-  const { p50_sec, p99_sec } = cdf.whole[0];
+  const percentiles = (row) => `half after ${R.seconds(row.p50_sec)}, 99 % after ${R.seconds(row.p99_sec)}`;
+  const ofOther = other?.whole.length ? `; of B ${percentiles(other.whole[0])}` : "";
   const say =
     `The share of ${R.plural(cdf.all.requests, "request")} done after each time: ` +
-    `half after ${R.seconds(p50_sec)}, 99 % after ${R.seconds(p99_sec)}.`;
+    `${percentiles(cdf.whole[0])}${ofOther}.`;
   return { data, layout, say };
 };
 
-R.cdfLine = (one, name, line) => ({
+R.cdfLine = (time, one, name, line) => ({
   type: "scatter",
   mode: "lines",
   name: R.plain(name),
-  x: one.sec,
+  x: time.of(one.sec),
+  customdata: one.sec.map(time.say),
   y: one.share,
   line: { shape: "hv", ...line },
-  hovertemplate: `%{y:.1%} of ${R.plain(name)} within %{x:.4~g} s<extra></extra>`,
+  hovertemplate: `%{y:.1%} of ${R.plain(name)} within %{customdata}<extra></extra>`,
 });
 
 R.percentileTable = () => {
   const { whole, table } = R.facts.cdf;
   if (!whole.length) return R.$("percentiles").closest(".card").remove();
+  const others = R.facts.other?.whole ?? [];
+  const ofA = R.facts.other ? "A: " : "";
   const rows = [
-    ...whole.map((row) => ({ ...row, name: "all workers" })),
-    ...table.map((row) => ({ ...row, name: `worker ${row.worker}` })),
+    ...whole.map((row) => ({ ...row, name: `${ofA}all workers` })),
+    ...others.map((row) => ({ ...row, name: "B: all workers" })),
+    ...table.map((row) => ({ ...row, name: `${ofA}worker ${row.worker}` })),
   ];
   const columns = [
     ["of", (row) => row.name],
     ["requests", (row) => row.requests, R.count],
-    ["mean", (row) => row.mean_sec, R.seconds],
-    ["p50", (row) => row.p50_sec, R.seconds],
-    ["p90", (row) => row.p90_sec, R.seconds],
-    ["p95", (row) => row.p95_sec, R.seconds],
-    ["p99", (row) => row.p99_sec, R.seconds],
-    ["p99.9", (row) => row.p99_9_sec, R.seconds],
-    ["max", (row) => row.max_sec, R.seconds],
+    ["mean", (row) => row.mean_sec, R.alike],
+    ["p50", (row) => row.p50_sec, R.alike],
+    ["p90", (row) => row.p90_sec, R.alike],
+    ["p95", (row) => row.p95_sec, R.alike],
+    ["p99", (row) => row.p99_sec, R.alike],
+    ["p99.9", (row) => row.p99_9_sec, R.alike],
+    ["max", (row) => row.max_sec, R.alike],
   ];
-  R.tableOf(R.$("percentiles"), columns, rows, { classes: ["total"] });
+  R.tableOf(R.$("percentiles"), columns, rows, { classes: ["total", others.length ? "total" : null] });
 };
 
 R.turnsChart = () => {
   const rows = R.facts.turns.turns;
   if (!rows.length) return "No turn was logged.";
   const colour = R.colour("generate");
+  const time = R.timesOf(rows.flatMap((row) => [row.engine_p50_sec, row.engine_p99_sec]));
   const series = (name, field, more) => ({
     name,
     x: rows.map((row) => row.turn + 1),
-    y: rows.map((row) => row[field]),
-    customdata: rows.map((row) => R.seconds(row[field])),
+    y: time.of(rows.map((row) => row[field])),
+    customdata: rows.map((row) => time.say(row[field])),
     hovertemplate: `turn %{x}: ${name} %{customdata}<extra></extra>`,
     ...more,
   });
@@ -81,7 +90,7 @@ R.turnsChart = () => {
     bargap: 0.35,
     showlegend: true,
     xaxis: { title: "turn", dtick: R.eachOf(rows, 20), showgrid: false },
-    yaxis: R.fromZero("seconds"),
+    yaxis: R.fromZero(time.name),
   };
   const say = `Median and p99 of the engine's time of each of ${R.plural(rows.length, "turn")}.`;
   return { data, layout, say };
@@ -94,7 +103,7 @@ R.countsChart = () => {
     type: "bar",
     x: rows.map((row) => row.turns),
     y: rows.map((row) => row.requests),
-    marker: { color: R.ink("accent"), opacity: 0.85 },
+    marker: { color: R.ink("soft"), opacity: 0.85 },
     customdata: rows.map((row) => [R.percent(row.share), R.seconds(row.mean_sec)]),
     hovertemplate: "%{x} turns: %{y:,} requests, %{customdata[0]}<br>mean %{customdata[1]}<extra></extra>",
   };
@@ -112,11 +121,11 @@ R.turnTable = () => {
   const columns = [
     ["turn", (row) => row.turn + 1],
     ["requests", (row) => row.requests, R.count],
-    ["engine, all", (row) => row.engine_sec, R.seconds],
-    ["median", (row) => row.engine_p50_sec, R.seconds],
-    ["p99", (row) => row.engine_p99_sec, R.seconds],
-    ["tools, all", (row) => row.tool_sec, R.seconds],
-    ["interaction, all", (row) => row.interaction_sec, R.seconds],
+    ["engine, all", (row) => row.engine_sec, R.alike],
+    ["median", (row) => row.engine_p50_sec, R.alike],
+    ["p99", (row) => row.engine_p99_sec, R.alike],
+    ["tool, all", (row) => row.tool_sec, R.alike],
+    ["interaction, all", (row) => row.interaction_sec, R.alike],
     ["tokens", (row) => row.response_tokens, R.count],
   ];
   R.tableOf(R.$("turn-table"), columns, rows);
@@ -125,18 +134,18 @@ R.turnTable = () => {
 R.lengthsChart = () => {
   const rows = R.facts.lengths.steps;
   if (!rows.length) return "Lengths of responses were not logged.";
-  const line = (name, field, width, opacity) => ({
+  const line = (name, field, width, dash) => ({
     type: "scatter",
     mode: rows.length < 60 ? "lines+markers" : "lines",
     name,
     x: rows.map((row) => row.step),
     y: rows.map((row) => row[field]),
-    line: { width, color: R.ink("accent") },
+    line: { width, dash, color: R.ink("soft") },
     marker: { size: 5 },
-    opacity,
     hovertemplate: `step %{x}: ${name} %{y:,.0f} tokens<extra></extra>`,
   });
-  const data = [line("longest", "max", 1.2, 0.4), line("p95", "p95", 1.6, 0.7), line("mean", "mean", 2.6, 1)];
+  const others = [line("longest", "max", 1.4, "dot"), line("p95", "p95", 1.8, "dash")];
+  const data = [...others, line("mean", "mean", 2.6)];
   const xaxis = { title: "step", dtick: R.eachOf(rows, 12) };
   const say = `Longest, p95 and mean response in tokens, of ${R.plural(rows.length, "step")}.`;
   return { data, layout: { showlegend: true, xaxis, yaxis: R.fromZero("tokens") }, say };

@@ -2,14 +2,14 @@
 "use strict";
 
 R.legend = () => {
-  const { steps, other, part_names } = R.facts;
+  const { steps, part_names } = R.facts;
   const used = part_names.filter((part) => steps.some((one) => R.shareOf(one, part) > 0.0005));
-  const dotted = other && R.el("span", {}, R.el("i", { class: "dotted" }), `${other.name}: time of its step`);
   R.$("phase-legend").replaceChildren(
     ...R.legendOf(used),
     R.el("span", {}, "○ until the next step begins"),
-    ...(dotted ? [dotted] : []),
+    ...R.legendOfRuns(["bars", "dashed line"]),
   );
+  R.$("cdf-legend").replaceChildren(...R.legendOfRuns(["solid line", "dashed line"]));
 };
 
 // One tab of a list is in the order of the tab key; the arrow keys go to its neighbours.
@@ -87,12 +87,14 @@ R.start = async () => {
     R.clockTable,
   ].forEach((fill) => fill());
   R.wireTimeline();
+  R.wireIcicle();
   R.wireWhatif();
-  let before = null;
+  let before; // undefined: no step is shown yet, and none may be in focus
   R.onChange(async ({ step, request }) => {
     if (step !== before) {
       before = step;
       R.partsOfStep(R.state);
+      R.resetIcicle();
       R.redraw("chart-steps", "chart-concurrency", "chart-cdf");
     }
     await R.showStep(step);

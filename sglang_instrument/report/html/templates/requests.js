@@ -41,9 +41,7 @@ R.suspended = (row) => (R.isNone(row.active_sec) ? null : Math.max(0, row.durati
 R.track = (row, whole) => {
   const part = (sec) => `${(100 * sec) / whole}%`;
   const phase = row.phase || R.phaseOf(row.event);
-  const structures = ["step", "request", "turn", "loop"]; // made of other events
-  const isStructure = structures.includes(phase) && row.event !== "event_loop_block";
-  const background = R.shade(isStructure ? "unaccounted" : phase);
+  const background = R.shade(phase);
   const bar = { left: part(row.start_sec), background };
   const whenOpen = { class: row.open ? "open" : null, style: { ...bar, width: part(row.duration_sec) } };
   const itself = R.el("i", { class: "self", style: { ...bar, width: part(row.self_sec) } });

@@ -6,33 +6,36 @@ R.stepsChart = () => {
   const { steps, other } = R.facts;
   if (!steps.length) return "No step has a record yet.";
   const names = steps.map((one) => one.key);
-  const data = [...R.phasesOfSteps(steps, names), R.intervalsOfSteps(steps, names)];
-  if (other) data.push(R.stepsOfOtherRun(other));
+  const all = [...steps, ...(other?.steps ?? [])];
+  const time = R.timesOf(all.flatMap((one) => [one.duration_sec, one.interval_sec ?? null]));
+  const data = [...R.phasesOfSteps(steps, names, time), R.intervalsOfSteps(steps, names, time)];
+  if (other) data.push(R.stepsOfOtherRun(other, time));
   const chosen = names.indexOf(R.state.step);
   const shapes = chosen < 0 ? [] : [R.band(chosen - 0.5, chosen + 0.5, "accent-soft", 0.75)];
   const layout = {
     barmode: "stack",
     bargap: steps.length > 60 ? 0.1 : 0.35,
-    annotations: R.findingMarks(steps),
+    annotations: R.findingMarks(steps, time),
     shapes,
     xaxis: R.stepAxis({ categoryarray: names, categoryorder: "array" }),
-    yaxis: R.fromZero("seconds"),
+    yaxis: R.fromZero(time.name),
     margin: { l: 8, r: 8, t: 30, b: 8 },
   };
   const longest = steps.reduce((a, b) => (b.duration_sec > a.duration_sec ? b : a));
   const say =
-    `Time of ${R.plural(steps.length, "step")}, split by part; ` +
-    `the longest is ${R.stepName(longest.key)}: ${R.seconds(longest.duration_sec)}.`;
+    `Time of ${R.plural(steps.length, "step")}${other ? " of A" : ""}, split by part; ` +
+    `the longest is ${R.stepName(longest.key)}: ${R.seconds(longest.duration_sec)}.` +
+    (other ? " The dashed line is the time of B’s steps." : "");
   return { data, layout, say };
 };
 
 // One stacked series for each phase; the stack is as high as the step is long.
-R.phasesOfSteps = (steps, names) => {
+R.phasesOfSteps = (steps, names, time) => {
   const draw = steps.length > R.MANY_STEPS ? R.phaseArea : R.phaseBars;
   return R.facts.part_names.flatMap((part) => {
-    const y = steps.map((one) => R.shareOf(one, part) * one.duration_sec);
+    const y = time.of(steps.map((one) => R.shareOf(one, part) * one.duration_sec));
     if (!y.some((sec) => sec > 0)) return [];
-    return [{ name: part, x: names, y, ...draw(steps, part) }];
+    return [{ name: part, x: names, y, ...draw(steps, part, time) }];
   });
 };
 
@@ -49,7 +52,7 @@ R.phaseArea = (steps, part) => ({
   hoverinfo: "skip",
 });
 
-R.phaseBars = (steps, part) => {
+R.phaseBars = (steps, part, time) => {
   const hatched = { fgcolor: R.ink("card"), fgopacity: 0.6, size: 6 };
   return {
     type: "bar",
@@ -60,19 +63,19 @@ R.phaseBars = (steps, part) => {
       pattern: { shape: steps.map((one) => (one.validate ? "/" : "")), ...hatched },
     },
     hovertemplate: steps.map((one) => {
-      const whole = `<b>${R.stepName(one.key)}</b>, ${R.seconds(one.duration_sec)}`;
+      const whole = `<b>${R.stepName(one.key)}</b>, ${time.say(one.duration_sec)}`;
       return `${whole}<br>${part}: ${R.percent(R.shareOf(one, part))}<extra></extra>`;
     }),
   };
 };
 
-R.intervalsOfSteps = (steps, names) => {
+R.intervalsOfSteps = (steps, names, time) => {
   const many = steps.length > R.MANY_STEPS;
   return R.markers({
     name: "until the next step",
     x: names,
-    y: steps.map((one) => one.interval_sec),
-    hovertext: steps.map((one) => `next step after ${R.seconds(one.interval_sec)}`),
+    y: time.of(steps.map((one) => one.interval_sec)),
+    hovertext: steps.map((one) => `next step after ${time.say(one.interval_sec)}`),
     marker: {
       symbol: many ? "circle" : "circle-open",
       size: many ? 3 : 7,
@@ -82,30 +85,28 @@ R.intervalsOfSteps = (steps, names) => {
   });
 };
 
-R.stepsOfOtherRun = (other) => {
-  const name = R.plain(other.name);
-  return R.markers({
-    name,
+R.stepsOfOtherRun = (other, time) =>
+  R.markers({
+    name: "B",
     mode: "lines+markers",
     x: other.steps.map((one) => `${one.step}`),
-    y: other.steps.map((one) => one.duration_sec),
-    hovertext: other.steps.map((one) => `${name}, step ${one.step}: ${R.seconds(one.duration_sec)}`),
-    line: { dash: "dot", color: R.ink("bad"), width: 1.6 },
-    marker: { size: 5 },
+    y: time.of(other.steps.map((one) => one.duration_sec)),
+    hovertext: other.steps.map((one) => `B, step ${one.step}: ${time.say(one.duration_sec)}`),
+    line: { dash: "dash", color: R.ink("run-b"), width: 2 },
+    marker: { size: 6, symbol: "diamond" },
   });
-};
 
 R.markers = (more) => ({ type: "scatter", mode: "markers", hoverinfo: "text", cliponaxis: false, ...more });
 
 // Label the steps with findings, unless there are too many labels to read.
-R.findingMarks = (steps) => {
+R.findingMarks = (steps, time) => {
   const accused = steps.filter((one) => one.accused);
   if (accused.length > 12) return [];
   const bad = R.ink("bad");
   const arrow = { showarrow: true, arrowhead: 0, arrowwidth: 1, ax: 0, ay: -20, arrowcolor: bad };
   return accused.map((one) => ({
     x: steps.indexOf(one),
-    y: Math.max(one.duration_sec, one.interval_sec || 0),
+    y: time.at(Math.max(one.duration_sec, one.interval_sec || 0)),
     text: "finding",
     font: { color: bad, size: 11 },
     ...arrow,
@@ -136,8 +137,8 @@ R.partsOfStep = ({ step }) => {
   if (card.hidden) return;
   const shown = parts.rows.filter((row) => row.sec >= 0.001 * parts.sec);
   const rest = parts.sec - shown.reduce((sum, row) => sum + row.sec, 0);
-  if (rest > 0) shown.push({ part: "shorter parts", sec: rest });
-  const shade = (row) => (R.facts.part_names.includes(row.part) ? R.shade(row.part) : "var(--faint)");
+  if (rest > 0) shown.push({ part: "rest", sec: rest });
+  const shade = (row) => R.shade(row.part);
   const bar = (row) => {
     const style = { flex: `${row.sec} 0 0`, background: shade(row) };
     return R.el("span", { style, title: `${row.part}: ${R.seconds(row.sec)}` });
@@ -147,7 +148,7 @@ R.partsOfStep = ({ step }) => {
     ["event", (row) => row.event, (event) => event && R.el("code", {}, event)],
     ["worker", (row) => row.worker],
     ["share", (row) => row.sec / parts.sec, R.percent],
-    ["time", (row) => row.sec, R.seconds],
+    ["time", (row) => row.sec, R.alike],
   ];
   card.querySelector("h3").textContent =
     `What the ${R.seconds(parts.sec)} of ${R.stepName(step)} were spent on, until the next step began`;
@@ -166,15 +167,15 @@ R.allSteps = () => {
   };
   const columns = [
     ["step", (one) => one.step, link],
-    ["time", (one) => one.duration_sec, R.seconds],
-    ["busy", (one) => one.busy_sec, R.seconds],
-    ["to the next", (one) => one.interval_sec, R.seconds],
+    ["time", (one) => one.duration_sec, R.alike],
+    ["busy", (one) => one.busy_sec, R.alike],
+    ["to the next", (one) => one.interval_sec, R.alike],
     ["slowest worker", (one) => one.slowest_worker],
     ["requests", (one) => one.requests, R.count],
     ["tokens", (one) => one.response_tokens, R.count],
-    ["p50", (one) => one.p50_sec, R.seconds],
-    ["p99", (one) => one.p99_sec, R.seconds],
-    ["longest", (one) => one.max_sec, R.seconds],
+    ["p50", (one) => one.p50_sec, R.alike],
+    ["p99", (one) => one.p99_sec, R.alike],
+    ["longest", (one) => one.max_sec, R.alike],
     ["tail", (one) => one.tail, R.percent],
     ...R.SHARES_OF_STEP.map((part) => [part, (one) => R.shareOf(one, part), R.percent]),
   ];

@@ -2,11 +2,13 @@
 "use strict";
 
 // A column is [heading, value, format]. `value` takes a row; the table sorts and exports what it returns.
-// `format` makes it a text or a node. A column of bars has no value and is only drawn: [heading, null, draw].
+// `format` makes it a text or a node; R.alike gives all such times of a table one unit, and those of a column
+// one precision. A column of bars has no value and is only drawn: [heading, null, draw].
 // `groupOf` names the group that a row begins; groups are shown in the first order alone.
 R.tableOf = (table, columns, rows, { classes = [], groupOf = null } = {}) => {
   const shown = rows.map((row, at) => ({ row, class: classes[at] ?? null }));
   const order = { column: -1, down: false };
+  columns = R.withUnits(columns, rows);
   const format = (value, how, row) => (how ? how(value, row) : R.isNone(value) ? null : value);
   const cell = ([, value, how], row) =>
     R.el("td", {}, (value ? format(value(row), how, row) : how(row)) ?? R.none);
@@ -22,6 +24,17 @@ R.tableOf = (table, columns, rows, { classes = [], groupOf = null } = {}) => {
   table.replaceChildren(R.el("thead", {}, R.headings(columns, order, draw)), R.el("tbody"));
   draw();
   R.equip(table, () => R.csvOf(columns, rows));
+};
+
+R.alike = (value) => R.seconds(value);
+R.withUnits = (columns, rows) => {
+  const timesIn = (value) => rows.map((row) => value(row));
+  const beside = columns.flatMap(([, value, how]) => (how === R.alike ? timesIn(value) : []));
+  return columns.map(([heading, value, how]) => {
+    if (how !== R.alike) return [heading, value, how];
+    const { say } = R.timesOf(timesIn(value), { beside, fine: false });
+    return [heading, value, Object.assign((one) => say(one), { unit: " (s)" })];
+  });
 };
 
 R.groupRow = (group, width) => R.el("tr", { class: "turn" }, R.el("td", { colspan: width }, group));
@@ -59,8 +72,7 @@ R.headings = (columns, order, draw) => {
 
 R.csvOf = (columns, rows) => {
   const valued = columns.filter(([, value]) => value);
-  const units = new Map([[R.seconds, " (s)"], [R.percent, " (share)"]]);
-  const names = valued.map(([heading, , how]) => `${heading}${units.get(how) ?? ""}`);
+  const names = valued.map(([heading, , how]) => `${heading}${how?.unit ?? ""}`);
   return [names, ...rows.map((row) => valued.map(([, value]) => value(row)))].map(R.csvLine).join("");
 };
 

@@ -247,9 +247,8 @@ R.wireTimeline = () => {
   R.wireOverview(R.$("t-overview"));
   R.wireTools();
   R.wireKeys(canvas);
-  new ResizeObserver(() => {
-    if (R.timeline.filter) R.place();
-  }).observe(canvas);
+  // In the next frame, because the canvas changes its own height.
+  new ResizeObserver(() => requestAnimationFrame(() => R.timeline.filter && R.place())).observe(canvas);
   R.themeListeners.push(() => {
     R.timeline.inks = null;
     R.repaint();

@@ -80,7 +80,7 @@ R.BAND = 40;
 R.STEPS = 8;
 R.LANE = 17;
 R.GAP = 12;
-R.ROWS = 36; // smallest height of all requests of a worker together
+R.ROWS = 20; // smallest height of all requests of a worker together
 R.layOut = (model, filter, size, selected, height) => {
   const kept = R.filterRows(model, filter);
   const lanes = selected && kept.includes(selected) ? R.lanesOf(model, selected) : null;

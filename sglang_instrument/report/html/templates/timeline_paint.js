@@ -7,11 +7,7 @@ R.packed = (colour, alpha = 1, onto = null) => {
   const mix = [0, 1, 2].map((at) =>
     onto ? Math.round(part(colour, at) * alpha + part(onto, at) * (1 - alpha)) : part(colour, at),
   );
-  return (255 << 24) | (mix[2] << 16) | (mix[1] << 8) | mix[0];
-};
-R.darkInk = (colour) => {
-  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
-  return 0.299 * red + 0.587 * green + 0.114 * blue > 140;
+  return ((255 << 24) | (mix[2] << 16) | (mix[1] << 8) | mix[0]) >>> 0; // as the buffer holds it
 };
 
 R.inks = () => {
@@ -29,12 +25,7 @@ R.inks = () => {
     paper: R.packed(card),
     row: R.packed(R.ink("grid"), 0.55, card),
     full: colours.map((one) => R.packed(one)),
-    dark: colours.map(R.darkInk), // dark text is readable on these
-    // Spans that contain other work, such as turns, are unaccounted; a blocked event loop is not.
-    made: (model, span) =>
-      ["step", "request", "turn", "loop"].includes(R.facts.phases[model.phase[span]]) &&
-      model.events[model.event[span]] !== "event_loop_block",
-    structure: new Set(["step", "request", "turn", "loop"].map((phase) => R.facts.phases.indexOf(phase))),
+    words: colours.map(R.inkOn),
     idle: R.packed(R.colour("unaccounted")),
   };
 };
@@ -90,14 +81,13 @@ R.paintRow = (pixels, width, height, model, row, top, bottom, ticks, each, inks,
     const kind = phase[span];
     const dim = placed.filtering && !R.wanted(model, filter, span);
     if (dim) told.dimmed++;
-    const colour = dim
-      ? inks.row
-      : row.request !== null && inks.structure.has(kind) && inks.made(model, span)
-        ? inks.idle
-        : inks.full[kind];
+    const colour = inks.full[kind];
     const x0 = from < 0 ? 0 : from | 0,
       x1 = to >= width ? width : Math.max(x0 + 1, to | 0);
-    if (flags[span] & R.OPEN)
+    // A faded span lies below the others, even if it ran inside them.
+    if (dim) {
+      for (let x = base + x0; x < base + x1; x++) if (pixels[x] === inks.paper) pixels[x] = inks.row;
+    } else if (flags[span] & R.OPEN)
       for (let x = x0; x < x1; x++) pixels[base + x] = x % 8 < 5 ? colour : inks.paper;
     else if (x1 - x0 < 24) for (let x = x0; x < x1; x++) pixels[base + x] = colour;
     else pixels.fill(colour, base + x0, base + x1);
@@ -114,7 +104,7 @@ R.paintLanes = (pixels, width, height, model, item, top, ticks, each, inks, scal
     if (to < 0 || from >= width) continue;
     const dim = placed.filtering && !R.wanted(model, filter, span);
     const kind = model.phase[span];
-    const colour = dim ? inks.row : inks.made(model, span) ? inks.idle : inks.full[kind];
+    const colour = dim ? inks.row : inks.full[kind];
     const x0 = Math.max(0, from | 0),
       x1 = Math.min(width, Math.max(x0 + 1, (to | 0) - (to - from > 4 ? 1 : 0)));
     const y0 = top + 4 * scale + at * lane,
@@ -248,7 +238,7 @@ R.nameSpans = (context, model, item, y, x, box, lanes, inks) => {
     const from = Math.max(box.left, x(model.start[span] * model.tick_sec)),
       to = Math.min(box.left + box.width, x((model.start[span] + model.ticks[span]) * model.tick_sec));
     if (to - from < 44) continue;
-    context.fillStyle = inks.dark[model.phase[span]] ? "#16181d" : "#ffffff";
+    context.fillStyle = inks.words[model.phase[span]];
     const middle = lanes ? y + 4 + lanes.get(span) * R.LANE + (R.LANE - 2) / 2 : y + item.high / 2;
     const open = model.flags[span] & R.OPEN ? ": open" : "";
     const took = R.seconds(model.ticks[span] * model.tick_sec);

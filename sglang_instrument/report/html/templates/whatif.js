@@ -80,19 +80,22 @@ R.whatifChart = () => {
   const facts = R.facts.whatif;
   if (!facts.steps.length) return "Nothing to draw.";
   const x = facts.steps.map(String);
-  const bar = (name, y, colour, opacity) => ({
+  const time = R.timesOf([...facts.recorded_sec, ...R.whatifCell().predicted_sec]);
+  const bar = (name, y, marker) => ({
     type: "bar",
     name,
     x,
-    y,
-    marker: { color: colour, opacity },
-    hovertemplate: `step %{x}, ${name}: %{y:.4~g} s<extra></extra>`,
+    y: time.of(y),
+    customdata: y.map(time.say),
+    marker,
+    hovertemplate: `step %{x}, ${name}: %{customdata}<extra></extra>`,
   });
+  const soft = R.ink("soft");
   const data = [
-    bar("recorded", facts.recorded_sec, R.ink("faint"), 0.4),
-    bar("predicted", R.whatifCell().predicted_sec, R.ink("accent"), 0.95),
+    bar("recorded", facts.recorded_sec, { color: R.ink("hover"), line: { color: soft, width: 1.2 } }),
+    bar("predicted", R.whatifCell().predicted_sec, { color: soft }),
   ];
-  const axes = { xaxis: R.stepAxis(), yaxis: R.fromZero("seconds") };
+  const axes = { xaxis: R.stepAxis(), yaxis: R.fromZero(time.name) };
   const say = `Recorded and predicted time of ${R.plural(x.length, "step")}.`;
   return { data, layout: { barmode: "overlay", bargap: 0.35, showlegend: true, ...axes }, say };
 };

@@ -7,6 +7,7 @@ R.concurrencyChart = () => {
   const name = step ? R.stepName(step) : "";
   R.$("concurrency-title").textContent = name && `${name[0].toUpperCase()}${name.slice(1)}`;
   if (!curves.length) return "No request has a record in this step.";
+  const time = R.timesOf(curves.flatMap((one) => one.at_sec));
   const last = curves.reduce((a, b) => (b.t100_sec > a.t100_sec ? b : a));
   const line = (one, index) => ({
     shape: "hv",
@@ -17,17 +18,18 @@ R.concurrencyChart = () => {
     type: "scatter",
     mode: "lines",
     name: `worker ${one.worker}`,
-    x: one.at_sec,
+    x: time.of(one.at_sec),
+    customdata: one.at_sec.map(time.say),
     y: one.in_flight,
     line: line(one, index),
-    hovertemplate: `worker ${one.worker}: %{y} in flight at %{x:.4~g} s<extra></extra>`,
+    hovertemplate: `worker ${one.worker}: %{y} in flight at %{customdata}<extra></extra>`,
   });
   const data = curves.map(curve).sort((a, b) => a.line.width - b.line.width);
   const layout = {
-    shapes: [R.band(last.t80_sec, last.t100_sec, "bad", 0.07)],
-    annotations: [R.tailMark(last)],
+    shapes: [R.band(time.at(last.t80_sec), time.at(last.t100_sec), "bad", 0.07)],
+    annotations: [R.tailMark(last, time)],
     showlegend: curves.length <= 16,
-    xaxis: R.fromZero("seconds since the worker’s first request began"),
+    xaxis: R.fromZero(`${time.name} since the worker’s first request began`),
     yaxis: R.fromZero("requests in flight"),
   };
   const end = `worker ${last.worker} ends last, after ${R.seconds(last.t100_sec)}`;
@@ -35,17 +37,19 @@ R.concurrencyChart = () => {
   return { data, layout, say };
 };
 
-R.tailMark = (last) => {
+R.tailMark = (last, time) => {
+  const wide = R.$("chart-concurrency").clientWidth > 560;
   const tail = `${R.seconds(last.t100_sec - last.t80_sec)}, ${R.percent(last.tail)} of its time`;
   return {
     xref: "x",
     yref: "paper",
-    x: last.t100_sec,
+    x: time.at(last.t100_sec),
     y: 1,
     xanchor: "right",
     yanchor: "top",
     showarrow: false,
-    text: `worker ${last.worker}: the last 20 % of its requests run for ${tail}`,
+    align: "right",
+    text: `worker ${last.worker}: the last 20 % of${wide ? " " : "<br>"}its requests run for ${tail}`,
     font: { color: R.ink("bad"), size: 12 },
   };
 };
@@ -57,9 +61,9 @@ R.HEAT_NAMES = {
   wait_sec: "Waiting at the barriers",
 };
 R.HEAT_WORDS = {
-  arrival_sec: "arrived %{z:.3~g} s after the first",
-  blame_sec: "to blame for %{z:.3~g} s",
-  wait_sec: "waited %{z:.3~g} s",
+  arrival_sec: "arrived %{text} after the first",
+  blame_sec: "to blame for %{text}",
+  wait_sec: "waited %{text}",
 };
 
 R.heatChart = () => {
@@ -76,14 +80,16 @@ R.heatChart = () => {
   };
   const of = `${R.plural(y.length, "worker")} in ${R.plural(x.length, "step")}`;
   const say = `${R.HEAT_NAMES[R.heatOf]} of ${of}.`;
-  return { data: [R.heatMap(heat, x, y), R.doubtMarks(heat, y)], layout, say };
+  const time = R.timesOf(heat[R.heatOf].flat());
+  return { data: [R.heatMap(heat, x, y, time), R.doubtMarks(heat, y)], layout, say };
 };
 
-R.heatMap = (heat, x, y) => ({
+R.heatMap = (heat, x, y, time) => ({
   type: "heatmap",
   x,
   y,
-  z: heat[R.heatOf],
+  z: heat[R.heatOf].map(time.of),
+  text: heat[R.heatOf].map((row) => row.map(time.say)),
   xgap: x.length > 60 ? 0 : 2,
   ygap: y.length > 40 ? 0 : 2,
   colorscale: [
@@ -94,7 +100,7 @@ R.heatMap = (heat, x, y) => ({
   colorbar: {
     thickness: 8,
     outlinewidth: 0,
-    ticksuffix: " s",
+    ticksuffix: ` ${time.unit}`,
     tickfont: { size: 11, color: R.ink("faint") },
     len: 1,
   },
@@ -122,15 +128,15 @@ R.blameTable = () => {
   if (!rows.length) return R.$("blame").closest(".card").remove();
   const most = Math.max(...rows.map((row) => row.blame_sec), 1e-9);
   const meter = (row) => {
-    const style = { width: `${(row.blame_sec / most) * 150}px`, background: R.ink("bad") };
+    const style = { width: `${(row.blame_sec / most) * 150}px`, background: "var(--bad)" };
     return R.el("span", { class: "meter left", style });
   };
   const columns = [
     ["worker", (row) => row.worker, (worker) => `worker ${worker}`],
     ["blame, drawn", null, meter],
-    ["blame", (row) => row.blame_sec, R.seconds],
-    ["saved if it alone were faster", (row) => row.gain_alone_sec, R.seconds],
-    ["waited", (row) => row.wait_sec, R.seconds],
+    ["blame", (row) => row.blame_sec, R.alike],
+    ["saved if it alone were faster", (row) => row.gain_alone_sec, R.alike],
+    ["waited", (row) => row.wait_sec, R.alike],
     ["came last", (row) => row.last, (last, row) => `${last} of ${row.barriers}`],
   ];
   R.tableOf(R.$("blame"), columns, rows.slice(0, 32));

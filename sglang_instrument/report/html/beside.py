@@ -1,0 +1,54 @@
+"""Put a second run beside the first: the stories of both, what their comparison concludes, its charts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from sglang_instrument.analysis.answers.steps import step_table
+from sglang_instrument.analysis.changes.compare import compare_runs
+from sglang_instrument.analysis.changes.conclusion import conclusion_of
+from sglang_instrument.analysis.changes.run_names import dated_names_of, names_of
+from sglang_instrument.analysis.verdict.verdict import judge
+from sglang_instrument.report.html.answers import comparison
+from sglang_instrument.report.html.story import story
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run.opening import Run
+
+_Story = dict[str, Any]
+
+
+def beside(run: Run, other: Run, told: Mapping[str, Any]) -> tuple[_Story, dict[str, Any], list[str]]:
+    """Return what a report says of a second run.
+
+    Args:
+        run: The first run, A.
+        other: The second run, B.
+        told: The story of the first.
+
+    Returns:
+        The words of the head: what the comparison concludes, and the stories of both as "runs"; the data of
+        the charts; the names of both, with their dates.
+    """
+    compared = compare_runs(run, other)
+    stories = [dict(told), story(other, step_table(other.digest), judge(other))]
+    runs = [
+        {**one, "mark": mark, "title": name, "findings": _unlike(one, neighbour)}
+        for mark, name, one, neighbour in zip(
+            "AB", names_of(run, other), stories, reversed(stories), strict=True
+        )
+    ]
+    words = {**asdict(conclusion_of(compared)), "runs": runs, "other_logs": other.logs}
+    return words, comparison(compared, other), list(dated_names_of(run, other))
+
+
+def _unlike(one: _Story, other: _Story) -> list[dict[str, Any]]:
+    """Return the findings of a run, each with whether the other run has none of its kind."""
+    known = {_kind(finding) for finding in other["findings"]}
+    return [{**finding, "only": _kind(finding) not in known} for finding in one["findings"]]
+
+
+def _kind(finding: Mapping[str, Any]) -> tuple[str, str | None]:
+    return finding["cause"], finding["event"]
