@@ -253,7 +253,9 @@ def error(results: Sequence[Result]) -> float:
     total = sum(map(len, runs))
     middle = holds([one for asked in runs for one in asked])
     off = [sum((one.low <= one.left <= one.high) - middle for one in asked) for asked in runs]
-    return float(np.sqrt(np.sum(np.square(off)) * len(runs) / max(len(runs) - 1, 1)) / total)
+    if len(runs) < 2:
+        return float("nan")
+    return float(np.sqrt(np.sum(np.square(off)) * len(runs) / (len(runs) - 1)) / total)
 
 
 def _score(low: float, high: float, left: float) -> float:
