@@ -249,3 +249,22 @@ def test_a_hang_of_the_generator_is_named(usual):
     assert forecast(history, stuck.at(limit_sec)).will_not_end == ()
     named = forecast(history, stuck.at(limit_sec + 10.0)).will_not_end
     assert [request_id for _, request_id in named] == [call.request_id]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_clocks_that_jump_break_nothing(seed):
+    random = np.random.default_rng(seed)
+
+    def odd(most):
+        rows = []
+        for place in range(int(random.integers(1, 8))):
+            begun, ended, *turns = random.choice([-1e12, -5.0, 0.0, 1e-9, 3.0, 8.0, 1e9, 1e15], 2 + most)
+            ended = NOT_YET if most and random.random() < 0.5 else ended
+            rows.append((f"r{place}", int(random.integers(0, 3)), begun, ended, turns))
+        return Requests.of(rows)
+
+    history = history_of(PastStep(odd(place % 3), random.choice([-1.0, 0.0, 5.0, 1e9])) for place in range(5))
+    if history.steps:
+        told = forecast(history, StepSoFar(random.choice([-5.0, 0.0, 4.0, 1e9]), odd(2), expected=9))
+        assert not np.isnan([told.low_sec, told.high_sec]).any()
+        assert told.low_sec <= told.high_sec

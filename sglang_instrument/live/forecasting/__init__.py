@@ -1,1 +1,1 @@
-"""Forecast the end of a step from earlier steps: pure functions of times."""
+"""Forecast the end of the step in progress: pure functions of earlier steps and of the requests so far."""

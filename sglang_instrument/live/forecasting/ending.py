@@ -175,8 +175,8 @@ def _last(
     best = int(shares.argmax())
     total = float(shares.sum()) * still.stands_for
     # One of them ends last, unless others may: the sum differs from 1 by the coarseness of the grid.
-    whole = total if all_begun and len(slowest) == len(still.places) else max(total, 1.0)
-    return int(still.places[slowest[best]]), float(shares[best]) / whole
+    least = _LEAST if all_begun and len(slowest) == len(still.places) else 1.0
+    return int(still.places[slowest[best]]), float(shares[best]) / max(total, least)
 
 
 def _after_the_last(usual: Usual, now: StepSoFar) -> Ending:

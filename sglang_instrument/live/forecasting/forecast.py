@@ -10,14 +10,16 @@ from scipy.special import ndtr, ndtri, stdtrit
 from sglang_instrument.live.forecasting.ending import Ending, ending_of
 from sglang_instrument.live.forecasting.hanging import hanging
 from sglang_instrument.live.forecasting.history import PastStep, StepSoFar
+from sglang_instrument.live.forecasting.told import Forecast
 from sglang_instrument.live.forecasting.usual import Usual
 
 _CHANCE: Final = 0.8  # that a step ends within its interval
 _MOST_STEPS: Final = 8  # the last steps, with which a step is compared
 _MOST_CHECKS: Final = 20  # the last steps whose forecasts are checked
 _CHECKED: Final = (0.2, 0.4, 0.6, 0.8)  # at these shares of their time
-_FIRST_SPREAD: Final = 1.1  # of the checks, before any is known
+_FIRST_SPREAD: Final = 1.0  # of the checks, before any is known
 _AS_STEPS: Final = 6.0  # how many steps outweigh that
+_FREEDOM: Final = 3.0  # degrees of freedom before any check
 _MOST_OFF: Final = 3.0  # standard deviations for which a check counts at most
 
 
@@ -66,29 +68,9 @@ class History:
         middle = float(offs.mean(axis=1).sum()) / weight if len(offs) else 0.0
         squares = float(((offs - middle) ** 2).mean(axis=1).sum()) if len(offs) else 0.0
         spread = np.sqrt((_AS_STEPS * _FIRST_SPREAD**2 + squares) / weight)
-        reach = float(
-            stdtrit(weight, (1 + _CHANCE) / 2) * spread
-        )  # Student's: of few checks, the spread is a guess
+        # Student's: the fewer checks there are, the less is known of their spread.
+        reach = float(stdtrit(_FREEDOM + len(offs), (1 + _CHANCE) / 2) * spread)
         return float(ndtr(middle - reach)), float(ndtr(middle + reach))
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """When the step in progress ends.
-
-    Attributes:
-        low_sec, high_sec: It ends within these times from now, in 8 of 10 steps.
-        decides: The worker and the request that most probably end last; None if none is open.
-        decides_share: How probable that is.
-        will_not_end: Worker and request of those that have left the range of all that ended. The interval and
-            `decides` are those of the others.
-    """
-
-    low_sec: float
-    high_sec: float
-    decides: tuple[int, str] | None
-    decides_share: float
-    will_not_end: tuple[tuple[int, str], ...]
 
 
 def forecast(history: History, now: StepSoFar) -> Forecast | None:
