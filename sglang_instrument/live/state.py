@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
-from sglang_instrument.live.forecasting.forecast import Forecast as Forecast
+from sglang_instrument.live.forecasting.told import Forecast as Forecast
 
 #: Where an open request, or the worker itself, is: the keys of `StepNow.open` and `WorkerNow.open`, in the
 #: order in which they are shown. `engine` is a generation call of which no scheduler tells whether it queues,
