@@ -1,4 +1,4 @@
-"""Follow a run: `python -m sglang_instrument.live LOGS` writes the numbers of each step once it is whole.
+"""Follow a run: `python -m sglang_instrument.live LOGS` writes the numbers of each step once it is finished.
 
 `install(scalars=True)` starts this process beside the training, with the lowest priority. It reads the run's
 files and appends a line a step to `LOGS/live/scalars.jsonl`. It ends with the process that started it.
@@ -7,6 +7,7 @@ files and appends a line a step to `LOGS/live/scalars.jsonl`. It ends with the p
 import argparse
 import contextlib
 import fcntl
+import importlib.util
 import os
 import sys
 import time
@@ -19,11 +20,8 @@ import msgspec
 from sglang_instrument.errors import InstrumentError
 
 _LOOK_SEC: Final = 0.3
-_LOOK_SHARE: Final = 0.05  # looking takes at most this share of the time: a run may have 1,000 files a step
-_AGAIN_SHARE: Final = 0.1  # and so does reading a step again that went on after its end
 _LOCK_SEC: Final = 10.0
 _AFTER_FAILURE_SEC: Final = 5.0
-_CLOCKS_SEC: Final = 60.0  # by how much the clock of a file server may be behind
 
 
 class Told(msgspec.Struct, omit_defaults=True):
@@ -53,71 +51,59 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     except ModuleNotFoundError as missing:
-        _say(folder, given.run, InstrumentError(f"{missing}: pip install 'sglang-instrument[analysis]'"))
+        _say(folder, given.run, f"{missing}: pip install 'sglang-instrument[analysis]'")
         return 2
     except (OSError, ImportError, InstrumentError) as error:
-        _say(folder, given.run, error)
+        _say(folder, given.run, str(error) if isinstance(error, InstrumentError) else repr(error))
         return 2
     return 0
 
 
 def follow(folder: Path, run_id: str | None, is_wanted: Callable[[], bool]) -> None:
-    """Tell the numbers of each step of a run, until the run is not wanted any more.
+    """Tell the numbers of each finished step of a run, until the run is not wanted any more.
 
     Args:
         folder: The run's folder.
-        run_id: Tell only of this run; None: of all that write to the folder.
+        run_id: Tell only of this run; None: of the newest one that writes to the folder.
         is_wanted: Whether to go on; called after each look at the folder.
     """
-    from sglang_instrument.live import scalars  # noqa: F401 - a missing package ends the follower here
-    from sglang_instrument.live.finished_steps import FinishedSteps
+    from sglang_instrument.live.follower import Follower
 
-    since = 0.0 if run_id is None else time.time() - _CLOCKS_SEC
-    finished = FinishedSteps(folder, int(since * 1e9))
-    again_at: dict[int, float] = {}  # a step that goes on and on is not read all of the time
+    if importlib.util.find_spec("polars") is None:  # imported by the follower's own process only
+        raise ModuleNotFoundError("No module named 'polars'")
+    follower = Follower(folder, run_id, with_now=False)
+    told: dict[int, dict[str, float]] = {}
     has_failed = False
-    while True:
-        begun = time.monotonic()
-        found = finished.look()
-        pause = max(_LOOK_SEC, (time.monotonic() - begun) / _LOOK_SHARE)
-        for step in found:
-            begun = time.monotonic()
-            if begun < again_at.get(step, 0.0):
-                finished.forget(step)
-                continue
-            try:
-                _tell(folder, step, run_id)
-            except Exception as error:  # one step that cannot be read must not cost the others
-                if not has_failed:
-                    _say(folder, run_id, error)
-                has_failed = True
-                if isinstance(error, OSError):  # the disk may recover
-                    finished.forget(step)
+    follower.start()
+    try:
+        while True:
+            snapshot, pause = follower.snapshot(), _LOOK_SEC
+            failures = [one.sentence for one in snapshot.problems]
+            done = {one.step: one for one in snapshot.done if one.scalars and not one.validate}
+            told = {step: numbers for step, numbers in told.items() if step in done}
+            for step, one in done.items():
+                try:
+                    if told.get(step) != one.scalars:
+                        _append(folder, Told(one.run_id or "", step, dict(one.scalars)))
+                        told[step] = dict(one.scalars)
+                except OSError as error:  # the disk may recover
+                    failures.append(repr(error))
                     pause = _AFTER_FAILURE_SEC
-            now = time.monotonic()
-            again_at[step] = now + (now - begun) / _AGAIN_SHARE
-        if not is_wanted():
-            return
-        time.sleep(pause)
+            if failures and not has_failed:
+                has_failed = True
+                _say(folder, run_id, failures[0])
+            if not is_wanted():
+                return
+            time.sleep(pause)
+    finally:
+        follower.stop()
 
 
-def _tell(folder: Path, step: int, run_id: str | None) -> None:
-    from sglang_instrument.analysis.reading.files import newest_runs
-    from sglang_instrument.live.scalars import open_step, scalars_of
-
-    run = open_step(folder, step)
-    newest = newest_runs(run.files).get(f"step_{step}")
-    numbers = scalars_of(run, step) if run_id in (None, newest) else {}
-    if numbers:
-        _append(folder, Told(newest or "", step, numbers))
-
-
-def _say(folder: Path, run_id: str | None, error: Exception) -> None:
+def _say(folder: Path, run_id: str | None, why: str) -> None:
     """Say why the follower failed, to who started it and, by the file, to the training."""
-    text = str(error) if isinstance(error, InstrumentError) else repr(error)
-    print(f"sglang_instrument.live: {text}", file=sys.stderr)  # noqa: T201 - a program's message
+    print(f"sglang_instrument.live: {why}", file=sys.stderr)  # noqa: T201 - a program's message
     with contextlib.suppress(OSError):  # the file may be what failed
-        _append(folder, Told(run_id or "", failed=text))
+        _append(folder, Told(run_id or "", failed=why))
 
 
 def _append(folder: Path, told: Told) -> None:
@@ -168,7 +154,7 @@ def _begin_of(pid: int) -> bytes | None:
 def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m sglang_instrument.live", description=__doc__)
     parser.add_argument("logs", metavar="LOGS", help="the run's folder")
-    parser.add_argument("--run", help="id of the run; default: every run that writes to the folder")
+    parser.add_argument("--run", help="id of the run; default: the newest one in the folder")
     parser.add_argument("--driver", type=int, help="number of the process to end with")
     return parser.parse_args(arguments)
 

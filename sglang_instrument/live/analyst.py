@@ -4,7 +4,6 @@ import contextlib
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,16 +20,24 @@ main(sys.argv[1])
 
 
 class Question(msgspec.Struct):
-    """What the process is asked: a line of JSON with the folders of steps, and of those that follow them."""
+    """What the process is asked: a line of JSON.
 
-    folders: list[str]
-    beside: list[str] = []
+    Attributes:
+        folder: That of a step, such as "step_12".
+        following: Those of the steps that follow: a step lasts until the next one begins.
+        run_id: The run; None: the newest of the step.
+    """
+
+    folder: str
+    following: list[str] = []
+    run_id: str | None = None
 
 
 class Answer(msgspec.Struct):
-    """What the process answers: a line of JSON."""
+    """What the process answers: a line of JSON. Of a step that is not finished it has no numbers."""
 
-    steps: list[StepDone]
+    folder: str
+    steps: list[StepDone] = []
     failed: str | None = None
 
 
@@ -39,6 +46,9 @@ class Analyst:
 
     Args:
         folder: The run's folder.
+
+    Attributes:
+        failures: By a step's folder, why it has no numbers.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,26 +59,21 @@ class Analyst:
         self._done: dict[tuple[int, bool], StepDone] = {}
         self._asked = 0
         self._answered = threading.Semaphore(0)
-        self.failed: str | None = None
+        self._is_closed = False
+        self.failures: dict[str, str] = {}
 
-    def ask(self, folders: Sequence[str], beside: Sequence[str] = ()) -> None:
-        """Ask for the numbers of the steps in these folders, such as "step_12"; they come later.
-
-        Args:
-            folders: The folders.
-            beside: Those of the steps that follow: a step lasts until the next one begins.
-        """
+    def ask(self, question: Question) -> None:
+        """Ask for the numbers of a step; they come later."""
         try:
             if self._process is None or self._process.poll() is not None:
                 self._start()
             assert self._process is not None  # noqa: S101 - just started
             assert self._process.stdin is not None  # noqa: S101 - a pipe
-            question = Question(list(folders), list(beside))
             self._process.stdin.write(msgspec.json.encode(question) + b"\n")
             self._process.stdin.flush()
             self._asked += 1
         except OSError as error:
-            self.failed = f"finished steps cannot be analysed: {error}"
+            self.failures[question.folder] = f"{question.folder} cannot be analysed: {error}"
 
     def wait(self) -> None:
         """Wait for all answers, or until the process ends without one."""
@@ -84,6 +89,7 @@ class Analyst:
 
     def close(self) -> None:
         """End the process."""
+        self._is_closed = True
         if self._process is None:
             return
         self._process.kill()
@@ -113,6 +119,10 @@ class Analyst:
                 answer = msgspec.json.decode(line, type=Answer)
                 with self._lock:
                     self._done.update({(one.step, one.validate): one for one in answer.steps})
-                self.failed = answer.failed
+                    self.failures.pop(answer.folder, None)
+                    if answer.failed is not None:
+                        self.failures[answer.folder] = answer.failed
                 self._answered.release()
+        if not self._is_closed:
+            self.failures[""] = "the process that analyses finished steps has ended"
         self._answered.release()  # it ended: nobody waits for it

@@ -12,18 +12,31 @@ from typing import Final
 import msgspec
 import polars as pl
 
+from sglang_instrument.analysis.answers.call_times import call_times
 from sglang_instrument.analysis.answers.steps import step_table
 from sglang_instrument.analysis.ledger.ledger import Paths, step_ledger, worker_ledger
-from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.reading.files import (
+    File,
+    ended_paths,
+    newest_run_filter,
+    newest_runs,
+    only_run,
+)
 from sglang_instrument.analysis.run.batches import digest_files
-from sglang_instrument.analysis.run.cache import list_files, only_newest_runs
+from sglang_instrument.analysis.run.cache import list_files, only_files, only_newest_runs
 from sglang_instrument.analysis.run.digest import Digest, concat_digests
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.live.analyst import Answer, Question
 from sglang_instrument.live.counting.counts import folder_of
+from sglang_instrument.live.counting.endings import OTHER_ROLES
+from sglang_instrument.live.scalars import StepTables, scalars_of
 from sglang_instrument.live.state import StepDone
 
 _MOST_DIGESTS: Final = 6  # of the workers' files of a step, or of the others
+_ENGINE: Final = "engine"
+_MOST_ENGINE_BYTES: Final = (
+    64 * 2**20
+)  # of the engine's own logs, which hold all steps; they take 2 s to read
 
 
 def main(folder: str) -> None:
@@ -31,12 +44,11 @@ def main(folder: str) -> None:
     os.nice(19)
     finished = Finished(Path(folder))
     for line in sys.stdin.buffer:
+        asked = msgspec.json.decode(line, type=Question)
         try:
-            asked = msgspec.json.decode(line, type=Question)
-            steps = finished.steps([*asked.folders, *asked.beside])
-            answer = Answer([one for one in steps if folder_of((one.step, one.validate)) in asked.folders])
+            answer = Answer(asked.folder, list(finished.steps(asked)))
         except Exception as error:  # a step that cannot be read must not cost the later ones
-            answer = Answer([], f"finished steps cannot be analysed: {error!r}")
+            answer = Answer(asked.folder, failed=f"{asked.folder} cannot be analysed: {error!r}")
         sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
         sys.stdout.buffer.flush()
 
@@ -52,34 +64,47 @@ class Finished:
         self._folder = folder
         self._digests: dict[tuple[tuple[str, int, int], ...], tuple[list[File], Digest]] = {}
 
-    def steps(self, folders: Sequence[str]) -> Iterator[StepDone]:
-        """Yield the numbers of the steps in some folders, such as "step_12", in order."""
-        digest = self._open(folders).digest
-        paths = Paths(digest)
-        spent = step_ledger(paths).group_by("step", "validate", "part").agg(pl.col("sec").sum())
-        waits = worker_ledger(paths).filter(pl.col("part") == "barrier").drop_nulls("waited_for")
-        waits = waits.group_by("step", "validate", "waited_for").agg(pl.col("sec").sum())
-        for row in step_table(digest).iter_rows(named=True):
-            step, validate = row["step"], row["validate"]
-            late = waits.filter(step=step, validate=validate).sort("sec", "waited_for").tail(1)
-            parts = spent.filter(step=step, validate=validate).sort("sec", descending=True)
-            yield StepDone(
-                step=step,
-                validate=validate,
-                duration_sec=row["duration_sec"],
-                requests=row["requests"],
-                tokens=row["response_tokens"],
-                p50_sec=row["p50_sec"],
-                p99_sec=row["p99_sec"],
-                straggler=late["waited_for"].item() if len(late) else None,
-                straggler_sec=late["sec"].item() if len(late) else 0.0,
-                ledger=dict(parts.select("part", "sec").iter_rows()),
-            )
+    def steps(self, asked: Question) -> Iterator[StepDone]:
+        """Yield the numbers of a step; none if it is not finished."""
+        run = self._open([asked.folder, *asked.following], asked.run_id)
+        files = [file for file in run.files if file.folder == asked.folder]
+        rows = [row for row in step_table(run.digest).rows(named=True) if _folder(row) == asked.folder]
+        if not rows or not _is_finished(files):
+            return
+        [row] = rows
+        paths = Paths(run.digest, call_times(run))
+        of_step = (pl.col("step") == row["step"]) & (pl.col("validate") == row["validate"])
+        tables = StepTables(
+            row=row,
+            files=files,
+            digest=run.digest.filter(of_step),
+            spent=step_ledger(paths).filter(of_step),
+            spent_by_workers=worker_ledger(paths).filter(of_step),
+            calls=None if paths.call_times is None else paths.call_times.filter(of_step),
+        )
+        straggler, straggler_sec = tables.straggler
+        yield StepDone(
+            step=row["step"],
+            validate=row["validate"],
+            run_id=newest_runs(run.files).get(asked.folder),
+            duration_sec=row["duration_sec"],
+            requests=row["requests"],
+            tokens=row["response_tokens"],
+            p50_sec=row["p50_sec"],
+            p99_sec=row["p99_sec"],
+            straggler=straggler,
+            straggler_sec=straggler_sec,
+            ledger=tables.ledger,
+            scalars=scalars_of(run, tables),
+        )
 
-    def _open(self, folders: Sequence[str]) -> Run:
+    def _open(self, folders: Sequence[str], run_id: str | None) -> Run:
         """Return the run as if it had only these steps."""
+        engine = list_files(self._folder, [_ENGINE])
+        if sum(file.size for file in engine) > _MOST_ENGINE_BYTES:
+            engine = []
         groups: dict[tuple[str, bool], list[File]] = {}
-        for file in list_files(self._folder, folders):  # a trainer's file grows after its step was closed
+        for file in (*list_files(self._folder, folders), *engine):  # a trainer's file grows after its step
             of_worker = file.place is not None and file.place.role == "worker"
             groups.setdefault((file.folder, of_worker), []).append(file)
         read: list[File] = []
@@ -88,17 +113,38 @@ class Finished:
             files, digest = self._digest(group)
             digests.append(_shifted(digest, sum(len(file.runs) for file in read)))
             read += files
-        digest = only_newest_runs(read, concat_digests(digests))
-        return Run(self._folder, read, digest, cached=False)
+        digest = concat_digests(digests)
+        if run_id is not None:  # a server that was started by hand has a run id of its own
+            kept = only_run([file for file in read if file.folder != _ENGINE], run_id)
+            kept += [file for file in read if file.folder == _ENGINE]
+            read, digest = kept, only_files(digest, read, kept)
+        return Run(self._folder, read, only_newest_runs(read, digest), cached=False)
 
     def _digest(self, files: list[File]) -> tuple[list[File], Digest]:
-        """Return files as read, and their digest: from memory, unless one of them changed."""
+        """Return files as read, and their digest: from memory, unless one of them changed.
+
+        No other processes read them, because this one runs beside a training.
+        """
         key = tuple((file.path, file.size, file.mtime_ns) for file in files)
-        found = self._digests.pop(key, None) or digest_files(self._folder, files)
+        found = self._digests.pop(key, None) or digest_files(self._folder, files, most_processes=1)
         self._digests[key] = found
         while len(self._digests) > _MOST_DIGESTS:
             del self._digests[next(iter(self._digests))]
         return found
+
+
+def _folder(row: dict[str, object]) -> str:
+    return folder_of((int(str(row["step"])), bool(row["validate"])))
+
+
+def _is_finished(files: Sequence[File]) -> bool:
+    """Return whether all workers of the newest run closed a step; other programs' files are complete."""
+    roles = {file.path: file.place.role for file in files if file.place is not None}
+    workers = [file for file in files if roles.get(file.path) == "worker"]
+    workers = workers or [file for file in files if roles.get(file.path) not in {None, *OTHER_ROLES}]
+    counts, ended = newest_run_filter(files), ended_paths(files)
+    wrote = [file for file in workers if any(counts(file, control.run_id) for control in file.controls)]
+    return bool(workers) and all(file.path in ended for file in wrote)
 
 
 def _shifted(digest: Digest, sources: int) -> Digest:

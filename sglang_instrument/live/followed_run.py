@@ -2,18 +2,19 @@
 
 import os
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from sglang_instrument.live import snapshots
-from sglang_instrument.live.analyst import Analyst
+from sglang_instrument.live.analyst import Analyst, Question
 from sglang_instrument.live.counting.counts import Counts, StepKey, folder_of
 from sglang_instrument.live.counting.liveness import Liveness
 from sglang_instrument.live.counting.tail import Tail
 from sglang_instrument.live.forecaster import Forecaster
 from sglang_instrument.live.problems import Now
-from sglang_instrument.live.state import Forecast, Snapshot, StepDone, StepNow
+from sglang_instrument.live.state import Forecast, Problem, Snapshot, StepDone, StepNow
+from sglang_instrument.plain_text import plain
 
 _ALIVE_EVERY_SEC: Final = 5.0
 _OVER_SEC: Final = 120.0  # without a line, a run whose processes cannot be asked is over
@@ -24,15 +25,34 @@ _FIRST_STEPS: Final = 12  # that were finished before we came, at most
 _FIRST_BYTES: Final = 256 * 2**20  # of their files, but at least one step
 _NAMED: Final = 3  # unreadable files
 _QUIET_SEC: Final = 10.0  # a run that logs is not left for another one
+_AGAIN_SHARE: Final = 0.1  # analysing a step that goes on and on takes at most this share of the time
+_CLOCKS_SEC: Final = 60.0  # by how much the clock of a file server may be behind
+
+
+@dataclass
+class _Asked:
+    """What was known of a step when its numbers were asked for; when that was, and when it may be again."""
+
+    state: tuple[int, list[StepKey]]
+    at: float
+    again_at: float = 0.0
 
 
 class FollowedRun:
-    """The state of the run that is followed."""
+    """The state of the run that is followed.
 
-    def __init__(self, folder: Path, with_done: bool) -> None:
+    Args:
+        folder: The run's folder.
+        run_id: As of `Follower`.
+        with_now, with_done: As of `Follower`.
+    """
+
+    def __init__(self, folder: Path, run_id: str | None, with_now: bool, with_done: bool) -> None:
         self.folder = folder
         self.tail = Tail(folder)
-        self._counts = Counts()
+        self._wanted = run_id
+        self._with_now = with_now
+        self._counts = Counts(run_id or "")
         self._liveness = Liveness(folder)
         self._analyst = Analyst(folder) if with_done else None
         self._next_alive = 0.0
@@ -40,7 +60,8 @@ class FollowedRun:
         self._forecaster = Forecaster()
         self._forecast: tuple[float, StepKey, Forecast | None] = (0.0, (0, False), None)
         self._done: dict[StepKey, StepDone] = {}
-        self._asked: dict[StepKey, object] = {}
+        self._asked: dict[StepKey, _Asked] = {}
+        self._asked_earlier = False
         self._begun = time.monotonic()
         self._run_id: str | None = None
 
@@ -54,27 +75,27 @@ class FollowedRun:
             self._counts.take(file, piece, now, stale_sec)
         if self._counts.run_id != self._run_id:
             self._begin_run()
-        if now >= self._next_alive:
+        if self._with_now and now >= self._next_alive:
             self._next_alive = now + _ALIVE_EVERY_SEC
             self._liveness.look(self._counts.run_id)
         if not self.tail.more:
             self._learn()
-            self._ask()
+            self._ask(now)
         return self.tail.more
 
     def snapshot(self, now: float) -> Snapshot:
         """Return what is known."""
-        if self._analyst is not None:
-            self._done.update(self._analyst.done())
-        self._done = {key: self._done[key] for key in sorted(self._done)[-_MOST_DONE:]}
-        done = tuple(self._done.values())
+        self._take_done(now)
+        done, own = tuple(self._done.values()), self._own_problems()
+        if not self._with_now:
+            return Snapshot(str(self.folder), self._counts.run_id, wall_us(), done=done, problems=own)
         counts, ended = self._counts, self._ended(now)
         moment = Now(counts, now, wall_us(), self._liveness.alive, ended is not None)
         step = counts.newest()
         in_progress = snapshots.step_now(moment, step, done)
         if in_progress is not None:
             in_progress = replace(in_progress, forecast=self._forecast_of(moment, step, in_progress))
-        problems = snapshots.problems_now(moment, step, in_progress, self._own_problems())
+        problems = (*snapshots.problems_now(moment, step, in_progress), *own)
         return Snapshot(
             logs=str(self.folder),
             run_id=counts.run_id,
@@ -85,7 +106,7 @@ class FollowedRun:
             workers=snapshots.workers_now(moment, step, problems),
             totals=snapshots.totals_of(moment),
             ended=ended,
-            waiting=None if counts.processes else f"{self.folder}: no records yet",
+            waiting=None if counts.processes else self._nothing_yet(),
             behind_sec=self.tail.behind_sec(),
         )
 
@@ -108,14 +129,19 @@ class FollowedRun:
         return self._silent_sec(now) > _QUIET_SEC
 
     def wait_for_done(self) -> None:
-        """Wait until the finished steps are analysed."""
+        """Wait until the finished steps are analysed, also those that may go on."""
         if self._analyst is not None:
+            self._ask(time.monotonic(), at_once=True)
             self._analyst.wait()
 
     def close(self) -> None:
         """End what was started."""
         if self._analyst is not None:
             self._analyst.close()
+
+    def _nothing_yet(self) -> str:
+        of_run = "" if self._wanted is None else f" of run {self._wanted}"
+        return f"{self.folder}: no records{of_run} yet"
 
     def _silent_sec(self, now: float) -> float:
         return now - max((one.last_at for one in self._counts.processes.values()), default=self._begun)
@@ -136,63 +162,74 @@ class FollowedRun:
             return f"no process has written anything for {_OVER_SEC / 60:.0f} minutes"
         return None
 
-    def _own_problems(self) -> list[str]:
+    def _own_problems(self) -> tuple[Problem, ...]:
+        """Return what the follower cannot do."""
         failures = list(self.tail.failures.items())
         told = [f"{path}: {why}" for path, why in failures[:_NAMED]]
         if len(failures) > _NAMED:
             told.append(f"{len(failures) - _NAMED} more files cannot be read")
-        if self._analyst is not None and self._analyst.failed:
-            told.append(self._analyst.failed)
-        if self._failed is not None:
-            told.append(self._failed)
-        return told
+        told += list(self._analyst.failures.values())[-_NAMED:] if self._analyst is not None else []
+        told += [self._failed] if self._failed is not None else []
+        return tuple(Problem("follower", wall_us(), None, None, plain(sentence)) for sentence in told)
 
     def _begin_run(self) -> None:
         """Forget the steps that a run which began again will do again."""
         first = min((step for step, _ in self._counts.steps), default=0)
         if self._run_id is not None:
             self._done = {key: one for key, one in self._done.items() if key[0] < first}
-            self._asked = {key: state for key, state in self._asked.items() if key[0] < first}
+            self._asked = {key: one for key, one in self._asked.items() if key[0] < first}
             self._forecaster = Forecaster()
         self._run_id = self._counts.run_id
 
     def _learn(self) -> None:
         """Let the forecast learn from steps that ended."""
-        for step, parts in self._counts.steps.items():
+        for step, parts in self._counts.steps.items() if self._with_now else ():
             if all(part.is_closed for part in snapshots.rollouts(parts).values()):
                 try:
                     self._forecaster.learn(self._counts, step)
                 except Exception as error:
                     self._failed = f"no forecast learns from step {step[0]}: {error!r}"
 
-    def _ask(self) -> None:
-        """Ask for the numbers of steps that ended, and once more when the next one has begun."""
-        if self._analyst is None:
+    def _ask(self, now: float, at_once: bool = False) -> None:
+        """Ask for the numbers of steps that ended, and again once they went on, or the next one has begun."""
+        order = self._counts.endings.in_order()
+        if self._analyst is None or not order:
             return
-        if not self._asked:
-            self._ask_for_earlier()
-        steps = self._counts.in_order()
-        for at, key in enumerate(steps):
-            parts = snapshots.rollouts(self._counts.steps[key])
-            if not all(part.is_closed for part in parts.values()):
-                continue
-            following = steps[at + 1 : at + 2]
-            state = (len(parts), tuple(following))
-            if self._asked.get(key) != state:
-                self._asked[key] = state
-                self._analyst.ask([folder_of(key)], [folder_of(one) for one in following])
+        if not self._asked_earlier:
+            self._asked_earlier = True
+            self._ask_for_earlier(order)
+        for key, lines in self._counts.endings.finished(now, at_once):
+            at = order.index(key) + 1
+            following = order[at : at + 1] if self._with_now else []
+            asked = self._asked.get(key)
+            is_due = asked is None or at_once or now >= asked.again_at
+            if is_due and (asked is None or asked.state != (lines, following)):
+                self._asked[key] = _Asked((lines, following), now)
+                self._ask_for(folder_of(key), [folder_of(one) for one in following])
 
-    def _ask_for_earlier(self) -> None:
+    def _ask_for(self, folder: str, following: list[str]) -> None:
         assert self._analyst is not None  # noqa: S101 - the caller asked
-        known = [folder_of(key) for key in self._counts.in_order()]
-        names = _earlier_steps(self.folder, set(known))
-        self._asked[-1, False] = names
-        if names:
-            self._analyst.ask(names, known[:1])
+        self._analyst.ask(Question(folder, following, self._counts.run_id if self._wanted else None))
+
+    def _ask_for_earlier(self, order: list[StepKey]) -> None:
+        # A follower that is there for a run from its begin has no interest in older files.
+        since = 0.0 if self._with_now or self._wanted is None else time.time() - _CLOCKS_SEC
+        known = [folder_of(key) for key in order]
+        names = _earlier_steps(self.folder, set(known), since)
+        for name, following in zip(names, [*names[1:], known[0]], strict=False):
+            self._ask_for(name, [following] if self._with_now else [])
+
+    def _take_done(self, now: float) -> None:
+        done = self._analyst.done() if self._analyst is not None else {}
+        for key in done.keys() & self._asked.keys():
+            asked = self._asked[key]
+            asked.again_at = now + (now - asked.at) / _AGAIN_SHARE
+        self._done.update(done)
+        self._done = {key: self._done[key] for key in sorted(self._done)[-_MOST_DONE:]}
 
 
-def _earlier_steps(folder: Path, known: set[str]) -> list[str]:
-    """Return the folders of the last steps before those that are `known`, as far as they are read quickly."""
+def _earlier_steps(folder: Path, known: set[str], since: float) -> list[str]:
+    """Return the folders of the last steps that are not `known`, as far as they are read quickly."""
     steps = [
         (int(number), entry.name)
         for entry in os.scandir(folder)
@@ -202,10 +239,12 @@ def _earlier_steps(folder: Path, known: set[str]) -> list[str]:
     chosen: list[str] = []
     left = _FIRST_BYTES
     for name in reversed(earlier[-_FIRST_STEPS:]):
-        left -= sum(entry.stat().st_size for entry in os.scandir(folder / name))
+        stats = [entry.stat() for entry in os.scandir(folder / name)]
+        left -= sum(stat.st_size for stat in stats)
         if left < 0 and chosen:
             break
-        chosen.append(name)
+        if max((stat.st_mtime for stat in stats), default=0.0) >= since:
+            chosen.append(name)
     return chosen[::-1]
 
 

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,12 +27,17 @@ class Follower:
 
     Args:
         logs: The run's folder, a folder of runs, or one that does not exist yet.
+        run_id: Follow this run only, by its id or the begin of it; None: the newest one in the folder.
+        with_now: Whether to tell of the step in progress; without it, only of finished ones.
         with_done: Whether to analyse finished steps.
     """
 
-    def __init__(self, logs: Path, with_done: bool = True) -> None:
+    def __init__(
+        self, logs: Path, run_id: str | None = None, with_now: bool = True, with_done: bool = True
+    ) -> None:
         self._logs = logs
-        self._with_done = with_done
+        self.run_id = run_id
+        self._open = partial(FollowedRun, run_id=run_id, with_now=with_now, with_done=with_done)
         self._run: FollowedRun | None = None
         self._next_find = 0.0
         self._ending = threading.Event()
@@ -150,7 +156,7 @@ class Follower:
         if folder is not None:
             if self._run is not None:
                 self._run.close()
-            self._run = FollowedRun(folder, self._with_done)
+            self._run = self._open(folder)
 
     def _leave(self, why: str) -> None:
         if self._run is not None:

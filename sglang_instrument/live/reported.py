@@ -1,14 +1,14 @@
 """Sum up what the engine reported of a step's calls, and which requests a filter threw away."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
 from sglang_instrument.analysis.reading.chunks import readable_lines
-from sglang_instrument.analysis.reading.files import newest_run_filter
+from sglang_instrument.analysis.reading.files import File, newest_run_filter
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.schema import LOG_OPENED
 
@@ -65,12 +65,12 @@ class Reported:
         return max(self.versions) - sum(version * count for version, count in self.versions.items()) / calls
 
 
-def reported(run: Run) -> Reported:
-    """Return what the records of a run's steps report; `run` holds the files of one step."""
+def reported(run: Run, files: Sequence[File]) -> Reported:
+    """Return what the records in some files of a run report."""
     found = Reported()
     groups: dict[Any, set[str]] = defaultdict(set)
     dropped: set[Any] = set()
-    for fields in _lines(run):
+    for fields in _lines(run, files):
         _add_call(found, fields)
         group = fields.group_index
         if isinstance(group, int) and fields.request_id is not None:
@@ -95,12 +95,10 @@ def _add_call(found: Reported, fields: _Fields) -> None:
         found.versions[version] += 1
 
 
-def _lines(run: Run) -> Iterator[_Fields]:
-    """Yield the fields of records that the newest run wrote into step folders."""
+def _lines(run: Run, files: Sequence[File]) -> Iterator[_Fields]:
+    """Yield the fields of records that the newest run wrote into some files."""
     counts = newest_run_filter(run.files)
-    for file in run.files:
-        if file.place is None or file.place.step is None:
-            continue
+    for file in files:
         run_id = None
         for chunk in readable_lines(run.folder / file.path):
             for raw in chunk.split(b"\n"):

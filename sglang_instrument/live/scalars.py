@@ -1,15 +1,15 @@
 """Compute what a tracker shows of a finished step, from the tables that the commands print."""
 
 import math
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.call_times import call_times
-from sglang_instrument.analysis.answers.steps import step_table
-from sglang_instrument.analysis.ledger.ledger import PARTS, Paths, step_ledger, worker_ledger
-from sglang_instrument.analysis.run.cache import list_files, read_parts
+from sglang_instrument.analysis.ledger.ledger import PARTS
+from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.run.digest import Digest
 from sglang_instrument.analysis.run.losses import health_of
 from sglang_instrument.analysis.run.opening import Run
@@ -17,9 +17,6 @@ from sglang_instrument.analysis.run.outside import paths_outside_steps
 from sglang_instrument.live.reported import Reported, reported
 
 _BETWEEN: Final = "between steps"  # not known yet: the next step has not begun
-_MOST_ENGINE_BYTES: Final = (
-    64 * 2**20
-)  # of the engine's own logs, which hold all steps; they take 2 s to read
 _OF_TABLE: Final = {
     "step_sec": "duration_sec",
     "request_p50_sec": "p50_sec",
@@ -31,68 +28,81 @@ _OF_TABLE: Final = {
 Numbers = dict[str, float | None]
 
 
-def open_step(folder: Path, step: int) -> Run:
-    """Read the files of one training step, and those of the engine's processes unless they are large."""
-    parts = [f"step_{step}"]
-    if sum(file.size for file in list_files(folder, ["engine"])) <= _MOST_ENGINE_BYTES:
-        parts.append("engine")
-    files, digest = read_parts(folder, parts)
-    return Run(folder, files, digest, cached=False)
+@dataclass(frozen=True)
+class StepTables:
+    """What is known of one step.
+
+    Attributes:
+        row: Its row of `summary`.
+        files: Those in its folder.
+        digest: Its requests and turns.
+        spent, spent_by_workers: Its rows of `step_ledger` and `worker_ledger`.
+        calls: Its rows of `call_times`; None if no process of the engine logged.
+    """
+
+    row: Mapping[str, Any]
+    files: list[File]
+    digest: Digest
+    spent: pl.DataFrame
+    spent_by_workers: pl.DataFrame
+    calls: pl.DataFrame | None
+
+    @cached_property
+    def ledger(self) -> dict[str, float]:
+        """Its seconds by part, the largest first."""
+        sums = self.spent.group_by("part").agg(pl.col("sec").sum()).sort("sec", descending=True)
+        return dict(sums.iter_rows())
+
+    @cached_property
+    def straggler(self) -> tuple[int | None, float]:
+        """The worker that the others waited for longest, and the worker time that they spent in waiting."""
+        waits = self.spent_by_workers.filter(pl.col("part") == "barrier").drop_nulls("waited_for")
+        late = waits.group_by("waited_for").agg(pl.col("sec").sum()).sort("sec", "waited_for").tail(1)
+        return (late["waited_for"].item(), late["sec"].item()) if len(late) else (None, 0.0)
 
 
-def scalars_of(run: Run, step: int) -> dict[str, float]:
+def scalars_of(run: Run, step: StepTables) -> dict[str, float]:
     """Return what is known of a step; a name whose value is not known is left out.
 
     Args:
-        run: A run, or the part of it that `open_step` reads.
-        step: A training step.
+        run: The run, or the part of it that was read.
+        step: What is known of the step.
 
     Returns:
         Names without a prefix, as docs/reference/numbers.md defines them; {} if the workers' records belong
         to no step.
     """
-    files = [file for file in run.files if file.place is not None and file.place.step == step]
-    digest = run.everything.filter((pl.col("step") == step) & ~pl.col("validate"))
-    rows = step_table(digest).rows(named=True)
-    if not rows or paths_outside_steps(files):
+    if paths_outside_steps(step.files):
         return {}
-    health, told = health_of(files), reported(run)
-    paths = Paths(digest, call_times(run))
+    health, told, row = health_of(step.files), reported(run, step.files), step.row
     numbers: Numbers = {
-        **{name: rows[0][column] for name, column in _OF_TABLE.items()},
-        **_straggler(paths),
-        **_ledger(paths),
-        **_engine(paths.call_times, told),
-        **_thrown_away(digest, told),
-        "requests": rows[0]["requests"] or None,  # at `detail="step"` none are logged
-        "tokens_per_sec": _ratio(rows[0]["response_tokens"], rows[0]["duration_sec"]),
-        "tool_p99_sec": _tool_p99(digest),
+        **{name: row[column] for name, column in _OF_TABLE.items()},
+        **_straggler(step),
+        **_ledger(step.ledger),
+        **_engine(step.calls, told),
+        **_thrown_away(step.digest, told),
+        "requests": row["requests"] or None,  # at `detail="step"` none are logged
+        "tokens_per_sec": _ratio(row["response_tokens"], row["duration_sec"]),
+        "tool_p99_sec": _tool_p99(step.digest),
         "staleness": told.staleness,
         "records_lost": health.dropped + health.torn,
     }
     return {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
 
 
-def _straggler(paths: Paths) -> Numbers:
-    """Return the worker that the others waited for longest, and their time; none of a single worker."""
-    ledger = worker_ledger(paths)
-    if ledger["worker"].n_unique() < 2:
+def _straggler(step: StepTables) -> Numbers:
+    if step.spent_by_workers["worker"].n_unique() < 2:
         return {}
-    waits = ledger.filter(pl.col("part") == "barrier").drop_nulls("waited_for")
-    late = waits.group_by("waited_for").agg(pl.col("sec").sum()).sort("sec", "waited_for").tail(1)
-    if late.is_empty():
-        return {"straggler_sec": 0.0}
-    return {"straggler_worker": late["waited_for"].item(), "straggler_sec": late["sec"].item()}
+    worker, sec = step.straggler
+    return {"straggler_worker": worker, "straggler_sec": sec}
 
 
-def _ledger(paths: Paths) -> Numbers:
+def _ledger(spent: Mapping[str, float]) -> Numbers:
     """Return the share of each part in the step's ledger, and the seconds of rewards on the critical path."""
-    spent = step_ledger(paths).filter(pl.col("part") != _BETWEEN)
-    whole = spent["sec"].sum()
-    sums = dict(spent.group_by("part").agg(pl.col("sec").sum()).iter_rows())
     parts = [part for part in PARTS if part != _BETWEEN]
-    shares = {f"share_{part.replace(' ', '_')}": _ratio(sums.get(part, 0.0), whole) for part in parts}
-    return {**shares, "exposed_reward_sec": sums.get("reward", 0.0)}
+    whole = sum(spent.get(part, 0.0) for part in parts)
+    shares = {f"share_{part.replace(' ', '_')}": _ratio(spent.get(part, 0.0), whole) for part in parts}
+    return {**shares, "exposed_reward_sec": spent.get("reward", 0.0)}
 
 
 def _engine(calls: pl.DataFrame | None, told: Reported) -> Numbers:

@@ -75,7 +75,10 @@ def requests_open(part: Part, now_us: int) -> int:
     if part.is_closed:
         return 0
     said = open_now_of(part, now_us)
-    return part.known_open if said is None else max(0, said.requests - said.requests_ended)
+    if said is None:
+        return part.known_open
+    left = max(0, said.requests - said.requests_ended)
+    return left + min(said.uncounted, max(0, part.known_open - left))
 
 
 def where_open(now: Now, key: WorkerKey, part: Part) -> dict[str, int]:
@@ -88,10 +91,11 @@ def where_open(now: Now, key: WorkerKey, part: Part) -> dict[str, int]:
     if said is None:
         where["other"] = part.known_open
     else:
-        left = max(0, said.requests - said.requests_ended)
         for phase, count in said.where.items():
             where[_KIND_OF.get(phase, "other")] += count
+        left = requests_open(part, now_us)
         _cut(where, left)
+        where["other"] += left - where.total()
     if barrier_sec(now, key, part) is not None:
         where["barrier"] += 1
     return _in_order(where)
@@ -120,7 +124,7 @@ def oldest_of(key: WorkerKey, part: Part, now_us: int, most: int) -> Iterator[Op
         request_id = None if one.request_id is None else plain(one.request_id)
         tokens = known.tokens if known else None
         yield OpenRequest(request_id, worker, one.turn, plain(one.event), age_sec, tokens, role)
-    if said is not None and part.known_open > said.requests:
+    if said is not None and part.known_open > said.requests + said.uncounted:
         return  # some of those known to be open ended without a record
     others = ((name, one) for name, one in part.open_requests() if name not in named)
     for request_id, other in islice(others, max(0, most - len(named))):
@@ -230,17 +234,13 @@ def totals_of(now: Now) -> Totals:
     }
 
 
-def problems_now(
-    now: Now, step: StepKey | None, in_progress: StepNow | None, of_follower: Sequence[str]
-) -> tuple[Problem, ...]:
-    """Return what goes wrong in the run, then what the follower cannot do."""
+def problems_now(now: Now, step: StepKey | None, in_progress: StepNow | None) -> list[Problem]:
+    """Return what goes wrong in the run."""
     found = [
         Problem(one.kind, one.since_us, one.worker, one.step, plain(one.sentence), one.role)
         for one in problems_of(now, step)
     ]
-    found += _will_not_end(now, in_progress, found)
-    own = [Problem("follower", now.at_us, None, None, plain(sentence)) for sentence in of_follower]
-    return (*found, *own)
+    return [*found, *_will_not_end(now, in_progress, found)]
 
 
 def _will_not_end(now: Now, step: StepNow | None, known: Sequence[Problem]) -> Iterator[Problem]:

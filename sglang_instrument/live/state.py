@@ -107,6 +107,8 @@ class StepDone:
         straggler: The worker that the others waited for, if they did.
         straggler_sec: The worker time that others spent in waiting for it.
         ledger: What its wall time was spent on: {part: seconds}.
+        scalars: What the trainer's tracker shows of it, as docs/reference/numbers.md defines it.
+        run_id: The run that wrote it; None where no header tells.
     """
 
     step: int
@@ -119,6 +121,8 @@ class StepDone:
     straggler: int | None
     straggler_sec: float
     ledger: Mapping[str, float]
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    run_id: str | None = None
 
 
 @dataclass(frozen=True)

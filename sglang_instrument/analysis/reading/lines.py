@@ -40,6 +40,7 @@ class Extra(Struct, gc=False):
     requests: Any = None
     phases: Any = None
     oldest: Any = None
+    uncounted: Any = None
     host: str | None = None
     wall_ns: Integer | None = None
     perf_ns: Integer | None = None

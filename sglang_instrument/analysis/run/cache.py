@@ -55,7 +55,7 @@ def read_digest(
     files, digest = _read_all(folder, progress, cached)
     if run_id is not None:
         kept = only_run(files, find_run_id(folder, files, run_id))
-        files, digest = kept, _renumbered(digest, files, kept)
+        files, digest = kept, only_files(digest, files, kept)
     return files, only_newest_runs(files, digest)
 
 
@@ -71,19 +71,10 @@ def _read_all(folder: Path, progress: Progress | None, cached: bool) -> tuple[li
     fresh, new = digest_files(folder, changed, progress)
     by_path = {file.path: file for file in fresh}
     merged = [by_path.get(file.path) or unchanged[_key(file)] for file in files]
-    whole = concat_digests([_renumbered(old, known, merged), _renumbered(new, fresh, merged)])
+    whole = concat_digests([only_files(old, known, merged), only_files(new, fresh, merged)])
     if worthwhile:
         _save(folder, merged, whole)
     return merged, whole
-
-
-def read_parts(folder: Path, only: Collection[str]) -> tuple[list[File], Digest]:
-    """Return the log files in some folders of a run, such as "step_12", and their digest.
-
-    It uses no cache and no other processes, because it runs beside a training.
-    """
-    files, digest = digest_files(folder, list_files(folder, only), most_processes=1)
-    return files, only_newest_runs(files, digest)
 
 
 def list_files(folder: Path, only: Collection[str] | None = None) -> list[File]:
@@ -111,9 +102,9 @@ def _sources(files: Sequence[File]) -> dict[tuple[str, int, int, str | None], in
     return {run: number for number, run in enumerate(runs)}
 
 
-def _renumbered(digest: Digest, files: Sequence[File], merged: Sequence[File]) -> Digest:
-    """Return the rows of files that still exist, with the new numbers in `source`."""
-    new = _sources(merged)
+def only_files(digest: Digest, files: Sequence[File], kept: Sequence[File]) -> Digest:
+    """Return the rows of files, and of runs in them, that are kept, with the new numbers in `source`."""
+    new = _sources(kept)
     numbers = pl.Series([new.get(run) for run in _sources(files)], dtype=pl.Int64)
     return Digest(
         **{

@@ -21,14 +21,15 @@ followed. It may not be there yet.
 
     sglang-instrument watch logs/gsm8k_600           # q quits, ? explains; works over SSH
     sglang-instrument watch logs/gsm8k_600 --once    # prints it once
+    sglang-instrument watch logs/gsm8k_600@RUN       # this run, where several share the folder
     sglang-instrument watch logs --once >/dev/null || alert   # exits with 3 if something hangs or died
 
 --json (with --once) prints {"logs", "run_id", "at_us", "step": {"step", "validate", "age_sec",
 "requests_done", "requests_expected", "requests_open", "tokens", "tokens_per_sec", "open": {KIND: count},
 "oldest": [...], "forecast", "is_over"} or null, "done": [{"step", "validate", "duration_sec", "requests",
-"tokens", "p50_sec", "p99_sec", "straggler", "straggler_sec", "ledger": {PART: seconds}}], "problems":
-[{"kind", "since_us", "worker", "step", "sentence", "role"}], "workers": [...], "totals": [...], "ended",
-"waiting", "behind_sec"}. Turns count from 0."""
+"tokens", "p50_sec", "p99_sec", "straggler", "straggler_sec", "ledger": {PART: seconds}, "scalars": {NAME:
+value}, "run_id"}], "problems": [{"kind", "since_us", "worker", "step", "sentence", "role"}], "workers": [...],
+"totals": [...], "ended", "waiting", "behind_sec"}. Turns count from 0."""
 
 _HANGS: Final = 3
 _STATES: Final = {"hangs": "bold red", "dead": "bold red", "waits": "yellow", "ended": "dim"}
@@ -82,16 +83,18 @@ def run(args: argparse.Namespace) -> int:
         return _once(args.logs, as_json=args.json)
     if not sys.stdout.isatty():
         raise LogError("watch draws on a terminal; --once prints what is known now")
+    from sglang_instrument.analysis.run.logged_runs import split_run_id
     from sglang_instrument.live.terminal.app import watch
 
-    return _HANGS if watch(args.logs).hangs else 0
+    return _HANGS if watch(*split_run_id(args.logs)).hangs else 0
 
 
 def _once(logs: Path, as_json: bool) -> int:
+    from sglang_instrument.analysis.run.logged_runs import split_run_id
     from sglang_instrument.live.follower import Follower
     from sglang_instrument.live.state import as_json as plain_values
 
-    follower = Follower(logs)
+    follower = Follower(*split_run_id(logs))
     try:
         snapshot = follower.catch_up()
     finally:

@@ -7,6 +7,8 @@ from typing import Final
 from sglang_instrument.analysis.reading.columns import response_tokens
 from sglang_instrument.analysis.reading.folders import Place
 from sglang_instrument.analysis.reading.lines import Extra, Line, Rejects, decode
+from sglang_instrument.live.counting.endings import Endings
+from sglang_instrument.live.counting.endings import StepKey as StepKey
 from sglang_instrument.live.counting.parts import Part, Room, Seen, end_us, open_now_of, start_us
 from sglang_instrument.live.counting.tail import TailedFile
 from sglang_instrument.schema import (
@@ -25,7 +27,6 @@ _LAST: Final = 8  # lines, of which the latest tells a process's clock: threads 
 _TOKEN_PHASES: Final = frozenset({"generate", "engine"})
 
 WorkerKey = tuple[str, int]
-StepKey = tuple[int, bool]
 
 
 @dataclass(slots=True)
@@ -93,18 +94,24 @@ class _Writer:
 class Counts:
     """The state of a run: give it all lines, in the order of each file.
 
+    Args:
+        wanted: The run's id, or the begin of it; "": the newest run.
+
     Attributes:
-        run_id: The newest run; lines of older ones count for nothing.
+        run_id: The run that is counted; lines of others count for nothing.
         processes: By role and rank.
         steps: The parts of the newest steps, by role and rank of the worker.
+        endings: Which steps are finished.
         rejects: Lines that are no records.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: str = "") -> None:
+        self._wanted = wanted
         self.run_id: str | None = None
         self._run_begun_us = 0
         self.processes: dict[WorkerKey, Process] = {}
         self.steps: dict[StepKey, dict[WorkerKey, Part]] = {}
+        self.endings = Endings()
         self.rejects = Rejects()
         self._forgotten: set[StepKey] = set()
         self._room = Room()
@@ -122,17 +129,22 @@ class Counts:
         if not lines:
             return
         writer = self._writer(file)
-        begun = 0
+        begun = of_run = 0
         for at in [at for at, line in enumerate(lines) if line.event in CONTROL_EVENTS]:
             self._count(lines[begun:at], writer, file.place)
+            before = writer.run_id
             self._control(lines[at], writer, file.place)
             begun = at + 1
+            of_run = of_run if writer.run_id == before else at
         self._count(lines[begun:], writer, file.place)
         if self._counts(writer):
             at_us = max(map(end_us, lines[-_LAST:]))
             writer.process.saw(at_us, now - stale_sec)
             if writer.part is not None:
                 writer.part.last_us = at_us
+            if not writer.is_outside:
+                events = [line.event for line in lines[of_run:]]
+                self.endings.saw(file.path, file.place, events, start_us(lines[of_run]), now)
 
     def newest(self) -> StepKey | None:
         """Return the step that began last."""
@@ -164,7 +176,9 @@ class Counts:
         return writer
 
     def _counts(self, writer: _Writer) -> bool:
-        return writer.run_id is None or self.run_id is None or writer.run_id == self.run_id
+        if writer.run_id is None or self.run_id is None:
+            return not self._wanted
+        return writer.run_id == self.run_id
 
     def _count(self, lines: Sequence[Line], writer: _Writer, place: Place) -> None:
         if not lines or not self._counts(writer):
@@ -241,7 +255,8 @@ class Counts:
         writer.is_outside = extra.step_bound is False
         at_us = end_us(line)
         if place.step is not None and extra.run_id is not None and extra.run_id != self.run_id:
-            if self.run_id is None or at_us > self._run_begun_us:
+            is_newest = self.run_id is None or at_us > self._run_begun_us
+            if is_newest and extra.run_id.startswith(self._wanted):
                 self._begin_run(extra.run_id, at_us, writer, place)
         elif extra.run_id == self.run_id:
             self._run_begun_us = min(self._run_begun_us, at_us)
@@ -253,6 +268,7 @@ class Counts:
         """Forget the older run; files that name none are of the first one that does."""
         if self.run_id is not None:
             self.processes, self.steps, self._forgotten, self._room = {}, {}, set(), Room()
+            self.endings = Endings()
             writer.process, writer.part = Process(stems={place.stem}), None
             self.processes[place.role, place.worker] = writer.process
         self.run_id, self._run_begun_us = run_id, at_us

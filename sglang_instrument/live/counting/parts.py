@@ -79,6 +79,7 @@ class OpenNow:
         barriers: How many barriers.
         where: Of the requests, how many had an innermost span of each phase.
         oldest: The oldest requests.
+        uncounted: How many open spans are in none of these counts, because there were too many.
         requests_ended, barriers_ended: How many ended since.
     """
 
@@ -87,6 +88,7 @@ class OpenNow:
     barriers: int
     where: Mapping[str, int]
     oldest: tuple[OldRequest, ...]
+    uncounted: int = 0
     requests_ended: int = 0
     barriers_ended: int = 0
 
@@ -239,6 +241,7 @@ def open_now_of(extra: Extra, at_us: int) -> OpenNow:
         tuple(
             _old_request(one) for one in oldest if isinstance(one, dict) and _is_number(one.get("age_sec"))
         ),
+        round(extra.uncounted) if _is_number(extra.uncounted) else 0,
     )
 
 

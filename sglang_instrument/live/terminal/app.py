@@ -26,9 +26,9 @@ _WORKERS: Final = ("worker", "state", "done", "open", "where", "tok/s", "silent"
 _OLDEST: Final = ("request", "worker", "turn", "in", "age", "tokens")
 
 
-def watch(logs: Path) -> Snapshot:
-    """Show a run until a person quits; return what was known last."""
-    follower = Follower(logs)
+def watch(logs: Path, run_id: str | None) -> Snapshot:
+    """Show a run until a person quits; return what was known last. Arguments are those of `Follower`."""
+    follower = Follower(logs, run_id)
     follower.start()
     try:
         Terminal(follower).run()
@@ -123,7 +123,8 @@ class Terminal(App[None]):
     def action_verdict(self) -> None:
         """Show the verdict so far."""
         if len(self.screen_stack) == 1:
-            self.push_screen(VerdictScreen(Path(self.snapshot.logs)))
+            of_run = "" if self._follower.run_id is None else f"@{self._follower.run_id}"
+            self.push_screen(VerdictScreen(f"{self.snapshot.logs}{of_run}"))
 
     def action_explain(self) -> None:
         """Show what the screen means."""

@@ -75,9 +75,9 @@ def _pieces(path: Path) -> Iterator[bytes]:
             yield whole
 
 
-def verdict_told(logs: Path) -> list[str]:
+def verdict_told(logs: str) -> list[str]:
     """Return lines with the verdict so far and its findings: those of `summary`, in a process of its own."""
-    asked = [sys.executable, "-m", "sglang_instrument.cli.main", "summary", str(logs), "--json"]
+    asked = [sys.executable, "-m", "sglang_instrument.cli.main", "summary", logs, "--json"]
     done = subprocess.run(asked, env=environment(), capture_output=True, check=False)  # noqa: S603 - our own command
     if done.returncode:
         return done.stderr.decode(errors="replace").splitlines()[-1:]

@@ -145,7 +145,7 @@ class VerdictScreen(ToldScreen):
 
     title_of_box = "verdict so far"
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: str) -> None:
         super().__init__()
         self._logs = logs
 
