@@ -6,14 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from hand_written import request, step_of, write_file
 
 from sglang_instrument.live import __main__ as live
-from sglang_instrument.live import finished_steps
-from sglang_instrument.live.finished_steps import FinishedSteps
+from sglang_instrument.live.analyst import Analyst
+from sglang_instrument.live.counting.counts import Counts
+from sglang_instrument.live.counting.tail import Tail
 
 ENDS_SEC = 60  # on a busy machine
 
@@ -30,13 +30,29 @@ def wait_until(condition):
         time.sleep(0.02)
 
 
-def looks(finished, seconds=0.7):
-    """Return what several looks find, as the follower makes them."""
-    ends, found = time.monotonic() + seconds, []
-    while time.monotonic() < ends:
-        found += finished.look()
-        time.sleep(0.05)
-    return found
+class Finds:
+    """Finds finished steps as the follower does, with a clock of its own."""
+
+    def __init__(self, folder, run_id=""):
+        self.now, self.found = 100.0, {}
+        self.tail = Tail(folder, clock=lambda: self.now)
+        self.counts = Counts(run_id)
+
+    def __call__(self, seconds=2.0):
+        """Return the steps that are found in some seconds."""
+        found, ends = [], self.now + seconds
+        while self.now < ends:
+            try:
+                for file, piece in self.tail.read():
+                    self.counts.take(file, piece, self.now)
+            except OSError:
+                pass
+            for (step, _), lines in self.counts.endings.finished(self.now):
+                if self.found.get(step) != lines:
+                    self.found[step] = lines
+                    found.append(step)
+            self.now += 0.25
+        return sorted(found)
 
 
 @pytest.fixture
@@ -58,84 +74,89 @@ def start():
 def test_a_step_is_found_once_all_of_its_workers_have_closed_it(tmp_path):
     write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
     write_file(tmp_path, 1, 1, [request("b", 0, 4)], closed=False)
-    finished = FinishedSteps(tmp_path)
-    assert looks(finished) == []
+    found = Finds(tmp_path)
+    assert found(5) == []
     write_file(tmp_path, 1, 1, step_of())
-    assert looks(finished) == [1]
-    assert looks(finished) == []
+    assert found(5) == [1]
+    assert found(5) == []
+
+
+def test_a_worker_that_begins_late_delays_its_step(tmp_path):
+    write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
+    found = Finds(tmp_path)
+    assert found(0.5) == []
+    write_file(tmp_path, 1, 1, [request("b", 0, 4)], closed=False)
+    assert found(9) == []
+    write_file(tmp_path, 1, 1, step_of())
+    assert found() == [1]
 
 
 def test_a_step_that_goes_on_is_found_again(tmp_path):
     write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
-    finished = FinishedSteps(tmp_path)
-    assert looks(finished) == [1]
+    found = Finds(tmp_path)
+    assert found() == [1]
     write_file(tmp_path, 1, 0, [request("b", 5, 9)])
-    assert looks(finished) == [1]
+    assert found(3) == [1]
 
 
 def test_a_step_without_a_rollout_is_none_and_the_trainer_need_not_have_ended_one(tmp_path):
     write_file(tmp_path, 0, 0, step_of()).rename(tmp_path / "step_0" / "trainer_0.jsonl")
+    found = Finds(tmp_path)
+    assert found() == []
     unended = write_file(tmp_path, 1, 0, [request("a", 0, 4)], closed=False)
     unended.rename(tmp_path / "step_1" / "trainer_0.jsonl")
     write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
     write_file(tmp_path, 2, 0, step_of(request("a", 0, 4))).rename(tmp_path / "step_2" / "mine_0.jsonl")
-    assert looks(FinishedSteps(tmp_path)) == [1, 2]
+    assert found(3) == [1, 2]
 
 
-def test_a_record_after_the_end_of_its_step_delays_it_only(tmp_path, monkeypatch):
-    monkeypatch.setattr(finished_steps, "_LATE_SEC", 0.6)
+def test_a_record_after_the_end_of_its_step_delays_it_only(tmp_path):
     path = write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
     with path.open("a") as file:
-        print('{"event":"reward"}', file=file)
-    finished = FinishedSteps(tmp_path)
-    assert looks(finished, 0.5) == []
-    assert looks(finished) == [1]
+        print('{"timestamp":"2026-01-05T08:00:00+00:00","event":"reward"}', file=file)
+    found = Finds(tmp_path)
+    assert found(3) == []
+    assert found(3) == [1]
 
 
-def test_steps_of_an_earlier_run_are_left_alone_until_a_later_one_writes_there(tmp_path):
-    path = write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
-    os.utime(path, (1e9, 1e9))
-    finished = FinishedSteps(tmp_path, since_ns=int(1.5e18))
-    assert looks(finished) == []
-    write_file(tmp_path, 1, 0, step_of(request("b", 0, 4)))
-    assert looks(finished) == [1]
+def test_what_an_earlier_run_closed_is_open_until_the_later_one_closes_it(tmp_path):
+    write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)), run_id="before")
+    write_file(tmp_path, 1, 0, [request("b", 0, 4)], run_id="later", closed=False)
+    found = Finds(tmp_path, "later")
+    assert found(9) == []
+    write_file(tmp_path, 1, 0, step_of(), run_id="later")
+    assert found(3) == [1]
 
 
 def test_a_run_that_resumes_below_the_steps_of_an_earlier_one_is_followed_at_once(tmp_path):
     for step in range(60):
-        os.utime(write_file(tmp_path, step, 0, step_of(request("a", 0, 4))), (1e9, 1e9))
-    finished = FinishedSteps(tmp_path, since_ns=int(1.5e18))
-    assert looks(finished) == []
+        os.utime(write_file(tmp_path, step, 0, step_of(request("a", 0, 4)), run_id="before"), (1e9, 1e9))
+    found = Finds(tmp_path, "now")
+    assert found() == []
     for step in (12, 13, 14):
         write_file(tmp_path, step, 0, step_of(request("b", 0, 4)))
-        assert looks(finished) == [step]
+        assert found(4) == [step]
 
 
-def test_among_many_finished_steps_only_the_newest_are_looked_at_each_time(tmp_path, monkeypatch):
-    for step in range(60):
-        write_file(tmp_path, step, 0, step_of(request("a", 0, 4)))
-    finished = FinishedSteps(tmp_path)
-    assert sorted(looks(finished)) == list(range(60))
-    seen = []
-    sizes_of = finished_steps._sizes
-    monkeypatch.setattr(
-        finished_steps, "_sizes", lambda folder: (seen.append(folder.name), sizes_of(folder))[1]
-    )
-    finished.look()
-    assert len(seen) <= 7
-    for _ in range(50):
-        finished.look()
-    assert len(set(seen)) == 60
+def test_more_steps_than_are_counted_may_be_in_progress(tmp_path):
+    found = Finds(tmp_path)
+    assert found(1) == []
+    for step in range(1, 7):  # an asynchronous trainer
+        write_file(tmp_path, step, 0, [request("a", step, step + 9)], closed=False)
+        assert found(1) == []
+    for step in range(1, 7):
+        write_file(tmp_path, step, 0, [])
+    assert found(4) == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_folder_that_is_missing_vanishes_or_holds_other_things_finds_nothing(tmp_path):
-    assert FinishedSteps(tmp_path / "nowhere").look() == []
+    assert Finds(tmp_path / "nowhere")() == []
     (tmp_path / "step_x").mkdir()
     (tmp_path / "step_3").mkdir()
     (tmp_path / "step_-1").mkdir()
     (tmp_path / "step_4").write_text("a file")
     os.mkfifo(tmp_path / "step_3" / "worker_0.jsonl")
-    assert looks(FinishedSteps(tmp_path)) == []
+    assert Finds(tmp_path)() == []
 
 
 def test_the_follower_tells_steps_as_they_end_and_its_lines_name_the_run(tmp_path, start):
@@ -207,24 +228,21 @@ def test_a_folder_that_cannot_be_written_is_an_error_in_one_sentence(tmp_path, s
     assert "live" in errors
 
 
-def test_a_step_that_cannot_be_read_is_said_once_and_costs_no_other(tmp_path, monkeypatch, capsys):
+def test_a_step_that_cannot_be_analysed_is_said_once_and_costs_no_other(tmp_path, monkeypatch, capsys):
     for step in (1, 2, 3):
         write_file(tmp_path, step, 0, step_of(request("a", 0, 4)))
     (tmp_path / "live").mkdir()
-    rounds = iter([True] * 10)
-    tell = live._tell
+    ask = Analyst.ask
 
-    def fail_for_two(folder, step, run_id):
-        if step < 3:
-            raise ValueError("not to be read")
-        tell(folder, step, run_id)
+    def fail_for_two(analyst, question):
+        if question.folder == "step_3":
+            ask(analyst, question)
+        else:
+            analyst.failures[question.folder] = "not to be read"
 
-    monkeypatch.setattr(live, "_tell", fail_for_two)
-    live.follow(Path(tmp_path), None, lambda: next(rounds, False))
-    assert [line.get("step", line.get("failed")) for line in told(tmp_path)] == [
-        "ValueError('not to be read')",
-        3,
-    ]
+    monkeypatch.setattr(Analyst, "ask", fail_for_two)
+    live.follow(tmp_path, None, lambda: not any("step" in line for line in told(tmp_path)))
+    assert [line.get("step", line.get("failed")) for line in told(tmp_path)] == ["not to be read", 3]
     assert capsys.readouterr().err.count("not to be read") == 1
 
 
@@ -241,5 +259,5 @@ def test_a_full_disk_is_tried_again(tmp_path, monkeypatch):
         append(folder, line)
 
     monkeypatch.setattr(live, "_append", full_at_first)
-    live.follow(Path(tmp_path), None, lambda: len(told(tmp_path)) == 0)
+    live.follow(tmp_path, None, lambda: len(told(tmp_path)) == 0)
     assert told(tmp_path)[0]["step"] == 1

@@ -6,12 +6,14 @@ import pytest
 from hand_written import record, request, step_of, write_file
 
 from sglang_instrument.analysis import open_run, paths_of, step_ledger
-from sglang_instrument.live.scalars import open_step, scalars_of
+from sglang_instrument.live.analyst import Question
+from sglang_instrument.live.finished import Finished
 from sglang_instrument.testing import synthetic_run
 
 
 def scalars(folder, step=1):
-    return scalars_of(open_step(folder, step), step)
+    done = list(Finished(folder).steps(Question(f"step_{step}")))
+    return done[0].scalars if done else {}
 
 
 def call(name, start, end, **extra):

@@ -27,9 +27,9 @@ followed. It may not be there yet.
 --json (with --once) prints {"logs", "run_id", "at_us", "step": {"step", "validate", "age_sec",
 "requests_done", "requests_expected", "requests_open", "tokens", "tokens_per_sec", "open": {KIND: count},
 "oldest": [...], "forecast", "is_over"} or null, "done": [{"step", "validate", "duration_sec", "requests",
-"tokens", "p50_sec", "p99_sec", "straggler", "straggler_sec", "ledger": {PART: seconds}, "scalars": {NAME:
-value}, "run_id"}], "problems": [{"kind", "since_us", "worker", "step", "sentence", "role"}], "workers": [...],
-"totals": [...], "ended", "waiting", "behind_sec"}. Turns count from 0."""
+"tokens", "p50_sec", "p99_sec", "straggler", "straggler_sec", "ledger": {PART: sec}, "scalars", "run_id"}],
+"problems": [{"kind", "since_us", "worker", "step", "sentence", "role"}], "workers": [...], "totals": [...],
+"ended", "waiting", "behind_sec"}. Turns count from 0."""
 
 _HANGS: Final = 3
 _STATES: Final = {"hangs": "bold red", "dead": "bold red", "waits": "yellow", "ended": "dim"}
