@@ -17,6 +17,7 @@ import sys
 from sglang_instrument.live.finished import main
 main(sys.argv[1])
 """
+_PROCESS: Final = ""  # in `Analyst.failures`: no step, but the process itself
 
 
 class Question(msgspec.Struct):
@@ -102,6 +103,7 @@ class Analyst:
 
     def _start(self) -> None:
         self._asked, self._answered = 0, threading.Semaphore(0)
+        self.failures.pop(_PROCESS, None)
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter and a module of ours
             [sys.executable, "-c", _PROGRAM, str(self._folder)],
             env=environment(POLARS_MAX_THREADS="1"),
@@ -124,5 +126,5 @@ class Analyst:
                         self.failures[answer.folder] = answer.failed
                 self._answered.release()
         if not self._is_closed:
-            self.failures[""] = "the process that analyses finished steps has ended"
+            self.failures[_PROCESS] = "the process that analyses finished steps has ended"
         self._answered.release()  # it ended: nobody waits for it

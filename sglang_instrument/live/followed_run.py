@@ -106,7 +106,7 @@ class FollowedRun:
             workers=snapshots.workers_now(moment, step, problems),
             totals=snapshots.totals_of(moment),
             ended=ended,
-            waiting=None if counts.processes else self._nothing_yet(),
+            waiting=self._nothing_yet(),
             behind_sec=self.tail.behind_sec(),
         )
 
@@ -139,9 +139,10 @@ class FollowedRun:
         if self._analyst is not None:
             self._analyst.close()
 
-    def _nothing_yet(self) -> str:
-        of_run = "" if self._wanted is None else f" of run {self._wanted}"
-        return f"{self.folder}: no records{of_run} yet"
+    def _nothing_yet(self) -> str | None:
+        if self._wanted is None:
+            return None if self._counts.processes else f"{self.folder}: no records yet"
+        return None if self._counts.run_id else f"{self.folder}: no records of run {self._wanted} yet"
 
     def _silent_sec(self, now: float) -> float:
         return now - max((one.last_at for one in self._counts.processes.values()), default=self._begun)

@@ -29,7 +29,7 @@ def follow():
     followers = {}
 
     def read(logs, with_done=False):
-        one = followers.setdefault(logs, None) or Follower(logs, with_done)
+        one = followers.setdefault(logs, None) or Follower(logs, with_done=with_done)
         followers[logs] = one
         one._next_find = 0.0
         if one._run is not None:  # look at everything now, and not in a moment
