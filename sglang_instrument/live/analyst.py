@@ -67,6 +67,7 @@ class Analyst:
         """Ask for the numbers of a step; they come later."""
         try:
             if self._process is None or self._process.poll() is not None:
+                self._end()
                 self._start()
             assert self._process is not None  # noqa: S101 - just started
             assert self._process.stdin is not None  # noqa: S101 - a pipe
@@ -91,6 +92,9 @@ class Analyst:
     def close(self) -> None:
         """End the process."""
         self._is_closed = True
+        self._end()
+
+    def _end(self) -> None:
         if self._process is None:
             return
         self._process.kill()

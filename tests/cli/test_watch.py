@@ -54,3 +54,25 @@ def test_a_folder_of_runs_means_the_newest(tmp_path, capsys):
 def test_what_cannot_be_done_is_said(tmp_path, capsys, arguments, said):
     assert main(["watch", str(tmp_path), *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_one_of_several_runs_in_a_folder_is_shown_by_the_begin_of_its_id(tmp_path, capsys):
+    first = LiveRun(tmp_path / "exp", "first-1")
+    second = LiveRun(first.folder, "second-2", begin_us=first.begin_us + 100_000_000)
+    for run, requests in ((first, 1), (second, 3)):
+        file = run.open(1, 0)
+        for number in range(requests):
+            file.request(f"r{number}", at=2, duration_sec=1)
+        file.close(3)
+    for asked, run_id, requests in (
+        ("@fir", "first-1", 1),
+        ("@second-2", "second-2", 3),
+        ("", "second-2", 3),
+    ):
+        assert main(["watch", f"{first.folder}{asked}", "--once", "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert (answer["run_id"], answer["step"]["requests_done"]) == (run_id, requests)
+        [done] = answer["done"]
+        assert (done["run_id"], done["requests"], done["scalars"]["requests"]) == (run_id, requests, requests)
+    assert main(["watch", f"{first.folder}@none", "--once"]) == 0
+    assert "no records of run none yet" in capsys.readouterr().out

@@ -482,3 +482,26 @@ def test_a_request_that_the_forecast_gives_up_hangs(run, follow):
     assert snapshot.step.forecast.will_not_end == ((0, "r9"),)
     assert [problem.sentence for problem in snapshot.problems if "r9" in problem.sentence]
     assert snapshot.workers[0].state == "hangs"
+
+
+def test_an_analysis_that_is_killed_is_told_and_begins_again_with_the_next_step(run):
+    live = Follower(run.folder)
+    file = run.open(1, 0)
+    file.request("a", at=2, duration_sec=1)
+    file.close(3)
+    assert [one.step for one in live.catch_up().done] == [1]
+    analyst = live._run._analyst
+    analyst._process.kill()
+    analyst._listener.join()
+    live.round()
+    assert "has ended" in live.snapshot().problems[0].sentence
+    file = run.open(2, 0, at=4)
+    file.request("b", at=6, duration_sec=1)
+    file.close(7)
+    live._run.tail._next_listing = 0.0
+    for tailed in live._run.tail.files():
+        tailed.due = 0.0
+    snapshot = live.catch_up()
+    live.stop()
+    assert [one.step for one in snapshot.done] == [1, 2]
+    assert not snapshot.problems

@@ -129,22 +129,16 @@ class Counts:
         if not lines:
             return
         writer = self._writer(file)
-        begun = of_run = 0
+        begun = opened = 0
         for at in [at for at, line in enumerate(lines) if line.event in CONTROL_EVENTS]:
             self._count(lines[begun:at], writer, file.place)
-            before = writer.run_id
+            if lines[at].event == LOG_OPENED:  # perhaps by another run
+                self._end(lines[opened:at], writer, file, now, stale_sec)
+                opened = at
             self._control(lines[at], writer, file.place)
             begun = at + 1
-            of_run = of_run if writer.run_id == before else at
         self._count(lines[begun:], writer, file.place)
-        if self._counts(writer):
-            at_us = max(map(end_us, lines[-_LAST:]))
-            writer.process.saw(at_us, now - stale_sec)
-            if writer.part is not None:
-                writer.part.last_us = at_us
-            if not writer.is_outside:
-                events = [line.event for line in lines[of_run:]]
-                self.endings.saw(file.path, file.place, events, start_us(lines[of_run]), now)
+        self._end(lines[opened:], writer, file, now, stale_sec)
 
     def newest(self) -> StepKey | None:
         """Return the step that began last."""
@@ -179,6 +173,19 @@ class Counts:
         if writer.run_id is None or self.run_id is None:
             return not self._wanted
         return writer.run_id == self.run_id
+
+    def _end(
+        self, lines: Sequence[Line], writer: _Writer, file: TailedFile, now: float, stale_sec: float
+    ) -> None:
+        """Note when a process wrote last, and whether it closed its step."""
+        if not lines or not self._counts(writer):
+            return
+        at_us = max(map(end_us, lines[-_LAST:]))
+        writer.process.saw(at_us, now - stale_sec)
+        if writer.part is not None:
+            writer.part.last_us = at_us
+        if not writer.is_outside:
+            self.endings.saw(file.path, file.place, [line.event for line in lines], start_us(lines[0]), now)
 
     def _count(self, lines: Sequence[Line], writer: _Writer, place: Place) -> None:
         if not lines or not self._counts(writer):
