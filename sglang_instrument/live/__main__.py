@@ -79,7 +79,7 @@ def follow(folder: Path, run_id: str | None, is_wanted: Callable[[], bool]) -> N
         while True:
             snapshot, pause = follower.snapshot(), _LOOK_SEC
             failures = [one.sentence for one in snapshot.problems]
-            done = {one.step: one for one in snapshot.done if one.scalars and not one.validate}
+            done = {one.step: one for one in snapshot.done if not one.validate}
             told = {step: numbers for step, numbers in told.items() if step in done}
             for step, one in done.items():
                 try:

@@ -26,6 +26,7 @@ from sglang_instrument.analysis.run.batches import digest_files
 from sglang_instrument.analysis.run.cache import list_files, only_files, only_newest_runs
 from sglang_instrument.analysis.run.digest import Digest, concat_digests
 from sglang_instrument.analysis.run.opening import Run
+from sglang_instrument.analysis.run.outside import paths_outside_steps
 from sglang_instrument.live.analyst import Answer, Question
 from sglang_instrument.live.counting.counts import folder_of
 from sglang_instrument.live.counting.endings import OTHER_ROLES
@@ -65,11 +66,11 @@ class Finished:
         self._digests: dict[tuple[tuple[str, int, int], ...], tuple[list[File], Digest]] = {}
 
     def steps(self, asked: Question) -> Iterator[StepDone]:
-        """Yield the numbers of a step; none if it is not finished."""
+        """Yield the numbers of a step; none if it is not finished, or its records belong to no step."""
         run = self._open([asked.folder, *asked.following], asked.run_id)
         files = [file for file in run.files if file.folder == asked.folder]
         rows = [row for row in step_table(run.digest).rows(named=True) if _folder(row) == asked.folder]
-        if not rows or not _is_finished(files):
+        if not rows or not _is_finished(files) or paths_outside_steps(files):
             return
         [row] = rows
         paths = Paths(run.digest, call_times(run))

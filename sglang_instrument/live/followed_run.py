@@ -207,6 +207,7 @@ class FollowedRun:
             if is_due and (asked is None or asked.state != (lines, following)):
                 self._asked[key] = _Asked((lines, following), now)
                 self._ask_for(folder_of(key), [folder_of(one) for one in following])
+        self._asked = {key: one for key, one in self._asked.items() if key in order}
 
     def _ask_for(self, folder: str, following: list[str]) -> None:
         assert self._analyst is not None  # noqa: S101 - the caller asked
@@ -234,7 +235,7 @@ def _earlier_steps(folder: Path, known: set[str], since: float) -> list[str]:
     steps = [
         (int(number), entry.name)
         for entry in os.scandir(folder)
-        if (number := entry.name.removeprefix("step_")) != entry.name and number.isdecimal() and int(number)
+        if (number := entry.name.removeprefix("step_")) != entry.name and number.isdecimal()
     ]
     earlier = [name for _, name in sorted(steps) if name not in known]
     chosen: list[str] = []

@@ -136,7 +136,7 @@ class Follower:
             try:
                 more = self.round()
             except Exception as error:  # one bad round must not end the others
-                self._leave(f"the follower failed: {error!r}")
+                self._leave(f"the follower failed: {error!r}", is_problem=True)
                 more = False
             if not more:  # a round of a thousand workers costs more, and then comes less often
                 left = _ROUND_SEC - (time.monotonic() - begun)
@@ -158,12 +158,14 @@ class Follower:
                 self._run.close()
             self._run = self._open(folder)
 
-    def _leave(self, why: str) -> None:
+    def _leave(self, why: str, is_problem: bool = False) -> None:
         if self._run is not None:
             self._run.close()
             self._run = None
         self._next_find = 0.0
-        self._publish(Snapshot(str(self._logs), None, wall_us(), waiting=why))
+        problem = Problem("follower", wall_us(), None, None, plain(why))
+        problems = (problem,) if is_problem else ()
+        self._publish(Snapshot(str(self._logs), None, wall_us(), problems=problems, waiting=why))
 
     def _publish(self, snapshot: Snapshot) -> None:
         self._published, self._published_at = snapshot, time.monotonic()

@@ -13,7 +13,6 @@ from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.run.digest import Digest
 from sglang_instrument.analysis.run.losses import health_of
 from sglang_instrument.analysis.run.opening import Run
-from sglang_instrument.analysis.run.outside import paths_outside_steps
 from sglang_instrument.live.reported import Reported, reported
 
 _BETWEEN: Final = "between steps"  # not known yet: the next step has not begun
@@ -69,11 +68,8 @@ def scalars_of(run: Run, step: StepTables) -> dict[str, float]:
         step: What is known of the step.
 
     Returns:
-        Names without a prefix, as docs/reference/numbers.md defines them; {} if the workers' records belong
-        to no step.
+        Names without a prefix, as docs/reference/numbers.md defines them.
     """
-    if paths_outside_steps(step.files):
-        return {}
     health, told, row = health_of(step.files), reported(run, step.files), step.row
     numbers: Numbers = {
         **{name: row[column] for name, column in _OF_TABLE.items()},
