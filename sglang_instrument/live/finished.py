@@ -35,9 +35,7 @@ from sglang_instrument.live.state import StepDone
 
 _MOST_DIGESTS: Final = 6  # of the workers' files of a step, or of the others
 _ENGINE: Final = "engine"
-_MOST_ENGINE_BYTES: Final = (
-    64 * 2**20
-)  # of the engine's own logs, which hold all steps; they take 2 s to read
+_MOST_ENGINE_BYTES: Final = 64 * 2**20  # of the engine's own logs, of all steps; they take 2 s to read
 
 
 def main(folder: str) -> None:
@@ -69,8 +67,10 @@ class Finished:
         """Yield the numbers of a step; none if it is not finished, or its records belong to no step."""
         run = self._open([asked.folder, *asked.following], asked.run_id)
         files = [file for file in run.files if file.folder == asked.folder]
+        outside = paths_outside_steps(files)
+        files = [file for file in files if file.path not in outside]
         rows = [row for row in step_table(run.digest).rows(named=True) if _folder(row) == asked.folder]
-        if not rows or not _is_finished(files) or paths_outside_steps(files):
+        if not rows or not _is_finished(files):
             return
         [row] = rows
         paths = Paths(run.digest, call_times(run))
