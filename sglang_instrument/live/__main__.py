@@ -20,6 +20,7 @@ import msgspec
 from sglang_instrument.errors import InstrumentError
 
 _LOOK_SEC: Final = 0.3
+_FINISH_SEC: Final = 5.0  # for the last step, once the driver has ended
 _LOCK_SEC: Final = 10.0
 _AFTER_FAILURE_SEC: Final = 5.0
 
@@ -77,7 +78,8 @@ def follow(folder: Path, run_id: str | None, is_wanted: Callable[[], bool]) -> N
     follower.start()
     try:
         while True:
-            snapshot, pause = follower.snapshot(), _LOOK_SEC
+            is_last, pause = not is_wanted(), _LOOK_SEC
+            snapshot = follower.finish(_FINISH_SEC) if is_last else follower.snapshot()
             failures = [one.sentence for one in snapshot.problems]
             done = {one.step: one for one in snapshot.done if not one.validate}
             told = {step: numbers for step, numbers in told.items() if step in done}
@@ -92,7 +94,7 @@ def follow(folder: Path, run_id: str | None, is_wanted: Callable[[], bool]) -> N
             if failures and not has_failed:
                 has_failed = True
                 _say(folder, run_id, failures[0])
-            if not is_wanted():
+            if is_last:
                 return
             time.sleep(pause)
     finally:
@@ -117,7 +119,7 @@ def _append(folder: Path, told: Told) -> None:
 def _is_mine(lock: IO[bytes], is_wanted: Callable[[], bool]) -> bool:
     """Return whether this process is the folder's follower; two would tell each step twice.
 
-    It waits a moment: the follower of an earlier launch ends within a second after its driver.
+    It waits a moment: the follower of an earlier launch ends some seconds after its driver.
     """
     ends = time.monotonic() + _LOCK_SEC
     while is_wanted() and time.monotonic() < ends:

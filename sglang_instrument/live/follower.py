@@ -1,5 +1,6 @@
 """Follow a run: read what its processes add, keep a small state, and publish a snapshot of it."""
 
+import math
 import os
 import threading
 import time
@@ -78,17 +79,27 @@ class Follower:
             return None
         return f"reading {what} has not returned for {_HANGS_SEC:.0f} s: its disk hangs", since
 
-    def catch_up(self) -> Snapshot:
-        """Read everything that is there, and return what is known then.
+    def finish(self, most_sec: float) -> Snapshot:
+        """End the thread, and return what is known after a last look, if that returns in time."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(most_sec)
+            if self._thread.is_alive():
+                return self.snapshot()
+        return self.catch_up(most_sec)
+
+    def catch_up(self, most_sec: float = math.inf) -> Snapshot:
+        """Read everything that is there, and return what is known then, or after some seconds.
 
         Raises:
             LogError: A disk hangs.
         """
         failures: list[Exception] = []
+        ends = time.monotonic() + most_sec
         reader = threading.Thread(target=self._catch_up, args=(failures,), daemon=True)
         reader.start()
-        while reader.is_alive():
-            reader.join(0.5)
+        while reader.is_alive() and time.monotonic() < ends:
+            reader.join(0.1)
             if reader.is_alive() and (stuck := self._stuck()) is not None:
                 raise LogError(stuck[0])
         if failures:
@@ -97,6 +108,9 @@ class Follower:
 
     def _catch_up(self, failures: list[Exception]) -> None:
         try:
+            self._next_find = 0.0
+            if self._run is not None:
+                self._run.tail.hurry()
             while self.round():
                 pass
             if self._run is not None:

@@ -31,11 +31,6 @@ def follow():
     def read(logs, with_done=False):
         one = followers.setdefault(logs, None) or Follower(logs, with_done=with_done)
         followers[logs] = one
-        one._next_find = 0.0
-        if one._run is not None:  # look at everything now, and not in a moment
-            one._run.tail._next_listing = 0.0
-            for file in one._run.tail.files():
-                file.due = 0.0
         return one.catch_up()
 
     yield read
@@ -284,9 +279,7 @@ def test_a_run_written_bit_by_bit_gives_what_the_whole_gives(tmp_path, follow):
     replay.write(100)
     while replay.write(57):
         live.round()
-        live._run.tail._next_listing = 0.0
-        for file in live._run.tail.files():
-            file.due = 0.0
+        live._run.tail.hurry()
     time.sleep(0.3)
     now, then = live.catch_up(), follow(whole, with_done=True)
     live.stop()
@@ -449,9 +442,7 @@ def test_a_step_in_progress_has_a_forecast_once_one_has_ended(tmp_path):
     for _ in range(20):
         replay.write(total // 20)
         if live._run is not None:
-            live._run.tail._next_listing, live._run._forecast = 0.0, (0.0, (0, False), None)
-            for file in live._run.tail.files():
-                file.due = 0.0
+            live._run._forecast = (0.0, (0, False), None)
         seen.append(live.catch_up().step)
     first = [step for step in seen if step.step == 1]
     later = [step for step in seen if step.step > 1 and not step.is_over]
@@ -498,9 +489,6 @@ def test_an_analysis_that_is_killed_is_told_and_begins_again_with_the_next_step(
     file = run.open(2, 0, at=4)
     file.request("b", at=6, duration_sec=1)
     file.close(7)
-    live._run.tail._next_listing = 0.0
-    for tailed in live._run.tail.files():
-        tailed.due = 0.0
     snapshot = live.catch_up()
     live.stop()
     assert [one.step for one in snapshot.done] == [1, 2]

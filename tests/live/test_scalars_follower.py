@@ -197,6 +197,18 @@ def test_the_follower_ends_when_its_driver_is_killed_and_the_next_one_takes_over
         driver.wait()
 
 
+def test_the_last_step_is_told_although_the_driver_ends_with_it(tmp_path, start):
+    driver = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    follower = start(tmp_path, "--driver", str(driver.pid))
+    write_file(tmp_path, 1, 0, step_of(request("a", 0, 4)))
+    wait_until(lambda: told(tmp_path))
+    write_file(tmp_path, 2, 0, step_of(request("a", 0, 4)))
+    driver.kill()
+    driver.wait()
+    assert follower.wait(ENDS_SEC) == 0
+    assert [line["step"] for line in told(tmp_path)] == [1, 2]
+
+
 def test_a_second_follower_of_a_folder_gives_up(tmp_path, start):
     first = start(tmp_path)
     wait_until((tmp_path / "live" / "lock").exists)

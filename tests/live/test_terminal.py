@@ -140,7 +140,7 @@ def test_the_cursor_stays_with_its_row_while_rows_come_and_go(run):
         table = app.query_one("#workers", LiveTable)
         assert table.chosen() == "worker_0"
         run.open(7, 2).request("c", at=51, duration_sec=1)
-        app._follower._run.tail._next_listing = 0.0
+        app._follower._run.tail.hurry()
         app._follower.round()
         app.draw()
         await pilot.pause()

@@ -112,6 +112,12 @@ class Tail:
                 yield file, piece
         self.doing = None
 
+    def hurry(self) -> None:
+        """Look at everything in the next round, also at what is usually looked at later."""
+        self._next_listing = 0.0
+        for file in self.files():
+            file.due = 0.0
+
     def files(self) -> list[TailedFile]:
         """Return the watched files, the newest folder first."""
         watched = sorted(self._watched(), key=lambda folder: -folder.changed)
