@@ -169,7 +169,7 @@ def status() -> Mapping[str, Any]:
 def scalars(step: int) -> dict[str, float]:
     """Return what is known of a training step: `wandb.log(metrics | scalars(step), step=step)`.
 
-    It never waits: a step is known about a second after its last worker ended it. It needs
+    It never waits: a step is known some seconds after its last worker ended it. It needs
     `install(scalars=True)`.
 
     Args:
