@@ -35,10 +35,10 @@ class Question(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """What the process answers: a line of JSON. Of a step that is not finished it has no numbers."""
+    """What the process answers: a line of JSON; no `step` if it is not finished, or `failed` says why."""
 
     folder: str
-    steps: list[StepDone] = []
+    step: StepDone | None = None
     failed: str | None = None
 
 
@@ -65,6 +65,8 @@ class Analyst:
 
     def ask(self, question: Question) -> None:
         """Ask for the numbers of a step; they come later."""
+        if self._is_closed:
+            return
         try:
             if self._process is None or self._process.poll() is not None:
                 self._end()
@@ -124,10 +126,11 @@ class Analyst:
             for line in answers:
                 answer = msgspec.json.decode(line, type=Answer)
                 with self._lock:
-                    self._done.update({(one.step, one.validate): one for one in answer.steps})
-                    self.failures.pop(answer.folder, None)
-                    if answer.failed is not None:
-                        self.failures[answer.folder] = answer.failed
+                    if answer.step is not None:
+                        self._done[answer.step.step, answer.step.validate] = answer.step
+                self.failures.pop(answer.folder, None)
+                if answer.failed is not None:
+                    self.failures[answer.folder] = answer.failed
                 self._answered.release()
         if not self._is_closed:
             self.failures[_PROCESS] = "the process that analyses finished steps has ended"

@@ -5,7 +5,7 @@ It keeps the digests of the last steps, so that each file is read once. It has t
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +45,7 @@ def main(folder: str) -> None:
     for line in sys.stdin.buffer:
         asked = msgspec.json.decode(line, type=Question)
         try:
-            answer = Answer(asked.folder, list(finished.steps(asked)))
+            answer = Answer(asked.folder, finished.step(asked))
         except Exception as error:  # a step that cannot be read must not cost the later ones
             answer = Answer(asked.folder, failed=f"{asked.folder} cannot be analysed: {error!r}")
         sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
@@ -63,16 +63,16 @@ class Finished:
         self._folder = folder
         self._digests: dict[tuple[tuple[str, int, int], ...], tuple[list[File], Digest]] = {}
 
-    def steps(self, asked: Question) -> Iterator[StepDone]:
-        """Yield the numbers of a step; none if it is not finished, or its records belong to no step."""
+    def step(self, asked: Question) -> StepDone | None:
+        """Return the numbers of a step; None if it is not finished, or its records belong to no step."""
         run = self._open([asked.folder, *asked.following], asked.run_id)
         files = [file for file in run.files if file.folder == asked.folder]
         outside = paths_outside_steps(files)
         files = [file for file in files if file.path not in outside]
-        rows = [row for row in step_table(run.digest).rows(named=True) if _folder(row) == asked.folder]
-        if not rows or not _is_finished(files):
-            return
-        [row] = rows
+        rows = {folder_of((row["step"], row["validate"])): row for row in step_table(run.digest).to_dicts()}
+        row = rows.get(asked.folder)
+        if row is None or not _is_finished(files):
+            return None
         paths = Paths(run.digest, call_times(run))
         of_step = (pl.col("step") == row["step"]) & (pl.col("validate") == row["validate"])
         tables = StepTables(
@@ -84,7 +84,7 @@ class Finished:
             calls=None if paths.call_times is None else paths.call_times.filter(of_step),
         )
         straggler, straggler_sec = tables.straggler
-        yield StepDone(
+        return StepDone(
             step=row["step"],
             validate=row["validate"],
             run_id=newest_runs(run.files).get(asked.folder),
@@ -132,10 +132,6 @@ class Finished:
         while len(self._digests) > _MOST_DIGESTS:
             del self._digests[next(iter(self._digests))]
         return found
-
-
-def _folder(row: dict[str, object]) -> str:
-    return folder_of((int(str(row["step"])), bool(row["validate"])))
 
 
 def _is_finished(files: Sequence[File]) -> bool:
