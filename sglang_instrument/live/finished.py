@@ -12,14 +12,11 @@ from typing import Final
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.answers.call_times import call_times
 from sglang_instrument.analysis.answers.steps import step_table
-from sglang_instrument.analysis.ledger.ledger import Paths, step_ledger, worker_ledger
 from sglang_instrument.analysis.reading.files import (
     File,
     ended_paths,
     newest_run_filter,
-    newest_runs,
     only_run,
 )
 from sglang_instrument.analysis.run.batches import digest_files
@@ -30,7 +27,7 @@ from sglang_instrument.analysis.run.outside import paths_outside_steps
 from sglang_instrument.live.analyst import Answer, Question
 from sglang_instrument.live.counting.counts import folder_of
 from sglang_instrument.live.counting.endings import OTHER_ROLES
-from sglang_instrument.live.scalars import StepTables, scalars_of
+from sglang_instrument.live.scalars import step_done
 from sglang_instrument.live.state import StepDone
 
 _MOST_DIGESTS: Final = 6  # of the workers' files of a step, or of the others
@@ -73,31 +70,7 @@ class Finished:
         row = rows.get(asked.folder)
         if row is None or not _is_finished(files):
             return None
-        paths = Paths(run.digest, call_times(run))
-        of_step = (pl.col("step") == row["step"]) & (pl.col("validate") == row["validate"])
-        tables = StepTables(
-            row=row,
-            files=files,
-            digest=run.digest.filter(of_step),
-            spent=step_ledger(paths).filter(of_step),
-            spent_by_workers=worker_ledger(paths).filter(of_step),
-            calls=None if paths.call_times is None else paths.call_times.filter(of_step),
-        )
-        straggler, straggler_sec = tables.straggler
-        return StepDone(
-            step=row["step"],
-            validate=row["validate"],
-            run_id=newest_runs(run.files).get(asked.folder),
-            duration_sec=row["duration_sec"],
-            requests=row["requests"],
-            tokens=row["response_tokens"],
-            p50_sec=row["p50_sec"],
-            p99_sec=row["p99_sec"],
-            straggler=straggler,
-            straggler_sec=straggler_sec,
-            ledger=tables.ledger,
-            scalars=scalars_of(run, tables),
-        )
+        return step_done(run, row, files)
 
     def _open(self, folders: Sequence[str], run_id: str | None) -> Run:
         """Return the run as if it had only these steps."""

@@ -1,19 +1,19 @@
-"""Compute what a tracker shows of a finished step, from the tables that the commands print."""
+"""Compute the numbers of a finished step, and what a tracker shows of it, from the tables of the commands."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.ledger.ledger import PARTS
-from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.answers.call_times import call_times
+from sglang_instrument.analysis.ledger.ledger import PARTS, Paths, step_ledger, worker_ledger
+from sglang_instrument.analysis.reading.files import File, newest_runs
 from sglang_instrument.analysis.run.digest import Digest
 from sglang_instrument.analysis.run.losses import health_of
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.live.reported import Reported, reported
+from sglang_instrument.live.state import StepDone
 
 _BETWEEN: Final = "between steps"  # not known yet: the next step has not begun
 _OF_TABLE: Final = {
@@ -27,70 +27,51 @@ _OF_TABLE: Final = {
 Numbers = dict[str, float | None]
 
 
-@dataclass(frozen=True)
-class StepTables:
-    """What is known of one step.
-
-    Attributes:
-        row: Its row of `summary`.
-        files: Those in its folder.
-        digest: Its requests and turns.
-        spent, spent_by_workers: Its rows of `step_ledger` and `worker_ledger`.
-        calls: Its rows of `call_times`; None if no process of the engine logged.
-    """
-
-    row: Mapping[str, Any]
-    files: list[File]
-    digest: Digest
-    spent: pl.DataFrame
-    spent_by_workers: pl.DataFrame
-    calls: pl.DataFrame | None
-
-    @cached_property
-    def ledger(self) -> dict[str, float]:
-        """Its seconds by part, the largest first."""
-        sums = self.spent.group_by("part").agg(pl.col("sec").sum()).sort("sec", descending=True)
-        return dict(sums.iter_rows())
-
-    @cached_property
-    def straggler(self) -> tuple[int | None, float]:
-        """The worker that the others waited for longest, and the worker time that they spent in waiting."""
-        waits = self.spent_by_workers.filter(pl.col("part") == "barrier").drop_nulls("waited_for")
-        late = waits.group_by("waited_for").agg(pl.col("sec").sum()).sort("sec", "waited_for").tail(1)
-        return (late["waited_for"].item(), late["sec"].item()) if len(late) else (None, 0.0)
-
-
-def scalars_of(run: Run, step: StepTables) -> dict[str, float]:
-    """Return what is known of a step; a name whose value is not known is left out.
+def step_done(run: Run, row: Mapping[str, Any], files: Sequence[File]) -> StepDone:
+    """Return the numbers of a finished step; of the scalars, those whose value is known.
 
     Args:
         run: The run, or the part of it that was read.
-        step: What is known of the step.
-
-    Returns:
-        Names without a prefix, as docs/reference/numbers.md defines them.
+        row: The step's row of `step_table`.
+        files: Those in the step's folder.
     """
-    health, told, row = health_of(step.files), reported(run, step.files), step.row
+    paths = Paths(run.digest, call_times(run))
+    of_step = (pl.col("step") == row["step"]) & (pl.col("validate") == row["validate"])
+    digest, by_workers = run.digest.filter(of_step), worker_ledger(paths).filter(of_step)
+    calls = None if paths.call_times is None else paths.call_times.filter(of_step)
+    spent = step_ledger(paths).filter(of_step).group_by("part").agg(pl.col("sec").sum())
+    ledger = dict(spent.sort("sec", descending=True).iter_rows())
+    waits = by_workers.filter(pl.col("part") == "barrier").drop_nulls("waited_for")
+    late = waits.group_by("waited_for").agg(pl.col("sec").sum()).sort("sec", "waited_for").tail(1)
+    straggler, straggler_sec = (late["waited_for"].item(), late["sec"].item()) if len(late) else (None, 0.0)
+    health, told = health_of(files), reported(run, files)
     numbers: Numbers = {
         **{name: row[column] for name, column in _OF_TABLE.items()},
-        **_straggler(step),
-        **_ledger(step.ledger),
-        **_engine(step.calls, told),
-        **_thrown_away(step.digest, told),
+        **_ledger(ledger),
+        **_engine(calls, told),
+        **_thrown_away(digest, told),
+        "straggler_worker": straggler,
+        "straggler_sec": straggler_sec if by_workers["worker"].n_unique() > 1 else None,
         "requests": row["requests"] or None,  # at `detail="step"` none are logged
         "tokens_per_sec": _ratio(row["response_tokens"], row["duration_sec"]),
-        "tool_p99_sec": _tool_p99(step.digest),
+        "tool_p99_sec": _tool_p99(digest),
         "staleness": told.staleness,
         "records_lost": health.dropped + health.torn,
     }
-    return {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
-
-
-def _straggler(step: StepTables) -> Numbers:
-    if step.spent_by_workers["worker"].n_unique() < 2:
-        return {}
-    worker, sec = step.straggler
-    return {"straggler_worker": worker, "straggler_sec": sec}
+    return StepDone(
+        step=row["step"],
+        validate=row["validate"],
+        duration_sec=row["duration_sec"],
+        requests=row["requests"],
+        tokens=row["response_tokens"],
+        p50_sec=row["p50_sec"],
+        p99_sec=row["p99_sec"],
+        straggler=straggler,
+        straggler_sec=straggler_sec,
+        ledger=ledger,
+        scalars={name: n for name, n in numbers.items() if n is not None and math.isfinite(n)},
+        run_id=newest_runs(run.files).get(files[0].folder),
+    )
 
 
 def _ledger(spent: Mapping[str, float]) -> Numbers:
