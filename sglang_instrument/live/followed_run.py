@@ -79,8 +79,7 @@ class FollowedRun:
             self._next_alive = now + _ALIVE_EVERY_SEC
             self._liveness.look(self._counts.run_id)
         if not self.tail.more:
-            self._learn()
-            self._ask(now)
+            self._finish_steps(now)
         return self.tail.more
 
     def snapshot(self, now: float) -> Snapshot:
@@ -130,8 +129,8 @@ class FollowedRun:
 
     def wait_for_done(self) -> None:
         """Wait until the finished steps are analysed, also those that may go on."""
+        self._finish_steps(time.monotonic(), at_once=True)
         if self._analyst is not None:
-            self._ask(time.monotonic(), at_once=True)
             self._analyst.wait()
 
     def close(self) -> None:
@@ -182,24 +181,14 @@ class FollowedRun:
             self._forecaster = Forecaster()
         self._run_id = self._counts.run_id
 
-    def _learn(self) -> None:
-        """Let the forecast learn from steps that ended."""
-        for step, parts in self._counts.steps.items() if self._with_now else ():
-            if all(part.is_closed for part in snapshots.rollouts(parts).values()):
-                try:
-                    self._forecaster.learn(self._counts, step)
-                except Exception as error:
-                    self._failed = f"no forecast learns from step {step[0]}: {error!r}"
-
-    def _ask(self, now: float, at_once: bool = False) -> None:
-        """Ask for the numbers of steps that ended, and again once they went on, or the next one has begun."""
+    def _finish_steps(self, now: float, at_once: bool = False) -> None:
+        """Learn from steps that ended, and ask for their numbers: again once they went on, or the next began."""
         order = self._counts.endings.in_order()
-        if self._analyst is None or not order:
-            return
-        if not self._asked_earlier:
+        if order and not self._asked_earlier:
             self._asked_earlier = True
             self._ask_for_earlier(order)
         for key, lines in self._counts.endings.finished(now, at_once):
+            self._learn(key)
             at = order.index(key) + 1
             following = order[at : at + 1] if self._with_now else []
             asked = self._asked.get(key)
@@ -209,9 +198,17 @@ class FollowedRun:
                 self._ask_for(folder_of(key), [folder_of(one) for one in following])
         self._asked = {key: one for key, one in self._asked.items() if key in order}
 
+    def _learn(self, step: StepKey) -> None:
+        """Let the forecast learn from a step that ended."""
+        if self._with_now and step in self._counts.steps:
+            try:
+                self._forecaster.learn(self._counts, step)
+            except Exception as error:
+                self._failed = f"no forecast learns from step {step[0]}: {error!r}"
+
     def _ask_for(self, folder: str, following: list[str]) -> None:
-        assert self._analyst is not None  # noqa: S101 - the caller asked
-        self._analyst.ask(Question(folder, following, self._counts.run_id if self._wanted else None))
+        if self._analyst is not None:
+            self._analyst.ask(Question(folder, following, self._counts.run_id if self._wanted else None))
 
     def _ask_for_earlier(self, order: list[StepKey]) -> None:
         # A follower that is there for a run from its begin has no interest in older files.
