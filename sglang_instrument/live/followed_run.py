@@ -132,6 +132,7 @@ class FollowedRun:
         self._finish_steps(time.monotonic(), at_once=True)
         if self._analyst is not None:
             self._analyst.wait()
+        self._forecast = (0.0, (0, False), None)  # it was made before that was known
 
     def close(self) -> None:
         """End what was started."""
@@ -182,7 +183,7 @@ class FollowedRun:
         self._run_id = self._counts.run_id
 
     def _finish_steps(self, now: float, at_once: bool = False) -> None:
-        """Learn from steps that ended, and ask for their numbers: again once they went on, or the next began."""
+        """Learn from steps that ended, and have them analysed: again once they went on, or the next began."""
         order = self._counts.endings.in_order()
         if order and not self._asked_earlier:
             self._asked_earlier = True

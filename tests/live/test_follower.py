@@ -441,8 +441,6 @@ def test_a_step_in_progress_has_a_forecast_once_one_has_ended(tmp_path):
     total, seen = len(replay), []
     for _ in range(20):
         replay.write(total // 20)
-        if live._run is not None:
-            live._run._forecast = (0.0, (0, False), None)
         seen.append(live.catch_up().step)
     first = [step for step in seen if step.step == 1]
     later = [step for step in seen if step.step > 1 and not step.is_over]
