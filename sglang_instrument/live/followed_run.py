@@ -87,6 +87,7 @@ class FollowedRun:
             ended=ended,
             waiting=None if counts.processes else f"{self.folder}: no records yet",
             behind_sec=self.tail.behind_sec(),
+            catching_up=self.tail.more,
         )
 
     def _forecast_of(self, now: Now, step: StepKey | None, in_progress: StepNow) -> Forecast | None:
