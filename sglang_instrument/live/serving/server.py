@@ -6,6 +6,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
@@ -18,6 +19,7 @@ from sglang_instrument.live.follower import Follower
 from sglang_instrument.live.serving.counters import Counters, instance
 from sglang_instrument.live.serving.metrics import RunMetrics
 from sglang_instrument.live.serving.page import POLICY, page_of
+from sglang_instrument.live.state import Problem, Snapshot
 from sglang_instrument.live.state import as_json as plain_values
 from sglang_instrument.plain_text import plain
 
@@ -70,7 +72,7 @@ class LiveServer(ThreadingHTTPServer):
         self.host, self.port = str(self.server_address[0]), int(self.server_address[1])
         self.is_local = ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
         self.counters = Counters(instance(self.host, self.port))
-        self._metrics = RunMetrics(follower.snapshot, self.counters)
+        self._metrics = RunMetrics(self.snapshot, self.counters)
         self._follower = follower
         self._answers: dict[object, tuple[float, Answer]] = {}
         self._answering = threading.Lock()
@@ -87,6 +89,14 @@ class LiveServer(ThreadingHTTPServer):
             f"http://[{self.host}]:{self.port}/" if ":" in self.host else f"http://{self.host}:{self.port}/"
         )
 
+    def snapshot(self) -> Snapshot:
+        """Return what the follower knows, and what keeps counters from being saved."""
+        snapshot, failed = self._follower.snapshot(), self.counters.failed
+        if failed is None:
+            return snapshot
+        problem = Problem("follower", snapshot.at_us, None, None, plain(failed))
+        return replace(snapshot, problems=(*snapshot.problems, problem))
+
     def metrics(self, accept: str) -> Answer:
         """Return the metrics in the format that is asked for: OpenMetrics, or Prometheus' older one."""
         encode, kind = choose_encoder(accept)
@@ -98,12 +108,10 @@ class LiveServer(ThreadingHTTPServer):
 
     def now(self, _: str) -> Answer:
         """Return the snapshot as JSON, as `watch --once --json` prints it."""
-        return self._once(
-            "now", lambda: ("application/json", as_json(plain_values(self._follower.snapshot())))
-        )
+        return self._once("now", lambda: ("application/json", as_json(plain_values(self.snapshot()))))
 
     def _page(self) -> bytes:
-        return page_of(self._follower.snapshot()).encode("utf-8", "backslashreplace")
+        return page_of(self.snapshot()).encode("utf-8", "backslashreplace")
 
     def _once(self, what: object, make: Callable[[], Answer]) -> Answer:
         """Return an answer made just now: many clients cost as much as one."""
