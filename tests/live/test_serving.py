@@ -2,71 +2,31 @@
 
 import http.client
 import json
-import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager
 
 import pytest
+from live_served import EVIL, OPENMETRICS, get, hanging, read_on, served
 from live_writer import LiveRun
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from sglang_instrument.cli.main import main
 from sglang_instrument.errors import LogError
-from sglang_instrument.live.follower import Follower
 from sglang_instrument.live.serving import server as serving
 from sglang_instrument.live.serving.dashboard import dashboard
-from sglang_instrument.live.serving.server import LiveServer, address_of
+from sglang_instrument.live.serving.server import address_of
 from sglang_instrument.live.state import as_json
 
-OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 COMMAND = "import sys; from sglang_instrument.cli.main import main; sys.exit(main())"
-EVIL = "<script>alert(1)</script>"
 
 
 @pytest.fixture
 def run(tmp_path):
     return LiveRun(tmp_path / "exp")
-
-
-@contextmanager
-def served(logs, with_done=False):
-    """Serve what is there, as a follower without a thread knows it; yield the server and the follower."""
-    follower = Follower(logs, with_done)
-    follower.catch_up()
-    server = LiveServer(follower, "127.0.0.1", 0)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        yield server, follower
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-        follower.stop()
-
-
-def read_on(follower):
-    """Read now, and not in a moment, what was added."""
-    tail = follower._run.tail
-    tail._next_listing = 0.0
-    for file in tail.files():
-        file.due = 0.0
-    follower.catch_up()
-
-
-def get(server, path, headers=None, method="GET"):
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=20)
-    connection.request(method, path, headers=headers or {})
-    answer = connection.getresponse()
-    body = answer.read().decode()
-    connection.close()
-    return answer.status, dict(answer.getheaders()), body
 
 
 def samples(server):
@@ -89,20 +49,6 @@ def value(found, name, **labels):
     known = found[f"sglang_instrument_{name}"].items()
     (only,) = [one for its_labels, one in known if labels.items() <= its_labels]
     return only
-
-
-def hanging(run):
-    """Write a step in which worker 3 hangs and worker 0 waits for it; the tool has a name of markup."""
-    first, second = run.open(7, 0), run.open(7, 3)
-    for worker in (0, 3):
-        run.process(f"worker_{worker}", os.getpid())
-    first.request("a", at=50, duration_sec=40, tokens=500)
-    first.open_now(50, {}, [], barrier_wait_duration=1)
-    second.span("tool_execution", 14, 4, request_id=EVIL, turn=0)
-    stuck = {"event": "tool_execution", "request_id": EVIL, "turn": 1, "age_sec": 35, "stack": ["a.py:3 run"]}
-    second.control("open_spans", 50, open=1, spans=[stuck])
-    oldest = [{"event": "tool_execution", "request_id": EVIL, "turn": 1, "age_sec": 49}]
-    second.open_now(50, {"tool_execution": 1, "turn_end": 2}, oldest)
 
 
 def test_metrics_tell_the_step_its_workers_and_what_hangs(run):
