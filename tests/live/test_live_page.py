@@ -50,6 +50,7 @@ def test_axe_finds_no_violation(opened, run, tmp_path_factory, theme, width):
 
 
 def test_it_refreshes_itself_and_can_be_paused(opened, run):
+    opened.driver.get_log("browser")  # of earlier tests
     with served(run.folder) as (server, follower):
         opened.driver.get(server.url)
         run.open(8, 0).request("b", at=60, duration_sec=1)

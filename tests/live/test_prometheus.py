@@ -47,13 +47,14 @@ class Prometheus:
     """A Prometheus that scrapes a port of this machine each second."""
 
     def __init__(self, folder, port):
+        command = program("prometheus")
         config = folder / "prometheus.yml"
         config.write_text(CONFIG.format(port=port))
         self.port = free_port()
         self.log = (folder / "prometheus.log").open("w")
         self.process = subprocess.Popen(
             [
-                program("prometheus"),
+                command,
                 f"--config.file={config}",
                 f"--storage.tsdb.path={folder / 'data'}",
                 f"--web.listen-address=127.0.0.1:{self.port}",
