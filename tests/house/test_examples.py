@@ -28,7 +28,16 @@ else:
     import tomli as tomllib
 
 LANGUAGE = ROOT / "patches/README.md"
-LANGUAGES = {"", "text", "toml", "python", "bash", "json", "dockerfile"}
+LANGUAGES = {
+    "",
+    "text",
+    "toml",
+    "python",
+    "bash",
+    "json",
+    "yaml",
+    "dockerfile",
+}  # yaml: tests/live/test_prometheus.py
 #: The module that the example table of the field language patches.
 TRAINER = '''
 import time

@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from documented import blocks
 from live_served import get, hanging, read_on, served
 from live_writer import LiveRun
 
@@ -159,3 +160,12 @@ def test_promtool_finds_nothing_wrong(tmp_path):
         [program("promtool"), "check", "metrics"], input=metrics, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_promtool_accepts_what_the_documentation_shows(tmp_path):
+    shown = [block.text for block in blocks("yaml") if block.page == "docs/how-to/grafana.md"]
+    for kind, text in zip(("config", "rules"), shown, strict=True):
+        file = tmp_path / f"{kind}.yml"
+        file.write_text(text)
+        done = subprocess.run([program("promtool"), "check", kind, str(file)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from live_served import EVIL, OPENMETRICS, get, hanging, read_on, served
@@ -21,6 +22,7 @@ from sglang_instrument.live.serving.dashboard import dashboard
 from sglang_instrument.live.serving.server import address_of
 from sglang_instrument.live.state import as_json
 
+ROOT = Path(__file__).parents[2]
 COMMAND = "import sys; from sglang_instrument.cli.main import main; sys.exit(main())"
 
 
@@ -309,16 +311,28 @@ def test_the_command_says_where_it_listens_and_who_can_read_it(run, host, said):
     assert (process.returncode, errors) == (3, "")
 
 
-def test_the_dashboard_names_only_metrics_that_are_there(run, tmp_path):
+@pytest.fixture
+def known(run):
+    """Return the names of all samples that are served, of each at least one."""
     run.open(1, 0).request("a", at=1, duration_sec=1)
+    with served(run.folder) as (server, _):
+        body = get(server, "/metrics", OPENMETRICS)[2]
+    ends = {"counter": "_total", "info": "_info", "gauge": ""}
+    return {name + ends[kind] for name, kind in re.findall(r"^# TYPE (\S+) (\w+)", body, re.MULTILINE)}
+
+
+def test_the_page_of_the_documentation_lists_every_metric(known):
+    page = (ROOT / "docs/how-to/grafana.md").read_text()
+    table = page.partition("| metric, each with")[2].partition("\n\n")[0]
+    first = [line.split("|")[1] for line in table.splitlines()[2:]]
+    assert {f"sglang_instrument_{name}" for cell in first for name in re.findall(r"`(\w+)`", cell)} == known
+
+
+def test_the_dashboard_names_only_metrics_that_are_there(known, tmp_path):
     assert main(["watch", "--grafana", str(tmp_path / "dashboard.json")]) == 0
     read = json.loads((tmp_path / "dashboard.json").read_text())
     assert json.loads(dashboard()) == read
     told = json.dumps(read)
-    with served(run.folder) as (server, _):
-        body = get(server, "/metrics", OPENMETRICS)[2]
-    known = set(re.findall(r"^# TYPE (\S+) (?!counter)", body, re.MULTILINE))
-    known |= {f"{name}_total" for name in re.findall(r"^# TYPE (\S+) counter", body, re.MULTILINE)}
     named = set(re.findall(r"sglang_instrument_\w+", told))
     assert named
     assert named - known == set()

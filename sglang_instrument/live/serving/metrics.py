@@ -4,6 +4,7 @@ No label names a request or anything else that grows with a run; how many series
 processes of the run.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
@@ -85,7 +86,6 @@ def _of_step(step: StepNow | None) -> Iterator[Metric]:
 
 
 def _of_workers(snapshot: Snapshot) -> Iterator[Metric]:
-    workers = {(one.role, one.worker): process_labels(one.role, one.worker) for one in snapshot.workers}
     kinds = [((*_labels(one), kind), one.open.get(kind, 0)) for one in snapshot.workers for kind in KINDS]
     yield _gauge(
         "open_requests",
@@ -97,12 +97,10 @@ def _of_workers(snapshot: Snapshot) -> Iterator[Metric]:
     yield _gauge("worker_state", "1 for the state that it is in.", (*_PROCESS, "state"), states)
     silent = [(_labels(one), one.silent_sec) for one in snapshot.workers]
     yield _gauge("worker_silent_seconds", "Since its last line.", _PROCESS, silent)
-    waiting = [
-        (labels, sum(one.waits_for == worker for one in snapshot.workers) if role == "worker" else 0)
-        for (role, worker), labels in workers.items()
-    ]
+    held_up = Counter(one.waits_for for one in snapshot.workers)
+    waiting = [(_labels(one), held_up[one.worker] * (one.role == "worker")) for one in snapshot.workers]
     yield _gauge("workers_waiting", "Workers that wait for this one.", _PROCESS, waiting)
-    ages = dict.fromkeys(workers.values(), 0.0)
+    ages = dict.fromkeys(map(_labels, snapshot.workers), 0.0)
     for request in snapshot.step.oldest if snapshot.step is not None else ():
         labels = process_labels(request.role, request.worker)
         ages[labels] = max(ages.get(labels, 0.0), request.age_sec)
@@ -119,9 +117,7 @@ def _of_last_step(step: StepDone | None) -> Iterator[Metric]:
     one = step or StepDone(0, False, None, 0, None, None, None, None, 0.0, {})
     quantiles = [(("0.5",), one.p50_sec), (("0.99",), one.p99_sec)]
     straggler = [] if one.straggler is None else [((str(one.straggler),), one.straggler_sec)]
-    yield _gauge(
-        "last_step", "The number of the last finished step.", (), [((), one.step if known else None)]
-    )
+    yield _gauge("last_step", "The number of the last one.", (), [((), one.step if known else None)])
     yield _gauge("last_step_seconds", "How long it took.", (), [((), one.duration_sec)])
     parts = [((part,), sec) for part, sec in one.ledger.items()]
     yield _gauge("last_step_part_seconds", "Its ledger: what its time was spent on.", ("part",), parts)

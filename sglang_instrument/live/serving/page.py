@@ -17,6 +17,7 @@ _STYLE: Final = _TEMPLATE.partition("<style>")[2].partition("</style>")[0]
 _BAD: Final = ("hangs", "dead")
 _SHOWN: Final = 100  # workers
 _REQUESTS: Final = 20
+_PROBLEMS: Final = 30
 _STEPS: Final = 8
 
 
@@ -53,20 +54,22 @@ def _parts(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     yield "forecast", _text(words.forecast(step)) if step is not None else ""
     yield "where", _text(words.where(step.open)) if step is not None else ""
     yield "ended", "" if snapshot.ended is None else _text(f"ended: {snapshot.ended}")
-    yield (
-        "problems",
-        "".join(f"<li>{_text(words.problem(one, snapshot.at_us))}</li>" for one in snapshot.problems),
-    )
+    yield "problems", "".join(_problems(snapshot))
     shown = sorted(snapshot.workers, key=lambda one: one.state not in _BAD)[:_SHOWN]
-    yield (
-        "of-workers",
-        f", {len(shown)} of {len(snapshot.workers)}" if len(shown) < len(snapshot.workers) else "",
-    )
+    some = f", {len(shown)} of {len(snapshot.workers)}"
+    yield "of-workers", some if len(shown) < len(snapshot.workers) else ""
     yield "workers", "".join(map(_worker, shown))
     oldest = step.oldest[:_REQUESTS] if step is not None else ()
     yield "requests", "".join(map(_request, oldest))
     yield "ledger", "".join(map(_part, words.ledger_rows(snapshot.done, _STEPS)))
     yield "steps", "".join(map(_done, reversed(snapshot.done[-_STEPS:])))
+
+
+def _problems(snapshot: Snapshot) -> Iterator[str]:
+    for one in snapshot.problems[:_PROBLEMS]:
+        yield f"<li>{_text(words.problem(one, snapshot.at_us))}</li>"
+    if len(snapshot.problems) > _PROBLEMS:
+        yield f"<li>and {len(snapshot.problems) - _PROBLEMS} more</li>"
 
 
 def _worker(one: WorkerNow) -> str:
