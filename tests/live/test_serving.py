@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def run(tmp_path):
 
 def samples(server):
     """Return {name: {labels: value}} of what /metrics answers now, read by Prometheus' own parser."""
-    server._answers = {}
+    server._answers.clear()
     status, headers, body = get(server, "/metrics", OPENMETRICS)
     assert status == 200
     assert headers["Content-Type"].startswith("application/openmetrics-text")
@@ -142,6 +143,18 @@ def test_counters_stay_when_the_folder_vanishes_and_comes_back(run, tmp_path):
         read_on(follower)
         assert value(samples(server), "tokens_total") == 111
         assert value(before, "tokens_total") == 100
+
+
+def test_counters_wait_until_the_run_is_read_to_its_end(run):
+    run.open(1, 0).request("a", at=1, duration_sec=1, tokens=100)
+    with served(run.folder) as (server, follower):
+        half = replace(follower.snapshot(), catching_up=True)
+        assert server.counters.of(half) == {}
+        whole = server.counters.of(follower.snapshot())
+        assert whole["tokens", "worker", "0", ""] == 100
+        fewer = replace(half, totals={})  # the follower reads it anew
+        assert server.counters.of(fewer) == whole
+        assert server.counters.of(follower.snapshot()) == whole
 
 
 @pytest.mark.parametrize(

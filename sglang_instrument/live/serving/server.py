@@ -26,6 +26,7 @@ from sglang_instrument.plain_text import plain
 _MOST_CLIENTS: Final = 32  # at once; others are turned away
 _CLIENT_SEC: Final = 10.0  # then a client is cut off, however it keeps the connection busy
 _SAME_SEC: Final = 0.5  # answers are made anew at most so often
+_OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0"
 _LOCALHOST: Final = "127.0.0.1"
 
 Answer = tuple[str, bytes]  # its content type and itself
@@ -74,8 +75,8 @@ class LiveServer(ThreadingHTTPServer):
         self.counters = Counters(instance(self.host, self.port))
         self._metrics = RunMetrics(self.snapshot, self.counters)
         self._follower = follower
-        self._answers: dict[object, tuple[float, Answer]] = {}
-        self._answering = threading.Lock()
+        self._answers: dict[tuple[str, str], tuple[float, bytes]] = {}
+        self._answering = {path: threading.Lock() for path in ("/", "/metrics", "/api/now")}
 
     def server_bind(self) -> None:
         """Bind without asking a name server for our name, as HTTPServer does."""
@@ -85,9 +86,7 @@ class LiveServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """Where a browser finds it."""
-        return (
-            f"http://[{self.host}]:{self.port}/" if ":" in self.host else f"http://{self.host}:{self.port}/"
-        )
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/"
 
     def snapshot(self) -> Snapshot:
         """Return what the follower knows, and what keeps counters from being saved."""
@@ -98,29 +97,28 @@ class LiveServer(ThreadingHTTPServer):
         return replace(snapshot, problems=(*snapshot.problems, problem))
 
     def metrics(self, accept: str) -> Answer:
-        """Return the metrics in the format that is asked for: OpenMetrics, or Prometheus' older one."""
-        encode, kind = choose_encoder(accept)
-        return self._once(("metrics", kind), lambda: (kind, encode(self._metrics)))
+        """Return the metrics: as OpenMetrics if that is asked for, else in Prometheus' older format."""
+        encode, kind = choose_encoder(_OPENMETRICS if _OPENMETRICS.partition(";")[0] in accept else "")
+        return kind, self._once("/metrics", kind, lambda: encode(self._metrics))
 
     def page(self, _: str) -> Answer:
         """Return the page."""
-        return self._once("page", lambda: ("text/html; charset=utf-8", self._page()))
+        kind = "text/html; charset=utf-8"
+        return kind, self._once("/", kind, lambda: page_of(self.snapshot()).encode())
 
     def now(self, _: str) -> Answer:
         """Return the snapshot as JSON, as `watch --once --json` prints it."""
-        return self._once("now", lambda: ("application/json", as_json(plain_values(self.snapshot()))))
+        kind = "application/json"
+        return kind, self._once("/api/now", kind, lambda: as_json(plain_values(self.snapshot())))
 
-    def _page(self) -> bytes:
-        return page_of(self.snapshot()).encode("utf-8", "backslashreplace")
-
-    def _once(self, what: object, make: Callable[[], Answer]) -> Answer:
+    def _once(self, path: str, kind: str, make: Callable[[], bytes]) -> bytes:
         """Return an answer made just now: many clients cost as much as one."""
-        with self._answering:
-            made_at, answer = self._answers.get(what, (0.0, ("", b"")))
+        with self._answering[path]:
+            made_at, body = self._answers.get((path, kind), (0.0, b""))
             if not made_at or time.monotonic() - made_at > _SAME_SEC:
-                answer = make()
-                self._answers = {**self._answers, what: (time.monotonic(), answer)}
-            return answer
+                body = make()
+                self._answers[path, kind] = time.monotonic(), body
+            return body
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give a client a thread, unless there are too many."""
