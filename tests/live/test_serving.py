@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import re
 import signal
 import socket
@@ -165,6 +166,14 @@ def test_a_file_of_counters_that_is_none_is_no_harm(run, found):
     with served(run.folder) as (server, _):
         (run.folder / "live").mkdir()
         (run.folder / "live" / server.counters._name).write_text(found)
+        assert value(samples(server), "tokens_total") == 100
+
+
+def test_a_pipe_in_place_of_the_file_of_counters_stops_nothing(run):
+    run.open(1, 0).request("a", at=1, duration_sec=1, tokens=100)
+    with served(run.folder) as (server, _):
+        (run.folder / "live").mkdir()
+        os.mkfifo(run.folder / "live" / server.counters._name)
         assert value(samples(server), "tokens_total") == 100
 
 

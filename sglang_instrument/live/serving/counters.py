@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from sglang_instrument.live.state import Snapshot, Totals
+from sglang_instrument.regular_files import read_regular, write_anew
 from sglang_instrument.schema import PHASES
 
 #: A counter: its name and the values of its labels, as in `LABELS`.
@@ -96,7 +97,7 @@ class Counters:
 
     def _load(self, path: Path) -> _Saved | None:
         try:
-            return msgspec.json.decode(path.read_bytes(), type=_Saved)
+            return msgspec.json.decode(read_regular(path), type=_Saved)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return None  # a first start, or no file of ours
 
@@ -113,7 +114,7 @@ class Counters:
         temporary = folder / f".{self._name}.{os.getpid()}"
         try:
             folder.mkdir(exist_ok=True)
-            temporary.write_bytes(msgspec.json.encode(state))
+            write_anew(temporary, msgspec.json.encode(state))
             temporary.replace(folder / self._name)
             self.failed = None
         except OSError as error:
