@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from live_writer import LiveRun
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from sglang_instrument.live.follower import Follower
 from sglang_instrument.live.serving.server import LiveServer
 
+Samples = dict[frozenset[tuple[str, str]], float]
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 EVIL = "<script>alert(1)</script>"  # the name of a request
 
@@ -67,3 +69,25 @@ def hanging(run: LiveRun) -> None:
     second.control("open_spans", 50, open=1, spans=[stuck])
     oldest = [{"event": "tool_execution", "request_id": EVIL, "turn": 1, "age_sec": 49}]
     second.open_now(50, {"tool_execution": 1, "turn_end": 2}, oldest)
+
+
+def samples(server: LiveServer) -> dict[str, Samples]:
+    """Return {name: {labels: value}} of what /metrics answers now, read by Prometheus' own parser."""
+    server._answers.clear()
+    status, headers, body = get(server, "/metrics", OPENMETRICS)
+    assert status == 200
+    assert headers["Content-Type"].startswith("application/openmetrics-text")
+    found: dict[str, Samples] = {}
+    for family in text_string_to_metric_families(body):
+        assert family.name.startswith("sglang_instrument_")
+        assert family.documentation
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
+    return found
+
+
+def value(found: dict[str, Samples], name: str, **labels: str) -> float:
+    """Return the value of the only sample that has these labels."""
+    known = found[f"sglang_instrument_{name}"].items()
+    (only,) = [one for its_labels, one in known if labels.items() <= its_labels]
+    return only

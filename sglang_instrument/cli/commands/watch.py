@@ -30,7 +30,7 @@ followed. It may not be there yet.
 "oldest": [...], "forecast", "is_over"} or null, "done": [{"step", "validate", "duration_sec", "requests",
 "tokens", "p50_sec", "p99_sec", "straggler", "straggler_sec", "ledger": {PART: seconds}}], "problems":
 [{"kind", "since_us", "worker", "step", "sentence", "role"}], "workers": [...], "totals": [...], "ended",
-"waiting", "behind_sec"}. Turns count from 0."""
+"waiting", "behind_sec", "catching_up"}. Turns count from 0."""
 
 _HANGS: Final = 3
 _STATES: Final = {"hangs": "bold red", "dead": "bold red", "waits": "yellow", "ended": "dim"}
