@@ -114,8 +114,3 @@ def test_a_folder_that_cannot_be_written_is_said_as_a_problem_of_the_follower(ru
         assert value(samples(server), "tokens_total") == 100
         assert "counters begin anew" in get(server, "/")[2]
         assert value(samples(server), "problems", kind="follower") == 1
-
-
-def test_a_dashboard_that_cannot_be_written_is_said(tmp_path, capsys):
-    assert main(["watch", "--grafana", str(tmp_path / "none" / "x.json")]) == 2
-    assert "No such file" in capsys.readouterr().err

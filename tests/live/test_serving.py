@@ -1,4 +1,4 @@
-"""`watch --listen` serves a page, OpenMetrics and JSON; counters grow on, no client stops the follower."""
+"""`watch --listen` serves a page, OpenMetrics and JSON, and no client stops the follower."""
 
 import http.client
 import json
@@ -239,3 +239,8 @@ def test_the_dashboard_names_only_metrics_that_are_there(known, tmp_path):
     } <= panels
     ids = [one["id"] for one in read["panels"]]
     assert len(set(ids)) == len(ids)
+
+
+def test_a_dashboard_that_cannot_be_written_is_said(tmp_path, capsys):
+    assert main(["watch", "--grafana", str(tmp_path / "none" / "x.json")]) == 2
+    assert "No such file" in capsys.readouterr().err
