@@ -76,8 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="with --once: print JSON")
     parser.add_argument(
         "--listen",
-        metavar="[HOST:]PORT",
-        help="serve a page, /metrics and /api/now until Ctrl-C; without HOST, to this machine only",
+        metavar="HOST:PORT",
+        help="serve a page, /metrics and /api/now until Ctrl-C; PORT alone: for this machine only",
     )
     parser.add_argument("--grafana", metavar="FILE", type=Path, help="write a dashboard for Grafana, and end")
 
