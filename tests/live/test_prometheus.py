@@ -15,6 +15,7 @@ from documented import blocks
 from live_served import get, hanging, read_on, served
 from live_writer import LiveRun
 
+from sglang_instrument.live.serving.counters import LABELS
 from sglang_instrument.live.serving.dashboard import dashboard
 from sglang_instrument.testing import SlowEngine, synthetic_run
 
@@ -138,7 +139,9 @@ def test_prometheus_reads_every_metric_and_counters_are_not_reset(tmp_path, prom
         run.open(5, 0).request("late", at=1, duration_sec=1, tokens=100)
         read_on(follower)
         shown.until(f"sum(sglang_instrument_records_total) > {before}")
-        assert shown.ask("sum(resets({__name__=~'sglang_instrument_.*_total'}[1m]))")[0]["value"][1] == "0"
+        for name in LABELS:
+            (one,) = shown.ask(f"sum(resets(sglang_instrument_{name}_total[1m]))")
+            assert one["value"][1] == "0", name
 
 
 def test_prometheus_sees_what_hangs(tmp_path, prometheus):
