@@ -22,9 +22,9 @@ from sglang_instrument.testing import SlowEngine, synthetic_run
 UNPACKED = (
     Path(__file__).parents[2] / ".envs" / "prometheus" / "usr" / "bin"
 )  # tests/environments/prometheus.sh
-PATIENCE_SEC = 60
+PATIENCE_SEC = 180  # a busy machine
 CONFIG = """\
-global: {{scrape_interval: 1s, scrape_timeout: 1s}}
+global: {{scrape_interval: 2s, scrape_timeout: 2s}}
 scrape_configs:
   - job_name: rollout
     static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
@@ -46,7 +46,7 @@ def free_port():
 
 
 class Prometheus:
-    """A Prometheus that scrapes a port of this machine each second."""
+    """A Prometheus that scrapes a port of this machine every 2 s."""
 
     def __init__(self, folder, port):
         command = program("prometheus")
@@ -133,14 +133,14 @@ def test_prometheus_reads_every_metric_and_counters_are_not_reset(tmp_path, prom
             if title in ("Step", "Step time and its ledger", "Problems", "Requests open by kind"):
                 assert shown.until(query), title
         before = shown.until("sum(sglang_instrument_records_total) > 0")[0]["value"][1]
-        shown.until("count_over_time(sglang_instrument_step[1m]) >= 2")
+        shown.until("count_over_time(sglang_instrument_step[10m]) >= 2")
     with served(logs, port=port) as (server, follower):
         run = LiveRun(logs, run_id=follower.snapshot().run_id, begin_us=follower.snapshot().at_us)
         run.open(5, 0).request("late", at=1, duration_sec=1, tokens=100)
         read_on(follower)
         shown.until(f"sum(sglang_instrument_records_total) > {before}")
         for name in LABELS:
-            (one,) = shown.ask(f"sum(resets(sglang_instrument_{name}_total[1m]))")
+            (one,) = shown.ask(f"sum(resets(sglang_instrument_{name}_total[10m]))")
             assert one["value"][1] == "0", name
 
 
