@@ -57,17 +57,17 @@ def get(
     return answer.status, dict(answer.getheaders()), body
 
 
-def hanging(run: LiveRun) -> None:
-    """Write a step in which worker 3 hangs and worker 0 waits for it; a request has a name of markup."""
+def hanging(run: LiveRun, name: str = EVIL) -> None:
+    """Write a step in which worker 3 hangs and worker 0 waits for it; the name of its request is markup."""
     first, second = run.open(7, 0), run.open(7, 3)
     for worker in (0, 3):
         run.process(f"worker_{worker}", os.getpid())
     first.request("a", at=50, duration_sec=40, tokens=500)
     first.open_now(50, {}, [], barrier_wait_duration=1)
-    second.span("tool_execution", 14, 4, request_id=EVIL, turn=0)
-    stuck = {"event": "tool_execution", "request_id": EVIL, "turn": 1, "age_sec": 35, "stack": ["a.py:3 run"]}
+    second.span("tool_execution", 14, 4, request_id=name, turn=0)
+    stuck = {"event": "tool_execution", "request_id": name, "turn": 1, "age_sec": 35, "stack": ["a.py:3 run"]}
     second.control("open_spans", 50, open=1, spans=[stuck])
-    oldest = [{"event": "tool_execution", "request_id": EVIL, "turn": 1, "age_sec": 49}]
+    oldest = [{"event": "tool_execution", "request_id": name, "turn": 1, "age_sec": 49}]
     second.open_now(50, {"tool_execution": 1, "turn_end": 2}, oldest)
 
 

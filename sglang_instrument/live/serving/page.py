@@ -50,7 +50,7 @@ def _parts(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     yield "run", _text(f"{snapshot.logs}{run}")
     yield "status", "Nothing hangs." if not bad else f"<strong>Hangs and deaths: {bad}</strong>"
     yield "headline", _text(words.headline(snapshot))
-    yield "bar", _text(words.bar(step, 40)) if step is not None else ""
+    yield "bar", _text(words.bar(step, 24)) if step is not None else ""
     yield "forecast", _text(words.forecast(step)) if step is not None else ""
     yield "where", _text(words.where(step.open)) if step is not None else ""
     yield "ended", "" if snapshot.ended is None else _text(f"ended: {snapshot.ended}")
