@@ -7,8 +7,12 @@ envs=$(cd "$(dirname "$0")/../.." && pwd)/.envs
 command -v prometheus >/dev/null && exit
 mkdir -p "$envs/prometheus"
 cd "$envs/prometheus"
-download() { apt-get download prometheus >/dev/null 2>&1; }
-download || { apt-get update -qq && download; } || {
+command -v apt-get >/dev/null || { echo "prometheus.sh: no Prometheus" >&2; exit 0; }
+for pause in 5 20 60 0; do # .ci/run installs Chromium meanwhile: one of both at a time can update apt's lists
+  apt-get download prometheus >/dev/null 2>&1 && break
+  [ "$(id -u)" = 0 ] && apt-get update -qq >/dev/null 2>&1 || sleep $pause
+done
+ls prometheus_*.deb >/dev/null 2>&1 || {
   echo "prometheus.sh: no Prometheus" >&2
   exit 0
 }
