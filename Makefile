@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 DEMO := sglang_instrument/demo
 DEMO_ARGS ?=
 INSTALL := tests/environments/install.sh $(BIN)/python
-ENVIRONMENTS := ray router verl verl_server areal trackers
+ENVIRONMENTS := ray router verl verl_server areal trackers prometheus
 # One process per core, but at most 8: each may run an engine, and memory is limited. Tests that share an engine run in
 # one process: tests/conftest.py makes the groups.
 PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
@@ -25,7 +25,7 @@ demo: $(BIN)/python
 	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.demo $(VENV)/.native
 	EXPERIMENT_NAME=$${EXPERIMENT_NAME:-demo} $(BIN)/sglang-instrument demo $(DEMO_ARGS)
 
-test: $(VENV)/.demo $(VENV)/.develop $(VENV)/.native environment-router
+test: $(VENV)/.demo $(VENV)/.develop $(VENV)/.native environment-router environment-prometheus
 	$(PYTEST) --ignore tests/trainers
 	SGLANG_INSTRUMENT_NATIVE=0 $(PYTEST) $(PURE)
 

@@ -17,6 +17,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from browser import Browser, browser  # noqa: E402 - the tests' own
+from live_served import hanging, served  # noqa: E402 - as above
+from live_writer import LiveRun  # noqa: E402 - as above
 
 from sglang_instrument.cli.main import main  # noqa: E402
 from sglang_instrument.demo.synthetic import write  # noqa: E402
@@ -99,6 +101,24 @@ def two_runs(page: Browser, folder: Path) -> None:
     shoot(page, "report-two-runs", height=1000)
 
 
+def live(page: Browser, folder: Path) -> None:
+    """Picture the page of `watch --listen`: a made-up step in which a tool of worker 3 does not return."""
+    run = LiveRun(synthetic_run(folder / "live", steps=8, workers=4, requests=24))
+    hanging(run, "4-3-017")
+    for worker in (1, 2):
+        file = run.open(7, worker)
+        for number in range(24):
+            file.request(f"r{number}", at=48, duration_sec=20 + number, tokens=400)
+        file.open_now(50, {}, [], barrier_wait_duration=1)
+    with served(run.folder, with_done=True) as (server, _):
+        page.driver.get(server.url)
+        page.until("document.getElementById('fresh').innerText !== ''")
+        size = {"width": WIDTH - 200, "height": HEIGHT, "deviceScaleFactor": SHARPNESS, "mobile": False}
+        page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        picture = page.driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
+        (IMAGES / "live-page.png").write_bytes(base64.b64decode(picture))
+
+
 def run() -> None:
     """Make the runs, their reports and the pictures."""
     IMAGES.mkdir(exist_ok=True)
@@ -112,6 +132,7 @@ def run() -> None:
             picture(page, report)
         two_runs(page, Path("logs"))
         complaints = page.complaints()
+        live(page, Path("logs"))
     if complaints:
         raise SystemExit(f"the page complained: {complaints}")
 

@@ -107,6 +107,7 @@ class FollowedRun:
             ended=ended,
             waiting=self._nothing_yet(),
             behind_sec=self.tail.behind_sec(),
+            catching_up=self.tail.more,
         )
 
     def _forecast_of(self, now: Now, step: StepKey | None, in_progress: StepNow) -> Forecast | None:

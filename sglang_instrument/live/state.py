@@ -184,6 +184,7 @@ class Snapshot:
         ended: Why no more comes, such as "no process of the run is alive"; None while it runs.
         waiting: What the follower still waits for, such as "logs/x: no such folder yet"; None once it reads.
         behind_sec: How far its reading is behind the files.
+        catching_up: Whether more was there than one round reads, so that all counts are still too low.
     """
 
     logs: str
@@ -197,6 +198,7 @@ class Snapshot:
     ended: str | None = None
     waiting: str | None = None
     behind_sec: float = 0.0
+    catching_up: bool = False
 
     @property
     def hangs(self) -> bool:

@@ -68,6 +68,7 @@ MAY_IMPORT = {
     "live.counting": {"words", "analysis.reading"},
     "live.forecasting": {"words"},
     "live": ANSWERS | {"live.counting", "live.forecasting"},
+    "live.serving": {"words", "analysis.answers", "live"},
     "live.terminal": {"words", "analysis.reading", "live", "live.counting"},
     "traces": {"words"},
     "report": {"words"},

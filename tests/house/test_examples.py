@@ -28,7 +28,8 @@ else:
     import tomli as tomllib
 
 LANGUAGE = ROOT / "patches/README.md"
-LANGUAGES = {"", "text", "toml", "python", "bash", "json", "dockerfile"}
+#: tests/live/test_prometheus.py checks those in yaml.
+LANGUAGES = {"", "text", "toml", "python", "bash", "json", "yaml", "dockerfile"}
 #: The module that the example table of the field language patches.
 TRAINER = '''
 import time

@@ -23,13 +23,15 @@ followed. It may not be there yet.
     sglang-instrument watch logs/gsm8k_600 --once    # prints it once
     sglang-instrument watch logs/gsm8k_600@RUN       # this run, where several share the folder
     sglang-instrument watch logs --once >/dev/null || alert   # exits with 3 if something hangs or died
+    sglang-instrument watch logs --listen 127.0.0.1:9400      # a page, and /metrics for Prometheus
+    sglang-instrument watch --grafana dashboard.json          # writes a Grafana dashboard of these metrics
 
 --json (with --once) prints {"logs", "run_id", "at_us", "step": {"step", "validate", "age_sec",
 "requests_done", "requests_expected", "requests_open", "tokens", "tokens_per_sec", "open": {KIND: count},
 "oldest": [...], "forecast", "is_over"} or null, "done": [{"step", "validate", "duration_sec", "requests",
 "tokens", "p50_sec", "p99_sec", "straggler", "straggler_sec", "ledger": {PART: sec}, "scalars", "run_id"}],
 "problems": [{"kind", "since_us", "worker", "step", "sentence", "role"}], "workers": [...], "totals": [...],
-"ended", "waiting", "behind_sec"}. Turns count from 0."""
+"ended", "waiting", "behind_sec", "catching_up"}. Turns count from 0."""
 
 _HANGS: Final = 3
 _STATES: Final = {"hangs": "bold red", "dead": "bold red", "waits": "yellow", "ended": "dim"}
@@ -69,16 +71,30 @@ TABLES: Final = {"workers": _WORKERS, "the oldest requests": _REQUESTS, "the las
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `watch`."""
     parser.add_argument(
-        "logs", metavar="LOGS", type=Path, help="the experiment's folder, or a folder of several"
+        "logs", metavar="LOGS", type=Path, nargs="?", help="the experiment's folder, or a folder of several"
     )
     parser.add_argument("--once", action="store_true", help="print what is known now, and end")
     parser.add_argument("--json", action="store_true", help="with --once: print JSON")
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        help="serve a page, /metrics and /api/now until Ctrl-C; PORT alone: for this machine only",
+    )
+    parser.add_argument("--grafana", metavar="FILE", type=Path, help="write a dashboard for Grafana, and end")
 
 
 def run(args: argparse.Namespace) -> int:
     """Show the run until a person quits, or print it once; return 3 if something hangs or died."""
+    if args.grafana is not None:
+        return _grafana(args.grafana)
+    if args.logs is None:
+        raise LogError("watch needs LOGS, the experiment's folder")
     if args.json and not args.once:
         raise LogError("--json prints one state: add --once")
+    if args.listen is not None and args.once:
+        raise LogError("--listen serves until Ctrl-C: leave --once out")
+    if args.listen is not None:
+        return _listen(args.logs, args.listen)
     if args.once:
         return _once(args.logs, as_json=args.json)
     if not sys.stdout.isatty():
@@ -87,6 +103,24 @@ def run(args: argparse.Namespace) -> int:
     from sglang_instrument.live.terminal.app import watch
 
     return _HANGS if watch(*split_run_id(args.logs)).hangs else 0
+
+
+def _grafana(file: Path) -> int:
+    from sglang_instrument.live.serving.dashboard import dashboard
+
+    try:
+        file.write_text(dashboard(), encoding="utf-8")
+    except OSError as error:
+        raise LogError(f"{file}: {error.strerror or error}") from error
+    print_line(f"wrote {file}: import it into Grafana, and choose the Prometheus that reads /metrics")
+    return 0
+
+
+def _listen(logs: Path, address: str) -> int:
+    from sglang_instrument.analysis.run.logged_runs import split_run_id
+    from sglang_instrument.live.serving.serve import serve
+
+    return _HANGS if serve(*split_run_id(logs), address, print_line).hangs else 0
 
 
 def _once(logs: Path, as_json: bool) -> int:

@@ -1,0 +1,134 @@
+"""Draw what is known of a run as one page, in the words of `watch --once`; its script fetches it anew."""
+
+import base64
+import hashlib
+from collections.abc import Iterable, Iterator
+from html import escape
+from pathlib import Path
+from typing import Final
+
+from sglang_instrument.live import words
+from sglang_instrument.live.state import OpenRequest, Snapshot, StepDone, WorkerNow
+from sglang_instrument.plain_text import plain
+
+_TEMPLATE: Final = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+_SCRIPT: Final = _TEMPLATE.partition("<script>")[2].partition("</script>")[0]
+_STYLE: Final = _TEMPLATE.partition("<style>")[2].partition("</style>")[0]
+_BAD: Final = ("hangs", "dead")
+_SHOWN: Final = 100  # workers
+_REQUESTS: Final = 20
+_PROBLEMS: Final = 30
+_STEPS: Final = 8
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+#: What a browser may load and run of the page: its own script, its own style, and the page again.
+POLICY: Final = (
+    f"default-src 'none'; script-src {_hash(_SCRIPT)}; style-src {_hash(_STYLE)}; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def page_of(snapshot: Snapshot) -> str:
+    """Return the page."""
+    parts = dict(_parts(snapshot))
+    text = _TEMPLATE
+    for name, html in parts.items():
+        text = text.replace(f"<!-- {name} -->", html, 1)
+    return text
+
+
+def _parts(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    """Yield what fills each place of the template; later places stand further below."""
+    step = snapshot.step
+    bad = sum(one.kind in ("hang", "death") for one in snapshot.problems)
+    run = "" if snapshot.run_id is None else f" (run {snapshot.run_id})"
+    yield "title", _text(f"{'! ' if bad else ''}{words.headline(snapshot)}")
+    yield "run", _text(f"{snapshot.logs}{run}")
+    yield "status", "Nothing hangs." if not bad else f"<strong>Hangs and deaths: {bad}</strong>"
+    yield "headline", _text(words.headline(snapshot))
+    yield "bar", _text(words.bar(step, 24)) if step is not None else ""
+    yield "forecast", _text(words.forecast(step)) if step is not None else ""
+    yield "where", _text(words.where(step.open)) if step is not None else ""
+    yield "ended", "" if snapshot.ended is None else _text(f"ended: {snapshot.ended}")
+    yield "problems", "".join(_problems(snapshot))
+    shown = sorted(snapshot.workers, key=lambda one: one.state not in _BAD)[:_SHOWN]
+    some = f", {len(shown)} of {len(snapshot.workers)}"
+    yield "of-workers", some if len(shown) < len(snapshot.workers) else ""
+    yield "workers", "".join(map(_worker, shown))
+    oldest = step.oldest[:_REQUESTS] if step is not None else ()
+    yield "requests", "".join(map(_request, oldest))
+    yield "ledger", "".join(map(_part, words.ledger_rows(snapshot.done, _STEPS)))
+    yield "steps", "".join(map(_done, reversed(snapshot.done[-_STEPS:])))
+
+
+def _problems(snapshot: Snapshot) -> Iterator[str]:
+    for one in snapshot.problems[:_PROBLEMS]:
+        yield f"<li>{_text(words.problem(one, snapshot.at_us))}</li>"
+    if len(snapshot.problems) > _PROBLEMS:
+        yield f"<li>and {len(snapshot.problems) - _PROBLEMS} more</li>"
+
+
+def _worker(one: WorkerNow) -> str:
+    state = _text(words.worker_state(one))
+    return _row(
+        _text(words.worker_name(one)),
+        f"<strong>{state}</strong>" if one.state in _BAD else state,
+        str(one.step),
+        f"{one.requests_done:,}",
+        f"{one.requests_open:,}",
+        _text(words.where(one.open)),
+        f"{one.tokens_per_sec:,.0f}",
+        words.duration(one.silent_sec),
+    )
+
+
+def _request(one: OpenRequest) -> str:
+    turn = words.request_turn(one)
+    return _row(
+        _text(one.request_id or ""),
+        str(one.worker),
+        "" if turn is None else str(turn),
+        _text(one.event or ""),
+        words.duration(one.age_sec),
+        "" if one.tokens is None else f"{one.tokens:,}",
+    )
+
+
+def _part(row: tuple[str, str, float]) -> str:
+    name, line, sec = row
+    drawn = f'<span class="line" aria-hidden="true">{_text(line)}</span>'
+    return _row(_text(name), drawn, words.duration(sec))
+
+
+def _done(one: StepDone) -> str:
+    mostly = max(one.ledger, key=lambda part: one.ledger[part], default="")
+    return _row(
+        _text(words.named_step(one)),
+        _duration(one.duration_sec),
+        f"{one.requests:,}",
+        _duration(one.p50_sec),
+        _duration(one.p99_sec),
+        "" if one.straggler is None else f"worker {one.straggler}: {words.duration(one.straggler_sec)}",
+        _text(mostly),
+    )
+
+
+def _duration(sec: float | None) -> str:
+    return "" if sec is None else words.duration(sec)
+
+
+def _row(head: str, *cells: str) -> str:
+    return f'<tr><th scope="row">{head}</th>{_cells(cells)}</tr>'
+
+
+def _cells(cells: Iterable[str]) -> str:
+    return "".join(f"<td>{cell}</td>" for cell in cells)
+
+
+def _text(text: str) -> str:
+    """Return text from a log for the page: no markup, no control characters."""
+    return escape(plain(text))

@@ -1,0 +1,84 @@
+"""The live page refreshes itself, can be used by everybody, and loads nothing from elsewhere."""
+
+import pytest
+from axe import axe_source, violations
+from browser import browser
+from live_served import hanging, read_on, served
+from live_writer import LiveRun
+
+from sglang_instrument.testing import SlowEngine, synthetic_run
+
+HEADLINE = "document.getElementById('headline').innerText"
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    with browser(tmp_path_factory.mktemp("browser")) as page:
+        yield page
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return a run with three finished steps and one that hangs."""
+    logs = synthetic_run(
+        tmp_path / "exp", steps=3, workers=4, requests=6, causes=[SlowEngine(3, 1, factor=9)]
+    )
+    run = LiveRun(logs)
+    hanging(run)
+    return run
+
+
+def look(page, theme, width):
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    feature = {"name": "prefers-color-scheme", "value": theme}
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_no_violation(opened, run, tmp_path_factory, theme, width):
+    source = axe_source(tmp_path_factory.getbasetemp())
+    with served(run.folder, with_done=True) as (server, _):
+        look(opened, theme, width)
+        opened.driver.get(server.url)
+        assert "step 7" in opened.js(HEADLINE)
+        assert violations(opened, source) == []
+        assert opened.js("document.documentElement.scrollWidth") <= width
+        paper = opened.js("getComputedStyle(document.body).backgroundColor")
+        assert paper == ("rgb(255, 255, 255)" if theme == "light" else "rgb(13, 17, 23)")
+
+
+def test_it_refreshes_itself_and_can_be_paused(opened, run):
+    opened.driver.get_log("browser")  # of earlier tests
+    with served(run.folder) as (server, follower):
+        opened.driver.get(server.url)
+        run.open(8, 0).request("b", at=60, duration_sec=1)
+        read_on(follower)
+        opened.until(f"{HEADLINE}.includes('step 8')")
+        assert "step 8" in opened.driver.title
+        opened.do("document.getElementById('pause').click()")
+        run.open(9, 0).request("b", at=70, duration_sec=1)
+        read_on(follower)
+        opened.driver.set_script_timeout(10)
+        opened.driver.execute_async_script("setTimeout(arguments[0], 5000)")
+        assert "step 8" in opened.js(HEADLINE)
+        opened.do("document.getElementById('pause').click()")
+        opened.until(f"{HEADLINE}.includes('step 9')")
+        assert [entry["message"] for entry in opened.driver.get_log("browser")] == []
+    opened.until("document.getElementById('fresh').innerText.includes('no answer since')")
+
+
+def test_the_names_in_logs_are_text(opened, run):
+    with served(run.folder) as (server, _):
+        opened.driver.get(server.url)
+        assert "<script>alert(1)</script>" in opened.text("requests")
+        assert opened.js("document.querySelectorAll('main script').length") == 0
+
+
+def test_a_table_without_rows_is_not_shown(opened, tmp_path):
+    with served(tmp_path / "none") as (server, _):
+        opened.driver.get(server.url)
+        assert "no such folder yet" in opened.js(HEADLINE)
+        shown = "[...document.querySelectorAll('table')].filter(one => one.offsetParent !== null).length"
+        assert opened.js(shown) == 0
