@@ -205,7 +205,7 @@ def test_steps_and_validations_have_their_folders(outcome):
 
 
 def alike(value):
-    """Return what equals a result but for the last bits of log-probabilities: the engine's batches change them."""
+    """Return what equals a result but for the last bits of log-probabilities, which vary with batches."""
     if isinstance(value, dict):
         return {key: alike(inner) for key, inner in value.items()}
     if isinstance(value, list):
