@@ -66,7 +66,7 @@ MAY_IMPORT = {
     | {"analysis.answers", "analysis.verdict.evidence", "analysis.verdict.detectors"},
     "analysis": ANSWERS | {"package", "report.figures", "report.html"},
     "traces": {"words"},
-    "report": {"words"},
+    "report": {"words", "analysis.ledger"},
     "report.figures": ANSWERS | {"report"},
     "report.html": ANSWERS | {"report"},
     "report.perfetto": ANSWERS | {"report", "report.html"},

@@ -70,7 +70,7 @@ def _walk(spans: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
     level = _chain(_outermost(spans), "place").with_columns(parent=pl.lit(None, pl.Int64)).drop("place")
     levels = [level.select("span", "parent", "from_us", "to_us")]
     while len(level):
-        is_on = pl.repeat(False, len(spans), eager=True).scatter(level["span"].sort(), True)
+        is_on = pl.repeat(False, len(spans), eager=True).scatter(level["span"], True)
         inside = children.filter(is_on.gather(children["parent"]))
         limits = level.select(parent="span", lowest="from_us", highest="to_us")
         inside = inside.join(limits, on="parent", maintain_order="left").select(

@@ -95,7 +95,6 @@ class Evidence:
 
     def explain(self, calls: pl.DataFrame) -> None:
         """Subtract `excess_sec` from the calls at these rows."""
-        calls = calls.sort("row")  # older polars writes to ascending rows only
         rest = self.calls["sec"].gather(calls["row"]) - calls["excess_sec"]
         self.calls = self.calls.with_columns(sec=self.calls["sec"].scatter(calls["row"], rest))
 
