@@ -20,6 +20,7 @@ def plain(folder):
 
 def summary(folder, cached=False):
     """Compute all that `summary` shows."""
+    from sglang_instrument.analysis.answers.call_times import paths_of
     from sglang_instrument.analysis.answers.steps import step_table, worker_table
     from sglang_instrument.analysis.ledger.ledger import step_ledger, worker_ledger
     from sglang_instrument.analysis.run.opening import open_run
@@ -28,8 +29,9 @@ def summary(folder, cached=False):
     run = open_run(folder, cached=cached)
     step_table(run.digest)
     worker_table(run.digest)
-    step_ledger(run.digest)
-    worker_ledger(run.digest)
+    paths = paths_of(run)
+    step_ledger(paths)
+    worker_ledger(paths)
     verdict_of(run, over=False)
     return run.health.records
 

@@ -1,7 +1,7 @@
 """Ask a run the usual questions in a notebook: its verdict, steps, requests, figures and report."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -194,4 +194,4 @@ def open_run(path: str | Path, progress: Progress | None = None, cached: bool = 
         LogError: There is no such folder or run, or it holds several experiments, no run, or no records yet.
     """
     run = opening.open_run(path, progress, cached)
-    return Run(run.folder, run.files, run.everything, run.cached, run.run_id)
+    return Run(**{one.name: getattr(run, one.name) for one in fields(run)})

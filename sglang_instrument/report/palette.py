@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from sglang_instrument.analysis.ledger import deciding_paths as ledger
 from sglang_instrument.schema import PHASES
 
 #: The palette of Okabe and Ito, which colour-blind people can distinguish; related parts differ in lightness.
@@ -41,15 +42,8 @@ DARK_COLOURS: Final[dict[str, str]] = {
     "barrier": "#414853",
 }
 
-_OF_PHASE: Final[dict[str, str]] = {
-    "generate": "engine",
-    **dict.fromkeys(("step", "request", "turn", "loop"), "unaccounted"),  # these contain other work
-}
-#: Events that belong to another part than their phase.
-PART_OF_EVENT: Final[dict[str, str]] = {
-    "request_wait": "waiting for own requests",
-    "event_loop_block": "blocked loop",
-}
+#: Events that belong to another part than their phase. The ledger knows blocks of the event loop apart.
+PART_OF_EVENT: Final[dict[str, str]] = {**ledger.PART_OF_EVENT, "event_loop_block": "blocked loop"}
 #: What a span's number in the timeline stands for: its phase, or the part of its event.
 COLOURED: Final[tuple[str, ...]] = (*PHASES, *PART_OF_EVENT.values())
 
@@ -59,7 +53,7 @@ def part_of(phase: str) -> str:
 
     Parts belong to themselves, so the values of `PART_OF_EVENT` may stand for phases.
     """
-    part = _OF_PHASE.get(phase, phase)
+    part = ledger.PART_OF_PHASE.get(phase, phase)
     return part if part in PART_COLOURS else "other"
 
 

@@ -188,8 +188,8 @@ class Session:
         parts = [text for table in self._tables if (text := _coverage(table, sites.get(table.name, [])))]
         found = "; ".join(parts) or "no known trainer is installed"
         unnamed = self.config.experiment == DEFAULT_EXPERIMENT
-        shared = "; EXPERIMENT_NAME is not set: all runs without it share this folder" if unnamed else ""
-        return f"sglang_instrument {__version__}: {found} -> {self.config.folder}{shared}"
+        shared = "; the experiment has no name (EXPERIMENT_NAME): all such runs share this folder"
+        return f"sglang_instrument {__version__}: {found} -> {self.config.folder}{shared if unnamed else ''}"
 
     def _all_sites(self) -> Iterator[tuple[Table, Site]]:
         sites = self._sites_by_table()

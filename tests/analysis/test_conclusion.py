@@ -52,8 +52,8 @@ def test_the_points_name_every_other_metric_once() -> None:
     factors = {"duration": 1.5, "engine": 1.4, "tool": 1.0, "tokens": 1.3, "p99": 0}
     points = conclusion_of(compared(**factors)).points
     assert [point.partition(":")[0] for point in points] == [
-        "Work of one kind takes another time",
-        "Also different, but replies of other lengths change these, too",
+        "Kinds of work that take a different time",
+        "Also different, but these depend on the lengths of the replies, too",
         "The same within 10 %",
         "Too few steps to tell",
     ]

@@ -7,6 +7,7 @@ import pytest
 from made_workers import Step, Worker, written
 
 from sglang_instrument.analysis import open_run, step_windows
+from sglang_instrument.analysis.ledger import engine_speed
 from sglang_instrument.analysis.ledger.engine_speed import fit_speed
 from sglang_instrument.analysis.verdict.evidence.calls import calls_of
 from sglang_instrument.analysis.verdict.excess import excess_table, slowest_step
@@ -65,6 +66,27 @@ def test_a_few_engine_calls_usually_take_the_median_of_the_seconds_a_token() -> 
     fit = fit_speed(calls)
     assert fit.speed.token_sec == pytest.approx(0.02)
     assert fit.calls["expected_sec"].to_list() == pytest.approx([2.0] * 6)
+
+
+def test_of_very_many_calls_some_steps_tell_the_speed_and_all_calls_get_their_expected_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = {"run": 0, "source": 0, "validate": False, "worker": 0, "turn": 0, "context": 0.0}
+    steps, calls = range(40), range(30)
+    table = pl.DataFrame(
+        [
+            {**place, "step": step, "tokens": 10.0 * call, "request_id": str(call)}
+            | {"start_sec": 100.0 * call, "sec": 1 + 0.2 * call, "end_sec": 100.0 * call + 1 + 0.2 * call}
+            for step in steps
+            for call in calls
+        ]
+    )
+    whole = fit_speed(table)
+    monkeypatch.setattr(engine_speed, "_ENOUGH_CALLS", 100)
+    assert engine_speed.some_steps(table, 100)["step"].unique().to_list() == [0, 12, 24, 36]
+    fit = fit_speed(table)
+    assert tuple(fit.speed) == pytest.approx(tuple(whole.speed))
+    assert fit.calls["expected_sec"].to_list() == pytest.approx(table["sec"].to_list())
 
 
 def test_a_slower_engine_with_few_calls_is_no_longer_reply(tmp_path: Path) -> None:

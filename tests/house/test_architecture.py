@@ -71,7 +71,7 @@ MAY_IMPORT = {
     "live.serving": {"words", "analysis.answers", "live"},
     "live.terminal": {"words", "analysis.reading", "live", "live.counting"},
     "traces": {"words"},
-    "report": {"words"},
+    "report": {"words", "analysis.ledger"},
     "report.figures": ANSWERS | {"report"},
     "report.html": ANSWERS | {"report"},
     "report.perfetto": ANSWERS | {"report", "report.html"},

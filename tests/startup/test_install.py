@@ -68,7 +68,10 @@ def test_install_says_at_once_that_runs_without_a_name_share_a_folder(log_dir, c
     monkeypatch.delenv("EXPERIMENT_NAME", raising=False)
     sglang_instrument.install(log_dir=log_dir)
     (line,) = capsys.readouterr().err.splitlines()
-    assert "multiturn_log_dir; EXPERIMENT_NAME is not set: all runs without it share this folder" in line
+    assert (
+        "multiturn_log_dir; the experiment has no name (EXPERIMENT_NAME): all such runs share this folder"
+        in line
+    )
     sglang_instrument.uninstall()
     sglang_instrument.install(log_dir=log_dir, experiment="gsm8k")
     assert "EXPERIMENT_NAME" not in capsys.readouterr().err

@@ -73,8 +73,8 @@ def _points(rows: list[_Row], outcome: Outcome) -> list[str]:
     of_work = [_with_ratio(row) for row in told if row["metric"] in RATES]
     of_the_draw = [_with_ratio(row) for row in told if row["metric"] not in RATES]
     points = [
-        ("Work of one kind takes another time", of_work),
-        ("Also different, but replies of other lengths change these, too", of_the_draw),
+        ("Kinds of work that take a different time", of_work),
+        ("Also different, but these depend on the lengths of the replies, too", of_the_draw),
         (f"The same within {_MARGIN}", _named(rest, "same")),
         ("Too few steps to tell", _named(rest, "too few steps")),
         ("Only A has", _named(rest, "only in A")),

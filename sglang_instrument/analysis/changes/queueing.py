@@ -10,7 +10,7 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed, Fit, fit_speed
+from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed, Fit, fit_speed, some_steps
 from sglang_instrument.analysis.timing.group_ids import assign_group_ids
 
 _LEAST_LIMIT: Final = 2
@@ -47,7 +47,7 @@ def fit_with_limit(calls: pl.DataFrame) -> tuple[Fit, int | None]:
     fit = fit_speed(calls)
     if fit.error is None or fit.error < _WORST_FIT:
         return fit, None
-    sample = _sampled(calls)
+    sample = some_steps(calls, _MOST_CALLS)
     plain = fit if len(sample) == len(calls) else fit_speed(sample)
     ways = (False, True)[: min(2, calls["worker"].n_unique())]
     error, shared, limit = min(_best_limit(sample, shared) for shared in ways)
@@ -108,10 +108,3 @@ def _most_at_once(calls: pl.DataFrame, shared: bool) -> int:
     changes = pl.concat([begun, ended], how="vertical_relaxed").sort("pool", "at", "change")
     most: int = changes.select(pl.col("change").cum_sum().max()).item()  # it is 0 at the end of each pool
     return most
-
-
-def _sampled(calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls of the first steps, at least of one."""
-    steps = calls.group_by("validate", "step").agg(calls=pl.len()).sort("validate", "step")
-    kept = steps.filter((pl.col("calls").cum_sum() <= _MOST_CALLS) | (pl.int_range(pl.len()) == 0))
-    return calls.join(kept.select("validate", "step"), on=["validate", "step"], maintain_order="left")

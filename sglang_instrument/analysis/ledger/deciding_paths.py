@@ -21,11 +21,12 @@ PARTS: Final = (
     *("blocked loop", "postprocess", "barrier", "broadcast", "cache", "weights", "other", "between steps"),
     "unaccounted",
 )
-_OF_PHASE: Final = {
+#: The parts of phases, and of events that belong elsewhere; other phases are parts of the same name.
+PART_OF_PHASE: Final = {
     "generate": "engine",
     **dict.fromkeys(("step", "request", "turn", "loop"), "unaccounted"),
 }
-_OF_EVENT: Final = {"request_wait": "waiting for own requests"}
+PART_OF_EVENT: Final = {"request_wait": "waiting for own requests"}
 #: The events of the part "engine" where the engine's own logs tell them, in the order of a call.
 IN_ENGINE: Final = ("queue", "prefill", "decode")
 
@@ -223,11 +224,11 @@ def _microseconds(column: str) -> pl.Expr:
 def _part() -> pl.Expr:
     """Return the part for which a span counts. A call that only contains others has no part."""
     contains = (pl.col("phase") == "generate") & pl.col("request_id").is_null() & pl.col("contains")
-    phase = pl.col("phase").replace(_OF_PHASE)
+    phase = pl.col("phase").replace(PART_OF_PHASE)
     return (
         pl.when(contains)
         .then(pl.lit("unaccounted"))
-        .otherwise(pl.col("event").replace_strict(_OF_EVENT, default=phase, return_dtype=pl.String))
+        .otherwise(pl.col("event").replace_strict(PART_OF_EVENT, default=phase, return_dtype=pl.String))
     )
 
 

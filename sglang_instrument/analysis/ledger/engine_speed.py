@@ -18,7 +18,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 OF_WORKER: Final = ("run", "step", "validate", "worker")
 _REQUEST: Final = ("source", *OF_WORKER[1:], "request_id")
 _FEWEST_CALLS: Final = 20  # of fewer, only the median of the seconds a token is known
-_ENOUGH_CALLS: Final = 20_000  # for four numbers; of more, the calls of some steps are taken
+_ENOUGH_CALLS: Final = 20_000  # to fit four numbers to
+_LEAST_SEC: Final = 1e-9  # that a call is expected to take
 _ROUNDS: Final = 8
 _OUTLIER: Final = 3.0  # a call that takes so many times as long as expected, or as short, is left out
 
@@ -113,15 +114,21 @@ def fit_speed(calls: pl.DataFrame, speed: EngineSpeed | None = None) -> Fit:
     if len(calls) < _FEWEST_CALLS or not calls["tokens"].sum():
         speed = EngineSpeed(token_sec=_median_token_sec(calls))
         return Fit(speed, calls.with_columns(expected_sec=speed.token_sec * pl.col("tokens")), None)
-    step = assign_group_ids(calls, OF_WORKER[:-1])[0]
-    some = calls.filter(step % math.ceil(len(calls) / _ENOUGH_CALLS) == 0)
+    some = some_steps(calls, _ENOUGH_CALLS)
     may_share = (False, True) if calls["worker"].n_unique() > 1 else (False,)
-    error, speed = min(_fitted(some, shared) for shared in may_share)
+    error, speed = min((_fitted(some, shared) for shared in may_share), key=lambda found: found[0])
     return _fit(calls, speed, error)
 
 
+def some_steps(calls: pl.DataFrame, most: int) -> pl.DataFrame:
+    """Return the calls of all steps, or of every second, third ... step, so that about `most` are left."""
+    step = assign_group_ids(calls, OF_WORKER[:-1])[0]
+    return calls.filter(step % math.ceil(len(calls) / most) == 0)
+
+
 def _fit(calls: pl.DataFrame, speed: EngineSpeed, error: float | None) -> Fit:
-    return Fit(speed, calls.with_columns(expected_sec=speed.expected(crowds(calls, speed.pool))), error)
+    expected = speed.expected(crowds(calls, speed.pool)).clip(lower_bound=_LEAST_SEC)
+    return Fit(speed, calls.with_columns(expected_sec=expected), error)
 
 
 def _median_token_sec(calls: pl.DataFrame) -> float:
@@ -145,7 +152,7 @@ def _fitted(calls: pl.DataFrame, shared: bool) -> tuple[float, EngineSpeed]:
         # Of this triangle the least squares are those of all calls, but found much sooner.
         triangle: Any = np.linalg.qr(weighed, mode="r")
         solved, _ = nnls(triangle[:, :-1], triangle[:, -1])
-        expected = np.maximum(parts @ solved, 1e-9)
+        expected = np.maximum(parts @ solved, _LEAST_SEC)
         pace = _ratio(np.bincount(group, sec * kept), np.bincount(group, expected * kept))
         usual = np.median(pace)
         pace, expected, solved = pace / usual, expected * usual, solved * usual

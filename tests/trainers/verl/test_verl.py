@@ -204,9 +204,18 @@ def test_steps_and_validations_have_their_folders(outcome):
         assert (events[0], events.count("step_closed")) == ("log_opened", 1)
 
 
+def alike(value):
+    """Return what equals a result but for the last bits of log-probabilities, which vary with batches."""
+    if isinstance(value, dict):
+        return {key: alike(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [alike(inner) for inner in value]
+    return pytest.approx(value, abs=1e-5) if isinstance(value, float) and not value.is_integer() else value
+
+
 def test_results_are_those_without_instrumentation_token_for_token(outcome):
     [rank] = outcome.ranks
-    assert rank["instrumented"] == rank["without"]
+    assert rank["instrumented"] == alike(rank["without"])
     assert all(step["rewards"] for step in rank["without"]["steps"])
 
 
@@ -275,7 +284,7 @@ def test_the_pass_that_asks_for_log_probs_is_an_event_of_its_own(outcome):
 
 def test_ranks_that_share_the_data_write_a_file_each(data_parallel):
     for worker, rank in enumerate(data_parallel.ranks):
-        assert rank["instrumented"] == rank["without"]
+        assert rank["instrumented"] == alike(rank["without"])
         assert rank["restored"]
         requests = named(of_step(data_parallel, 1, worker=worker), "async_rollout_request_complete")
         assert len(requests) == 2
@@ -288,7 +297,7 @@ def test_ranks_that_share_the_data_write_a_file_each(data_parallel):
 def test_of_ranks_that_share_an_engine_the_first_writes(tensor_parallel):
     assert {path.split("/")[1] for path in tensor_parallel.logs} == {"worker_0.jsonl"}
     for rank in tensor_parallel.ranks:
-        assert rank["instrumented"] == rank["without"]
+        assert rank["instrumented"] == alike(rank["without"])
         assert rank["restored"]
         assert rank["notices"] == []
 
