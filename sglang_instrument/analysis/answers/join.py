@@ -115,7 +115,9 @@ def callers(run: Run, files: Sequence[File]) -> pl.DataFrame:
 
 def _stored_callers(run: Run, files: Sequence[File]) -> pl.DataFrame:
     """Return the rows of some files; a dataset keeps those of all."""
-    places = [(one.place.step, one.place.validate, one.place.worker) for one in files if one.place is not None]
+    places = [
+        (one.place.step, one.place.validate, one.place.worker) for one in files if one.place is not None
+    ]
     wanted = pl.DataFrame(places, schema={name: _CALLS[name] for name in _PLACE}, orient="row")
     every = cached_table(run.folder, "callers", run.files, lambda: pl.DataFrame(schema=_CALLS))
     return every.join(wanted.unique(), on=_PLACE, how="semi", maintain_order="left")

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.dataset.columns import TABLES
+from sglang_instrument.analysis.dataset.columns import PARTITIONS, TABLES
 from sglang_instrument.analysis.dataset.stored_run import store_run
 from sglang_instrument.analysis.dataset.tables import MADE, make_table
 from sglang_instrument.analysis.reading.files import File, newest_runs, run_begins
@@ -25,7 +25,7 @@ _VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
 _MANIFEST: Final = "_manifest.json"  # Spark, Ray and pyarrow skip names that begin with an underscore
 _MOST_BYTES: Final = 2**30
 
-#: A log file as it was when it was written to the dataset: path, size, mtime_ns, and the newest run of its folder.
+#: A log file as it was when its spans were written: path, size, mtime_ns, and the newest run of its folder.
 _State = tuple[str, int, int, str | None]
 
 
@@ -77,7 +77,7 @@ def write_tables(
     """Write some tables of a run into a folder of ours; of the spans, those that changed."""
     old = _known(run, target)
     target.mkdir(parents=True, exist_ok=True)
-    new = _with_spans(run, target, old, progress) if SPANS in tables else old
+    new, fresh = _with_spans(run, target, old, progress) if SPANS in tables else (old, 0)
     for name in MADE:
         if name in tables:
             _replace(target / f"{name}.parquet", make_table(run, name))
@@ -86,7 +86,6 @@ def write_tables(
     draft.replace(target / _MANIFEST)
     if SPANS in tables:
         _delete_others(target, new.spans)
-    fresh = sum(output != old.spans.get(name) or _touched(old, new, output) for name, output in new.spans.items())
     return Written(fresh, len(new.spans), sum(output.rows for output in new.spans.values()))
 
 
@@ -121,18 +120,19 @@ def _load(target: Path) -> _Manifest | None:
         return None
 
 
-def _with_spans(run: Run, target: Path, old: _Manifest, progress: Progress | None) -> _Manifest:
-    """Write the spans of the log files that changed; return the new manifest."""
+def _with_spans(run: Run, target: Path, old: _Manifest, progress: Progress | None) -> tuple[_Manifest, int]:
+    """Write the spans of the log files that changed; return the new manifest, and how many files it wrote."""
     newest = newest_runs(run.files)
     states = {file.path: _state(file, newest) for file in run.files}
     unchanged = {state[0] for state in old.files if states.get(state[0]) == state}
     kept = _untouched(old.spans, unchanged, target)
     redone = _redone(run.files, old.spans, kept, unchanged)
-    job = BatchJob("spans", target=str(target.absolute()), newest=newest)
+    columns = tuple(name for name in TABLES[SPANS] if name not in PARTITIONS)
+    job = BatchJob("spans", columns, str(target.absolute()), newest)
     read, parts = read_tables(run.folder, redone, job, progress)
-    spans = {**kept, **_outputs(read, [part["spans"] for part in parts])}
+    fresh = _outputs(read, [part["spans"] for part in parts])
     now = {**states, **{file.path: _state(file, newest) for file in read}}
-    return _Manifest(_VERSION, old.runs, list(now.values()), spans)
+    return _Manifest(_VERSION, old.runs, list(now.values()), {**kept, **fresh}), len(fresh)
 
 
 def _state(file: File, newest: dict[str, str | None]) -> _State:
@@ -169,12 +169,6 @@ def _outputs(read: Sequence[File], parts: Sequence[pl.DataFrame]) -> dict[str, _
             output.files.append(paths[source])
             output.rows += rows
     return outputs
-
-
-def _touched(old: _Manifest, new: _Manifest, output: _Output) -> bool:
-    before, after = set(old.files), set(new.files)
-    changed = {state[0] for state in before ^ after}
-    return not changed.isdisjoint(output.files)
 
 
 def _replace(path: Path, table: pl.DataFrame) -> None:

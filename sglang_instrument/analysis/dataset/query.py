@@ -9,9 +9,9 @@ import polars as pl
 
 from sglang_instrument.analysis.dataset.columns import TABLES, schema_of
 from sglang_instrument.analysis.dataset.export import write_tables
+from sglang_instrument.analysis.run.batches import Progress
 from sglang_instrument.analysis.run.cache import writable_home
 from sglang_instrument.analysis.run.opening import Run
-from sglang_instrument.analysis.run.batches import Progress
 from sglang_instrument.analysis.run.span_files import SPANS
 from sglang_instrument.errors import InstrumentError
 
@@ -33,8 +33,8 @@ _CONFIG: Final = {
 def ask(run: Run, query: str, progress: Progress | None = None) -> pl.DataFrame:
     """Return the rows of a query over the tables of a run.
 
-    A log is first written as a dataset: into its cache, from which the next query answers at once, or for a small
-    run into a temporary folder. Spans are left out if the query does not name them.
+    A log is first written as a dataset: into its cache, from which the next query answers at once, or, if the
+    run is small, into a temporary folder. Tables that the query does not name are left out.
 
     Args:
         run: The run.
@@ -75,10 +75,10 @@ def _answer(duckdb: Any, dataset: Path, statement: str, result: Path) -> pl.Data
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         try:
-            columns = connection.execute(f"DESCRIBE SELECT * FROM (\n{statement}\n)").fetchall()
+            rows = f"FROM (\n{statement}\n)"
+            columns = connection.execute(f"DESCRIBE {rows}").fetchall()
             chosen = ", ".join(_plain(at, *column[:2]) for at, column in enumerate(columns, 1))
-            written = f"SELECT {chosen} FROM (\n{statement}\n)"
-            connection.execute(f"COPY ({written}) TO {_quoted(result)} (FORMAT parquet)")
+            connection.execute(f"COPY (SELECT {chosen} {rows}) TO {_quoted(result)} (FORMAT parquet)")
         except duckdb.Error as error:
             raise InstrumentError(_told(error)) from None
     return pl.read_parquet(result, glob=False)
@@ -102,7 +102,7 @@ def _select(duckdb: Any, query: str) -> str:
         raise InstrumentError(f"one query at a time, got {len(statements)} statements")
     if statements[0].type != duckdb.StatementType.SELECT:
         kind = statements[0].type.name
-        raise InstrumentError(f"only queries: SELECT, WITH, DESCRIBE or SUMMARIZE, got a statement of type {kind}")
+        raise InstrumentError(f"only SELECT, WITH, DESCRIBE and SUMMARIZE, not {kind}")
     text: str = statements[0].query
     return text.strip().rstrip(";")
 
@@ -120,11 +120,12 @@ def _view(dataset: Path, name: str) -> str:
     if not found:
         types = ", ".join(f'"{column}" {_TYPES[kind]}' for column, kind in schema_of(name).items())
         return f"CREATE TABLE {name} ({types})"
-    return f"CREATE VIEW {name} AS SELECT {columns} FROM read_parquet({files}{options})"
+    source = f"read_parquet({files}{options})"
+    return f"CREATE VIEW {name} AS SELECT {columns} FROM {source}"  # noqa: S608 - names and paths of ours
 
 
 def _plain(at: int, name: str, kind: str) -> str:
-    """Return a column of the result as a type that every reader has: sums are whole numbers, intervals seconds."""
+    """Return a column of the result as a type that all readers have: sums integers, intervals seconds."""
     name = '"' + name.replace('"', '""') + '"'
     if kind == "INTERVAL":
         return f"epoch(#{at}) AS {name}"
@@ -144,7 +145,8 @@ def _quoted(path: Path) -> str:
 def _told(error: Exception) -> str:
     """Return DuckDB's message in one line, without its drawing of the place; and which tables exist."""
     message = " ".join(str(error).partition("\n\nLINE ")[0].split())
-    if "does not exist" in message or "Table" in message:
+    message = message.partition(" Candidate functions:")[0]
+    if "Table with name" in message:
         return f"{message} (the tables are {', '.join(TABLES)})"
     if "column" in message:
         return f"{message} (`describe TABLE` lists the columns of a table)"

@@ -21,7 +21,8 @@ BatchResult = tuple[list[File], Tables]
 class BatchJob(msgspec.Struct, frozen=True):
     """The requested tables: "digest", "events", "paths", or "times" of the events in `names`.
 
-    "spans" are written as Parquet below `target`, those of the `newest` run of each folder; the table says where.
+    "spans" are written as Parquet below `target`: the columns in `names`, of the `newest` run of each folder.
+    Their table says which log file went where.
     """
 
     tables: str
@@ -40,5 +41,6 @@ class BatchJob(msgspec.Struct, frozen=True):
             if self.tables == "paths":
                 return reading.files, {"paths": path_sums(reading.records)}
             if self.tables == "spans":
-                return reading.files, {"spans": write_spans(Path(self.target), reading, self.newest)}
+                written = write_spans(Path(self.target), reading, self.newest, self.names)
+                return reading.files, {"spans": written}
             return reading.files, {"events": event_rows(reading.records)}

@@ -29,7 +29,7 @@ _LAYOUT: Final = 11  # of the cached tables; raise it when their columns or thei
 _WORTHWHILE_BYTES: Final = 4 * 1024 * 1024  # smaller runs are read each time and get no cache
 _MOST_BYTES: Final = 2**30  # largest manifest that we read; a million files make half of it
 _VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
-#: The folder of a dataset that keeps a run's digest, in place of its log. Programs skip names with an underscore.
+#: The folder of a dataset that keeps a run's digest in place of its log. Spark skips such names.
 _STORED: Final = "_digest"
 
 

@@ -217,7 +217,9 @@ def open_run(path: str | Path, progress: Progress | None = None, cached: bool = 
         known = f"; `sglang-instrument status {folder}` says which processes were reached"
         hint = known if (folder / "processes").is_dir() else ""
         raise LogError(f"{folder}: no records yet{_reason(health_of(files))}{hint}")
-    return Run(folder, files, digest, cached or is_dataset(folder), run_id and find_run_id(folder, files, run_id))
+    return Run(
+        folder, files, digest, cached or is_dataset(folder), run_id and find_run_id(folder, files, run_id)
+    )
 
 
 def find_run(path: Path) -> Path:

@@ -1,6 +1,7 @@
 """Write the nested spans of a batch of log files as Parquet, in one file per run and step."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -16,16 +17,18 @@ SPANS: Final = "spans"
 #: Hive's name for a partition whose value is null.
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _PARTITION: Final = ("run_id", "step")
-_OURS: Final = ("source", "position", "exact", "fresh_sec", "step_span", "spawned_by", *_PARTITION)
 
 
-def write_spans(target: Path, reading: Reading, newest: dict[str, str | None]) -> pl.DataFrame:
+def write_spans(
+    target: Path, reading: Reading, newest: dict[str, str | None], columns: Sequence[str]
+) -> pl.DataFrame:
     """Write the spans of newest runs below `target`, each file at once.
 
     Args:
         target: The dataset's folder.
         reading: The log files as read.
         newest: The newest run of each folder of the log.
+        columns: The columns of the files, in order.
 
     Returns:
         source, output: which log file went into which Parquet file; rows: how many.
@@ -47,7 +50,7 @@ def write_spans(target: Path, reading: Reading, newest: dict[str, str | None]) -
     spans = _numbered(split_wall_time(*nest_and_clip(records)))
     spans = spans.join(files, on="source", how="left", maintain_order="left")
     written = [
-        _write(target, quote(run_id or _NULL, safe=""), _NULL if step is None else str(step), rows)
+        _write(target, quote(run_id or _NULL, safe=""), _NULL if step is None else str(step), rows, columns)
         for (run_id, step), rows in spans.partition_by(_PARTITION, as_dict=True).items()
     ]
     nothing = pl.DataFrame(schema={"source": pl.Int64, "output": pl.String, "rows": pl.Int64})
@@ -60,7 +63,7 @@ def _numbered(spans: pl.DataFrame) -> pl.DataFrame:
     return spans.with_columns(span=number, parent=number.gather(spans["parent"]))
 
 
-def _write(target: Path, run_id: str, step: str, rows: pl.DataFrame) -> pl.DataFrame:
+def _write(target: Path, run_id: str, step: str, rows: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
     first = min(rows["file"].unique())
     folder = Path(SPANS, f"run_id={run_id}", f"step={step}")
     output = (folder / f"{quote(first, safe='').replace('%2F', '-')}.parquet").as_posix()
@@ -71,8 +74,10 @@ def _write(target: Path, run_id: str, step: str, rows: pl.DataFrame) -> pl.DataF
         pl.col(pl.Categorical, pl.Enum).cast(pl.String),
         timestamp=pl.col("end_us").cast(pl.Datetime("us")).dt.replace_time_zone("UTC"),
     )
-    texts.drop(_OURS).write_parquet(draft)
+    texts.select(columns).write_parquet(draft)
     draft.replace(target / output)
-    return rows.group_by("source").agg(rows=pl.len().cast(pl.Int64)).select(
-        pl.col("source").cast(pl.Int64), pl.lit(output).alias("output"), "rows"
+    return (
+        rows.group_by("source")
+        .agg(rows=pl.len().cast(pl.Int64))
+        .select(pl.col("source").cast(pl.Int64), pl.lit(output).alias("output"), "rows")
     )
