@@ -1,4 +1,4 @@
-"""Fill the pages that repeat what the code says: `{{ commands }}`, `{{ events }}`, `{{ tables }}`, `{{ columns }}`.
+"""Fill the pages that repeat what the code says, where they have `{{ commands }}`, `{{ events }}` and so on.
 
 mkdocs calls `on_page_markdown` for each page; tests call the functions below it.
 """
