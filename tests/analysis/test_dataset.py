@@ -161,7 +161,9 @@ def test_nothing_of_others_is_overwritten(logs, dataset, tmp_path):
         export_dataset(open_run(dataset), tmp_path / "again")
 
 
-COMMANDS = ["summary", "summary --step 3", "requests", "turns", "workers", "lengths"]
+COMMANDS = [
+    *("summary", "summary --step 3", "requests", "requests --engine", "turns", "workers", "lengths", "gaps"),
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -177,7 +179,7 @@ def test_a_command_answers_from_the_dataset_as_from_the_log(command, logs, datas
     assert shown[0] == shown[1]
 
 
-@pytest.mark.parametrize("command", ["events", "gaps", "requests --engine"])
+@pytest.mark.parametrize("command", ["events", "turns --tools", "requests --request 1-0-0000"])
 def test_a_command_that_needs_the_log_says_so(command, dataset, capsys):
     name, *options = command.split()
     assert main([name, str(dataset), *options]) == 2

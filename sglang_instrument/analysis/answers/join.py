@@ -129,6 +129,12 @@ def engine_request_table(run: Run) -> pl.DataFrame:
     Processes of the engine do not know the step: it is the last step that any worker had begun. Requests
     before the first step have null. Clocks that round trips show to differ are aligned first (`round_trips`).
     """
+    if run.is_dataset:
+        return cached_table(run.folder, "placed_requests", run.files, lambda: _placed_requests(run))
+    return _placed_requests(run)
+
+
+def _placed_requests(run: Run) -> pl.DataFrame:
     ahead = ahead_us(run)
     return with_step(engine_requests(run, ahead_us=ahead), run.digest, ahead)
 

@@ -5,7 +5,8 @@ from typing import Final
 
 from sglang_instrument.analysis.answers.call_times import call_times
 from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, called_requests
-from sglang_instrument.analysis.answers.join import callers, has_engine_logs
+from sglang_instrument.analysis.answers.join import callers, engine_request_table, has_engine_logs
+from sglang_instrument.analysis.answers.round_trips import round_trip_table
 from sglang_instrument.analysis.run.cache import store_digest
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.regular_files import read_regular, write_anew
@@ -23,6 +24,8 @@ def store_run(run: Run, target: Path) -> None:
             "callers": callers(run, run.files),
             "called_requests": called_requests(run),
             "engine_requests": cached_engine_requests(run),
+            "placed_requests": engine_request_table(run),
+            "round_trips": round_trip_table(run),
         }
     store_digest(target, run.files, run.everything, tables)
     _copy_descriptions(run.folder / "processes", target / "processes")

@@ -80,7 +80,7 @@ class Run:
         if self.is_dataset:
             raise LogError(
                 f"{self.folder} is a dataset, without the log that this needs; `sql` can ask its spans,"
-                " and summary, requests, turns, workers and lengths answer from it"
+                " and summary, requests, turns, workers, lengths and gaps answer from it"
             )
 
     @cached_property
