@@ -179,6 +179,7 @@ def _replace(path: Path, table: pl.DataFrame) -> None:
 
 def _delete_others(target: Path, outputs: Collection[str]) -> None:
     """Delete files of spans that no log file stands behind any more, and drafts of killed exports."""
-    for path in (target / SPANS).rglob("*"):
-        if path.is_file() and path.relative_to(target).as_posix() not in outputs:
-            path.unlink(missing_ok=True)
+    for pattern in ("*.parquet", ".draft-*"):
+        for path in target.glob(f"{SPANS}/run_id=*/step=*/{pattern}"):
+            if path.relative_to(target).as_posix() not in outputs:
+                path.unlink(missing_ok=True)

@@ -13,7 +13,8 @@ from sglang_instrument.analysis.run.batches import Progress
 from sglang_instrument.analysis.run.cache import writable_home
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.span_files import SPANS
-from sglang_instrument.errors import InstrumentError
+from sglang_instrument.errors import InstrumentError, LogError
+from sglang_instrument.regular_files import demand_regular
 
 _EXTRA: Final = "pip install 'sglang-instrument[sql]'"
 _TYPES: Final[dict[Any, str]] = {
@@ -64,24 +65,29 @@ def _dataset(run: Run, scratch: Path) -> Path:
 
 def _answer(duckdb: Any, dataset: Path, statement: str, result: Path) -> pl.DataFrame:
     """Return the rows of a statement, by way of a Parquet file: this needs no pyarrow."""
-    with duckdb.connect(config=_CONFIG) as connection:
-        for name in TABLES:
-            connection.execute(_view(dataset, name))
-        # From here on it reads the dataset, writes the result, and opens no other file and no connection.
-        # DuckDB also checks the pattern itself, before it looks for files.
-        allowed = f"{_quoted(dataset.absolute())}, {_pattern(dataset)}"
-        connection.execute(f"SET allowed_directories = [{allowed}]")
-        connection.execute(f"SET allowed_paths = [{_quoted(result)}]")
-        connection.execute("SET enable_external_access = false")
-        connection.execute("SET lock_configuration = true")
-        try:
+    views = [_view(dataset, name) for name in TABLES]
+    try:
+        with duckdb.connect(config=_CONFIG) as connection:
+            for view in views:
+                connection.execute(view)
+            _lock(connection, dataset, result)
             rows = f"FROM (\n{statement}\n)"
             columns = connection.execute(f"DESCRIBE {rows}").fetchall()
             chosen = ", ".join(_plain(at, *column[:2]) for at, column in enumerate(columns, 1))
             connection.execute(f"COPY (SELECT {chosen} {rows}) TO {_quoted(result)} (FORMAT parquet)")
-        except duckdb.Error as error:
-            raise InstrumentError(_told(error)) from None
+    except duckdb.Error as error:
+        raise InstrumentError(_told(error)) from None
     return pl.read_parquet(result, glob=False)
+
+
+def _lock(connection: Any, dataset: Path, result: Path) -> None:
+    """Allow to read the dataset and to write the result, but no other file and no network, from here on."""
+    # DuckDB checks the pattern of a view, too, as if it were a path.
+    allowed = f"{_quoted(dataset.absolute())}, {_pattern(dataset)}"
+    connection.execute(f"SET allowed_directories = [{allowed}]")
+    connection.execute(f"SET allowed_paths = [{_quoted(result)}]")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
 
 
 def _duckdb() -> Any:
@@ -109,19 +115,25 @@ def _select(duckdb: Any, query: str) -> str:
 
 def _view(dataset: Path, name: str) -> str:
     """Return the statement that makes a view; of a table without files, an empty table."""
-    columns = ", ".join(f'"{column}"' for column in TABLES[name])
-    if name == SPANS:
-        files = _pattern(dataset / SPANS)[:-1] + "/*/*/*.parquet'"
-        found = any((dataset / SPANS).glob("*/*/*.parquet"))
-        options = ", hive_partitioning = true, hive_types = {'run_id': VARCHAR, 'step': BIGINT}"
-    else:
-        files, options = _pattern(dataset / f"{name}.parquet"), ""
-        found = (dataset / f"{name}.parquet").is_file()
-    if not found:
+    below = f"{SPANS}/*/*/*.parquet" if name == SPANS else f"{name}.parquet"
+    if not _regular_files(dataset, below):
         types = ", ".join(f'"{column}" {_TYPES[kind]}' for column, kind in schema_of(name).items())
         return f"CREATE TABLE {name} ({types})"
-    source = f"read_parquet({files}{options})"
+    columns = ", ".join(f'"{column}"' for column in TABLES[name])
+    options = ", hive_partitioning = true, hive_types = {'run_id': VARCHAR, 'step': BIGINT}"
+    source = f"read_parquet({_pattern(dataset, below)}{options if name == SPANS else ''})"
     return f"CREATE VIEW {name} AS SELECT {columns} FROM {source}"  # noqa: S608 - names and paths of ours
+
+
+def _regular_files(dataset: Path, below: str) -> bool:
+    """Return whether a pattern has files; raise LogError if DuckDB would wait for one, such as a FIFO."""
+    found = list(dataset.glob(below))
+    try:
+        for path in found:
+            demand_regular(path)
+    except OSError as error:
+        raise LogError(str(error)) from None
+    return bool(found)
 
 
 def _plain(at: int, name: str, kind: str) -> str:
@@ -133,9 +145,9 @@ def _plain(at: int, name: str, kind: str) -> str:
     return f"#{at} AS {name}" if cast is None else f"CAST(#{at} AS {cast}) AS {name}"
 
 
-def _pattern(path: Path) -> str:
-    """Return a path in quotes, whose own characters match themselves alone."""
-    return _quoted(Path(re.sub(r"([*?\[])", r"[\1]", str(path.absolute()))))
+def _pattern(dataset: Path, below: str = "") -> str:
+    """Return a pattern in quotes; the characters of the dataset's own path match themselves alone."""
+    return _quoted(Path(re.sub(r"([*?\[])", r"[\1]", str(dataset.absolute())), below))
 
 
 def _quoted(path: Path) -> str:

@@ -83,7 +83,11 @@ def _write_parquet(args: argparse.Namespace) -> int:
     from sglang_instrument.analysis.run.opening import open_run
 
     with reading() as progress:
-        written = export_dataset(open_run(args.logs, progress), args.parquet, progress)
+        opened = open_run(args.logs, progress)
+        try:
+            written = export_dataset(opened, args.parquet, progress)
+        except OSError as error:  # the disk is full, the folder is not ours
+            raise InstrumentError(f"{args.parquet}: the dataset is not complete: {error}") from error
     files = f"{written.written:,} of {written.files:,} files of spans written"
     print_line(f"{written.rows:,} spans in {args.parquet}: {files}")
     return 0
