@@ -12,7 +12,7 @@ from sglang_instrument.analysis.dataset.export import write_tables
 from sglang_instrument.analysis.run.batches import Progress
 from sglang_instrument.analysis.run.cache import writable_home
 from sglang_instrument.analysis.run.opening import Run
-from sglang_instrument.analysis.run.span_files import SPANS
+from sglang_instrument.analysis.run.span_files import NULL_PARTITION, SPANS
 from sglang_instrument.errors import InstrumentError, LogError
 from sglang_instrument.regular_files import demand_regular
 
@@ -23,6 +23,11 @@ _TYPES: Final[dict[Any, str]] = {
     pl.String: "VARCHAR",
     pl.Boolean: "BOOLEAN",
     pl.Datetime("us", "UTC"): "TIMESTAMPTZ",
+}
+#: DuckDB before 2.0 does not know the name of the partition for null, and cannot cast it.
+_PARTITIONS: Final = {
+    "run_id": f"nullif(run_id, '{NULL_PARTITION}')",
+    "step": "try_cast(step AS BIGINT)",
 }
 _CONFIG: Final = {
     "autoinstall_known_extensions": "false",
@@ -119,9 +124,10 @@ def _view(dataset: Path, name: str) -> str:
     if not _regular_files(dataset, below):
         types = ", ".join(f'"{column}" {_TYPES[kind]}' for column, kind in schema_of(name).items())
         return f"CREATE TABLE {name} ({types})"
-    columns = ", ".join(f'"{column}"' for column in TABLES[name])
-    options = ", hive_partitioning = true, hive_types = {'run_id': VARCHAR, 'step': BIGINT}"
-    source = f"read_parquet({_pattern(dataset, below)}{options if name == SPANS else ''})"
+    partitions = _PARTITIONS if name == SPANS else {}
+    columns = ", ".join(f'{partitions.get(column, column)} AS "{column}"' for column in TABLES[name])
+    options = ", hive_partitioning = true, hive_types_autocast = false" if partitions else ""
+    source = f"read_parquet({_pattern(dataset, below)}{options})"
     return f"CREATE VIEW {name} AS SELECT {columns} FROM {source}"  # noqa: S608 - names and paths of ours
 
 

@@ -15,7 +15,7 @@ from sglang_instrument.analysis.timing.wall_time import split_wall_time
 #: The folder of `spans` in a dataset.
 SPANS: Final = "spans"
 #: Hive's name for a partition whose value is null.
-_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
 _PARTITION: Final = ("run_id", "step")
 
 
@@ -50,7 +50,13 @@ def write_spans(
     spans = _numbered(split_wall_time(*nest_and_clip(records)))
     spans = spans.join(files, on="source", how="left", maintain_order="left")
     written = [
-        _write(target, quote(run_id or _NULL, safe=""), _NULL if step is None else str(step), rows, columns)
+        _write(
+            target,
+            quote(run_id or NULL_PARTITION, safe=""),
+            NULL_PARTITION if step is None else str(step),
+            rows,
+            columns,
+        )
         for (run_id, step), rows in spans.partition_by(_PARTITION, as_dict=True).items()
     ]
     nothing = pl.DataFrame(schema={"source": pl.Int64, "output": pl.String, "rows": pl.Int64})
