@@ -141,6 +141,17 @@ def test_a_killed_export_is_made_good_by_the_next(copies):
     assert not list(dataset.rglob(".draft*"))
 
 
+def test_an_export_that_was_killed_before_its_end_goes_on(logs, tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sglang_instrument.analysis.dataset.export.make_table", killed)
+    with pytest.raises(KeyboardInterrupt):
+        export_dataset(open_run(logs), tmp_path / "out")
+    monkeypatch.undo()
+    assert export_dataset(open_run(logs), tmp_path / "out").written == 5
+
+
 def test_a_large_step_is_written_by_several_processes(logs, tmp_path, monkeypatch):
     monkeypatch.setattr("sglang_instrument.analysis.run.batches._BYTES_PER_PROCESS", 100_000)
     monkeypatch.setattr("sglang_instrument.analysis.run.batches._cores", lambda: 2)

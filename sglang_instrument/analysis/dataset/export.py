@@ -77,13 +77,13 @@ def write_tables(
     """Write some tables of a run into a folder of ours; of the spans, those that changed."""
     old = _known(run, target)
     target.mkdir(parents=True, exist_ok=True)
+    if not (target / _MANIFEST).exists():
+        _save(target, old)  # so that a killed export can go on
     new, fresh = _with_spans(run, target, old, progress) if SPANS in tables else (old, 0)
     for name in MADE:
         if name in tables:
             _replace(target / f"{name}.parquet", make_table(run, name))
-    draft = target / f"{_MANIFEST}.{os.getpid()}"
-    draft.write_bytes(msgspec.json.encode(new))
-    draft.replace(target / _MANIFEST)
+    _save(target, new)
     if SPANS in tables:
         _delete_others(target, new.spans)
     return Written(fresh, len(new.spans), sum(output.rows for output in new.spans.values()))
@@ -118,6 +118,12 @@ def _load(target: Path) -> _Manifest | None:
         return msgspec.json.decode(read_regular(target / _MANIFEST, _MOST_BYTES), type=_Manifest)
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+def _save(target: Path, manifest: _Manifest) -> None:
+    draft = target / f"{_MANIFEST}.{os.getpid()}"
+    draft.write_bytes(msgspec.json.encode(manifest))
+    draft.replace(target / _MANIFEST)
 
 
 def _with_spans(run: Run, target: Path, old: _Manifest, progress: Progress | None) -> tuple[_Manifest, int]:
