@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Final
 
+import orjson
 import polars as pl
 
 from sglang_instrument.analysis.answers.as_json import as_json
@@ -68,7 +69,7 @@ def _processes(run: Run) -> pl.DataFrame:
     except LogError:  # a log of an older version, or of another writer
         described = {}
     rows = [_process(name, facts) for name, facts in described.items()]
-    return pl.DataFrame(rows, schema=schema_of("processes"), strict=False)
+    return _table("processes", rows)
 
 
 def _process(name: str, facts: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +84,13 @@ def _process(name: str, facts: dict[str, Any]) -> dict[str, Any]:
 
 def _findings(run: Run) -> pl.DataFrame:
     rows = [{**asdict(one), "evidence": _json(one.evidence)} for one in findings_of(run)]
-    return pl.DataFrame(rows, schema=schema_of("findings"), strict=False)
+    return _table("findings", rows)
+
+
+def _table(name: str, rows: list[dict[str, Any]]) -> pl.DataFrame:
+    """Return rows as a table; `as_json` replaces strings that polars cannot hold, as of names not in UTF-8."""
+    writable = orjson.loads(as_json(rows))
+    return pl.DataFrame(writable, schema=schema_of(name), strict=False)
 
 
 def _json(value: dict[str, Any]) -> str:
