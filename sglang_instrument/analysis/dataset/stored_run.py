@@ -7,6 +7,7 @@ from sglang_instrument.analysis.answers.call_times import call_times
 from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, called_requests
 from sglang_instrument.analysis.answers.join import callers, engine_request_table, has_engine_logs
 from sglang_instrument.analysis.answers.round_trips import round_trip_table
+from sglang_instrument.analysis.reading.processes_of_run import REACHED
 from sglang_instrument.analysis.run.cache import store_digest
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.regular_files import read_regular, write_anew
@@ -34,7 +35,7 @@ def store_run(run: Run, target: Path) -> None:
 def _copy_descriptions(source: Path, target: Path) -> None:
     """Copy `processes/`; without it, make the folder alone, which marks the folder above as one of a run."""
     target.mkdir(exist_ok=True)
-    for path in source.rglob("[!.]*.json"):
+    for path in (*source.glob("[!.]*.json"), *source.glob(f"{REACHED}/[!.]*.json")):
         copy = target / path.relative_to(source)
         try:
             content = read_regular(path, _MOST_BYTES)

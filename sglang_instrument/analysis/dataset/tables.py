@@ -88,7 +88,7 @@ def _findings(run: Run) -> pl.DataFrame:
 
 
 def _table(name: str, rows: list[dict[str, Any]]) -> pl.DataFrame:
-    """Return rows as a table; `as_json` replaces strings that polars cannot hold, as of names not in UTF-8."""
+    """Return rows as a table; `as_json` replaces strings that polars cannot hold, as of names not UTF-8."""
     writable = orjson.loads(as_json(rows))
     return pl.DataFrame(writable, schema=schema_of(name), strict=False)
 
