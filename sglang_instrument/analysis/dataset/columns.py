@@ -15,7 +15,7 @@ class Column(NamedTuple):
 
 
 _STEP: Final = {
-    "step": Column(pl.Int64, "training step; null outside of steps, as in the engine's own processes"),
+    "step": Column(pl.Int64, "training step; null where it is not known"),
     "validate": Column(pl.Boolean, "whether it is validation"),
 }
 _WORKER: Final = {"worker": Column(pl.Int64, "rank of the worker")}
@@ -55,7 +55,7 @@ _SHARES: Final = {
 TABLES: Final[dict[str, dict[str, Column]]] = {
     "spans": {
         "run_id": Column(pl.String, "launch that wrote it; in files a partition; null without a header"),
-        "step": Column(pl.Int64, "training step; in files a partition; null outside of steps"),
+        "step": Column(pl.Int64, "training step; in files a partition; null for the engine's processes"),
         "validate": Column(pl.Boolean, "whether it is validation"),
         "role": Column(pl.String, "worker, trainer, server, scheduler ...: from the log file's name"),
         "worker": Column(pl.Int64, "rank of the process"),
