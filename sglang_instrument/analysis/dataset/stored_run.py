@@ -33,13 +33,12 @@ def store_run(run: Run, target: Path) -> None:
 
 
 def _copy_descriptions(source: Path, target: Path) -> None:
-    """Copy `processes/`; without it, make the folder alone, which marks the folder above as one of a run."""
-    target.mkdir(exist_ok=True)
+    """Copy what the processes said of themselves, and leave out what cannot be read."""
     for path in (*source.glob("[!.]*.json"), *source.glob(f"{REACHED}/[!.]*.json")):
         copy = target / path.relative_to(source)
         try:
             content = read_regular(path, _MOST_BYTES)
         except OSError:  # `status` of the log reports it
             continue
-        copy.parent.mkdir(exist_ok=True)
+        copy.parent.mkdir(parents=True, exist_ok=True)
         write_anew(copy, content)

@@ -228,7 +228,7 @@ def find_run(path: Path) -> Path:
         raise LogError(f"{path}: no such folder{_nearest(path)}")
     if not path.is_dir():
         raise LogError(f"{path} is a file; give the experiment's folder, which holds step_N folders")
-    if is_run_folder(path):
+    if is_run_folder(path) or is_dataset(path):
         return path
     experiments = experiments_in(path)
     if len(experiments) == 1:
