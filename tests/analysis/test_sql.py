@@ -1,6 +1,7 @@
 """`sql` answers from the log, its cache and a dataset alike, and reads nothing but the run."""
 
 import json
+import os
 
 import polars as pl
 import pytest
@@ -10,7 +11,7 @@ from sglang_instrument.analysis import open_run
 from sglang_instrument.analysis.dataset.columns import TABLES
 from sglang_instrument.analysis.dataset.export import export_dataset
 from sglang_instrument.cli.main import main
-from sglang_instrument.errors import InstrumentError
+from sglang_instrument.errors import InstrumentError, LogError
 from sglang_instrument.testing import SlowEngine, synthetic_run
 
 QUESTIONS = [block for block in blocks("sql") if block.page == "docs/how-to/sql.md"]
@@ -161,3 +162,10 @@ def test_a_long_answer_is_cut_on_the_terminal_alone(dataset, capsys):
 
 def test_control_characters_in_an_answer_are_escaped(dataset, capsys):
     assert "\\x1b" in asked(capsys, dataset, "select chr(27) || '[31m' as word")
+
+
+def test_a_file_that_is_not_regular_is_not_waited_for(logs, tmp_path):
+    export_dataset(open_run(logs), tmp_path / "dataset")
+    os.mkfifo(tmp_path / "dataset/spans/run_id=synthetic-0/step=1/a.parquet")
+    with pytest.raises(LogError, match="not a regular file but a FIFO"):
+        open_run(tmp_path / "dataset").sql("from steps")
