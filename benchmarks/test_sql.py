@@ -14,7 +14,7 @@ from sglang_instrument.testing import synthetic_run
 
 ROUNDS = min(ROUNDS, 7)
 EVENTS = int(os.environ.get("BENCH_EVENTS", "20000000"))
-STEPS = 100  # that are made; the others are links to their files
+STEPS = 20  # that are made; the others are links to their files
 BOUND_SEC = 2.0
 P99 = """select step, quantile_cont(duration_sec, 0.99) as p99_sec from spans
 where event = 'tool_execution' and not validate group by step order by step"""
