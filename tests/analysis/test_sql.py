@@ -161,7 +161,9 @@ def test_a_long_answer_is_cut_on_the_terminal_alone(dataset, capsys):
 
 
 def test_control_characters_in_an_answer_are_escaped(dataset, capsys):
-    assert "\\x1b" in asked(capsys, dataset, "select chr(27) || '[31m' as word")
+    query = "select chr(27) || '[31m' as word, 'two' || chr(10) || 'lines' as lines"
+    assert "\\x1b" in asked(capsys, dataset, query)
+    assert asked(capsys, dataset, query, "--csv") == "word,lines\n\\x1b[31m,two\\nlines\n"
 
 
 def test_a_file_that_is_not_regular_is_not_waited_for(logs, tmp_path):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from datetime import date, time, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.cli import select
 from sglang_instrument.cli.columns import Cell, Column
-from sglang_instrument.cli.plain import plain
+from sglang_instrument.cli.plain import plain, say
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 from sglang_instrument.errors import InstrumentError
 
@@ -40,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("logs", metavar="RUN", type=Path, help=f"{select.LOGS_HELP}, or a dataset of export")
     parser.add_argument("query", metavar="QUERY", help="one SELECT, in quotes")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--csv", action="store_true", help="print all rows as CSV")
+    form.add_argument("--csv", action="store_true", help="print all rows as CSV, control characters as \\x1b")
     form.add_argument("--json", action="store_true", help="print all rows as JSON")
     form.add_argument("--parquet", type=Path, metavar="FILE", help="write all rows to this new file")
 
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         opened = open_run(args.logs, progress)
         rows = ask(opened, args.query, progress)
     if args.csv:
-        sys.stdout.write(rows.write_csv())
+        _print_csv(rows)
     elif args.json:
         print_json({"folder": str(opened.folder), "rows": [_plain(row) for row in rows.to_dicts()]})
     elif args.parquet is not None:
@@ -65,6 +64,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(opened.name, rows)
     return 0
+
+
+def _print_csv(rows: pl.DataFrame) -> None:
+    import polars as pl
+
+    texts = pl.col(pl.String).map_elements(plain, return_dtype=pl.String)
+    safe = rows.rename({name: plain(name) for name in rows.columns}).with_columns(texts)
+    for line in safe.write_csv().rstrip("\n").split("\n"):
+        say(line)
 
 
 def _print(name: str, rows: pl.DataFrame) -> None:
