@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import polars as pl
 import pytest
@@ -171,3 +172,9 @@ def test_a_file_that_is_not_regular_is_not_waited_for(logs, tmp_path):
     os.mkfifo(tmp_path / "dataset/spans/run_id=synthetic-0/step=1/a.parquet")
     with pytest.raises(LogError, match="not a regular file but a FIFO"):
         open_run(tmp_path / "dataset").sql("from steps")
+
+
+def test_without_duckdb_the_command_that_installs_it_is_named(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    with pytest.raises(InstrumentError, match=r"SQL needs duckdb: pip install 'sglang-instrument\[sql\]'"):
+        run.sql("from steps")
