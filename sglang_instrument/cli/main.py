@@ -35,6 +35,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "workers": "which worker the others waited for at the barriers, and why it came last",
         "turns": "turns and tools: how many, how long",
         "lengths": "lengths of responses, and their rewards",
+        "sql": "ask in SQL: spans, requests, turns, steps, workers and more as tables",
         "gaps": "plateaus, in which no request ended, and code that blocked the event loop",
     },
     "what if, what changed?": {
@@ -44,7 +45,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
     "share it": {
         "report": "write the run as one HTML file, from the verdict to the single event",
         "plot": "draw the run as figures: PNG, SVG or PDF",
-        "export": "write the run as Parquet tables or as a Perfetto trace",
+        "export": "write the run as a dataset of Parquet files or as a Perfetto trace",
     },
     "look into the engines": {
         "profile": "switch the engines' profilers, gather traces; `profile check` tests the servers first",

@@ -64,7 +64,8 @@ MAY_IMPORT = {
     "analysis.verdict.detectors": LEDGER | {"analysis.answers", "analysis.verdict.evidence"},
     "analysis.verdict": LEDGER
     | {"analysis.answers", "analysis.verdict.evidence", "analysis.verdict.detectors"},
-    "analysis": ANSWERS | {"package", "report.figures", "report.html"},
+    "analysis.dataset": ANSWERS,
+    "analysis": ANSWERS | {"analysis.dataset"} | {"package", "report.figures", "report.html"},
     "traces": {"words"},
     "report": {"words", "analysis.ledger"},
     "report.figures": ANSWERS | {"report"},
