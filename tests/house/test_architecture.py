@@ -65,6 +65,7 @@ MAY_IMPORT = {
     "analysis.verdict": LEDGER
     | {"analysis.answers", "analysis.verdict.evidence", "analysis.verdict.detectors"},
     "analysis": ANSWERS | {"package", "report.figures", "report.html"},
+    "collect": {"words"},
     "traces": {"words"},
     "report": {"words"},
     "report.figures": ANSWERS | {"report"},
