@@ -98,17 +98,13 @@ def is_closed(path: Path) -> bool:
 
 def _write(system: Any, run: Path, below: str, one: dict[str, Any]) -> int:
     """Write one file, a log compressed; return the bytes written, which the storage must have, too."""
-    import zstandard
-
     target = f"{below}/{one['path']}"
     size = one["whole"]
     if one["is_log"]:
         target += ".zst"
-        # With a checksum, which every reader of the file compares.
-        compressor = zstandard.ZstdCompressor(level=3, write_checksum=True)
     with (run / one["path"]).open("rb") as source, system.open(target, "wb") as out:
         if one["is_log"]:
-            _, size = compressor.copy_stream(_Part(source, size), out)
+            size = _compress(source, size, out)
         else:
             out.write(source.read(size))
     stored = system.info(target)["size"]
@@ -117,17 +113,15 @@ def _write(system: Any, run: Path, below: str, one: dict[str, Any]) -> int:
     return int(size)
 
 
-class _Part:
-    """The first bytes of a file, for a reader that reads to the end."""
+def _compress(source: Any, size: int, out: Any) -> int:
+    """Compress the first bytes of a file, with a checksum that every reader compares; return how many."""
+    import zstandard
 
-    def __init__(self, file: Any, size: int) -> None:
-        self._file = file
-        self._left = size
-
-    def read(self, size: int) -> bytes:
-        part: bytes = self._file.read(min(size, self._left))
-        self._left -= len(part)
-        return part
+    with zstandard.ZstdCompressor(level=3, write_checksum=True).stream_writer(out, closefd=False) as writer:
+        while size > 0 and (block := source.read(min(on_node.BLOCK, size))):
+            writer.write(block)
+            size -= len(block)
+    return int(writer.tell())
 
 
 def _read_state(system: Any, path: str) -> _Uploaded:

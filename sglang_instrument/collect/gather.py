@@ -195,7 +195,7 @@ class _Gathering:
             self._count(sum(lengths))
 
     def _compare(self, job: _Job) -> None:
-        """Compare the hash here with that on the node; a file that differs is brought anew in the next pass."""
+        """Compare the hashes here with those on the node; the next pass brings anew what differs."""
         where = self._where(job.node)
         by_path = {offer.path: (file, offer) for file, offer in job.files}
         # A byte more than expected of what is written anew as a whole: it may be longer by now.
@@ -269,16 +269,16 @@ def in_chunks(
     chunk: list[tuple[str, int, int]] = []
     room = most_bytes
     for path, begin, end in parts:
-        while True:
-            taken = end - begin if whole else min(end - begin, room)
-            if chunk and (taken > room or (not taken and begin < end)):
+        at = begin
+        while at < end or at == begin:  # an empty file is a part, too
+            if chunk and (room <= 0 or (whole and end - begin > room)):
                 yield chunk
                 chunk, room = [], most_bytes
-                continue
-            chunk.append((path, begin, begin + taken))
+            taken = end - at if whole else min(end - at, room)
+            chunk.append((path, at, at + taken))
             room -= taken
-            begin += taken
-            if begin >= end:
+            at += taken
+            if at == end:
                 break
     if chunk:
         yield chunk

@@ -1,7 +1,7 @@
 """Tell which nodes hold the same file, and give files of one name that differ names of their own.
 
-Nodes may share a disk, or each have one. Two nodes that both hold `step_3/worker_0.jsonl` then hold either one
-file or two. The first line of a log has the host, the process id and the time of its writer, so different
+Nodes may share a disk, or each have one. Two nodes that both hold `step_3/worker_0.jsonl` then hold either
+one file or two. The first line of a log has the host, the process id and the time of its writer, so different
 first lines mean different files. The same first line and the same inode mean one file. The same first line
 and another inode mean a copy, or a file system that makes inodes up: then the bytes that both have decide.
 """
@@ -139,7 +139,7 @@ def _name(files: Sequence[Collected], new: Sequence[Collected]) -> None:
 def _note(disks: list[tuple[set[str], str]], nodes: set[str], added: str) -> None:
     for own, known in disks:
         if known == added:
-            own |= nodes
+            own.update(nodes)
             return
     disks.append((set(nodes), added))
 

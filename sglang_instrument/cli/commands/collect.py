@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.cli.columns import Cell, Column, Styled
+from sglang_instrument.cli.numbers import count
 from sglang_instrument.cli.profile_tables import size
 from sglang_instrument.cli.tables import print_json, print_line, print_table, progress_line
 from sglang_instrument.errors import InstrumentError
@@ -33,7 +34,7 @@ end. Files of one name that differ both stay: the second is called worker_0.NODE
 
 --ray      a task on each node, which takes no CPU, sends compressed bytes; nodes may join late
 --ssh      rsync over ssh; the nodes need nothing of ours
---to       writes logs as they close; needs the extra `cloud`. Where nodes have disks of their own, run it on each
+--to       writes logs as they close, by the extra `cloud`; run it on each node that has a disk of its own
 
 --json prints {"folder", "files", "bytes", "nodes": [{"name", "error", "files", "new_bytes", "sent_bytes",
 "unfinished_bytes"}], "missing": [{"path", "node", "held_bytes", "bytes"}], "renamed": [{"path", "node",
@@ -198,7 +199,7 @@ def _row(node: NodeReport) -> tuple[Cell, ...]:
 
 def _missing(outcome: Outcome) -> Iterator[str]:
     lines = [
-        f"{one.path} of {one.node}: {one.held_bytes:,} of {'?' if one.bytes is None else f'{one.bytes:,}'} bytes"
+        f"{one.path} of {one.node}: {one.held_bytes:,} of {count(one.bytes)} bytes"
         for one in outcome.missing.values()
     ]
     yield from _some("missing", lines)
