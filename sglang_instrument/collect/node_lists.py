@@ -60,8 +60,8 @@ def _expand(part: str, text: str) -> Iterator[str]:
     if not closed:
         raise InstrumentError(f"{text!r}: the bracket of {part!r} does not end; write node[001-004,7]")
     numbers = [number for one in inside.split(",") for number in _numbers(one.strip(), text)]
-    for tail in list(_expand(after, text)) if after else [""]:
-        yield from (f"{before}{number}{tail}" for number in numbers)
+    tails = list(_expand(after, text)) if after else [""]
+    yield from (f"{before}{number}{tail}" for number in numbers for tail in tails)
 
 
 def _numbers(one: str, text: str) -> Iterator[str]:
