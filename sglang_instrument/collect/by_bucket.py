@@ -44,6 +44,8 @@ def storage(url: str) -> tuple[Any, str]:
         raise InstrumentError(f"{url}: {error}; pip install 'sglang-instrument[cloud]'") from None
     except ValueError as error:  # an unknown kind of URL
         raise InstrumentError(f"{url}: {error}") from None
+    if hasattr(system, "auto_mkdir"):  # a local or mounted folder: file:///mnt/share/run
+        system.auto_mkdir = True
     return system, str(path).rstrip("/")
 
 
@@ -173,7 +175,7 @@ class BucketNodes:
     def _download(self, system: Any, path: str, about: dict[str, Any], host: str, relative: str) -> None:
         """Download an object unless it is here; by a new file, so that a collected one stays as it is."""
         target = self._staging.of(host) / relative
-        written = about.get("LastModified") or about.get("created") or about.get("mtime") or 0
+        written = about.get("LastModified") or about.get("mtime") or about.get("created") or 0
         written_sec = float(written if isinstance(written, (int, float)) else written.timestamp())
         if target.exists():
             here = target.stat()
@@ -183,6 +185,8 @@ class BucketNodes:
         new = target.with_name(f".{target.name}.new")
         try:
             system.get_file(path, str(new))
+            if new.stat().st_size != about["size"]:
+                raise OSError(f"{new.stat().st_size:,} of {about['size']:,} bytes came")
             os.utime(new, (written_sec, written_sec))
             new.replace(target)
         except Exception as error:  # whatever the storage's client raises

@@ -54,15 +54,17 @@ class Staging:
         return target
 
     def store_once(self, files: Sequence[Collected]) -> None:
-        """Let the staged copy of each file that is here as a whole be the collected file."""
+        """Let the staged copies of each file that is here as a whole be the collected file."""
         for file in files:
-            target, copy = self._folder / file.target, self._below / file.node / file.path
-            if not file.sha256 or not copy.exists() or copy.stat().st_size != file.held:
-                continue
-            if not copy.samefile(target):
+            target = self._folder / file.target
+            for node in file.nodes if file.sha256 else ():
+                copy = self._below / node / file.path
+                if not copy.exists() or copy.samefile(target) or copy.stat().st_size != file.held:
+                    continue
                 times = copy.stat()
                 os.utime(target, ns=(times.st_atime_ns, times.st_mtime_ns))  # by which rsync compares
                 new = copy.with_name(f".{copy.name}.new")
                 new.unlink(missing_ok=True)
                 os.link(target, new)
                 new.replace(copy)
+                file.inode, file.mtime_ns = target.stat().st_ino, times.st_mtime_ns

@@ -145,6 +145,7 @@ def _gather(args: argparse.Namespace, folder: Folder, progress: Progress) -> Out
         source = SshNodes(hosts, _absolute(args.run), staging)
     outcome = gather(staging.where, source, folder, progress)
     staging.store_once(outcome.files)
+    folder.save()
     return outcome
 
 
