@@ -14,6 +14,7 @@ from typing import Final
 from sglang_instrument.collect import on_node
 from sglang_instrument.collect.collected import Collected, Folder
 from sglang_instrument.collect.nodes import Node, Source
+from sglang_instrument.collect.outcome import Missing, NodeReport, Outcome
 from sglang_instrument.collect.same_files import Offer, match
 
 _CHUNK_BYTES: Final = 16 * 2**20  # raw, a call; two a node are under way
@@ -24,52 +25,6 @@ _MOST_PASSES: Final = 5
 
 #: (bytes brought so far, bytes to bring)
 Progress = Callable[[int, int], None]
-
-
-@dataclass
-class NodeReport:
-    """What one node gave.
-
-    Attributes:
-        name: The node.
-        error: Why it could not be reached, or failed in the middle; None if it answered to the end.
-        files: How many files of the run it holds.
-        new_bytes: How many bytes it gave now.
-        sent_bytes: How many bytes travelled for it, compressed.
-        unfinished_bytes: Bytes after the last whole line of its logs: they come next time.
-    """
-
-    name: str
-    error: str | None = None
-    files: int = 0
-    new_bytes: int = 0
-    sent_bytes: int = 0
-    unfinished_bytes: int = 0
-
-
-@dataclass
-class Missing:
-    """A file that is here in part or not at all; `bytes` is None if no node could say how long it is."""
-
-    path: str
-    node: str
-    held_bytes: int
-    bytes: int | None
-
-
-@dataclass
-class Outcome:
-    """What a collection brought.
-
-    Attributes:
-        nodes: By name, what each gave.
-        missing: Files that are not whole here, by their path here.
-        files: All files that are here.
-    """
-
-    nodes: dict[str, NodeReport] = field(default_factory=dict)
-    missing: dict[str, Missing] = field(default_factory=dict)
-    files: list[Collected] = field(default_factory=list)
 
 
 @dataclass
@@ -110,24 +65,27 @@ class _Gathering:
         self._lock = threading.Lock()
         self._done = self._total = 0
         self._saved_at = time.monotonic()
+        self._interrupted = False
 
     def run(self) -> Outcome:
         for file in self._folder.files:
             file.held = self._folder.held_bytes(file)
-        for _ in range(_MOST_PASSES):
-            reachable = self._source.nodes()
-            before = len(self._failed())
-            asked = [node for node in reachable.values() if node.name not in self._failed()]
-            is_whole = self._pass(asked)
-            late = self._source.nodes().keys() - reachable.keys()
-            if is_whole and not late and len(self._failed()) == before:
-                break
+        try:
+            for _ in range(_MOST_PASSES):
+                reachable = self._source.nodes()
+                before = len(self._failed())
+                asked = [node for node in reachable.values() if node.name not in self._failed()]
+                is_whole = self._pass(asked)
+                late = self._source.nodes().keys() - reachable.keys()
+                if is_whole and not late and len(self._failed()) == before:
+                    break
+        finally:
+            self._folder.save()
         for name, error in self._source.lost().items():
             self._report(name).error = self._report(name).error or error
         for file in self._folder.files:  # begun by an earlier command, and its node is gone
             if not file.sha256 and file.target not in self._outcome.missing:
                 self._outcome.missing[file.target] = Missing(file.target, file.node, file.held, None)
-        self._folder.save()
         self._outcome.files = self._folder.files
         return self._outcome
 
@@ -139,7 +97,11 @@ class _Gathering:
             offered = match(self._folder.files, offers, self._hash_there, self._hash_here)
             jobs = self._share_out(offered)
             self._total += sum(job.bytes for job in jobs)
-            list(threads.map(self._bring, jobs))
+            try:
+                list(threads.map(self._bring, jobs))
+            except BaseException:  # Ctrl-C: the threads end after the piece that is under way
+                self._interrupted = True
+                raise
         return self._note_missing(offered)
 
     def _look(self, node: Node) -> list[Offer]:
@@ -173,7 +135,8 @@ class _Gathering:
         """Bring the new bytes of one node's files, then compare their hashes."""
         try:
             self._fetch(job)
-            self._compare(job)
+            if not self._interrupted:
+                self._compare(job)
         except Exception as error:  # whatever Ray raises for a node that dies; a full disk here
             job.report.error = _in_words(error)
 
@@ -184,6 +147,8 @@ class _Gathering:
         chunks = list(in_chunks(ends, _CHUNK_BYTES))
         calls = ((where, chunk, job.node.is_far) for chunk in chunks)
         for chunk, answer in zip(chunks, job.node.calls(on_node.send, calls), strict=True):
+            if self._interrupted:
+                return
             codec, lengths, content = answer
             parts = memoryview(_expanded(codec, content, sum(lengths)))
             for (path, begin, _), length in zip(chunk, lengths, strict=True):

@@ -20,7 +20,7 @@ from sglang_instrument.config import component
 _ENDINGS: Final = (".jsonl.zst", ".jsonl")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Offer:
     """A file that a node holds; see `on_node.describe`."""
 

@@ -80,7 +80,7 @@ def test_closed_logs_are_written_once_and_come_back(tmp_path):
         (["s3://b/run", "-o", "here", "--ray"], "is read by fsspec"),
         (["s3://b/run", "--to", "s3://b/other"], "collect from nodes with -o first"),
         (["logs/run", "--to", "nonsense://b"], "nonsense://b"),
-        (["logs/run", "-o", "here", "--ssh", "-oProxyCommand=x"], "is not a host"),
+        (["logs/run", "-o", "here", "--ssh=-oProxyCommand=x"], "is not a host"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments, said, tmp_path, monkeypatch, capsys):

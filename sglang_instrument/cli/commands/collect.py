@@ -14,11 +14,12 @@ from sglang_instrument.cli.columns import Cell, Column, Styled
 from sglang_instrument.cli.numbers import count
 from sglang_instrument.cli.profile_tables import size
 from sglang_instrument.cli.tables import print_json, print_line, print_table, progress_line
-from sglang_instrument.errors import InstrumentError
+from sglang_instrument.errors import InstrumentError, LogError
 
 if TYPE_CHECKING:
     from sglang_instrument.collect.collected import Folder
-    from sglang_instrument.collect.gather import NodeReport, Outcome, Progress
+    from sglang_instrument.collect.gather import Progress
+    from sglang_instrument.collect.outcome import NodeReport, Outcome
 
 HELP: Final = """\
 Bring the files of a run from the disks of many nodes, or from object storage, into one folder.
@@ -119,6 +120,8 @@ def _collect(args: argparse.Namespace) -> int:
     folder = Folder(args.output)
     with folder.locked(), progress_line() as say:
         outcome = _gather(args, folder, lambda done, total: say(f"collecting: {size(done)} of {size(total)}"))
+    if not outcome.files and not any(node.error for node in outcome.nodes.values()):
+        raise LogError(f"no node has a file in {args.run}; give the run's folder as the nodes name it")
     if args.json:
         print_json(_as_json(args.output, outcome))
     else:
