@@ -13,6 +13,7 @@ from typing import Final
 
 from sglang_instrument.collect import on_node
 from sglang_instrument.collect.collected import Collected, Folder
+from sglang_instrument.collect.compressed import drop_replaced
 from sglang_instrument.collect.nodes import Node, Source
 from sglang_instrument.collect.outcome import Missing, NodeReport, Outcome
 from sglang_instrument.collect.same_files import Offer, match
@@ -66,6 +67,7 @@ class _Gathering:
         self._done = self._total = 0
         self._saved_at = time.monotonic()
         self._interrupted = False
+        self._offered: set[str] = set()  # paths here
 
     def run(self) -> Outcome:
         for file in self._folder.files:
@@ -79,6 +81,7 @@ class _Gathering:
                 late = self._source.nodes().keys() - reachable.keys()
                 if is_whole and not late and len(self._failed()) == before:
                     break
+            drop_replaced(self._folder, self._offered)
         finally:
             self._folder.save()
         for name, error in self._source.lost().items():
@@ -95,6 +98,7 @@ class _Gathering:
             offers = [offer for found in threads.map(self._look, nodes) for offer in found]
             self._nodes = {node.name: node for node in nodes if node.name not in self._failed()}
             offered = match(self._folder.files, offers, self._hash_there, self._hash_here)
+            self._offered |= {file.target for file, _ in offered}
             jobs = self._share_out(offered)
             self._total += sum(job.bytes for job in jobs)
             try:

@@ -7,6 +7,7 @@ import shutil
 
 import polars as pl
 import pytest
+import zstandard
 from many_disks import DiskNode, Disks, collect
 from polars.testing import assert_frame_equal
 
@@ -246,6 +247,22 @@ def test_a_log_that_was_deleted_there_stays_here_beside_its_successor(here, node
     log(a.folder, "step_1/worker_0.jsonl", "second")
     collect(Folder(here), a)
     assert sorted(texts(here).values()) == ["first\n", "second\n"]
+
+
+def test_a_log_that_was_compressed_there_is_not_here_twice(here, node):
+    a = node("a")
+    log(a.folder, "step_1/worker_0.jsonl", "a0")
+    log(a.folder, "step_1/worker_1.jsonl", "b0")
+    collect(Folder(here), a)
+    log(a.folder, "step_1/worker_0.jsonl", "a1")
+    for rank in (0, 1):
+        plain = a.folder / f"step_1/worker_{rank}.jsonl"
+        packed = zstandard.compress(plain.read_bytes() if rank == 0 else b"something else")
+        plain.with_suffix(".jsonl.zst").write_bytes(packed)
+        plain.unlink()
+    collect(Folder(here), a)
+    names = {"worker_0.jsonl.zst", "worker_1.jsonl.zst", "worker_1.jsonl"}
+    assert {path.name for path in (here / "step_1").iterdir()} == names
 
 
 def test_links_pipes_and_hidden_files_stay_where_they_are(here, node, tmp_path):
