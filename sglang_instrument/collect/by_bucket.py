@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,8 +58,13 @@ def upload(run: Path, url: str, progress: Callable[[int, int], None]) -> dict[st
         open: the logs that are still written to, which come next time; left: how many were there already.
 
     Raises:
-        LogError: The folder is missing, or an object is shorter than what was written.
+        LogError: The folder is missing, the storage refuses, or an object is shorter than what was written.
     """
+    with _errors_named(url):
+        return _upload(run, url, progress)
+
+
+def _upload(run: Path, url: str, progress: Callable[[int, int], None]) -> dict[str, Any]:
     found = on_node.look(str(run))
     if not found["exists"]:
         raise LogError(f"{run} is no folder; give the experiment's folder, logs/EXPERIMENT")
@@ -86,6 +92,17 @@ def upload(run: Path, url: str, progress: Callable[[int, int], None]) -> dict[st
         "left": len(found["files"]) - len(new),
         "open": sorted(waiting),
     }
+
+
+@contextmanager
+def _errors_named(url: str) -> Iterator[None]:
+    """Turn whatever a storage's client raises into an error that names the URL."""
+    try:
+        yield
+    except InstrumentError:
+        raise
+    except Exception as error:  # each client has errors of its own
+        raise LogError(f"{url}: {type(error).__name__}: {error}") from error
 
 
 def is_closed(path: Path) -> bool:
@@ -154,19 +171,25 @@ class BucketNodes:
     def nodes(self) -> dict[str, Node]:
         """Download the new objects, once; return the hosts that wrote them."""
         if self._nodes is None:
-            system, root = storage(self._url)
-            names = set()
-            system.invalidate_cache()
-            for path, about in sorted(system.find(root, detail=True).items()):
-                host, _, relative = path.removeprefix(f"{root}/").partition("/")
-                parts = relative.split("/")
-                if host == component(host) and all(part and not part.startswith(".") for part in parts):
-                    names.add(host)
-                    self._download(system, path, about, host, relative)
+            with _errors_named(self._url):
+                names = self._download_all()
             if not names:
                 raise LogError(f"{self._url} has no run; `collect RUN --to {self._url}` writes one there")
             self._nodes = {name: StagedNode(name) for name in names}
         return self._nodes
+
+    def _download_all(self) -> set[str]:
+        """Download what is new; return the hosts that wrote it."""
+        system, root = storage(self._url)
+        system.invalidate_cache()
+        names = set()
+        for path, about in sorted(system.find(root, detail=True).items()):
+            host, _, relative = path.removeprefix(f"{root}/").partition("/")
+            parts = relative.split("/")
+            if host == component(host) and all(part and not part.startswith(".") for part in parts):
+                names.add(host)
+                self._download(system, path, about, host, relative)
+        return names
 
     def lost(self) -> dict[str, str]:
         """Return by host why an object could not be read."""

@@ -103,7 +103,8 @@ def _upload(args: argparse.Namespace) -> int:
     from sglang_instrument.collect.by_bucket import upload
 
     with progress_line() as say:
-        done = upload(Path(args.run), args.to, lambda n, total: say(f"writing: {n:,} of {total:,} files"))
+        run = Path(os.path.expandvars(args.run))
+        done = upload(run, args.to, lambda n, total: say(f"writing: {n:,} of {total:,} files"))
     if args.json:
         print_json(done)
         return 0
