@@ -6,10 +6,16 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 folder=$root/.envs/sshd
 [ -f "$folder/.made" ] && exit
+PATH=$PATH:/usr/sbin
 command -v sshd >/dev/null && command -v rsync >/dev/null && exit
 if ! command -v apt-get >/dev/null; then
   echo "no apt-get; tests/on_ssh will be skipped" >&2
   exit
+fi
+if [ "$(id -u)" = 0 ]; then
+  apt-get update -qq || true
+  # sshd of root drops its rights to this user.
+  id sshd >/dev/null 2>&1 || useradd --system --home-dir /run/sshd --shell /usr/sbin/nologin sshd
 fi
 mkdir -p "$folder/packages"
 cd "$folder/packages"

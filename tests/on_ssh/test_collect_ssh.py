@@ -15,7 +15,8 @@ import pytest
 ENVIRONMENT = Path(__file__).parents[2] / ".envs/sshd"
 PLACES = [str(ENVIRONMENT / below) for below in ("usr/sbin", "usr/bin", "usr/lib/openssh")]
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", *PLACES])
-LIBRARIES = os.pathsep.join(str(path) for path in (ENVIRONMENT / "usr/lib").glob("*-linux-gnu"))
+UNPACKED = [str(path) for path in (ENVIRONMENT / "usr/lib").glob("*-linux-gnu")]
+LIBRARIES = os.pathsep.join([*filter(None, [os.environ.get("LD_LIBRARY_PATH")]), *UNPACKED])
 LACKING = [name for name in ("sshd", "ssh", "ssh-keygen", "rsync") if shutil.which(name, path=PATH) is None]
 pytestmark = pytest.mark.skipif(
     bool(LACKING), reason=f"no {LACKING}; tests/environments/sshd.sh makes a place"
@@ -49,7 +50,7 @@ def ssh(tmp_path_factory):
         "PidFile": "none",
         "StrictModes": "no",
         "UsePAM": "no",
-        "SetEnv": f'"PATH={PATH}" "LD_LIBRARY_PATH={LIBRARIES}"',
+        "SetEnv": f'"PATH={PATH}"' + (f' "LD_LIBRARY_PATH={LIBRARIES}"' if LIBRARIES else ""),
     }
     (folder / "config").write_text(
         "".join(f"{key} {value}\n" for key, value in options.items())
@@ -57,11 +58,9 @@ def ssh(tmp_path_factory):
     )
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(parents=True, exist_ok=True)  # where sshd of root locks itself in
-    server = subprocess.Popen(
-        [shutil.which("sshd", path=PATH), "-D", "-e", "-f", folder / "config"],
-        env=environment,
-        stderr=(folder / "log").open("w"),
-    )
+    with (folder / "log").open("w") as said:
+        command = [shutil.which("sshd", path=PATH), "-D", "-e", "-f", folder / "config"]
+        server = subprocess.Popen(command, env=environment, stderr=said)
     client = (
         f"ssh -p {port} -l {getpass.getuser()} -i {folder / 'user'} -o BatchMode=yes -o ConnectTimeout=5 "
         "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
