@@ -107,7 +107,7 @@ def send(folder: str, wanted: list[tuple[str, int, int]], compress: bool) -> tup
         import zstandard
     except ImportError:
         return "zlib", lengths, zlib.compress(together, 3)
-    return "zstd", lengths, zstandard.ZstdCompressor(level=3).compress(together)
+    return "zstd", lengths, zstandard.ZstdCompressor(level=6).compress(together)
 
 
 def _open(path: str) -> Any:
