@@ -43,6 +43,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "compare": "two runs: what differs by more than noise",
     },
     "share it": {
+        "collect": "bring a run's files from the disks of many nodes, or object storage, into one folder",
         "report": "write the run as one HTML file, from the verdict to the single event",
         "plot": "draw the run as figures: PNG, SVG or PDF",
         "export": "write the run as a dataset of Parquet files or as a Perfetto trace",

@@ -66,6 +66,7 @@ MAY_IMPORT = {
     | {"analysis.answers", "analysis.verdict.evidence", "analysis.verdict.detectors"},
     "analysis.dataset": ANSWERS,
     "analysis": ANSWERS | {"analysis.dataset"} | {"package", "report.figures", "report.html"},
+    "collect": {"words"},
     "traces": {"words"},
     "report": {"words", "analysis.ledger"},
     "report.figures": ANSWERS | {"report"},
