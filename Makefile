@@ -2,6 +2,7 @@
 # native: compile the .pyx files that changed, if there is a compiler
 # test, lint, bench: the checks that a change must pass; each makes the virtual environment that it needs
 # test-ray, test-trainers: tests with the real Ray and the real trainers, in separate environments below .envs
+# test-collect: `collect` with a real S3 server and a real sshd
 # test-gpu: on a machine with a GPU, by a PYTHON with CUDA torch, msgspec, orjson, pytest (and polars for one test)
 PYTHON ?= python3
 VENV ?= .venv
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 DEMO := sglang_instrument/demo
 DEMO_ARGS ?=
 INSTALL := tests/environments/install.sh $(BIN)/python
-ENVIRONMENTS := ray router verl verl_server areal trackers prometheus
+ENVIRONMENTS := ray router storage sshd verl verl_server areal trackers prometheus
 # One process per core, but at most 8: each may run an engine, and memory is limited. Tests that share an engine run in
 # one process: tests/conftest.py makes the groups.
 PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
@@ -18,7 +19,7 @@ PYTEST := $(BIN)/python -m pytest $(PARALLEL)
 # Tests of recording and patching, which also run in pure Python.
 PURE := tests/recording tests/patching tests/startup/test_install.py
 
-.PHONY: demo native test test-ray test-trainers test-gpu lint bench environments $(ENVIRONMENTS:%=environment-%)
+.PHONY: demo native test test-ray test-collect test-trainers test-gpu lint bench environments $(ENVIRONMENTS:%=environment-%)
 
 # Compile while the packages are downloaded.
 demo: $(BIN)/python
@@ -33,7 +34,11 @@ test: $(VENV)/.demo $(VENV)/.develop $(VENV)/.native environment-router environm
 test-ray: environment-ray
 	.envs/ray/bin/python -m pytest tests/on_ray
 
-test-trainers: environments test-ray $(VENV)/.develop
+test-collect: environment-storage environment-sshd $(VENV)/.develop
+	.envs/storage/bin/python -m pytest tests/on_storage
+	$(BIN)/python -m pytest tests/on_ssh
+
+test-trainers: environments test-ray test-collect $(VENV)/.develop
 	$(PYTEST) tests/trainers
 
 test-gpu:

@@ -1,4 +1,4 @@
-"""Fill the pages that repeat what the code says: `{{ commands }}`, `{{ events }}` and `{{ tables }}`.
+"""Fill the pages that repeat what the code says, where they have `{{ commands }}`, `{{ events }}` and so on.
 
 mkdocs calls `on_page_markdown` for each page; tests call the functions below it.
 """
@@ -10,6 +10,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from sglang_instrument import schema
+from sglang_instrument.analysis.dataset.columns import TABLES, Column
 from sglang_instrument.cli.main import COMMANDS, parser_of
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -51,4 +52,18 @@ def _table(path: Path) -> str:
     return f'### {name}\n\n??? abstract "patches/{name}.toml, {len(lines)} lines"\n\n{body}'
 
 
-_PARTS: Final = {"commands": commands, "events": events, "tables": tables}
+def columns() -> str:
+    """Return a table for each table of a dataset, one row a column."""
+    return "\n\n".join(f"### {name}\n\n{_columns(of)}" for name, of in TABLES.items())
+
+
+def _columns(of: dict[str, Column]) -> str:
+    rows = [f"| `{name}` | {_kind(column.kind)} | {column.meaning} |" for name, column in of.items()]
+    return "\n".join(["| column | type | meaning |", "|---|---|---|", *rows])
+
+
+def _kind(kind: Any) -> str:
+    return "timestamp, UTC, microseconds" if kind.is_temporal() else str(kind).lower()
+
+
+_PARTS: Final = {"commands": commands, "events": events, "tables": tables, "columns": columns}

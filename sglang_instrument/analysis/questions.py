@@ -15,6 +15,7 @@ from sglang_instrument import __version__
 from sglang_instrument.analysis.answers.call_times import paths_of
 from sglang_instrument.analysis.answers.requests import request_table
 from sglang_instrument.analysis.answers.summary import summary_table
+from sglang_instrument.analysis.dataset.query import ask
 from sglang_instrument.analysis.run import opening
 from sglang_instrument.analysis.run.batches import Progress
 from sglang_instrument.analysis.verdict.verdict import judge
@@ -69,6 +70,19 @@ class Run(opening.Run):
         asked = {name: value for name, value in wanted.items() if value is not None}
         table = request_table(self.everything).filter(**asked)
         return table.select(*_FIRST, pl.exclude("validate", *_FIRST, *_LAST), *_LAST)
+
+    def sql(self, query: str) -> pl.DataFrame:
+        """Return the rows of a query in DuckDB's SQL over the tables of docs/reference/dataset.md.
+
+        The first query about spans writes them to the run's cache, as Parquet; later ones read them there.
+
+        Args:
+            query: One SELECT; it can read these tables, no other files and no network.
+
+        Raises:
+            InstrumentError: The query is wrong, or the extra `sql` is not installed.
+        """
+        return ask(self, query)
 
     def plot(
         self,

@@ -39,6 +39,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "workers": "which worker the others waited for at the barriers, and why it came last",
         "turns": "turns and tools: how many, how long",
         "lengths": "lengths of responses, and their rewards",
+        "sql": "ask in SQL: spans, requests, turns, steps, workers and more as tables",
         "gaps": "plateaus, in which no request ended, and code that blocked the event loop",
     },
     "what if, what changed?": {
@@ -46,9 +47,10 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "compare": "two runs: what differs by more than noise",
     },
     "share it": {
+        "collect": "bring a run's files from the disks of many nodes, or object storage, into one folder",
         "report": "write the run as one HTML file, from the verdict to the single event",
         "plot": "draw the run as figures: PNG, SVG or PDF",
-        "export": "write the run as Parquet tables or as a Perfetto trace",
+        "export": "write the run as a dataset of Parquet files or as a Perfetto trace",
     },
     "look into the engines": {
         "profile": "switch the engines' profilers, gather traces; `profile check` tests the servers first",

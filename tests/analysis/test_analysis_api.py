@@ -18,6 +18,7 @@ from sglang_instrument.testing import Hang, SlowEngine, synthetic_run
 
 TRAINING = ~pl.col("validate")
 RULES = a.Rules(max_tokens=100)
+REQUESTS = "select step, validate, worker, request_id, duration_sec from requests order by all"
 
 
 def rows(table: pl.DataFrame) -> list[dict[str, Any]]:
@@ -129,6 +130,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "deaths": lambda run: [asdict(one) for one in a.findings_of(run) if one.cause == "death"],
         },
     ),
+    "sql": ([REQUESTS], {"rows": lambda run: run.sql(REQUESTS).to_dicts()}),
     "status": ([], {"processes": lambda run: list(a.read_processes(run.folder).processes.values())}),
 }
 #: Keys that repeat the arguments of the command, or follow from the answers above.
@@ -145,7 +147,7 @@ NOT_OF_A_LOG = {
     "trace": "reads profilers' traces: profiling.traces.analyse()",
     "report": "writes a file: report.build.write_report()",
     "plot": "writes files: report.figures.draw()",
-    "export": "writes files: the tables of Run.digest and Run.spans",
+    "export": "writes files: analysis.dataset.export.export_dataset()",
 }
 
 

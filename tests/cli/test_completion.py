@@ -49,7 +49,7 @@ def test_a_script_is_valid(scripts, shell):
     ("typed", "offered"),
     [
         (["su"], ["summary"]),
-        (["co"], ["completion", "compare"]),
+        (["co"], ["completion", "compare", "collect"]),
         (["summary", "--st"], ["--step"]),
         (["requests", "logs", "--li"], ["--limit"]),
         (["plot", "logs", "--format", ""], ["png", "svg", "pdf"]),

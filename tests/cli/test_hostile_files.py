@@ -34,6 +34,7 @@ COMMANDS = {
     "whatif": ["--max-tokens", "100"],
     "check": [],
     "status": [],
+    "sql": ["from processes full join (from spans limit 3) on true"],
 }
 
 

@@ -64,7 +64,9 @@ MAY_IMPORT = {
     "analysis.verdict.detectors": LEDGER | {"analysis.answers", "analysis.verdict.evidence"},
     "analysis.verdict": LEDGER
     | {"analysis.answers", "analysis.verdict.evidence", "analysis.verdict.detectors"},
-    "analysis": ANSWERS | {"package", "report.figures", "report.html"},
+    "analysis.dataset": ANSWERS,
+    "analysis": ANSWERS | {"analysis.dataset"} | {"package", "report.figures", "report.html"},
+    "collect": {"words"},
     "live.counting": {"words", "analysis.reading"},
     "live.forecasting": {"words"},
     "live": ANSWERS | {"live.counting", "live.forecasting"},

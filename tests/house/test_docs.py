@@ -81,7 +81,7 @@ def test_every_variable_of_the_code_is_on_the_page():
 
 
 def test_the_site_fills_in_every_command_event_and_table(hooks):
-    filled = hooks.on_page_markdown("{{ commands }}\n\n{{ events }}\n\n{{ tables }}")
+    filled = hooks.on_page_markdown("{{ commands }}\n\n{{ events }}\n\n{{ tables }}\n\n{{ columns }}")
     assert all(f"\n## {name}\n" in f"\n{filled}" for name in COMMANDS)
     assert all(f"| `{name}` | {kind.phase} |" in filled for name, kind in schema.EVENTS.items())
     for path in (ROOT / "patches").rglob("*.toml"):

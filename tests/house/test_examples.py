@@ -13,6 +13,8 @@ from made_traces import engine_trace
 from profile_stand_ins import StandIn, served
 
 from sglang_instrument import schema
+from sglang_instrument.analysis import open_run
+from sglang_instrument.analysis.dataset.export import export_dataset
 from sglang_instrument.cli.main import COMMANDS, parser_of
 from sglang_instrument.config import PREFIX
 from sglang_instrument.errors import TableError
@@ -29,7 +31,7 @@ else:
 
 LANGUAGE = ROOT / "patches/README.md"
 #: tests/live/test_prometheus.py checks those in yaml.
-LANGUAGES = {"", "text", "toml", "python", "bash", "json", "yaml", "dockerfile"}
+LANGUAGES = {"", "text", "toml", "python", "bash", "json", "yaml", "dockerfile", "sql"}
 #: The module that the example table of the field language patches.
 TRAINER = '''
 import time
@@ -123,7 +125,8 @@ def test_the_page_of_the_language_names_every_key_and_function():
 @pytest.fixture
 def at_hand(tmp_path):
     """Make what the examples use: a run, traces of an engine, a server that can be profiled."""
-    synthetic_run(tmp_path / "logs/gsm8k_600", steps=3, first_step=66, workers=2, requests=4)
+    logs = synthetic_run(tmp_path / "logs/gsm8k_600", steps=3, first_step=66, workers=2, requests=4)
+    export_dataset(open_run(logs), tmp_path / "gsm8k_600_parquet")
     (tmp_path / "sglang_profile").mkdir()
     engine_trace().write(tmp_path / "sglang_profile/made-TP-0.trace.json.gz")
     with served(StandIn()) as [server]:

@@ -41,6 +41,7 @@ def reported_calls(run: Run, row: dict[str, Any]) -> pl.DataFrame:
         and after it, for streamed replies; outside_sec: the caller's duration minus the engine's latency;
         prompt_tokens, cached_tokens, completion_tokens; retractions. Null where the engine did not report it.
     """
+    run.demand_log()
     place = {"step": row["step"], "worker": row["worker"], "validate": row["validate"]}
     calls = []
     for file in run.files_of(**place):

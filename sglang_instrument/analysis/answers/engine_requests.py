@@ -81,6 +81,7 @@ def iter_records(
         events: Only records of these events, or with these keys; lines without any of these names are not
             decoded.
     """
+    run.demand_log()
     marks = [f'"{event}"'.encode() for event in (LOG_OPENED, *events)] if events else []
     counts = newest_run_filter(run.files)
     for file in files:
@@ -224,13 +225,19 @@ def engine_requests(
         of which cached_tokens were in the cache; completion_tokens. Null where nothing was logged. SGLang's
         own health checks are left out.
     """
+    if run.is_dataset and not ahead_us:
+        return cached_engine_requests(run) if files is None else called_requests(run)
+    return _read_requests(run, files, ahead_us or {})
+
+
+def _read_requests(run: Run, files: Sequence[File] | None, ahead_us: Mapping[str, int]) -> pl.DataFrame:
     requests: dict[str, _EngineRequest] = {}
     own = engine_files(run)
-    _collect(requests, iter_records(run, own), ahead_us or {})
+    _collect(requests, iter_records(run, own), ahead_us)
     if files is None:
         files = run.files if _lacks_ends(requests) else ()
     others = [file for file in files if file.place is not None and file not in own]
-    _collect(requests, iter_records(run, others, tuple(_HANDLERS)), ahead_us or {})
+    _collect(requests, iter_records(run, others, tuple(_HANDLERS)), ahead_us)
     rows = [row for rid, request in requests.items() if (row := request.row(rid))["start_us"] is not None]
     return pl.DataFrame(rows, schema=_SCHEMA, strict=False).sort("start_us", "rid")
 
@@ -262,7 +269,14 @@ def cached_engine_requests(run: Run) -> pl.DataFrame:
     """Return `engine_requests`, from the cache unless the run's files changed."""
     if not run.cached:
         return engine_requests(run)
-    return cached_table(run.folder, "engine_requests", run.files, lambda: engine_requests(run))
+    return cached_table(run.folder, "engine_requests", run.files, lambda: _read_requests(run, None, {}))
+
+
+def called_requests(run: Run) -> pl.DataFrame:
+    """Return `engine_requests` of all files; a dataset keeps it."""
+    if not run.is_dataset:
+        return _read_requests(run, run.files, {})
+    return cached_table(run.folder, "called_requests", run.files, lambda: _read_requests(run, run.files, {}))
 
 
 def engine_files(run: Run) -> list[File]:

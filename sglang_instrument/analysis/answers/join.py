@@ -13,6 +13,7 @@ from sglang_instrument.analysis.answers.engine_requests import (
     iter_records,
 )
 from sglang_instrument.analysis.answers.round_trips import ahead_us, of_worker
+from sglang_instrument.analysis.run.cache import cached_table
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.reading.files import File
@@ -31,6 +32,7 @@ _CALLS: Final[dict[str, Any]] = {
     "called_us": pl.Int64,
     "call_sec": pl.Float64,
 }
+_PLACE: Final = ("step", "validate", "worker")
 _LACKS_FIRST: Final = (pl.col("completion_tokens") > 0).fill_null(False) & pl.col("decode_sec").is_null()
 _IS_WHOLE: Final = pl.col("scheduler").is_not_null() & pl.col("end_us").is_not_null() & ~_LACKS_FIRST
 _PARTS: Final = ("queue_sec", "prefill_sec", "decode_sec")
@@ -86,6 +88,8 @@ def calls_of_request(run: Run, row: dict[str, Any]) -> list[dict[str, Any]]:
 def callers(run: Run, files: Sequence[File]) -> pl.DataFrame:
     """Return the caller of each `rid`; of nested spans, the outermost one, which lasted longest."""
     files = [file for file in files if file.place is not None and file.place.folder != "engine"]
+    if run.is_dataset:
+        return _stored_callers(run, files)
     rows = [
         {
             "rid": record.extra.rid,
@@ -109,12 +113,28 @@ def callers(run: Run, files: Sequence[File]) -> pl.DataFrame:
     return table.sort("call_sec", descending=True).unique("rid", keep="first", maintain_order=True)
 
 
+def _stored_callers(run: Run, files: Sequence[File]) -> pl.DataFrame:
+    """Return the rows of some files; a dataset keeps those of all."""
+    places = [
+        (one.place.step, one.place.validate, one.place.worker) for one in files if one.place is not None
+    ]
+    wanted = pl.DataFrame(places, schema={name: _CALLS[name] for name in _PLACE}, orient="row")
+    every = cached_table(run.folder, "callers", run.files, lambda: pl.DataFrame(schema=_CALLS))
+    return every.join(wanted.unique(), on=_PLACE, how="semi", maintain_order="left")
+
+
 def engine_request_table(run: Run) -> pl.DataFrame:
     """Return one row per engine request: `engine_requests` with the `step`, and `validate`, of its arrival.
 
     Processes of the engine do not know the step: it is the last step that any worker had begun. Requests
     before the first step have null. Clocks that round trips show to differ are aligned first (`round_trips`).
     """
+    if run.is_dataset:
+        return cached_table(run.folder, "placed_requests", run.files, lambda: _placed_requests(run))
+    return _placed_requests(run)
+
+
+def _placed_requests(run: Run) -> pl.DataFrame:
     ahead = ahead_us(run)
     return with_step(engine_requests(run, ahead_us=ahead), run.digest, ahead)
 

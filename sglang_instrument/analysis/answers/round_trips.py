@@ -11,6 +11,7 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.engine_requests import Record, iter_records, rids_of
 from sglang_instrument.analysis.reading.files import controls_of
+from sglang_instrument.analysis.run.cache import cached_table
 from sglang_instrument.analysis.run.clocks import clock_table
 from sglang_instrument.schema import EVENTS, LOG_OPENED
 
@@ -63,12 +64,20 @@ class _Bounds:
 def round_trip_table(run: Run) -> pl.DataFrame:
     """Return one row for each pair of a calling process and an engine process that worked for it.
 
+    From the cache, unless the run's files changed.
+
     Returns:
         client, server: the stems of their files; calls: how many calls both logged; low_sec, high_sec: bounds
         of the lead of the server's clock; low above high means that no constant offset fits; offset_sec: the
         middle of the bounds; residual_sec: half their distance; same_clock: both run on one host and read the
         same clock: then offset and residual are 0.
     """
+    if not run.cached:
+        return _read_round_trips(run)
+    return cached_table(run.folder, "round_trips", run.files, lambda: _read_round_trips(run))
+
+
+def _read_round_trips(run: Run) -> pl.DataFrame:
     whole = [(file.place, file) for file in run.files if file.place is not None and file.unreadable is None]
     own = [file for place, file in whole if place.folder == "engine"]
     if not own:

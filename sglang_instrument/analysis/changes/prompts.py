@@ -36,6 +36,7 @@ def same_prompts(one: Run, other: Run, steps: list[int]) -> bool:
 
 def _prompt_lengths(run: Run, step: int) -> list[int]:
     """Return the length of each request's prompt in a step, in order."""
+    run.demand_log()
     lengths: dict[str, int] = defaultdict(lambda: 2**62)
     counts = newest_run_filter(run.files)
     for file in run.files_of(step=step, validate=False):

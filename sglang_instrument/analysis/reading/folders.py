@@ -13,8 +13,8 @@ _FOLDER: Final = re.compile(r"(step|validate)_(-?\d{1,9})$")
 _FILE: Final = re.compile(r"([A-Za-z][A-Za-z-]*)_(\d{1,9})(?:[_.].+)?$")
 ENDINGS: Final = (".jsonl", ".jsonl.zst")
 FOLDERS: Final = ("engine", "processes")  # besides step_N and validate_N
-# Ours, but not logs; `live` is the follower's; `output` holds what the demo's workers print.
-_NO_LOGS: Final = ("processes", "profiles", "live", "output", ".locks", ".cache")
+# Ours, but not logs: `live` is of the follower, `output` of the demo's workers, `.collect` of that command.
+_NO_LOGS: Final = ("processes", "profiles", "live", "output", ".locks", ".cache", ".collect")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from sglang_instrument.analysis.reading.reader import read_files
 from sglang_instrument.analysis.run.digest import digest_records
 from sglang_instrument.analysis.run.event_paths import path_sums
 from sglang_instrument.analysis.run.event_tables import event_rows, event_times
+from sglang_instrument.analysis.run.span_files import write_spans
 from sglang_instrument.gc_pause import uncollected
 
 Tables = dict[str, pl.DataFrame]
@@ -18,10 +19,16 @@ BatchResult = tuple[list[File], Tables]
 
 
 class BatchJob(msgspec.Struct, frozen=True):
-    """The requested tables: "digest", "events", "paths", or "times" of the events in `names`."""
+    """The requested tables: "digest", "events", "paths", or "times" of the events in `names`.
+
+    "spans" are written as Parquet below `target`: the columns in `names`, of the `newest` run of each folder.
+    Their table says which log file went where.
+    """
 
     tables: str
     names: tuple[str, ...] = ()
+    target: str = ""
+    newest: dict[str, str | None] = {}
 
     def run(self, folder: Path, batch: Sequence[File]) -> BatchResult:
         """Return the files as read, and their tables."""
@@ -33,4 +40,7 @@ class BatchJob(msgspec.Struct, frozen=True):
                 return reading.files, {"times": event_times(reading.records, self.names)}
             if self.tables == "paths":
                 return reading.files, {"paths": path_sums(reading.records)}
+            if self.tables == "spans":
+                written = write_spans(Path(self.target), reading, self.newest, self.names)
+                return reading.files, {"spans": written}
             return reading.files, {"events": event_rows(reading.records)}

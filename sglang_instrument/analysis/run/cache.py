@@ -8,7 +8,7 @@ cache can be written, there is none.
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -21,6 +21,7 @@ from sglang_instrument.analysis.reading.folders import log_files
 from sglang_instrument.analysis.run.batches import Progress, digest_files
 from sglang_instrument.analysis.run.digest import SCHEMAS, Digest, concat_digests
 from sglang_instrument.analysis.run.logged_runs import find_run_id
+from sglang_instrument.errors import LogError
 from sglang_instrument.regular_files import demand_regular, read_regular
 from sglang_instrument.schema import LOG_VERSION
 
@@ -28,6 +29,8 @@ _LAYOUT: Final = 11  # of the cached tables; raise it when their columns or thei
 _WORTHWHILE_BYTES: Final = 4 * 1024 * 1024  # smaller runs are read each time and get no cache
 _MOST_BYTES: Final = 2**30  # largest manifest that we read; a million files make half of it
 _VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
+#: The folder of a dataset that keeps a run's digest in place of its log. Spark skips such names.
+_STORED: Final = "_digest"
 
 
 class _Manifest(msgspec.Struct):
@@ -61,6 +64,8 @@ def read_digest(
 
 def _read_all(folder: Path, progress: Progress | None, cached: bool) -> tuple[list[File], Digest]:
     """Return the log files, and the digest of all runs that wrote to them."""
+    if is_dataset(folder):
+        return _load_stored(folder)
     files = list_files(folder)
     worthwhile = cached and sum(file.size for file in files) >= _WORTHWHILE_BYTES
     known, old = _load(folder) if worthwhile else ([], concat_digests([]))
@@ -134,8 +139,52 @@ def _with_launches(files: Sequence[File], steps: pl.DataFrame) -> pl.DataFrame:
     return steps.with_columns(launch=numbers.gather(steps["source"]))
 
 
+def is_dataset(folder: Path) -> bool:
+    """Return whether a folder holds a run as a dataset, without its log."""
+    return (folder / _STORED).is_dir()
+
+
+def _load_stored(folder: Path) -> tuple[list[File], Digest]:
+    files, digest = _load(folder)
+    if not files:
+        raise LogError(f"{folder}: this dataset is incomplete, or of another version; export the log again")
+    return files, digest
+
+
+def store_digest(folder: Path, files: list[File], digest: Digest, tables: Mapping[str, pl.DataFrame]) -> None:
+    """Keep in a dataset what answers need in place of the log.
+
+    Args:
+        folder: The dataset's folder.
+        files: The log files.
+        digest: Their digest.
+        tables: What `cached_table` shall return for this dataset, by name.
+    """
+    home = folder / _STORED
+    home.mkdir(parents=True, exist_ok=True)
+    for name, table in tables.items():
+        _save_table(home, name, _token(files), table)
+    _save_in(home, files, digest)
+
+
+def writable_home(folder: Path, files: Sequence[File]) -> Path | None:
+    """Return the folder for a run's cache; None if none can be written, or the run is too small for one."""
+    if sum(file.size for file in files) < _WORTHWHILE_BYTES:
+        return None
+    for home in _homes(folder):
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(home, os.W_OK):
+            return home
+    return None
+
+
 def _homes(folder: Path) -> list[Path]:
     """Return the folders in which a cache may lie: the run's own, then the user's cache folder."""
+    if is_dataset(folder):
+        return [folder / _STORED]
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
     homes = [folder / ".cache", root / "sglang-instrument" / name]
@@ -201,10 +250,9 @@ def cached_table(
         files: The files it is made from; if one of them changed, it is made again.
         make: Makes the table.
     """
-    if sum(file.size for file in files) < _WORTHWHILE_BYTES:
+    if sum(file.size for file in files) < _WORTHWHILE_BYTES and not is_dataset(folder):
         return make()
-    state = repr((_VERSION, [(_key(file), file.runs) for file in files]))
-    token = hashlib.sha256(state.encode()).hexdigest()[:12]
+    token = _token(files)
     for home in _homes(folder):
         try:
             return _read_table(home / f"{name}-{token}.parquet")
@@ -214,11 +262,21 @@ def cached_table(
     for home in _homes(folder):
         try:
             home.mkdir(parents=True, exist_ok=True)
-            draft = home / f"draft-{os.urandom(6).hex()}"
-            table.write_parquet(draft)
-            draft.replace(home / f"{name}-{token}.parquet")
-            _forget_others(home, name, token)
+            _save_table(home, name, token, table)
         except (OSError, pl.exceptions.PolarsError):
             continue
         break
     return table
+
+
+def _token(files: Sequence[File]) -> str:
+    """Return a name for the state of some files."""
+    state = repr((_VERSION, [(_key(file), file.runs) for file in files]))
+    return hashlib.sha256(state.encode()).hexdigest()[:12]
+
+
+def _save_table(home: Path, name: str, token: str, table: pl.DataFrame) -> None:
+    draft = home / f"draft-{os.urandom(6).hex()}"
+    table.write_parquet(draft)
+    draft.replace(home / f"{name}-{token}.parquet")
+    _forget_others(home, name, token)

@@ -14,7 +14,7 @@ from sglang_instrument.analysis.reading.liveness import ended_abruptly, is_over
 from sglang_instrument.analysis.reading.reader import read_files
 from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.batches import Progress, read_tables
-from sglang_instrument.analysis.run.cache import read_digest
+from sglang_instrument.analysis.run.cache import is_dataset, read_digest
 from sglang_instrument.analysis.run.digest import Digest
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.logged_runs import describe_runs, find_run_id, split_run_id
@@ -66,9 +66,22 @@ class Run:
     def health(self) -> Health:
         """What was left out, and why."""
         health = health_of(self.files)
-        health.ignored += other_files(self.folder)
+        health.ignored += [] if self.is_dataset else other_files(self.folder)
         health.ended_abruptly = ended_abruptly(self.folder, self.files, health.runs, self.is_over)
         return health
+
+    @cached_property
+    def is_dataset(self) -> bool:
+        """Whether the folder holds a dataset: digest and tables, without the log."""
+        return is_dataset(self.folder)
+
+    def demand_log(self) -> None:
+        """Raise LogError if this is a dataset, for an answer that needs the log's records."""
+        if self.is_dataset:
+            raise LogError(
+                f"{self.folder} is a dataset, without the log that this needs; `sql` can ask its spans,"
+                " and summary, requests, turns, workers, lengths and gaps answer from it"
+            )
 
     @cached_property
     def is_over(self) -> bool:
@@ -89,6 +102,7 @@ class Run:
         self, step: Steps = None, worker: int | None = None, validate: bool | None = None
     ) -> pl.DataFrame:
         """Read again the records of the files of some steps and one worker; None stands for all."""
+        self.demand_log()
         files = self.files_of(step, worker, validate)
         reading = read_files(self.folder, files)
         for before, now in zip(files, reading.files, strict=True):
@@ -142,6 +156,7 @@ class Run:
         validate: bool | None,
         progress: Progress | None,
     ) -> pl.DataFrame:
+        self.demand_log()
         files = self.files_of(step, worker, validate)
         read, parts = read_tables(self.folder, files, BatchJob(name, events), progress)
         counts = newest_run_filter(self.files)
@@ -202,7 +217,9 @@ def open_run(path: str | Path, progress: Progress | None = None, cached: bool = 
         known = f"; `sglang-instrument status {folder}` says which processes were reached"
         hint = known if (folder / "processes").is_dir() else ""
         raise LogError(f"{folder}: no records yet{_reason(health_of(files))}{hint}")
-    return Run(folder, files, digest, cached, run_id and find_run_id(folder, files, run_id))
+    return Run(
+        folder, files, digest, cached or is_dataset(folder), run_id and find_run_id(folder, files, run_id)
+    )
 
 
 def find_run(path: Path) -> Path:
@@ -211,7 +228,7 @@ def find_run(path: Path) -> Path:
         raise LogError(f"{path}: no such folder{_nearest(path)}")
     if not path.is_dir():
         raise LogError(f"{path} is a file; give the experiment's folder, which holds step_N folders")
-    if is_run_folder(path):
+    if is_run_folder(path) or is_dataset(path):
         return path
     experiments = experiments_in(path)
     if len(experiments) == 1:

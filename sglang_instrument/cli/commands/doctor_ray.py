@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from sglang_instrument import __version__
 from sglang_instrument.cli import ray_node
+from sglang_instrument.collect.by_ray import connect
 from sglang_instrument.config import Config
-from sglang_instrument.errors import InstrumentError
 from sglang_instrument.startup import run_ids
 
 _ANSWER_SEC: Final = 180  # a node may have to start a worker first
@@ -25,7 +25,8 @@ def examine_nodes(address: str, config: Config, folder: Path) -> Iterator[tuple[
     Raises:
         InstrumentError: Ray is not installed, or there is no such cluster.
     """
-    ray = _connected(address, config)
+    variables = {name: value for name, value in config.environment().items() if value}
+    ray = connect(address, {**variables, run_ids.SWITCH: "1"})
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".sglang_instrument-") as mark:
             ray.cloudpickle.register_pickle_by_value(ray_node)  # for a node that lacks this package
@@ -35,28 +36,6 @@ def examine_nodes(address: str, config: Config, folder: Path) -> Iterator[tuple[
                     yield (name, *_answer(ray, node["NodeID"], mark.name))
     finally:
         ray.shutdown()
-
-
-def _connected(address: str, config: Config) -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise InstrumentError("--ray: Ray is not installed; run this where the driver runs") from None
-    variables = {name: value for name, value in config.environment().items() if value}
-    try:
-        ray.init(
-            address=address,
-            log_to_driver=False,
-            logging_level="ERROR",
-            runtime_env={"env_vars": {**variables, run_ids.SWITCH: "1"}},
-        )
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise InstrumentError(
-            f"--ray: no cluster at {address!r} ({reason}); start one with `ray start --head`, or give "
-            "its address"
-        ) from None
-    return ray
 
 
 def _answer(ray: Any, node_id: str, mark: str) -> tuple[bool, str, str]:

@@ -1,4 +1,4 @@
-"""Write a run as Parquet files, for programs that read tables, or as a Perfetto trace, to look at."""
+"""Write a run as a dataset of Parquet files, for programs that read tables, or as a Perfetto trace."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from sglang_instrument.cli.tables import print_line, reading
 from sglang_instrument.errors import InstrumentError
 
 HELP: Final = """\
-Write a run as Parquet tables or as a Perfetto trace. The trace can include what the engines' profilers saw.
+Write a run as a dataset of Parquet files or as a Perfetto trace. The trace can include what the engines'
+profilers saw.
 
     sglang-instrument export logs/gsm8k_600 --parquet gsm8k_600_parquet
     sglang-instrument export logs/gsm8k_600 --perfetto step67.pftrace --step 67
     sglang-instrument export logs/gsm8k_600 --perfetto all.pftrace --traces /tmp/sglang_profile
     sglang-instrument export --perfetto kernels.pftrace --traces /tmp/sglang_profile     # without a run
 
---parquet    spans/step_N.parquet and spans/validate_N.parquet: each span, nested; docs/reference/numbers.md
-             describes the columns. steps, requests, turns, barriers and path.parquet: the tables.
-             Compressed by zstd. steps, barriers and path leave out records outside of any step
+--parquet    a dataset that polars, DuckDB, Spark and Ray Data read: spans/run_id=ID/step=N/*.parquet, and
+             requests, turns, steps, workers, engine_requests, processes and findings.parquet;
+             docs/reference/dataset.md describes the columns. `sql` and `summary` take the folder instead
+             of the log. A second call writes only the spans whose log files changed
 --perfetto   one track for each request, below its worker, with arrows from turn to turn; requests in flight;
              event loop lag. Clocks of hosts are aligned. Open it at https://ui.perfetto.dev (in the browser)
 --traces     traces of torch profilers, of several ranks and any size; with LOGS, only during the run"""
@@ -31,7 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("logs", metavar="LOGS", type=Path, nargs="?", help=select.LOGS_HELP)
     form = parser.add_mutually_exclusive_group(required=True)
     form.add_argument(
-        "--parquet", type=Path, metavar="FOLDER", help="write tables to this new or empty folder"
+        "--parquet",
+        type=Path,
+        metavar="FOLDER",
+        help="write a dataset to this folder, or bring it up to date",
     )
     form.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace to this new file")
     select.add_step(parser, "with --perfetto: only this step, or these: 60-67; repeatable")
@@ -73,28 +78,16 @@ def _write_perfetto(args: argparse.Namespace) -> int:
 
 
 def _write_parquet(args: argparse.Namespace) -> int:
-    """Write the files, a step at a time: memory holds one."""
-    import polars as pl
-
+    """Write what changed since the last call."""
+    from sglang_instrument.analysis.dataset.export import export_dataset
     from sglang_instrument.analysis.run.opening import open_run
 
-    target: Path = args.parquet
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InstrumentError(f"{target} exists and is not an empty folder; nothing is overwritten")
     with reading() as progress:
         opened = open_run(args.logs, progress)
-        (target / "spans").mkdir(parents=True, exist_ok=True)
-        rows = 0
-        steps = opened.everything.steps.select("step", "validate").unique().sort("validate", "step")
-        for number, (step, validate) in enumerate(steps.iter_rows()):
-            progress(number, len(steps))
-            spans = opened.read_spans(step=step, validate=validate)
-            # As text: not every reader of Parquet knows categories.
-            texts = spans.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
-            texts.write_parquet(target / "spans" / f"{'validate' if validate else 'step'}_{step}.parquet")
-            rows += len(spans)
-        ranked = {name: getattr(opened.digest, name) for name in ("steps", "barriers")}
-        for name, table in {**opened.everything.tables(), **ranked}.items():
-            table.write_parquet(target / f"{name}.parquet")
-    print_line(f"{rows:,} spans of {len(steps)} steps in {target}")
+        try:
+            written = export_dataset(opened, args.parquet, progress)
+        except OSError as error:  # the disk is full, the folder is not ours
+            raise InstrumentError(f"{args.parquet}: the dataset is not complete: {error}") from error
+    files = f"{written.written:,} of {written.files:,} files of spans written"
+    print_line(f"{written.rows:,} spans in {args.parquet}: {files}")
     return 0

@@ -1,0 +1,72 @@
+"""Measure `sql` over many spans in Parquet, and what `export --parquet` makes of a log."""
+
+import os
+import subprocess
+import sys
+import time
+
+import polars as pl
+from rounds import ROUNDS, Spread, save, table
+
+from sglang_instrument.analysis import open_run
+from sglang_instrument.analysis.dataset.export import export_dataset
+from sglang_instrument.testing import synthetic_run
+
+ROUNDS = min(ROUNDS, 7)
+EVENTS = int(os.environ.get("BENCH_EVENTS", "20000000"))
+STEPS = 20  # that are made; the others are links to their files
+BOUND_SEC = 2.0
+P99 = """select step, quantile_cont(duration_sec, 0.99) as p99_sec from spans
+where event = 'tool_execution' and not validate group by step order by step"""
+
+
+def repeated(dataset, events):
+    """Link the spans of all steps under new numbers, until there are so many; return how many there are."""
+    made = len(pl.scan_parquet(dataset / "spans").select("span").collect())
+    folders = sorted((dataset / "spans").glob("run_id=*/step=*"))
+    times = max(1, round(events / made))
+    for number in range(1, times):
+        for folder in folders:
+            step = int(folder.name.partition("=")[2]) + number * STEPS
+            copy = folder.with_name(f"step={step}")
+            copy.mkdir()
+            for path in folder.iterdir():
+                (copy / path.name).hardlink_to(path)
+    return made * times
+
+
+def test_p99_by_step_over_a_large_dataset(tmp_path, show):
+    logs = synthetic_run(tmp_path / "exp", steps=min(STEPS, max(1, EVENTS // 13_400)), workers=8, requests=64)
+    run, dataset = open_run(logs), tmp_path / "dataset"
+    begun = time.perf_counter()
+    written = export_dataset(run, dataset)
+    export_sec = time.perf_counter() - begun
+    text = sum(file.size for file in run.files)
+    parquet = sum(path.stat().st_size for path in (dataset / "spans").rglob("*.parquet"))
+    spans = repeated(dataset, EVENTS)
+    opened, times = open_run(dataset), []
+    for _ in range(ROUNDS):
+        begun = time.perf_counter()
+        answer = opened.sql(P99)
+        times.append(time.perf_counter() - begun)
+    assert len(answer) == spans // written.rows * opened.everything.steps["step"].n_unique()
+    begun = time.perf_counter()
+    command = [sys.executable, "-m", "sglang_instrument.cli.main", "sql", str(dataset), P99, "--csv"]
+    subprocess.run(command, check=True, capture_output=True)
+    command_sec = time.perf_counter() - begun
+    asked = Spread.of(times)
+    rows = [
+        (
+            "p99 of tool_execution by step, s",
+            f"{asked.median:.2f}",
+            f"{asked.low:.2f} .. {asked.high:.2f}",
+            BOUND_SEC,
+        ),
+        ("the whole command, s", f"{command_sec:.2f}", "", ""),
+        ("export, us a span", f"{export_sec / written.rows * 1e6:.2f}", "", ""),
+        ("bytes of the spans, of the log's", f"{parquet / text:.3f}", "", ""),
+    ]
+    title = f"{spans:,} spans in {len(list((dataset / 'spans').rglob('*.parquet'))):,} files"
+    show(table(title, ("", "median", "quartiles", "bound"), rows))
+    save("sql", rows, times=times, spans=spans)
+    assert asked.median <= BOUND_SEC

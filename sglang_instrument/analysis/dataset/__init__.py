@@ -1,0 +1,1 @@
+"""A run as Parquet files: what `export --parquet` writes and `sql` asks."""

@@ -1,0 +1,191 @@
+"""Write a run as a dataset of Parquet files, and write only what changed the next time."""
+
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import polars as pl
+
+from sglang_instrument.analysis.dataset.columns import PARTITIONS, TABLES
+from sglang_instrument.analysis.dataset.stored_run import store_run
+from sglang_instrument.analysis.dataset.tables import MADE, make_table
+from sglang_instrument.analysis.reading.files import File, newest_runs, run_begins
+from sglang_instrument.analysis.run.batch_job import BatchJob
+from sglang_instrument.analysis.run.batches import Progress, read_tables
+from sglang_instrument.analysis.run.opening import Run
+from sglang_instrument.analysis.run.span_files import SPANS
+from sglang_instrument.errors import InstrumentError
+from sglang_instrument.regular_files import read_regular
+from sglang_instrument.schema import LOG_VERSION
+
+_LAYOUT: Final = 1  # of a dataset; raise it when columns or their meaning change
+_VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
+_MANIFEST: Final = "_manifest.json"  # Spark, Ray and pyarrow skip names that begin with an underscore
+_MOST_BYTES: Final = 2**30
+
+#: A log file as it was when its spans were written: path, size, mtime_ns, and the newest run of its folder.
+_State = tuple[str, int, int, str | None]
+
+
+class _Output(msgspec.Struct):
+    """A Parquet file of spans: the log files that it was made from, and its rows."""
+
+    files: list[str]
+    rows: int
+
+
+class _Manifest(msgspec.Struct):
+    """What a dataset was made from."""
+
+    version: str
+    runs: list[str]
+    files: list[_State]
+    spans: dict[str, _Output]
+
+
+class Written(msgspec.Struct):
+    """What an export did: how many Parquet files of spans it wrote, how many there are, and their rows."""
+
+    written: int
+    files: int
+    rows: int
+
+
+def export_dataset(run: Run, target: Path, progress: Progress | None = None) -> Written:
+    """Write a run to a new folder, or bring the dataset in it up to date.
+
+    Args:
+        run: The run.
+        target: A new or empty folder, or one with a dataset of this run.
+        progress: Called with the number of log files read so far and the number of files to read.
+
+    Raises:
+        InstrumentError: The folder holds something else.
+    """
+    run.demand_log()
+    _demand_ours(run, target)
+    written = write_tables(run, target, TABLES, progress)
+    store_run(run, target)
+    return written
+
+
+def write_tables(
+    run: Run, target: Path, tables: Collection[str], progress: Progress | None = None
+) -> Written:
+    """Write some tables of a run into a folder of ours; of the spans, those that changed."""
+    old = _known(run, target)
+    target.mkdir(parents=True, exist_ok=True)
+    if not (target / _MANIFEST).exists():
+        _save(target, old)  # so that a killed export can go on
+    new, fresh = _with_spans(run, target, old, progress) if SPANS in tables else (old, 0)
+    for name in MADE:
+        if name in tables:
+            _replace(target / f"{name}.parquet", make_table(run, name))
+    _save(target, new)
+    if SPANS in tables:
+        _delete_others(target, new.spans)
+    return Written(fresh, len(new.spans), sum(output.rows for output in new.spans.values()))
+
+
+def _demand_ours(run: Run, target: Path) -> None:
+    """Raise InstrumentError unless a folder is new, empty, or a dataset of this run."""
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not (target / _MANIFEST).is_file():
+        raise InstrumentError(
+            f"{target} exists and is neither an empty folder nor a dataset; nothing is overwritten"
+        )
+    known = _load(target)
+    if known is not None and known.runs and set(known.runs).isdisjoint(run_begins(run.files)):
+        raise InstrumentError(
+            f"{target} is a dataset of another run ({', '.join(known.runs)}); nothing is overwritten"
+        )
+
+
+def _known(run: Run, target: Path) -> _Manifest:
+    """Return the manifest of the dataset in a folder; an empty one if there is none of this version."""
+    runs = list(run_begins(run.files))
+    known = _load(target)
+    if known is None or known.version != _VERSION:
+        return _Manifest(_VERSION, runs, [], {})
+    return msgspec.structs.replace(known, runs=runs)
+
+
+def _load(target: Path) -> _Manifest | None:
+    try:
+        return msgspec.json.decode(read_regular(target / _MANIFEST, _MOST_BYTES), type=_Manifest)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _save(target: Path, manifest: _Manifest) -> None:
+    draft = target / f"{_MANIFEST}.{os.getpid()}"
+    draft.write_bytes(msgspec.json.encode(manifest))
+    draft.replace(target / _MANIFEST)
+
+
+def _with_spans(run: Run, target: Path, old: _Manifest, progress: Progress | None) -> tuple[_Manifest, int]:
+    """Write the spans of the log files that changed; return the new manifest, and how many files it wrote."""
+    newest = newest_runs(run.files)
+    states = {file.path: _state(file, newest) for file in run.files}
+    unchanged = {state[0] for state in old.files if states.get(state[0]) == state}
+    kept = _untouched(old.spans, unchanged, target)
+    redone = _redone(run.files, old.spans, kept, unchanged)
+    columns = tuple(name for name in TABLES[SPANS] if name not in PARTITIONS)
+    job = BatchJob("spans", columns, str(target.absolute()), newest)
+    read, parts = read_tables(run.folder, redone, job, progress)
+    fresh = _outputs(read, [part["spans"] for part in parts])
+    now = {**states, **{file.path: _state(file, newest) for file in read}}
+    return _Manifest(_VERSION, old.runs, list(now.values()), {**kept, **fresh}), len(fresh)
+
+
+def _state(file: File, newest: dict[str, str | None]) -> _State:
+    return (file.path, file.size, file.mtime_ns, newest.get(file.folder))
+
+
+def _untouched(outputs: dict[str, _Output], unchanged: set[str], target: Path) -> dict[str, _Output]:
+    """Return the Parquet files whose log files are as they were; a log file goes with all of its outputs."""
+    kept = {name: one for name, one in outputs.items() if (target / name).is_file()}
+    lost = {path for name, one in outputs.items() if name not in kept for path in one.files}
+    sound = unchanged - lost
+    while True:
+        touched = {name for name, one in kept.items() if not sound.issuperset(one.files)}
+        if not touched:
+            return kept
+        sound = sound - {path for name in touched for path in kept[name].files}
+        kept = {name: one for name, one in kept.items() if name not in touched}
+
+
+def _redone(
+    files: Sequence[File], outputs: dict[str, _Output], kept: dict[str, _Output], unchanged: set[str]
+) -> list[File]:
+    """Return the log files that changed, and those that share a Parquet file with them."""
+    again = {path for name, one in outputs.items() if name not in kept for path in one.files}
+    return [file for file in files if file.path in again or file.path not in unchanged]
+
+
+def _outputs(read: Sequence[File], parts: Sequence[pl.DataFrame]) -> dict[str, _Output]:
+    paths = [file.path for file in read for _ in file.runs]
+    outputs: dict[str, _Output] = {}
+    for part in parts:
+        for source, name, rows in part.select("source", "output", "rows").iter_rows():
+            output = outputs.setdefault(name, _Output([], 0))
+            output.files.append(paths[source])
+            output.rows += rows
+    return outputs
+
+
+def _replace(path: Path, table: pl.DataFrame) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    table.write_parquet(draft)
+    draft.replace(path)
+
+
+def _delete_others(target: Path, outputs: Collection[str]) -> None:
+    """Delete files of spans that no log file stands behind any more, and drafts of killed exports."""
+    for pattern in ("*.parquet", ".draft-*"):
+        for path in target.glob(f"{SPANS}/run_id=*/step=*/{pattern}"):
+            if path.relative_to(target).as_posix() not in outputs:
+                path.unlink(missing_ok=True)

@@ -1,0 +1,171 @@
+"""Ask a dataset in SQL, by DuckDB, which may read this dataset and nothing else."""
+
+import re
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.dataset.columns import TABLES, schema_of
+from sglang_instrument.analysis.dataset.export import write_tables
+from sglang_instrument.analysis.run.batches import Progress
+from sglang_instrument.analysis.run.cache import writable_home
+from sglang_instrument.analysis.run.opening import Run
+from sglang_instrument.analysis.run.span_files import NULL_PARTITION, SPANS
+from sglang_instrument.errors import InstrumentError, LogError
+from sglang_instrument.regular_files import demand_regular
+
+_EXTRA: Final = "pip install 'sglang-instrument[sql]'"
+_TYPES: Final[dict[Any, str]] = {
+    pl.Int64: "BIGINT",
+    pl.Float64: "DOUBLE",
+    pl.String: "VARCHAR",
+    pl.Boolean: "BOOLEAN",
+    pl.Datetime("us", "UTC"): "TIMESTAMPTZ",
+}
+#: DuckDB before 2.0 does not know the name of the partition for null, and cannot cast it.
+_PARTITIONS: Final = {
+    "run_id": f"nullif(run_id, '{NULL_PARTITION}')",
+    "step": "try_cast(step AS BIGINT)",
+}
+_CONFIG: Final = {
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "python_enable_replacements": "false",  # a table's name never means a variable of the caller
+}
+
+
+def ask(run: Run, query: str, progress: Progress | None = None) -> pl.DataFrame:
+    """Return the rows of a query over the tables of a run.
+
+    A log is first written as a dataset: into its cache, from which the next query answers at once, or, if the
+    run is small, into a temporary folder. Tables that the query does not name are left out.
+
+    Args:
+        run: The run.
+        query: One SELECT.
+        progress: Called with the number of log files read so far and the number of files to read.
+
+    Raises:
+        InstrumentError: The query is wrong, or DuckDB is not installed.
+    """
+    duckdb = _duckdb()
+    statement = _select(duckdb, query)
+    with tempfile.TemporaryDirectory() as scratch:
+        dataset = _dataset(run, Path(scratch))
+        if dataset != run.folder:
+            named = [name for name in TABLES if name in query.lower()]
+            write_tables(run, dataset, named, progress)
+        return _answer(duckdb, dataset, statement, Path(scratch, "result.parquet"))
+
+
+def _dataset(run: Run, scratch: Path) -> Path:
+    """Return the folder for the tables of a run: its own, if it is a dataset, or in its cache."""
+    if run.is_dataset:
+        return run.folder
+    home = writable_home(run.folder, run.files) if run.cached and run.run_id is None else None
+    return (scratch if home is None else home) / "dataset"
+
+
+def _answer(duckdb: Any, dataset: Path, statement: str, result: Path) -> pl.DataFrame:
+    """Return the rows of a statement, by way of a Parquet file: this needs no pyarrow."""
+    views = [_view(dataset, name) for name in TABLES]
+    try:
+        with duckdb.connect(config=_CONFIG) as connection:
+            for view in views:
+                connection.execute(view)
+            _lock(connection, dataset, result)
+            rows = f"FROM (\n{statement}\n)"
+            columns = connection.execute(f"DESCRIBE {rows}").fetchall()
+            chosen = ", ".join(_plain(at, *column[:2]) for at, column in enumerate(columns, 1))
+            connection.execute(f"COPY (SELECT {chosen} {rows}) TO {_quoted(result)} (FORMAT parquet)")
+    except duckdb.Error as error:
+        raise InstrumentError(_told(error)) from None
+    return pl.read_parquet(result, glob=False)
+
+
+def _lock(connection: Any, dataset: Path, result: Path) -> None:
+    """Allow to read the dataset and to write the result, but no other file and no network, from here on."""
+    # DuckDB checks the pattern of a view, too, as if it were a path.
+    allowed = f"{_quoted(dataset.absolute())}, {_pattern(dataset)}"
+    connection.execute(f"SET allowed_directories = [{allowed}]")
+    connection.execute(f"SET allowed_paths = [{_quoted(result)}]")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def _duckdb() -> Any:
+    try:
+        import duckdb
+    except ModuleNotFoundError as missing:
+        raise InstrumentError(f"SQL needs {missing.name}: {_EXTRA}") from missing
+    return duckdb
+
+
+def _select(duckdb: Any, query: str) -> str:
+    """Return the one SELECT of a query, without what follows it."""
+    try:
+        statements = duckdb.extract_statements(query)
+    except duckdb.Error as error:
+        raise InstrumentError(_told(error)) from None
+    if len(statements) != 1:
+        raise InstrumentError(f"one query at a time, got {len(statements)} statements")
+    if statements[0].type != duckdb.StatementType.SELECT:
+        kind = statements[0].type.name
+        raise InstrumentError(f"only SELECT, WITH, DESCRIBE and SUMMARIZE, not {kind}")
+    text: str = statements[0].query
+    return text.strip().rstrip(";")
+
+
+def _view(dataset: Path, name: str) -> str:
+    """Return the statement that makes a view; of a table without files, an empty table."""
+    below = f"{SPANS}/*/*/*.parquet" if name == SPANS else f"{name}.parquet"
+    if not _regular_files(dataset, below):
+        types = ", ".join(f'"{column}" {_TYPES[kind]}' for column, kind in schema_of(name).items())
+        return f"CREATE TABLE {name} ({types})"
+    partitions = _PARTITIONS if name == SPANS else {}
+    columns = ", ".join(f'{partitions.get(column, column)} AS "{column}"' for column in TABLES[name])
+    options = ", hive_partitioning = true, hive_types_autocast = false" if partitions else ""
+    source = f"read_parquet({_pattern(dataset, below)}{options})"
+    return f"CREATE VIEW {name} AS SELECT {columns} FROM {source}"  # noqa: S608 - names and paths of ours
+
+
+def _regular_files(dataset: Path, below: str) -> bool:
+    """Return whether a pattern has files; raise LogError if DuckDB would wait for one, such as a FIFO."""
+    found = list(dataset.glob(below))
+    try:
+        for path in found:
+            demand_regular(path)
+    except OSError as error:
+        raise LogError(str(error)) from None
+    return bool(found)
+
+
+def _plain(at: int, name: str, kind: str) -> str:
+    """Return a column of the result as a type that all readers have: sums integers, intervals seconds."""
+    name = '"' + name.replace('"', '""') + '"'
+    if kind == "INTERVAL":
+        return f"epoch(#{at}) AS {name}"
+    cast = "BIGINT" if kind == "HUGEINT" else "DOUBLE" if kind.startswith("DECIMAL") else None
+    return f"#{at} AS {name}" if cast is None else f"CAST(#{at} AS {cast}) AS {name}"
+
+
+def _pattern(dataset: Path, below: str = "") -> str:
+    """Return a pattern in quotes; the characters of the dataset's own path match themselves alone."""
+    return _quoted(Path(re.sub(r"([*?\[])", r"[\1]", str(dataset.absolute())), below))
+
+
+def _quoted(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"
+
+
+def _told(error: Exception) -> str:
+    """Return DuckDB's message in one line, without its drawing of the place; and which tables exist."""
+    message = " ".join(str(error).partition("\n\nLINE ")[0].split())
+    message = message.partition(" Candidate functions:")[0]
+    if "Table with name" in message:
+        return f"{message} (the tables are {', '.join(TABLES)})"
+    if "column" in message:
+        return f"{message} (`describe TABLE` lists the columns of a table)"
+    return message

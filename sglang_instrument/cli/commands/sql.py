@@ -1,0 +1,107 @@
+"""Ask a run in SQL: its spans, requests, turns and other tables, by DuckDB."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import date, time, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sglang_instrument.cli import select
+from sglang_instrument.cli.columns import Cell, Column
+from sglang_instrument.cli.plain import say
+from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
+from sglang_instrument.errors import InstrumentError
+from sglang_instrument.plain_text import plain
+
+if TYPE_CHECKING:
+    import polars as pl
+
+HELP: Final = """\
+Ask a run in SQL. The tables are spans, requests, turns, steps, workers, engine_requests, processes and
+findings; docs/reference/dataset.md describes their columns, docs/how-to/sql.md answers twenty questions.
+
+    sglang-instrument sql logs/gsm8k_600 "describe requests"
+    sglang-instrument sql logs/gsm8k_600 "select step, max(duration_sec) from requests group by step"
+    sglang-instrument sql gsm8k_600_parquet "select step, quantile_cont(duration_sec, 0.99) as p99
+        from spans where event = 'tool_execution' group by step order by step" --csv > p99.csv
+
+The first query about spans writes them to the run's cache, in worker processes. Later queries read them from
+there, and only log files that changed are read again. A dataset of `export --parquet` has them already.
+DuckDB runs the query and reads these tables only: no other files, no network, no statement that writes.
+
+--json prints {"folder", "rows": [{COLUMN: value}]}"""
+
+_SHOWN: Final = 200  # rows
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `sql`."""
+    parser.add_argument("logs", metavar="RUN", type=Path, help=f"{select.LOGS_HELP}, or a dataset of export")
+    parser.add_argument("query", metavar="QUERY", help="one SELECT, in quotes")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--csv", action="store_true", help="print all rows as CSV, control characters as \\x1b")
+    form.add_argument("--json", action="store_true", help="print all rows as JSON")
+    form.add_argument("--parquet", type=Path, metavar="FILE", help="write all rows to this new file")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the answer."""
+    from sglang_instrument.analysis.dataset.query import ask
+    from sglang_instrument.analysis.run.opening import open_run
+
+    if args.parquet is not None and args.parquet.exists():
+        raise InstrumentError(f"{args.parquet} exists; nothing is overwritten")
+    with reading() as progress:
+        opened = open_run(args.logs, progress)
+        rows = ask(opened, args.query, progress)
+    if args.csv:
+        _print_csv(rows)
+    elif args.json:
+        print_json({"folder": str(opened.folder), "rows": [_plain(row) for row in rows.to_dicts()]})
+    elif args.parquet is not None:
+        rows.write_parquet(args.parquet)
+        print_line(f"{len(rows):,} rows in {args.parquet}")
+    else:
+        _print(opened.name, rows)
+    return 0
+
+
+def _print_csv(rows: pl.DataFrame) -> None:
+    import polars as pl
+
+    texts = pl.col(pl.String).map_elements(plain, return_dtype=pl.String)
+    safe = rows.rename({name: plain(name) for name in rows.columns}).with_columns(texts)
+    for line in safe.write_csv().rstrip("\n").split("\n"):
+        say(line)
+
+
+def _print(name: str, rows: pl.DataFrame) -> None:
+    columns = [
+        # A column of numbers stands on the right.
+        Column(header, "", "count" if kind.is_numeric() else "words")
+        for header, kind in rows.schema.items()
+    ]
+    cells = [[_cell(value) for value in row] for row in rows.head(_SHOWN).iter_rows()]
+    print_table(columns, cells, title=f"{name}: {len(rows):,} row{'' if len(rows) == 1 else 's'}")
+    if len(rows) > _SHOWN:
+        print_line(f"{_SHOWN} of {len(rows):,} rows are shown; --csv, --json and --parquet have all")
+
+
+def _cell(value: Any) -> Cell:
+    if value is None:
+        return None
+    return plain(f"{value:.6g}" if isinstance(value, float) else str(value))
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as values that JSON has; dates and times as ISO 8601."""
+    return {name: _writable(value) for name, value in row.items()}
+
+
+def _writable(value: Any) -> Any:
+    if isinstance(value, (date, time)):  # a datetime is a date
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return value if isinstance(value, (int, float, str, list, dict, type(None))) else str(value)

@@ -1,0 +1,127 @@
+"""Keep what was collected into a folder: which files, whose they are, how much of each is here."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from sglang_instrument.collect.on_node import hash_start
+from sglang_instrument.errors import LogError
+from sglang_instrument.regular_files import read_regular, write_anew
+
+#: Our folder within the collected run; readers of runs leave it out.
+OURS: Final = ".collect"
+_MOST_STATE_BYTES: Final = 2**30
+
+
+class Collected(msgspec.Struct):
+    """One file of the run, which is here in part or whole.
+
+    Attributes:
+        path: Its path on its nodes, below the run's folder.
+        target: Its path here. It differs where two nodes hold different files of one name.
+        key, inode, is_log, mtime_ns: As `on_node.describe` found them.
+        nodes: All nodes that hold this same file: several, if they share a disk.
+        node: The node that gave its bytes.
+        held: How many of its bytes are here.
+        sha256: The hash of these, equal here and on the node; "" until it was compared.
+    """
+
+    path: str
+    target: str
+    key: str
+    inode: int
+    is_log: bool
+    nodes: list[str]
+    node: str = ""
+    mtime_ns: int = 0
+    held: int = 0
+    sha256: str = ""
+
+
+class _State(msgspec.Struct):
+    version: int
+    files: list[Collected]
+
+
+class Folder:
+    """The folder that a run is collected into.
+
+    Args:
+        folder: It is made if it is missing.
+
+    Raises:
+        LogError: It holds a run that was not collected, or its state cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._state = folder / OURS / "state.json"
+        self.files: list[Collected] = []
+        if self._state.exists():
+            try:
+                read = msgspec.json.decode(read_regular(self._state, _MOST_STATE_BYTES), type=_State)
+            except (OSError, msgspec.MsgspecError) as error:
+                raise LogError(f"{self._state}: {error}; remove {folder} and collect again") from None
+            self.files = read.files
+        elif folder.is_dir() and any(child.name != OURS for child in folder.iterdir()):
+            raise LogError(f"{folder} holds files that `collect` did not bring; give a new or empty folder")
+        (folder / OURS).mkdir(parents=True, exist_ok=True)
+
+    def save(self) -> None:
+        """Write which files are here; the old state stays until the new one is whole."""
+        new = self._state.with_suffix(".new")
+        write_anew(new, msgspec.json.encode(_State(1, self.files)))
+        new.replace(self._state)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other commands from collecting into this folder.
+
+        Raises:
+            LogError: One does.
+        """
+        with (self.folder / OURS / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LogError(f"another `collect` writes into {self.folder}") from None
+            yield
+
+    def local(self, file: Collected) -> Path:
+        """Return where a file is kept."""
+        return self.folder / file.target
+
+    def held_bytes(self, file: Collected) -> int:
+        """Return how many of the bytes that the state names are here: 0 if somebody shortened the file."""
+        try:
+            size = self.local(file).lstat().st_size
+        except OSError:
+            return 0
+        return file.held if size >= file.held else 0
+
+    def append(self, file: Collected, begin: int, content: bytes | memoryview) -> None:
+        """Write bytes of a file at `begin`; what an interrupted command wrote after it is replaced."""
+        path = self.local(file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if begin == 0:
+            path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        with os.fdopen(descriptor, "wb") as out:
+            out.truncate(begin)
+            out.seek(begin)
+            out.write(content)
+        file.held, file.sha256 = begin + len(content), ""
+
+    def hash(self, file: Collected, size: int) -> str:
+        """Return the SHA-256 of the first bytes that are here; "" if the file is not."""
+        try:
+            return hash_start(str(self.local(file)), size)
+        except OSError:
+            return ""

@@ -1,0 +1,321 @@
+"""What nodes hold comes into one folder: once, whole, apart where it differs, and goes on after a failure."""
+
+import json
+import os
+import random
+import shutil
+
+import polars as pl
+import pytest
+import zstandard
+from many_disks import DiskNode, Disks, collect
+from polars.testing import assert_frame_equal
+
+from sglang_instrument.analysis.run.opening import open_run
+from sglang_instrument.collect import gather as gathering
+from sglang_instrument.collect.collected import Folder
+from sglang_instrument.collect.gather import in_chunks
+from sglang_instrument.errors import LogError
+from sglang_instrument.testing import synthetic_run
+
+
+def log(folder, path, *lines, torn=""):
+    """Write a log; its first line is its own."""
+    target = folder / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("a") as file:
+        file.write("".join(f"{line}\n" for line in lines) + torn)
+
+
+def described(folder, name, pid, **facts):
+    target = folder / "processes" / f"{name}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps({"host": "h", "pid": pid, **facts}))
+
+
+def texts(folder):
+    """Return what was collected: {path: text}."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and ".collect" not in path.parts]
+    return {str(path.relative_to(folder)): path.read_text() for path in paths}
+
+
+@pytest.fixture
+def here(tmp_path):
+    return tmp_path / "here"
+
+
+@pytest.fixture
+def node(tmp_path):
+    """Make a node: node("a") with a disk of its own, or node("b", disk="a") on that of another."""
+
+    def make(name, disk=None, **kinds):
+        return DiskNode(name, tmp_path / (disk or name), **kinds)
+
+    return make
+
+
+def test_files_of_two_disks_come_together(here, node):
+    a, b = node("a"), node("b")
+    log(a.folder, "step_1/worker_0.jsonl", "a0", "a1")
+    log(b.folder, "step_1/worker_1.jsonl", "b0")
+    outcome = collect(Folder(here), a, b)
+    assert texts(here) == {"step_1/worker_0.jsonl": "a0\na1\n", "step_1/worker_1.jsonl": "b0\n"}
+    assert not outcome.missing
+    assert {name: (one.files, one.new_bytes, one.error) for name, one in outcome.nodes.items()} == {
+        "a": (1, 6, None),
+        "b": (1, 3, None),
+    }
+    assert all(file.sha256 for file in outcome.files)
+
+
+def test_a_second_time_brings_only_what_is_new(here, node):
+    a = node("a")
+    log(a.folder, "step_1/worker_0.jsonl", "a0", "a1")
+    log(a.folder, "step_1/worker_1.jsonl", "other")
+    collect(Folder(here), a)
+    assert collect(Folder(here), a).nodes["a"].new_bytes == 0
+    log(a.folder, "step_1/worker_0.jsonl", "a2")
+    outcome = collect(Folder(here), a)
+    assert outcome.nodes["a"].new_bytes == len("a2\n")
+    assert texts(here)["step_1/worker_0.jsonl"] == "a0\na1\na2\n"
+
+
+def test_a_line_that_is_being_written_comes_next_time(here, node):
+    a = node("a")
+    log(a.folder, "step_1/worker_0.jsonl", "a0", torn='{"half')
+    log(a.folder, "step_2/worker_0.jsonl", torn="no line yet")
+    outcome = collect(Folder(here), a)
+    assert texts(here) == {"step_1/worker_0.jsonl": "a0\n"}
+    assert (outcome.nodes["a"].unfinished_bytes, outcome.missing) == (17, {})
+    log(a.folder, "step_1/worker_0.jsonl", '": 1}')
+    log(a.folder, "step_2/worker_0.jsonl", "")
+    collect(Folder(here), a)
+    assert texts(here) == {
+        "step_1/worker_0.jsonl": 'a0\n{"half": 1}\n',
+        "step_2/worker_0.jsonl": "no line yet\n",
+    }
+
+
+def test_a_shared_disk_is_read_once_by_all_of_its_nodes(here, node):
+    a, b = node("a"), node("b", disk="a")
+    for rank in range(4):
+        log(a.folder, f"step_1/worker_{rank}.jsonl", f"line of {rank}")
+    outcome = collect(Folder(here), a, b)
+    assert len(texts(here)) == len(outcome.files) == 4
+    assert all(one.new_bytes > 0 for one in outcome.nodes.values())
+    assert sum(one.new_bytes for one in outcome.nodes.values()) == sum(map(len, texts(here).values()))
+
+
+def test_two_files_of_one_name_both_stay_and_a_process_keeps_its_name_in_all_folders(here, node):
+    a, b = node("a"), node("b")
+    log(a.folder, "step_1/worker_0.jsonl", "a0")
+    described(a.folder, "worker_0", pid=1)
+    log(b.folder, "step_1/worker_0.jsonl", "b0")
+    log(b.folder, "step_2/worker_0.jsonl", "b's alone")
+    described(b.folder, "worker_0", pid=2)
+    collect(Folder(here), a, b)
+    found = texts(here)
+    assert found.keys() == {
+        *("step_1/worker_0.jsonl", "step_1/worker_0.b.jsonl", "step_2/worker_0.b.jsonl"),
+        *("processes/worker_0.json", "processes/worker_0.b.json"),
+    }
+    assert (found["step_1/worker_0.jsonl"], found["step_1/worker_0.b.jsonl"]) == ("a0\n", "b0\n")
+    # Later, and with the nodes in another order, all keep their names.
+    log(a.folder, "step_2/worker_0.jsonl", "a's, too")
+    log(b.folder, "step_1/worker_0.jsonl", "b1")
+    collect(Folder(here), b, a)
+    assert texts(here)["step_1/worker_0.b.jsonl"] == "b0\nb1\n"
+    assert texts(here)["step_2/worker_0.jsonl"] == "a's, too\n"
+
+
+def test_a_copy_of_a_file_on_another_disk_is_not_taken_twice(here, node):
+    a, b = node("a"), node("b")
+    log(a.folder, "step_1/worker_0.jsonl", "header", "a1", "a2")
+    log(b.folder, "step_1/worker_0.jsonl", "header", "a1")
+    collect(Folder(here), b)
+    collect(Folder(here), b, a)
+    assert texts(here) == {"step_1/worker_0.jsonl": "header\na1\na2\n"}
+
+
+def test_files_that_begin_alike_and_go_on_differently_both_stay(here, node):
+    a, b = node("a"), node("b")
+    log(a.folder, "step_1/worker_0.jsonl", "header", "a1")
+    log(b.folder, "step_1/worker_0.jsonl", "header", "b1")
+    collect(Folder(here), a, b)
+    collect(Folder(here), a, b)
+    assert sorted(texts(here).values()) == ["header\na1\n", "header\nb1\n"]
+
+
+def test_a_description_that_is_written_anew_replaces_the_old_one(here, node):
+    a = node("a")
+    described(a.folder, "worker_0", pid=1, records=5)
+    collect(Folder(here), a)
+    described(a.folder, "worker_0", pid=1, records=500)
+    collect(Folder(here), a)
+    assert json.loads(texts(here)["processes/worker_0.json"])["records"] == 500
+    described(a.folder, "worker_0", pid=2)  # restarted
+    collect(Folder(here), a)
+    assert json.loads(texts(here)["processes/worker_0.json"])["pid"] == 2
+    assert len(texts(here)) == 1
+
+
+def test_a_node_that_dies_in_the_middle_is_named_and_the_rest_is_whole(here, node, monkeypatch):
+    monkeypatch.setattr(gathering, "_CHUNK_BYTES", 40)
+    a, b = node("a"), node("b", dies_at=lambda call, times: call == "send" and times == 3)
+    log(a.folder, "step_1/worker_0.jsonl", *(f"a{n:08}" for n in range(20)))
+    log(b.folder, "step_1/worker_1.jsonl", *(f"b{n:08}" for n in range(20)))
+    outcome = collect(Folder(here), a, b)
+    assert outcome.nodes["a"].error is None
+    assert outcome.nodes["b"].error == "ConnectionError: b died"
+    assert {path: (one.held_bytes, one.bytes) for path, one in outcome.missing.items()} == {
+        "step_1/worker_1.jsonl": (80, 200)
+    }
+    assert len(texts(here)["step_1/worker_0.jsonl"]) == 200
+    # While it is gone, what is missing stays named; when it is back, only the rest travels.
+    assert "step_1/worker_1.jsonl" in collect(Folder(here), a).missing
+    b.dies_at = None
+    outcome = collect(Folder(here), a, b)
+    assert (outcome.nodes["b"].new_bytes, outcome.missing) == (120, {})
+    assert texts(here)["step_1/worker_1.jsonl"] == (b.folder / "step_1/worker_1.jsonl").read_text()
+
+
+def test_an_interrupted_command_goes_on_where_it_ended(here, node, monkeypatch):
+    monkeypatch.setattr(gathering, "_CHUNK_BYTES", 40)
+    a = node("a")
+    log(a.folder, "step_1/worker_0.jsonl", *(f"a{n:08}" for n in range(20)))
+
+    def interrupt(done, total):
+        if done == 80:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        gathering.gather(str(a.folder), Disks(a), Folder(here), interrupt)
+    outcome = collect(Folder(here), a)
+    assert (outcome.nodes["a"].new_bytes, outcome.missing) == (120, {})
+    assert texts(here)["step_1/worker_0.jsonl"] == (a.folder / "step_1/worker_0.jsonl").read_text()
+
+
+def test_another_node_of_a_shared_disk_takes_over(here, node):
+    a = node("a")
+    b = node("b", disk="a", dies_at=lambda call, times: call == "send")
+    for rank in range(4):
+        log(a.folder, f"step_1/worker_{rank}.jsonl", f"line of {rank}")
+    outcome = collect(Folder(here), a, b)
+    assert len(texts(here)) == 4
+    assert (outcome.missing, outcome.nodes["b"].error) == ({}, "ConnectionError: b died")
+
+
+def test_a_node_that_joins_late_is_asked_too(here, node):
+    a, late = node("a"), node("late")
+    log(a.folder, "step_1/worker_0.jsonl", "a0")
+    log(late.folder, "step_1/worker_1.jsonl", "l0")
+    disks = Disks(a)
+
+    def joins(call, times):
+        disks.alive["late"] = late
+        return False
+
+    a.dies_at = joins
+    collect(Folder(here), disks=disks)
+    assert set(texts(here)) == {"step_1/worker_0.jsonl", "step_1/worker_1.jsonl"}
+
+
+def test_bytes_that_changed_on_the_way_are_brought_anew(here, node):
+    a = node("a")
+    log(a.folder, "step_1/worker_0.jsonl", "a0", "a1")
+    collect(Folder(here), a)
+    (here / "step_1/worker_0.jsonl").write_text("a0\nxx\n")
+    log(a.folder, "step_1/worker_0.jsonl", "a2")
+    assert not collect(Folder(here), a).missing
+    assert texts(here)["step_1/worker_0.jsonl"] == "a0\na1\na2\n"
+
+
+def test_a_file_that_was_deleted_here_comes_again(here, node):
+    a = node("a")
+    log(a.folder, "step_1/worker_0.jsonl", "a0")
+    collect(Folder(here), a)
+    shutil.rmtree(here / "step_1")
+    collect(Folder(here), a)
+    assert texts(here) == {"step_1/worker_0.jsonl": "a0\n"}
+
+
+def test_a_log_that_was_deleted_there_stays_here_beside_its_successor(here, node):
+    a = node("a")
+    log(a.folder, "step_1/worker_0.jsonl", "first")
+    collect(Folder(here), a)
+    (a.folder / "step_1/worker_0.jsonl").unlink()
+    log(a.folder, "step_1/worker_0.jsonl", "second")
+    collect(Folder(here), a)
+    assert sorted(texts(here).values()) == ["first\n", "second\n"]
+
+
+def test_a_log_that_was_compressed_there_is_not_here_twice(here, node):
+    a = node("a")
+    log(a.folder, "step_1/worker_0.jsonl", "a0")
+    log(a.folder, "step_1/worker_1.jsonl", "b0")
+    collect(Folder(here), a)
+    log(a.folder, "step_1/worker_0.jsonl", "a1")
+    for rank in (0, 1):
+        plain = a.folder / f"step_1/worker_{rank}.jsonl"
+        packed = zstandard.compress(plain.read_bytes() if rank == 0 else b"something else")
+        plain.with_suffix(".jsonl.zst").write_bytes(packed)
+        plain.unlink()
+    collect(Folder(here), a)
+    names = {"worker_0.jsonl.zst", "worker_1.jsonl.zst", "worker_1.jsonl"}
+    assert {path.name for path in (here / "step_1").iterdir()} == names
+
+
+def test_links_pipes_and_hidden_files_stay_where_they_are(here, node, tmp_path):
+    a = node("a")
+    log(a.folder, "step_1/worker_0.jsonl", "a0")
+    log(tmp_path, "secret", "not theirs")
+    (a.folder / "step_1/worker_1.jsonl").symlink_to(tmp_path / "secret")
+    os.mkfifo(a.folder / "step_1/worker_2.jsonl")
+    log(a.folder, ".locks/worker_0.lock", "")
+    collect(Folder(here), a)
+    assert set(texts(here)) == {"step_1/worker_0.jsonl"}
+
+
+def test_a_folder_that_holds_something_else_is_refused(here):
+    log(here, "step_1/worker_0.jsonl", "somebody's")
+    with pytest.raises(LogError, match="did not bring"):
+        Folder(here)
+
+
+def test_one_collects_into_a_folder_at_a_time(here):
+    with Folder(here).locked(), pytest.raises(LogError, match="another"), Folder(here).locked():
+        pass
+
+
+def test_a_collected_run_of_two_disks_reads_as_both(here, node):
+    a, b = node("a"), node("b")
+    for seed, one in enumerate((a, b)):
+        synthetic_run(one.folder, steps=2, workers=2, requests=3, seed=seed)
+    for path in b.folder.rglob("*.jsonl"):  # nodes of one launch share its id
+        path.write_text(path.read_text().replace("synthetic-1", "synthetic-0"))
+    collect(Folder(here), a, b)
+    alone, both = [open_run(one.folder) for one in (a, b)], open_run(here)
+    assert both.health.ignored == []
+    for name in ("requests", "turns"):
+        expected = pl.concat(getattr(one.digest, name) for one in alone)
+        table = getattr(both.digest, name)
+        shared = [column for column in table.columns if column != "source"]
+        assert_frame_equal(table.select(shared), expected.select(shared), check_row_order=False)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_chunks_hold_every_byte_once(seed):
+    draw = random.Random(seed)
+    parts = []
+    for number in range(draw.randrange(8)):
+        begin = draw.randrange(30)
+        parts.append((str(number), begin, begin + draw.choice([0, 1, 5, 10, 11, 35])))
+    chunks = list(in_chunks(parts, 10))
+    assert all(sum(end - begin for _, begin, end in chunk) <= 10 for chunk in chunks)
+    joined = {}
+    for path, begin, end in (part for chunk in chunks for part in chunk):
+        assert joined.setdefault(path, (begin, begin))[1] == begin
+        joined[path] = joined[path][0], end
+    assert joined == {path: (begin, end) for path, begin, end in parts}
+    wholes = list(in_chunks(parts, 10, whole=True))
+    assert [part for chunk in wholes for part in chunk] == parts
