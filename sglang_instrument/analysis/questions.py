@@ -16,6 +16,7 @@ from sglang_instrument.analysis.answers.call_times import paths_of
 from sglang_instrument.analysis.answers.requests import request_table
 from sglang_instrument.analysis.answers.summary import summary_table
 from sglang_instrument.analysis.dataset.query import ask
+from sglang_instrument.analysis.long_runs.periods import PERIODS, period_table
 from sglang_instrument.analysis.run import opening
 from sglang_instrument.analysis.run.batches import Progress
 from sglang_instrument.analysis.verdict.verdict import judge
@@ -41,15 +42,23 @@ class Run(opening.Run):
         run_id: The run that was asked for by its id; None for the newest of each step.
     """
 
-    def summary(self, validate: bool = False) -> pl.DataFrame:
+    def summary(self, validate: bool = False, by: str | None = None) -> pl.DataFrame:
         """Return one row per step: how long it took, its requests, and what its wall time was spent on.
 
         Args:
             validate: Validations instead of training steps.
+            by: "day" or "week": one row for each of a long run instead, in UTC.
 
         Returns:
-            The columns of `summary_table`, without `validate`.
+            The columns of `summary_table`, without `validate`; with `by`, those of `period_table`.
+
+        Raises:
+            InstrumentError: `by` is something else.
         """
+        if by is not None:
+            if by not in PERIODS:
+                raise InstrumentError(f"by must be one of {', '.join(PERIODS)}, got {by!r}")
+            return period_table(self, paths_of(self), by, pl.col("validate") == validate)
         digest = self.digest.filter(pl.col("validate") == validate)
         return summary_table(digest, paths_of(self)).drop("validate")
 

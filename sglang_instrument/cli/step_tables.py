@@ -9,8 +9,10 @@ from sglang_instrument.cli.columns import Cell, Column
 from sglang_instrument.cli.tables import print_table
 
 BARRIER: Final = "barrier"
-_LEAST: Final = 0.05  # share of a row's wall time from which on a part has a column
-_ALWAYS: Final = ("engine", "tool")  # parts that have a column in any case
+#: Share of a row's wall time from which on a part of the ledger has a column.
+LEAST: Final = 0.05
+#: Parts that have a column in any case.
+ALWAYS: Final = ("engine", "tool")
 #: What the parts of the ledger are; waiting at barriers has a column of its own.
 PARTS: Final = {
     "late start": "it began after the first worker did",
@@ -39,7 +41,7 @@ _REQUESTS: Final = (
 )
 _REST: Final = Column(
     "rest",
-    f"all parts without a column, each below {_LEAST:.0%}; the parts and `rest` add up to 100",
+    f"all parts without a column, each below {LEAST:.0%}; the parts and `rest` add up to 100",
     "share",
 )
 _STEP: Final = (
@@ -68,7 +70,7 @@ def _of_parts(names: Sequence[str], first: str) -> list[Column]:
 _OF_STEPS: Final = "share of the wall time, along the path that decided how long the step took"
 _OF_WORKERS: Final = "share of the worker's wall time"
 TABLES: Final = {
-    f"steps; a part of the ledger has a column if it has {_LEAST:.0%} of a step": (
+    f"steps; a part of the ledger has a column if it has {LEAST:.0%} of a step": (
         *_STEP,
         *_of_parts(list(PARTS), _OF_STEPS),
         _REST,
@@ -118,8 +120,8 @@ def print_workers(title: str, rows: Sequence[_Row], spent: Mapping[int, _Spent])
 
 
 def _with_columns(spent: Iterable[_Spent]) -> list[str]:
-    large = {part for own in spent for part in own if _share(own, part) >= _LEAST}
-    return [part for part in PARTS if part in large or part in _ALWAYS]
+    large = {part for own in spent for part in own if _share(own, part) >= LEAST}
+    return [part for part in PARTS if part in large or part in ALWAYS]
 
 
 def _cells(row: _Row, second: float, waiting: float) -> tuple[Cell, ...]:

@@ -65,7 +65,10 @@ MAY_IMPORT = {
     "analysis.verdict": LEDGER
     | {"analysis.answers", "analysis.verdict.evidence", "analysis.verdict.detectors"},
     "analysis.dataset": ANSWERS,
-    "analysis": ANSWERS | {"analysis.dataset"} | {"package", "report.figures", "report.html"},
+    "analysis.long_runs": ANSWERS,
+    "analysis": ANSWERS
+    | {"analysis.dataset", "analysis.long_runs"}
+    | {"package", "report.figures", "report.html"},
     "collect": {"words"},
     "live.counting": {"words", "analysis.reading"},
     "live.forecasting": {"words"},

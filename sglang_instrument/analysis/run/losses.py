@@ -41,7 +41,9 @@ def health_of(files: Sequence[File]) -> Health:
     health.runs = used_runs(files)
     health.newer = _newer(files)
     health.open_spans = len(controls_of(files, OPEN_SPANS))
-    health.dropped, health.sampled_out = _left_out(files)
+    for _, dropped, sampled_out in left_out_by_file(files):
+        health.dropped += dropped
+        health.sampled_out += sampled_out
     health.unclosed = _unclosed(files)
     health.missing = sorted(missing_files(files, outside))
     return health
@@ -77,16 +79,16 @@ def missing_files(files: Sequence[File], outside: set[str]) -> Iterator[tuple[in
     for workers in steps_of.values():
         steps = sorted(set().union(*workers.values()))
         for worker, own in workers.items():
-            yield from ((step, worker) for step in steps if min(own) < step < max(own) and step not in own)
+            first, last = min(own), max(own)
+            yield from ((step, worker) for step in steps if first < step < last and step not in own)
 
 
-def _left_out(files: Sequence[File]) -> tuple[int, int]:
-    """Return how many records the writers report as dropped, and as left out by sampling.
+def left_out_by_file(files: Sequence[File]) -> Iterator[tuple[File, int, int]]:
+    """Yield how many records the writers report as dropped, and as left out by sampling: parts of sums.
 
     A step of an asynchronous trainer may end, go on and end again. Each `step_closed` has the counts so far,
     so the last one counts. Where the counts fall, the writer had forgotten the step and counts from 0 again.
     """
-    dropped = sampled_out = 0
     last: dict[tuple[str, str | None], tuple[int, int]] = {}
     for file, closed in controls_of(files, STEP_CLOSED):
         key = file.path, closed.run_id
@@ -94,9 +96,8 @@ def _left_out(files: Sequence[File]) -> tuple[int, int]:
         before = last.get(key, (0, 0))
         if now[0] < before[0] or now[1] < before[1]:
             before = 0, 0
-        dropped, sampled_out = dropped + now[0] - before[0], sampled_out + now[1] - before[1]
+        yield file, now[0] - before[0], now[1] - before[1]
         last[key] = now
-    return dropped, sampled_out
 
 
 def used_runs(files: Sequence[File]) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import shlex
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from sglang_instrument.cli import select, step_tables
+from sglang_instrument.cli import period_tables, select, step_tables
 from sglang_instrument.cli.commands import engine_logs
 from sglang_instrument.cli.ledger_tables import LEDGER, print_ledger
 from sglang_instrument.cli.numbers import duration, percent
@@ -24,6 +24,7 @@ names what cost most, and what to look at next.
 
     sglang-instrument summary logs/gsm8k_600
     sglang-instrument summary logs/gsm8k_600 --step 67      # its workers, and the parts that add up to it
+    sglang-instrument summary logs/gsm8k_600 --by week      # a row a week of a long run; also: day
 
 --json prints {"folder", "verdict", "findings": [{"cause", "scope", "step", "validate", "worker",
 "request_id", "event", "lost_sec", "sentence", "advice", "evidence": {...}}], "steps": [{"step",
@@ -34,11 +35,15 @@ share of all workers' time}}], "workers": [the same of each worker], "ledger": {
 --step]}, "engine": {"requests", "retractions", "shares": {"queue", "prefill", "decode"}, "explains"} or
 null (a null in it means unknown), "servers": [{"server", "requests", "wall_sec", "completion_tokens",
 "tokens_per_sec", ...}], "health": {...}}. The worker of a finding is null where it concerns all.
-Shares and tail are from 0 to 1."""
+Shares and tail are from 0 to 1. With --by, "periods" stand in place of steps, workers and ledger:
+{"by", "timezone": "UTC", "periods": [{"period", "begin", "steps", "requests", "response_tokens", "p50_sec",
+"p90_sec", "wall_sec", "tokens_per_sec", "slowest_step", "slowest_sec", "failed", "unended", "dropped",
+"restarts", "waiting", "parts": {PART: share of wall_sec}}]}."""
 
 _SHOWN: Final = 12  # rows; more leave no room for the rest on one screen
 TABLES: Final = {
     **step_tables.TABLES,
+    **period_tables.TABLES,
     "--step N: what its wall time was spent on": LEDGER,
     "where only SGLang's own processes logged: the servers": engine_logs.SERVERS,
 }
@@ -50,15 +55,16 @@ _Row = dict[str, Any]
 class _Summary:
     """Rows of `step_table`, `worker_table`, `step_ledger` and `worker_ledger`."""
 
-    steps: list[_Row]
-    workers: list[_Row]
-    spent: list[_Row]
-    spent_by_workers: list[_Row]
+    steps: list[_Row] = field(default_factory=list)
+    workers: list[_Row] = field(default_factory=list)
+    spent: list[_Row] = field(default_factory=list)
+    spent_by_workers: list[_Row] = field(default_factory=list)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `summary`."""
     select.add_arguments(parser)
+    parser.add_argument("--by", choices=("day", "week"), help="a row a day or a week, in UTC, not one a step")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
     with reading() as progress:
         opened = open_run(args.logs, progress)
         chosen = select.steps_of(opened, args) if args.step else None
-        summary = _summarise(opened, args.validate, chosen)
+        summary = _Summary() if args.by else _summarise(opened, args.validate, chosen)
+        periods = _periods(opened, args, chosen) if args.by else []
         verdict = judge(opened)
         found = verdict.findings
         # The reason belongs to the first finding, and is told beside it only.
@@ -80,9 +87,20 @@ def run(args: argparse.Namespace) -> int:
         engine = engine_summary(opened)
     if args.json:
         said = {"verdict": verdict.sentence, "findings": [asdict(one) for one in found]}
+        if args.by:
+            of_periods = {
+                "by": args.by,
+                "timezone": "UTC",
+                "periods": list(map(period_tables.as_json, periods)),
+            }
+            print_json({"folder": str(opened.folder), **said, **of_periods, "health": asdict(opened.health)})
+            return 0
         _print_json(opened, chosen, summary, said, engine and {**engine, "explains": why or None})
         return 0
-    if are_servers_alone(opened):
+    if args.by:
+        where = select.named(chosen, validate=args.validate)
+        period_tables.print_periods(f"{opened.name}{where}, by {args.by}", periods)
+    elif are_servers_alone(opened):
         engine_logs.print_servers(opened)
     elif chosen and len(chosen) == 1:
         _print_step(f"{opened.name}{select.named(chosen, validate=args.validate)}", summary)
@@ -118,6 +136,16 @@ def _summarise(opened: Run, validate: bool, chosen: list[int] | None) -> _Summar
     ]
     tables = [table.filter(select.within(chosen), validate=validate) for table in tables]
     return _Summary(*(table.to_dicts() for table in tables))
+
+
+def _periods(opened: Run, args: argparse.Namespace, chosen: list[int] | None) -> list[_Row]:
+    import polars as pl
+
+    from sglang_instrument.analysis.answers.call_times import paths_of
+    from sglang_instrument.analysis.long_runs.periods import period_table
+
+    wanted = (pl.col("validate") == args.validate) & select.within(chosen)
+    return period_table(opened, paths_of(opened), args.by, wanted).to_dicts()
 
 
 def _print_json(

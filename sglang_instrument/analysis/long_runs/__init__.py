@@ -1,0 +1,1 @@
+"""What runs of weeks need: rows a day or a week, and dropping records while the answers stay."""
