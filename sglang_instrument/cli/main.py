@@ -46,6 +46,9 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "whatif": "estimate the steps under token caps, over-sampling or a faster event",
         "compare": "two runs: what differs by more than noise",
     },
+    "keep a long run small": {
+        "prune": "delete the records of most steps; their ledgers stay, and most answers",
+    },
     "share it": {
         "collect": "bring a run's files from the disks of many nodes, or object storage, into one folder",
         "report": "write the run as one HTML file, from the verdict to the single event",

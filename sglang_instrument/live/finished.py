@@ -20,8 +20,9 @@ from sglang_instrument.analysis.reading.files import (
     only_run,
 )
 from sglang_instrument.analysis.run.batches import digest_files
-from sglang_instrument.analysis.run.cache import list_files, only_files, only_newest_runs
+from sglang_instrument.analysis.run.cache import list_files, only_newest_runs
 from sglang_instrument.analysis.run.digest import Digest, concat_digests
+from sglang_instrument.analysis.run.file_sources import only_files
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.outside import paths_outside_steps
 from sglang_instrument.live.analyst import Answer, Question

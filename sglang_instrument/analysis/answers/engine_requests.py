@@ -13,9 +13,12 @@ from msgspec import Struct
 from sglang_instrument.analysis.reading.chunks import readable_lines
 from sglang_instrument.analysis.reading.files import newest_run_filter
 from sglang_instrument.analysis.run.cache import cached_table
+from sglang_instrument.analysis.run.file_sources import key_of
 from sglang_instrument.schema import LOG_OPENED
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sglang_instrument.analysis.reading.files import File
     from sglang_instrument.analysis.run.opening import Run
 
@@ -82,18 +85,33 @@ def iter_records(
             decoded.
     """
     run.demand_log()
-    marks = [f'"{event}"'.encode() for event in (LOG_OPENED, *events)] if events else []
     counts = newest_run_filter(run.files)
     for file in files:
-        run_id = None
-        for chunk in readable_lines(run.folder / file.path):
-            for record in _decode(_marked(chunk, marks) if marks else chunk):
-                if record.extra is None:
-                    continue
-                if record.event == LOG_OPENED:
-                    run_id = record.extra.run_id
-                elif record.start_us is not None and counts(file, run_id):
-                    yield file, record
+        for run_id, record in _logged(run, file, events):
+            if counts(file, run_id):
+                yield file, record
+
+
+def _logged(run: Run, file: File, events: Sequence[str]) -> Iterator[tuple[str | None, Record]]:
+    if file.pruned_us is None:
+        yield from records_of(run.folder / file.path, events)
+        return
+    for run_id, kept in run.kept_calls.get(key_of(file), ()):
+        yield run_id, _LINES.decode(kept)
+
+
+def records_of(path: Path, events: Sequence[str] = ()) -> Iterator[tuple[str | None, Record]]:
+    """Yield the records of a log file that have a start and fields, each with the run that wrote it."""
+    marks = [f'"{event}"'.encode() for event in (LOG_OPENED, *events)] if events else []
+    run_id = None
+    for chunk in readable_lines(path):
+        for record in _decode(_marked(chunk, marks) if marks else chunk):
+            if record.extra is None:
+                continue
+            if record.event == LOG_OPENED:
+                run_id = record.extra.run_id
+            elif record.start_us is not None:
+                yield run_id, record
 
 
 def _marked(chunk: bytes, marks: Sequence[bytes]) -> bytes:

@@ -36,6 +36,7 @@ class File(msgspec.Struct):
         headerless: Whether it has no `log_opened`.
         torn, foreign, local_times: As in `Health`.
         unreadable: Why the file, or the rest of it, could not be read.
+        pruned_us: When `prune` deleted it and kept its digest, in Unix microseconds; None if it is there.
     """
 
     path: str
@@ -49,6 +50,7 @@ class File(msgspec.Struct):
     foreign: int = 0
     local_times: int = 0
     unreadable: str | None = None
+    pruned_us: int | None = None
 
     @property
     def place(self) -> Place | None:

@@ -14,7 +14,7 @@ _FILE: Final = re.compile(r"([A-Za-z][A-Za-z-]*)_(\d{1,9})(?:[_.].+)?$")
 ENDINGS: Final = (".jsonl", ".jsonl.zst")
 FOLDERS: Final = ("engine", "processes")  # besides step_N and validate_N
 # Ours, but not logs: `live` is of the follower, `output` of the demo's workers, `.collect` of that command.
-_NO_LOGS: Final = ("processes", "profiles", "live", "output", ".locks", ".cache", ".collect")
+_NO_LOGS: Final = ("processes", "profiles", "live", "output", ".locks", ".cache", ".collect", ".pruned")
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,12 @@ def place_at(path: str) -> Place | None:
 def is_part(name: str) -> bool:
     """Return whether a folder of this name in that of an experiment holds logs, or describes processes."""
     return name in FOLDERS or _FOLDER.match(name) is not None
+
+
+def in_order(path: str) -> tuple[tuple[str, int], str]:
+    """Return what sorts paths below a run's folder as `log_files` does."""
+    part, _, name = path.partition("/")
+    return _order(part), name
 
 
 def _order(name: str) -> tuple[str, int]:

@@ -5,7 +5,6 @@ cached ones, and the cache has today's log version and layout. An unreadable cac
 cache can be written, there is none.
 """
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,26 +18,22 @@ import polars as pl
 from sglang_instrument.analysis.reading.files import File, newest_run_filter, only_run
 from sglang_instrument.analysis.reading.folders import log_files
 from sglang_instrument.analysis.run.batches import Progress, digest_files
-from sglang_instrument.analysis.run.digest import SCHEMAS, Digest, concat_digests
+from sglang_instrument.analysis.run.digest import Digest, concat_digests
+from sglang_instrument.analysis.run.file_sources import key_of, only_files
 from sglang_instrument.analysis.run.logged_runs import find_run_id
+from sglang_instrument.analysis.run.pruned import with_pruned
+from sglang_instrument.analysis.run.stored_digest import (
+    VERSION,
+    load_digest,
+    read_table,
+    save_digest,
+    save_table,
+)
 from sglang_instrument.errors import LogError
-from sglang_instrument.regular_files import demand_regular, read_regular
-from sglang_instrument.schema import LOG_VERSION
 
-_LAYOUT: Final = 11  # of the cached tables; raise it when their columns or their meaning change
 _WORTHWHILE_BYTES: Final = 4 * 1024 * 1024  # smaller runs are read each time and get no cache
-_MOST_BYTES: Final = 2**30  # largest manifest that we read; a million files make half of it
-_VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
 #: The folder of a dataset that keeps a run's digest in place of its log. Spark skips such names.
 _STORED: Final = "_digest"
-
-
-class _Manifest(msgspec.Struct):
-    """The index of a cache: the files that it was made from; `token` is part of the names of its tables."""
-
-    version: str
-    token: str
-    files: list[File]
 
 
 def read_digest(
@@ -55,27 +50,33 @@ def read_digest(
     Raises:
         LogError: There is no such run.
     """
-    files, digest = _read_all(folder, progress, cached)
+    files, digest = read_everything(folder, progress, cached)
     if run_id is not None:
         kept = only_run(files, find_run_id(folder, files, run_id))
         files, digest = kept, only_files(digest, files, kept)
     return files, only_newest_runs(files, digest)
 
 
-def _read_all(folder: Path, progress: Progress | None, cached: bool) -> tuple[list[File], Digest]:
-    """Return the log files, and the digest of all runs that wrote to them."""
+def read_everything(
+    folder: Path, progress: Progress | None = None, cached: bool = True
+) -> tuple[list[File], Digest]:
+    """Return the log files, also those that `prune` deleted, and the digest of all runs that wrote them."""
     if is_dataset(folder):
         return _load_stored(folder)
+    return with_pruned(folder, *_read_log(folder, progress, cached))
+
+
+def _read_log(folder: Path, progress: Progress | None, cached: bool) -> tuple[list[File], Digest]:
     files = list_files(folder)
     worthwhile = cached and sum(file.size for file in files) >= _WORTHWHILE_BYTES
     known, old = _load(folder) if worthwhile else ([], concat_digests([]))
-    unchanged = {_key(file): file for file in known}
-    changed = [file for file in files if _key(file) not in unchanged]
+    unchanged = {key_of(file): file for file in known}
+    changed = [file for file in files if key_of(file) not in unchanged]
     if known and not changed and len(files) == len(known):
         return known, old
     fresh, new = digest_files(folder, changed, progress)
     by_path = {file.path: file for file in fresh}
-    merged = [by_path.get(file.path) or unchanged[_key(file)] for file in files]
+    merged = [by_path.get(file.path) or unchanged[key_of(file)] for file in files]
     whole = concat_digests([only_files(old, known, merged), only_files(new, fresh, merged)])
     if worthwhile:
         _save(folder, merged, whole)
@@ -95,28 +96,6 @@ def list_files(folder: Path, only: Collection[str] | None = None) -> list[File]:
             continue
         files.append(File(name, stat.st_size, stat.st_mtime_ns))
     return files
-
-
-def _key(file: File) -> tuple[str, int, int]:
-    return (file.path, file.size, file.mtime_ns)
-
-
-def _sources(files: Sequence[File]) -> dict[tuple[str, int, int, str | None], int]:
-    """Return the number of each pair of file and run, in order."""
-    runs = [(*_key(file), run_id) for file in files for run_id in file.runs]
-    return {run: number for number, run in enumerate(runs)}
-
-
-def only_files(digest: Digest, files: Sequence[File], kept: Sequence[File]) -> Digest:
-    """Return the rows of files, and of runs in them, that are kept, with the new numbers in `source`."""
-    new = _sources(kept)
-    numbers = pl.Series([new.get(run) for run in _sources(files)], dtype=pl.Int64)
-    return Digest(
-        **{
-            name: table.with_columns(numbers.gather(table["source"]).alias("source")).drop_nulls("source")
-            for name, table in digest.tables().items()
-        }
-    )
 
 
 def only_newest_runs(files: Sequence[File], digest: Digest) -> Digest:
@@ -163,8 +142,8 @@ def store_digest(folder: Path, files: list[File], digest: Digest, tables: Mappin
     home = folder / _STORED
     home.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
-        _save_table(home, name, _token(files), table)
-    _save_in(home, files, digest)
+        save_table(home, name, _token(files), table)
+    save_digest(home, files, digest)
 
 
 def writable_home(folder: Path, files: Sequence[File]) -> Path | None:
@@ -195,48 +174,19 @@ def _homes(folder: Path) -> list[Path]:
 def _load(folder: Path) -> tuple[list[File], Digest]:
     for home in _homes(folder):
         try:
-            manifest = msgspec.json.decode(read_regular(home / "digest.json", _MOST_BYTES), type=_Manifest)
-            if manifest.version == _VERSION:
-                tables = {name: _read_table(home / f"{name}-{manifest.token}.parquet") for name in SCHEMAS}
-                if all(dict(table.schema) == SCHEMAS[name] for name, table in tables.items()):
-                    return manifest.files, Digest(**tables)
-        except (OSError, msgspec.MsgspecError, pl.exceptions.PolarsError):
+            return load_digest(home)
+        except (OSError, ValueError, msgspec.MsgspecError, pl.exceptions.PolarsError):
             continue
     return [], concat_digests([])
-
-
-def _read_table(path: Path) -> pl.DataFrame:
-    demand_regular(path)
-    return pl.read_parquet(path, glob=False)
 
 
 def _save(folder: Path, files: list[File], digest: Digest) -> None:
     for home in _homes(folder):
         try:
-            _save_in(home, files, digest)
+            save_digest(home, files, digest)
         except (OSError, pl.exceptions.PolarsError):
             continue
         return
-
-
-def _save_in(home: Path, files: list[File], digest: Digest) -> None:
-    """Write the tables under new names, then the manifest that names them, then delete the old tables."""
-    home.mkdir(parents=True, exist_ok=True)
-    token = os.urandom(6).hex()
-    for name, table in digest.tables().items():
-        table.write_parquet(home / f"{name}-{token}.parquet")
-    draft = home / f"digest-{token}.json"
-    draft.write_bytes(msgspec.json.encode(_Manifest(_VERSION, token, files)))
-    draft.replace(home / "digest.json")
-    for name in SCHEMAS:
-        _forget_others(home, name, token)
-
-
-def _forget_others(home: Path, name: str, token: str) -> None:
-    for path in home.glob(f"{name}-*.parquet"):
-        if not path.stem.endswith(token):
-            with contextlib.suppress(OSError):  # a table left behind wastes space, but changes no answer
-                path.unlink()
 
 
 def cached_table(
@@ -255,14 +205,14 @@ def cached_table(
     token = _token(files)
     for home in _homes(folder):
         try:
-            return _read_table(home / f"{name}-{token}.parquet")
+            return read_table(home / f"{name}-{token}.parquet")
         except (OSError, pl.exceptions.PolarsError):
             continue
     table = make()
     for home in _homes(folder):
         try:
             home.mkdir(parents=True, exist_ok=True)
-            _save_table(home, name, token, table)
+            save_table(home, name, token, table)
         except (OSError, pl.exceptions.PolarsError):
             continue
         break
@@ -271,12 +221,5 @@ def cached_table(
 
 def _token(files: Sequence[File]) -> str:
     """Return a name for the state of some files."""
-    state = repr((_VERSION, [(_key(file), file.runs) for file in files]))
+    state = repr((VERSION, [(key_of(file), file.runs) for file in files]))
     return hashlib.sha256(state.encode()).hexdigest()[:12]
-
-
-def _save_table(home: Path, name: str, token: str, table: pl.DataFrame) -> None:
-    draft = home / f"draft-{os.urandom(6).hex()}"
-    table.write_parquet(draft)
-    draft.replace(home / f"{name}-{token}.parquet")
-    _forget_others(home, name, token)

@@ -34,6 +34,7 @@ class Health:
         ended_abruptly: Processes that are gone and did not close their logs, as after a kill by Ray or a
             launcher; their last records may be missing.
         open_spans: `open_spans` records: something hung, for a while or for good.
+        pruned: How many of the files `prune` deleted, by day (UTC); their digest answers for them.
     """
 
     files: int = 0
@@ -55,6 +56,7 @@ class Health:
     outside: int = 0
     ended_abruptly: list[str] = field(default_factory=list)
     open_spans: int = 0
+    pruned: dict[str, int] = field(default_factory=dict)
 
     def sentence(self) -> str:
         """Say in one line whether the numbers can be trusted, and if not fully, why."""
@@ -91,11 +93,18 @@ class Health:
         return [
             (self.outside, f"{self.outside:,} {_plural(self.outside, 'record')} outside of any step"),
             (len(self.ended_abruptly), f"{gone} {lost}"),
+            (len(self.pruned), f"{_name_pruned(self.pruned)}; their ledgers stay"),
             (len(self.ignored), f"not read: {_listed(self.ignored)}"),
         ]
 
     def _name_newer(self) -> str:
         return _listed(f"{path} (log_version {version})" for path, version in self.newer.items())
+
+
+def _name_pruned(pruned: dict[str, int]) -> str:
+    files, days = sum(pruned.values()), sorted(pruned)
+    when = days[-1] if len(days) == 1 else f"{len(days)} days, the last is {days[-1]}"
+    return f"{files:,} {_plural(files, 'file')} pruned on {when}"
 
 
 def _ended_by_sglang(process: str) -> bool:

@@ -12,17 +12,23 @@ from sglang_instrument.analysis.reading.files import (
 )
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.outside import paths_outside_steps, unbound_paths
+from sglang_instrument.analysis.run.pruned import day_of
 from sglang_instrument.schema import LOG_OPENED, LOG_VERSION, OPEN_SPANS, STEP_CLOSED
 
 
 def health_of(files: Sequence[File]) -> Health:
     """Return what was read of a run's files, and what was not."""
-    health = Health(ignored=[file.path for file in files if file.place is None])
+    lost = [file for file in files if file.place is None and file.pruned_us is not None]
+    health = Health(ignored=[file.path for file in files if file.place is None and file.pruned_us is None])
+    health.unreadable = {file.path: str(file.unreadable) for file in lost}
     counts, outside = newest_run_filter(files), paths_outside_steps(files)
     for file in files:
         if file.place is None:
             continue
         health.files += 1
+        if file.pruned_us is not None:
+            day = day_of(file.pruned_us)
+            health.pruned[day] = health.pruned.get(day, 0) + 1
         health.torn += file.torn
         health.foreign += file.foreign
         health.local_times += file.local_times

@@ -16,10 +16,12 @@ from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.batches import Progress, read_tables
 from sglang_instrument.analysis.run.cache import is_dataset, read_digest
 from sglang_instrument.analysis.run.digest import Digest
+from sglang_instrument.analysis.run.file_sources import Key, key_of
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.logged_runs import describe_runs, find_run_id, split_run_id
 from sglang_instrument.analysis.run.losses import health_of, used_runs
 from sglang_instrument.analysis.run.outside import only_in_steps
+from sglang_instrument.analysis.run.pruned import CALLS, PATHS, kept_table, pruned_words
 from sglang_instrument.analysis.timing.nesting import nest
 from sglang_instrument.analysis.timing.wall_time import split_wall_time
 from sglang_instrument.errors import LogError
@@ -83,10 +85,30 @@ class Run:
                 " and summary, requests, turns, workers, lengths and gaps answer from it"
             )
 
+    def demand_records(self, step: Steps, worker: int | None = None, validate: bool | None = None) -> None:
+        """Raise LogError if `prune` deleted records of these steps; None stands for all steps."""
+        gone = [file for file in self.files_of(step, worker, validate) if file.pruned_us is not None]
+        if gone:
+            raise LogError(
+                f"{self.folder}: {pruned_words(gone)}; summary, requests, turns, workers,"
+                " lengths, gaps and the report still answer for them"
+            )
+
     @cached_property
     def is_over(self) -> bool:
         """Whether no process writes to it any more, as far as this host can tell."""
         return is_over(self.folder, self.files, used_runs(self.files))
+
+    @cached_property
+    def kept_calls(self) -> dict[Key, list[tuple[str | None, str]]]:
+        """Engine calls of pruned files, by the file's key: the run, and the record as JSON."""
+        kept = kept_table(self.folder, self.files, CALLS)
+        runs = [(key_of(file), run_id) for file in self.files for run_id in file.runs]
+        found: dict[Key, list[tuple[str | None, str]]] = {}
+        for source, record in () if kept is None else kept.select("source", "record").iter_rows():
+            key, run_id = runs[source]
+            found.setdefault(key, []).append((run_id, record))
+        return found
 
     @cached_property
     def records(self) -> pl.DataFrame:
@@ -102,8 +124,7 @@ class Run:
         self, step: Steps = None, worker: int | None = None, validate: bool | None = None
     ) -> pl.DataFrame:
         """Read again the records of the files of some steps and one worker; None stands for all."""
-        self.demand_log()
-        files = self.files_of(step, worker, validate)
+        files = self._log_of(step, worker, validate)
         reading = read_files(self.folder, files)
         for before, now in zip(files, reading.files, strict=True):
             if before.unreadable is None and now.unreadable is not None:
@@ -140,11 +161,18 @@ class Run:
         return self._read_tables("events", (), step, worker, validate, progress)
 
     def read_paths(self, step: Steps = None) -> pl.DataFrame:
-        """Return `event_paths.path_sums` of the files of some steps; None stands for all."""
-        return self._read_tables("paths", (), step, None, None, None)
+        """Return `event_paths.path_sums` of the files of some steps, pruned ones too; None stands for all."""
+        self.demand_log()
+        files = self.files_of(step)
+        sums = self._tables_of([file for file in files if file.pruned_us is None], BatchJob("paths"), None)
+        kept = kept_table(self.folder, files, PATHS)
+        if kept is None:
+            return sums
+        return pl.concat([sums, self._newest(kept, files)], how="diagonal")
 
     def event_times(self, events: Sequence[str], progress: Progress | None = None) -> pl.DataFrame:
         """Return how long events lasted by request, and outside of requests: `event_tables.event_times`."""
+        self.demand_records(None)
         return self._read_tables("times", tuple(events), None, None, None, progress)
 
     def _read_tables(
@@ -156,16 +184,32 @@ class Run:
         validate: bool | None,
         progress: Progress | None,
     ) -> pl.DataFrame:
-        self.demand_log()
-        files = self.files_of(step, worker, validate)
-        read, parts = read_tables(self.folder, files, BatchJob(name, events), progress)
+        files = self._log_of(step, worker, validate)
+        return self._tables_of(files, BatchJob(name, events), progress)
+
+    def _tables_of(self, files: list[File], job: BatchJob, progress: Progress | None) -> pl.DataFrame:
+        read, parts = read_tables(self.folder, files, job, progress)
+        tables = [self._newest(table, read) for part in parts for table in part.values()]
+        return pl.concat(tables) if tables else pl.DataFrame()
+
+    def _newest(self, table: pl.DataFrame, files: list[File]) -> pl.DataFrame:
+        """Return the rows of newest runs, without the number of their source among `files`."""
         counts = newest_run_filter(self.files)
-        runs = ((file, run_id) for file in read for run_id in file.runs)
+        runs = ((file, run_id) for file in files for run_id in file.runs)
         left_out = [number for number, (file, run_id) in enumerate(runs) if not counts(file, run_id)]
-        tables = [
-            table.filter(~pl.col("source").is_in(left_out)) for part in parts for table in part.values()
-        ]
-        return pl.concat(tables).drop("source") if tables else pl.DataFrame()
+        return table.filter(~pl.col("source").is_in(left_out)).drop("source")
+
+    def _log_of(self, step: Steps, worker: int | None, validate: bool | None) -> list[File]:
+        """Return the files that can be read of some steps; of all steps (None), those that are there.
+
+        Raises:
+            LogError: This is a dataset, or records of a step that was asked for were pruned.
+        """
+        self.demand_log()
+        if step is not None:
+            self.demand_records(step, worker, validate)
+        files = self.files_of(step, worker, validate)
+        return [file for file in files if file.pruned_us is None]
 
     def files_of(
         self, step: Steps = None, worker: int | None = None, validate: bool | None = None

@@ -1,0 +1,36 @@
+"""Number the pairs of file and run that rows of tables come from, and number them anew for other files."""
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.run.digest import Digest
+
+#: What tells whether a file is as it was: its path, size and modification time.
+Key = tuple[str, int, int]
+
+
+def key_of(file: File) -> Key:
+    """Return the key of a file."""
+    return (file.path, file.size, file.mtime_ns)
+
+
+def number_sources(files: Sequence[File]) -> dict[tuple[str, int, int, str | None], int]:
+    """Return the number of each pair of file and run, in order."""
+    runs = [(*key_of(file), run_id) for file in files for run_id in file.runs]
+    return {run: number for number, run in enumerate(runs)}
+
+
+def renumber(table: pl.DataFrame, files: Sequence[File], kept: Sequence[File]) -> pl.DataFrame:
+    """Return the rows of files, and of runs in them, that are kept, with the new numbers in `source`."""
+    new = number_sources(kept)
+    numbers = pl.Series([new.get(run) for run in number_sources(files)], dtype=pl.Int64)
+    return table.with_columns(numbers.gather(table["source"]).alias("source")).drop_nulls("source")
+
+
+def only_files(digest: Digest, files: Sequence[File], kept: Sequence[File]) -> Digest:
+    """Return a digest with the rows of files, and of runs in them, that are kept; see `renumber`."""
+    if list(files) == list(kept):
+        return digest
+    return Digest(**{name: renumber(table, files, kept) for name, table in digest.tables().items()})

@@ -1,0 +1,144 @@
+"""Read what `prune` keeps of the log files that it deletes: their digest, in the folder `.pruned`.
+
+Each call of `prune` adds a folder to `.pruned` and never changes one: so it needs no other call, an
+interrupted one loses nothing, and `collect` can bring it along. A log file that is there wins over what is
+kept of it: where a deletion was interrupted, or somebody put the file back.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import polars as pl
+
+from sglang_instrument.analysis.reading.files import Control, File
+from sglang_instrument.analysis.reading.folders import in_order
+from sglang_instrument.analysis.run.digest import Digest, concat_digests
+from sglang_instrument.analysis.run.file_sources import Key, key_of, only_files, renumber
+from sglang_instrument.analysis.run.stored_digest import load_digest, read_table
+
+#: The folder in that of a run, and names of tables in a folder of it.
+PRUNED: Final = ".pruned"
+PATHS: Final = "event_paths"
+CALLS: Final = "engine_calls"
+_NAMED: Final = 8  # ranges of steps
+
+_Process = tuple[str, str]  # folder and stem of a file's name: `.jsonl` and `.jsonl.zst` are one file
+
+
+def with_pruned(folder: Path, files: list[File], digest: Digest) -> tuple[list[File], Digest]:
+    """Add the files that `prune` deleted to those that are there; their `pruned_us` says when.
+
+    A folder that cannot be read stands among the files as one that is unreadable, so that answers say so.
+    """
+    homes = pruned_folders(folder)
+    if not homes:
+        return files, digest
+    parts, seen = [(files, files, digest)], set[Key]()
+    there = _by_process(files)
+    for home in homes:
+        try:
+            own, kept = load_digest(home)
+        except (OSError, ValueError, msgspec.MsgspecError, pl.exceptions.PolarsError) as error:
+            lost = File(f"{PRUNED}/{home.name}", 0, 0, unreadable=str(error), pruned_us=0)
+            parts.append(([lost], [lost], concat_digests([])))
+            continue
+        gone = [file for file in own if key_of(file) not in seen and not _is_there(file, there)]
+        seen.update(map(key_of, gone))
+        parts.append((own, gone, kept))
+    merged = sorted((file for _, gone, _ in parts for file in gone), key=lambda file: in_order(file.path))
+    tables = []
+    for own, gone, kept in parts:
+        tables.append(only_files(only_files(kept, own, gone), gone, merged))
+    return merged, concat_digests(tables)
+
+
+def pruned_folders(folder: Path) -> list[Path]:
+    """Return the folders in `.pruned` of a run, the oldest first; drafts are hidden."""
+    home = folder / PRUNED
+    if not home.is_dir():
+        return []
+    return sorted(child for child in home.iterdir() if child.is_dir() and not child.name.startswith("."))
+
+
+def kept_table(folder: Path, files: Sequence[File], name: str) -> pl.DataFrame | None:
+    """Return a table of the deleted files among a run's files; None if none was kept.
+
+    Args:
+        folder: The run's folder.
+        files: The run's files; `source` of the table numbers each pair of file and run in them.
+        name: PATHS or CALLS.
+    """
+    wanted = {key_of(file) for file in files if file.pruned_us is not None}
+    tables = []
+    for home in pruned_folders(folder) if wanted else ():
+        try:
+            own, table = load_digest(home)[0], read_table(home / f"{name}.parquet")
+        except (OSError, ValueError, msgspec.MsgspecError, pl.exceptions.PolarsError):
+            continue  # `with_pruned` reports it; a run without engine logs has no CALLS
+        gone = [file for file in own if key_of(file) in wanted]
+        wanted -= set(map(key_of, gone))
+        tables.append(renumber(renumber(table, own, gone), gone, files))
+    return pl.concat(tables) if tables else None
+
+
+def _by_process(files: Sequence[File]) -> dict[_Process, list[File]]:
+    found: dict[_Process, list[File]] = {}
+    for file in files:
+        found.setdefault(_process(file), []).append(file)
+    return found
+
+
+def _process(file: File) -> _Process:
+    return (file.folder, file.path) if file.place is None else (file.folder, file.place.stem)
+
+
+def _is_there(gone: File, there: dict[_Process, list[File]]) -> bool:
+    """Return whether a file that was to be deleted is there: as it was, or with more lines.
+
+    The first line names the writer and the time. A writer that had to make the file again wrote another one.
+    """
+    same = _headers(gone)
+    for file in there.get(_process(gone), ()):
+        if _headers(file) == same and (same or file.size >= gone.size):
+            return True
+    return False
+
+
+def _headers(file: File) -> list[Control]:
+    return file.controls[:1]
+
+
+def pruned_words(files: Sequence[File]) -> str:
+    """Return "the records of steps 3, 5-9 were pruned on 2026-11-23", by the files that are gone."""
+    places = [file.place for file in files if file.place is not None]
+    steps = {(place.validate, place.step) for place in places if place.step is not None}
+    named = [_named(kind, sorted(step for of, step in steps if of == kind)) for kind in (False, True)]
+    last = max((file.pruned_us or 0 for file in files), default=0)
+    return f"the records of {' and '.join(filter(None, named))} were pruned on {day_of(last)}"
+
+
+def _named(validate: bool, steps: Sequence[int]) -> str:
+    if not steps:
+        return ""
+    kind = f"{'validation' if validate else 'step'}{'s' if len(steps) > 1 else ''}"
+    return f"{kind} {ranges(steps)}"
+
+
+def ranges(steps: Sequence[int]) -> str:
+    """Return sorted numbers in short: 3, 5-9; of many, the first ranges and the last."""
+    runs: list[list[int]] = []
+    for step in steps:
+        if runs and step == runs[-1][-1] + 1:
+            runs[-1][1:] = [step]
+        else:
+            runs.append([step])
+    words = ["-".join(map(str, run)) for run in runs]
+    return ", ".join(words if len(words) <= _NAMED else [*words[: _NAMED - 1], "...", words[-1]])
+
+
+def day_of(time_us: int) -> str:
+    """Return the day of a time in UTC."""
+    return datetime.fromtimestamp(time_us / 1e6, timezone.utc).date().isoformat()

@@ -1,0 +1,79 @@
+"""Write a digest and the files that it was made from to a folder, and read them."""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import polars as pl
+
+from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.run.digest import SCHEMAS, Digest
+from sglang_instrument.regular_files import demand_regular, read_regular
+from sglang_instrument.schema import LOG_VERSION
+
+# Of the stored tables; raise it when their columns or their meaning change. A cache is then made again. What
+# `prune` stored is not: its log is gone, so `pruned.py` must convert it.
+_LAYOUT: Final = 11
+_MOST_BYTES: Final = 2**30  # largest manifest that we read; a million files make half of it
+VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
+_MANIFEST: Final = "digest.json"
+
+
+class _Manifest(msgspec.Struct):
+    """The index of a stored digest: its files; `token` is part of the names of its tables."""
+
+    version: str
+    token: str
+    files: list[File]
+
+
+def load_digest(home: Path) -> tuple[list[File], Digest]:
+    """Return what a folder holds.
+
+    Raises:
+        OSError, msgspec.MsgspecError, pl.exceptions.PolarsError: It holds no whole digest.
+        ValueError: It holds one of another version.
+    """
+    manifest = msgspec.json.decode(read_regular(home / _MANIFEST, _MOST_BYTES), type=_Manifest)
+    if manifest.version != VERSION:
+        raise ValueError(f"written as {manifest.version}, this version reads {VERSION}")
+    tables = {name: read_table(home / f"{name}-{manifest.token}.parquet") for name in SCHEMAS}
+    if any(dict(table.schema) != SCHEMAS[name] for name, table in tables.items()):
+        raise ValueError("its tables have other columns")
+    return manifest.files, Digest(**tables)
+
+
+def read_table(path: Path) -> pl.DataFrame:
+    """Return a table from a regular file."""
+    demand_regular(path)
+    return pl.read_parquet(path, glob=False)
+
+
+def save_digest(home: Path, files: list[File], digest: Digest) -> None:
+    """Write the tables under new names, then the manifest that names them, then delete the old tables."""
+    home.mkdir(parents=True, exist_ok=True)
+    token = os.urandom(6).hex()
+    for name, table in digest.tables().items():
+        table.write_parquet(home / f"{name}-{token}.parquet")
+    draft = home / f"digest-{token}.json"
+    draft.write_bytes(msgspec.json.encode(_Manifest(VERSION, token, files)))
+    draft.replace(home / _MANIFEST)
+    for name in SCHEMAS:
+        _forget_others(home, name, token)
+
+
+def save_table(home: Path, name: str, token: str, table: pl.DataFrame) -> None:
+    """Write a table at once, then delete those of its name with other tokens."""
+    draft = home / f"draft-{os.urandom(6).hex()}"
+    table.write_parquet(draft)
+    draft.replace(home / f"{name}-{token}.parquet")
+    _forget_others(home, name, token)
+
+
+def _forget_others(home: Path, name: str, token: str) -> None:
+    for path in home.glob(f"{name}-*.parquet"):
+        if not path.stem.endswith(token):
+            with contextlib.suppress(OSError):  # a table left behind wastes space, but changes no answer
+                path.unlink()
