@@ -70,6 +70,8 @@ def _write_run(
     from sglang_instrument.analysis.answers.round_trips import hosts_ahead_us
     from sglang_instrument.report.perfetto.trace import write_run
 
+    if steps is not None:
+        run.demand_records(steps, validate=validate)
     written = write_run(packets, run, steps, validate, progress)
     said.append(
         f"{written.slices:,} spans, {written.instants:,} instant events, {written.requests:,} request tracks"

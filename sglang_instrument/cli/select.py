@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sglang_instrument.cli.plain import say
 from sglang_instrument.errors import LogError
 
 LOGS_HELP: Final = "the experiment's folder, logs/EXPERIMENT"
@@ -62,6 +64,15 @@ def of_steps(
     chosen = table.filter(within(steps), validate=args.validate).drop_nulls("step")
     worker = getattr(args, "worker", None)
     return chosen if worker is None else chosen.filter(worker=worker)
+
+
+def tell_pruned(run: Run, steps: Sequence[int] | None = None) -> None:
+    """Say on stderr that an answer of all steps lacks those whose records `prune` deleted."""
+    from sglang_instrument.analysis.run.pruned import pruned_words
+
+    gone = [file for file in run.files if file.pruned_us is not None and file.place is not None]
+    if gone and steps is None:
+        say(f"{pruned_words(gone)}: this answer is of the other steps", sys.stderr)
 
 
 def within(steps: Sequence[int] | None) -> pl.Expr:

@@ -33,6 +33,8 @@ def beside_run(found: Analysis, opened: Run) -> list[IdleInStep]:
             (pl.col("start_us") < begun + round(trace.window_sec * 1e6)) & (pl.col("end_us") > begun)
         )
         for step, validate in during.select("step", "validate").unique(maintain_order=True).iter_rows():
+            if (step, validate) in opened.pruned_steps:
+                continue
             spans = opened.read_spans(step=step, validate=validate)
             asked = spans.select(
                 *("span", "request_id", "step", "validate", "worker"),

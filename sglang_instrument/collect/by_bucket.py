@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from sglang_instrument.collect import on_node
+from sglang_instrument.collect.gather import is_inside
 from sglang_instrument.collect.nodes import Node
 from sglang_instrument.collect.staging import StagedNode, Staging
 from sglang_instrument.config import component
@@ -185,8 +186,7 @@ class BucketNodes:
         names = set()
         for path, about in sorted(system.find(root, detail=True).items()):
             host, _, relative = path.removeprefix(f"{root}/").partition("/")
-            parts = relative.split("/")
-            if host == component(host) and all(part and not part.startswith(".") for part in parts):
+            if host == component(host) and is_inside(relative):
                 names.add(host)
                 self._download(system, path, about, host, relative)
         return names

@@ -17,6 +17,8 @@ from sglang_instrument.regular_files import read_regular, write_anew
 
 #: Our folder within the collected run; readers of runs leave it out.
 OURS: Final = ".collect"
+#: The folder in which `prune` keeps the digest of what it deleted.
+PRUNED: Final = ".pruned"
 _MOST_STATE_BYTES: Final = 2**30
 
 
@@ -73,6 +75,7 @@ class Folder:
         elif folder.is_dir() and any(child.name != OURS for child in folder.iterdir()):
             raise LogError(f"{folder} holds files that `collect` did not bring; give a new or empty folder")
         (folder / OURS).mkdir(parents=True, exist_ok=True)
+        self._pruned = _pruned(folder)
 
     def save(self) -> None:
         """Write which files are here; the old state stays until the new one is whole."""
@@ -103,8 +106,12 @@ class Folder:
         try:
             size = self.local(file).lstat().st_size
         except OSError:
-            return 0
+            return file.held if self.is_pruned(file) else 0
         return file.held if size >= file.held else 0
+
+    def is_pruned(self, file: Collected) -> bool:
+        """Return whether `prune` deleted a file here, with all that was brought of it."""
+        return (file.target, file.held) in self._pruned and not os.path.lexists(self.local(file))
 
     def append(self, file: Collected, begin: int, content: bytes | memoryview) -> None:
         """Write bytes of a file at `begin`; what an interrupted command wrote after it is replaced."""
@@ -125,3 +132,24 @@ class Folder:
             return hash_start(str(self.local(file)), size)
         except OSError:
             return ""
+
+
+class _PrunedFile(msgspec.Struct):
+    path: str
+    size: int
+
+
+class _Pruned(msgspec.Struct):
+    files: list[_PrunedFile]
+
+
+def _pruned(folder: Path) -> set[tuple[str, int]]:
+    """Return the path and the size of each file that `prune` deleted in a folder."""
+    found: set[tuple[str, int]] = set()
+    for path in (folder / PRUNED).glob("[!.]*/digest.json"):
+        try:
+            read = msgspec.json.decode(read_regular(path, _MOST_STATE_BYTES), type=_Pruned)
+        except (OSError, msgspec.MsgspecError):
+            continue  # readers of the run say so; these files are brought again
+        found.update((file.path, file.size) for file in read.files)
+    return found

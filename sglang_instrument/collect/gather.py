@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sglang_instrument.collect import on_node
-from sglang_instrument.collect.collected import Collected, Folder
+from sglang_instrument.collect.collected import PRUNED, Collected, Folder
 from sglang_instrument.collect.compressed import drop_replaced
 from sglang_instrument.collect.nodes import Node, Source
 from sglang_instrument.collect.outcome import Missing, NodeReport, Outcome
@@ -90,6 +90,7 @@ class _Gathering:
             if not file.sha256 and file.target not in self._outcome.missing:
                 self._outcome.missing[file.target] = Missing(file.target, file.node, file.held, None)
         self._outcome.files = self._folder.files
+        self._outcome.pruned = sum(map(self._folder.is_pruned, self._folder.files))
         return self._outcome
 
     def _pass(self, nodes: Sequence[Node]) -> bool:
@@ -98,6 +99,7 @@ class _Gathering:
             offers = [offer for found in threads.map(self._look, nodes) for offer in found]
             self._nodes = {node.name: node for node in nodes if node.name not in self._failed()}
             offered = match(self._folder.files, offers, self._hash_there, self._hash_here)
+            self._bring_grown_anew(offered)
             self._offered |= {file.target for file, _ in offered}
             jobs = self._share_out(offered)
             self._total += sum(job.bytes for job in jobs)
@@ -108,12 +110,18 @@ class _Gathering:
                 raise
         return self._note_missing(offered)
 
+    def _bring_grown_anew(self, offered: Sequence[tuple[Collected, list[Offer]]]) -> None:
+        """Bring a pruned file as a whole if it has grown on its node since; else leave it out."""
+        for file, offers in offered:
+            if self._folder.is_pruned(file) and any(offer.whole > file.held for offer in offers):
+                file.held = 0
+
     def _look(self, node: Node) -> list[Offer]:
         """Return what a node holds; [] if it fails."""
         report = self._report(node.name)
         try:
             [found] = node.calls(on_node.look, [(self._where(node),)])
-            offers = [Offer(node.name, **one) for one in found["files"] if _is_inside(one["path"])]
+            offers = [Offer(node.name, **one) for one in found["files"] if is_inside(one["path"])]
         except Exception as error:  # whatever Ray raises for a node
             report.error = _in_words(error)
             return []
@@ -208,6 +216,8 @@ class _Gathering:
         return str(found)
 
     def _hash_here(self, file: Collected, size: int) -> str:
+        if size == file.held and self._folder.is_pruned(file):
+            return file.sha256
         return self._folder.hash(file, size)
 
     def _where(self, node: Node) -> str:
@@ -253,9 +263,10 @@ def in_chunks(
         yield chunk
 
 
-def _is_inside(path: str) -> bool:
-    """Return whether a path stays in the run's folder, and out of hidden ones."""
-    return all(part and not part.startswith(".") for part in path.split("/"))
+def is_inside(path: str) -> bool:
+    """Return whether a path stays in the run's folder, and out of hidden ones but that of `prune`."""
+    parts = path.removeprefix(f"{PRUNED}/").split("/")
+    return all(part and not part.startswith(".") for part in parts)
 
 
 def _begin(file: Collected, offer: Offer) -> int:

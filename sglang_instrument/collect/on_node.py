@@ -27,7 +27,7 @@ def look(folder: str) -> dict[str, Any]:
     root = os.path.expandvars(folder)
     found: list[dict[str, Any]] = []
     for parent, names, files in os.walk(root):
-        names[:] = [name for name in names if not name.startswith(".")]  # .locks, .cache
+        names[:] = [name for name in names if not name.startswith(".") or name == ".pruned"]
         for name in files:
             path = os.path.join(parent, name)  # noqa: PTH118 - as text: a run has a million files
             try:

@@ -46,8 +46,10 @@ class Outcome:
         nodes: By name, what each gave.
         missing: Files that are not whole here, by their path here.
         files: All files that are here.
+        pruned: How many of these `prune` deleted here: they are not brought again.
     """
 
     nodes: dict[str, NodeReport] = field(default_factory=dict)
     missing: dict[str, Missing] = field(default_factory=dict)
     files: list[Collected] = field(default_factory=list)
+    pruned: int = 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
-from sglang_instrument.collect.collected import Collected
+from sglang_instrument.collect.collected import PRUNED, Collected
 from sglang_instrument.config import component
 
 _ENDINGS: Final = (".jsonl.zst", ".jsonl")
@@ -121,6 +121,9 @@ def _name(files: Sequence[Collected], new: Sequence[Collected]) -> None:
     for file in files:
         _note(named[_split(file.path)[0]], set(file.nodes), _added(file))
     for file in new:
+        if file.path.startswith(f"{PRUNED}/"):  # the name of its folder is like no other
+            file.target = file.path
+            continue
         stem = _split(file.path)[0]
         nodes = set(file.nodes)
         disks = named[stem]

@@ -57,6 +57,8 @@ class Staging:
         """Let the staged copies of each file that is here as a whole be the collected file."""
         for file in files:
             target = self._folder / file.target
+            if not target.exists():  # pruned
+                continue
             for node in file.nodes if file.sha256 else ():
                 copy = self._below / node / file.path
                 if not copy.exists() or copy.samefile(target) or copy.stat().st_size != file.held:

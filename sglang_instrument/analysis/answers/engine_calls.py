@@ -44,6 +44,7 @@ def reported_calls(run: Run, row: dict[str, Any]) -> pl.DataFrame:
     run.demand_log()
     place = {"step": row["step"], "worker": row["worker"], "validate": row["validate"]}
     calls = []
+    run.demand_records(**place)
     for file in run.files_of(**place):
         calls += [_call(line) for line in _lines(run.folder / file.path, str(row["request_id"]).encode())]
     return pl.DataFrame(calls, schema=_SCHEMA, strict=False)

@@ -27,6 +27,8 @@ def same_prompts(one: Run, other: Run, steps: list[int]) -> bool:
     """Return whether two runs had prompts of the same lengths in each of these steps."""
     if not steps:
         return False
+    if any((step, False) in run.pruned_steps for run in (one, other) for step in steps):
+        return False  # their lengths are gone
     for step in steps:
         mine, others = _prompt_lengths(one, step), _prompt_lengths(other, step)
         if mine != others or len(set(mine)) < _FEWEST_LENGTHS:

@@ -137,7 +137,9 @@ def _with_spans(run: Run, target: Path, old: _Manifest, progress: Progress | Non
     job = BatchJob("spans", columns, str(target.absolute()), newest)
     read, parts = read_tables(run.folder, redone, job, progress)
     fresh = _outputs(read, [part["spans"] for part in parts])
-    now = {**states, **{file.path: _state(file, newest) for file in read}}
+    gone = {file.path for file in run.files if file.pruned_us is not None} - unchanged
+    known = {path: state for path, state in states.items() if path not in gone}
+    now = {**known, **{file.path: _state(file, newest) for file in read}}
     return _Manifest(_VERSION, old.runs, list(now.values()), {**kept, **fresh}), len(fresh)
 
 
@@ -161,9 +163,13 @@ def _untouched(outputs: dict[str, _Output], unchanged: set[str], target: Path) -
 def _redone(
     files: Sequence[File], outputs: dict[str, _Output], kept: dict[str, _Output], unchanged: set[str]
 ) -> list[File]:
-    """Return the log files that changed, and those that share a Parquet file with them."""
+    """Return the log files that changed, and those that share a Parquet file with them.
+
+    Files that `prune` deleted are left out: their spans stay where an earlier export wrote them.
+    """
     again = {path for name, one in outputs.items() if name not in kept for path in one.files}
-    return [file for file in files if file.path in again or file.path not in unchanged]
+    there = [file for file in files if file.pruned_us is None]
+    return [file for file in there if file.path in again or file.path not in unchanged]
 
 
 def _outputs(read: Sequence[File], parts: Sequence[pl.DataFrame]) -> dict[str, _Output]:

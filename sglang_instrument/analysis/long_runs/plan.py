@@ -1,4 +1,4 @@
-"""Choose the steps whose records `prune` deletes: none of the newest or slowest, none that a finding names."""
+"""Choose the steps whose records `prune` deletes: not the newest or slowest, none that a finding names."""
 
 import os
 import stat
@@ -107,12 +107,9 @@ def _files_by_step(files: list[File]) -> dict[Step, list[File]]:
     steps: dict[Step, list[File]] = {}
     for file in files:
         place = file.place
-        if (
-            file.pruned_us is None
-            and place is not None
-            and place.step is not None
-            and file.path not in outside
-        ):
+        if place is None or place.step is None or file.pruned_us is not None:
+            continue
+        if file.path not in outside:
             steps.setdefault((place.step, place.validate), []).append(file)
     return steps
 

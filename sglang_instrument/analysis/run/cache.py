@@ -19,7 +19,7 @@ from sglang_instrument.analysis.reading.files import File, newest_run_filter, on
 from sglang_instrument.analysis.reading.folders import log_files
 from sglang_instrument.analysis.run.batches import Progress, digest_files
 from sglang_instrument.analysis.run.digest import Digest, concat_digests
-from sglang_instrument.analysis.run.file_sources import key_of, only_files
+from sglang_instrument.analysis.run.file_sources import join_digests, key_of, only_files
 from sglang_instrument.analysis.run.logged_runs import find_run_id
 from sglang_instrument.analysis.run.pruned import with_pruned
 from sglang_instrument.analysis.run.stored_digest import (
@@ -77,7 +77,7 @@ def _read_log(folder: Path, progress: Progress | None, cached: bool) -> tuple[li
     fresh, new = digest_files(folder, changed, progress)
     by_path = {file.path: file for file in fresh}
     merged = [by_path.get(file.path) or unchanged[key_of(file)] for file in files]
-    whole = concat_digests([only_files(old, known, merged), only_files(new, fresh, merged)])
+    whole = join_digests([(known, old), (fresh, new)], merged) if known else new
     if worthwhile:
         _save(folder, merged, whole)
     return merged, whole

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from sglang_instrument.analysis.reading.files import File
-from sglang_instrument.analysis.run.digest import Digest
+from sglang_instrument.analysis.run.digest import Digest, concat_digests
 
 #: What tells whether a file is as it was: its path, size and modification time.
 Key = tuple[str, int, int]
@@ -27,6 +27,17 @@ def renumber(table: pl.DataFrame, files: Sequence[File], kept: Sequence[File]) -
     new = number_sources(kept)
     numbers = pl.Series([new.get(run) for run in number_sources(files)], dtype=pl.Int64)
     return table.with_columns(numbers.gather(table["source"]).alias("source")).drop_nulls("source")
+
+
+def join_digests(parts: Sequence[tuple[Sequence[File], Digest]], files: Sequence[File]) -> Digest:
+    """Return one digest of these files, in their order, from digests of some of them each.
+
+    The order matters: where answers are equal, as of two requests of one length, the first row counts.
+    """
+    joined = concat_digests([only_files(digest, own, files) for own, digest in parts])
+    return Digest(
+        **{name: table.sort("source", maintain_order=True) for name, table in joined.tables().items()}
+    )
 
 
 def only_files(digest: Digest, files: Sequence[File], kept: Sequence[File]) -> Digest:

@@ -100,6 +100,12 @@ class Run:
         return is_over(self.folder, self.files, used_runs(self.files))
 
     @cached_property
+    def pruned_steps(self) -> set[tuple[int, bool]]:
+        """The steps, and whether each is validation, of which `prune` deleted records."""
+        places = [file.place for file in self.files if file.pruned_us is not None]
+        return {(one.step, one.validate) for one in places if one is not None and one.step is not None}
+
+    @cached_property
     def kept_calls(self) -> dict[Key, list[tuple[str | None, str]]]:
         """Engine calls of pruned files, by the file's key: the run, and the record as JSON."""
         kept = kept_table(self.folder, self.files, CALLS)

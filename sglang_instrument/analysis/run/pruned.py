@@ -16,7 +16,7 @@ import polars as pl
 from sglang_instrument.analysis.reading.files import Control, File
 from sglang_instrument.analysis.reading.folders import in_order
 from sglang_instrument.analysis.run.digest import Digest, concat_digests
-from sglang_instrument.analysis.run.file_sources import Key, key_of, only_files, renumber
+from sglang_instrument.analysis.run.file_sources import Key, join_digests, key_of, only_files, renumber
 from sglang_instrument.analysis.run.stored_digest import load_digest, read_table
 
 #: The folder in that of a run, and names of tables in a folder of it.
@@ -49,10 +49,7 @@ def with_pruned(folder: Path, files: list[File], digest: Digest) -> tuple[list[F
         seen.update(map(key_of, gone))
         parts.append((own, gone, kept))
     merged = sorted((file for _, gone, _ in parts for file in gone), key=lambda file: in_order(file.path))
-    tables = []
-    for own, gone, kept in parts:
-        tables.append(only_files(only_files(kept, own, gone), gone, merged))
-    return merged, concat_digests(tables)
+    return merged, join_digests([(gone, only_files(kept, own, gone)) for own, gone, kept in parts], merged)
 
 
 def pruned_folders(folder: Path) -> list[Path]:

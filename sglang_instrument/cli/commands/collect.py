@@ -38,8 +38,8 @@ end. Files of one name that differ both stay: the second is called worker_0.NODE
 --to       writes logs as they close, by the extra `cloud`; run it on each node that has a disk of its own
 
 --json prints {"folder", "files", "bytes", "nodes": [{"name", "error", "files", "new_bytes", "sent_bytes",
-"unfinished_bytes"}], "missing": [{"path", "node", "held_bytes", "bytes"}], "renamed": [{"path", "node",
-"target"}]}; with --to {"host", "url", "written", "bytes", "sent_bytes", "left", "open"}.
+"unfinished_bytes"}], "pruned" (files that `prune` deleted here), "missing": [{"path", "node", "held_bytes",
+"bytes"}], "renamed": [{"path", "node", "target"}]}; with --to {"host", "url", "written", "bytes", "sent_bytes", "left", "open"}.
 The exit code is 1 if a node failed or a file is not whole."""
 
 _NODES: Final = (
@@ -175,6 +175,7 @@ def _as_json(folder: Path, outcome: Outcome) -> dict[str, Any]:
         "files": len(outcome.files),
         "bytes": sum(file.held for file in outcome.files),
         "nodes": [asdict(node) for node in outcome.nodes.values()],
+        "pruned": outcome.pruned,
         "missing": [asdict(missing) for missing in outcome.missing.values()],
         "renamed": [
             {"path": file.path, "node": file.node, "target": file.target}
@@ -192,6 +193,8 @@ def _print(folder: Path, outcome: Outcome) -> None:
     renamed = [
         f"{file.path} of {file.node} is {file.target}" for file in outcome.files if file.path != file.target
     ]
+    if outcome.pruned:
+        print_line(f"{outcome.pruned:,} files were pruned here, and are not brought again")
     for line in (*_some("one name, different files", renamed), *_missing(outcome)):
         print_line(line)
 

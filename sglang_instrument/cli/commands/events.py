@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         read = opened.read_events(steps, args.worker, args.validate, progress)
         alone = are_servers_alone(opened)
         events = read if alone else select.of_steps(opened, read, args, opened.everything)
+    select.tell_pruned(opened, steps)
     timed = pl.col("duration_sec").is_not_null()
     table = event_table(events.filter(timed), events.filter(~timed))
     if alone:  # a share is one of the steps' time

@@ -72,6 +72,8 @@ def _write_perfetto(args: argparse.Namespace) -> int:
         steps = None if opened is None else select.steps_of(opened, args, opened.everything)
         validate = args.validate or None
         said = merge(args.perfetto, opened, args.traces, steps, validate, progress, args.rank)
+    if opened is not None:
+        select.tell_pruned(opened, steps)
     for line in said:
         print_line(line)
     return 0
@@ -88,6 +90,7 @@ def _write_parquet(args: argparse.Namespace) -> int:
             written = export_dataset(opened, args.parquet, progress)
         except OSError as error:  # the disk is full, the folder is not ours
             raise InstrumentError(f"{args.parquet}: the dataset is not complete: {error}") from error
+    select.tell_pruned(opened)
     files = f"{written.written:,} of {written.files:,} files of spans written"
     print_line(f"{written.rows:,} spans in {args.parquet}: {files}")
     return 0

@@ -158,6 +158,7 @@ def _filtered(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> pl.
         return table
     steps = select.steps_of(opened, args, opened.everything)
     spans = opened.read_spans(steps, args.worker, args.validate)
+    select.tell_pruned(opened, steps)
     names = spans["event"].cast(pl.String).unique().to_list()
     if args.event not in names:
         near = difflib.get_close_matches(args.event, names, n=3)

@@ -55,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     with reading() as progress:
         opened = open_run(args.logs, progress)
         rows = ask(opened, args.query, progress)
+    if "spans" in args.query.lower():
+        select.tell_pruned(opened)
     if args.csv:
         _print_csv(rows)
     elif args.json:

@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
             by_step = turns = [calls_as_turn(opened)]
         tools = []
         if args.tools:
+            select.tell_pruned(opened, steps)
             tools = tool_table(opened.read_spans(steps, args.worker, args.validate)).to_dicts()
     if args.json:
         told = {"tools": tools} if args.tools else {}

@@ -45,7 +45,7 @@ def choose(
         most: The most records of all steps together; the first step is always chosen.
 
     Raises:
-        LogError: A step in `asked` does not exist.
+        LogError: A step in `asked` does not exist, or `prune` deleted its records.
     """
     weights = _records_of(run)
     wanted = [Chosen(False, step) for step in asked]
@@ -53,9 +53,12 @@ def choose(
     for one in wanted:
         if one not in known:
             raise LogError(f"{run.folder}: no step {one.step}; there are {_ranges(known)}")
+        run.demand_records(one.step, validate=False)
     chosen = list(dict.fromkeys(wanted))
     room = most - sum(weights.get(one, 0) for one in chosen)
     for one in dict.fromkeys([*_named(findings), *_slowest(steps)]):
+        if (one.step, one.validate) in run.pruned_steps:
+            continue
         if one in known and one not in chosen and len(chosen) < max(_MOST_STEPS, len(wanted)):
             weight = weights.get(one, 0)
             if weight <= room or not chosen:

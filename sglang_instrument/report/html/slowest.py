@@ -16,10 +16,17 @@ _MOST_EVENTS: Final = 400  # per request; the timeline shows the others
 
 
 def slowest_requests(run: Run) -> list[dict[str, Any]]:
-    """Return the slowest requests of training steps, with their events and the engine's own times."""
+    """Return the slowest requests of training steps, with their events and the engine's own times.
+
+    Where `prune` deleted the records of a step, its requests have neither.
+    """
     found = []
     spans: dict[tuple[int, int], Any] = {}
     for row in request_table(run.digest).filter(validate=False).head(_SHOWN).to_dicts():
+        if (row["step"], False) in run.pruned_steps:
+            key = Chosen(False, row["step"]).key
+            found.append({**row, "key": key, "of_events": 0, "events": [], "calls": []})
+            continue
         place = (row["step"], row["worker"])
         if place not in spans:
             spans[place] = run.read_spans(step=row["step"], worker=row["worker"], validate=False)

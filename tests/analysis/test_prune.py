@@ -1,0 +1,424 @@
+"""What `prune` deletes, what answers afterwards, and what a hostile disk can do to it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from polars.testing import assert_frame_equal
+
+from sglang_instrument.analysis import open_run
+from sglang_instrument.analysis.answers.events import path_table
+from sglang_instrument.analysis.dataset.export import export_dataset
+from sglang_instrument.analysis.long_runs.plan import plan_prune
+from sglang_instrument.analysis.long_runs.prune import prune
+from sglang_instrument.cli.main import main
+from sglang_instrument.errors import LogError
+from sglang_instrument.testing import SlowEngine, synthetic_run
+
+KEPT = ("--keep-steps", "3", "--keep-slowest", "1")
+#: Commands that need no single records.
+ANSWERS = (
+    ("summary",),
+    ("summary", "--by", "week"),
+    ("summary", "--step", "4"),
+    ("workers",),
+    ("requests",),
+    ("turns",),
+    ("lengths",),
+    ("gaps",),
+    ("check",),
+)
+
+Printed = Callable[..., Any]
+
+
+def aged(folder: Path) -> Path:
+    """Let the files of a run be two hours old."""
+    for path in folder.rglob("*.jsonl"):
+        os.utime(path, (time.time() - 7200,) * 2)
+    return folder
+
+
+def made(folder: Path, **shape: Any) -> Path:
+    return aged(synthetic_run(folder, **{"steps": 12, "workers": 2, "requests": 6, "seed": 3, **shape}))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return made(tmp_path / "exp", validate_every=3, engine_clocks={0: 0.0, 1: 0.0})
+
+
+@pytest.fixture
+def asked(capsys: pytest.CaptureFixture[str]) -> Printed:
+    def ask(*arguments: object, code: int = 0) -> Any:
+        assert main([*map(str, arguments), "--json"]) == code
+        return json.loads(capsys.readouterr().out)
+
+    return ask
+
+
+def logs(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.glob("*_*/*.jsonl")}
+
+
+def rounded(answer: Any) -> Any:
+    """Return an answer without the last digits of its sums, which depend on their order, and without `pruned`."""
+    if isinstance(answer, dict):
+        return {name: rounded(value) for name, value in answer.items() if name != "pruned"}
+    if isinstance(answer, list):
+        return [rounded(value) for value in answer]
+    return float(f"{answer:.9g}") if isinstance(answer, float) else answer
+
+
+def test_answers_about_the_whole_run_stay_as_they_were(run: Path, asked: Printed) -> None:
+    before = {words: asked(words[0], run, *words[1:]) for words in ANSWERS}
+    paths = path_table(open_run(run))
+    done = asked("prune", run, *KEPT, "--yes")
+    assert done["done"]
+    assert done["deleted"]["files"] == done["drop"]["files"] > 0
+    for words, expected in before.items():
+        assert rounded(asked(words[0], run, *words[1:])) == rounded(expected), words
+    key = ["validate", "step", "worker", "path"]
+    assert_frame_equal(path_table(open_run(run)).sort(key), paths.sort(key))
+
+
+def test_engine_calls_of_pruned_steps_are_still_joined(run: Path, asked: Printed) -> None:
+    before = open_run(run, cached=False)
+    from sglang_instrument.analysis import joined_calls, round_trip_table
+
+    calls, trips = joined_calls(before), round_trip_table(before)
+    assert calls["step"].n_unique() == 12
+    asked("prune", run, *KEPT, "--yes")
+    after = open_run(run, cached=False)
+    assert_frame_equal(joined_calls(after).sort("rid"), calls.sort("rid"))
+    assert_frame_equal(round_trip_table(after), trips)
+
+
+def test_the_newest_and_slowest_steps_and_those_with_findings_keep_their_records(
+    tmp_path: Path, asked: Printed
+) -> None:
+    folder = made(tmp_path / "exp", workers=4, requests=16, causes=[SlowEngine(2, 1, factor=8.0)])
+    plan = plan_prune(folder, 3, 1)
+    assert plan.keep[2, False] == "named by a finding" or plan.keep[2, False] == "slowest"
+    asked("prune", folder, *KEPT, "--yes")
+    kept = {int(path.name[5:]) for path in folder.glob("step_*")}
+    assert {2, 10, 11, 12} <= kept
+    assert len(kept) == len(plan.keep) < 12
+
+
+def test_a_finding_keeps_the_records_of_its_step(tmp_path: Path) -> None:
+    folder = made(tmp_path / "exp", workers=4, requests=16, causes=[SlowEngine(2, 1, factor=8.0)])
+    assert plan_prune(folder, 3, 0).keep[2, False] == "named by a finding"
+
+
+def test_what_needs_records_says_when_they_went(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prune", str(run), *KEPT, "--yes"]) == 0
+    capsys.readouterr()
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    request = open_run(run).requests(step=1)["request_id"][0]
+    for words in (("events", "--step", "1"), ("requests", "--request", request), ("report", "--step", "1")):
+        assert main([words[0], str(run), *words[1:]]) == 2, words
+        assert f"the records of step 1 were pruned on {today}" in capsys.readouterr().err
+    assert main(["events", str(run)]) == 0
+    told = capsys.readouterr()
+    assert "this answer is of the other steps" in told.err
+    assert main(["turns", str(run), "--step", "1"]) == 0
+    assert main(["check", str(run)]) == 0
+    assert f"files pruned on {today}" in capsys.readouterr().out
+
+
+def test_without_yes_nothing_is_deleted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = logs(run)
+    assert main(["prune", str(run), *KEPT]) == 0
+    told = capsys.readouterr().out
+    assert "lose their records" in told
+    assert "nothing was deleted; --yes deletes without asking" in told
+    assert logs(run) == before
+    assert not (run / ".pruned").exists()
+
+
+def test_a_person_is_asked(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115, PTH123
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    before = logs(run)
+    for answer, is_done in (("no", False), ("y", False), ("yes", True)):
+        monkeypatch.setattr("builtins.input", lambda _, answer=answer: answer)
+        assert main(["prune", str(run), *KEPT]) == 0
+        assert (logs(run) != before) is is_done
+    assert "deleted" in capsys.readouterr().out
+
+
+def test_it_can_be_called_again_and_again(run: Path, asked: Printed) -> None:
+    before = asked("requests", run)
+    asked("prune", run, "--keep-steps", 9, "--keep-slowest", 0, "--yes")
+    asked("prune", run, "--keep-steps", 5, "--keep-slowest", 0, "--yes")
+    assert asked("prune", run, "--keep-steps", 5, "--keep-slowest", 0, "--yes")["drop"]["files"] == 0
+    assert len(list((run / ".pruned").glob("[!.]*"))) == 2
+    assert rounded(asked("requests", run)) == rounded(before)
+
+
+def test_older_launches_still_open_by_their_id(tmp_path: Path, asked: Printed) -> None:
+    folder = made(tmp_path / "exp", steps=6)
+    later = {"clock_skew": {0: 3600.0, 1: 3600.0}, "first_step": 3, "seed": 4}
+    new = made(tmp_path / "new", **{"steps": 8, **later})
+    for path in new.rglob("*.jsonl"):
+        target = folder / path.relative_to(new)
+        target.parent.mkdir(exist_ok=True)
+        with target.open("ab") as stream:
+            stream.write(path.read_bytes())
+    aged(folder)
+    older = asked("requests", f"{folder}@synthetic-3")
+    newest = asked("requests", folder)
+    asked("prune", folder, *KEPT, "--yes")
+    assert len(logs(folder)) < 20
+    assert rounded(asked("requests", f"{folder}@synthetic-3")) == rounded(older)
+    assert rounded(asked("requests", folder)) == rounded(newest)
+
+
+def test_a_run_that_still_logs_keeps_what_it_may_write_to(run: Path) -> None:
+    described = {"run_id": "synthetic-3", "host": os.uname().nodename, "pid": os.getpid()}
+    (run / "processes").mkdir()
+    (run / "processes/worker_0.json").write_text(json.dumps(described))
+    assert not open_run(run).is_over
+    unended = run / "step_5/worker_1.jsonl"
+    lines = unended.read_bytes().splitlines(keepends=True)
+    unended.write_bytes(b"".join(line for line in lines if b'_closed"' not in line))
+    aged(run)
+    plan = plan_prune(run, 1, 0)
+    assert {step for (step, validate), why in plan.keep.items() if "written" in why and not validate} == {
+        *(5, 10, 11)
+    }
+    assert (12, False) not in plan.steps
+
+
+def test_files_that_changed_a_moment_ago_stay(run: Path) -> None:
+    os.utime(run / "step_1/worker_0.jsonl")
+    assert plan_prune(run, 3, 0).keep[1, False] == "may still be written to"
+
+
+def test_records_without_a_step_stay(run: Path) -> None:
+    header = (run / "step_1/worker_0.jsonl").read_bytes().splitlines()[0]
+    (run / "step_0").mkdir()
+    unbound = header.replace(b'"extra":{', b'"extra":{"step_bound":false,').replace(b'"step":1', b'"step":0')
+    (run / "step_0/trainer_0.jsonl").write_bytes(unbound + b"\n")
+    aged(run)
+    prune(plan_prune(run, 3, 0))
+    assert (run / "step_0/trainer_0.jsonl").exists()
+    assert not (run / "step_1").exists()
+
+
+def test_what_is_no_log_stays(run: Path) -> None:
+    (run / "step_1/notes.txt").write_text("mine")
+    (run / "step_1/notes.jsonl").write_text("mine\n")
+    prune(plan_prune(run, 3, 0))
+    assert sorted(path.name for path in (run / "step_1").iterdir()) == ["notes.jsonl", "notes.txt"]
+
+
+def test_links_are_not_followed(run: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (run / "step_1").rename(elsewhere)
+    (run / "step_1").symlink_to(elsewhere)
+    lone = tmp_path / "lone.jsonl"
+    (run / "step_2/worker_0.jsonl").rename(lone)
+    (run / "step_2/worker_0.jsonl").symlink_to(lone)
+    plan = plan_prune(run, 3, 0)
+    prune(plan)
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["worker_0.jsonl", "worker_1.jsonl"]
+    assert lone.exists()
+    assert (run / "step_2/worker_0.jsonl").is_symlink()
+    assert plan.left["step_1/worker_0.jsonl"] == "step_1 is a link to another folder"
+    assert plan.left["step_2/worker_0.jsonl"] == "it is no regular file"
+
+
+def test_a_folder_that_becomes_a_link_after_the_plan_is_not_followed(run: Path, tmp_path: Path) -> None:
+    plan = plan_prune(run, 3, 0)
+    elsewhere = tmp_path / "elsewhere"
+    (run / "step_1").rename(elsewhere)
+    (run / "step_1").symlink_to(elsewhere)
+    outcome = prune(plan)
+    assert len(list(elsewhere.iterdir())) == 2
+    assert set(outcome.left) == {"step_1/worker_0.jsonl", "step_1/worker_1.jsonl"}
+
+
+def test_a_link_in_place_of_our_folder_is_refused(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (run / ".pruned").symlink_to(tmp_path / "elsewhere")
+    before = logs(run)
+    with pytest.raises(LogError, match="nothing was deleted"):
+        prune(plan_prune(run, 3, 0))
+    assert logs(run) == before
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_file_that_changed_after_the_plan_stays_and_is_named(run: Path, asked: Printed) -> None:
+    before = len(asked("requests", run)["requests"])
+    plan = plan_prune(run, 3, 0)
+    with (run / "step_1/worker_0.jsonl").open("ab") as stream:
+        stream.write(b"\n")
+    (run / "step_2/worker_1.jsonl").unlink()
+    outcome = prune(plan)
+    assert outcome.left["step_1/worker_0.jsonl"] == "it changed meanwhile"
+    assert "No such file" in outcome.left["step_2/worker_1.jsonl"]
+    assert (run / "step_1/worker_0.jsonl").exists()
+    assert outcome.files == len(plan.drop) - 2
+    # What is there counts in place of its digest, not twice.
+    assert len(asked("requests", run)["requests"]) == before
+
+
+def test_where_the_digest_cannot_be_written_nothing_is_deleted(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / ".pruned").write_text("in the way")
+    before = logs(run)
+    assert main(["prune", str(run), *KEPT, "--yes"]) == 2
+    assert "nothing was deleted" in capsys.readouterr().err
+    assert logs(run) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_files_in_a_read_only_folder_stay_and_are_named(run: Path, asked: Printed) -> None:
+    (run / "step_1").chmod(0o555)
+    try:
+        told = asked("prune", run, *KEPT, "--yes", code=1)
+    finally:
+        (run / "step_1").chmod(0o755)
+    assert told["left"]["step_1/worker_0.jsonl"] == "Permission denied"
+
+
+def test_only_one_prune_works_at_a_time(run: Path, asked: Printed) -> None:
+    program = (
+        "import fcntl, sys, time; fcntl.flock(open(sys.argv[1], 'w'), fcntl.LOCK_EX);"
+        "print('held', flush=True); time.sleep(60)"
+    )
+    (run / ".pruned").mkdir()
+    held = [sys.executable, "-c", program, str(run / ".pruned/.lock")]
+    with subprocess.Popen(held, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(LogError, match="another `prune` works"):
+            prune(plan_prune(run, 3, 0))
+        other.kill()
+    prune(plan_prune(run, 3, 0))
+
+
+def test_two_plans_of_the_same_files_lose_nothing(run: Path, asked: Printed) -> None:
+    before = asked("summary", run)
+    first, second = plan_prune(run, 3, 0), plan_prune(run, 3, 0)
+    prune(first)
+    outcome = prune(second)
+    assert outcome.files == 0
+    assert len(outcome.left) == len(second.drop)
+    assert rounded(asked("summary", run)) == rounded(before)
+
+
+def test_a_prune_that_is_killed_before_it_deletes_can_be_called_again(run: Path, asked: Printed) -> None:
+    before = asked("summary", run)
+    killed = (
+        "import os, signal, sys; from pathlib import Path;"
+        "from sglang_instrument.analysis.long_runs import prune as module;"
+        "from sglang_instrument.analysis.long_runs.plan import plan_prune;"
+        "module._delete_one = lambda *_: os.kill(os.getpid(), signal.SIGKILL);"
+        "module.prune(plan_prune(Path(sys.argv[1]), 3, 0))"
+    )
+    done = subprocess.run([sys.executable, "-c", killed, str(run)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(list((run / ".pruned").glob("[!.]*"))) == 1
+    assert rounded(asked("summary", run)) == rounded(before)
+    assert open_run(run).health.pruned == {}
+    outcome = prune(plan_prune(run, 3, 0))
+    assert outcome.files > 0
+    assert outcome.kept == 0  # the digest was there
+    assert len(list((run / ".pruned").glob("[!.]*"))) == 1
+    assert rounded(asked("summary", run)) == rounded(before)
+
+
+def test_a_prune_that_is_killed_while_it_writes_leaves_a_draft_that_nobody_reads(
+    run: Path, asked: Printed
+) -> None:
+    before = asked("summary", run)
+    draft = run / ".pruned/.draft-20260101T000000-0"
+    draft.mkdir(parents=True)
+    (draft / "digest.json").write_text("{")
+    assert rounded(asked("summary", run)) == rounded(before)
+    prune(plan_prune(run, 3, 0))
+    assert not draft.exists()
+
+
+def test_a_writer_that_makes_a_pruned_file_again_adds_to_it(run: Path, asked: Printed) -> None:
+    path = run / "step_1/worker_0.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    requests = len(asked("requests", run, "--step", 1)["requests"])
+    prune(plan_prune(run, 3, 0))
+    header = json.loads(lines[0])
+    header["timestamp"] = header["timestamp"].replace("2026-01-05", "2026-01-06")
+    late = next(line for line in lines if b'"async_rollout_request_complete"' in line)
+    path.parent.mkdir()
+    request = json.loads(late)["extra"]["request_id"].encode()
+    path.write_bytes(json.dumps(header).encode() + b"\n" + late.replace(request, b"late"))
+    assert len(asked("requests", run, "--step", 1)["requests"]) == requests + 1
+
+
+def test_a_file_that_is_put_back_counts_once(run: Path, tmp_path: Path, asked: Printed) -> None:
+    before = asked("summary", run)
+    shutil.copytree(run, tmp_path / "copy")
+    prune(plan_prune(run, 3, 0))
+    for path in (tmp_path / "copy").glob("step_*/*.jsonl"):
+        target = run / path.relative_to(tmp_path / "copy")
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, target)
+    assert rounded(asked("summary", run)) == rounded(before)
+
+
+def test_a_digest_that_cannot_be_read_is_an_error_of_check(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prune(plan_prune(run, 3, 0))
+    [home] = (run / ".pruned").glob("[!.]*")
+    (home / "digest.json").write_text("{")
+    assert main(["check", str(run)]) == 1
+    assert f"unreadable: .pruned/{home.name}" in capsys.readouterr().out
+    assert main(["summary", str(run)]) == 0
+
+
+def test_a_dataset_keeps_the_spans_of_steps_that_are_pruned_later(
+    run: Path, tmp_path: Path, asked: Printed
+) -> None:
+    target = tmp_path / "dataset"
+    before = export_dataset(open_run(run), target)
+    prune(plan_prune(run, 3, 0))
+    after = export_dataset(open_run(run), target)
+    assert (after.rows, after.files, after.written) == (before.rows, before.files, 0)
+    assert rounded(asked("summary", target))["steps"] == rounded(asked("summary", run))["steps"]
+    later = export_dataset(open_run(run), tmp_path / "later")
+    assert 0 < later.rows < before.rows
+
+
+def test_the_report_and_runs_take_a_pruned_run(run: Path, tmp_path: Path, asked: Printed) -> None:
+    whole = asked("runs", run)["runs"][0]
+    prune(plan_prune(run, 3, 0))
+    assert main(["report", str(run), "-o", str(tmp_path / "report.html")]) == 0
+    row = asked("runs", run)["runs"][0]
+    assert (row["steps"], row["workers"]) == (whole["steps"], whole["workers"])
+    assert row["bytes"] == sum(path.stat().st_size for path in run.rglob("*.jsonl")) < whole["bytes"]
+
+
+def test_a_dataset_or_a_single_launch_is_refused(run: Path, tmp_path: Path) -> None:
+    export_dataset(open_run(run), tmp_path / "dataset")
+    with pytest.raises(LogError, match="is a dataset"):
+        plan_prune(tmp_path / "dataset", 3, 0)
+    with pytest.raises(LogError, match="no such folder"):
+        plan_prune(Path(f"{run}@synthetic-3"), 3, 0)
+
+
+@pytest.mark.parametrize("words", [("--keep-steps", "0"), ("--keep-steps", "x"), ("--keep-slowest", "-1")])
+def test_a_wrong_number_is_refused(run: Path, words: tuple[str, str]) -> None:
+    assert main(["prune", str(run), *words]) == 2
