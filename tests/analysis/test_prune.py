@@ -70,7 +70,7 @@ def logs(folder: Path) -> set[str]:
 
 
 def rounded(answer: Any) -> Any:
-    """Return an answer without the last digits of its sums, which depend on their order, and without `pruned`."""
+    """Return an answer without `pruned`, and without the last digits of sums: they depend on the order."""
     if isinstance(answer, dict):
         return {name: rounded(value) for name, value in answer.items() if name != "pruned"}
     if isinstance(answer, list):
@@ -146,9 +146,7 @@ def test_without_yes_nothing_is_deleted(run: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_person_is_asked(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115, PTH123
-    for stream in (sys.stdin, sys.stdout):
-        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sglang_instrument.cli.commands.prune.is_terminal", lambda: True)
     before = logs(run)
     for answer, is_done in (("no", False), ("y", False), ("yes", True)):
         monkeypatch.setattr("builtins.input", lambda _, answer=answer: answer)
@@ -296,7 +294,7 @@ def test_files_in_a_read_only_folder_stay_and_are_named(run: Path, asked: Printe
 
 def test_only_one_prune_works_at_a_time(run: Path, asked: Printed) -> None:
     program = (
-        "import fcntl, sys, time; fcntl.flock(open(sys.argv[1], 'w'), fcntl.LOCK_EX);"
+        "import fcntl, sys, time; lock = open(sys.argv[1], 'w'); fcntl.flock(lock, fcntl.LOCK_EX);"
         "print('held', flush=True); time.sleep(60)"
     )
     (run / ".pruned").mkdir()
@@ -402,10 +400,13 @@ def test_a_dataset_keeps_the_spans_of_steps_that_are_pruned_later(
     assert 0 < later.rows < before.rows
 
 
-def test_the_report_and_runs_take_a_pruned_run(run: Path, tmp_path: Path, asked: Printed) -> None:
+def test_the_report_and_runs_take_a_pruned_run(
+    run: Path, tmp_path: Path, asked: Printed, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole = asked("runs", run)["runs"][0]
     prune(plan_prune(run, 3, 0))
     assert main(["report", str(run), "-o", str(tmp_path / "report.html")]) == 0
+    capsys.readouterr()
     row = asked("runs", run)["runs"][0]
     assert (row["steps"], row["workers"]) == (whole["steps"], whole["workers"])
     assert row["bytes"] == sum(path.stat().st_size for path in run.rglob("*.jsonl")) < whole["bytes"]

@@ -39,7 +39,8 @@ end. Files of one name that differ both stay: the second is called worker_0.NODE
 
 --json prints {"folder", "files", "bytes", "nodes": [{"name", "error", "files", "new_bytes", "sent_bytes",
 "unfinished_bytes"}], "pruned" (files that `prune` deleted here), "missing": [{"path", "node", "held_bytes",
-"bytes"}], "renamed": [{"path", "node", "target"}]}; with --to {"host", "url", "written", "bytes", "sent_bytes", "left", "open"}.
+"bytes"}], "renamed": [{"path", "node", "target"}]}; with --to {"host", "url", "written",
+"bytes", "sent_bytes", "left", "open"}.
 The exit code is 1 if a node failed or a file is not whole."""
 
 _NODES: Final = (

@@ -102,12 +102,17 @@ def _progress(say: Any) -> Any:
 
 def _agreed() -> bool:
     """Ask a person; without a terminal, nobody agrees."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not is_terminal():
         return False
     try:
         return input("Type yes to delete these files: ").strip() == _SURE
     except EOFError:
         return False
+
+
+def is_terminal() -> bool:
+    """Return whether a person reads and types."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def _planned(plan: Plan) -> Iterator[str]:

@@ -123,10 +123,8 @@ def _of_log(opened: Run) -> tuple[str | None, int, int | None, int]:
     from sglang_instrument.analysis.reading.files import run_begins
     from sglang_instrument.analysis.run.logged_runs import runs_of_trainers
 
-    runs, written = (
-        runs_of_trainers(opened.files),
-        sum(file.size for file in opened.files if file.pruned_us is None),
-    )
+    runs = runs_of_trainers(opened.files)
+    written = sum(file.size for file in opened.files if file.pruned_us is None)
     if not runs:
         first: Any = opened.digest.steps["start_us"].min()
         return None, 1, first, written
