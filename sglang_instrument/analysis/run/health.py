@@ -102,9 +102,10 @@ class Health:
 
 
 def _name_pruned(pruned: dict[str, int]) -> str:
-    files, days = sum(pruned.values()), sorted(pruned)
-    when = days[-1] if len(days) == 1 else f"{len(days)} days, the last is {days[-1]}"
-    return f"{files:,} {_plural(files, 'file')} pruned on {when}"
+    files = sum(pruned.values())
+    last = max(pruned, default="")
+    when = f"on {last}" if len(pruned) == 1 else f"on {len(pruned)} days, the last on {last}"
+    return f"{files:,} {_plural(files, 'file')} pruned {when}"
 
 
 def _ended_by_sglang(process: str) -> bool:
