@@ -11,6 +11,8 @@ import zstandard
 from many_disks import DiskNode, Disks, collect
 from polars.testing import assert_frame_equal
 
+from sglang_instrument.analysis.long_runs.plan import plan_prune
+from sglang_instrument.analysis.long_runs.prune import prune
 from sglang_instrument.analysis.run.opening import open_run
 from sglang_instrument.collect import gather as gathering
 from sglang_instrument.collect.collected import Folder
@@ -319,3 +321,59 @@ def test_chunks_hold_every_byte_once(seed):
     assert joined == {path: (begin, end) for path, begin, end in parts}
     wholes = list(in_chunks(parts, 10, whole=True))
     assert [part for chunk in wholes for part in chunk] == parts
+
+
+def pruned(folder):
+    """Delete the records of all steps but the newest one, as `prune` does on an old run."""
+    for path in folder.rglob("*.jsonl"):
+        os.utime(path, (path.stat().st_mtime - 7200,) * 2)
+    return prune(plan_prune(folder, 1, 0))
+
+
+def test_files_that_were_pruned_here_are_not_brought_again(here, tmp_path):
+    there = synthetic_run(tmp_path / "a", steps=8, workers=2, requests=4, seed=4)
+    node = DiskNode("a", there)
+    whole = collect(Folder(here), node)
+    requests = open_run(here).everything.requests
+    assert pruned(here).files > 0
+    left = sorted(here.glob("step_*"))
+    again = collect(Folder(here), node)
+    assert (again.nodes["a"].new_bytes, again.missing) == (0, {})
+    assert again.pruned == len(whole.files) - len(list(here.glob("step_*/*")))
+    assert sorted(here.glob("step_*")) == left
+    assert_frame_equal(open_run(here).everything.requests, requests)
+
+
+def test_a_pruned_file_that_is_another_inode_on_its_node_is_not_brought_again(here, tmp_path):
+    there = synthetic_run(tmp_path / "a", steps=8, workers=2, requests=4, seed=4)
+    collect(Folder(here), DiskNode("a", there))
+    pruned(here)
+    shutil.copytree(there, tmp_path / "b")
+    again = collect(Folder(here), DiskNode("a", tmp_path / "b"))
+    assert (again.nodes["a"].new_bytes, again.pruned > 0) == (0, True)
+
+
+def test_a_pruned_file_that_grew_on_its_node_is_brought_as_a_whole(here, tmp_path):
+    there = synthetic_run(tmp_path / "a", steps=8, workers=2, requests=4, seed=4)
+    collect(Folder(here), DiskNode("a", there))
+    requests = len(open_run(here).everything.requests)
+    pruned(here)
+    [gone, *_] = [path for path in there.glob("step_*/*") if not (here / path.relative_to(there)).exists()]
+    late = next(line for line in gone.read_text().splitlines() if '"async_rollout_request_complete"' in line)
+    with gone.open("a") as file:
+        file.write(late.replace(json.loads(late)["extra"]["request_id"], "late") + "\n")
+    assert collect(Folder(here), DiskNode("a", there)).missing == {}
+    assert (here / gone.relative_to(there)).read_bytes() == gone.read_bytes()
+    assert len(open_run(here).everything.requests) == requests + 1
+
+
+def test_what_nodes_pruned_comes_along(here, tmp_path):
+    nodes = []
+    for name, first in (("a", 1), ("b", 9)):
+        folder = synthetic_run(tmp_path / name, steps=8, workers=2, requests=4, seed=4, first_step=first)
+        assert pruned(folder).files > 0
+        nodes.append(DiskNode(name, folder))
+    expected = sum(len(open_run(node.folder).everything.requests) for node in nodes)
+    assert collect(Folder(here), *nodes).missing == {}
+    assert len(open_run(here).everything.requests) == expected
+    assert open_run(here).steps == list(range(1, 17))
