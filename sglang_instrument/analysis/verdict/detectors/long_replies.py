@@ -91,9 +91,14 @@ def _drawn(evidence: Evidence, requests: pl.DataFrame) -> Iterator[Finding]:
     lost = evidence.lost_in_requests(here.with_columns(excess_sec=pl.col("sec") * cut))
     lost = evidence.worth(lost).join(long, on=STEP)
     over_sec = pl.col("busy_sec") - pl.col("usual_sec")
-    for step in lost.filter(pl.col("lost_sec") >= _MOST_OF_IT * over_sec).sort(STEP).iter_rows(named=True):
-        drawn = here.filter(*(pl.col(name) == step[name] for name in STEP))
-        yield _drawn_finding(evidence, drawn, step["lost_sec"])
+    told = lost.filter(pl.col("lost_sec") >= _MOST_OF_IT * over_sec).select(*STEP, step_sec="lost_sec")
+    longest = here.join(told, on=STEP).sort("tokens").group_by(STEP, maintain_order=True).last()
+    # All steps at once: a run may have thousands of them.
+    cut = (1 - pl.col("usual_longest") / pl.col("tokens")).clip(lower_bound=0.0)
+    alone = evidence.lost_in_requests(longest.with_columns(excess_sec=pl.col("sec") * cut))
+    rows = longest.join(alone.rename({"lost_sec": "alone_sec"}), on=STEP, how="left")
+    for row in rows.sort(STEP).iter_rows(named=True):
+        yield _drawn_finding(row)
 
 
 def _long_for_their_kind(evidence: Evidence) -> pl.DataFrame:
@@ -109,19 +114,28 @@ def _long_for_their_kind(evidence: Evidence) -> pl.DataFrame:
 def _usual_lengths(requests: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Return for each step the medians, over all others, of the longest reply and of the mean reply."""
     lengths = requests.group_by(STEP).agg(longest=pl.col("tokens").max(), mean=pl.col("tokens").mean())
-    others = steps.select(STEP).join(lengths, on="validate", suffix="_other")
-    return (
-        others.filter(pl.col("step") != pl.col("step_other"))
-        .group_by(STEP)
-        .agg(usual_longest=pl.col("longest").median(), usual_mean=pl.col("mean").median())
+    usual = lengths.select(
+        *STEP,
+        usual_longest=_median_of_others(pl.col("longest")),
+        usual_mean=_median_of_others(pl.col("mean")),
     )
+    return usual.join(steps.select(STEP), on=STEP, how="semi")
 
 
-def _drawn_finding(evidence: Evidence, here: pl.DataFrame, lost_sec: float) -> Finding:
-    row = here.sort("tokens").row(-1, named=True)
+def _median_of_others(value: pl.Expr) -> pl.Expr:
+    """Return for each step the median over all others of its kind; null if there are none."""
+    others = pl.len().cast(pl.Int64) - 1
+    own = value.rank("ordinal").cast(pl.Int64) - 1
+    low, high = ((others - 1) // 2).clip(lower_bound=0), others // 2
+    ordered = value.sort()
+    middle = (ordered.gather(low + (own <= low)) + ordered.gather(high + (own <= high))) / 2
+    return pl.when(pl.len().over("validate") > 1).then(middle.over("validate"))
+
+
+def _drawn_finding(row: dict[str, Any]) -> Finding:
     usual: float = row["usual_longest"]
     numbers = {"tokens": row["tokens"], "usual_longest": usual, "drawn": True}
-    alone_sec = _saved(evidence, here, row, usual)
+    lost_sec, alone_sec = row["step_sec"], row["alone_sec"] or 0.0
     if alone_sec > _MOST_OF_IT * lost_sec:
         sentence = (
             f"{where(row)} drew the longest reply, {row['tokens']:,.0f} tokens where {usual:,.0f} are the "
