@@ -5,9 +5,12 @@ import statistics
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
-from sglang_instrument.analysis import open_run
+from sglang_instrument.analysis import open_run, step_ledger, worker_ledger
+from sglang_instrument.analysis.answers.call_times import paths_of
 from sglang_instrument.analysis.questions import Run
 from sglang_instrument.cli.main import main
 from sglang_instrument.errors import InstrumentError
@@ -117,3 +120,14 @@ def test_validations_have_their_own_rows(tmp_path: Path) -> None:
 def test_another_period_is_refused(run: Run) -> None:
     with pytest.raises(InstrumentError, match=r"day, week, got 'month'"):
         run.summary(by="month")
+
+
+def test_the_ledger_of_some_steps_equals_their_rows_in_that_of_all(tmp_path: Path) -> None:
+    shape = {"steps": 5, "workers": 3, "requests": 4, "validate_every": 2, "engine_clocks": {0: 0.0, 1: 3.0}}
+    run = open_run(synthetic_run(tmp_path / "exp", **shape))
+    for ledger in (step_ledger, worker_ledger):
+        every = ledger(paths_of(run))
+        assert every["part"].n_unique() > 5
+        for steps in ([2], [1, 4], [5]):
+            wanted = pl.col("step").is_in(steps)
+            assert_frame_equal(ledger(paths_of(run, steps)).filter(wanted), every.filter(wanted))

@@ -1,5 +1,7 @@
 """Tell where each engine call spent its time, by the engine's own logs: queue, prefill, decode."""
 
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Final
 
 import polars as pl
@@ -32,9 +34,18 @@ def call_times(run: Run) -> pl.DataFrame | None:
     return cached_table(run.folder, "call_times", run.files, lambda: _made(run))
 
 
-def paths_of(run: Run) -> Paths:
-    """Return the critical paths of a run, engine calls split as the engine's own logs tell."""
-    return Paths(run.digest, call_times(run))
+def paths_of(run: Run, steps: Collection[int] | None = None) -> Paths:
+    """Return the critical paths of a run, engine calls split as the engine's own logs tell.
+
+    Args:
+        run: The run.
+        steps: The paths of workers in other steps are left out: a ledger then holds for these steps alone.
+            Windows and clocks are those of the whole run. None: all steps.
+    """
+    if steps is None:
+        return Paths(run.digest, call_times(run))
+    asked = (pl.col("role") != "worker") | pl.col("step").is_in(list(steps))
+    return Paths(replace(run.digest, path=run.digest.path.filter(asked)), call_times(run))
 
 
 def _made(run: Run) -> pl.DataFrame:

@@ -127,7 +127,7 @@ def _summarise(opened: Run, validate: bool, chosen: list[int] | None) -> _Summar
 
     # A step ends with the begin of the next one, so all steps are measured before one is chosen.
     every = opened.digest.filter(pl.col("validate") == validate)
-    paths = paths_of(opened)
+    paths = paths_of(opened, chosen)
     tables = [
         step_table(every),
         worker_table(every),
