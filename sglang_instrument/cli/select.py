@@ -15,6 +15,9 @@ from sglang_instrument.errors import LogError
 LOGS_HELP: Final = "the experiment's folder, logs/EXPERIMENT"
 STEP_HELP: Final = "only this step, or these: 60-67; repeatable"
 
+#: What a dataset has of pruned steps.
+WRITTEN_BEFORE: Final = "their spans are there only if they were written to a dataset before"
+
 if TYPE_CHECKING:
     import polars as pl
 
@@ -66,13 +69,15 @@ def of_steps(
     return chosen if worker is None else chosen.filter(worker=worker)
 
 
-def tell_pruned(run: Run, steps: Sequence[int] | None = None) -> None:
+def tell_pruned(
+    run: Run, steps: Sequence[int] | None = None, left: str = "this answer is of the other steps"
+) -> None:
     """Say on stderr that an answer of all steps lacks those whose records `prune` deleted."""
     from sglang_instrument.analysis.run.pruned import pruned_words
 
     gone = [file for file in run.files if file.pruned_us is not None and file.place is not None]
     if gone and steps is None:
-        say(f"{pruned_words(gone)}: this answer is of the other steps", sys.stderr)
+        say(f"{pruned_words(gone)}: {left}", sys.stderr)
 
 
 def within(steps: Sequence[int] | None) -> pl.Expr:

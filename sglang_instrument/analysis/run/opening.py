@@ -129,7 +129,11 @@ class Run:
     def read_records(
         self, step: Steps = None, worker: int | None = None, validate: bool | None = None
     ) -> pl.DataFrame:
-        """Read again the records of the files of some steps and one worker; None stands for all."""
+        """Read again the records of the files of some steps and one worker; None stands for all that are there.
+
+        Raises:
+            LogError: A file cannot be read, or records of a step that was asked for were pruned.
+        """
         files = self._log_of(step, worker, validate)
         reading = read_files(self.folder, files)
         for before, now in zip(files, reading.files, strict=True):

@@ -26,7 +26,7 @@ such as `events --step 12`, then says when they were pruned.
     sglang-instrument prune logs/gsm8k_600 --yes                         # asks nothing: for cron
 
 The newest steps keep their records, so do the slowest ones and those that a finding of the verdict names; of
-validations likewise. While the run goes on, so do steps that are not closed or newer than the last but two.
+validations likewise. While the run goes on, so do its newest three steps and those that are not closed.
 Files that changed within ten minutes, links, and what is no log stay in any case. Without a terminal and
 without --yes, the command only says what would go. What is kept lies in LOGS/.pruned: delete it only to
 forget these steps.

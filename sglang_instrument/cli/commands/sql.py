@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         opened = open_run(args.logs, progress)
         rows = ask(opened, args.query, progress)
     if "spans" in args.query.lower():
-        select.tell_pruned(opened)
+        select.tell_pruned(opened, left=select.WRITTEN_BEFORE)
     if args.csv:
         _print_csv(rows)
     elif args.json:
