@@ -145,7 +145,7 @@ def test_without_yes_nothing_is_deleted(run: Path, capsys: pytest.CaptureFixture
     before = logs(run)
     assert main(["prune", str(run), *KEPT]) == 0
     told = capsys.readouterr().out
-    assert "lose their records" in told
+    assert "to delete: the records of 9 steps and" in told
     assert "nothing was deleted; --yes deletes without asking" in told
     assert logs(run) == before
     assert not (run / ".pruned").exists()

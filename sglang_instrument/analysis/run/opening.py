@@ -129,7 +129,7 @@ class Run:
     def read_records(
         self, step: Steps = None, worker: int | None = None, validate: bool | None = None
     ) -> pl.DataFrame:
-        """Read again the records of the files of some steps and one worker; None stands for all that are there.
+        """Read the records of some steps and one worker again; None stands for all that are there.
 
         Raises:
             LogError: A file cannot be read, or records of a step that was asked for were pruned.

@@ -112,12 +112,13 @@ def pruned_words(files: Sequence[File]) -> str:
     """Return "the records of steps 3, 5-9 were pruned on 2026-11-23", by the files that are gone."""
     places = [file.place for file in files if file.place is not None]
     steps = {(place.validate, place.step) for place in places if place.step is not None}
-    named = [_named(kind, sorted(step for of, step in steps if of == kind)) for kind in (False, True)]
+    named = [name_steps(kind, sorted(step for of, step in steps if of == kind)) for kind in (False, True)]
     last = max((file.pruned_us or 0 for file in files), default=0)
     return f"the records of {' and '.join(filter(None, named))} were pruned on {day_of(last)}"
 
 
-def _named(validate: bool, steps: Sequence[int]) -> str:
+def name_steps(validate: bool, steps: Sequence[int]) -> str:
+    """Return "step 3", "steps 3, 5-9" or the same of validations; "" for none."""
     if not steps:
         return ""
     kind = f"{'validation' if validate else 'step'}{'s' if len(steps) > 1 else ''}"

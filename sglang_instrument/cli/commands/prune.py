@@ -125,23 +125,23 @@ def _planned(plan: Plan) -> Iterator[str]:
         IN_USE: "more that may still be written to",
     }
     why = ", ".join(f"{plan.count(one):,} {of}" for one, of in words.items() if plan.count(one))
-    yield f"{plan.run.name}: {_steps([*plan.keep])} keep their records, {size(plan.kept_bytes)}: {why}"
+    yield f"{plan.run.name}: {_steps([*plan.keep])} keep records, {size(plan.kept_bytes)}: {why}"
     if not plan.drop:
         yield "nothing to delete"
         return
     files = f"{len(plan.drop):,} files, {size(plan.freed)}"
-    yield f"{_steps(plan.steps)} lose their records, {files}: {_numbers(plan)}; their ledgers stay"
+    yield f"to delete: the records of {_steps(plan.steps)}, {files}: {_numbers(plan)}; their ledgers stay"
     if plan.linked:
         yield f"{plan.linked:,} of these files have a second name on the disk, which keeps their bytes"
     yield from _left(plan.left)
 
 
 def _numbers(plan: Plan) -> str:
-    from sglang_instrument.analysis.run.pruned import ranges
+    from sglang_instrument.analysis.run.pruned import name_steps
 
-    of_kind = {"steps": False, "validations": True}
-    told = {name: [step for step, kind in plan.steps if kind == wanted] for name, wanted in of_kind.items()}
-    return "; ".join(f"{name} {ranges(numbers)}" for name, numbers in told.items() if numbers)
+    training = [step for step, validate in plan.steps if not validate]
+    validations = [step for step, validate in plan.steps if validate]
+    return " and ".join(filter(None, (name_steps(False, training), name_steps(True, validations))))
 
 
 def _steps(steps: list[tuple[int, bool]]) -> str:
