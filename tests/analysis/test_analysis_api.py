@@ -139,6 +139,7 @@ ASKED = {"folder", "step", "worker", "validate", "a", "b", "failed", "ok", "run_
 NOT_OF_A_LOG = {
     "runs": "opens several runs: open_run() and verdict_of() of each",
     "collect": "brings files",
+    "watch": "follows a run that goes on",
     "prune": "deletes files: analysis.long_runs.prune.prune()",
     "demo": "runs something",
     "run": "runs something",
