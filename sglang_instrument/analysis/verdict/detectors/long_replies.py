@@ -127,8 +127,8 @@ def _median_of_others(value: pl.Expr) -> pl.Expr:
     others = pl.len().cast(pl.Int64) - 1
     own = value.rank("ordinal").cast(pl.Int64) - 1
     low, high = ((others - 1) // 2).clip(lower_bound=0), others // 2
-    ordered = value.sort()
-    middle = (ordered.gather(low + (own <= low)) + ordered.gather(high + (own <= high))) / 2
+    at_low, at_high = (pl.min_horizontal(at + (own <= at), others) for at in (low, high))
+    middle = (value.sort().gather(at_low) + value.sort().gather(at_high)) / 2
     return pl.when(pl.len().over("validate") > 1).then(middle.over("validate"))
 
 
