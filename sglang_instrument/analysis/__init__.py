@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.changes.whatif import Model as Model
     from sglang_instrument.analysis.changes.whatif import validation_of as validation_of
     from sglang_instrument.analysis.changes.whatif import what_if as what_if
+    from sglang_instrument.analysis.digests.digest import Digest as Digest
     from sglang_instrument.analysis.ledger.ledger import step_ledger as step_ledger
     from sglang_instrument.analysis.ledger.ledger import step_windows as step_windows
     from sglang_instrument.analysis.ledger.ledger import worker_ledger as worker_ledger
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.reading.processes_of_run import RunProcesses as RunProcesses
     from sglang_instrument.analysis.reading.processes_of_run import read_processes as read_processes
     from sglang_instrument.analysis.run.clocks import clock_table as clock_table
-    from sglang_instrument.analysis.run.digest import Digest as Digest
     from sglang_instrument.analysis.run.health import Health as Health
     from sglang_instrument.analysis.timing.nesting import nest as nest
     from sglang_instrument.analysis.timing.wall_time import split_wall_time as split_wall_time
@@ -74,7 +74,7 @@ _HOMES = {
     "RunProcesses": "reading.processes_of_run",
     "Comparison": "changes.compare",
     "Condition": "changes.compare",
-    "Digest": "run.digest",
+    "Digest": "digests.digest",
     "Finding": "verdict.evidence.finding",
     "Health": "run.health",
     "Link": "answers.workers",

@@ -21,7 +21,7 @@ WRITTEN_BEFORE: Final = "their spans are there only if they were written to a da
 if TYPE_CHECKING:
     import polars as pl
 
-    from sglang_instrument.analysis.run.digest import Digest
+    from sglang_instrument.analysis.digests.digest import Digest
     from sglang_instrument.analysis.run.opening import Run
 
 

@@ -13,6 +13,8 @@ import msgspec
 import polars as pl
 
 from sglang_instrument.analysis.answers.steps import step_table
+from sglang_instrument.analysis.digests.digest import Digest, concat_digests
+from sglang_instrument.analysis.digests.file_sources import only_files
 from sglang_instrument.analysis.reading.files import (
     File,
     ended_paths,
@@ -21,8 +23,6 @@ from sglang_instrument.analysis.reading.files import (
 )
 from sglang_instrument.analysis.run.batches import digest_files
 from sglang_instrument.analysis.run.cache import list_files, only_newest_runs
-from sglang_instrument.analysis.run.digest import Digest, concat_digests
-from sglang_instrument.analysis.run.file_sources import only_files
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.outside import paths_outside_steps
 from sglang_instrument.live.analyst import Answer, Question

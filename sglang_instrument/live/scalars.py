@@ -7,9 +7,9 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.call_times import call_times
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.ledger import PARTS, Paths, step_ledger, worker_ledger
 from sglang_instrument.analysis.reading.files import File, newest_runs
-from sglang_instrument.analysis.run.digest import Digest
 from sglang_instrument.analysis.run.losses import health_of
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.live.reported import Reported, reported

@@ -10,10 +10,10 @@ import msgspec
 import polars as pl
 from msgspec import Struct
 
+from sglang_instrument.analysis.digests.file_sources import key_of
 from sglang_instrument.analysis.reading.chunks import readable_lines
 from sglang_instrument.analysis.reading.files import newest_run_filter
 from sglang_instrument.analysis.run.cache import cached_table
-from sglang_instrument.analysis.run.file_sources import key_of
 from sglang_instrument.schema import LOG_OPENED
 
 if TYPE_CHECKING:
@@ -81,8 +81,7 @@ def iter_records(
     Args:
         run: The run.
         files: Files of it.
-        events: Only records of these events, or with these keys; lines without any of these names are not
-            decoded.
+        events: Only records of these events, or with these keys; other lines are not decoded.
     """
     run.demand_log()
     counts = newest_run_filter(run.files)
@@ -94,10 +93,8 @@ def iter_records(
 
 def _logged(run: Run, file: File, events: Sequence[str]) -> Iterator[tuple[str | None, Record]]:
     if file.pruned_us is None:
-        yield from records_of(run.folder / file.path, events)
-        return
-    for run_id, kept in run.kept_calls.get(key_of(file), ()):
-        yield run_id, _LINES.decode(kept)
+        return records_of(run.folder / file.path, events)
+    return ((run_id, _LINES.decode(kept)) for run_id, kept in run.kept_calls.get(key_of(file), ()))
 
 
 def records_of(path: Path, events: Sequence[str] = ()) -> Iterator[tuple[str | None, Record]]:
@@ -106,11 +103,9 @@ def records_of(path: Path, events: Sequence[str] = ()) -> Iterator[tuple[str | N
     run_id = None
     for chunk in readable_lines(path):
         for record in _decode(_marked(chunk, marks) if marks else chunk):
-            if record.extra is None:
-                continue
-            if record.event == LOG_OPENED:
+            if record.extra is not None and record.event == LOG_OPENED:
                 run_id = record.extra.run_id
-            elif record.start_us is not None:
+            elif record.extra is not None and record.start_us is not None:
                 yield run_id, record
 
 

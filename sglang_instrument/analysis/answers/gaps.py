@@ -4,8 +4,8 @@ from typing import Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.reading.files import LOOP_BLOCK, File, controls_of
-from sglang_instrument.analysis.run.digest import Digest
 
 _LEAST_SEC: Final = 2.0
 _TIMES_THE_USUAL: Final = 10.0

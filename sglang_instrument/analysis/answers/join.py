@@ -16,8 +16,8 @@ from sglang_instrument.analysis.answers.round_trips import ahead_us, of_worker
 from sglang_instrument.analysis.run.cache import cached_table
 
 if TYPE_CHECKING:
+    from sglang_instrument.analysis.digests.digest import Digest
     from sglang_instrument.analysis.reading.files import File
-    from sglang_instrument.analysis.run.digest import Digest
     from sglang_instrument.analysis.run.opening import Run
     from sglang_instrument.analysis.verdict.evidence.finding import Finding
 

@@ -5,7 +5,7 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.steps import STEP, step_table
-from sglang_instrument.analysis.run.digest import Digest
+from sglang_instrument.analysis.digests.digest import Digest
 
 _CUT: Final = "length"  # the finish reason of a response that hit a cap
 _DECILES: Final = 10

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from sglang_instrument.analysis.run.digest import KINDS, Digest
+from sglang_instrument.analysis.digests.digest import KINDS, Digest
 
 _QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 

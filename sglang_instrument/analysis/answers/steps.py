@@ -4,7 +4,7 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.run.digest import Digest
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.schema import PHASES
 
 STEP: Final = ["step", "validate"]

@@ -5,8 +5,8 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.steps import STEP, step_table
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.ledger import Paths, step_ledger, worker_ledger
-from sglang_instrument.analysis.run.digest import Digest
 
 _OF_STEP: Final = (
     *(*STEP, "workers", "slowest_worker", "duration_sec", "requests", "response_tokens"),

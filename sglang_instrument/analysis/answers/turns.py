@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from sglang_instrument.analysis.run.digest import KINDS, Digest
+from sglang_instrument.analysis.digests.digest import KINDS, Digest
 
 
 def turn_table(digest: Digest, by_step: bool = False) -> pl.DataFrame:

@@ -6,9 +6,9 @@ from typing import Final
 
 import polars as pl
 
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.deciding_paths import Paths
 from sglang_instrument.analysis.run.clocks import BARRIER, clock_table, numbered_barriers
-from sglang_instrument.analysis.run.digest import Digest
 
 _LEFT_TOGETHER_SEC: Final = 0.05
 _OF_THE_WAIT: Final = 0.1  # exits may differ by this share of the longest wait

@@ -6,9 +6,9 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.steps import step_table
 from sglang_instrument.analysis.changes.queueing import fit_with_limit
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.engine_speed import engine_calls
 from sglang_instrument.analysis.ledger.ledger import step_windows
-from sglang_instrument.analysis.run.digest import Digest
 
 #: Metrics that do not depend on which replies were drawn, and their units.
 RATES: Final = {

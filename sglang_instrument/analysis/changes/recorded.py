@@ -9,8 +9,8 @@ from sglang_instrument.analysis.answers.steps import STEP_OF_WORKER
 from sglang_instrument.analysis.changes.queueing import admissions
 from sglang_instrument.analysis.changes.replay import Call, Request, work_of
 from sglang_instrument.analysis.changes.rules import Recorded
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed, Fit
-from sglang_instrument.analysis.run.digest import Digest
 
 ANSWERS: Final = ("tool", "interaction")
 _REQUEST: Final = ["source", *STEP_OF_WORKER, "request_id"]

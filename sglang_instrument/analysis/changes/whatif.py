@@ -14,8 +14,8 @@ from sglang_instrument.analysis.changes.replay import replay
 from sglang_instrument.analysis.changes.rules import Factors, Rules, under
 from sglang_instrument.analysis.changes.savings import Savings
 from sglang_instrument.analysis.changes.statistics import difference, first_is_cold
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed, engine_calls, fit_speed
-from sglang_instrument.analysis.run.digest import Digest
 from sglang_instrument.errors import InstrumentError
 
 ASSUMPTIONS: Final = (

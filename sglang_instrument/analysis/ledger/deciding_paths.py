@@ -10,8 +10,8 @@ from typing import Final
 
 import polars as pl
 
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.run.clocks import clock_table, numbered_barriers
-from sglang_instrument.analysis.run.digest import Digest
 
 STEP: Final = ["step", "validate"]
 STEP_OF_WORKER: Final = [*STEP, "worker"]

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from scipy.optimize import nnls
 
-from sglang_instrument.analysis.run.digest import Digest
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.timing.group_ids import assign_group_ids
 from sglang_instrument.analysis.timing.grouped_sums import is_first, sum_before
 

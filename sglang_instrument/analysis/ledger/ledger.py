@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.deciding_paths import PARTS as PARTS
 from sglang_instrument.analysis.ledger.deciding_paths import STEP as STEP
 from sglang_instrument.analysis.ledger.deciding_paths import STEP_OF_WORKER as STEP_OF_WORKER
 from sglang_instrument.analysis.ledger.deciding_paths import Paths as Paths
 from sglang_instrument.analysis.ledger.deciding_paths import one_at_a_time, sec_between
 from sglang_instrument.analysis.ledger.deciding_paths import step_windows as step_windows
-from sglang_instrument.analysis.run.digest import Digest
 
 NOT_RECORDED: Final = "(not recorded)"
 END_OF_STEP: Final = "(end of step)"  # the event of the wait for workers that end later

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from sglang_instrument.analysis.answers.steps import STEP, step_table
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.reading.files import File, ended_paths, newest_runs
 from sglang_instrument.analysis.run.batches import Progress
 from sglang_instrument.analysis.run.cache import only_newest_runs, read_everything
-from sglang_instrument.analysis.run.digest import Digest
 from sglang_instrument.analysis.run.opening import Run, find_run
 from sglang_instrument.analysis.run.outside import paths_outside_steps
 from sglang_instrument.analysis.verdict.verdict import findings_of

@@ -18,13 +18,13 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.engine_requests import Fields, records_of
 from sglang_instrument.analysis.answers.join import has_engine_logs
+from sglang_instrument.analysis.digests.file_sources import key_of, number_sources, only_files, renumber
+from sglang_instrument.analysis.digests.stored_digest import load_digest, save_digest
 from sglang_instrument.analysis.long_runs.plan import Plan
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.batches import Progress, read_tables
-from sglang_instrument.analysis.run.file_sources import key_of, number_sources, only_files, renumber
 from sglang_instrument.analysis.run.pruned import CALLS, PATHS, PRUNED, pruned_folders
-from sglang_instrument.analysis.run.stored_digest import load_digest, save_digest
 from sglang_instrument.errors import LogError
 
 _LOCK: Final = ".lock"

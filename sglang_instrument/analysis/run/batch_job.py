@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
+from sglang_instrument.analysis.digests.digest import digest_records
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.reader import read_files
-from sglang_instrument.analysis.run.digest import digest_records
 from sglang_instrument.analysis.run.event_paths import path_sums
 from sglang_instrument.analysis.run.event_tables import event_rows, event_times
 from sglang_instrument.analysis.run.span_files import write_spans

@@ -8,9 +8,9 @@ from typing import Final
 
 import polars as pl
 
+from sglang_instrument.analysis.digests.digest import Digest, concat_digests
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.run.batch_job import BatchJob, BatchResult, Tables
-from sglang_instrument.analysis.run.digest import Digest, concat_digests
 from sglang_instrument.analysis.run.worker_processes import read_in_processes
 
 _BATCH_BYTES: Final = 36 * 1024 * 1024  # of text; some 150,000 records

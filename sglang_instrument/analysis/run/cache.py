@@ -15,20 +15,20 @@ from typing import Final
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.reading.files import File, newest_run_filter, only_run
-from sglang_instrument.analysis.reading.folders import log_files
-from sglang_instrument.analysis.run.batches import Progress, digest_files
-from sglang_instrument.analysis.run.digest import Digest, concat_digests
-from sglang_instrument.analysis.run.file_sources import join_digests, key_of, only_files
-from sglang_instrument.analysis.run.logged_runs import find_run_id
-from sglang_instrument.analysis.run.pruned import with_pruned
-from sglang_instrument.analysis.run.stored_digest import (
+from sglang_instrument.analysis.digests.digest import Digest, concat_digests
+from sglang_instrument.analysis.digests.file_sources import join_digests, key_of, only_files
+from sglang_instrument.analysis.digests.stored_digest import (
     VERSION,
     load_digest,
     read_table,
     save_digest,
     save_table,
 )
+from sglang_instrument.analysis.reading.files import File, newest_run_filter, only_run
+from sglang_instrument.analysis.reading.folders import log_files
+from sglang_instrument.analysis.run.batches import Progress, digest_files
+from sglang_instrument.analysis.run.logged_runs import find_run_id
+from sglang_instrument.analysis.run.pruned import with_pruned
 from sglang_instrument.errors import LogError
 
 _WORTHWHILE_BYTES: Final = 4 * 1024 * 1024  # smaller runs are read each time and get no cache

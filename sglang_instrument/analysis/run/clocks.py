@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from sglang_instrument.analysis.run.digest import Digest
+from sglang_instrument.analysis.digests.digest import Digest
 
 BARRIER = ["step", "validate", "barrier"]
 

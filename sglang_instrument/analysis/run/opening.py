@@ -8,6 +8,8 @@ from pathlib import Path
 
 import polars as pl
 
+from sglang_instrument.analysis.digests.digest import Digest
+from sglang_instrument.analysis.digests.file_sources import Key, key_of
 from sglang_instrument.analysis.reading.files import File, newest_run_filter
 from sglang_instrument.analysis.reading.folders import Place, is_run_folder, other_files
 from sglang_instrument.analysis.reading.liveness import ended_abruptly, is_over
@@ -15,8 +17,6 @@ from sglang_instrument.analysis.reading.reader import read_files
 from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.batches import Progress, read_tables
 from sglang_instrument.analysis.run.cache import is_dataset, read_digest
-from sglang_instrument.analysis.run.digest import Digest
-from sglang_instrument.analysis.run.file_sources import Key, key_of
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.logged_runs import describe_runs, find_run_id, split_run_id
 from sglang_instrument.analysis.run.losses import health_of, used_runs

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.reading.files import File, controls_of
-from sglang_instrument.analysis.run.digest import Digest
 from sglang_instrument.schema import LOG_OPENED, STEP_CLOSED
 
 

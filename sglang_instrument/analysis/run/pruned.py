@@ -13,11 +13,11 @@ from typing import Final
 import msgspec
 import polars as pl
 
+from sglang_instrument.analysis.digests.digest import Digest, concat_digests
+from sglang_instrument.analysis.digests.file_sources import Key, join_digests, key_of, only_files, renumber
+from sglang_instrument.analysis.digests.stored_digest import load_digest, read_table
 from sglang_instrument.analysis.reading.files import Control, File
 from sglang_instrument.analysis.reading.folders import in_order
-from sglang_instrument.analysis.run.digest import Digest, concat_digests
-from sglang_instrument.analysis.run.file_sources import Key, join_digests, key_of, only_files, renumber
-from sglang_instrument.analysis.run.stored_digest import load_digest, read_table
 
 #: The folder in that of a run, and names of tables in a folder of it.
 PRUNED: Final = ".pruned"

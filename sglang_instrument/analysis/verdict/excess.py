@@ -4,8 +4,8 @@ from typing import Any, Final, NamedTuple
 
 import polars as pl
 
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, Paths, step_ledger
-from sglang_instrument.analysis.run.digest import Digest
 
 #: Parts whose calls have a usual time: what more or longer calls took, and what slower calls took.
 _SPLIT: Final = {"engine": ("longer replies", "slower engine"), "tool": ("more tool calls", "slower tools")}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.run.digest import Digest
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.verdict.advice import advice_of
 from sglang_instrument.analysis.verdict.detectors import DETECTORS
 from sglang_instrument.analysis.verdict.engine_logs import with_engine_logs

@@ -145,7 +145,7 @@ def _print_validation(real: Path, validation: dict[str, Any]) -> None:
 
 def _times(opened: Run, rules: Rules, progress: Progress) -> pl.DataFrame | None:
     """Return the times of the events that are scaled by name; None if only kinds of work are scaled."""
-    from sglang_instrument.analysis.run.digest import KINDS
+    from sglang_instrument.analysis.digests.digest import KINDS
 
     events = [name for name in rules.scale if name not in KINDS]
     if not events:

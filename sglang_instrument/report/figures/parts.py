@@ -9,7 +9,7 @@ from typing import Any, Final
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from sglang_instrument.analysis.run.digest import Digest
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.run.opening import Run
 
 INK: Final = "#1c2530"

@@ -9,7 +9,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from sglang_instrument.analysis.answers.requests import cdf_table, request_table
-from sglang_instrument.analysis.run.digest import Digest
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.timing.wall_time import self_intervals
 from sglang_instrument.report.figures.parts import (
     FAINT,

@@ -21,7 +21,7 @@ from sglang_instrument.schema import PHASES
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.changes.compare import Comparison
-    from sglang_instrument.analysis.run.digest import Digest
+    from sglang_instrument.analysis.digests.digest import Digest
     from sglang_instrument.analysis.run.opening import Run
     from sglang_instrument.analysis.verdict.evidence.finding import Finding
 

@@ -12,7 +12,7 @@ import polars as pl
 from sglang_instrument.analysis.answers.steps import worker_steps
 from sglang_instrument.analysis.changes.rules import Rules
 from sglang_instrument.analysis.changes.whatif import ASSUMPTIONS, Model
-from sglang_instrument.analysis.run.digest import Digest
+from sglang_instrument.analysis.digests.digest import Digest
 
 _CAPS_AT: Final = (0.5, 0.75, 0.9, 0.99)  # quantiles of the response tokens
 _OVERSAMPLE: Final = (None, 0.1, 0.25, 0.5)

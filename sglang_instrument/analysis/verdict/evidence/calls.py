@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.engine_speed import engine_calls, fit_speed
 from sglang_instrument.analysis.ledger.ledger import STEP_OF_WORKER
-from sglang_instrument.analysis.run.digest import Digest
 
 KINDS: Final = ("engine", "tool", "interaction", "reward")
 _CALL: Final[dict[str, Any]] = {

@@ -13,10 +13,10 @@ from typing import Final
 
 import polars as pl
 
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.reading.files import File, controls_of, ended_paths
 from sglang_instrument.analysis.run.clocks import clock_table
-from sglang_instrument.analysis.run.digest import Digest
 from sglang_instrument.analysis.verdict.evidence.chance import Draws
 from sglang_instrument.analysis.verdict.evidence.hangs import open_step_age_sec, waits_at_barrier
 from sglang_instrument.schema import LOG_OPENED, OPEN_SPANS, STEP_CLOSED

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.reading.files import Control, File, controls_of, last_open_reports
-from sglang_instrument.analysis.run.digest import Digest
 from sglang_instrument.schema import STEP_CLOSED, kind_of
 
 _TIMES: Final = 2.0  # times the longest span of its phase in the run

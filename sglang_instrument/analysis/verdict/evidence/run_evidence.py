@@ -7,10 +7,10 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.steps import worker_steps
+from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.deciding_paths import Paths, sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, worker_parts
 from sglang_instrument.analysis.reading.files import File
-from sglang_instrument.analysis.run.digest import Digest
 from sglang_instrument.analysis.verdict.evidence.calls import calls_of
 from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep, unfinished_steps
 

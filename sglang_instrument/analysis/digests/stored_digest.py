@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 import polars as pl
 
+from sglang_instrument.analysis.digests.digest import SCHEMAS, Digest
 from sglang_instrument.analysis.reading.files import File
-from sglang_instrument.analysis.run.digest import SCHEMAS, Digest
 from sglang_instrument.regular_files import demand_regular, read_regular
 from sglang_instrument.schema import LOG_VERSION
 

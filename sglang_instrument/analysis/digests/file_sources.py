@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from sglang_instrument.analysis.digests.digest import Digest, concat_digests
 from sglang_instrument.analysis.reading.files import File
-from sglang_instrument.analysis.run.digest import Digest, concat_digests
 
 #: What tells whether a file is as it was: its path, size and modification time.
 Key = tuple[str, int, int]

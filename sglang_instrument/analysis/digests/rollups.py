@@ -4,7 +4,7 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.run.turns import ENGINE, KINDS, REQUEST, sum_by_number, turns_of
+from sglang_instrument.analysis.digests.turns import ENGINE, KINDS, REQUEST, sum_by_number, turns_of
 from sglang_instrument.schema import PHASES
 
 #: Where a row belongs. `source` numbers each pair of file and run.

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.run.rollups import PLACE as PLACE
-from sglang_instrument.analysis.run.rollups import roll_up
-from sglang_instrument.analysis.run.turns import KINDS as KINDS
+from sglang_instrument.analysis.digests.rollups import PLACE as PLACE
+from sglang_instrument.analysis.digests.rollups import roll_up
+from sglang_instrument.analysis.digests.turns import KINDS as KINDS
 from sglang_instrument.analysis.timing.critical_path import critical_path
 from sglang_instrument.analysis.timing.group_ids import assign_group_ids
 from sglang_instrument.analysis.timing.nesting import nest_and_clip
