@@ -132,6 +132,7 @@ class Analyst:
                 if answer.failed is not None:
                     self.failures[answer.folder] = answer.failed
                 self._answered.release()
+        process.wait()  # its pipe ends earlier: `wait` would take it for alive
         if not self._is_closed:
             self.failures[_PROCESS] = "the process that analyses finished steps has ended"
         self._answered.release()  # it ended: nobody waits for it

@@ -92,7 +92,7 @@ class FollowedRun:
         moment = Now(counts, now, wall_us(), self._liveness.alive, ended is not None)
         step = counts.newest()
         in_progress = snapshots.step_now(moment, step, done)
-        if in_progress is not None:
+        if in_progress is not None and ended is None:
             in_progress = replace(in_progress, forecast=self._forecast_of(moment, step, in_progress))
         problems = (*snapshots.problems_now(moment, step, in_progress), *own)
         return Snapshot(

@@ -182,10 +182,16 @@ def _deaths(now: Now, step: StepKey | None, parts: Mapping[WorkerKey, Part]) -> 
     for key, process in told.items():
         part = parts.get(key)
         said = open_now_of(part, process.now_us(now.now)) if part is not None else None
-        left = f" with {said.requests} requests open" if said else ""
+        left = (
+            f" with {said.requests} request{'s' * (said.requests > 1)} open" if said and said.requests else ""
+        )
         silent_sec = now.now - process.last_at
         how = "has ended" if not _is_guessed(process, now) else "writes no more; a live one writes every 2 s"
         yield _problem("death", now.since_us(silent_sec), key, step, f"the process {how}{left}")
+
+
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count:,} requests"
 
 
 def _is_guessed(process: Process, now: Now) -> bool:

@@ -20,3 +20,8 @@ class Forecast:
     decides: tuple[int, str] | None
     decides_share: float
     will_not_end: tuple[tuple[int, str], ...]
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether only requests that will not end are open: then the interval has no meaning."""
+        return bool(self.will_not_end) and self.decides is None

@@ -196,7 +196,7 @@ def _worker_row(one: WorkerNow) -> Row:
 
 def _request_row(one: OpenRequest) -> Row:
     return (
-        Cell(one.request_id or "-"),
+        Cell(words.short_id(one.request_id or "-")),
         Cell(str(one.worker), right=True),
         _number(words.request_turn(one)),
         Cell(one.event or ""),
