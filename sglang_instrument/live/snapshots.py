@@ -247,11 +247,13 @@ def _will_not_end(now: Now, step: StepNow | None, known: Sequence[Problem]) -> I
     """Yield the requests that the forecast gives up, unless a problem names them already."""
     if step is None or step.forecast is None:
         return
-    ages = {(one.worker, one.request_id): one.age_sec for one in step.oldest}
+    open_ones = {(one.worker, one.request_id): one for one in step.oldest}
     for worker, request_id in step.forecast.will_not_end[:_MOST_NAMED]:
         if not any(one.worker == worker and f"request {request_id}" in one.sentence for one in known):
-            since_us = now.since_us(ages.get((worker, request_id), 0.0))
-            sentence = f"worker {worker}: request {request_id} has left the range of all that ended"
+            one = open_ones.get((worker, request_id))
+            inside = f" in {one.event}" if one is not None and one.event else ""
+            sentence = f"worker {worker}: request {request_id} is open{inside} for longer than any that ended"
+            since_us = now.since_us(one.age_sec if one is not None else 0.0)
             yield Problem("hang", since_us, worker, step.step, sentence)
 
 
