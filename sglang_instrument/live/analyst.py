@@ -35,9 +35,13 @@ class Question(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """What the process answers: a line of JSON; no `step` if it is not finished, or `failed` says why."""
+    """What the process answers: a line of JSON; no `step` if it is not finished, or `failed` says why.
+
+    `cpu_sec` is what it took.
+    """
 
     folder: str
+    cpu_sec: float
     step: StepDone | None = None
     failed: str | None = None
 
@@ -56,10 +60,9 @@ class Analyst:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: threading.Thread | None = None
-        self._lock = threading.Lock()
-        self._done: dict[tuple[int, bool], StepDone] = {}
-        self._asked = 0
-        self._answered = threading.Semaphore(0)
+        self._answered = threading.Condition()
+        self._answers: list[Answer] = []
+        self._open_questions = 0
         self._is_closed = False
         self.failures: dict[str, str] = {}
 
@@ -75,21 +78,26 @@ class Analyst:
             assert self._process.stdin is not None  # noqa: S101 - a pipe
             self._process.stdin.write(msgspec.json.encode(question) + b"\n")
             self._process.stdin.flush()
-            self._asked += 1
+            with self._answered:
+                self._open_questions += 1
         except OSError as error:
             self.failures[question.folder] = f"{question.folder} cannot be analysed: {error}"
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has not answered yet."""
+        return self._open_questions > 0
+
     def wait(self) -> None:
         """Wait for all answers, or until the process ends without one."""
-        while self._asked:
-            self._answered.acquire()
-            self._asked = 0 if self._process is None or self._process.poll() is not None else self._asked - 1
+        with self._answered:
+            self._answered.wait_for(lambda: not self._open_questions)
 
-    def done(self) -> dict[tuple[int, bool], StepDone]:
-        """Return the steps that were analysed since the last call."""
-        with self._lock:
-            done, self._done = self._done, {}
-        return done
+    def answers(self) -> list[Answer]:
+        """Return the answers since the last call."""
+        with self._answered:
+            answers, self._answers = self._answers, []
+        return answers
 
     def close(self) -> None:
         """End the process."""
@@ -108,7 +116,7 @@ class Analyst:
             self._listener.join(1.0)
 
     def _start(self) -> None:
-        self._asked, self._answered = 0, threading.Semaphore(0)
+        self._open_questions = 0
         self.failures.pop(_PROCESS, None)
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter and a module of ours
             [sys.executable, "-c", _PROGRAM, str(self._folder)],
@@ -125,14 +133,16 @@ class Analyst:
         with process.stdout as answers:
             for line in answers:
                 answer = msgspec.json.decode(line, type=Answer)
-                with self._lock:
-                    if answer.step is not None:
-                        self._done[answer.step.step, answer.step.validate] = answer.step
                 self.failures.pop(answer.folder, None)
                 if answer.failed is not None:
                     self.failures[answer.folder] = answer.failed
-                self._answered.release()
-        process.wait()  # its pipe ends earlier: `wait` would take it for alive
+                with self._answered:
+                    self._answers.append(answer)
+                    self._open_questions -= 1
+                    self._answered.notify_all()
+        process.wait()  # its pipe ends earlier: `ask` would take it for alive
         if not self._is_closed:
             self.failures[_PROCESS] = "the process that analyses finished steps has ended"
-        self._answered.release()  # it ended: nobody waits for it
+        with self._answered:
+            self._open_questions = 0
+            self._answered.notify_all()

@@ -5,6 +5,7 @@ It keeps the digests of the last steps, so that each file is read once. It has t
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -40,11 +41,12 @@ def main(folder: str) -> None:
     os.nice(19)
     finished = Finished(Path(folder))
     for line in sys.stdin.buffer:
-        asked = msgspec.json.decode(line, type=Question)
+        asked, begun, step, failed = msgspec.json.decode(line, type=Question), time.process_time(), None, None
         try:
-            answer = Answer(asked.folder, finished.step(asked))
+            step = finished.step(asked)
         except Exception as error:  # a step that cannot be read must not cost the later ones
-            answer = Answer(asked.folder, failed=f"{asked.folder} cannot be analysed: {error!r}")
+            failed = f"{asked.folder} cannot be analysed: {error!r}"
+        answer = Answer(asked.folder, time.process_time() - begun, step, failed)
         sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
         sys.stdout.buffer.flush()
 

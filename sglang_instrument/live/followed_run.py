@@ -2,7 +2,7 @@
 
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -25,17 +25,8 @@ _FIRST_STEPS: Final = 12  # that were finished before we came, at most
 _FIRST_BYTES: Final = 256 * 2**20  # of their files, but at least one step
 _NAMED: Final = 3  # unreadable files
 _QUIET_SEC: Final = 10.0  # a run that logs is not left for another one
-_AGAIN_SHARE: Final = 0.1  # analysing a step that goes on and on takes at most this share of the time
+_ANALYSIS_SHARE: Final = 0.05  # of a core, at most; steps that end meanwhile are analysed together
 _CLOCKS_SEC: Final = 60.0  # by how much the clock of a file server may be behind
-
-
-@dataclass
-class _Asked:
-    """What was known of a step when its numbers were asked for; when that was, and when it may be again."""
-
-    state: tuple[int, list[StepKey]]
-    at: float
-    again_at: float = 0.0
 
 
 class FollowedRun:
@@ -60,7 +51,8 @@ class FollowedRun:
         self._forecaster = Forecaster()
         self._forecast: tuple[float, StepKey, Forecast | None] = (0.0, (0, False), None)
         self._done: dict[StepKey, StepDone] = {}
-        self._asked: dict[StepKey, _Asked] = {}
+        self._asked: dict[StepKey, tuple[int, list[StepKey]]] = {}  # what was known of a step then
+        self._rests_until = 0.0
         self._asked_earlier = False
         self._begun = time.monotonic()
         self._run_id: str | None = None
@@ -79,6 +71,7 @@ class FollowedRun:
             self._next_alive = now + _ALIVE_EVERY_SEC
             self._liveness.look(self._counts.run_id)
         if not self.tail.more:
+            self._take_done(now)
             self._finish_steps(now)
         return self.tail.more
 
@@ -189,14 +182,13 @@ class FollowedRun:
         if order and not self._asked_earlier:
             self._asked_earlier = True
             self._ask_for_earlier(order)
+        is_due = at_once or (now >= self._rests_until and not (self._analyst and self._analyst.is_busy))
         for key, lines in self._counts.endings.finished(now, at_once):
             self._learn(key)
             at = order.index(key) + 1
             following = order[at : at + 1] if self._with_now else []
-            asked = self._asked.get(key)
-            is_due = asked is None or at_once or now >= asked.again_at
-            if is_due and (asked is None or asked.state != (lines, following)):
-                self._asked[key] = _Asked((lines, following), now)
+            if is_due and self._asked.get(key) != (lines, following):
+                self._asked[key] = (lines, following)
                 self._ask_for(folder_of(key), [folder_of(one) for one in following])
         self._asked = {key: one for key, one in self._asked.items() if key in order}
 
@@ -221,11 +213,13 @@ class FollowedRun:
             self._ask_for(name, [following] if self._with_now else [])
 
     def _take_done(self, now: float) -> None:
-        done = self._analyst.done() if self._analyst is not None else {}
-        for key in done.keys() & self._asked.keys():
-            asked = self._asked[key]
-            asked.again_at = now + (now - asked.at) / _AGAIN_SHARE
-        self._done.update(done)
+        """Take the numbers of steps; those of steps that ended before we came may cost what they will."""
+        asked = {folder_of(key) for key in self._asked}
+        for answer in self._analyst.answers() if self._analyst is not None else ():
+            if answer.step is not None:
+                self._done[answer.step.step, answer.step.validate] = answer.step
+            if answer.folder in asked:
+                self._rests_until = max(self._rests_until, now) + answer.cpu_sec / _ANALYSIS_SHARE
         self._done = {key: self._done[key] for key in sorted(self._done)[-_MOST_DONE:]}
 
 

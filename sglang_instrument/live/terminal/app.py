@@ -1,5 +1,6 @@
 """Draw a running run on a terminal: `sglang-instrument watch`."""
 
+import os
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -15,7 +16,8 @@ from sglang_instrument.live.state import OpenRequest, Snapshot, WorkerNow
 from sglang_instrument.live.terminal.rows import Cell, LiveTable, Row
 from sglang_instrument.live.terminal.screens import HelpScreen, RequestScreen, VerdictScreen, WorkerScreen
 
-_DRAW_SEC: Final = 0.5
+_DRAW_SEC: Final = 1.0
+_NICE: Final = 10  # it may run beside a training
 _PROBLEMS: Final = 5  # lines
 _REQUESTS: Final = 50  # rows
 _BAR: Final = 24  # characters
@@ -29,6 +31,7 @@ _OLDEST: Final = ("request", "worker", "turn", "in", "age", "tokens")
 def watch(logs: Path, run_id: str | None) -> Snapshot:
     """Show a run until a person quits; return what was known last. Arguments are those of `Follower`."""
     follower = Follower(logs, run_id)
+    os.nice(_NICE)
     follower.start()
     try:
         Terminal(follower).run()
