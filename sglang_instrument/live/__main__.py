@@ -18,6 +18,7 @@ from typing import IO, Final
 import msgspec
 
 from sglang_instrument.errors import InstrumentError
+from sglang_instrument.live.children import yield_to_training
 
 _LOOK_SEC: Final = 0.3
 _FINISH_SEC: Final = 5.0  # for the last step, once the driver has ended
@@ -43,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder = Path(given.logs)
     is_wanted = _lives(given.driver) if given.driver else lambda: True
     if given.driver:
-        os.nice(19)
+        yield_to_training()
     try:
         (folder / "live").mkdir(parents=True, exist_ok=True)
         with (folder / "live" / "lock").open("ab") as lock:

@@ -3,7 +3,6 @@
 It keeps the digests of the last steps, so that each file is read once. It has the lowest priority.
 """
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from sglang_instrument.analysis.run.digest import Digest, concat_digests
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.outside import paths_outside_steps
 from sglang_instrument.live.analyst import Answer, Question
+from sglang_instrument.live.children import yield_to_training
 from sglang_instrument.live.counting.counts import folder_of
 from sglang_instrument.live.counting.endings import OTHER_ROLES
 from sglang_instrument.live.scalars import step_done
@@ -38,7 +38,7 @@ _MOST_ENGINE_BYTES: Final = 64 * 2**20  # of the engine's own logs, of all steps
 
 def main(folder: str) -> None:
     """Answer each line of stdin, a `Question`, by a line."""
-    os.nice(19)
+    yield_to_training()
     finished = Finished(Path(folder))
     for line in sys.stdin.buffer:
         asked, begun, step, failed = msgspec.json.decode(line, type=Question), time.process_time(), None, None

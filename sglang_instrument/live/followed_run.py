@@ -25,7 +25,9 @@ _FIRST_STEPS: Final = 12  # that were finished before we came, at most
 _FIRST_BYTES: Final = 256 * 2**20  # of their files, but at least one step
 _NAMED: Final = 3  # unreadable files
 _QUIET_SEC: Final = 10.0  # a run that logs is not left for another one
-_ANALYSIS_SHARE: Final = 0.05  # of a core, at most; steps that end meanwhile are analysed together
+_ANALYSIS_SHARE: Final = (
+    0.01  # of this host's processors, at most; steps that end meanwhile are analysed together
+)
 _CLOCKS_SEC: Final = 60.0  # by how much the clock of a file server may be behind
 
 
@@ -53,6 +55,7 @@ class FollowedRun:
         self._done: dict[StepKey, StepDone] = {}
         self._asked: dict[StepKey, tuple[int, list[StepKey]]] = {}  # what was known of a step then
         self._rests_until = 0.0
+        self._analysis_share = _ANALYSIS_SHARE * len(os.sched_getaffinity(0))
         self._asked_earlier = False
         self._begun = time.monotonic()
         self._run_id: str | None = None
@@ -219,7 +222,7 @@ class FollowedRun:
             if answer.step is not None:
                 self._done[answer.step.step, answer.step.validate] = answer.step
             if answer.folder in asked:
-                self._rests_until = max(self._rests_until, now) + answer.cpu_sec / _ANALYSIS_SHARE
+                self._rests_until = max(self._rests_until, now) + answer.cpu_sec / self._analysis_share
         self._done = {key: self._done[key] for key in sorted(self._done)[-_MOST_DONE:]}
 
 

@@ -473,6 +473,31 @@ def test_a_request_that_the_forecast_gives_up_hangs(run, follow):
     assert snapshot.workers[0].state == "hangs"
 
 
+def write_step(run, step, begun):
+    file = run.open(step, 0, at=begun)
+    file.request(f"r{step}", at=begun + 2, duration_sec=1)
+    file.close(begun + 3)
+
+
+def test_analysis_rests_after_it_worked_and_then_makes_up_for_it(run):
+    live = Follower(run.folder)
+    write_step(run, 1, begun=0)
+    live.catch_up()
+    live._run._analysis_share = 1e-9
+    write_step(run, 2, begun=4)
+    assert [one.step for one in live.catch_up().done] == [1, 2]  # whoever asks now gets an answer
+    write_step(run, 3, begun=8)
+    live._run.tail.hurry()
+    live.round()
+    live._run._finish_steps(time.monotonic() + 60)  # it is quiet by then
+    assert not live._run._analyst.is_busy
+    live._run._rests_until = 0.0
+    live._run._finish_steps(time.monotonic() + 60)
+    assert live._run._analyst.is_busy
+    assert [one.step for one in live.catch_up().done] == [1, 2, 3]
+    live.stop()
+
+
 def test_an_analysis_that_is_killed_is_told_and_begins_again_with_the_next_step(run):
     live = Follower(run.folder)
     file = run.open(1, 0)
