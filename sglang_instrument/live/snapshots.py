@@ -47,6 +47,7 @@ def step_now(now: Now, step: StepKey | None, done: Sequence[StepDone]) -> StepNo
     of_each = max(1, min(_OLDEST_OF_WORKER, 2 * _MOST_OLDEST // len(workers)))
     oldest = [one for key, (part, now_us) in workers.items() for one in oldest_of(key, part, now_us, of_each)]
     oldest.sort(key=lambda one: -one.age_sec)
+    _split_engine(where, now.counts.calls.counts())
     return StepNow(
         step=step[0],
         validate=step[1],
@@ -101,8 +102,18 @@ def where_open(now: Now, key: WorkerKey, part: Part) -> dict[str, int]:
     return _in_order(where)
 
 
+def _split_engine(where: Counter[str], calls: Counter[str]) -> None:
+    """Tell of the requests in the engine where its schedulers have them; the others are on their way there.
+
+    A server may work for others, too, and calls whose end was lost are known for ever: hence the cut.
+    """
+    _cut(calls, where["engine"])
+    where.update(calls)
+    where["engine"] -= calls.total()
+
+
 def _cut(where: Counter[str], left: int) -> None:
-    """Make the counts add up to the requests that have not ended since: where those were is not known."""
+    """Reduce the counts until they add up to `left`, each by about the same share."""
     while (over := where.total() - left) > 0:
         kind, count = where.most_common(1)[0]
         where[kind] -= max(1, min(over, count * over // where.total()))

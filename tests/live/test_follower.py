@@ -8,11 +8,13 @@ import threading
 import time
 
 import pytest
-from live_writer import LiveRun, Replay
+from live_writer import LiveFile, LiveRun, Replay
 
+from sglang_instrument.analysis.reading.lines import Extra
 from sglang_instrument.errors import LogError
 from sglang_instrument.live import followed_run, follower
 from sglang_instrument.live.counting import tail
+from sglang_instrument.live.counting.engine_calls import EngineCalls
 from sglang_instrument.live.follower import Follower
 from sglang_instrument.live.state import as_json
 from sglang_instrument.testing import SlowEngine, synthetic_run
@@ -471,6 +473,44 @@ def test_a_request_that_the_forecast_gives_up_hangs(run, follow):
     assert snapshot.step.forecast.will_not_end == ((0, "r9"),)
     assert [problem.sentence for problem in snapshot.problems if "r9" in problem.sentence]
     assert snapshot.workers[0].state == "hangs"
+
+
+def test_requests_in_the_engine_are_where_its_scheduler_has_them(run):
+    worker = run.open(1, 0)
+    scheduler = LiveFile(run, run.folder / "engine" / "scheduler_0_tp0.jsonl", 1, 0)
+    scheduler.control("log_opened", 0, log_version=1, run_id=run.run_id, pid=2)
+    calls = [f"call-{number}" for number in range(8)]
+    for rid in calls:
+        scheduler.span("scheduler_receive", 1, 0.001, rid=rid)
+    scheduler.span("scheduler_admit", 2, 0.001, rids=calls[:6])
+    scheduler.span("scheduler_first_tokens", 3, 0.001, rids=calls[:5])
+    scheduler.span("scheduler_retract", 4, 0.001, rids=calls[4:5])
+    worker.span("engine_request", 5, 3, rid=calls[0])
+    worker.open_now(6, {"turn_end": 9, "tool_execution": 2}, [])
+    live = Follower(run.folder, with_done=False)
+    # 3 decode, 1 is in prefill, 3 queue, and 2 of the 9 that are in the engine are on their way there.
+    expected = {"queue": 3, "prefill": 1, "decode": 3, "engine": 2, "tool": 2}
+    assert live.catch_up().step.open == expected
+    assert live.snapshot().workers[0].open == {"engine": 9, "tool": 2}
+    # Servers that work for others, too, and ends that were lost, add nothing.
+    worker.open_now(8, {"turn_end": 2}, [])
+    assert sum(live.catch_up().step.open.values()) == 2
+    live.stop()
+
+
+@pytest.mark.parametrize("rids", [{"rid": 3}, {"rids": "abc"}, {"rids": [None, {}, "known"]}, {}])
+def test_odd_names_of_calls_are_left_out(rids):
+    calls = EngineCalls()
+    calls.note("scheduler_receive", Extra(**rids))
+    calls.note("scheduler_receive", None)
+    assert calls.counts() == ({"queue": 1} if "known" in str(rids) else {})
+
+
+def test_a_call_that_ended_does_not_begin_again():
+    calls = EngineCalls()
+    calls.note("engine_request", Extra(rid="a"))  # the file of the worker was read first
+    calls.note("scheduler_receive", Extra(rid="a"))
+    assert not calls.counts()
 
 
 def write_step(run, step, begun):

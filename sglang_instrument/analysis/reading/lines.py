@@ -27,6 +27,9 @@ class Extra(Struct, gc=False):
     completion_tokens: Integer | None = None
     reward: float | None = None
     tool: str | None = None
+    # of the engine: its name of a call, or of those in a batch
+    rid: Any = None
+    rids: Any = None
     # of control records
     log_version: Integer | None = None
     run_id: str | None = None

@@ -9,6 +9,7 @@ from sglang_instrument.analysis.reading.folders import Place
 from sglang_instrument.analysis.reading.lines import Extra, Line, Rejects, decode
 from sglang_instrument.live.counting.endings import Endings
 from sglang_instrument.live.counting.endings import StepKey as StepKey
+from sglang_instrument.live.counting.engine_calls import EngineCalls
 from sglang_instrument.live.counting.parts import Part, Room, Seen, end_us, open_now_of, start_us
 from sglang_instrument.live.counting.tail import TailedFile
 from sglang_instrument.schema import (
@@ -102,6 +103,7 @@ class Counts:
         processes: By role and rank.
         steps: The parts of the newest steps, by role and rank of the worker.
         endings: Which steps are finished.
+        calls: Where the engine's open calls are.
         rejects: Lines that are no records.
     """
 
@@ -112,6 +114,7 @@ class Counts:
         self.processes: dict[WorkerKey, Process] = {}
         self.steps: dict[StepKey, dict[WorkerKey, Part]] = {}
         self.endings = Endings()
+        self.calls = EngineCalls()
         self.rejects = Rejects()
         self._forgotten: set[StepKey] = set()
         self._room = Room()
@@ -204,6 +207,8 @@ class Counts:
                 seen.sec += sec
                 if sec > seen.longest_sec:
                     seen.longest_sec = sec
+            if seen.moves_a_call:
+                self.calls.note(name, line.extra)
             if seen.is_noted and part is not None:
                 self._note(process, part, seen, line)
 
@@ -275,7 +280,7 @@ class Counts:
         """Forget the older run; files that name none are of the first one that does."""
         if self.run_id is not None:
             self.processes, self.steps, self._forgotten, self._room = {}, {}, set(), Room()
-            self.endings = Endings()
+            self.endings, self.calls = Endings(), EngineCalls()
             writer.process, writer.part = Process(stems={place.stem}), None
             self.processes[place.role, place.worker] = writer.process
         self.run_id, self._run_begun_us = run_id, at_us

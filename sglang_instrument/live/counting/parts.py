@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from sglang_instrument.analysis.reading.columns import epoch_us, response_tokens
 from sglang_instrument.analysis.reading.lines import Extra, Line
+from sglang_instrument.live.counting.engine_calls import MOVES
 from sglang_instrument.schema import kind_of
 
 _MOST_REQUESTS: Final = 150_000  # of all parts that are known one by one; all are counted
@@ -22,12 +23,13 @@ SpanKey = tuple[str, str | None, int | None]
 class Seen:
     """How often an event of a process ended, for how long in all, and the longest."""
 
-    __slots__ = ("count", "event", "is_noted", "longest_sec", "phase", "sec")
+    __slots__ = ("count", "event", "is_noted", "longest_sec", "moves_a_call", "phase", "sec")
 
     def __init__(self, event: str, phase: str | None) -> None:
         self.event, self.phase = event, phase or kind_of(event).phase
         self.count, self.sec, self.longest_sec = 0, 0.0, 0.0
         self.is_noted = self.phase in NOTED
+        self.moves_a_call = event in MOVES
 
 
 class Request:

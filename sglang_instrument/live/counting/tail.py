@@ -23,6 +23,8 @@ _ROUND_BYTES: Final = 4 * 2**20  # read in one round
 _MOST_FILES: Final = 50_000  # of folders that were watched: how far they were read
 _LONGEST_LINE: Final = 64 * 2**20  # as for other readers: more is no record
 _NEAR_END_BYTES: Final = 4 * 2**20
+_ENGINE: Final = "engine"  # the folder of its processes, which know no step
+_ENGINE_BYTES: Final = 256 * 2**10  # of each of their files, at the start: where the open calls are
 _LIST_EVERY_SEC: Final = 1.0
 _OTHERS_AT_ONCE: Final = 500  # folders outside the window, of which one file is looked at per listing
 _PATIENCE_SEC: Final = (0.25, 1.0)  # until the next look at a file; longer for a quiet one
@@ -215,15 +217,15 @@ class Tail:
                 folder.sample = None
 
     def _watch_newest(self, is_start: bool) -> None:
-        steps = sorted(self._folders.keys() - {"engine"}, key=lambda name: -self._folders[name].changed)
+        steps = sorted(self._folders.keys() - {_ENGINE}, key=lambda name: -self._folders[name].changed)
         for rank, name in enumerate(steps):
             folder = self._folders[name]
             folder.is_watched = rank < _WINDOW
             if folder.is_watched and (rank < _FROM_BEGIN or folder.listed != folder.modified):
                 self._list_files(folder, is_start, whole=rank < _FROM_BEGIN)
-        if "engine" in self._folders:
-            self._folders["engine"].is_watched = True
-            self._list_files(self._folders["engine"], is_start, whole=False)
+        if _ENGINE in self._folders:
+            self._folders[_ENGINE].is_watched = True
+            self._list_files(self._folders[_ENGINE], is_start, whole=False)
         self._forget_oldest(steps[_WINDOW:])
 
     def _list_files(self, folder: _Folder, is_start: bool, whole: bool) -> None:
@@ -261,16 +263,29 @@ def _logs_in(folder: str) -> list[str]:
 
 
 def _skip(file: TailedFile, to_last_opening: bool) -> None:
-    """Skip what is in a file, or what is in it before the last process opened it.
+    """Skip what is in a file, or what is before the last process opened it; of the engine, all but the end.
 
     The last line may be incomplete: what is added to it is then no record, and counts as torn.
     """
     try:
         stat = os.stat(file.path)  # noqa: PTH116
         file.inode, file.size, file.mtime = stat.st_ino, stat.st_size, stat.st_mtime
-        file.offset = _last_opening(file) if to_last_opening else file.size
+        if file.place.folder == _ENGINE:
+            file.offset = _last_lines(file)
+        else:
+            file.offset = _last_opening(file) if to_last_opening else file.size
     except OSError:  # gone again
         return
+
+
+def _last_lines(file: TailedFile) -> int:
+    """Return where a file's last lines begin; 0 if it is short."""
+    if file.size <= _ENGINE_BYTES:
+        return 0
+    with open_regular(file.path) as stream:
+        stream.seek(file.size - _ENGINE_BYTES)
+        skipped = stream.readline(_ENGINE_BYTES)
+    return file.size - _ENGINE_BYTES + len(skipped)
 
 
 def _last_opening(file: TailedFile) -> int:
