@@ -17,6 +17,7 @@ import sys
 from sglang_instrument.live.finished import main
 main(sys.argv[1])
 """
+_PATIENCE_SEC: Final = 60.0  # for an answer: a large step takes seconds, more where the machine is busy
 _PROCESS: Final = ""  # in `Analyst.failures`: no step, but the process itself
 
 
@@ -76,11 +77,13 @@ class Analyst:
                 self._start()
             assert self._process is not None  # noqa: S101 - just started
             assert self._process.stdin is not None  # noqa: S101 - a pipe
+            with self._answered:
+                self._open_questions += 1  # before it is asked: the process may end at once
             self._process.stdin.write(msgspec.json.encode(question) + b"\n")
             self._process.stdin.flush()
-            with self._answered:
-                self._open_questions += 1
         except OSError as error:
+            with self._answered:
+                self._open_questions = max(0, self._open_questions - 1)
             self.failures[question.folder] = f"{question.folder} cannot be analysed: {error}"
 
     @property
@@ -89,9 +92,16 @@ class Analyst:
         return self._open_questions > 0
 
     def wait(self) -> None:
-        """Wait for all answers, or until the process ends without one."""
+        """Wait for all answers, while one comes now and then; a process that ends has none."""
         with self._answered:
-            self._answered.wait_for(lambda: not self._open_questions)
+            while (left := self._open_questions) and self._answered.wait_for(
+                lambda: self._open_questions < left, _PATIENCE_SEC
+            ):
+                pass
+            if left:
+                self.failures[_PROCESS] = (
+                    f"no answer of the analysis of finished steps for {_PATIENCE_SEC:.0f} s"
+                )
 
     def answers(self) -> list[Answer]:
         """Return the answers since the last call."""
@@ -108,7 +118,8 @@ class Analyst:
         if self._process is None:
             return
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs at a disk
+            self._process.wait(1.0)
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):  # a question that was not read
                 self._process.stdin.close()

@@ -14,10 +14,11 @@ from sglang_instrument.live.counting.tail import Tail
 from sglang_instrument.live.forecaster import Forecaster
 from sglang_instrument.live.problems import Now
 from sglang_instrument.live.state import Forecast, Problem, Snapshot, StepDone, StepNow
+from sglang_instrument.live.words import duration
 from sglang_instrument.plain_text import plain
 
 _ALIVE_EVERY_SEC: Final = 5.0
-_OVER_SEC: Final = 120.0  # without a line, a run whose processes cannot be asked is over
+_OVER_SEC: Final = 3600.0  # without a line, a run whose processes cannot be asked is over
 _MOST_DONE: Final = 60
 _FORECAST_EVERY_SEC: Final = 2.0
 _FORECAST_SHARE: Final = 0.05  # of a core, at most: one of 32,000 requests takes a third of a second
@@ -25,9 +26,9 @@ _FIRST_STEPS: Final = 12  # that were finished before we came, at most
 _FIRST_BYTES: Final = 256 * 2**20  # of their files, but at least one step
 _NAMED: Final = 3  # unreadable files
 _QUIET_SEC: Final = 10.0  # a run that logs is not left for another one
-_ANALYSIS_SHARE: Final = (
-    0.01  # of this host's processors, at most; steps that end meanwhile are analysed together
-)
+# Analysing takes this share of the host's processors; steps that end meanwhile are analysed after the rest.
+_ANALYSIS_SHARE: Final = 0.01
+_LONGEST_REST_SEC: Final = 20.0
 _CLOCKS_SEC: Final = 60.0  # by how much the clock of a file server may be behind
 
 
@@ -55,6 +56,8 @@ class FollowedRun:
         self._done: dict[StepKey, StepDone] = {}
         self._asked: dict[StepKey, tuple[int, list[StepKey]]] = {}  # what was known of a step then
         self._rests_until = 0.0
+        self._unasked: set[StepKey] = set()  # finished, and to be asked for after the rest
+        self._left_out = 0
         self._analysis_share = _ANALYSIS_SHARE * len(os.sched_getaffinity(0))
         self._asked_earlier = False
         self._begun = time.monotonic()
@@ -157,7 +160,7 @@ class FollowedRun:
         if processes and all(one.log_closed for one in processes):
             return "all processes have closed their logs"
         if processes and self._silent_sec(now) > _OVER_SEC:
-            return f"no process has written anything for {_OVER_SEC / 60:.0f} minutes"
+            return f"no process has written anything for {duration(_OVER_SEC)}"
         return None
 
     def _own_problems(self) -> tuple[Problem, ...]:
@@ -168,6 +171,8 @@ class FollowedRun:
             told.append(f"{len(failures) - _NAMED} more files cannot be read")
         told += list(self._analyst.failures.values())[-_NAMED:] if self._analyst is not None else []
         told += [self._failed] if self._failed is not None else []
+        if self._left_out:
+            told.append(f"{self._left_out} finished steps are not analysed: that takes longer than they did")
         return tuple(Problem("follower", wall_us(), None, None, plain(sentence)) for sentence in told)
 
     def _begin_run(self) -> None:
@@ -193,6 +198,11 @@ class FollowedRun:
             if is_due and self._asked.get(key) != (lines, following):
                 self._asked[key] = (lines, following)
                 self._ask_for(folder_of(key), [folder_of(one) for one in following])
+            elif key not in self._asked:
+                self._unasked.add(key)
+        self._unasked -= self._asked.keys()
+        self._left_out += len(self._unasked - set(order))
+        self._unasked &= set(order)
         self._asked = {key: one for key, one in self._asked.items() if key in order}
 
     def _learn(self, step: StepKey) -> None:
@@ -222,7 +232,8 @@ class FollowedRun:
             if answer.step is not None:
                 self._done[answer.step.step, answer.step.validate] = answer.step
             if answer.folder in asked:
-                self._rests_until = max(self._rests_until, now) + answer.cpu_sec / self._analysis_share
+                rest_sec = max(self._rests_until - now, 0.0) + answer.cpu_sec / self._analysis_share
+                self._rests_until = now + min(rest_sec, _LONGEST_REST_SEC)
         self._done = {key: self._done[key] for key in sorted(self._done)[-_MOST_DONE:]}
 
 

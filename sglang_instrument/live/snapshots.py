@@ -1,5 +1,6 @@
 """Make a snapshot of what was counted so far."""
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -172,7 +173,7 @@ def _state(
     hanging: set[tuple[str, int | None]],
 ) -> WorkerState:
     part = parts.get(key)
-    if is_dead(process, part, now):
+    if is_dead(key, process, part, now):
         return "dead"
     if key in hanging:
         return "hangs"
@@ -260,7 +261,10 @@ def _will_not_end(now: Now, step: StepNow | None, known: Sequence[Problem]) -> I
         return
     open_ones = {(one.worker, one.request_id): one for one in step.oldest}
     for worker, request_id in step.forecast.will_not_end[:_MOST_NAMED]:
-        if not any(one.worker == worker and f"request {request_id}" in one.sentence for one in known):
+        if not any(
+            one.worker == worker and re.search(rf"request {re.escape(request_id)}\b(?!-)", one.sentence)
+            for one in known
+        ):
             one = open_ones.get((worker, request_id))
             inside = f" in {one.event}" if one is not None and one.event else ""
             sentence = f"worker {worker}: request {request_id} is open{inside} for longer than any that ended"

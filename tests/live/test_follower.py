@@ -529,10 +529,10 @@ def test_analysis_rests_after_it_worked_and_then_makes_up_for_it(run):
     write_step(run, 3, begun=8)
     live._run.tail.hurry()
     live.round()
-    live._run._finish_steps(time.monotonic() + 60)  # it is quiet by then
+    live._run._finish_steps(time.monotonic() + 10)  # it is quiet by then
     assert not live._run._analyst.is_busy
     live._run._rests_until = 0.0
-    live._run._finish_steps(time.monotonic() + 60)
+    live._run._finish_steps(time.monotonic() + 10)
     assert live._run._analyst.is_busy
     assert [one.step for one in live.catch_up().done] == [1, 2, 3]
     live.stop()

@@ -1,4 +1,4 @@
-"""Say what a forecast tells: those who show it need nothing else."""
+"""The result of a forecast. It stands alone, so that snapshots import no numpy."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,5 @@
 """Draw a running run on a terminal: `sglang-instrument watch`."""
 
-import os
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -11,13 +10,13 @@ from textual.containers import Container
 from textual.widgets import Footer, Static
 
 from sglang_instrument.live import words
+from sglang_instrument.live.children import be_nice
 from sglang_instrument.live.follower import Follower
 from sglang_instrument.live.state import OpenRequest, Snapshot, WorkerNow
 from sglang_instrument.live.terminal.rows import Cell, LiveTable, Row
 from sglang_instrument.live.terminal.screens import HelpScreen, RequestScreen, VerdictScreen, WorkerScreen
 
 _DRAW_SEC: Final = 1.0
-_NICE: Final = 10  # it may run beside a training
 _PROBLEMS: Final = 5  # lines
 _REQUESTS: Final = 50  # rows
 _BAR: Final = 24  # characters
@@ -31,7 +30,7 @@ _OLDEST: Final = ("request", "worker", "turn", "in", "age", "tokens")
 def watch(logs: Path, run_id: str | None) -> Snapshot:
     """Show a run until a person quits; return what was known last. Arguments are those of `Follower`."""
     follower = Follower(logs, run_id)
-    os.nice(_NICE)
+    be_nice()
     follower.start()
     try:
         Terminal(follower).run()
