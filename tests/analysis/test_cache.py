@@ -8,8 +8,9 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from sglang_instrument.analysis import Digest, Run, open_run
+from sglang_instrument.analysis.executors import batches, worker_processes
 from sglang_instrument.analysis.reading.files import File
-from sglang_instrument.analysis.run import batches, cache, worker_processes
+from sglang_instrument.analysis.run import cache
 from sglang_instrument.testing import TornFile, synthetic_run
 
 

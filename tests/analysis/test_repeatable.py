@@ -1,4 +1,4 @@
-"""Answers are equal to the byte, whatever batches the files are read in, and whatever order polars groups in."""
+"""Answers are equal to the byte, whatever the batches, and in whatever order polars returns groups."""
 
 import random
 from pathlib import Path
@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 from polars.dataframe.group_by import GroupBy
 
+from sglang_instrument.analysis.executors.local import list_files
 from sglang_instrument.analysis.run.batch_job import BatchJob
-from sglang_instrument.analysis.run.cache import list_files
 from sglang_instrument.cli.main import main
 from sglang_instrument.testing import SlowEngine, synthetic_run
 

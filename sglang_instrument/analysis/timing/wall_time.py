@@ -82,7 +82,7 @@ def _shares(intervals: pl.DataFrame) -> pl.Series:
 
 
 def _shared_time(begun: pl.Series, ended: pl.Series, step: pl.Series) -> pl.Series:
-    """Return, for all starts and then all ends, the integral of 1 / k(t) from its step's begin to that time."""
+    """Return, for all starts and then all ends, the integral of 1 / k(t) from the begin of its step on."""
     time = pl.concat([begun, ended])
     order = sort_order(time)
     half = len(begun)

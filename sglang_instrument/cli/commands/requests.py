@@ -117,10 +117,9 @@ def run(args: argparse.Namespace) -> int:
     """Print requests, one request, or percentiles."""
     from sglang_instrument.analysis.answers.requests import cdf_table, request_table
     from sglang_instrument.analysis.answers.servers import are_servers_alone
-    from sglang_instrument.analysis.run.opening import open_run
 
     with reading() as progress:
-        opened = open_run(args.logs, progress)
+        opened = select.open_logs(args, args.logs, progress)
         if args.engine or are_servers_alone(opened):
             return engine_logs.show_engine_requests(opened, args)
         every = request_table(opened.everything)
