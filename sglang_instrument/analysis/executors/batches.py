@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 import polars as pl
@@ -40,16 +41,25 @@ def split_files(files: Sequence[File], processes: int) -> list[list[File]]:
 
 
 def join_results(parts: Sequence[BatchResult]) -> BatchResult:
-    """Return the results of batches as that of one batch with the files of all, in this order."""
-    files: list[File] = []
-    tables: dict[str, list[pl.DataFrame]] = {}
-    sources = 0
-    for read, made in parts:
-        for name, table in made.items():
-            tables.setdefault(name, []).append(table.with_columns(pl.col("source") + sources))
-        files += read
-        sources += sum(len(file.runs) for file in read)
-    return files, {name: pl.concat(parts, rechunk=True) for name, parts in tables.items()}
+    """Return the results of batches as that of one batch with the files of all, in this order.
+
+    Takes the tables out of the parts, so that memory holds hardly any of them twice.
+    """
+    files = [file for read, _ in parts for file in read]
+    counts = [sum(len(file.runs) for file in read) for read, _ in parts]
+    begins = [0, *accumulate(counts)]
+    names = dict.fromkeys(name for _, tables in parts for name in tables)
+    return files, {
+        name: pl.concat(
+            [
+                tables.pop(name).with_columns(pl.col("source") + begin)
+                for begin, (_, tables) in zip(begins, parts, strict=False)
+                if name in tables
+            ],
+            rechunk=True,
+        )
+        for name in names
+    }
 
 
 def in_order(wanted: Sequence[File], result: BatchResult) -> BatchResult:
@@ -69,11 +79,11 @@ def in_order(wanted: Sequence[File], result: BatchResult) -> BatchResult:
             at += 1
     numbers = pl.Series(new, dtype=pl.Int64)
     return [read[number] for number in order], {
-        name: _sorted(table.with_columns(numbers.gather(table["source"]).alias("source")))
-        for name, table in tables.items()
+        name: _sorted(tables.pop(name), numbers) for name in list(tables)
     }
 
 
-def _sorted(table: pl.DataFrame) -> pl.DataFrame:
-    is_sorted = table["source"].is_sorted()
-    return table if is_sorted else table.sort("source", maintain_order=True)
+def _sorted(table: pl.DataFrame, numbers: pl.Series) -> pl.DataFrame:
+    """Return a table with new numbers in `source`, sorted by them."""
+    table = table.with_columns(numbers.gather(table["source"]).alias("source"))
+    return table if table["source"].is_sorted() else table.sort("source", maintain_order=True)
