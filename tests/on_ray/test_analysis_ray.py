@@ -20,8 +20,10 @@ QUESTIONS = (
 #: Answer all questions in one process: its connection to the cluster takes seconds.
 ASKING = """
     import contextlib, io, json, sys
+    from sglang_instrument.analysis.executors import batches
     from sglang_instrument.cli.main import main
 
+    batches._BATCH_BYTES = BYTES
     answers = []
     for command in COMMANDS:
         printed, said = io.StringIO(), io.StringIO()
@@ -95,7 +97,10 @@ def ask(start_script, logs, address=None, other=None):
         runs = [str(logs), str(other or logs)] if command == "compare" else [str(logs)]
         options = [option.replace("FIRST", "2-1-0000") for option in options]
         commands.append([command, *runs, *options, "--json", *(["--ray", address] if address else [])])
-    script = start_script(ASKING.replace("COMMANDS", repr(commands)), RAY_AUTH_MODE="disabled")
+    batch_bytes = "2**15" if address else "2**40"  # many batches on the nodes, one here
+    script = start_script(
+        ASKING.replace("COMMANDS", repr(commands)).replace("BYTES", batch_bytes), RAY_AUTH_MODE="disabled"
+    )
     answers = json.loads(script.wait(timeout=900).stdout.splitlines()[-1])
     return {question: answer[1:] for question, answer in zip(QUESTIONS, answers, strict=True)}
 

@@ -5,10 +5,10 @@ import hashlib
 import os
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sglang_instrument import __version__
 from sglang_instrument.analysis.executors.batches import in_order, join_results, split_files, weight
@@ -28,6 +28,7 @@ _SETTINGS: Final = {name: value for name, value in SETTINGS.items() if name != "
 _MOST_NAMED: Final = 4
 _FAN_IN: Final = 16  # results that a task puts together
 _MOST_NODES: Final = 128  # threads that wait, each for a node
+_LOOK_UP_SEC: Final = 1.0  # how soon a thread sees that the caller was interrupted
 _RETRIES: Final = 2  # of a task whose worker was killed, for lack of memory for example
 
 
@@ -57,6 +58,7 @@ class RayExecutor:
         self._demand_package()
         self.home = _home(where)
         self._bring_descriptions()
+        self._interrupted = False
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def list_files(self) -> list[File]:
@@ -84,13 +86,11 @@ class RayExecutor:
             shares, gone = self._share_out(left)
             parts += [([self._unreadable(file)], {}) for file in gone]
             left = []
-            with ThreadPoolExecutor(_MOST_NODES) as threads:
-                work = [(name, own, job, counter) for name, own in shares.items()]
-                for own, result in threads.map(lambda one: self._read_on(*one), work):
-                    if result is None:
-                        left += own
-                    else:
-                        parts.append(result)
+            for own, result in self._read_at_once(shares, job, counter):
+                if result is None:
+                    left += own
+                else:
+                    parts.append(result)
         return in_order(files, join_results(parts))
 
     def bring(self, files: Sequence[File]) -> Path:
@@ -109,6 +109,7 @@ class RayExecutor:
         load = dict.fromkeys(self._files.nodes, 0.0)
         for file in files:
             able = [name for name in self._files.held[file.path].offers if name in load]
+            able = [name for name in able if self._files.nodes[name].cpus >= 1] or able
             if not able:
                 gone.append(file)
                 continue
@@ -116,6 +117,18 @@ class RayExecutor:
             load[chosen] += weight(file) / _processes(self._files.nodes[chosen])
             shares.setdefault(chosen, []).append(file)
         return shares, gone
+
+    def _read_at_once(
+        self, shares: dict[str, list[File]], job: Job, counter: "_Counter"
+    ) -> list[tuple[list[File], BatchResult | None]]:
+        """Return what each node makes of its share: None if it fails."""
+        with ThreadPoolExecutor(_MOST_NODES) as threads:
+            try:
+                work = shares.items()
+                return list(threads.map(lambda share: self._read_on(share[0], share[1], job, counter), work))
+            except BaseException:  # Ctrl-C: the threads end soon
+                self._interrupted = True
+                raise
 
     def _read_on(
         self, name: str, files: list[File], job: Job, counter: "_Counter"
@@ -142,24 +155,38 @@ class RayExecutor:
         }
         read = self._ray.remote(**options)(read_batch)
         together = self._ray.remote(**options)(combine)
-        waiting = {}
-        for batch in split_files(files, _processes(node)):
-            names = {file.path: self._files.held[file.path].offers[name].path for file in batch}
-            waiting[read.remote(self._files.where, batch, names, job)] = len(batch)
-        parts = list(waiting)
+        names = {file.path: self._files.held[file.path].offers[name].path for file in files}
+        batches = split_files(files, _processes(node))
+        # Ray would run all tasks that take no CPU at once.
+        groups = [batches] if node.cpus >= 1 else [[batch] for batch in batches]
+        parts: list[Any] = []
         counted = 0
         try:
-            while waiting:
-                for done in self._ray.wait(list(waiting))[0]:
-                    counter.add(waiting[done])
-                    counted += waiting.pop(done)
+            for group in groups:
+                sizes = {
+                    read.remote(self._files.where, batch, _of(names, batch), job): len(batch)
+                    for batch in group
+                }
+                parts += sizes
+                for done in self._finished(list(sizes)):
+                    counter.add(sizes[done])
+                    counted += sizes[done]
             while len(parts) > 1:
                 parts = [together.remote(*parts[at : at + _FAN_IN]) for at in range(0, len(parts), _FAN_IN)]
+            list(self._finished(parts))
             packed: Packed = self._ray.get(parts[0])
         except self._ray.exceptions.RayError:
             counter.add(-counted)
             raise
         return packed
+
+    def _finished(self, waiting: list[Any]) -> Iterator[Any]:
+        """Yield tasks as they end; raise an error if the caller was interrupted meanwhile."""
+        while waiting:
+            if self._interrupted:
+                raise InterruptedError
+            ended, waiting = self._ray.wait(waiting, timeout=_LOOK_UP_SEC)
+            yield from ended
 
     def _unreadable(self, file: File) -> File:
         """Return a file that only nodes held which do not answer."""
@@ -175,7 +202,11 @@ class RayExecutor:
         wrong = []
         holders = {name for held in self._files.held.values() for name in held.offers}
         for name in sorted(holders & self._files.nodes.keys()):
-            [found] = self._files.nodes[name].calls(on_node.versions, [()])
+            try:
+                [found] = self._files.nodes[name].calls(on_node.versions, [()])
+            except self._ray.exceptions.RayError:  # it has died meanwhile
+                self._files.forget(name)
+                continue
             missing = [package for package, version in found.items() if version is None]
             if missing:
                 wrong.append(f"{name} lacks {', '.join(missing)}")
@@ -213,6 +244,11 @@ class _Counter:
         with self._lock:
             self._done += files
             self._tell(self._done, self._total)
+
+
+def _of(names: dict[str, str], batch: Sequence[File]) -> dict[str, str]:
+    """Return the names on the node of files that have another one in the run."""
+    return {file.path: names[file.path] for file in batch if names[file.path] != file.path}
 
 
 def _processes(node: RayNode) -> int:
