@@ -1,6 +1,7 @@
 """`--ray` reads a run on the nodes of a real cluster, and answers to the byte as this machine would."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -20,10 +21,11 @@ QUESTIONS = (
 #: Answer all questions in one process: its connection to the cluster takes seconds.
 ASKING = """
     import contextlib, io, json, sys
-    from sglang_instrument.analysis.executors import batches
+    from sglang_instrument.analysis.executors import batches, on_ray
     from sglang_instrument.cli.main import main
 
-    batches._BATCH_BYTES = BYTES
+    batches._BATCH_BYTES = MOST
+    on_ray._FAN_IN = 2
     answers = []
     for command in COMMANDS:
         printed, said = io.StringIO(), io.StringIO()
@@ -59,7 +61,7 @@ WAITING = """
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return synthetic_run(
+    folder = synthetic_run(
         tmp_path_factory.mktemp("run") / "exp",
         steps=4,
         workers=3,
@@ -68,6 +70,9 @@ def folder(tmp_path_factory):
         engine_clocks={0: 0.0, 1: 0.001, 2: 0.0},
         causes=[SlowEngine(step=2, worker=1, factor=2.0)],
     )
+    for path in folder.rglob("*.jsonl"):  # after two minutes, a run counts as over
+        os.utime(path, (0, 0))
+    return folder
 
 
 @pytest.fixture
@@ -97,9 +102,9 @@ def ask(start_script, logs, address=None, other=None):
         runs = [str(logs), str(other or logs)] if command == "compare" else [str(logs)]
         options = [option.replace("FIRST", "2-1-0000") for option in options]
         commands.append([command, *runs, *options, "--json", *(["--ray", address] if address else [])])
-    batch_bytes = "2**15" if address else "2**40"  # many batches on the nodes, one here
+    batch_bytes = "2**18" if address else "2**40"  # many batches on the nodes, one here
     script = start_script(
-        ASKING.replace("COMMANDS", repr(commands)).replace("BYTES", batch_bytes), RAY_AUTH_MODE="disabled"
+        ASKING.replace("COMMANDS", repr(commands)).replace("MOST", batch_bytes), RAY_AUTH_MODE="disabled"
     )
     answers = json.loads(script.wait(timeout=900).stdout.splitlines()[-1])
     return {question: answer[1:] for question, answer in zip(QUESTIONS, answers, strict=True)}
@@ -127,6 +132,7 @@ def test_disks_of_their_own_answer_as_the_folder_that_collect_makes_of_them(
         target = tmp_path / disk / "run" / "step_1" / "worker_7.jsonl"
         lines = (folder / "step_1" / "worker_0.jsonl").read_text().splitlines(keepends=True)
         target.write_text(lines[0].replace('"pid":', f'"disk":"{disk}","pid":') + "".join(lines[1:]))
+        os.utime(target, (0, 0))
     started = cluster("a", "b")
     here = tmp_path / "here"
     command = [sys.executable, "-m", "sglang_instrument.cli.main", "collect", "$NODE_DISK/run"]
