@@ -70,9 +70,14 @@ def folder(tmp_path_factory):
         engine_clocks={0: 0.0, 1: 0.001, 2: 0.0},
         causes=[SlowEngine(step=2, worker=1, factor=2.0)],
     )
-    for path in folder.rglob("*.jsonl"):  # after two minutes, a run counts as over
-        os.utime(path, (0, 0))
+    age(folder)
     return folder
+
+
+def age(folder):
+    """Let a run count as over, as it does once it has been silent for two minutes."""
+    for path in folder.rglob("*.jsonl"):
+        os.utime(path, (0, 0))
 
 
 @pytest.fixture
@@ -137,6 +142,7 @@ def test_disks_of_their_own_answer_as_the_folder_that_collect_makes_of_them(
     here = tmp_path / "here"
     command = [sys.executable, "-m", "sglang_instrument.cli.main", "collect", "$NODE_DISK/run"]
     subprocess.run([*command, "-o", str(here), "--ray", started.address], check=True, timeout=600)
+    age(here)
     expected = ask(start_script, here)
     on_ray = ask(start_script, "$NODE_DISK/run", started.address)
     for question in QUESTIONS:
