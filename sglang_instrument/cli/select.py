@@ -38,7 +38,7 @@ def add_ray(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         nargs="?",
         const="ray",
-        help="read the files on the nodes of a Ray cluster that hold them",
+        help="read it on the nodes of a Ray cluster",
     )
 
 
