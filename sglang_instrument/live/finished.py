@@ -13,14 +13,14 @@ import msgspec
 import polars as pl
 
 from sglang_instrument.analysis.answers.steps import step_table
+from sglang_instrument.analysis.executors.local import LocalExecutor, list_files
 from sglang_instrument.analysis.reading.files import (
     File,
     ended_paths,
     newest_run_filter,
     only_run,
 )
-from sglang_instrument.analysis.run.batches import digest_files
-from sglang_instrument.analysis.run.cache import list_files, only_files, only_newest_runs
+from sglang_instrument.analysis.run.cache import digest_files, only_files, only_newest_runs
 from sglang_instrument.analysis.run.digest import Digest, concat_digests
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.outside import paths_outside_steps
@@ -94,7 +94,7 @@ class Finished:
             kept = only_run([file for file in read if file.folder != _ENGINE], run_id)
             kept += [file for file in read if file.folder == _ENGINE]
             read, digest = kept, only_files(digest, read, kept)
-        return Run(self._folder, read, only_newest_runs(read, digest), cached=False)
+        return Run(LocalExecutor(self._folder), read, only_newest_runs(read, digest), cached=False)
 
     def _digest(self, files: list[File]) -> tuple[list[File], Digest]:
         """Return files as read, and their digest: from memory, unless one of them changed.
@@ -102,7 +102,7 @@ class Finished:
         No other processes read them, because this one runs beside a training.
         """
         key = tuple((file.path, file.size, file.mtime_ns) for file in files)
-        found = self._digests.pop(key, None) or digest_files(self._folder, files, most_processes=1)
+        found = self._digests.pop(key, None) or digest_files(LocalExecutor(self._folder, 1), files)
         self._digests[key] = found
         while len(self._digests) > _MOST_DIGESTS:
             del self._digests[next(iter(self._digests))]

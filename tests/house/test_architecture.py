@@ -20,7 +20,7 @@ WORDS = {"errors", "schema", "config", "gc_pause", "plain_text", "regular_files"
 FACADE = {"auto", "rollout"}
 MEASURE = {"words", "native", "recording.safety", "recording.measure"}
 TABLES = {"words", "patching", "patching.places", "patching.tables"}
-RUN = {"words", "analysis.reading", "analysis.timing", "analysis.run"}
+RUN = {"words", "analysis.reading", "analysis.timing", "analysis.executors", "analysis.run"}
 LEDGER = RUN | {"analysis.ledger"}
 ANSWERS = LEDGER | {"analysis.answers", "analysis.changes", "analysis.verdict", "analysis.verdict.evidence"}
 
@@ -56,6 +56,7 @@ MAY_IMPORT = {
     "facade": MEASURE | {"recording", "patching.probes", "profilers", "startup", "package"},
     "analysis.reading": {"words"},
     "analysis.timing": {"words"},
+    "analysis.executors": {"words", "analysis.reading", "collect", "package"},
     "analysis.run": RUN,
     "analysis.ledger": RUN,
     "analysis.answers": LEDGER,

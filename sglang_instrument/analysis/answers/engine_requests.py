@@ -10,7 +10,6 @@ import msgspec
 import polars as pl
 from msgspec import Struct
 
-from sglang_instrument.analysis.reading.chunks import readable_lines
 from sglang_instrument.analysis.reading.files import newest_run_filter
 from sglang_instrument.analysis.run.cache import cached_table
 from sglang_instrument.schema import LOG_OPENED
@@ -82,31 +81,18 @@ def iter_records(
             decoded.
     """
     run.demand_log()
-    marks = [f'"{event}"'.encode() for event in (LOG_OPENED, *events)] if events else []
+    marks = (LOG_OPENED, *events) if events else ()
     counts = newest_run_filter(run.files)
-    for file in files:
+    for file, chunks in run.read_marked(files, marks):
         run_id = None
-        for chunk in readable_lines(run.folder / file.path):
-            for record in _decode(_marked(chunk, marks) if marks else chunk):
+        for chunk in chunks:
+            for record in _decode(chunk):
                 if record.extra is None:
                     continue
                 if record.event == LOG_OPENED:
                     run_id = record.extra.run_id
                 elif record.start_us is not None and counts(file, run_id):
                     yield file, record
-
-
-def _marked(chunk: bytes, marks: Sequence[bytes]) -> bytes:
-    """Return the lines of a chunk that contain one of the marks."""
-    lines: dict[int, int] = {}
-    for mark in marks:
-        at = chunk.find(mark)
-        while at >= 0:
-            end = chunk.find(b"\n", at)
-            end = len(chunk) if end < 0 else end
-            lines[chunk.rfind(b"\n", 0, at) + 1] = end
-            at = chunk.find(mark, end)
-    return b"\n".join(chunk[start:end] for start, end in sorted(lines.items()))
 
 
 def _decode(chunk: bytes) -> list[Record]:
@@ -269,14 +255,14 @@ def cached_engine_requests(run: Run) -> pl.DataFrame:
     """Return `engine_requests`, from the cache unless the run's files changed."""
     if not run.cached:
         return engine_requests(run)
-    return cached_table(run.folder, "engine_requests", run.files, lambda: _read_requests(run, None, {}))
+    return cached_table(run.home, "engine_requests", run.files, lambda: _read_requests(run, None, {}))
 
 
 def called_requests(run: Run) -> pl.DataFrame:
     """Return `engine_requests` of all files; a dataset keeps it."""
     if not run.is_dataset:
         return _read_requests(run, run.files, {})
-    return cached_table(run.folder, "called_requests", run.files, lambda: _read_requests(run, run.files, {}))
+    return cached_table(run.home, "called_requests", run.files, lambda: _read_requests(run, run.files, {}))
 
 
 def engine_files(run: Run) -> list[File]:
