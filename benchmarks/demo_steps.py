@@ -1,18 +1,22 @@
-"""Repeat one step of one demo worker on the real engine, with and without install.
+"""Repeat one step of one demo worker on the real engine, with and without install, or being watched.
 
-    python demo_steps.py SCRATCH SECONDS
+    python demo_steps.py SCRATCH SECONDS install|watched
 
 prints one line of JSON for each pair of neighbouring means (`switched/taken_out.py`): the wall seconds of a
-step with and of one without.
+step with and of one without. With "watched", each step is recorded; `watch` and the follower of the tracker
+run, or are stopped. What was logged while they were stopped they read when they go on, so this shows twice
+what they cost.
 """
 
 import json
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
-from switched.taken_out import neighbours
+from switched import watchers
+from switched.taken_out import neighbours, put_back
 
 import sglang_instrument
 from sglang_instrument.demo.launch import _environment
@@ -22,7 +26,7 @@ from sglang_instrument.demo.problems import draw
 from sglang_instrument.demo.worker import _prompts, _Reports, _start
 
 
-def main(scratch: Path, seconds: float) -> None:
+def main(scratch: Path, seconds: float, what: str) -> None:
     run = DemoOptions(workers=1, requests=16, max_tokens=64)
     os.environ.update(_environment(0, run, run_id="bench"))
     model = ensure_model(scratch.parent, lambda *progress: None)
@@ -32,18 +36,25 @@ def main(scratch: Path, seconds: float) -> None:
     problems = draw(run.requests, seed=0, step=1, worker=0, validate=False)
 
     log_dir = scratch / "logs"
-    sglang_instrument.install(log_dir=str(log_dir))
+    is_watched = what == "watched"
+    sglang_instrument.install(log_dir=str(log_dir), scalars=is_watched)
     was_recorded = [False]  # step 0 does not count as a step
 
     def step_sec(recorded: bool) -> float:
         number = len(was_recorded)
         assert any(log_dir.glob(f"*/step_{number - 1}/worker_*.jsonl")) == was_recorded[-1]
-        was_recorded.append(recorded)
+        was_recorded.append(recorded or is_watched)
         began = time.perf_counter()
         rollout.generate_sequences(_prompts(problems, step=number, validate=False))
         return time.perf_counter() - began
 
-    for pair in neighbours(step_sec, seconds):
+    switch = put_back
+    if is_watched:
+        logs = Path(sglang_instrument.status()["folder"])
+        step_sec(True)
+        watchers.start(logs)
+        switch = partial(watchers.let_run, logs)
+    for pair in neighbours(step_sec, seconds, switch):
         print(json.dumps(pair), flush=True)
     engine.shutdown()
 
@@ -56,4 +67,4 @@ class Reports(_Reports):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]))
+    main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3])

@@ -40,8 +40,10 @@ def put_back(on):
         writer._may_rest = lambda: not writer._spans  # the thread keeps sleeping: no records come
 
 
-def neighbours(step, seconds):
+def neighbours(step, seconds, switch=put_back):
     """Yield pairs of the mean seconds of `step(recorded)`, with and without recording, in random order.
+
+    `switch(recorded)` switches it, or whatever else is measured.
 
     The two of a pair follow each other directly, because the speed of a real engine changes every few
     seconds. The first step after a switch does not count: Python and the CPU's caches are still used to the
@@ -50,7 +52,7 @@ def neighbours(step, seconds):
     """
 
     def settled(recorded):
-        put_back(recorded)
+        switch(recorded)
         took = []
         for _ in range(1 + STEPS):
             took.append(step(recorded))

@@ -16,9 +16,9 @@ from sglang_instrument.analysis.answers.call_times import paths_of
 from sglang_instrument.analysis.answers.requests import request_table
 from sglang_instrument.analysis.answers.summary import summary_table
 from sglang_instrument.analysis.dataset.query import ask
+from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.long_runs.periods import PERIODS, period_table
 from sglang_instrument.analysis.run import opening
-from sglang_instrument.analysis.run.batches import Progress
 from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.errors import InstrumentError, LogError
 
@@ -35,7 +35,7 @@ class Run(opening.Run):
     """A run, as its log files describe it. In a notebook, `run` shows a short card with the verdict.
 
     Attributes:
-        folder: The experiment's folder.
+        executor: Reads its files: on this machine, or where they lie.
         files: Its log files and their control records.
         everything: Steps, requests, turns and barriers of the newest runs, with records outside of any step.
         cached: Whether tables may be cached in the folder.
@@ -204,7 +204,9 @@ class Report:
         return f'<iframe title="report" style="{style}" srcdoc="{escape(page)}"></iframe>'
 
 
-def open_run(path: str | Path, progress: Progress | None = None, cached: bool = True) -> Run:
+def open_run(
+    path: str | Path, progress: Progress | None = None, cached: bool = True, on: str | None = None
+) -> Run:
     """Read the run in a folder.
 
     Args:
@@ -212,9 +214,12 @@ def open_run(path: str | Path, progress: Progress | None = None, cached: bool = 
             run by its id; the begin of an id will do.
         progress: Called with the number of files read so far and the number of files to read.
         cached: Whether to use and write a cache in the folder (or in the user's cache folder).
+        on: "ray" to read the files in Ray tasks on the nodes that hold them, or the address of a cluster in
+            place of this machine's; None to read them on this machine.
 
     Raises:
+        InstrumentError: There is no such cluster, or its nodes lack this package.
         LogError: There is no such folder or run, or it holds several experiments, no run, or no records yet.
     """
-    run = opening.open_run(path, progress, cached)
+    run = opening.open_run(path, progress, cached, on)
     return Run(**{one.name: getattr(run, one.name) for one in fields(run)})

@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 from sglang_instrument import __version__
 from sglang_instrument.cli.explain import Explain
 from sglang_instrument.cli.plain import say
+from sglang_instrument.cli.select import losses
 from sglang_instrument.errors import InstrumentError
 from sglang_instrument.plain_text import plain
 
@@ -157,6 +158,9 @@ def _run_command(name: str, arguments: list[str]) -> int:
     except SystemExit as stop:  # argparse has printed its message
         return int(stop.code or 0)
     code = int(command.run(parsed))
+    for sentence, is_loss in losses(parsed):
+        say(f"sglang-instrument: {sentence}", sys.stderr)
+        code = code or int(is_loss)
     sys.stdout.flush()
     return code
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +13,7 @@ from sglang_instrument.cli.plain import say
 from sglang_instrument.errors import LogError
 
 LOGS_HELP: Final = "the experiment's folder, logs/EXPERIMENT"
+_MOST_NAMED: Final = 4
 STEP_HELP: Final = "only this step, or these: 60-67; repeatable"
 
 #: What a dataset has of pruned steps.
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from sglang_instrument.analysis.digests.digest import Digest
+    from sglang_instrument.analysis.executors.executor import Progress
     from sglang_instrument.analysis.run.opening import Run
 
 
@@ -31,6 +33,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_step(parser, STEP_HELP)
     parser.add_argument("--validate", action="store_true", help="validation steps instead of training steps")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_ray(parser)
+
+
+def add_ray(parser: argparse.ArgumentParser) -> None:
+    """Add --ray, which `open_logs` obeys."""
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        nargs="?",
+        const="ray",
+        help="read it on the nodes of a Ray cluster",
+    )
+
+
+def open_logs(args: argparse.Namespace, logs: Path, progress: Progress) -> Run:
+    """Open a run on this machine, or where --ray says."""
+    from sglang_instrument.analysis.run.opening import open_run
+
+    run = open_run(logs, progress, on=args.ray)
+    vars(args).setdefault("opened", []).append(run)
+    return run
+
+
+def losses(args: argparse.Namespace) -> Iterator[tuple[str, bool]]:
+    """Yield a sentence for each node that failed while its files were read, and whether files are missing."""
+    for run in getattr(args, "opened", ()):
+        for node, paths in run.executor.lost.items():
+            if paths:
+                more = f" and {len(paths) - _MOST_NAMED:,} more" if len(paths) > _MOST_NAMED else ""
+                named = ", ".join(paths[:_MOST_NAMED])
+                yield f"node {node} died: its {len(paths):,} files are missing: {named}{more}", True
+            else:
+                yield f"node {node} died; no file is known that only it held", False
 
 
 def add_step(parser: argparse.ArgumentParser, words: str) -> None:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Final
 
 from sglang_instrument.collect import on_node
-from sglang_instrument.collect.nodes import Function, Node
+from sglang_instrument.collect.nodes import Function
 from sglang_instrument.errors import InstrumentError
 
 _ANSWER_SEC: Final = 600  # a node may have to start a worker first, and to hash a GB of a slow disk
@@ -28,7 +28,9 @@ def connect(address: str, variables: Mapping[str, str]) -> Any:
     try:
         import ray
     except ImportError:
-        raise InstrumentError("--ray: Ray is not installed; run this where the driver runs") from None
+        raise InstrumentError("--ray: Ray is not installed here; run this where the driver runs") from None
+    if ray.is_initialized():  # a notebook, or the driver of a training
+        return ray
     try:
         ray.init(
             address=address,
@@ -57,13 +59,15 @@ class RayNodes:
         self._names: dict[str, str] = {}  # by node id
         ray.cloudpickle.register_pickle_by_value(on_node)  # for a node that lacks this package
 
-    def nodes(self) -> dict[str, Node]:
+    def nodes(self) -> dict[str, RayNode]:
         """Return by id the nodes that are alive."""
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         self._name(alive)
-        return {
-            node["NodeID"]: _RayNode(self._ray, node["NodeID"], self._names[node["NodeID"]]) for node in alive
-        }
+        return {node["NodeID"]: self._node(node) for node in alive}
+
+    def _node(self, node: dict[str, Any]) -> RayNode:
+        name = self._names[node["NodeID"]]
+        return RayNode(self._ray, node["NodeID"], name, node.get("Resources", {}).get("CPU", 0.0))
 
     def lost(self) -> dict[str, str]:
         """Return by name the nodes that have left or died, unless another runs on the same host now."""
@@ -86,16 +90,26 @@ def _host(node: Mapping[str, Any]) -> str:
     return str(node.get("NodeManagerHostname") or node["NodeManagerAddress"])
 
 
-class _RayNode:
-    """One node."""
+class RayNode:
+    """One node.
+
+    Args:
+        ray: The module.
+        node_id: Ray's id of the node.
+        name: Its name for people.
+        cpus: How many CPUs Ray may use on it.
+    """
 
     is_far = True
 
-    def __init__(self, ray: Any, node_id: str, name: str) -> None:
+    def __init__(self, ray: Any, node_id: str, name: str, cpus: float) -> None:
         self.name = name
+        self.cpus = cpus
         self._ray = ray
         strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
-        self._remote = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
+        #: Of a task that runs there or not at all.
+        self.pinned: dict[str, Any] = {"scheduling_strategy": strategy}
+        self._remote = ray.remote(num_cpus=0, max_retries=0, **self.pinned)
 
     def calls(self, function: Function, arguments: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
         """Call a function there; the next call begins before an answer is taken."""

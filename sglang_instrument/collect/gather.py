@@ -18,7 +18,7 @@ from sglang_instrument.collect.nodes import Node, Source
 from sglang_instrument.collect.outcome import Missing, NodeReport, Outcome
 from sglang_instrument.collect.same_files import Offer, match
 
-_CHUNK_BYTES: Final = 16 * 2**20  # raw, a call; two a node are under way
+CHUNK_BYTES: Final = 16 * 2**20  # raw, a call; two a node are under way
 _HASHED_BYTES: Final = 2**30  # a call
 _MOST_NODES: Final = 32  # at once: bounds the memory of the caller
 _SAVE_EVERY_SEC: Final = 5.0
@@ -156,13 +156,13 @@ class _Gathering:
         ends = [(offer.path, _begin(file, offer), offer.whole) for file, offer in job.files]
         files = {offer.path: file for file, offer in job.files}
         where = self._where(job.node)
-        chunks = list(in_chunks(ends, _CHUNK_BYTES))
+        chunks = list(in_chunks(ends, CHUNK_BYTES))
         calls = ((where, chunk, job.node.is_far) for chunk in chunks)
         for chunk, answer in zip(chunks, job.node.calls(on_node.send, calls), strict=True):
             if self._interrupted:
                 return
             codec, lengths, content = answer
-            parts = memoryview(_expanded(codec, content, sum(lengths)))
+            parts = memoryview(expanded(codec, content, sum(lengths)))
             for (path, begin, _), length in zip(chunk, lengths, strict=True):
                 self._folder.append(files[path], begin, parts[:length])
                 files[path].node = job.node.name
@@ -280,7 +280,8 @@ def _is_new(file: Collected, offer: Offer) -> bool:
     return (file.held, file.mtime_ns) != (offer.whole, offer.mtime_ns) or not file.sha256
 
 
-def _expanded(codec: str, content: bytes, size: int) -> bytes:
+def expanded(codec: str, content: bytes, size: int) -> bytes:
+    """Return the bytes that `on_node.send` compressed."""
     if codec == "zstd":
         import zstandard
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 Function = Callable[..., Any]
@@ -23,7 +23,7 @@ class Node(Protocol):
 class Source(Protocol):
     """A way to reach nodes."""
 
-    def nodes(self) -> dict[str, Node]:
+    def nodes(self) -> Mapping[str, Node]:
         """Return by id the nodes that can be reached now; nodes may join and leave."""
         ...
 

@@ -6,6 +6,7 @@ So this module imports nothing but the standard library, and zstandard where the
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import stat
@@ -64,6 +65,17 @@ def describe(path: str, relative: str) -> dict[str, Any] | None:
         "key": _hash(head.partition(b"\n")[0] if is_log else _process(head, relative) or head),
         "is_log": is_log,
     }
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of what reads logs, as this node has them: None for what is not installed."""
+    found: dict[str, str | None] = {}
+    for name in ("sglang_instrument", "polars", "msgspec"):
+        try:
+            found[name] = str(importlib.import_module(name).__version__)
+        except ImportError:
+            found[name] = None
+    return found
 
 
 def hashes(folder: str, wanted: list[tuple[str, int]]) -> list[str]:

@@ -9,7 +9,9 @@ import contextlib
 import fcntl
 import importlib.util
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +20,11 @@ from typing import IO, Final
 import msgspec
 
 from sglang_instrument.errors import InstrumentError
+from sglang_instrument.live.children import yield_to_training
 
 _LOOK_SEC: Final = 0.3
 _FINISH_SEC: Final = 5.0  # for the last step, once the driver has ended
-_LOCK_SEC: Final = 10.0
+_LOCK_SEC: Final = 30.0
 _AFTER_FAILURE_SEC: Final = 5.0
 
 
@@ -41,14 +44,22 @@ def main(arguments: list[str] | None = None) -> int:
     """Follow a run until the process that is its driver ends; return the exit code."""
     given = _parsed(arguments)
     folder = Path(given.logs)
-    is_wanted = _lives(given.driver) if given.driver else lambda: True
+    lives = _lives(given.driver) if given.driver else lambda: True
+    terminated = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: terminated.set())  # `uninstall()` ends us: after a last look
+
+    def is_wanted() -> bool:
+        return lives() and not terminated.is_set()
+
     if given.driver:
-        os.nice(19)
+        yield_to_training()
     try:
         (folder / "live").mkdir(parents=True, exist_ok=True)
         with (folder / "live" / "lock").open("ab") as lock:
             if _is_mine(lock, is_wanted):
                 follow(folder, given.run, is_wanted)
+            elif is_wanted():
+                _say(folder, given.run, "the follower of another run that logs there holds live/lock")
     except KeyboardInterrupt:
         return 0
     except ModuleNotFoundError as missing:
@@ -102,7 +113,7 @@ def follow(folder: Path, run_id: str | None, is_wanted: Callable[[], bool]) -> N
 
 
 def _say(folder: Path, run_id: str | None, why: str) -> None:
-    """Say why the follower failed, to who started it and, by the file, to the training."""
+    """Say why the follower failed: on stderr, and through the file to the training."""
     print(f"sglang_instrument.live: {why}", file=sys.stderr)  # noqa: T201 - a program's message
     with contextlib.suppress(OSError):  # the file may be what failed
         _append(folder, Told(run_id or "", failed=why))
@@ -137,8 +148,8 @@ def _is_mine(lock: IO[bytes], is_wanted: Callable[[], bool]) -> bool:
 def _lives(driver: int) -> Callable[[], bool]:
     """Return a function that says whether the process with this number still runs.
 
-    Its begin tells it from a later process with its number. It is asked of the kernel, because a pipe from
-    the driver would be inherited by its other children, which may live on.
+    A later process may get the same number, but it begins at another time. It is asked of the kernel, because
+    a pipe from the driver would be inherited by its other children, which may live on.
     """
     begin = _begin_of(driver)
     return lambda: begin is not None and _begin_of(driver) == begin

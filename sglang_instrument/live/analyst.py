@@ -17,6 +17,7 @@ import sys
 from sglang_instrument.live.finished import main
 main(sys.argv[1])
 """
+_PATIENCE_SEC: Final = 60.0  # for an answer: a large step takes seconds, more where the machine is busy
 _PROCESS: Final = ""  # in `Analyst.failures`: no step, but the process itself
 
 
@@ -35,9 +36,13 @@ class Question(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """What the process answers: a line of JSON; no `step` if it is not finished, or `failed` says why."""
+    """What the process answers: a line of JSON; no `step` if it is not finished, or `failed` says why.
+
+    `cpu_sec` is what it took.
+    """
 
     folder: str
+    cpu_sec: float
     step: StepDone | None = None
     failed: str | None = None
 
@@ -56,10 +61,9 @@ class Analyst:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: threading.Thread | None = None
-        self._lock = threading.Lock()
-        self._done: dict[tuple[int, bool], StepDone] = {}
-        self._asked = 0
-        self._answered = threading.Semaphore(0)
+        self._answered = threading.Condition()
+        self._answers: list[Answer] = []
+        self._open_questions = 0
         self._is_closed = False
         self.failures: dict[str, str] = {}
 
@@ -73,23 +77,37 @@ class Analyst:
                 self._start()
             assert self._process is not None  # noqa: S101 - just started
             assert self._process.stdin is not None  # noqa: S101 - a pipe
+            with self._answered:
+                self._open_questions += 1  # before it is asked: the process may end at once
             self._process.stdin.write(msgspec.json.encode(question) + b"\n")
             self._process.stdin.flush()
-            self._asked += 1
         except OSError as error:
+            with self._answered:
+                self._open_questions = max(0, self._open_questions - 1)
             self.failures[question.folder] = f"{question.folder} cannot be analysed: {error}"
 
-    def wait(self) -> None:
-        """Wait for all answers, or until the process ends without one."""
-        while self._asked:
-            self._answered.acquire()
-            self._asked = 0 if self._process is None or self._process.poll() is not None else self._asked - 1
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has not answered yet."""
+        return self._open_questions > 0
 
-    def done(self) -> dict[tuple[int, bool], StepDone]:
-        """Return the steps that were analysed since the last call."""
-        with self._lock:
-            done, self._done = self._done, {}
-        return done
+    def wait(self) -> None:
+        """Wait for all answers, while one comes now and then; a process that ends has none."""
+        with self._answered:
+            while (left := self._open_questions) and self._answered.wait_for(
+                lambda: self._open_questions < left, _PATIENCE_SEC
+            ):
+                pass
+            if left:
+                self.failures[_PROCESS] = (
+                    f"no answer of the analysis of finished steps for {_PATIENCE_SEC:.0f} s"
+                )
+
+    def answers(self) -> list[Answer]:
+        """Return the answers since the last call."""
+        with self._answered:
+            answers, self._answers = self._answers, []
+        return answers
 
     def close(self) -> None:
         """End the process."""
@@ -100,7 +118,8 @@ class Analyst:
         if self._process is None:
             return
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs at a disk
+            self._process.wait(1.0)
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):  # a question that was not read
                 self._process.stdin.close()
@@ -108,7 +127,7 @@ class Analyst:
             self._listener.join(1.0)
 
     def _start(self) -> None:
-        self._asked, self._answered = 0, threading.Semaphore(0)
+        self._open_questions = 0
         self.failures.pop(_PROCESS, None)
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter and a module of ours
             [sys.executable, "-c", _PROGRAM, str(self._folder)],
@@ -125,13 +144,16 @@ class Analyst:
         with process.stdout as answers:
             for line in answers:
                 answer = msgspec.json.decode(line, type=Answer)
-                with self._lock:
-                    if answer.step is not None:
-                        self._done[answer.step.step, answer.step.validate] = answer.step
                 self.failures.pop(answer.folder, None)
                 if answer.failed is not None:
                     self.failures[answer.folder] = answer.failed
-                self._answered.release()
+                with self._answered:
+                    self._answers.append(answer)
+                    self._open_questions -= 1
+                    self._answered.notify_all()
+        process.wait()  # its pipe ends earlier: `ask` would take it for alive
         if not self._is_closed:
             self.failures[_PROCESS] = "the process that analyses finished steps has ended"
-        self._answered.release()  # it ended: nobody waits for it
+        with self._answered:
+            self._open_questions = 0
+            self._answered.notify_all()

@@ -3,8 +3,8 @@
 It keeps the digests of the last steps, so that each file is read once. It has the lowest priority.
 """
 
-import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -15,17 +15,18 @@ import polars as pl
 from sglang_instrument.analysis.answers.steps import step_table
 from sglang_instrument.analysis.digests.digest import Digest, concat_digests
 from sglang_instrument.analysis.digests.file_sources import only_files
+from sglang_instrument.analysis.executors.local import LocalExecutor, list_files
 from sglang_instrument.analysis.reading.files import (
     File,
     ended_paths,
     newest_run_filter,
     only_run,
 )
-from sglang_instrument.analysis.run.batches import digest_files
-from sglang_instrument.analysis.run.cache import list_files, only_newest_runs
+from sglang_instrument.analysis.run.cache import digest_files, only_newest_runs
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.outside import paths_outside_steps
 from sglang_instrument.live.analyst import Answer, Question
+from sglang_instrument.live.children import yield_to_training
 from sglang_instrument.live.counting.counts import folder_of
 from sglang_instrument.live.counting.endings import OTHER_ROLES
 from sglang_instrument.live.scalars import step_done
@@ -38,14 +39,15 @@ _MOST_ENGINE_BYTES: Final = 64 * 2**20  # of the engine's own logs, of all steps
 
 def main(folder: str) -> None:
     """Answer each line of stdin, a `Question`, by a line."""
-    os.nice(19)
+    yield_to_training()
     finished = Finished(Path(folder))
     for line in sys.stdin.buffer:
-        asked = msgspec.json.decode(line, type=Question)
+        asked, begun, step, failed = msgspec.json.decode(line, type=Question), time.process_time(), None, None
         try:
-            answer = Answer(asked.folder, finished.step(asked))
+            step = finished.step(asked)
         except Exception as error:  # a step that cannot be read must not cost the later ones
-            answer = Answer(asked.folder, failed=f"{asked.folder} cannot be analysed: {error!r}")
+            failed = f"{asked.folder} cannot be analysed: {error!r}"
+        answer = Answer(asked.folder, time.process_time() - begun, step, failed)
         sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
         sys.stdout.buffer.flush()
 
@@ -93,7 +95,7 @@ class Finished:
             kept = only_run([file for file in read if file.folder != _ENGINE], run_id)
             kept += [file for file in read if file.folder == _ENGINE]
             read, digest = kept, only_files(digest, read, kept)
-        return Run(self._folder, read, only_newest_runs(read, digest), cached=False)
+        return Run(LocalExecutor(self._folder), read, only_newest_runs(read, digest), cached=False)
 
     def _digest(self, files: list[File]) -> tuple[list[File], Digest]:
         """Return files as read, and their digest: from memory, unless one of them changed.
@@ -101,7 +103,7 @@ class Finished:
         No other processes read them, because this one runs beside a training.
         """
         key = tuple((file.path, file.size, file.mtime_ns) for file in files)
-        found = self._digests.pop(key, None) or digest_files(self._folder, files, most_processes=1)
+        found = self._digests.pop(key, None) or digest_files(LocalExecutor(self._folder, 1), files)
         self._digests[key] = found
         while len(self._digests) > _MOST_DIGESTS:
             del self._digests[next(iter(self._digests))]

@@ -2,7 +2,7 @@
 
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -14,10 +14,11 @@ from sglang_instrument.live.counting.tail import Tail
 from sglang_instrument.live.forecaster import Forecaster
 from sglang_instrument.live.problems import Now
 from sglang_instrument.live.state import Forecast, Problem, Snapshot, StepDone, StepNow
+from sglang_instrument.live.words import duration
 from sglang_instrument.plain_text import plain
 
 _ALIVE_EVERY_SEC: Final = 5.0
-_OVER_SEC: Final = 120.0  # without a line, a run whose processes cannot be asked is over
+_OVER_SEC: Final = 3600.0  # without a line, a run whose processes cannot be asked is over
 _MOST_DONE: Final = 60
 _FORECAST_EVERY_SEC: Final = 2.0
 _FORECAST_SHARE: Final = 0.05  # of a core, at most: one of 32,000 requests takes a third of a second
@@ -25,17 +26,10 @@ _FIRST_STEPS: Final = 12  # that were finished before we came, at most
 _FIRST_BYTES: Final = 256 * 2**20  # of their files, but at least one step
 _NAMED: Final = 3  # unreadable files
 _QUIET_SEC: Final = 10.0  # a run that logs is not left for another one
-_AGAIN_SHARE: Final = 0.1  # analysing a step that goes on and on takes at most this share of the time
+# Analysing takes this share of the host's processors; steps that end meanwhile are analysed after the rest.
+_ANALYSIS_SHARE: Final = 0.01
+_LONGEST_REST_SEC: Final = 20.0
 _CLOCKS_SEC: Final = 60.0  # by how much the clock of a file server may be behind
-
-
-@dataclass
-class _Asked:
-    """What was known of a step when its numbers were asked for; when that was, and when it may be again."""
-
-    state: tuple[int, list[StepKey]]
-    at: float
-    again_at: float = 0.0
 
 
 class FollowedRun:
@@ -60,7 +54,11 @@ class FollowedRun:
         self._forecaster = Forecaster()
         self._forecast: tuple[float, StepKey, Forecast | None] = (0.0, (0, False), None)
         self._done: dict[StepKey, StepDone] = {}
-        self._asked: dict[StepKey, _Asked] = {}
+        self._asked: dict[StepKey, tuple[int, list[StepKey]]] = {}  # what was known of a step then
+        self._rests_until = 0.0
+        self._unasked: set[StepKey] = set()  # finished, and to be asked for after the rest
+        self._left_out = 0
+        self._analysis_share = _ANALYSIS_SHARE * len(os.sched_getaffinity(0))
         self._asked_earlier = False
         self._begun = time.monotonic()
         self._run_id: str | None = None
@@ -79,6 +77,7 @@ class FollowedRun:
             self._next_alive = now + _ALIVE_EVERY_SEC
             self._liveness.look(self._counts.run_id)
         if not self.tail.more:
+            self._take_done(now)
             self._finish_steps(now)
         return self.tail.more
 
@@ -92,7 +91,7 @@ class FollowedRun:
         moment = Now(counts, now, wall_us(), self._liveness.alive, ended is not None)
         step = counts.newest()
         in_progress = snapshots.step_now(moment, step, done)
-        if in_progress is not None:
+        if in_progress is not None and ended is None:
             in_progress = replace(in_progress, forecast=self._forecast_of(moment, step, in_progress))
         problems = (*snapshots.problems_now(moment, step, in_progress), *own)
         return Snapshot(
@@ -161,7 +160,7 @@ class FollowedRun:
         if processes and all(one.log_closed for one in processes):
             return "all processes have closed their logs"
         if processes and self._silent_sec(now) > _OVER_SEC:
-            return f"no process has written anything for {_OVER_SEC / 60:.0f} minutes"
+            return f"no process has written anything for {duration(_OVER_SEC)}"
         return None
 
     def _own_problems(self) -> tuple[Problem, ...]:
@@ -172,6 +171,8 @@ class FollowedRun:
             told.append(f"{len(failures) - _NAMED} more files cannot be read")
         told += list(self._analyst.failures.values())[-_NAMED:] if self._analyst is not None else []
         told += [self._failed] if self._failed is not None else []
+        if self._left_out:
+            told.append(f"{self._left_out} finished steps are not analysed: that takes longer than they did")
         return tuple(Problem("follower", wall_us(), None, None, plain(sentence)) for sentence in told)
 
     def _begin_run(self) -> None:
@@ -189,15 +190,19 @@ class FollowedRun:
         if order and not self._asked_earlier:
             self._asked_earlier = True
             self._ask_for_earlier(order)
+        is_due = at_once or (now >= self._rests_until and not (self._analyst and self._analyst.is_busy))
         for key, lines in self._counts.endings.finished(now, at_once):
             self._learn(key)
             at = order.index(key) + 1
             following = order[at : at + 1] if self._with_now else []
-            asked = self._asked.get(key)
-            is_due = asked is None or at_once or now >= asked.again_at
-            if is_due and (asked is None or asked.state != (lines, following)):
-                self._asked[key] = _Asked((lines, following), now)
+            if is_due and self._asked.get(key) != (lines, following):
+                self._asked[key] = (lines, following)
                 self._ask_for(folder_of(key), [folder_of(one) for one in following])
+            elif key not in self._asked:
+                self._unasked.add(key)
+        self._unasked -= self._asked.keys()
+        self._left_out += len(self._unasked - set(order))
+        self._unasked &= set(order)
         self._asked = {key: one for key, one in self._asked.items() if key in order}
 
     def _learn(self, step: StepKey) -> None:
@@ -221,11 +226,14 @@ class FollowedRun:
             self._ask_for(name, [following] if self._with_now else [])
 
     def _take_done(self, now: float) -> None:
-        done = self._analyst.done() if self._analyst is not None else {}
-        for key in done.keys() & self._asked.keys():
-            asked = self._asked[key]
-            asked.again_at = now + (now - asked.at) / _AGAIN_SHARE
-        self._done.update(done)
+        """Take the numbers of steps; those of steps that ended before we came may cost what they will."""
+        asked = {folder_of(key) for key in self._asked}
+        for answer in self._analyst.answers() if self._analyst is not None else ():
+            if answer.step is not None:
+                self._done[answer.step.step, answer.step.validate] = answer.step
+            if answer.folder in asked:
+                rest_sec = max(self._rests_until - now, 0.0) + answer.cpu_sec / self._analysis_share
+                self._rests_until = now + min(rest_sec, _LONGEST_REST_SEC)
         self._done = {key: self._done[key] for key in sorted(self._done)[-_MOST_DONE:]}
 
 

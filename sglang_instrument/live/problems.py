@@ -18,6 +18,7 @@ _UNKNOWN_SEC: Final = 300.0  # where nothing tells how long is usual
 _LEAST_SEC: Final = 30.0  # a request that is younger than this is not called hanging
 _SILENT_SEC: Final = 60.0  # a process with open requests writes every 2 s; file servers may delay that
 _FORGET_SEC: Final = 6.0  # for so long `open_now` is believed, when all that it named may have ended
+_TOLD_SEC: Final = 15.0  # an open step is told of every 2 s
 _NAMED: Final = 3  # of many alike
 _NEVER_SEC: Final = float("inf")
 _HANG: Final = frozenset({"request", "turn", "tool", "interaction", "reward", "weights"})
@@ -76,13 +77,16 @@ def open_now_of(part: Part, now_us: int) -> OpenNow | None:
     return None if said.may_be_over and now_us - said.at_us > _FORGET_SEC * 1e6 else said
 
 
-def is_dead(process: Process, part: Part | None, now: Now) -> bool:
-    """Return whether a process ended without closing its log, or fell silent with requests open."""
+def is_dead(key: WorkerKey, process: Process, part: Part | None, now: Now) -> bool:
+    """Return whether a process ended without closing its log, or fell silent with requests open.
+
+    Ray ends processes without a word: other roles than rollout workers die only in the middle of a step.
+    """
     if process.log_closed:
         return False
     told = [now.alive.get(stem) for stem in process.stems]
     if False in told and True not in told:
-        return True
+        return key[0] == "worker" or (part is not None and not part.is_closed)
     if part is None or part.is_closed or True in told:
         return False
     silent_sec = now.now - process.last_at
@@ -93,10 +97,17 @@ def problems_of(now: Now, step: StepKey | None) -> list[Problem]:
     """Return what goes wrong, the oldest first."""
     parts = now.counts.steps.get(step, {}) if step is not None else {}
     found = [*_deaths(now, step, parts), *_stuck_barrier(now, step, parts), *_losses(now)]
-    for key, part in parts.items():
-        if not part.is_closed:
-            found += _hangs(now, step, key, part)
+    for one, of_step in now.counts.steps.items():  # asynchronous trainers have several in progress
+        for key, part in of_step.items():
+            if not part.is_closed and (one == step or _is_told_of(now, key, part)):
+                found += _hangs(now, one, key, part)
     return sorted(found, key=lambda problem: problem.since_us)
+
+
+def _is_told_of(now: Now, key: WorkerKey, part: Part) -> bool:
+    """Return whether a worker still says what is open in an older step."""
+    now_us = now.counts.processes[key].now_us(now.now)
+    return part.open_now is not None and now_us - part.open_now.at_us < _TOLD_SEC * 1e6
 
 
 def _hangs(now: Now, step: StepKey | None, key: WorkerKey, part: Part) -> Iterator[Problem]:
@@ -107,7 +118,7 @@ def _hangs(now: Now, step: StepKey | None, key: WorkerKey, part: Part) -> Iterat
     for (event, request_id, turn), opened in part.reported.items():
         age_sec = (now_us - opened.begun_us) / 1e6
         is_inner = request_id not in ages or age_sec < ages[request_id][0]
-        if is_inner and age_sec > limits.get(kind_of(event).phase, _NEVER_SEC):
+        if is_inner and age_sec > limits.get(_phase(now, key, event), _NEVER_SEC):
             ages[request_id] = (age_sec, event, turn, opened.frame)
     said = open_now_of(part, now_us)
     for one in said.oldest if said else ():
@@ -117,13 +128,19 @@ def _hangs(now: Now, step: StepKey | None, key: WorkerKey, part: Part) -> Iterat
             ages[one.request_id] = (age_sec, one.event, one.turn, None)
     oldest = sorted(ages.items(), key=lambda one: -one[1][0])
     for request_id, (age_sec, event, turn, frame) in oldest[:_NAMED]:
-        longest_sec = now.longest_sec.get(kind_of(event).phase)
+        longest_sec = now.longest_sec.get(_phase(now, key, event))
         sentence = _hang_sentence(event, request_id, turn, frame, longest_sec)
         yield _problem("hang", now.since_us(age_sec), key, step, sentence)
     if len(oldest) > _NAMED:
         age_sec = oldest[_NAMED][1][0]
         more = f"{len(oldest) - _NAMED} more requests hang"
         yield _problem("hang", now.since_us(age_sec), key, step, more)
+
+
+def _phase(now: Now, key: WorkerKey, event: str) -> str:
+    """Return the phase of an event: as its process logs it, which may name one for an event of its own."""
+    seen = now.counts.processes[key].events.values()
+    return next((one.phase for one in seen if one.event == event), kind_of(event).phase)
 
 
 def _has_ended(part: Part, request_id: str | None) -> bool:
@@ -167,7 +184,9 @@ def barrier_sec(now: Now, key: WorkerKey, part: Part) -> float | None:
 def _deaths(now: Now, step: StepKey | None, parts: Mapping[WorkerKey, Part]) -> Iterator[Problem]:
     """Yield the processes that died; where a run ended as a whole, only if it did so in a step."""
     dead = {
-        key: process for key, process in now.counts.processes.items() if is_dead(process, parts.get(key), now)
+        key: process
+        for key, process in now.counts.processes.items()
+        if is_dead(key, process, parts.get(key), now)
     }
     in_step = {key: process for key, process in dead.items() if key in parts and not parts[key].is_closed}
     told = in_step if now.is_over else dead
@@ -182,10 +201,14 @@ def _deaths(now: Now, step: StepKey | None, parts: Mapping[WorkerKey, Part]) -> 
     for key, process in told.items():
         part = parts.get(key)
         said = open_now_of(part, process.now_us(now.now)) if part is not None else None
-        left = f" with {said.requests} requests open" if said else ""
+        left = f" with {_requests(said.requests)} open" if said and said.requests else ""
         silent_sec = now.now - process.last_at
         how = "has ended" if not _is_guessed(process, now) else "writes no more; a live one writes every 2 s"
         yield _problem("death", now.since_us(silent_sec), key, step, f"the process {how}{left}")
+
+
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count:,} requests"
 
 
 def _is_guessed(process: Process, now: Now) -> bool:
@@ -196,6 +219,9 @@ def _losses(now: Now) -> Iterator[Problem]:
     for key, process in now.counts.processes.items():
         if process.lost:
             yield _problem("loss", now.at_us, key, process.step, f"{process.lost:,} records were lost")
+    if now.counts.rejects.torn:  # one a process that was killed
+        sentence = f"torn lines in the log: {now.counts.rejects.torn:,}"
+        yield Problem("loss", now.at_us, None, None, sentence)
 
 
 def _problem(

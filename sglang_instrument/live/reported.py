@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import msgspec
 
-from sglang_instrument.analysis.reading.chunks import readable_lines
 from sglang_instrument.analysis.reading.files import File, newest_run_filter
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.schema import LOG_OPENED
@@ -100,7 +99,7 @@ def _lines(run: Run, files: Sequence[File]) -> Iterator[_Fields]:
     counts = newest_run_filter(run.files)
     for file in files:
         run_id = None
-        for chunk in readable_lines(run.folder / file.path):
+        for chunk in run.read_lines(file):
             for raw in chunk.split(b"\n"):
                 if not any(mark in raw for mark in _MARKS):
                     continue

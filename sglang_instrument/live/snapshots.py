@@ -1,5 +1,6 @@
 """Make a snapshot of what was counted so far."""
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +48,7 @@ def step_now(now: Now, step: StepKey | None, done: Sequence[StepDone]) -> StepNo
     of_each = max(1, min(_OLDEST_OF_WORKER, 2 * _MOST_OLDEST // len(workers)))
     oldest = [one for key, (part, now_us) in workers.items() for one in oldest_of(key, part, now_us, of_each)]
     oldest.sort(key=lambda one: -one.age_sec)
+    _split_engine(where, now.counts.calls.counts())
     return StepNow(
         step=step[0],
         validate=step[1],
@@ -101,8 +103,18 @@ def where_open(now: Now, key: WorkerKey, part: Part) -> dict[str, int]:
     return _in_order(where)
 
 
+def _split_engine(where: Counter[str], calls: Counter[str]) -> None:
+    """Tell of the requests in the engine where its schedulers have them; the others are on their way there.
+
+    A server may work for others, too, and calls whose end was lost are known for ever: hence the cut.
+    """
+    _cut(calls, where["engine"])
+    where.update(calls)
+    where["engine"] -= calls.total()
+
+
 def _cut(where: Counter[str], left: int) -> None:
-    """Make the counts add up to the requests that have not ended since: where those were is not known."""
+    """Reduce the counts until they add up to `left`, each by about the same share."""
     while (over := where.total() - left) > 0:
         kind, count = where.most_common(1)[0]
         where[kind] -= max(1, min(over, count * over // where.total()))
@@ -161,7 +173,7 @@ def _state(
     hanging: set[tuple[str, int | None]],
 ) -> WorkerState:
     part = parts.get(key)
-    if is_dead(process, part, now):
+    if is_dead(key, process, part, now):
         return "dead"
     if key in hanging:
         return "hangs"
@@ -247,11 +259,16 @@ def _will_not_end(now: Now, step: StepNow | None, known: Sequence[Problem]) -> I
     """Yield the requests that the forecast gives up, unless a problem names them already."""
     if step is None or step.forecast is None:
         return
-    ages = {(one.worker, one.request_id): one.age_sec for one in step.oldest}
+    open_ones = {(one.worker, one.request_id): one for one in step.oldest}
     for worker, request_id in step.forecast.will_not_end[:_MOST_NAMED]:
-        if not any(one.worker == worker and f"request {request_id}" in one.sentence for one in known):
-            since_us = now.since_us(ages.get((worker, request_id), 0.0))
-            sentence = f"worker {worker}: request {request_id} has left the range of all that ended"
+        if not any(
+            one.worker == worker and re.search(rf"request {re.escape(request_id)}\b(?!-)", one.sentence)
+            for one in known
+        ):
+            one = open_ones.get((worker, request_id))
+            inside = f" in {one.event}" if one is not None and one.event else ""
+            sentence = f"worker {worker}: request {request_id} is open{inside} for longer than any that ended"
+            since_us = now.since_us(one.age_sec if one is not None else 0.0)
             yield Problem("hang", since_us, worker, step.step, sentence)
 
 

@@ -8,7 +8,7 @@ from sglang_instrument.live.forecasting.told import Forecast as Forecast
 
 #: Where an open request, or the worker itself, is: the keys of `StepNow.open` and `WorkerNow.open`, in the
 #: order in which they are shown. `engine` is a generation call of which no scheduler tells whether it queues,
-#: prefills or decodes.
+#: prefills or decodes: a worker does not know where its calls are.
 KINDS: Final = ("queue", "prefill", "decode", "engine", "tool", "interaction", "reward", "barrier", "other")
 
 WorkerState = Literal["runs", "waits", "hangs", "dead", "ended"]
@@ -79,9 +79,10 @@ class WorkerNow:
         step: The newest step that it logged.
         requests_done, requests_open, tokens, tokens_per_sec, open: As in `StepNow`, of this worker and step.
         silent_sec: Since its last line.
-        state: "waits" in a barrier, "hangs" with a span past the age at which the watchdog reports, "dead"
-            without having closed its log, "ended" after closing it or its step.
-        waits_for: The rank of the worker that it waits for in a barrier, the last one to arrive.
+        state: "waits" in a barrier, "hangs" with a span that is open for much longer than any that ended,
+            "dead" without having closed its log, "ended" after closing it or its step.
+        waits_for: The rank of the worker that it waits for: one that died or hangs, else the one with most
+            open requests.
     """
 
     role: str

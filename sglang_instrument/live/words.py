@@ -1,5 +1,6 @@
 """Say in words what a snapshot holds: the terminal, the page and `watch --once` show the same."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -7,7 +8,9 @@ from sglang_instrument.live.state import OpenRequest, Problem, Snapshot, StepDon
 
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _PARTS: Final = 6  # of the ledger that are shown; the others are summed up
+_NAMED: Final = 3  # of many requests
 _REST: Final = "rest"
+_UUID: Final = re.compile(r"\b([0-9a-f]{8})-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}\b")
 
 
 def duration(sec: float) -> str:
@@ -52,19 +55,31 @@ def forecast(step: StepNow) -> str:
     known = step.forecast
     if known is None or step.is_over:
         return ""
-    said = [f"ends in {duration(known.low_sec)} to {duration(known.high_sec)}"]
+    given_up = [f"{short_id(request)} of worker {worker}" for worker, request in known.will_not_end]
+    said = f"{_named(given_up)} will not end" if given_up else ""
+    if known.is_stuck:
+        return said
+    ends = f"ends in {duration(known.low_sec)} to {duration(known.high_sec)}"
     if known.decides is not None:
-        said.append(f"{known.decides[1]} of worker {known.decides[0]} decides")
-    for worker, request_id in known.will_not_end[:3]:
-        said.append(f"{request_id} of worker {worker} will not end")
-    return "; ".join(said)
+        ends += f"; {short_id(known.decides[1])} of worker {known.decides[0]} decides"
+    return f"{said}; without that, the step {ends}" if said else ends
+
+
+def short_id(text: str) -> str:
+    """Return a text with the first 8 characters of each UUID in it: commands take the begin of an id."""
+    return _UUID.sub(r"\1", text)
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def problem(one: Problem, at_us: int) -> str:
     """Return a problem with its age."""
     age_sec = max(0.0, (at_us - one.since_us) / 1e6)
     lasts = f" ({duration(age_sec)})" if one.kind in ("hang", "death") else ""
-    return f"{one.kind}: {one.sentence}{lasts}"
+    return f"{one.kind}: {short_id(one.sentence)}{lasts}"
 
 
 def worker_name(one: WorkerNow) -> str:

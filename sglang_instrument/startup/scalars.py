@@ -7,6 +7,7 @@ follower.
 
 import os
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -20,7 +21,9 @@ PREFIX: Final = "rollout/"
 _LOOK_SEC: Final = 0.5
 _MOST_STEPS: Final = 256  # kept in memory; a tracker asks for the last ones
 _PIECE_BYTES: Final = 256 * 1024
-_SILENT_STEPS: Final = 4  # this many steps without any numbers are no delay any more
+_SILENT_STEPS: Final = 4  # this many steps without any numbers, and
+_SILENT_SEC: Final = 60.0  # so many seconds, are no delay any more
+_LATE_AT_ONCE: Final = 2  # late steps in one call of the trainer: a tracker may ask a server for each
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -41,6 +44,8 @@ class Scalars:
         self._given: dict[int, None] = {}
         self._late: dict[int, None] = {}
         self._offset = 0
+        self._lock = threading.Lock()  # of what was given: threads may log at once
+        self._begun: float | None = None
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
 
@@ -79,24 +84,32 @@ class Scalars:
         self.start()
         numbers = self._known.get(step)
         if numbers is None:
-            _keep(self._late, step, None)
+            with self._lock:
+                _keep(self._late, step, None)
             self._mind_silence()
         elif step not in self._given:
             data = _merged(data, numbers)
-            _keep(self._given, step, None)
-            self._late.pop(step, None)
-        for late in [one for one in self._late if one in self._known]:
-            del self._late[late]
-            _keep(self._given, late, None)
-            _log_late(self._known[late], late, backends)
+        with self._lock:
+            if numbers is not None:
+                _keep(self._given, step, None)
+                self._late.pop(step, None)
+            told = ((one, self._known.get(one)) for one in self._late)
+            late = [(one, known) for one, known in told if known is not None][:_LATE_AT_ONCE]
+            for one, _ in late:
+                del self._late[one]
+                _keep(self._given, one, None)
+        for one, late_numbers in late:
+            _log_late(late_numbers, one, backends)
         return data
 
     def _mind_silence(self) -> None:
-        if not self._known and len(self._late) == _SILENT_STEPS:
+        begun = self._begun = self._begun or time.monotonic()
+        lasts = len(self._late) >= _SILENT_STEPS and time.monotonic() - begun > _SILENT_SEC
+        if lasts and not self._known:
             notice(
                 "scalars: silence",
-                f"no numbers for the tracker after {_SILENT_STEPS} steps: is {self._folder} shared with the "
-                "host of the driver, and does python -m sglang_instrument.live run there?",
+                f"no numbers for the tracker after {len(self._late)} steps: is {self._folder} shared with "
+                "the host of the driver, and does python -m sglang_instrument.live run there?",
             )
 
     def _run(self) -> None:

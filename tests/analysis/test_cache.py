@@ -8,8 +8,9 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from sglang_instrument.analysis import Digest, Run, open_run
+from sglang_instrument.analysis.executors import batches, local, worker_processes
 from sglang_instrument.analysis.reading.files import File
-from sglang_instrument.analysis.run import batches, cache, worker_processes
+from sglang_instrument.analysis.run import cache
 from sglang_instrument.testing import TornFile, synthetic_run
 
 
@@ -108,7 +109,7 @@ def test_several_processes_and_batches_read_the_same_as_one(
     one = open_run(folder, cached=False)
     monkeypatch.setattr(batches, "_BATCH_BYTES", 20_000)
     monkeypatch.setattr(batches, "_BYTES_PER_PROCESS", 20_000)
-    monkeypatch.setattr(batches, "_cores", lambda: 3)
+    monkeypatch.setattr(local, "_cores", lambda: 3)
     several = open_run(folder, cached=False)
     assert one.health == several.health
     assert_same(one.digest, several.digest)
@@ -132,7 +133,7 @@ def test_batches_that_child_processes_cannot_read_are_read_by_the_parent(
     whole = open_run(folder, cached=False)
     monkeypatch.setattr(batches, "_BATCH_BYTES", 20_000)
     monkeypatch.setattr(batches, "_BYTES_PER_PROCESS", 20_000)
-    monkeypatch.setattr(batches, "_cores", lambda: 2)
+    monkeypatch.setattr(local, "_cores", lambda: 2)
     monkeypatch.setattr(worker_processes, "_PROGRAM", program)
     alone = open_run(folder, cached=False)
     assert whole.health == alone.health
@@ -142,7 +143,7 @@ def test_batches_that_child_processes_cannot_read_are_read_by_the_parent(
 def test_batches_weigh_about_the_same_and_every_process_gets_as_many() -> None:
     files = [File(f"step_{number}/worker_0.jsonl", 1_000_000, 0) for number in range(300)]
     for processes in (1, 2, 3, 16):
-        made = batches._batches(files, processes)
+        made = batches.split_files(files, processes)
         assert [file for batch in made for file in batch] == files
         assert len(made) % processes == 0
         assert max(map(len, made)) - min(map(len, made)) <= 1

@@ -138,7 +138,7 @@ def test_a_command_without_its_packages_names_the_command_to_install_them(logs: 
 
 
 def test_an_interrupt_ends_in_130(monkeypatch: pytest.MonkeyPatch, logs: Path) -> None:
-    def interrupt(*_: object) -> None:
+    def interrupt(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("sglang_instrument.analysis.run.opening.open_run", interrupt)

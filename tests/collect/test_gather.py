@@ -162,7 +162,7 @@ def test_a_description_that_is_written_anew_replaces_the_old_one(here, node):
 
 
 def test_a_node_that_dies_in_the_middle_is_named_and_the_rest_is_whole(here, node, monkeypatch):
-    monkeypatch.setattr(gathering, "_CHUNK_BYTES", 40)
+    monkeypatch.setattr(gathering, "CHUNK_BYTES", 40)
     a, b = node("a"), node("b", dies_at=lambda call, times: call == "send" and times == 3)
     log(a.folder, "step_1/worker_0.jsonl", *(f"a{n:08}" for n in range(20)))
     log(b.folder, "step_1/worker_1.jsonl", *(f"b{n:08}" for n in range(20)))
@@ -182,7 +182,7 @@ def test_a_node_that_dies_in_the_middle_is_named_and_the_rest_is_whole(here, nod
 
 
 def test_an_interrupted_command_goes_on_where_it_ended(here, node, monkeypatch):
-    monkeypatch.setattr(gathering, "_CHUNK_BYTES", 40)
+    monkeypatch.setattr(gathering, "CHUNK_BYTES", 40)
     a = node("a")
     log(a.folder, "step_1/worker_0.jsonl", *(f"a{n:08}" for n in range(20)))
 

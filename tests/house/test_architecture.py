@@ -20,7 +20,14 @@ WORDS = {"errors", "schema", "config", "gc_pause", "plain_text", "regular_files"
 FACADE = {"auto", "rollout"}
 MEASURE = {"words", "native", "recording.safety", "recording.measure"}
 TABLES = {"words", "patching", "patching.places", "patching.tables"}
-RUN = {"words", "analysis.reading", "analysis.timing", "analysis.digests", "analysis.run"}
+RUN = {
+    "words",
+    "analysis.reading",
+    "analysis.timing",
+    "analysis.digests",
+    "analysis.executors",
+    "analysis.run",
+}
 LEDGER = RUN | {"analysis.ledger"}
 ANSWERS = LEDGER | {"analysis.answers", "analysis.changes", "analysis.verdict", "analysis.verdict.evidence"}
 
@@ -57,6 +64,7 @@ MAY_IMPORT = {
     "analysis.reading": {"words"},
     "analysis.timing": {"words"},
     "analysis.digests": {"words", "analysis.reading", "analysis.timing"},
+    "analysis.executors": {"words", "analysis.reading", "collect", "package"},
     "analysis.run": RUN,
     "analysis.ledger": RUN,
     "analysis.answers": LEDGER,

@@ -8,11 +8,13 @@ import threading
 import time
 
 import pytest
-from live_writer import LiveRun, Replay
+from live_writer import LiveFile, LiveRun, Replay
 
+from sglang_instrument.analysis.reading.lines import Extra
 from sglang_instrument.errors import LogError
 from sglang_instrument.live import followed_run, follower
 from sglang_instrument.live.counting import tail
+from sglang_instrument.live.counting.engine_calls import EngineCalls
 from sglang_instrument.live.follower import Follower
 from sglang_instrument.live.state import as_json
 from sglang_instrument.testing import SlowEngine, synthetic_run
@@ -471,6 +473,69 @@ def test_a_request_that_the_forecast_gives_up_hangs(run, follow):
     assert snapshot.step.forecast.will_not_end == ((0, "r9"),)
     assert [problem.sentence for problem in snapshot.problems if "r9" in problem.sentence]
     assert snapshot.workers[0].state == "hangs"
+
+
+def test_requests_in_the_engine_are_where_its_scheduler_has_them(run):
+    worker = run.open(1, 0)
+    scheduler = LiveFile(run, run.folder / "engine" / "scheduler_0_tp0.jsonl", 1, 0)
+    scheduler.control("log_opened", 0, log_version=1, run_id=run.run_id, pid=2)
+    calls = [f"call-{number}" for number in range(8)]
+    for rid in calls:
+        scheduler.span("scheduler_receive", 1, 0.001, rid=rid)
+    scheduler.span("scheduler_admit", 2, 0.001, rids=calls[:6])
+    scheduler.span("scheduler_first_tokens", 3, 0.001, rids=calls[:5])
+    scheduler.span("scheduler_retract", 4, 0.001, rids=calls[4:5])
+    worker.span("engine_request", 5, 3, rid=calls[0])
+    worker.open_now(6, {"turn_end": 9, "tool_execution": 2}, [])
+    live = Follower(run.folder, with_done=False)
+    # 3 decode, 1 is in prefill, 3 queue, and 2 of the 9 that are in the engine are on their way there.
+    expected = {"queue": 3, "prefill": 1, "decode": 3, "engine": 2, "tool": 2}
+    assert live.catch_up().step.open == expected
+    assert live.snapshot().workers[0].open == {"engine": 9, "tool": 2}
+    # Servers that work for others, too, and ends that were lost, add nothing.
+    worker.open_now(8, {"turn_end": 2}, [])
+    assert sum(live.catch_up().step.open.values()) == 2
+    live.stop()
+
+
+@pytest.mark.parametrize("rids", [{"rid": 3}, {"rids": "abc"}, {"rids": [None, {}, "known"]}, {}])
+def test_odd_names_of_calls_are_left_out(rids):
+    calls = EngineCalls()
+    calls.note("scheduler_receive", Extra(**rids))
+    calls.note("scheduler_receive", None)
+    assert calls.counts() == ({"queue": 1} if "known" in str(rids) else {})
+
+
+def test_a_call_that_ended_does_not_begin_again():
+    calls = EngineCalls()
+    calls.note("engine_request", Extra(rid="a"))  # the file of the worker was read first
+    calls.note("scheduler_receive", Extra(rid="a"))
+    assert not calls.counts()
+
+
+def write_step(run, step, begun):
+    file = run.open(step, 0, at=begun)
+    file.request(f"r{step}", at=begun + 2, duration_sec=1)
+    file.close(begun + 3)
+
+
+def test_analysis_rests_after_it_worked_and_then_makes_up_for_it(run):
+    live = Follower(run.folder)
+    write_step(run, 1, begun=0)
+    live.catch_up()
+    live._run._analysis_share = 1e-9
+    write_step(run, 2, begun=4)
+    assert [one.step for one in live.catch_up().done] == [1, 2]  # whoever asks now gets an answer
+    write_step(run, 3, begun=8)
+    live._run.tail.hurry()
+    live.round()
+    live._run._finish_steps(time.monotonic() + 10)  # it is quiet by then
+    assert not live._run._analyst.is_busy
+    live._run._rests_until = 0.0
+    live._run._finish_steps(time.monotonic() + 10)
+    assert live._run._analyst.is_busy
+    assert [one.step for one in live.catch_up().done] == [1, 2, 3]
+    live.stop()
 
 
 def test_an_analysis_that_is_killed_is_told_and_begins_again_with_the_next_step(run):

@@ -16,7 +16,7 @@ WAITING = """
     from sglang_instrument.collect.by_ray import RayNodes, connect
     from sglang_instrument.collect.collected import Folder
 
-    gathering._CHUNK_BYTES = 2**16
+    gathering.CHUNK_BYTES = 2**16
     waited = False
 
     def progress(done, total):

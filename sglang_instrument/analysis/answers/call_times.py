@@ -31,7 +31,7 @@ def call_times(run: Run) -> pl.DataFrame | None:
         return None
     if not run.cached:
         return _made(run)
-    return cached_table(run.folder, "call_times", run.files, lambda: _made(run))
+    return cached_table(run.home, "call_times", run.files, lambda: _made(run))
 
 
 def paths_of(run: Run, steps: Collection[int] | None = None) -> Paths:

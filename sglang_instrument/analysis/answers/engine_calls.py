@@ -1,13 +1,11 @@
 """Show what the engine reported of each call of a request: time in the queue, in prefill and in decode."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.reading.chunks import readable_lines
 from sglang_instrument.analysis.run.opening import Run
 
 _HAS_META_INFO: Final = b'"e2e_latency"'
@@ -46,13 +44,13 @@ def reported_calls(run: Run, row: dict[str, Any]) -> pl.DataFrame:
     calls = []
     run.demand_records(**place)
     for file in run.files_of(**place):
-        calls += [_call(line) for line in _lines(run.folder / file.path, str(row["request_id"]).encode())]
+        calls += [_call(line) for line in _lines(run.read_lines(file), str(row["request_id"]).encode())]
     return pl.DataFrame(calls, schema=_SCHEMA, strict=False)
 
 
-def _lines(path: Path, request_id: bytes) -> Iterator[dict[str, Any]]:
+def _lines(chunks: Iterable[bytes], request_id: bytes) -> Iterator[dict[str, Any]]:
     """Yield the records of a request that hold the engine's latency; other lines are not decoded."""
-    for chunk in readable_lines(path):
+    for chunk in chunks:
         if request_id not in chunk:
             continue
         for raw in chunk.split(b"\n"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,14 +11,11 @@ import polars as pl
 from msgspec import Struct
 
 from sglang_instrument.analysis.digests.file_sources import key_of
-from sglang_instrument.analysis.reading.chunks import readable_lines
 from sglang_instrument.analysis.reading.files import newest_run_filter
 from sglang_instrument.analysis.run.cache import cached_table
 from sglang_instrument.schema import LOG_OPENED
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sglang_instrument.analysis.reading.files import File
     from sglang_instrument.analysis.run.opening import Run
 
@@ -85,41 +82,34 @@ def iter_records(
     """
     run.demand_log()
     counts = newest_run_filter(run.files)
-    for file in files:
-        for run_id, record in _logged(run, file, events):
+    for file, records in _logged(run, files, (LOG_OPENED, *events) if events else ()):
+        for run_id, record in records:
             if counts(file, run_id):
                 yield file, record
 
 
-def _logged(run: Run, file: File, events: Sequence[str]) -> Iterator[tuple[str | None, Record]]:
-    if file.pruned_us is None:
-        return records_of(run.folder / file.path, events)
-    return ((run_id, _LINES.decode(kept)) for run_id, kept in run.kept_calls.get(key_of(file), ()))
+def _logged(
+    run: Run, files: Sequence[File], names: Sequence[str]
+) -> Iterator[tuple[File, Iterator[tuple[str | None, Record]]]]:
+    """Yield each file with its records; of a pruned one, those that `prune` kept."""
+    there = run.read_marked([file for file in files if file.pruned_us is None], names)
+    for file in files:
+        if file.pruned_us is None:
+            yield file, records_in(next(there)[1])
+        else:
+            kept = run.kept_calls.get(key_of(file), ())
+            yield file, ((run_id, _LINES.decode(record)) for run_id, record in kept)
 
 
-def records_of(path: Path, events: Sequence[str] = ()) -> Iterator[tuple[str | None, Record]]:
+def records_in(chunks: Iterable[bytes]) -> Iterator[tuple[str | None, Record]]:
     """Yield the records of a log file that have a start and fields, each with the run that wrote it."""
-    marks = [f'"{event}"'.encode() for event in (LOG_OPENED, *events)] if events else []
     run_id = None
-    for chunk in readable_lines(path):
-        for record in _decode(_marked(chunk, marks) if marks else chunk):
+    for chunk in chunks:
+        for record in _decode(chunk):
             if record.extra is not None and record.event == LOG_OPENED:
                 run_id = record.extra.run_id
             elif record.extra is not None and record.start_us is not None:
                 yield run_id, record
-
-
-def _marked(chunk: bytes, marks: Sequence[bytes]) -> bytes:
-    """Return the lines of a chunk that contain one of the marks."""
-    lines: dict[int, int] = {}
-    for mark in marks:
-        at = chunk.find(mark)
-        while at >= 0:
-            end = chunk.find(b"\n", at)
-            end = len(chunk) if end < 0 else end
-            lines[chunk.rfind(b"\n", 0, at) + 1] = end
-            at = chunk.find(mark, end)
-    return b"\n".join(chunk[start:end] for start, end in sorted(lines.items()))
 
 
 def _decode(chunk: bytes) -> list[Record]:
@@ -282,14 +272,14 @@ def cached_engine_requests(run: Run) -> pl.DataFrame:
     """Return `engine_requests`, from the cache unless the run's files changed."""
     if not run.cached:
         return engine_requests(run)
-    return cached_table(run.folder, "engine_requests", run.files, lambda: _read_requests(run, None, {}))
+    return cached_table(run.home, "engine_requests", run.files, lambda: _read_requests(run, None, {}))
 
 
 def called_requests(run: Run) -> pl.DataFrame:
     """Return `engine_requests` of all files; a dataset keeps it."""
     if not run.is_dataset:
         return _read_requests(run, run.files, {})
-    return cached_table(run.folder, "called_requests", run.files, lambda: _read_requests(run, run.files, {}))
+    return cached_table(run.home, "called_requests", run.files, lambda: _read_requests(run, run.files, {}))
 
 
 def engine_files(run: Run) -> list[File]:

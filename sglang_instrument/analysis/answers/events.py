@@ -73,7 +73,7 @@ def path_table(run: Run) -> pl.DataFrame:
     def make() -> pl.DataFrame:
         return run.read_paths(numbers)
 
-    sums = cached_table(run.folder, "event_paths", files, make) if run.cached else make()
+    sums = cached_table(run.home, "event_paths", files, make) if run.cached else make()
     of_steps = sums.join(steps.select(_OF_STEP).unique(), on=_OF_STEP, how="semi")
     return (
         of_steps.group_by("step", "validate", "worker", "path", maintain_order=True)

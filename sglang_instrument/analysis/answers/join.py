@@ -119,7 +119,7 @@ def _stored_callers(run: Run, files: Sequence[File]) -> pl.DataFrame:
         (one.place.step, one.place.validate, one.place.worker) for one in files if one.place is not None
     ]
     wanted = pl.DataFrame(places, schema={name: _CALLS[name] for name in _PLACE}, orient="row")
-    every = cached_table(run.folder, "callers", run.files, lambda: pl.DataFrame(schema=_CALLS))
+    every = cached_table(run.home, "callers", run.files, lambda: pl.DataFrame(schema=_CALLS))
     return every.join(wanted.unique(), on=_PLACE, how="semi", maintain_order="left")
 
 
@@ -130,7 +130,7 @@ def engine_request_table(run: Run) -> pl.DataFrame:
     before the first step have null. Clocks that round trips show to differ are aligned first (`round_trips`).
     """
     if run.is_dataset:
-        return cached_table(run.folder, "placed_requests", run.files, lambda: _placed_requests(run))
+        return cached_table(run.home, "placed_requests", run.files, lambda: _placed_requests(run))
     return _placed_requests(run)
 
 

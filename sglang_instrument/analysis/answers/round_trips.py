@@ -74,7 +74,7 @@ def round_trip_table(run: Run) -> pl.DataFrame:
     """
     if not run.cached:
         return _read_round_trips(run)
-    return cached_table(run.folder, "round_trips", run.files, lambda: _read_round_trips(run))
+    return cached_table(run.home, "round_trips", run.files, lambda: _read_round_trips(run))
 
 
 def _read_round_trips(run: Run) -> pl.DataFrame:
@@ -102,7 +102,7 @@ def _read_round_trips(run: Run) -> pl.DataFrame:
 def _calls(run: Run, files: list[File]) -> dict[str, _Call]:
     """Return the call of each `rid`."""
     calls: dict[str, _Call] = {}
-    for file, record in iter_records(run, files):
+    for file, record in iter_records(run, files, ("rid",)):
         if record.extra is None or not isinstance(record.extra.rid, str) or record.duration_sec is None:
             continue
         here = _Call(_name(file), record.start_us or 0, record.end_us, record.error is not None)

@@ -25,5 +25,5 @@ def unended_spans(run: Run) -> list[dict[str, Any]]:
 def workers_without_records(run: Run) -> list[str]:
     """Return the workers that are in `processes/` and wrote no record, such as "worker_3"."""
     written = {place.stem for file in run.files if (place := file.place) is not None and any(file.records)}
-    described = sorted(path.stem for path in (run.folder / "processes").glob("worker_*.json"))
+    described = sorted(path.stem for path in (run.home / "processes").glob("worker_*.json"))
     return [name for name in described if name not in written]

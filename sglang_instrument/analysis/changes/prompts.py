@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import orjson
 
-from sglang_instrument.analysis.reading.chunks import readable_lines
 from sglang_instrument.analysis.reading.files import newest_run_filter
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.schema import LOG_OPENED
@@ -43,7 +42,7 @@ def _prompt_lengths(run: Run, step: int) -> list[int]:
     counts = newest_run_filter(run.files)
     for file in run.files_of(step=step, validate=False):
         run_id = None
-        for chunk in readable_lines(run.folder / file.path):
+        for chunk in run.read_lines(file):
             for fields in map(_fields, _telling_lines(chunk)):
                 run_id = fields.get("run_id", run_id)
                 if counts(file, run_id):

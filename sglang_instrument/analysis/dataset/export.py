@@ -1,7 +1,7 @@
 """Write a run as a dataset of Parquet files, and write only what changed the next time."""
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -11,12 +11,12 @@ import polars as pl
 from sglang_instrument.analysis.dataset.columns import PARTITIONS, TABLES
 from sglang_instrument.analysis.dataset.stored_run import store_run
 from sglang_instrument.analysis.dataset.tables import MADE, make_table
+from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.reading.files import File, newest_runs, run_begins
 from sglang_instrument.analysis.run.batch_job import BatchJob
-from sglang_instrument.analysis.run.batches import Progress, read_tables
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.span_files import SPANS
-from sglang_instrument.errors import InstrumentError
+from sglang_instrument.errors import InstrumentError, LogError
 from sglang_instrument.regular_files import read_regular
 from sglang_instrument.schema import LOG_VERSION
 
@@ -128,6 +128,8 @@ def _save(target: Path, manifest: _Manifest) -> None:
 
 def _with_spans(run: Run, target: Path, old: _Manifest, progress: Progress | None) -> tuple[_Manifest, int]:
     """Write the spans of the log files that changed; return the new manifest, and how many files it wrote."""
+    if run.executor.is_far:
+        raise LogError(f"{run.folder}: the nodes cannot write a dataset here; `collect` the run first")
     newest = newest_runs(run.files)
     states = {file.path: _state(file, newest) for file in run.files}
     unchanged = {state[0] for state in old.files if states.get(state[0]) == state}
@@ -135,8 +137,8 @@ def _with_spans(run: Run, target: Path, old: _Manifest, progress: Progress | Non
     redone = _redone(run.files, old.spans, kept, unchanged)
     columns = tuple(name for name in TABLES[SPANS] if name not in PARTITIONS)
     job = BatchJob("spans", columns, str(target.absolute()), newest)
-    read, parts = read_tables(run.folder, redone, job, progress)
-    fresh = _outputs(read, [part["spans"] for part in parts])
+    read, tables = run.executor.read(redone, job, progress)
+    fresh = _outputs(read, tables.values())
     gone = {file.path for file in run.files if file.pruned_us is not None} - unchanged
     known = {path: state for path, state in states.items() if path not in gone}
     now = {**known, **{file.path: _state(file, newest) for file in read}}
@@ -172,7 +174,7 @@ def _redone(
     return [file for file in there if file.path in again or file.path not in unchanged]
 
 
-def _outputs(read: Sequence[File], parts: Sequence[pl.DataFrame]) -> dict[str, _Output]:
+def _outputs(read: Sequence[File], parts: Iterable[pl.DataFrame]) -> dict[str, _Output]:
     paths = [file.path for file in read for _ in file.runs]
     outputs: dict[str, _Output] = {}
     for part in parts:

@@ -9,7 +9,7 @@ import polars as pl
 
 from sglang_instrument.analysis.dataset.columns import TABLES, schema_of
 from sglang_instrument.analysis.dataset.export import write_tables
-from sglang_instrument.analysis.run.batches import Progress
+from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.run.cache import writable_home
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.span_files import NULL_PARTITION, SPANS
@@ -54,7 +54,7 @@ def ask(run: Run, query: str, progress: Progress | None = None) -> pl.DataFrame:
     statement = _select(duckdb, query)
     with tempfile.TemporaryDirectory() as scratch:
         dataset = _dataset(run, Path(scratch))
-        if dataset != run.folder:
+        if dataset != run.home:
             named = [name for name in TABLES if name in query.lower()]
             write_tables(run, dataset, named, progress)
         return _answer(duckdb, dataset, statement, Path(scratch, "result.parquet"))
@@ -63,8 +63,8 @@ def ask(run: Run, query: str, progress: Progress | None = None) -> pl.DataFrame:
 def _dataset(run: Run, scratch: Path) -> Path:
     """Return the folder for the tables of a run: its own, if it is a dataset, or in its cache."""
     if run.is_dataset:
-        return run.folder
-    home = writable_home(run.folder, run.files) if run.cached and run.run_id is None else None
+        return run.home
+    home = writable_home(run.home, run.files) if run.cached and run.run_id is None else None
     return (scratch if home is None else home) / "dataset"
 
 

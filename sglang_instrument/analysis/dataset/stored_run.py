@@ -29,7 +29,7 @@ def store_run(run: Run, target: Path) -> None:
             "round_trips": round_trip_table(run),
         }
     store_digest(target, run.files, run.everything, tables)
-    _copy_descriptions(run.folder / "processes", target / "processes")
+    _copy_descriptions(run.home / "processes", target / "processes")
 
 
 def _copy_descriptions(source: Path, target: Path) -> None:

@@ -65,7 +65,7 @@ def _engine_requests(run: Run) -> pl.DataFrame:
 
 def _processes(run: Run) -> pl.DataFrame:
     try:
-        described = read_processes(run.folder).processes
+        described = read_processes(run.home).processes
     except LogError:  # a log of an older version, or of another writer
         described = {}
     rows = [_process(name, facts) for name, facts in described.items()]

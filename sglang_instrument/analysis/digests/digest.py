@@ -139,7 +139,9 @@ def concat_digests(digests: list[Digest]) -> Digest:
     """Concatenate digests."""
     return Digest(
         **{
-            name: pl.concat([pl.DataFrame(schema=schema), *(one.tables()[name] for one in digests)])
+            name: pl.concat(
+                [pl.DataFrame(schema=schema), *(one.tables()[name] for one in digests)], rechunk=True
+            )
             for name, schema in SCHEMAS.items()
         }
     )

@@ -5,6 +5,7 @@ from typing import Final
 import polars as pl
 
 from sglang_instrument.analysis.digests.turns import ENGINE, KINDS, REQUEST, sum_by_number, turns_of
+from sglang_instrument.analysis.timing.grouped_sums import US
 from sglang_instrument.schema import PHASES
 
 #: Where a row belongs. `source` numbers each pair of file and run.
@@ -77,8 +78,8 @@ def _extents(spans: pl.DataFrame) -> pl.DataFrame:
     return extents.agg(
         start_us=pl.col("start_us").min(),
         end_us=pl.col("end_us").max(),
-        duration_sec=(pl.col("end_us").max() - pl.col("start_us").min()) / 1e6,
-        unaccounted_sec=(pl.col("end_us").max() - pl.col("start_us").min()) / 1e6 - pl.col("fresh_sec").sum(),
+        duration_sec=(pl.col("end_us").max() - pl.col("start_us").min()) * US,
+        unaccounted_sec=(pl.col("end_us").max() - pl.col("start_us").min()) * US - pl.col("fresh_sec").sum(),
     )
 
 
@@ -87,7 +88,7 @@ def outermost_spans(spans: pl.DataFrame, key: list[str]) -> pl.DataFrame:
     outermost = spans.filter(pl.col("parent").is_null()).sort(*key, "start_us", "end_us")
     reach = pl.col("end_us").cum_max().shift(1).over(key).fill_null(pl.col("start_us"))
     fresh = pl.col("end_us") - pl.max_horizontal(pl.col("start_us"), reach)
-    return outermost.with_columns(fresh_sec=fresh.clip(lower_bound=0) / 1e6)
+    return outermost.with_columns(fresh_sec=fresh.clip(lower_bound=0) * US)
 
 
 def _is_of(phase: str) -> pl.Expr:

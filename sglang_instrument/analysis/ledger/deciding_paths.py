@@ -100,7 +100,8 @@ class Paths:
     def barriers(self) -> pl.DataFrame:
         """When workers left each barrier, and how long they waited: `barrier` counts from 0."""
         known = self.aligned.select(*STEP_OF_WORKER, "ahead_us")
-        barriers = numbered_barriers(self.of_workers).join(known, on=STEP_OF_WORKER)
+        barriers = numbered_barriers(self.of_workers)
+        barriers = barriers.join(known, on=STEP_OF_WORKER, maintain_order="left")
         return barriers.select(
             *STEP_OF_WORKER,
             "barrier",
@@ -112,7 +113,7 @@ class Paths:
     def pieces(self) -> pl.DataFrame:
         """The critical paths of workers, piece by piece: `pieces_of_workers`."""
         steps = self.aligned.drop("launch").rename({"start_us": "begin_us", "end_us": "stop_us"})
-        path = self.of_workers.path.join(steps, on=STEP_OF_WORKER)
+        path = self.of_workers.path.join(steps, on=STEP_OF_WORKER, maintain_order="left")
         ahead = pl.col("ahead_us")
         path = path.select(
             *STEP_OF_WORKER,
@@ -124,7 +125,8 @@ class Paths:
         path = one_at_a_time(_blocked_apart(path), STEP_OF_WORKER)
         path = clipped(path, "begin_us", "stop_us")
         if self.call_times is not None:
-            calls = self.call_times.join(self.aligned.select(*STEP_OF_WORKER, "ahead_us"), on=STEP_OF_WORKER)
+            known = self.aligned.select(*STEP_OF_WORKER, "ahead_us")
+            calls = self.call_times.join(known, on=STEP_OF_WORKER, maintain_order="left")
             path = _engine_apart(path, calls.with_columns(pl.col("called_us") - pl.col("ahead_us")))
         path = _with_segment(path, self.barriers)
         columns = ("segment", "part", "event", "request_id", "from_us", "to_us", "sec")
@@ -164,7 +166,8 @@ class Paths:
     def deciding_pieces(self) -> pl.DataFrame:
         """The pieces, or what of them lies in segments that their worker decided."""
         cuts = self.segments.select(*STEP_OF_WORKER, cut_from="from_us", cut_to="to_us")
-        return clipped(self.pieces.drop("segment").join(cuts, on=STEP_OF_WORKER), "cut_from", "cut_to")
+        pieces = self.pieces.drop("segment").join(cuts, on=STEP_OF_WORKER, maintain_order="left")
+        return clipped(pieces, "cut_from", "cut_to")
 
 
 def step_windows(run: Digest | Paths) -> pl.DataFrame:

@@ -11,8 +11,9 @@ from typing import Final
 
 from sglang_instrument.analysis.answers.steps import STEP, step_table
 from sglang_instrument.analysis.digests.digest import Digest
+from sglang_instrument.analysis.executors.executor import Progress
+from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.reading.files import File, ended_paths, newest_runs
-from sglang_instrument.analysis.run.batches import Progress
 from sglang_instrument.analysis.run.cache import only_newest_runs, read_everything
 from sglang_instrument.analysis.run.opening import Run, find_run
 from sglang_instrument.analysis.run.outside import paths_outside_steps
@@ -82,8 +83,9 @@ def plan_prune(path: Path, keep_steps: int, keep_slowest: int, progress: Progres
         LogError: There is no such run, or it is a dataset.
     """
     folder = find_run(path)
-    files, whole = read_everything(folder, progress)
-    run = Run(folder, files, only_newest_runs(files, whole))
+    executor = LocalExecutor(folder)
+    files, whole = read_everything(executor, progress)
+    run = Run(executor, files, only_newest_runs(files, whole))
     run.demand_log()
     if not any(any(file.records) for file in files):
         raise LogError(f"{folder}: no records yet")

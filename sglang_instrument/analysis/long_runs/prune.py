@@ -16,16 +16,18 @@ from typing import Final
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.answers.engine_requests import Fields, records_of
+from sglang_instrument.analysis.answers.engine_requests import Fields, records_in
 from sglang_instrument.analysis.answers.join import has_engine_logs
 from sglang_instrument.analysis.digests.file_sources import key_of, number_sources, only_files, renumber
 from sglang_instrument.analysis.digests.stored_digest import load_digest, save_digest
+from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.long_runs.plan import Plan
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.run.batch_job import BatchJob
-from sglang_instrument.analysis.run.batches import Progress, read_tables
+from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.pruned import CALLS, PATHS, PRUNED, pruned_folders
 from sglang_instrument.errors import LogError
+from sglang_instrument.schema import LOG_OPENED
 
 _LOCK: Final = ".lock"
 _DRAFT: Final = ".draft-"
@@ -104,9 +106,9 @@ def _keep(plan: Plan, progress: Progress | None) -> int:
     pruned_us = int(time.time() * 1e6)
     gone = [msgspec.structs.replace(file, pruned_us=pruned_us) for file in files]
     save_digest(draft, gone, only_files(plan.whole, plan.run.files, files))
-    _event_paths(plan.run.folder, files, progress).write_parquet(draft / f"{PATHS}.parquet")
+    _event_paths(plan.run, files, progress).write_parquet(draft / f"{PATHS}.parquet")
     if has_engine_logs(plan.run):
-        _engine_calls(plan.run.folder, files).write_parquet(draft / f"{CALLS}.parquet")
+        _engine_calls(plan.run, files).write_parquet(draft / f"{CALLS}.parquet")
     for path in (*draft.iterdir(), draft):
         _sync(path)
     draft.rename(home / name)
@@ -130,16 +132,16 @@ def _remove_drafts(home: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _event_paths(folder: Path, files: Sequence[File], progress: Progress | None) -> pl.DataFrame:
-    read, parts = read_tables(folder, files, BatchJob("paths"), progress)
-    return renumber(pl.concat([table for part in parts for table in part.values()]), read, files)
+def _event_paths(run: Run, files: Sequence[File], progress: Progress | None) -> pl.DataFrame:
+    read, tables = run.executor.read(files, BatchJob("paths"), progress)
+    return renumber(tables["paths"], read, files)
 
 
-def _engine_calls(folder: Path, files: Sequence[File]) -> pl.DataFrame:
+def _engine_calls(run: Run, files: Sequence[File]) -> pl.DataFrame:
     """Return the records that name requests of an engine, as `engine_requests.iter_records` needs them."""
     numbers, rows = number_sources(files), []
-    for file in files:
-        for run_id, record in records_of(folder / file.path, ("rid", "rids")):
+    for file, chunks in run.read_marked(files, (LOG_OPENED, "rid", "rids")):
+        for run_id, record in records_in(chunks):
             source = numbers.get((*key_of(file), run_id))
             if source is not None and record.extra is not None and _names_a_request(record.extra):
                 rows.append((source, msgspec.json.encode(record).decode()))

@@ -1,7 +1,7 @@
 """Read a log file, compressed or not, in chunks that end at the end of a line."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -35,6 +35,24 @@ def readable_lines(path: Path) -> Iterator[bytes]:
             yield from whole_lines(stream)
     except (OSError, EOFError, LogError):
         return
+
+
+def as_marks(names: Iterable[str]) -> list[bytes]:
+    """Return names of events and keys as they stand in lines: in quotes."""
+    return [f'"{name}"'.encode() for name in names]
+
+
+def marked_lines(chunk: bytes, marks: Iterable[bytes]) -> bytes:
+    """Return the lines of a chunk of whole lines that contain one of the marks."""
+    lines: dict[int, int] = {}
+    for mark in marks:
+        at = chunk.find(mark)
+        while at >= 0:
+            end = chunk.find(b"\n", at)
+            end = len(chunk) if end < 0 else end
+            lines[chunk.rfind(b"\n", 0, at) + 1] = end
+            at = chunk.find(mark, end)
+    return b"\n".join(chunk[start:end] for start, end in sorted(lines.items()))
 
 
 def whole_lines(stream: BinaryIO) -> Iterator[bytes]:

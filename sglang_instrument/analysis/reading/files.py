@@ -13,7 +13,7 @@ from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED, OPEN_SPANS, STEP_CL
 LOOP_BLOCK: Final = "event_loop_block"
 
 
-class Control(msgspec.Struct):
+class Control(msgspec.Struct, omit_defaults=True):
     """A control record, or the record of a blocked event loop with its stack."""
 
     event: str
@@ -23,7 +23,7 @@ class Control(msgspec.Struct):
     duration_sec: float | None = None
 
 
-class File(msgspec.Struct):
+class File(msgspec.Struct, omit_defaults=True):
     """One log file.
 
     Attributes:

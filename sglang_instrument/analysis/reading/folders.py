@@ -1,7 +1,7 @@
 """Read from a file's path where its records belong: role, worker, step, and whether it is validation."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -57,6 +57,30 @@ def other_files(folder: Path) -> Iterator[str]:
             yield from (f"{child.name}/{_named(path)}" for path in others)
         elif child.name not in _NO_LOGS:
             yield _named(child)
+
+
+def logs_among(paths: Iterable[str]) -> list[str]:
+    """Return those of these paths in an experiment's folder that `log_files` yields, in its order."""
+    logs = []
+    for path in paths:
+        part, _, name = path.partition("/")
+        if is_part(part) and part != "processes" and "/" not in name and name.endswith(ENDINGS):
+            logs.append((_order(part), name, path))
+    return [path for _, _, path in sorted(logs)]
+
+
+def others_among(paths: Iterable[str]) -> list[str]:
+    """Return what `other_files` yields for an experiment's folder with these files."""
+    others = set()
+    for path in paths:
+        part, *below = path.split("/")
+        if part in _NO_LOGS:
+            continue
+        if not below or not is_part(part):
+            others.add(f"{part}/" if below else part)
+        elif len(below) > 1 or not path.endswith(ENDINGS):
+            others.add(f"{part}/{below[0]}/" if len(below) > 1 else path)
+    return sorted(others, key=lambda path: path.split("/"))
 
 
 def _named(path: Path) -> str:

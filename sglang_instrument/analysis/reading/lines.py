@@ -13,7 +13,7 @@ Integer = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 Seconds = Annotated[float, Meta(ge=0)]
 
 
-class Extra(Struct, gc=False):
+class Extra(Struct, gc=False, omit_defaults=True):
     """The fields of `extra` that columns and control records use; the decoder skips all others."""
 
     request_id: str | Integer | None = None
@@ -27,6 +27,9 @@ class Extra(Struct, gc=False):
     completion_tokens: Integer | None = None
     reward: float | None = None
     tool: str | None = None
+    # of the engine: its name of a call, or of those in a batch
+    rid: Any = None
+    rids: Any = None
     # of control records
     log_version: Integer | None = None
     run_id: str | None = None

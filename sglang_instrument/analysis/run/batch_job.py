@@ -7,6 +7,8 @@ import msgspec
 import polars as pl
 
 from sglang_instrument.analysis.digests.digest import digest_records
+from sglang_instrument.analysis.executors.executor import BatchResult
+from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines, readable_lines
 from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.reader import read_files
 from sglang_instrument.analysis.run.event_paths import path_sums
@@ -14,12 +16,11 @@ from sglang_instrument.analysis.run.event_tables import event_rows, event_times
 from sglang_instrument.analysis.run.span_files import write_spans
 from sglang_instrument.gc_pause import uncollected
 
-Tables = dict[str, pl.DataFrame]
-BatchResult = tuple[list[File], Tables]
-
 
 class BatchJob(msgspec.Struct, frozen=True):
     """The requested tables: "digest", "events", "paths", or "times" of the events in `names`.
+
+    "lines" are the lines that hold one of `names` in quotes; `source` is the number of their file.
 
     "spans" are written as Parquet below `target`: the columns in `names`, of the `newest` run of each folder.
     Their table says which log file went where.
@@ -32,6 +33,8 @@ class BatchJob(msgspec.Struct, frozen=True):
 
     def run(self, folder: Path, batch: Sequence[File]) -> BatchResult:
         """Return the files as read, and their tables."""
+        if self.tables == "lines":
+            return _lines(folder, batch, self.names)
         with uncollected():
             reading = read_files(folder, batch, for_digest=self.tables in ("digest", "paths"))
             if self.tables == "digest":
@@ -44,3 +47,16 @@ class BatchJob(msgspec.Struct, frozen=True):
                 written = write_spans(Path(self.target), reading, self.newest, self.names)
                 return reading.files, {"spans": written}
             return reading.files, {"events": event_rows(reading.records)}
+
+
+def _lines(folder: Path, batch: Sequence[File], names: Sequence[str]) -> BatchResult:
+    marks = as_marks(names)
+    found = [
+        (number, text)
+        for number, file in enumerate(batch)
+        for chunk in readable_lines(folder / file.path)
+        if (text := marked_lines(chunk, marks))
+    ]
+    table = pl.DataFrame(found, schema={"source": pl.Int64, "text": pl.Binary}, orient="row")
+    # One "run" a file, so that `source` numbers files.
+    return [File(file.path, file.size, file.mtime_ns, [None], [0]) for file in batch], {"lines": table}

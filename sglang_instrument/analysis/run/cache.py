@@ -7,7 +7,7 @@ cache can be written, there is none.
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -24,9 +24,9 @@ from sglang_instrument.analysis.digests.stored_digest import (
     save_digest,
     save_table,
 )
+from sglang_instrument.analysis.executors.executor import Executor, Progress
 from sglang_instrument.analysis.reading.files import File, newest_run_filter, only_run
-from sglang_instrument.analysis.reading.folders import log_files
-from sglang_instrument.analysis.run.batches import Progress, digest_files
+from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.logged_runs import find_run_id
 from sglang_instrument.analysis.run.pruned import with_pruned
 from sglang_instrument.errors import LogError
@@ -36,13 +36,21 @@ _WORTHWHILE_BYTES: Final = 4 * 1024 * 1024  # smaller runs are read each time an
 _STORED: Final = "_digest"
 
 
-def read_digest(
-    folder: Path, progress: Progress | None = None, cached: bool = True, run_id: str | None = None
+def digest_files(
+    executor: Executor, files: Sequence[File], progress: Progress | None = None
 ) -> tuple[list[File], Digest]:
-    """Return the log files of a run's folder, and the digest of their newest runs.
+    """Return the files as read, and their digest; `source` numbers each pair of file and run, in order."""
+    read, tables = executor.read(files, BatchJob("digest"), progress)
+    return read, Digest(**tables) if tables else concat_digests([])
+
+
+def read_digest(
+    executor: Executor, progress: Progress | None = None, cached: bool = True, run_id: str | None = None
+) -> tuple[list[File], Digest]:
+    """Return the log files of a run, and the digest of their newest runs.
 
     Args:
-        folder: The run's folder.
+        executor: Reads the run.
         progress: Called with the number of files read so far and the number of files to read.
         cached: Whether to use and write a cache.
         run_id: Return this run alone, as if no other had written to the folder; the begin of an id will do.
@@ -50,52 +58,38 @@ def read_digest(
     Raises:
         LogError: There is no such run.
     """
-    files, digest = read_everything(folder, progress, cached)
+    files, digest = read_everything(executor, progress, cached)
     if run_id is not None:
-        kept = only_run(files, find_run_id(folder, files, run_id))
+        kept = only_run(files, find_run_id(executor.folder, files, run_id))
         files, digest = kept, only_files(digest, files, kept)
     return files, only_newest_runs(files, digest)
 
 
 def read_everything(
-    folder: Path, progress: Progress | None = None, cached: bool = True
+    executor: Executor, progress: Progress | None = None, cached: bool = True
 ) -> tuple[list[File], Digest]:
     """Return the log files, also those that `prune` deleted, and the digest of all runs that wrote them."""
-    if is_dataset(folder):
-        return _load_stored(folder)
-    return with_pruned(folder, *_read_log(folder, progress, cached))
+    if is_dataset(executor.home):
+        return _load_stored(executor.home)
+    return with_pruned(executor.home, *_read_log(executor, progress, cached))
 
 
-def _read_log(folder: Path, progress: Progress | None, cached: bool) -> tuple[list[File], Digest]:
-    files = list_files(folder)
+def _read_log(executor: Executor, progress: Progress | None, cached: bool) -> tuple[list[File], Digest]:
+    files = executor.list_files()
     worthwhile = cached and sum(file.size for file in files) >= _WORTHWHILE_BYTES
-    known, old = _load(folder) if worthwhile else ([], concat_digests([]))
-    unchanged = {key_of(file): file for file in known}
+    known, old = _load(executor.home) if worthwhile else ([], concat_digests([]))
+    # What could not be read may have been on a node that has come back.
+    unchanged = {key_of(file): file for file in known if file.unreadable is None}
     changed = [file for file in files if key_of(file) not in unchanged]
     if known and not changed and len(files) == len(known):
         return known, old
-    fresh, new = digest_files(folder, changed, progress)
+    fresh, new = digest_files(executor, changed, progress)
     by_path = {file.path: file for file in fresh}
     merged = [by_path.get(file.path) or unchanged[key_of(file)] for file in files]
     whole = join_digests([(known, old), (fresh, new)], merged) if known else new
     if worthwhile:
-        _save(folder, merged, whole)
+        _save(executor.home, merged, whole)
     return merged, whole
-
-
-def list_files(folder: Path, only: Collection[str] | None = None) -> list[File]:
-    """Return the log files of a run's folder without reading them; `only` names folders in it."""
-    files = []
-    for path in log_files(folder, only):
-        # Our writers use UTF-8 names only, and JSON cannot hold others: such a file is not read.
-        name = path.relative_to(folder).as_posix().encode(errors="backslashreplace").decode()
-        try:
-            stat = path.stat()
-        except OSError as error:
-            files.append(File(name, 0, 0, unreadable=str(error)))
-            continue
-        files.append(File(name, stat.st_size, stat.st_mtime_ns))
-    return files
 
 
 def only_newest_runs(files: Sequence[File], digest: Digest) -> Digest:

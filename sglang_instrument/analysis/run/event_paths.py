@@ -23,7 +23,7 @@ def path_sums(records: pl.DataFrame) -> pl.DataFrame:
     """
     spans = split_wall_time(*nest_and_clip(records))
     number, paths = _number_paths(spans)
-    sums = spans.group_by(*_OF_WORKER, path=number).agg(
+    sums = spans.group_by(*_OF_WORKER, path=number, maintain_order=True).agg(
         phase=pl.col("counts_for").cast(pl.String).first(),
         count=pl.len().cast(pl.Int64),
         total_sec=pl.col("duration_sec").sum(),

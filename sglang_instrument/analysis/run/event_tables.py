@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from sglang_instrument.analysis.timing.grouped_sums import US
 from sglang_instrument.analysis.timing.nesting import nest_and_clip
 from sglang_instrument.analysis.timing.wall_time import split_wall_time
 
@@ -37,6 +38,6 @@ def event_times(records: pl.DataFrame, events: Sequence[str]) -> pl.DataFrame:
     )
     key = [*_OF_WORKER, "request_id", "event"]
     reach = pl.col("end_us").cum_max().shift(1).over(key).fill_null(pl.col("start_us"))
-    fresh = (pl.col("end_us") - pl.max_horizontal("start_us", reach)).clip(lower_bound=0) / 1e6
+    fresh = (pl.col("end_us") - pl.max_horizontal("start_us", reach)).clip(lower_bound=0) * US
     sec = pl.when(pl.col("request_id").is_null()).then("self_sec").otherwise(fresh)
-    return chosen.with_columns(sec=sec).group_by(key).agg(pl.col("sec").sum())
+    return chosen.with_columns(sec=sec).group_by(key, maintain_order=True).agg(pl.col("sec").sum())

@@ -1,7 +1,7 @@
 """Open the folder of a run, or raise an error that says why it is none."""
 
 import difflib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,12 +10,15 @@ import polars as pl
 
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.digests.file_sources import Key, key_of
+from sglang_instrument.analysis.executors.executor import Executor, Progress
+from sglang_instrument.analysis.executors.local import LocalExecutor
+from sglang_instrument.analysis.executors.on_ray import RayExecutor
+from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines, readable_lines
 from sglang_instrument.analysis.reading.files import File, newest_run_filter
-from sglang_instrument.analysis.reading.folders import Place, is_run_folder, other_files
+from sglang_instrument.analysis.reading.folders import Place, is_run_folder
 from sglang_instrument.analysis.reading.liveness import ended_abruptly, is_over
 from sglang_instrument.analysis.reading.reader import read_files
 from sglang_instrument.analysis.run.batch_job import BatchJob
-from sglang_instrument.analysis.run.batches import Progress, read_tables
 from sglang_instrument.analysis.run.cache import is_dataset, read_digest
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.logged_runs import describe_runs, find_run_id, split_run_id
@@ -35,18 +38,28 @@ class Run:
     """A run, as its log files describe it.
 
     Attributes:
-        folder: The experiment's folder.
+        executor: Reads its files: on this machine, or where they lie.
         files: Its log files and their control records.
         everything: Steps, requests, turns and barriers of the newest runs, with records outside of any step.
         cached: Whether tables may be cached in the folder.
         run_id: The run that was asked for by its id; None for the newest of each step.
     """
 
-    folder: Path
+    executor: Executor = field(repr=False)
     files: list[File] = field(repr=False)
     everything: Digest = field(repr=False)
     cached: bool = True
     run_id: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The experiment's folder, as it was asked for."""
+        return self.executor.folder
+
+    @property
+    def home(self) -> Path:
+        """A folder of this machine with the descriptions of its processes, where its cache may lie."""
+        return self.executor.home
 
     @cached_property
     def name(self) -> str:
@@ -68,14 +81,14 @@ class Run:
     def health(self) -> Health:
         """What was left out, and why."""
         health = health_of(self.files)
-        health.ignored += [] if self.is_dataset else other_files(self.folder)
-        health.ended_abruptly = ended_abruptly(self.folder, self.files, health.runs, self.is_over)
+        health.ignored += [] if self.is_dataset else self.executor.list_others()
+        health.ended_abruptly = ended_abruptly(self.home, self.files, health.runs, self.is_over)
         return health
 
     @cached_property
     def is_dataset(self) -> bool:
         """Whether the folder holds a dataset: digest and tables, without the log."""
-        return is_dataset(self.folder)
+        return is_dataset(self.home)
 
     def demand_log(self) -> None:
         """Raise LogError if this is a dataset, for an answer that needs the log's records."""
@@ -97,7 +110,7 @@ class Run:
     @cached_property
     def is_over(self) -> bool:
         """Whether no process writes to it any more, as far as this host can tell."""
-        return is_over(self.folder, self.files, used_runs(self.files))
+        return is_over(self.home, self.files, used_runs(self.files))
 
     @cached_property
     def pruned_steps(self) -> set[tuple[int, bool]]:
@@ -108,7 +121,7 @@ class Run:
     @cached_property
     def kept_calls(self) -> dict[Key, list[tuple[str | None, str]]]:
         """Engine calls of pruned files, by the file's key: the run, and the record as JSON."""
-        kept = kept_table(self.folder, self.files, CALLS)
+        kept = kept_table(self.home, self.files, CALLS)
         runs = [(key_of(file), run_id) for file in self.files for run_id in file.runs]
         found: dict[Key, list[tuple[str | None, str]]] = {}
         for source, record in () if kept is None else kept.select("source", "record").iter_rows():
@@ -135,7 +148,7 @@ class Run:
             LogError: A file cannot be read, or records of a step that was asked for were pruned.
         """
         files = self._log_of(step, worker, validate)
-        reading = read_files(self.folder, files)
+        reading = read_files(self.executor.bring(files), files)
         for before, now in zip(files, reading.files, strict=True):
             if before.unreadable is None and now.unreadable is not None:
                 raise LogError(f"{self.folder / now.path}: {now.unreadable}")
@@ -175,7 +188,7 @@ class Run:
         self.demand_log()
         files = self.files_of(step)
         sums = self._tables_of([file for file in files if file.pruned_us is None], BatchJob("paths"), None)
-        kept = kept_table(self.folder, files, PATHS)
+        kept = kept_table(self.home, files, PATHS)
         if kept is None:
             return sums
         return pl.concat([sums, self._newest(kept, files)], how="diagonal")
@@ -198,9 +211,8 @@ class Run:
         return self._tables_of(files, BatchJob(name, events), progress)
 
     def _tables_of(self, files: list[File], job: BatchJob, progress: Progress | None) -> pl.DataFrame:
-        read, parts = read_tables(self.folder, files, job, progress)
-        tables = [self._newest(table, read) for part in parts for table in part.values()]
-        return pl.concat(tables) if tables else pl.DataFrame()
+        read, tables = self.executor.read(files, job, progress)
+        return self._newest(tables.get(job.tables, pl.DataFrame({"source": []})), read)
 
     def _newest(self, table: pl.DataFrame, files: list[File]) -> pl.DataFrame:
         """Return the rows of newest runs, without the number of their source among `files`."""
@@ -220,6 +232,30 @@ class Run:
             self.demand_records(step, worker, validate)
         files = self.files_of(step, worker, validate)
         return [file for file in files if file.pruned_us is None]
+
+    def read_marked(
+        self, files: Sequence[File], names: Sequence[str]
+    ) -> Iterator[tuple[File, Iterable[bytes]]]:
+        """Yield each file with chunks of its lines, at least of those that hold one of these names in quotes.
+
+        Without names, of all lines.
+        """
+        if names and self.executor.is_far:
+            _, tables = self.executor.read(files, BatchJob("lines", tuple(names)))
+            texts = tables["lines"].partition_by("source", as_dict=True) if tables else {}
+            for number, file in enumerate(files):
+                yield file, texts[number,]["text"] if (number,) in texts else ()
+            return
+        self.executor.bring(files)
+        marks = as_marks(names)
+        for file in files:
+            chunks = self.read_lines(file)
+            yield file, (marked_lines(chunk, marks) for chunk in chunks) if marks else chunks
+
+    def read_lines(self, file: File) -> Iterator[bytes]:
+        """Yield the text of a log file in chunks of whole lines, until an error that was reported before."""
+        self.demand_log()
+        return readable_lines(self.executor.bring([file]) / file.path)
 
     def files_of(
         self, step: Steps = None, worker: int | None = None, validate: bool | None = None
@@ -252,7 +288,9 @@ def _lies_in(
     return all(value is None or getattr(place, name) == value for name, value in wanted.items())
 
 
-def open_run(path: str | Path, progress: Progress | None = None, cached: bool = True) -> Run:
+def open_run(
+    path: str | Path, progress: Progress | None = None, cached: bool = True, on: str | None = None
+) -> Run:
     """Read the run in a folder.
 
     Args:
@@ -260,20 +298,23 @@ def open_run(path: str | Path, progress: Progress | None = None, cached: bool = 
             run by its id; the begin of an id will do.
         progress: Called with the number of files read so far and the number of files to read.
         cached: Whether to use and write a cache in the folder (or in the user's cache folder).
+        on: "ray" to read the files in Ray tasks on the nodes that hold them, or the address of a cluster in
+            place of this machine's; None to read them on this machine.
 
     Raises:
+        InstrumentError: There is no such cluster, or its nodes lack this package.
         LogError: There is no such folder or run, or it holds several experiments, no run, or no records yet.
     """
     below, run_id = split_run_id(Path(path))
-    folder = find_run(below)
-    files, digest = read_digest(folder, progress, cached, run_id)
+    executor: Executor = LocalExecutor(find_run(below)) if on is None else RayExecutor(below, on)
+    folder = executor.folder
+    files, digest = read_digest(executor, progress, cached, run_id)
     if not any(file.controls or any(file.records) for file in files):
         known = f"; `sglang-instrument status {folder}` says which processes were reached"
-        hint = known if (folder / "processes").is_dir() else ""
+        hint = known if (executor.home / "processes").is_dir() else ""
         raise LogError(f"{folder}: no records yet{_reason(health_of(files))}{hint}")
-    return Run(
-        folder, files, digest, cached or is_dataset(folder), run_id and find_run_id(folder, files, run_id)
-    )
+    cached = cached or is_dataset(executor.home)
+    return Run(executor, files, digest, cached, run_id and find_run_id(folder, files, run_id))
 
 
 def find_run(path: Path) -> Path:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.timing.grouped_sums import US
 from sglang_instrument.analysis.timing.nesting import clipped_children
 
 #: The record of a blocked event loop lies beside the spans that it delays, in no lane of theirs.
@@ -35,7 +36,7 @@ def critical_path(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> 
     pieces = pieces.with_columns(
         place=spans["place"].gather(pieces["span"]), contains=pieces["span"].is_in(links["parent"].implode())
     )
-    blocked = _covered_us(pieces, blocks) / 1e6
+    blocked = _covered_us(pieces, blocks) * US
     return pieces.select("span", "from_us", "to_us", "contains", blocked_sec=blocked)
 
 
@@ -136,7 +137,8 @@ def _reached(taken: pl.Series, before: pl.Series) -> pl.Series:
 def _uncovered(links: pl.DataFrame) -> pl.DataFrame:
     """Return when each span of a path was its innermost one: span, from_us, to_us."""
     inner = links.drop_nulls("parent").sort("parent", "from_us")
-    inner = inner.join(links.select(parent="span", lowest="from_us", highest="to_us"), on="parent")
+    extents = links.select(parent="span", lowest="from_us", highest="to_us")
+    inner = inner.join(extents, on="parent", maintain_order="left")
     last_end = pl.col("to_us").shift(1).over("parent")
     between = inner.select(span="parent", from_us=pl.coalesce(last_end, "lowest"), to_us="from_us")
     after = inner.group_by("parent").agg(pl.col("to_us").max(), pl.col("highest").first())

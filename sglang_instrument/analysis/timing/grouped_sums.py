@@ -1,8 +1,13 @@
 """Number and sum rows within groups of adjacent rows, in one pass; polars' windows are slow here."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import polars as pl
+
+#: Seconds in a microsecond. Multiply by it: polars rounds the division of one row in another way than that of
+#: many, and an answer must not depend on how many rows a batch has.
+US: Final = 1e-6
 
 
 def is_first(key: Sequence[str]) -> pl.Expr:

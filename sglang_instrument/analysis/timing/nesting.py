@@ -9,6 +9,7 @@ from typing import Final
 
 import polars as pl
 
+from sglang_instrument.analysis.timing.grouped_sums import US
 from sglang_instrument.analysis.timing.lanes import NONE, in_lanes
 from sglang_instrument.analysis.timing.parents import find_parents
 from sglang_instrument.schema import PHASES
@@ -51,7 +52,7 @@ def nest_and_clip(records: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     )
     children = clipped_children(spans)
     fresh, covered_us = _covered_times(spans, children)
-    self_sec = (pl.col("duration_sec") - covered_us / 1e6).clip(lower_bound=0.0)
+    self_sec = (pl.col("duration_sec") - covered_us * US).clip(lower_bound=0.0)
     spans = spans.with_columns(
         step_span=_step_spans(spans), counts_for=_counted_phases(spans), fresh_sec=fresh, self_sec=self_sec
     )
@@ -132,7 +133,7 @@ def _covered_times(spans: pl.DataFrame, children: pl.DataFrame) -> tuple[pl.Seri
     fresh = (pl.col("to_us") - pl.max_horizontal("from_us", "reach")).clip(lower_bound=0)
     children = children.select("span", "parent", fresh=fresh)
     own = pl.repeat(None, len(spans), dtype=pl.Float64, eager=True)
-    own = own.scatter(children["span"], children["fresh"] / 1e6)
+    own = own.scatter(children["span"], children["fresh"] * US)
     # Children are grouped by parent: a parent's sum is the running sum at its last child minus that before
     # its first.
     last = children["parent"] != children["parent"].shift(-1, fill_value=-1)

@@ -5,6 +5,7 @@ from typing import Any
 import polars as pl
 
 from sglang_instrument.analysis.timing.group_ids import assign_group_ids, sort_order
+from sglang_instrument.analysis.timing.grouped_sums import US
 from sglang_instrument.analysis.timing.nesting import clipped_children
 
 
@@ -20,12 +21,16 @@ def split_wall_time(spans: pl.DataFrame, children: pl.DataFrame | None = None) -
     share_us = _shares(pl.concat([between, rest]))
     # The intervals between the children of a span are adjacent rows; of the rest, a span has one.
     last = between["span"] != between["span"].shift(-1, fill_value=-1)
-    up_to = share_us.head(len(between)).cum_sum().filter(last)
+    up_to = _sum_up(share_us.head(len(between)), between["worker_step"]).filter(last)
+    step = between["worker_step"].filter(last)
+    before = pl.DataFrame({"up_to": up_to, "step": step}).select(
+        pl.col("up_to").shift(1, fill_value=0.0).over("step")
+    )
     wall_us = pl.zeros(len(spans), dtype=pl.Float64, eager=True)
-    wall_us = wall_us.scatter(between["span"].filter(last), up_to - up_to.shift(1, fill_value=0.0))
+    wall_us = wall_us.scatter(between["span"].filter(last), up_to - before.to_series())
     own = rest["span"]
     wall_us = wall_us.scatter(own, wall_us.gather(own) + share_us.tail(len(rest)))
-    return spans.with_columns(wall_sec=wall_us / 1e6)
+    return spans.with_columns(wall_sec=wall_us * US)
 
 
 def self_intervals(spans: pl.DataFrame, children: pl.DataFrame | None = None) -> pl.DataFrame:
@@ -60,31 +65,43 @@ def _clip_to_steps(intervals: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFra
 
 def _shares(intervals: pl.DataFrame) -> pl.Series:
     """Return the integral of 1 / k(t) over each interval, in microseconds."""
-    # Shift the steps so that they follow one another; no span is at work between them, so one sum serves all.
-    steps = intervals.group_by("worker_step").agg(first=pl.col("from_us").min(), last=pl.col("to_us").max())
+    # Shift the steps so that they follow one another; no span is at work between, so one sort serves all.
+    steps = intervals.group_by("worker_step", maintain_order=True).agg(
+        first=pl.col("from_us").min(), last=pl.col("to_us").max()
+    )
     after = (steps["last"] - steps["first"] + 1).cum_sum()
     highest: Any = steps["worker_step"].max()
     offset_of = pl.zeros((highest or 0) + 1, dtype=pl.Int64, eager=True)
     offset_of = offset_of.scatter(steps["worker_step"], after.shift(1, fill_value=0) - steps["first"])
     shift = offset_of.gather(intervals["worker_step"])
-    elapsed = _shared_time(intervals["from_us"] + shift, intervals["to_us"] + shift)
+    begun, ended = intervals["from_us"] + shift, intervals["to_us"] + shift
+    elapsed = _shared_time(begun, ended, intervals["worker_step"])
     half = len(intervals)
     shares: pl.Series = elapsed.tail(half) - elapsed.head(half)
     return shares
 
 
-def _shared_time(begun: pl.Series, ended: pl.Series) -> pl.Series:
-    """Return, for all starts and then all ends, the integral of 1 / k(t) up to that time."""
+def _shared_time(begun: pl.Series, ended: pl.Series, step: pl.Series) -> pl.Series:
+    """Return, for all starts and then all ends, the integral of 1 / k(t) from the begin of its step on."""
     time = pl.concat([begun, ended])
     order = sort_order(time)
     half = len(begun)
-    ordered = pl.DataFrame({"time": time.gather(order), "order": order})
+    ordered = pl.DataFrame(
+        {"time": time.gather(order), "order": order, "step": pl.concat([step, step]).gather(order)}
+    )
     change = pl.when(pl.col("order") < half).then(1).otherwise(-1)
     # Until each time, the spans at work are those that began before it and have not ended.
     at_work = change.cum_sum().shift(1, fill_value=0)
     passed = pl.col("time").diff().fill_null(0)
-    until = ordered.select(pl.when(at_work > 0).then(passed / at_work).otherwise(0.0).cum_sum()).to_series()
+    shared = ordered.select(pl.when(at_work > 0).then(passed / at_work).otherwise(0.0)).to_series()
+    until = _sum_up(shared, ordered["step"])
     return pl.zeros(len(time), dtype=pl.Float64, eager=True).scatter(order, until)
+
+
+def _sum_up(values: pl.Series, step: pl.Series) -> pl.Series:
+    """Return the running sum of each step by itself, so that it does not depend on others in the batch."""
+    sums = pl.DataFrame({"value": values, "step": step})
+    return sums.select(pl.col("value").cum_sum().over("step")).to_series()
 
 
 def _step_windows(spans: pl.DataFrame) -> pl.DataFrame:

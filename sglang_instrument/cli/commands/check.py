@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from sglang_instrument.cli import select
 from sglang_instrument.cli.numbers import count, duration
-from sglang_instrument.cli.select import LOGS_HELP
 from sglang_instrument.cli.tables import print_json, print_line, reading
 
 HELP: Final = """\
@@ -33,8 +33,9 @@ _OF_DEATHS: Final = ("step", "validate", "worker", "sentence", "advice", "eviden
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `check`."""
-    parser.add_argument("logs", metavar="LOGS", type=Path, help=LOGS_HELP)
+    parser.add_argument("logs", metavar="LOGS", type=Path, help=select.LOGS_HELP)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    select.add_ray(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,12 +43,11 @@ def run(args: argparse.Namespace) -> int:
     from sglang_instrument.analysis.answers.round_trips import process_clocks, round_trip_table
     from sglang_instrument.analysis.answers.unfinished import unended_spans, workers_without_records
     from sglang_instrument.analysis.run.clocks import clock_table
-    from sglang_instrument.analysis.run.opening import open_run
     from sglang_instrument.analysis.verdict.verdict import findings_of
     from sglang_instrument.cli.commands.clocks import print_clocks
 
     with reading() as progress:
-        opened = open_run(args.logs, progress)
+        opened = select.open_logs(args, args.logs, progress)
         clocks = clock_table(opened.digest).to_dicts()
         pairs = round_trip_table(opened)
         processes = process_clocks(opened, pairs)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sglang_instrument.cli import select
 from sglang_instrument.cli.columns import NOTHING, Column
 from sglang_instrument.cli.numbers import durations, percent, significant
 from sglang_instrument.cli.tables import print_json, print_line, print_table, print_told, reading
@@ -70,16 +71,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="such as 'engine > 1.05x'; repeatable",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    select.add_ray(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the comparison; return 1 if a condition holds, 3 if there are too few steps to tell."""
     from sglang_instrument.analysis.changes.compare import compare_runs
-    from sglang_instrument.analysis.run.opening import open_run
 
     conditions = [_condition(text) for text in args.fail_if]
     with reading() as progress:
-        first, second = open_run(args.a, progress), open_run(args.b, progress)
+        first, second = select.open_logs(args, args.a, progress), select.open_logs(args, args.b, progress)
         compared = compare_runs(first, second)
     for one, its_steps in ((first, compared.steps), (second, compared.other_steps)):
         if not its_steps:

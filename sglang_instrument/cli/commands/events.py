@@ -57,10 +57,9 @@ def run(args: argparse.Namespace) -> int:
 
     from sglang_instrument.analysis.answers.events import event_table
     from sglang_instrument.analysis.answers.servers import are_servers_alone
-    from sglang_instrument.analysis.run.opening import open_run
 
     with reading() as progress:
-        opened = open_run(args.logs, progress)
+        opened = select.open_logs(args, args.logs, progress)
         steps = select.steps_of(opened, args, opened.everything)
         read = opened.read_events(steps, args.worker, args.validate, progress)
         alone = are_servers_alone(opened)

@@ -57,10 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print plateaus, blocked loops, and with --curve the requests in flight."""
     from sglang_instrument.analysis.answers.gaps import concurrency, loop_blocks, plateaus, standstill
-    from sglang_instrument.analysis.run.opening import open_run
 
     with reading() as progress:
-        opened = open_run(args.logs, progress)
+        opened = select.open_logs(args, args.logs, progress)
         found = select.of_steps(opened, plateaus(opened.digest), args).to_dicts()
         found = [{**row, **standstill(opened.digest, row)} for row in found]
         blocks = select.of_steps(opened, loop_blocks(opened.files), args).to_dicts()

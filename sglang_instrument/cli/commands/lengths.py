@@ -51,10 +51,9 @@ def run(args: argparse.Namespace) -> int:
     import polars as pl
 
     from sglang_instrument.analysis.answers.lengths import length_table, reward_by_length
-    from sglang_instrument.analysis.run.opening import open_run
 
     with reading() as progress:
-        opened = open_run(args.logs, progress)
+        opened = select.open_logs(args, args.logs, progress)
         steps = select.steps_of(opened, args)
         chosen = opened.digest.filter((pl.col("validate") == args.validate) & select.within(steps))
         lengths, rewards = length_table(chosen).to_dicts(), reward_by_length(chosen).to_dicts()

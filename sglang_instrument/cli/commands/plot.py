@@ -51,7 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the figures; return 1 if none could be drawn."""
-    from sglang_instrument.analysis.run.opening import open_run
 
     try:
         from sglang_instrument.report.figures.drawing import FIGURES, choose, draw
@@ -62,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
     names = _names(args.figure, list(FIGURES))
     _demand_numbers(args)
     with reading() as progress:
-        opened = open_run(args.logs, progress)
+        opened = select.open_logs(args, args.logs, progress)
         steps: Sequence[int | None] = select.steps_of(opened, args) or [None]
-        other = open_run(args.against, progress) if args.against else None
+        other = select.open_logs(args, args.against, progress) if args.against else None
     choices = [choose(opened, step, args.worker, args.validate, args.limit, other) for step in steps]
     drawn: dict[str, str] = {}
     left_out: dict[str, str] = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument import __version__
-from sglang_instrument.cli.select import LOGS_HELP, add_step
+from sglang_instrument.cli import select
 from sglang_instrument.cli.tables import print_json, print_line, progress_line, reading
 from sglang_instrument.errors import InstrumentError
 
@@ -32,22 +32,22 @@ with a finding and the slowest ones, as many as --spans allows.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `report`."""
-    parser.add_argument("logs", metavar="LOGS", type=Path, help=LOGS_HELP)
+    parser.add_argument("logs", metavar="LOGS", type=Path, help=select.LOGS_HELP)
     parser.add_argument("other", metavar="OTHER", type=Path, nargs="?", help="a second run to compare with")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: EXPERIMENT.html")
     parser.add_argument("--force", action="store_true", help="overwrite the file")
-    add_step(parser, "give this step, or these (60-67), a timeline; repeatable")
+    select.add_step(parser, "give this step, or these (60-67), a timeline; repeatable")
     parser.add_argument("--spans", type=int, metavar="N", help="most spans in the timeline (250,000)")
     parser.add_argument(
         "--traces", type=Path, metavar="DIR", help="the engines' traces: adds a section of kernels"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    select.add_ray(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the report and print its path."""
     try:
-        from sglang_instrument.analysis.run.opening import open_run
         from sglang_instrument.report.html.build import write_report
         from sglang_instrument.report.html.chosen import MOST_SPANS
     except ModuleNotFoundError as missing:
@@ -58,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     if most < 0:
         raise InstrumentError(f"--spans must be at least 0, got {most}")
     with reading() as progress:
-        opened = open_run(args.logs, progress)
-        other = None if args.other is None else open_run(args.other, progress)
+        opened = select.open_logs(args, args.logs, progress)
+        other = None if args.other is None else select.open_logs(args, args.other, progress)
     path = Path(f"{opened.folder.absolute().name}.html") if args.output is None else args.output
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InstrumentError(f"-o {path}: must be a file in an existing folder, such as report.html")

@@ -24,8 +24,6 @@ Show the requests of a run, the slowest first, or one request with its turns and
 
     sglang-instrument requests logs/gsm8k_600 --step 67 --worker 0
     sglang-instrument requests logs/gsm8k_600 --request 43-0-0194      # the begin of its id will do
-    sglang-instrument requests logs/gsm8k_600 --cdf           # percentiles by step; with --step by worker
-    sglang-instrument requests logs/gsm8k_600 --engine        # as SGLang's own processes logged them, by rid
 
 --json prints {"folder", "requests": [{"worker", "step", "validate", "request_id", "start_us", "end_us",
 "duration_sec", "turns", "response_tokens", "finish_reason", "reward", "error", "engine_sec", "tool_sec",
@@ -109,18 +107,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, metavar="N", help="only requests of at most N tokens")
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="number of rows (%(default)s)")
     parser.add_argument("--request", metavar="ID", help="this request; the begin of its id will do")
-    parser.add_argument("--cdf", action="store_true", help="percentiles instead of requests")
-    parser.add_argument("--engine", action="store_true", help="requests as SGLang logged them")
+    parser.add_argument("--cdf", action="store_true", help="percentiles by step; with --step by worker")
+    parser.add_argument("--engine", action="store_true", help="as SGLang's processes logged them, by rid")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print requests, one request, or percentiles."""
     from sglang_instrument.analysis.answers.requests import cdf_table, request_table
     from sglang_instrument.analysis.answers.servers import are_servers_alone
-    from sglang_instrument.analysis.run.opening import open_run
 
     with reading() as progress:
-        opened = open_run(args.logs, progress)
+        opened = select.open_logs(args, args.logs, progress)
         if args.engine or are_servers_alone(opened):
             return engine_logs.show_engine_requests(opened, args)
         every = request_table(opened.everything)

@@ -71,11 +71,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the steps, or the workers and the ledger of one step."""
     from sglang_instrument.analysis.answers.join import engine_summary, explain
     from sglang_instrument.analysis.answers.servers import are_servers_alone
-    from sglang_instrument.analysis.run.opening import open_run
     from sglang_instrument.analysis.verdict.verdict import judge
 
     with reading() as progress:
-        opened = open_run(args.logs, progress)
+        opened = select.open_logs(args, args.logs, progress)
         chosen = select.steps_of(opened, args) if args.step else None
         summary = _Summary() if args.by else _summarise(opened, args.validate, chosen)
         periods = _periods(opened, args, chosen) if args.by else []

@@ -56,10 +56,9 @@ def run(args: argparse.Namespace) -> int:
 
     from sglang_instrument.analysis.answers.servers import are_servers_alone, calls_as_turn
     from sglang_instrument.analysis.answers.turns import tool_table, turn_counts, turn_table
-    from sglang_instrument.analysis.run.opening import open_run
 
     with reading() as progress:
-        opened = open_run(args.logs, progress)
+        opened = select.open_logs(args, args.logs, progress)
         steps = select.steps_of(opened, args)
         chosen = opened.digest.filter((pl.col("validate") == args.validate) & select.within(steps))
         if args.worker is not None:

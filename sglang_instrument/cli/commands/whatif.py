@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from sglang_instrument.analysis.changes.rules import Rules
-    from sglang_instrument.analysis.run.batches import Progress
+    from sglang_instrument.analysis.executors.executor import Progress
     from sglang_instrument.analysis.run.opening import Run
 
 HELP: Final = """\
@@ -73,18 +73,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print recorded and predicted times."""
     from sglang_instrument.analysis.changes.whatif import ASSUMPTIONS, Model, validation_of
-    from sglang_instrument.analysis.run.opening import open_run
 
     rules = _rules(args)
     with reading() as progress:
-        opened = open_run(args.logs, progress)
+        opened = select.open_logs(args, args.logs, progress)
         select.steps_of(opened, args)
         if opened.digest.steps.is_empty():
             raise LogError(f"{opened.name}: no step has a record yet")
         times = _times(opened, rules, progress)
         model = Model(opened.digest)
         table = select.of_steps(opened, model.predict(rules, times), args)
-        other = None if args.validate_with is None else open_run(args.validate_with, progress)
+        other = None if args.validate_with is None else select.open_logs(args, args.validate_with, progress)
     steps = table.to_dicts()
     validation = None if other is None else validation_of(table, other.digest)
     if args.json:

@@ -77,11 +77,10 @@ def run(args: argparse.Namespace) -> int:
     from sglang_instrument.analysis.answers.round_trips import process_clocks, round_trip_table
     from sglang_instrument.analysis.answers.workers import barrier_table, blame_table, chain_of
     from sglang_instrument.analysis.run.clocks import clock_table
-    from sglang_instrument.analysis.run.opening import open_run
     from sglang_instrument.cli.commands.clocks import print_clocks
 
     with reading() as progress:
-        opened = open_run(args.logs, progress)
+        opened = select.open_logs(args, args.logs, progress)
         steps = select.steps_of(opened, args)
         one_step = steps[0] if steps and len(steps) == 1 else None
         digest = opened.digest.filter(pl.col("validate") == args.validate)

@@ -9,7 +9,15 @@ from sglang_instrument.analysis.reading.folders import Place
 from sglang_instrument.analysis.reading.lines import Extra, Line, Rejects, decode
 from sglang_instrument.live.counting.endings import Endings
 from sglang_instrument.live.counting.endings import StepKey as StepKey
-from sglang_instrument.live.counting.parts import Part, Room, Seen, end_us, open_now_of, start_us
+from sglang_instrument.live.counting.engine_calls import EngineCalls
+from sglang_instrument.live.counting.parts import (
+    EventCount,
+    Part,
+    RequestBudget,
+    end_us,
+    open_now_of,
+    start_us,
+)
 from sglang_instrument.live.counting.tail import TailedFile
 from sglang_instrument.schema import (
     CONTROL_EVENTS,
@@ -44,7 +52,7 @@ class Process:
         opened_us, closed_us: When it last opened a file, and when it closed its log.
     """
 
-    events: dict[object, Seen] = field(default_factory=dict)
+    events: dict[object, EventCount] = field(default_factory=dict)
     tokens_of: str | None = None
     requests: int = 0
     failed: int = 0
@@ -72,11 +80,11 @@ class Process:
         """Return what its clock shows now: a clock that jumps, or is wrong, moves no age."""
         return self.last_us + round((now - self.last_at) * 1e6)
 
-    def seen(self, event: str, phase: str | None) -> Seen:
+    def seen(self, event: str, phase: str | None) -> EventCount:
         """Return the count of an event that is new; too many names are counted as one."""
         if len(self.events) >= _MOST_EVENTS:
-            return self.events.setdefault(_OTHERS, Seen(_OTHERS, None))
-        return self.events.setdefault(event if phase is None else (event, phase), Seen(event, phase))
+            return self.events.setdefault(_OTHERS, EventCount(_OTHERS, None))
+        return self.events.setdefault(event if phase is None else (event, phase), EventCount(event, phase))
 
 
 @dataclass(slots=True)
@@ -102,19 +110,21 @@ class Counts:
         processes: By role and rank.
         steps: The parts of the newest steps, by role and rank of the worker.
         endings: Which steps are finished.
+        calls: Where the engine's open calls are.
         rejects: Lines that are no records.
     """
 
     def __init__(self, wanted: str = "") -> None:
         self._wanted = wanted
         self.run_id: str | None = None
-        self._run_begun_us = 0
+        self._begun_us: dict[str, int] = {}  # by run: its first header
         self.processes: dict[WorkerKey, Process] = {}
         self.steps: dict[StepKey, dict[WorkerKey, Part]] = {}
         self.endings = Endings()
+        self.calls = EngineCalls()
         self.rejects = Rejects()
         self._forgotten: set[StepKey] = set()
-        self._room = Room()
+        self._budget = RequestBudget()
 
     def take(self, file: TailedFile, piece: bytes, now: float, stale_sec: float = 0.0) -> None:
         """Take in whole lines of a file.
@@ -204,10 +214,12 @@ class Counts:
                 seen.sec += sec
                 if sec > seen.longest_sec:
                     seen.longest_sec = sec
+            if seen.moves_a_call:
+                self.calls.note(name, line.extra)
             if seen.is_noted and part is not None:
                 self._note(process, part, seen, line)
 
-    def _note(self, process: Process, part: Part, seen: Seen, line: Line) -> None:
+    def _note(self, process: Process, part: Part, seen: EventCount, line: Line) -> None:
         done, failed = part.done, part.failed
         process.tokens += part.note(seen, line, _counts_tokens(process, seen, line.extra))
         process.requests += part.done - done
@@ -222,7 +234,7 @@ class Counts:
             return None
         parts = self.steps.setdefault(key, {})
         worker = place.role, place.worker
-        writer.part = parts.setdefault(worker, Part(start_us(line), self._room))
+        writer.part = parts.setdefault(worker, Part(start_us(line), self._budget))
         writer.process.step = key
         if len(self.steps) > _MOST_STEPS:
             self._forget_oldest()
@@ -230,7 +242,9 @@ class Counts:
 
     def _forget_oldest(self) -> None:
         oldest = min(self.steps, key=lambda key: max(part.begun_us for part in self.steps[key].values()))
-        self._room.requests += sum(len(part.requests) for part in self.steps.pop(oldest).values())
+        for part in self.steps.pop(oldest).values():  # the writers of its files still know it
+            self._budget.requests += len(part.requests)
+            part.forget()
         self._forgotten.add(oldest)
 
     def _control(self, line: Line, writer: _Writer, place: Place) -> None:
@@ -261,24 +275,31 @@ class Counts:
         writer.run_id, writer.dropped = extra.run_id, 0
         writer.is_outside = extra.step_bound is False
         at_us = end_us(line)
-        if place.step is not None and extra.run_id is not None and extra.run_id != self.run_id:
-            is_newest = self.run_id is None or at_us > self._run_begun_us
-            if is_newest and extra.run_id.startswith(self._wanted):
-                self._begin_run(extra.run_id, at_us, writer, place)
-        elif extra.run_id == self.run_id:
-            self._run_begun_us = min(self._run_begun_us, at_us)
+        if extra.run_id is not None:
+            self._begun_us[extra.run_id] = min(self._begun_us.get(extra.run_id, at_us), at_us)
+            if place.step is not None and self._is_wanted(extra.run_id):
+                self._begin_run(extra.run_id, writer, place)
         if self._counts(writer):
             writer.process.opened_us = max(writer.process.opened_us, at_us)
             self._part(line, writer, place)
 
-    def _begin_run(self, run_id: str, at_us: int, writer: _Writer, place: Place) -> None:
+    def _is_wanted(self, run_id: str) -> bool:
+        """Return whether to leave the run that is counted for this one: the wanted, else the newest one."""
+        if run_id == self.run_id:
+            return False
+        if self.run_id is None or run_id == self._wanted:
+            return run_id.startswith(self._wanted)
+        is_newer = self._begun_us[run_id] > self._begun_us[self.run_id]
+        return is_newer and self.run_id != self._wanted and run_id.startswith(self._wanted)
+
+    def _begin_run(self, run_id: str, writer: _Writer, place: Place) -> None:
         """Forget the older run; files that name none are of the first one that does."""
         if self.run_id is not None:
-            self.processes, self.steps, self._forgotten, self._room = {}, {}, set(), Room()
-            self.endings = Endings()
+            self.processes, self.steps, self._forgotten, self._budget = {}, {}, set(), RequestBudget()
+            self.endings, self.calls = Endings(), EngineCalls()
             writer.process, writer.part = Process(stems={place.stem}), None
             self.processes[place.role, place.worker] = writer.process
-        self.run_id, self._run_begun_us = run_id, at_us
+        self.run_id = run_id
 
 
 def folder_of(step: StepKey) -> str:
@@ -286,7 +307,7 @@ def folder_of(step: StepKey) -> str:
     return f"{'validate' if step[1] else 'step'}_{step[0]}"
 
 
-def _counts_tokens(process: Process, seen: Seen, extra: Extra | None) -> bool:
+def _counts_tokens(process: Process, seen: EventCount, extra: Extra | None) -> bool:
     """Return whether the tokens of an event count: those of the first that logs some, else of requests."""
     if extra is None:
         return False

@@ -23,6 +23,9 @@ _ROUND_BYTES: Final = 4 * 2**20  # read in one round
 _MOST_FILES: Final = 50_000  # of folders that were watched: how far they were read
 _LONGEST_LINE: Final = 64 * 2**20  # as for other readers: more is no record
 _NEAR_END_BYTES: Final = 4 * 2**20
+_ENGINE: Final = "engine"  # the folder of its processes, which know no step
+_ENGINE_BYTES: Final = 256 * 2**10  # of each of their files, at the start: where the open calls are
+_MOST_GONE: Final = 10_000  # files that vanished
 _LIST_EVERY_SEC: Final = 1.0
 _OTHERS_AT_ONCE: Final = 500  # folders outside the window, of which one file is looked at per listing
 _PATIENCE_SEC: Final = (0.25, 1.0)  # until the next look at a file; longer for a quiet one
@@ -84,6 +87,7 @@ class Tail:
     failures: dict[str, str] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     _folders: dict[str, _Folder] = field(default_factory=dict)
+    _gone: dict[str, TailedFile] = field(default_factory=dict)  # file servers lose files for a moment
     _next_listing: float = 0.0
     _turn: int = 0  # whose turn it is of the folders outside the window
     _next_file: int = 0
@@ -178,6 +182,9 @@ class Tail:
         folder = self._folders.get(file.place.folder)
         if folder is not None and folder.files is not None:
             folder.files.pop(file.path, None)
+        self._gone[file.path] = file
+        while len(self._gone) > _MOST_GONE:
+            del self._gone[next(iter(self._gone))]
 
     def _list(self) -> None:
         """Find folders and files that are new or gone, and choose which folders are watched."""
@@ -188,6 +195,9 @@ class Tail:
             for entry in entries:
                 if is_part(entry.name) and entry.name != "processes" and entry.is_dir():
                     there[entry.name] = entry.stat().st_mtime
+        for name in self._folders.keys() - there.keys():
+            for file in list((self._folders[name].files or {}).values()):
+                self._forget(file)
         self._folders = {name: one for name, one in self._folders.items() if name in there}
         for name, modified in there.items():
             folder = self._folders.get(name)
@@ -215,15 +225,15 @@ class Tail:
                 folder.sample = None
 
     def _watch_newest(self, is_start: bool) -> None:
-        steps = sorted(self._folders.keys() - {"engine"}, key=lambda name: -self._folders[name].changed)
+        steps = sorted(self._folders.keys() - {_ENGINE}, key=lambda name: -self._folders[name].changed)
         for rank, name in enumerate(steps):
             folder = self._folders[name]
             folder.is_watched = rank < _WINDOW
             if folder.is_watched and (rank < _FROM_BEGIN or folder.listed != folder.modified):
                 self._list_files(folder, is_start, whole=rank < _FROM_BEGIN)
-        if "engine" in self._folders:
-            self._folders["engine"].is_watched = True
-            self._list_files(self._folders["engine"], is_start, whole=False)
+        if _ENGINE in self._folders:
+            self._folders[_ENGINE].is_watched = True
+            self._list_files(self._folders[_ENGINE], is_start, whole=False)
         self._forget_oldest(steps[_WINDOW:])
 
     def _list_files(self, folder: _Folder, is_start: bool, whole: bool) -> None:
@@ -237,7 +247,9 @@ class Tail:
         except OSError:  # gone again
             return
         for path in paths:
-            if path not in known and (place := place_of(Path(path))) is not None:
+            if path not in known and path in self._gone:  # back again; if it is another one, its inode tells
+                known[path] = self._gone.pop(path)
+            elif path not in known and (place := place_of(Path(path))) is not None:
                 known[path] = TailedFile(path, place, was_there=first, read_whole=self.clock())
                 if first and not (is_start and whole):
                     _skip(known[path], to_last_opening=not is_start)
@@ -261,16 +273,29 @@ def _logs_in(folder: str) -> list[str]:
 
 
 def _skip(file: TailedFile, to_last_opening: bool) -> None:
-    """Skip what is in a file, or what is in it before the last process opened it.
+    """Skip what is in a file, or what is before the last process opened it; of the engine, all but the end.
 
     The last line may be incomplete: what is added to it is then no record, and counts as torn.
     """
     try:
         stat = os.stat(file.path)  # noqa: PTH116
         file.inode, file.size, file.mtime = stat.st_ino, stat.st_size, stat.st_mtime
-        file.offset = _last_opening(file) if to_last_opening else file.size
+        if file.place.folder == _ENGINE:
+            file.offset = _last_lines(file)
+        else:
+            file.offset = _last_opening(file) if to_last_opening else file.size
     except OSError:  # gone again
         return
+
+
+def _last_lines(file: TailedFile) -> int:
+    """Return where a file's last lines begin; 0 if it is short."""
+    if file.size <= _ENGINE_BYTES:
+        return 0
+    with open_regular(file.path) as stream:
+        stream.seek(file.size - _ENGINE_BYTES)
+        skipped = stream.readline(_ENGINE_BYTES)
+    return file.size - _ENGINE_BYTES + len(skipped)
 
 
 def _last_opening(file: TailedFile) -> int:

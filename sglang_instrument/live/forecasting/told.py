@@ -1,4 +1,4 @@
-"""Say what a forecast tells: those who show it need nothing else."""
+"""The result of a forecast. It stands alone, so that snapshots import no numpy."""
 
 from dataclasses import dataclass
 
@@ -20,3 +20,8 @@ class Forecast:
     decides: tuple[int, str] | None
     decides_share: float
     will_not_end: tuple[tuple[int, str], ...]
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether only requests that will not end are open: then the interval has no meaning."""
+        return bool(self.will_not_end) and self.decides is None

@@ -92,7 +92,7 @@ class Counters:
         saved = self._load(Path(run[0]) / "live" / self._name)
         self._run, self._added = run, {}
         self._served = dict(saved.series) if saved is not None and saved.run_id == run[1] else {}
-        self._read = self._served  # if more than what is read now, the difference is added
+        self._read = self._served  # counters never go back: these may be larger
         self._names = {(one[1], one[2]) for one in self._served if one[0] == "events" and len(one) == 4}
 
     def _load(self, path: Path) -> _Saved | None:
@@ -153,7 +153,7 @@ def process_labels(role: str, worker: int | None) -> tuple[str, str, str]:
 
 
 def instance(host: str, port: int) -> str:
-    """Return a name for who listens there, which may be part of a file's name."""
+    """Return a name of the server at this address that can be part of a file name."""
     return "".join(letter if letter.isalnum() else "-" for letter in f"{socket.gethostname()}_{host}_{port}")
 
 

@@ -1,4 +1,4 @@
-"""Return the Grafana dashboard, which lies beside this file; who imports it chooses the data source."""
+"""Return the dashboard for Grafana, which lies beside this file. Grafana asks for a data source."""
 
 from pathlib import Path
 

@@ -70,8 +70,13 @@ def _of_run(snapshot: Snapshot) -> Iterator[Metric]:
 def _of_step(step: StepNow | None) -> Iterator[Metric]:
     known = step is not None
     one = step or StepNow(0, False, 0.0, 0, None, 0, 0, 0.0, {}, ())
-    forecast = None if one.is_over else one.forecast
-    ends = [] if forecast is None else [(("low",), forecast.low_sec), (("high",), forecast.high_sec)]
+    forecast = one.forecast
+    is_known = forecast is not None and not one.is_over and not forecast.is_stuck
+    ends = (
+        []
+        if forecast is None or not is_known
+        else [(("low",), forecast.low_sec), (("high",), forecast.high_sec)]
+    )
     numbers: list[tuple[str, str, float | None]] = [
         ("step", "The number of the step in progress.", one.step),
         ("step_is_validation", "Whether it is a validation.", one.validate),

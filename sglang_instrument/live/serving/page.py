@@ -89,7 +89,7 @@ def _worker(one: WorkerNow) -> str:
 def _request(one: OpenRequest) -> str:
     turn = words.request_turn(one)
     return _row(
-        _text(one.request_id or ""),
+        _text(words.short_id(one.request_id or "")),
         str(one.worker),
         "" if turn is None else str(turn),
         _text(one.event or ""),

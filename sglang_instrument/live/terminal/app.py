@@ -10,12 +10,13 @@ from textual.containers import Container
 from textual.widgets import Footer, Static
 
 from sglang_instrument.live import words
+from sglang_instrument.live.children import be_nice
 from sglang_instrument.live.follower import Follower
 from sglang_instrument.live.state import OpenRequest, Snapshot, WorkerNow
 from sglang_instrument.live.terminal.rows import Cell, LiveTable, Row
 from sglang_instrument.live.terminal.screens import HelpScreen, RequestScreen, VerdictScreen, WorkerScreen
 
-_DRAW_SEC: Final = 0.5
+_DRAW_SEC: Final = 1.0
 _PROBLEMS: Final = 5  # lines
 _REQUESTS: Final = 50  # rows
 _BAR: Final = 24  # characters
@@ -29,6 +30,7 @@ _OLDEST: Final = ("request", "worker", "turn", "in", "age", "tokens")
 def watch(logs: Path, run_id: str | None) -> Snapshot:
     """Show a run until a person quits; return what was known last. Arguments are those of `Follower`."""
     follower = Follower(logs, run_id)
+    be_nice()
     follower.start()
     try:
         Terminal(follower).run()
@@ -196,7 +198,7 @@ def _worker_row(one: WorkerNow) -> Row:
 
 def _request_row(one: OpenRequest) -> Row:
     return (
-        Cell(one.request_id or "-"),
+        Cell(words.short_id(one.request_id or "-")),
         Cell(str(one.worker), right=True),
         _number(words.request_turn(one)),
         Cell(one.event or ""),

@@ -48,7 +48,8 @@ def request_told(logs: Path, step: StepNow, one: OpenRequest) -> Iterator[str]:
 
 def _records_of(logs: Path, step: StepNow, one: OpenRequest) -> Iterator[Line]:
     """Yield the records of a request in the files of its worker; a file that vanishes has none."""
-    wanted = json.dumps(one.request_id, ensure_ascii=False).encode(errors="replace")
+    # Without quotes: it may be logged as a number.
+    wanted = json.dumps(one.request_id, ensure_ascii=False).strip('"').encode(errors="replace")
     for path in sorted((logs / folder_of((step.step, step.validate))).glob(f"{one.role}_*.jsonl")):
         place = place_of(path)
         if place is None or place.worker != one.worker:

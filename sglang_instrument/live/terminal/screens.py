@@ -111,7 +111,8 @@ def worker_told(snapshot: Snapshot, role: str, worker: int) -> list[str]:
         told += ["", "its oldest requests:"]
         for each in requests:
             turn = "" if each.turn is None else f", turn {each.turn + 1}"
-            told.append(f"  {each.request_id}: {words.duration(each.age_sec)}{turn}, {each.event or 'open'}")
+            name, age = words.short_id(each.request_id or "-"), words.duration(each.age_sec)
+            told.append(f"  {name}: {age}{turn}, {each.event or 'open'}")
     counted = snapshot.totals.get((role, worker))
     if counted is not None:
         told += ["", "its events since the run began, those that took longest in all:"]

@@ -38,7 +38,7 @@ def story(run: Run, steps: pl.DataFrame, verdict: Verdict) -> dict[str, Any]:
     """
     findings = verdict.findings
     training = steps.filter(~pl.col("validate"))
-    processes = _processes(run.folder)
+    processes = _processes(run.home)
     return {
         "title": run.folder.name,
         "folder": run.name,

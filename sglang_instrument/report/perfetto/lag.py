@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec import Struct
 
-from sglang_instrument.analysis.reading.chunks import readable_lines
 from sglang_instrument.analysis.reading.columns import epoch_us
 from sglang_instrument.analysis.reading.files import File, newest_run_filter
 from sglang_instrument.analysis.run.opening import Run
@@ -56,7 +55,7 @@ def lags(run: Run, files: Sequence[File]) -> Iterator[tuple[int, int, float]]:
 
 def _lines(run: Run, file: File) -> Iterator[_Line]:
     """Yield the few lines with these events; only they are decoded."""
-    for chunk in readable_lines(run.folder / file.path):
+    for chunk in run.read_lines(file):
         for raw in sorted(_with_marks(chunk)):
             try:
                 yield _DECODE(chunk[slice(*raw)])

@@ -5,6 +5,7 @@ is unsafe because polars starts threads at import.
 """
 
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -16,12 +17,12 @@ from typing import IO, Final
 import msgspec
 import polars as pl
 
+from sglang_instrument.analysis.executors.executor import BatchResult, Job
 from sglang_instrument.analysis.reading.files import File
-from sglang_instrument.analysis.run.batch_job import BatchJob, BatchResult
 
 #: One polars thread per process, since there is a process for each core. The allocator keeps memory between
 #: batches: getting it from the kernel again, page by page, would take a fifth of the time.
-_SETTINGS: Final = {
+SETTINGS: Final = {
     "PYTHONSAFEPATH": "1",  # import nothing from the current folder
     "SGLANG_INSTRUMENT": "0",  # a process that reads logs must not write one
     "POLARS_MAX_THREADS": "1",
@@ -34,21 +35,15 @@ _SETTINGS: Final = {
 _PROGRAM: Final = """
 import gc, sys
 gc.disable()
-from sglang_instrument.analysis.run.worker_processes import main
+from sglang_instrument.analysis.executors.worker_processes import main
 main(*sys.argv[1:])
 """
 _DONE: Final = b"done with batch "
-
-
-class _SharedJob(msgspec.Struct):
-    """What all worker processes do: each takes the next batch that none of them has taken."""
-
-    job: BatchJob
-    batches: list[list[File]]
+_TASK: Final = "task.pickle"
 
 
 def read_in_processes(
-    folder: Path, batches: Sequence[list[File]], job: BatchJob, processes: int
+    folder: Path, batches: Sequence[list[File]], job: Job, processes: int
 ) -> Iterator[tuple[int, BatchResult]]:
     """Yield the number and the result of each batch, in the order in which they finish.
 
@@ -57,7 +52,8 @@ def read_in_processes(
     """
     left = set(range(len(batches)))
     with tempfile.TemporaryDirectory() as scratch:
-        Path(scratch, "task.json").write_bytes(msgspec.json.encode(_SharedJob(job, list(batches))))
+        # What all worker processes do: each takes the next batch that none of them has taken.
+        Path(scratch, _TASK).write_bytes(pickle.dumps((job, list(batches))))
         for number in _finished_batches(folder, scratch, processes):
             if number in left:
                 left.discard(number)
@@ -80,7 +76,7 @@ def _finished_batches(folder: Path, scratch: str, processes: int) -> Iterator[in
 
 def _start(folder: Path, scratch: str, stdout: IO[bytes]) -> subprocess.Popen[bytes]:
     paths = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **_SETTINGS}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **SETTINGS}
     return subprocess.Popen(  # noqa: S603 - this interpreter and a module of ours
         [sys.executable, "-c", _PROGRAM, str(folder), scratch],
         env=environment,
@@ -113,13 +109,13 @@ def _load(folder: Path) -> BatchResult:
 
 def main(folder: str, scratch: str) -> None:
     """Read batches until none is left; save each result in `scratch`, and print its number."""
-    shared = msgspec.json.decode(Path(scratch, "task.json").read_bytes(), type=_SharedJob)
-    for number, batch in enumerate(shared.batches):
+    job, batches = pickle.loads(Path(scratch, _TASK).read_bytes())  # noqa: S301 - of our parent, for us alone
+    for number, batch in enumerate(batches):
         target = Path(scratch, str(number))
         try:
             target.mkdir()
         except FileExistsError:  # another process has taken this batch
             continue
-        _save(shared.job.run(Path(folder), batch), target)
+        _save(job.run(Path(folder), batch), target)
         os.write(sys.stdout.fileno(), b"%b%d\n" % (_DONE, number))
     os._exit(0)  # at once: a normal exit would spend time freeing memory

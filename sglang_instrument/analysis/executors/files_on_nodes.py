@@ -1,0 +1,116 @@
+"""Find a run's files on the nodes of a cluster: which files there are, and which nodes hold each.
+
+A file that several nodes hold, because they share a disk, counts once. Different files of one name both
+count: they get the names that `collect` would give them.
+"""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sglang_instrument.collect import on_node
+from sglang_instrument.collect.by_ray import RayNode, RayNodes
+from sglang_instrument.collect.gather import CHUNK_BYTES, expanded, in_chunks, is_inside
+from sglang_instrument.collect.same_files import Offer, match
+
+_MOST_NODES: Final = 32  # asked at once
+
+
+@dataclass(frozen=True)
+class Held:
+    """A file of the run. `offers` has by node's name what that node holds: the same file."""
+
+    offers: dict[str, Offer]
+
+    @property
+    def longest(self) -> Offer:
+        """The file as the node sees it that sees most of it."""
+        return max(self.offers.values(), key=lambda offer: (offer.size, offer.mtime_ns))
+
+
+class FilesOnNodes:
+    """The files of a run on the nodes of a cluster.
+
+    Args:
+        where: The run's folder on the nodes.
+        source: The cluster.
+
+    Attributes:
+        where: The run's folder on the nodes.
+        nodes: The nodes that answer, by name.
+        absent: Why other nodes do not, by name.
+        held: The files, by their path in the run.
+    """
+
+    def __init__(self, where: str, source: RayNodes) -> None:
+        self.where = where
+        self.absent: dict[str, str] = {}
+        self.nodes: dict[str, RayNode] = {}
+        offers: list[Offer] = []
+        while new := [node for node in source.nodes().values() if not self._is_known(node)]:  # some join late
+            self.nodes |= {node.name: node for node in new}
+            with ThreadPoolExecutor(_MOST_NODES) as threads:
+                offers += [offer for found in threads.map(self._look, new) for offer in found]
+        self.absent = {**source.lost(), **self.absent}
+        matched = match([], offers, self._hash_there, lambda file, size: "")
+        self.held = {file.target: Held({offer.node: offer for offer in same}) for file, same in matched}
+
+    def forget(self, name: str) -> None:
+        """Ask a node no more, because it failed."""
+        self.nodes.pop(name, None)
+
+    def bring(self, paths: Sequence[str], folder: Path) -> None:
+        """Write files of the run into a folder of this machine.
+
+        Raises:
+            OSError: No node that holds a file answers.
+        """
+        missing = set(paths)
+        for name, node in list(self.nodes.items()):
+            own = [(self.held[path].offers[name], path) for path in missing if name in self.held[path].offers]
+            try:
+                self._fetch(node, own, folder)
+            except Exception:  # whatever Ray raises for a node that dies
+                self.forget(name)
+                continue
+            missing -= {path for _, path in own}
+        if missing:
+            raise FileNotFoundError(f"no node that holds {min(missing)} answers")
+
+    def _fetch(self, node: RayNode, own: Iterable[tuple[Offer, str]], folder: Path) -> None:
+        targets = {offer.path: folder / path for offer, path in own}
+        chunks = list(in_chunks([(offer.path, 0, offer.size) for offer, _ in own], CHUNK_BYTES))
+        answers = node.calls(on_node.send, ((self.where, chunk, True) for chunk in chunks))
+        for chunk, (codec, lengths, content) in zip(chunks, answers, strict=True):
+            parts = memoryview(expanded(codec, content, sum(lengths)))
+            for (path, begin, _), length in zip(chunk, lengths, strict=True):
+                targets[path].parent.mkdir(parents=True, exist_ok=True)
+                with targets[path].open("r+b" if begin else "wb") as out:
+                    out.seek(begin)
+                    out.write(parts[:length])
+                parts = parts[length:]
+
+    def _is_known(self, node: RayNode) -> bool:
+        return node.name in self.nodes or node.name in self.absent
+
+    def _look(self, node: RayNode) -> list[Offer]:
+        """Return what a node holds; [] if it fails."""
+        try:
+            [found] = node.calls(on_node.look, [(self.where,)])
+        except Exception as error:  # whatever Ray raises for a node that dies
+            self.forget(node.name)
+            self.absent[node.name] = str(error).strip().partition("\n")[0]
+            return []
+        return [Offer(node.name, **one) for one in found["files"] if is_inside(one["path"])]
+
+    def _hash_there(self, name: str, path: str, size: int) -> str:
+        if name not in self.nodes:
+            return ""
+        try:
+            [[found]] = self.nodes[name].calls(on_node.hashes, [(self.where, [(path, size)])])
+        except Exception:  # as above
+            self.forget(name)
+            return ""
+        return str(found)

@@ -1,0 +1,82 @@
+"""Read the files of a run on this machine, in up to one process per core."""
+
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Final
+
+from sglang_instrument.analysis.executors.batches import (
+    in_order,
+    join_results,
+    split_files,
+    worthwhile_processes,
+)
+from sglang_instrument.analysis.executors.executor import BatchResult, Job, Progress
+from sglang_instrument.analysis.executors.worker_processes import read_in_processes
+from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.reading.folders import log_files, other_files
+
+_MOST_PROCESSES: Final = 16
+
+
+class LocalExecutor:
+    """The executor of a run in a folder of this machine.
+
+    Args:
+        folder: The run's folder.
+        most_processes: Read in no more processes than this.
+    """
+
+    is_far = False
+
+    def __init__(self, folder: Path, most_processes: int = _MOST_PROCESSES) -> None:
+        self.folder = self.home = folder
+        self.lost: dict[str, list[str]] = {}
+        self._most_processes = most_processes
+
+    def list_files(self) -> list[File]:
+        """Return the log files without reading them, in the order of their steps."""
+        return list_files(self.folder)
+
+    def list_others(self) -> list[str]:
+        """Return what lies in the folder besides logs, in order; folders end with a slash."""
+        return list(other_files(self.folder))
+
+    def read(self, files: Sequence[File], job: Job, progress: Progress | None = None) -> BatchResult:
+        """Return the files as read and the job's tables, sorted by `source`."""
+        processes = worthwhile_processes(files, min(_cores(), self._most_processes))
+        batches = split_files(files, processes)
+        if processes > 1:
+            coming = read_in_processes(self.folder, batches, job, processes)
+        else:
+            coming = ((number, job.run(self.folder, batch)) for number, batch in enumerate(batches))
+        tell = progress or (lambda done, total: None)
+        tell(0, len(files))
+        parts: dict[int, BatchResult] = {}
+        for number, part in coming:
+            parts[number] = part
+            tell(sum(len(batches[done]) for done in parts), len(files))
+        return in_order(files, join_results([parts[number] for number in range(len(batches))]))
+
+    def bring(self, files: Sequence[File]) -> Path:
+        """Return the folder with these log files."""
+        return self.folder
+
+
+def list_files(folder: Path, only: Collection[str] | None = None) -> list[File]:
+    """Return the log files of a run's folder without reading them; `only` names folders in it."""
+    files = []
+    for path in log_files(folder, only):
+        # Our writers use UTF-8 names only, and JSON cannot hold others: such a file is not read.
+        name = path.relative_to(folder).as_posix().encode(errors="backslashreplace").decode()
+        try:
+            stat = path.stat()
+        except OSError as error:
+            files.append(File(name, 0, 0, unreadable=str(error)))
+            continue
+        files.append(File(name, stat.st_size, stat.st_mtime_ns))
+    return files
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

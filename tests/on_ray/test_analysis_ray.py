@@ -1,0 +1,207 @@
+"""`--ray` reads a run on the nodes of a real cluster, and answers to the byte as this machine would."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from sglang_instrument.testing import SlowEngine, synthetic_run
+
+pytest.importorskip("ray", reason="Ray is not installed here; tests/environments/ray.sh makes a place for it")
+
+QUESTIONS = (
+    *("summary", "summary --step 2", "summary --validate", "events", "events --step 2 --worker 1"),
+    *("requests", "requests --engine", "requests --cdf", "requests --request FIRST", "workers"),
+    *("workers --step 2", "turns", "turns --tools", "lengths", "gaps", "check", "compare"),
+    *("whatif --max-tokens 600", "whatif --scale tool_execution=0.5"),
+)
+#: Answer all questions in one process: its connection to the cluster takes seconds.
+ASKING = """
+    import contextlib, io, json, sys
+    from sglang_instrument.analysis.executors import batches, on_ray
+    from sglang_instrument.cli.main import main
+
+    batches._BATCH_BYTES = MOST
+    on_ray._FAN_IN = 2
+    answers = []
+    for command in COMMANDS:
+        printed, said = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
+            code = main(command)
+        answers.append([command, code, printed.getvalue(), said.getvalue()])
+    print(json.dumps(answers))
+"""
+#: A command that waits after its first batch, so that a node can die in the middle.
+WAITING = """
+    import json, sys
+    from types import SimpleNamespace
+    from sglang_instrument.analysis import open_run
+    from sglang_instrument.analysis.executors import batches
+    from sglang_instrument.cli.select import losses
+
+    batches._BATCH_BYTES = 2**12
+    waited = False
+
+    def progress(done, total):
+        global waited
+        if done and not waited:
+            waited = True
+            print("begun", flush=True)
+            sys.stdin.readline()
+
+    run = open_run("$NODE_DISK/run", progress, cached=False, on=ADDRESS)
+    lost = run.executor.lost
+    said = [sentence for sentence, is_loss in losses(SimpleNamespace(opened=[run])) if is_loss]
+    print(json.dumps([lost, sorted(run.health.unreadable), said, len(run.requests())]))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = synthetic_run(
+        tmp_path_factory.mktemp("run") / "exp",
+        steps=4,
+        workers=3,
+        requests=10,
+        validate_every=2,
+        engine_clocks={0: 0.0, 1: 0.001, 2: 0.0},
+        causes=[SlowEngine(step=2, worker=1, factor=2.0)],
+    )
+    age(folder)
+    return folder
+
+
+def age(folder):
+    """Let a run count as over, as it does once it has been silent for two minutes."""
+    for path in folder.rglob("*.jsonl"):
+        os.utime(path, (0, 0))
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """Make a cluster: `cluster("a", "b")` has a node for each of these disks, and one without files."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    started.added = {}
+
+    def add(*names, **variables):
+        for name in names:
+            variables["NODE_DISK"] = str(tmp_path / name)
+            started.added[name] = started.add_node(num_cpus=1, env_vars=dict(variables))
+        return started
+
+    yield add
+    started.shutdown()
+
+
+def ask(start_script, logs, address=None, other=None):
+    """Return by question what each command answers: exit code, output, words on stderr."""
+    commands = []
+    for question in QUESTIONS:
+        command, *options = question.split()
+        runs = [str(logs), str(other or logs)] if command == "compare" else [str(logs)]
+        options = [option.replace("FIRST", "2-1-0000") for option in options]
+        commands.append([command, *runs, *options, "--json", *(["--ray", address] if address else [])])
+    batch_bytes = "2**18" if address else "2**40"  # many batches on the nodes, one here
+    script = start_script(
+        ASKING.replace("COMMANDS", repr(commands)).replace("MOST", batch_bytes), RAY_AUTH_MODE="disabled"
+    )
+    answers = json.loads(script.wait(timeout=900).stdout.splitlines()[-1])
+    return {question: answer[1:] for question, answer in zip(QUESTIONS, answers, strict=True)}
+
+
+def test_every_command_answers_the_same_from_a_folder_that_the_nodes_share(folder, cluster, start_script):
+    started = cluster("a", "b")
+    expected = ask(start_script, folder)
+    on_ray = ask(start_script, folder, started.address)
+    for question in QUESTIONS:
+        assert on_ray[question] == expected[question], question
+    assert {code for code, _, _ in expected.values()} <= {0, 1, 3}
+
+
+def test_disks_of_their_own_answer_as_the_folder_that_collect_makes_of_them(
+    folder, cluster, start_script, tmp_path
+):
+    for disk, worker in (("a", 0), ("b", 1), ("b", 2)):
+        for path in folder.rglob(f"*_{worker}*.jsonl"):
+            target = tmp_path / disk / "run" / path.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, target)
+    # Two files of one name: another process on each node.
+    for disk in ("a", "b"):
+        target = tmp_path / disk / "run" / "step_1" / "worker_7.jsonl"
+        lines = (folder / "step_1" / "worker_0.jsonl").read_text().splitlines(keepends=True)
+        target.write_text(lines[0].replace('"pid":', f'"disk":"{disk}","pid":') + "".join(lines[1:]))
+        os.utime(target, (0, 0))
+    started = cluster("a", "b")
+    here = tmp_path / "here"
+    command = [sys.executable, "-m", "sglang_instrument.cli.main", "collect", "$NODE_DISK/run"]
+    subprocess.run([*command, "-o", str(here), "--ray", started.address], check=True, timeout=600)
+    age(here)
+    expected = ask(start_script, here)
+    on_ray = ask(start_script, "$NODE_DISK/run", started.address)
+    for question in QUESTIONS:
+        code, printed, said = expected[question]
+        wanted = [
+            code,
+            printed.replace(str(here), "$NODE_DISK/run"),
+            said.replace(str(here), "$NODE_DISK/run"),
+        ]
+        assert on_ray[question] == wanted, question
+
+
+def put(folder, disk, workers):
+    for worker in workers:
+        for path in folder.glob(f"step_*/worker_{worker}.jsonl"):
+            target = disk / "run" / path.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, target)
+
+
+def test_a_killed_node_is_named_with_its_files_and_shared_ones_are_read_elsewhere(
+    folder, cluster, start_script, tmp_path
+):
+    put(folder, tmp_path / "a", [0, 1])
+    put(folder, tmp_path / "b", [1, 2])  # of worker 1, both have a copy
+    started = cluster("a", "b")
+    script = start_script(WAITING.replace("ADDRESS", repr(started.address)), RAY_AUTH_MODE="disabled")
+    script.says("begun")
+    started.remove_node(started.added["b"], allow_graceful=False)
+    script.tell("go on")
+    lost, unreadable, said, requests = json.loads(script.wait(timeout=600).stdout.splitlines()[-1])
+    gone = [f"step_{step}/worker_2.jsonl" for step in range(1, 5)]
+    ((name, files),) = lost.items()
+    assert (files, unreadable, requests) == (gone, gone, 80)
+    assert said == [f"node {name} died: its 4 files are missing: {', '.join(gone)}"]
+    # A node that joins late is asked by the next command.
+    asked = [sys.executable, "-m", "sglang_instrument.cli.main", "requests", "$NODE_DISK/run", "--json"]
+    asked += ["--ray", started.address, "--limit", "1000"]
+    put(folder, tmp_path / "late", [2])
+    cluster("late")
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, len(json.loads(done.stdout)["requests"])) == (0, 120)
+
+
+def test_a_node_that_lacks_this_package_and_a_missing_cluster_are_named(folder, cluster, tmp_path):
+    shadow = tmp_path / "shadow"
+    shadow.mkdir()
+    (shadow / "polars.py").write_text("raise ImportError('not for this node')")
+    put(folder, tmp_path / "a", [0])
+    started = cluster("a", PYTHONPATH=str(shadow))
+    command = [sys.executable, "-m", "sglang_instrument.cli.main", "summary", "$NODE_DISK/run", "--ray"]
+    done = subprocess.run([*command, started.address], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 2
+    assert "lacks polars; install sglang-instrument[analysis]" in done.stderr
+    nothing = subprocess.run(
+        [*command[:4], "$NODE_DISK/nothing", "--ray", started.address],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert nothing.returncode == 2
+    assert "no node has a file" in nothing.stderr
