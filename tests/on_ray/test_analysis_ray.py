@@ -8,10 +8,12 @@ import sys
 
 import pytest
 
+from sglang_instrument.cli.main import main
 from sglang_instrument.testing import SlowEngine, synthetic_run
 
 pytest.importorskip("ray", reason="Ray is not installed here; tests/environments/ray.sh makes a place for it")
 
+PRUNE = ("--keep-steps", "1", "--keep-slowest", "0", "--yes")
 QUESTIONS = (
     *("summary", "summary --step 2", "summary --validate", "events", "events --step 2 --worker 1"),
     *("requests", "requests --engine", "requests --cdf", "requests --request FIRST", "workers"),
@@ -127,19 +129,41 @@ def test_every_command_answers_the_same_from_a_folder_that_the_nodes_share(folde
 def test_disks_of_their_own_answer_as_the_folder_that_collect_makes_of_them(
     folder, cluster, start_script, tmp_path
 ):
-    for disk, worker in (("a", 0), ("b", 1), ("b", 2)):
-        for path in folder.rglob(f"*_{worker}*.jsonl"):
-            target = tmp_path / disk / "run" / path.relative_to(folder)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, target)
+    spread(folder, tmp_path)
     # Two files of one name: another process on each node.
     for disk in ("a", "b"):
         target = tmp_path / disk / "run" / "step_1" / "worker_7.jsonl"
         lines = (folder / "step_1" / "worker_0.jsonl").read_text().splitlines(keepends=True)
         target.write_text(lines[0].replace('"pid":', f'"disk":"{disk}","pid":') + "".join(lines[1:]))
         os.utime(target, (0, 0))
+    answers_as_collected(cluster("a", "b"), start_script, tmp_path / "here")
+
+
+def test_pruned_steps_answer_as_in_the_folder_that_collect_makes(folder, cluster, start_script, tmp_path):
+    spread(folder, tmp_path)
+    for disk in ("a", "b"):
+        assert main(["prune", str(tmp_path / disk / "run"), *PRUNE]) == 0
+        assert not list((tmp_path / disk / "run" / "step_1").glob("*"))
     started = cluster("a", "b")
-    here = tmp_path / "here"
+    answers_as_collected(started, start_script, tmp_path / "here")
+    shutil.rmtree(tmp_path / "a" / "run" / ".pruned")  # of worker 0
+    asked = [sys.executable, "-m", "sglang_instrument.cli.main", "requests", "$NODE_DISK/run", "--json"]
+    asked += ["--ray", started.address, "--limit", "1000", "--step", "1"]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=600)
+    assert {row["worker"] for row in json.loads(done.stdout)["requests"]} == {1, 2}
+
+
+def spread(folder, disks):
+    """Copy the files of worker 0 to disk "a", those of the others to "b"."""
+    for disk, worker in (("a", 0), ("b", 1), ("b", 2)):
+        for path in folder.rglob(f"*_{worker}*.jsonl"):
+            target = disks / disk / "run" / path.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, target)
+
+
+def answers_as_collected(started, start_script, here):
+    """Demand that Ray tasks answer all questions as this machine does from the collected folder."""
     command = [sys.executable, "-m", "sglang_instrument.cli.main", "collect", "$NODE_DISK/run"]
     subprocess.run([*command, "-o", str(here), "--ray", started.address], check=True, timeout=600)
     age(here)

@@ -28,7 +28,8 @@ class Executor(Protocol):
 
     Attributes:
         folder: The run's folder, as the user names it.
-        home: A folder of this machine with the descriptions of the run's processes, where a cache may lie.
+        home: A folder of this machine with the descriptions of the run's processes and what `prune` kept of
+            its files; a cache may lie there.
         is_far: Whether to make tables where the files lie rather than to bring the files here.
         lost: By node that died, the files that only it held.
     """

@@ -20,6 +20,7 @@ from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.analysis.reading.folders import logs_among, others_among
 from sglang_instrument.collect import on_node
 from sglang_instrument.collect.by_ray import RayNode, RayNodes, connect
+from sglang_instrument.collect.collected import PRUNED
 from sglang_instrument.errors import InstrumentError, LogError
 
 #: What `on` is for the cluster that this machine belongs to.
@@ -57,7 +58,7 @@ class RayExecutor:
             raise LogError(f"no node has a file in {folder}; give the run's folder as the nodes name it")
         self._demand_package()
         self.home = _home(where)
-        self._bring_descriptions()
+        self._bring_small_files()
         self._interrupted = False
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
@@ -219,14 +220,31 @@ class RayExecutor:
                 f" {__version__} in the environment of the nodes' Ray, or use `collect`, which does without"
             )
 
-    def _bring_descriptions(self) -> None:
-        """Keep the descriptions of the run's processes in `home`, as they are now."""
-        now = [path for path in self._files.held if path.startswith("processes/") and path.endswith(".json")]
-        for old in self.home.glob("processes/**/*.json"):
+    def _bring_small_files(self) -> None:
+        """Keep in `home` what it needs of the nodes: descriptions of processes, and what `prune` kept."""
+        held = self._files.held
+        described = [path for path in held if path.startswith("processes/") and path.endswith(".json")]
+        kept = [path for path in held if path.startswith(f"{PRUNED}/")]
+        self._forget_all_but({*described, *kept})
+        for path in kept:  # a folder that cannot be brought as a whole is reported as unreadable
+            (self.home / path).parent.mkdir(parents=True, exist_ok=True)
+        missing = [path for path in kept if not self._is_here(path)]
+        with contextlib.suppress(OSError):  # as if they were missing
+            self._files.bring([*described, *missing], self.home)
+
+    def _forget_all_but(self, now: set[str]) -> None:
+        """Delete in `home` what the nodes do not hold any more."""
+        for old in (*self.home.glob("processes/**/*.json"), *self.home.glob(f"{PRUNED}/*/*")):
             if old.relative_to(self.home).as_posix() not in now:
                 old.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # as if they were missing
-            self._files.bring(now, self.home)
+        for folder in self.home.glob(f"{PRUNED}/*"):
+            with contextlib.suppress(OSError):  # it still has files
+                folder.rmdir()
+
+    def _is_here(self, path: str) -> bool:
+        """Return whether a file of `prune`, which never changes, was brought as a whole before."""
+        here = self.home / path
+        return here.is_file() and here.stat().st_size == self._files.held[path].longest.size
 
 
 class _Counter:

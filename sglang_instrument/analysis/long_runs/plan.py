@@ -15,7 +15,8 @@ from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.reading.files import File, ended_paths, newest_runs
 from sglang_instrument.analysis.run.cache import only_newest_runs, read_everything
-from sglang_instrument.analysis.run.opening import Run, find_run
+from sglang_instrument.analysis.run.experiments import find_run
+from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.run.outside import paths_outside_steps
 from sglang_instrument.analysis.verdict.verdict import findings_of
 from sglang_instrument.errors import LogError

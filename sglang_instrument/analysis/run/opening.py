@@ -1,6 +1,5 @@
-"""Open the folder of a run, or raise an error that says why it is none."""
+"""Open a run: its log files and their digest, and what reads its records."""
 
-import difflib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,11 +14,12 @@ from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.executors.on_ray import RayExecutor
 from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines, readable_lines
 from sglang_instrument.analysis.reading.files import File, newest_run_filter
-from sglang_instrument.analysis.reading.folders import Place, is_run_folder
+from sglang_instrument.analysis.reading.folders import Place
 from sglang_instrument.analysis.reading.liveness import ended_abruptly, is_over
 from sglang_instrument.analysis.reading.reader import read_files
 from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.cache import is_dataset, read_digest
+from sglang_instrument.analysis.run.experiments import find_run
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.logged_runs import describe_runs, find_run_id, split_run_id
 from sglang_instrument.analysis.run.losses import health_of, used_runs
@@ -315,47 +315,6 @@ def open_run(
         raise LogError(f"{folder}: no records yet{_reason(health_of(files))}{hint}")
     cached = cached or is_dataset(executor.home)
     return Run(executor, files, digest, cached, run_id and find_run_id(folder, files, run_id))
-
-
-def find_run(path: Path) -> Path:
-    """Return the folder of the one experiment that `path` means; raise LogError if it means none or many."""
-    if not path.exists():
-        raise LogError(f"{path}: no such folder{_nearest(path)}")
-    if not path.is_dir():
-        raise LogError(f"{path} is a file; give the experiment's folder, which holds step_N folders")
-    if is_run_folder(path) or is_dataset(path):
-        return path
-    experiments = experiments_in(path)
-    if len(experiments) == 1:
-        return path / experiments[0]
-    if experiments:
-        raise LogError(f"{path} holds {len(experiments)} experiments; name one: {_joined(path, experiments)}")
-    if not any(path.iterdir()):
-        raise LogError(f"{path}: the folder is empty; did the run use another EXPERIMENT_NAME?")
-    inside = f"; it may be {path.parent}" if is_run_folder(path.parent) else ""
-    raise LogError(f"{path}: not a run{inside}; the folder of a run holds step_N/worker_R.jsonl")
-
-
-def experiments_in(folder: Path) -> list[str]:
-    """Return the names of the experiments that a folder holds."""
-    return sorted(child.name for child in folder.iterdir() if child.is_dir() and is_run_folder(child))
-
-
-def _nearest(path: Path) -> str:
-    """Suggest experiments with a similar name, next to the path or under logs/."""
-    offers = {}
-    for root in (path.parent, Path("logs")):
-        if root.is_dir():
-            offers.update({name: root / name for name in experiments_in(root)})
-    close = difflib.get_close_matches(path.name, offers, n=3)
-    if close:
-        return f"; did you mean {' or '.join(str(offers[name]) for name in close)}?"
-    return f"; there are: {', '.join(str(offer) for offer in list(offers.values())[:10])}" if offers else ""
-
-
-def _joined(root: Path, names: list[str]) -> str:
-    shown = ", ".join(str(root / name) for name in names[:20])
-    return shown + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 
 def _reason(health: Health) -> str:

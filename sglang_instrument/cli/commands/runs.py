@@ -95,8 +95,9 @@ def _listed(folder: Path) -> Sequence[Path]:
         LogError: There is no such folder, or no experiment in it.
     """
     from sglang_instrument.analysis.reading.folders import is_run_folder
+    from sglang_instrument.analysis.run.experiments import experiments_in, find_run
     from sglang_instrument.analysis.run.logged_runs import runs_of_trainers
-    from sglang_instrument.analysis.run.opening import experiments_in, find_run, open_run
+    from sglang_instrument.analysis.run.opening import open_run
 
     if not (folder.is_dir() and not is_run_folder(folder) and experiments_in(folder)):
         folder = find_run(folder)

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a row a process, the missing events and the notices."""
-    from sglang_instrument.analysis.run.opening import find_run
+    from sglang_instrument.analysis.run.experiments import find_run
 
     described = read_processes(find_run(args.logs))
     if args.json:
