@@ -138,6 +138,8 @@ ASKED = {"folder", "step", "worker", "validate", "a", "b", "failed", "ok", "run_
 #: Commands that do not read the log of a run, and what a program calls instead.
 NOT_OF_A_LOG = {
     "runs": "opens several runs: open_run() and verdict_of() of each",
+    "collect": "brings files",
+    "watch": "follows a run that goes on",
     "demo": "runs something",
     "run": "runs something",
     "completion": "prints a script",
