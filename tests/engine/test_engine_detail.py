@@ -48,7 +48,8 @@ def test_another_detail_is_refused_with_those_that_there_are(install):
 
 def test_a_table_says_at_which_detail_it_is_applied():
     content = {"trainer": "x", "patch": [{"target": "m:f", "region": [{"event": "e"}]}]}
-    assert all(parse_table("t", content).is_wanted(detail) for detail in ("off", "requests", "batches"))
+    table = parse_table("t", content)
+    assert all(table.is_wanted(detail, scalars=False) for detail in ("off", "requests", "batches"))
     with pytest.raises(TableError, match="engine_detail must be one of 'requests', 'batches'"):
         parse_table("t", {**content, "engine_detail": "off"})
 

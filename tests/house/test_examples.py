@@ -176,6 +176,9 @@ def test_the_cells_of_the_notebook_run_one_after_the_other(run_python):
 @pytest.mark.parametrize("block", [block for block in blocks("python") if block.page != NOTEBOOK], ids=ids)
 def test_python_runs(block, at_hand, run_python, tmp_path):
     source = block.text.replace("/tmp/sglang_profile", str(tmp_path / "sglang_profile"))
+    if 'on="ray"' in source:
+        compile(source, block.page, "exec")
+        pytest.skip("read, not run: needs a Ray cluster")
     if "engine_or_url_or_list" in source:
         source = f"engine_or_url_or_list = {at_hand!r}\n{source}"
     run_python(source)
