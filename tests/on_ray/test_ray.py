@@ -25,7 +25,7 @@ DRIVER = """
                         si.event("did", index=index)
             return os.getpid()
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     actors = [ray.remote(num_cpus=1)(Rollout).remote(rank) for rank in range(2)]
     for number in (1, 2, 3):
         processes = ray.get([actor.run.remote(number) for actor in actors])
@@ -96,7 +96,7 @@ DEATH = """
         path = folder / f"step_3/worker_{rank}.jsonl"
         return path.read_text().count("async_rollout_request_complete") if path.exists() else 0
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     barrier = ray.remote(num_cpus=0)(Barrier).remote()
     actors = [ray.remote(num_cpus=1)(Rollout).remote(rank, barrier) for rank in range(2)]
     for number in (1, 2):

@@ -76,7 +76,7 @@ DRIVER = """
         arguments = [list(inspect.signature(one).parameters)[:2] for one in methods]
         return [*zip(arguments, map(inspect.iscoroutinefunction, methods))]
 
-    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
     kinds = ray.remote(planted_trainer.Plain), planted_trainer.Decorated, planted_trainer.Shell
     actors = [kind.options(name=f"worker_{rank}").remote() for rank, kind in enumerate(kinds)]
     results = [ray.get([getattr(actor, name).remote(1) for name in METHODS]) for actor in actors]

@@ -36,7 +36,7 @@ DRIVER = """
     while len(written()) < EXPECTED:
         time.sleep(0.05)
 """
-OPTIONS = "num_cpus=2, include_dashboard=False, log_to_driver=False"
+OPTIONS = "address='local', num_cpus=2, include_dashboard=False, log_to_driver=False"  # never a cluster that is there
 
 
 @pytest.fixture

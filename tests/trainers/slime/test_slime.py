@@ -221,7 +221,7 @@ import sglang_instrument
 sglang_instrument.install()
 import drive
 from slime.ray.rollout import RolloutManager
-ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
 manager = RolloutManager.remote(Namespace(**drive.PLAIN), None)
 print(len(ray.get([manager.generate.remote(0), manager.generate.remote(1)])))
 ray.get(manager.eval.remote(1))

@@ -170,14 +170,20 @@ def main(model, folder, mode):
 
         sglang_instrument.install(log_dir=folder, experiment="run")
     handed = ("PYTHONPATH", "SGLANG_USE_CPU_ENGINE", "TOKENIZERS_PARALLELISM", "PYTHONWARNINGS", "HANG")
-    ray.init(
-        address="local",
-        num_cpus=8,
-        num_gpus=SERVERS,  # for Ray, a GPU is only a number
-        include_dashboard=False,
-        _temp_dir=os.environ["RAY_TMPDIR"],
-        runtime_env={"env_vars": {name: os.environ[name] for name in handed if name in os.environ}},
-    )
+    started = {
+        "address": "local",
+        "num_cpus": 8,
+        "num_gpus": SERVERS,  # for Ray, a GPU is only a number
+        "include_dashboard": False,
+        "_temp_dir": os.environ["RAY_TMPDIR"],
+        "runtime_env": {"env_vars": {name: os.environ[name] for name in handed if name in os.environ}},
+    }
+    try:
+        ray.init(**started)
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+        ray.init(**started)  # seen on a loaded machine: Ray's own server did not answer within its minute
     config = configuration(model)
     servers, loops = start_servers(config)
     from transformers import AutoTokenizer
