@@ -36,7 +36,8 @@ DRIVER = """
     while len(written()) < EXPECTED:
         time.sleep(0.05)
 """
-OPTIONS = "address='local', num_cpus=2, include_dashboard=False, log_to_driver=False"  # never a cluster that is there
+# Never a cluster that is there.
+OPTIONS = "address='local', num_cpus=2, include_dashboard=False, log_to_driver=False"
 
 
 @pytest.fixture
