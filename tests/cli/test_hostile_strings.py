@@ -14,7 +14,8 @@ from made_traces import engine_trace
 from profile_stand_ins import StandIn, served
 
 from sglang_instrument.analysis import open_run
-from sglang_instrument.analysis.run import batches, cache
+from sglang_instrument.analysis.executors import batches
+from sglang_instrument.analysis.run import cache
 from sglang_instrument.cli import plain
 from sglang_instrument.cli.main import main
 from sglang_instrument.cli.tables import print_json
