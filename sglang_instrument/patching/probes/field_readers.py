@@ -17,6 +17,7 @@ from sglang_instrument.patching.tables.field_language import (
     BEFORE,
     BOUND,
     INSIDE,
+    LAST,
     MODULES,
     Constant,
     Expression,
@@ -39,7 +40,7 @@ _EACH: Final = "__sglang_each"
 _VALUE: Final = "__sglang_value"
 _DURATION: Final = "duration_sec"  # a field of every record
 #: Roots that lead to the records of other regions.
-_OF_RECORDS: Final = frozenset({INSIDE, BEFORE})
+_OF_RECORDS: Final = frozenset({INSIDE, BEFORE, LAST})
 
 
 def _bound(name: str) -> Any:
@@ -77,6 +78,7 @@ _NAMESPACE: Final = {
     "__sglang_sized": field_functions.SIZED,
     "__sglang_bound": _bound,
     "__sglang_before": finished_regions.before,
+    "__sglang_last": finished_regions.last,
     "__sglang_modules": sys.modules,
 }
 
@@ -238,7 +240,7 @@ def _key(step: Step) -> ast.expr:
 
 
 def _records(path: Path) -> ast.expr:
-    """Return an expression for a path from `inside` or `before`.
+    """Return an expression for a path from `inside`, `before` or `last`.
 
     Records are mappings; an event that did not happen has none.
     """
@@ -247,6 +249,9 @@ def _records(path: Path) -> ast.expr:
     here: ast.expr = ast.Call(get, [event, ast.List([], ast.Load())], [])
     if path.root == BEFORE:
         here = _call("__sglang_before", event)
+    if path.root == LAST:
+        finished_regions.keep_last(str(path.steps[0].name))
+        here = _call("__sglang_last", event)
     field = _each_record(path)
     if field is not None:
         return _field_of_each(here, field)
