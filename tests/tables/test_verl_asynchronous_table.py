@@ -1,4 +1,4 @@
-"""Check verl's table of asynchronous trainers against the wheels of three versions, without importing them."""
+"""Check verl's table of asynchronous trainers against the wheels of three versions; nothing is imported."""
 
 import pytest
 from wheels import wheel_of
@@ -27,8 +27,8 @@ def test_every_region_is_found_and_reads_what_its_version_has(version):
     assert events >= {"trainer_step", "samples_consumed", "samples_dropped", "trainer_update_actor"}
     assert events >= {f"trainer_{phase}" for phase in PHASES}
     for event in ("trainer_step", "trainer_generate", "samples_consumed"):
-        found = {str(site.target).rpartition(":")[2].partition(".")[0] for site in sites if site.region.event == event}
-        assert found >= set(TRAINERS), event
+        targets = [str(site.target) for site in sites if site.region.event == event]
+        assert all(any(trainer in target for target in targets) for trainer in TRAINERS), event
 
 
 def test_the_three_reasons_why_a_buffer_throws_groups_away_are_one_statement_each_with_its_condition():

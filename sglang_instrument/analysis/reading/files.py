@@ -100,7 +100,7 @@ def newest_runs(files: Sequence[File]) -> dict[str, str | None]:
     first_steps = _first_steps(files)
     for file in files:
         for control in file.controls:
-            if control.event == LOG_OPENED and not _is_of_other(file, control.run_id, first_steps):
+            if control.event == LOG_OPENED and not _is_of_other(file, control, first_steps):
                 before = newest.get(file.folder)
                 if before is None or control.time_us >= before[0]:
                     newest[file.folder] = (control.time_us, control.run_id)
@@ -127,18 +127,23 @@ def _first_bound(files: Sequence[File]) -> dict[str, int]:
         if file.place is None or file.place.step is None or file.place.validate:
             continue
         for control in file.controls:
-            # Records without a step are in step 0, too; the header there tells.
-            if control.event == LOG_OPENED and (file.place.step > 0 or control.extra.step_bound):
+            if control.event == LOG_OPENED and _binds_step(file.place, control):
                 run_id = control.run_id or ""
                 first[run_id] = min(file.place.step, first.get(run_id, file.place.step))
     return first
 
 
-def _is_of_other(file: File, run_id: str | None, first_steps: dict[str, int]) -> bool:
+def _binds_step(place: Place, control: Control) -> bool:
+    """Return whether a header is that of a step: records without one are in the folder of step 0, too."""
+    return place.step is not None and (place.step > 0 or control.extra.step_bound is True)
+
+
+def _is_of_other(file: File, header: Control, first_steps: dict[str, int]) -> bool:
     """Return whether a later run began at the step of a file, or before it; or this one after it."""
+    run_id = header.run_id
     if file.place is None or file.place.step is None or run_id not in first_steps:
         return False
-    if file.place.step < first_steps[run_id] and not file.place.validate:
+    if file.place.step < first_steps[run_id] and _binds_step(file.place, header):
         return True
     runs = list(first_steps)
     return any(first_steps[later] <= file.place.step for later in runs[runs.index(run_id) + 1 :])

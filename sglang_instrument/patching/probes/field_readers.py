@@ -39,8 +39,7 @@ _HERE: Final = "__sglang_here"
 _EACH: Final = "__sglang_each"
 _VALUE: Final = "__sglang_value"
 _DURATION: Final = "duration_sec"  # a field of every record
-#: Roots that lead to the records of other regions.
-_OF_RECORDS: Final = frozenset({INSIDE, BEFORE, LAST})
+_OF_RECORDS: Final = frozenset({INSIDE, BEFORE, LAST})  # roots that lead to those of other regions
 
 
 def _bound(name: str) -> Any:
@@ -247,11 +246,8 @@ def _records(path: Path) -> ast.expr:
     event = ast.Constant(path.steps[0].name)
     get = ast.Attribute(_of_run("inside"), "get", ast.Load())
     here: ast.expr = ast.Call(get, [event, ast.List([], ast.Load())], [])
-    if path.root == BEFORE:
-        here = _call("__sglang_before", event)
-    if path.root == LAST:
-        finished_regions.keep_last(str(path.steps[0].name))
-        here = _call("__sglang_last", event)
+    if path.root != INSIDE:
+        here = _call(f"__sglang_{path.root}", event)
     field = _each_record(path)
     if field is not None:
         return _field_of_each(here, field)

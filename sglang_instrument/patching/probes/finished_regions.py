@@ -70,14 +70,12 @@ def before(event: str) -> list[dict[str, Any]]:
 _last: Final[dict[str, dict[str, Any]]] = {}
 
 
-def keep_last(event: str) -> None:
-    """Keep the fields of the last finished region of an event from now on."""
-    _last.setdefault(event, {})
-
-
 def last(event: str) -> dict[str, Any]:
-    """Return the fields of the last finished region of an event; of a field that it lacked, an earlier value."""
-    return _last.get(event, {})
+    """Return the fields of an event's last finished region; of a field that it lacked, an earlier value.
+
+    They are kept from the first call on.
+    """
+    return _last.setdefault(event, {})
 
 
 def report(finished: Span) -> None:

@@ -23,7 +23,8 @@ class Plan:
 
     `is_conditional`: a condition decides whether a run is recorded. `binds`: a run binds ids.
     `keeps_inner_records`: a run keeps the records of the regions that finish inside it. `is_read_by_others`:
-    another region reads this event through `inside` or `last`. `wants_inside`: the events that this region reads so.
+    another region reads this event through `inside` or `last`. `wants_inside`: the events that this one reads
+    through `inside`.
     """
 
     event: str

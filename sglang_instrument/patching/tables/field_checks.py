@@ -61,7 +61,11 @@ def _paths_of(region: Region) -> Iterator[tuple[str, Path]]:
         for name, text in fields.items():
             expression = _parsed(text, moment)
             for path in () if expression is None else expression.paths:
-                if path.root in (INSIDE, BEFORE, LAST) and expression is not None and expression.is_root(path):
+                if (
+                    path.root in (INSIDE, BEFORE, LAST)
+                    and expression is not None
+                    and expression.is_root(path)
+                ):
                     yield f"{key}.{name}", path
 
 
