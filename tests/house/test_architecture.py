@@ -89,6 +89,7 @@ MAY_IMPORT = {
     "report.figures": ANSWERS | {"report"},
     "report.html": ANSWERS | {"report"},
     "report.perfetto": ANSWERS | {"report", "report.html"},
+    "report.otlp": ANSWERS | {"package", "report"},
     "testing.simulation": {"words", "recording.keep"},
     "testing.causes": {"words", "testing.simulation"},
     "testing": MEASURE | {"recording.keep", "recording.watch", "testing.simulation", "testing.causes"},

@@ -20,6 +20,7 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 #: Pages outside of docs/, whose links the strict build of the site does not check.
 OUTSIDE = [
     "README.md",
+    "SECURITY.md",
     "patches/README.md",
     "benchmarks/README.md",
     "benchmarks/results.md",
