@@ -36,10 +36,12 @@ def told(tree):
 
 
 def words(tree):
-    """Yield each name and each string of the code that is not told to people, with its line."""
+    """Yield each name and each string of the code that is no sentence for people, with its line."""
     spoken = told(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in spoken:
+            if " " in node.value:
+                continue  # a sentence, which may give an example
             yield node.lineno, node.value
         elif isinstance(node, ast.Name):
             yield node.lineno, node.id
