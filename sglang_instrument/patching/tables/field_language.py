@@ -4,7 +4,7 @@ FIELD  = VALUE {"|" VALUE}                      the first that resolves
 VALUE  = PATH | FUNCTION "(" PATH ")" | 'text' | 3 | true | false
 PATH   = ROOT {.attribute | ["key"] | [int] | [local.attribute] | [*] | [?attribute]} [{ NEW: OLD, ... }]
 ROOT   = a local | local.NAME | result | item | inside.EVENT | before.EVENT | last.EVENT | bound.ID
-         | modules["name"]
+       | latest.step | modules["name"]
 """
 
 import keyword
@@ -18,14 +18,15 @@ from sglang_instrument.errors import TableError
 from sglang_instrument.patching.tables.field_functions import NAMES, NEEDS_CONTEXT, measure_named
 
 #: Roots that are not locals: the returned value; a generator's item; the regions that finished inside this
-#: one; those that finished before it in the enclosing region; the last of this process; the bound ids; the
-#: imported modules.
+#: one; those that finished before it in the enclosing region; the last of an event in this process; the bound
+#: ids; the newest step of this process; the imported modules.
 RESULT: Final = "result"
 ITEM: Final = "item"
 INSIDE: Final = "inside"
 BEFORE: Final = "before"
 LAST: Final = "last"
 BOUND: Final = "bound"
+LATEST: Final = "latest"
 MODULES: Final = "modules"
 #: Prefix for a local that has the name of a root: `local.result`.
 _LOCAL: Final = "local"
@@ -36,7 +37,7 @@ BINDABLE: Final = ("step", "worker", "validate", "request_id", "turn", "role")
 #: When a field is read. At entry nothing is returned or finished yet; only a generator yields items.
 Moment = Literal["enter", "exit", "item"]
 _ROOTS: Final[dict[Moment, frozenset[str]]] = {
-    "enter": frozenset({BEFORE, LAST, BOUND, MODULES}),
+    "enter": frozenset({BEFORE, LAST, BOUND, LATEST, MODULES}),
     "exit": frozenset({RESULT, INSIDE}),
     "item": frozenset({ITEM, INSIDE}),
 }
@@ -158,7 +159,10 @@ _AFTER_ROOT: Final = {
     BEFORE: "before.EVENT, the regions of an event that finished before",
     LAST: "last.EVENT, the fields of the last finished region of an event",
     BOUND: f"bound.ID, one of {', '.join(BINDABLE)}",
+    LATEST: "latest.step, the newest step that this process has bound",
 }
+#: The names that may follow such a root; any name may follow a root that is not here.
+_NAMES_AFTER: Final = {BOUND: frozenset(BINDABLE), LATEST: frozenset({"step"})}
 _TOKEN: Final = re.compile(
     r"""\s*(?:(?P<name>[^\W\d]\w*)|(?P<integer>-?[0-9]+)|(?P<string>"[^"]*"|'[^']*')|(?P<sign>[.\[\]{}()*?:,|]))"""
 )
@@ -221,7 +225,7 @@ class _Parser:
             steps.append(self._pick())
         wanted = _AFTER_ROOT.get(root) if root in _ROOTS[self.moment] else None
         named = steps[0].name if steps and steps[0].kind == "attribute" else None
-        if wanted is not None and (named is None or (root == BOUND and named not in BINDABLE)):
+        if wanted is not None and (named is None or named not in _NAMES_AFTER.get(root, {named})):
             raise TableError(f"expression {self.text!r}: expected {wanted}")
         if root == _LOCAL and steps and steps[0].kind == "attribute":
             return Path(str(steps[0].name), tuple(steps[1:]), is_local=True)
