@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.ledger.ledger import step_ledger as step_ledger
     from sglang_instrument.analysis.ledger.ledger import step_windows as step_windows
     from sglang_instrument.analysis.ledger.ledger import worker_ledger as worker_ledger
+    from sglang_instrument.analysis.ledger.loop import Loop as Loop
+    from sglang_instrument.analysis.ledger.loop_of_run import loop_of as loop_of
     from sglang_instrument.analysis.questions import Report as Report
     from sglang_instrument.analysis.questions import Run as Run
     from sglang_instrument.analysis.questions import open_run as open_run
@@ -78,6 +80,7 @@ _HOMES = {
     "Finding": "verdict.evidence.finding",
     "Health": "run.health",
     "Link": "answers.workers",
+    "Loop": "ledger.loop",
     "Model": "changes.whatif",
     "Report": "questions",
     "Rules": "changes.rules",
@@ -98,6 +101,7 @@ _HOMES = {
     "joined_calls": "answers.join",
     "length_table": "answers.lengths",
     "loop_blocks": "answers.gaps",
+    "loop_of": "ledger.loop_of_run",
     "nest": "timing.nesting",
     "open_run": "questions",
     "paths_of": "answers.call_times",
@@ -137,6 +141,7 @@ __all__ = [
     "Finding",
     "Health",
     "Link",
+    "Loop",
     "Model",
     "Report",
     "Rules",
@@ -158,6 +163,7 @@ __all__ = [
     "joined_calls",
     "length_table",
     "loop_blocks",
+    "loop_of",
     "nest",
     "open_run",
     "paths_of",
