@@ -40,6 +40,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "workers": "which worker the others waited for at the barriers, and why it came last",
         "loop": "the training loop: does the trainer wait for the rollout, or the rollout for it",
         "turns": "turns and tools: how many, how long",
+        "servers": "servers: is the router balanced, and do conversations stay where their cache is",
         "lengths": "lengths of responses, and their rewards",
         "sql": "ask in SQL: spans, requests, turns, steps, workers and more as tables",
         "gaps": "plateaus, in which no request ended, and code that blocked the event loop",
