@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.unfinished import (
         workers_without_records as workers_without_records,
     )
+    from sglang_instrument.analysis.answers.weights.lineage import lineage as lineage
+    from sglang_instrument.analysis.answers.weights.lineage import lineage_by_weights as lineage_by_weights
+    from sglang_instrument.analysis.answers.weights.updates import weight_updates as weight_updates
     from sglang_instrument.analysis.answers.workers import Chain as Chain
     from sglang_instrument.analysis.answers.workers import Link as Link
     from sglang_instrument.analysis.answers.workers import barrier_table as barrier_table
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.run.health import Health as Health
     from sglang_instrument.analysis.timing.nesting import nest as nest
     from sglang_instrument.analysis.timing.wall_time import split_wall_time as split_wall_time
+    from sglang_instrument.analysis.verdict.detectors.weights import weights_findings as weights_findings
     from sglang_instrument.analysis.verdict.evidence.finding import Finding as Finding
     from sglang_instrument.analysis.verdict.verdict import findings_of as findings_of
     from sglang_instrument.analysis.verdict.verdict import verdict_of as verdict_of
@@ -97,6 +101,8 @@ _HOMES = {
     "findings_of": "verdict.verdict",
     "joined_calls": "answers.join",
     "length_table": "answers.lengths",
+    "lineage": "answers.weights.lineage",
+    "lineage_by_weights": "answers.weights.lineage",
     "loop_blocks": "answers.gaps",
     "nest": "timing.nesting",
     "open_run": "questions",
@@ -122,6 +128,8 @@ _HOMES = {
     "validation_of": "changes.whatif",
     "verdict_of": "verdict.verdict",
     "waterfall": "answers.requests",
+    "weight_updates": "answers.weights.updates",
+    "weights_findings": "verdict.detectors.weights",
     "what_if": "changes.whatif",
     "worker_ledger": "ledger.ledger",
     "worker_table": "answers.steps",
@@ -157,6 +165,8 @@ __all__ = [
     "findings_of",
     "joined_calls",
     "length_table",
+    "lineage",
+    "lineage_by_weights",
     "loop_blocks",
     "nest",
     "open_run",
@@ -182,6 +192,8 @@ __all__ = [
     "validation_of",
     "verdict_of",
     "waterfall",
+    "weight_updates",
+    "weights_findings",
     "what_if",
     "worker_ledger",
     "worker_table",

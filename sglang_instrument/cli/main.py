@@ -40,6 +40,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "workers": "which worker the others waited for at the barriers, and why it came last",
         "turns": "turns and tools: how many, how long",
         "lengths": "lengths of responses, and their rewards",
+        "weights": "weight updates by part and server; which weights made replies and cached prefixes",
         "sql": "ask in SQL: spans, requests, turns, steps, workers and more as tables",
         "gaps": "plateaus, in which no request ended, and code that blocked the event loop",
     },

@@ -29,7 +29,13 @@ RUN = {
     "analysis.run",
 }
 LEDGER = RUN | {"analysis.ledger"}
-ANSWERS = LEDGER | {"analysis.answers", "analysis.changes", "analysis.verdict", "analysis.verdict.evidence"}
+ANSWERS = LEDGER | {
+    "analysis.answers",
+    "analysis.answers.weights",
+    "analysis.changes",
+    "analysis.verdict",
+    "analysis.verdict.evidence",
+}
 
 #: The other folders that each folder may import, from the bottom up. Two halves share only the vocabulary:
 #: one runs inside training (recording, patching, startup), the other reads the logs.
@@ -68,9 +74,11 @@ MAY_IMPORT = {
     "analysis.run": RUN,
     "analysis.ledger": RUN,
     "analysis.answers": LEDGER,
+    "analysis.answers.weights": LEDGER | {"analysis.answers"},
     "analysis.changes": LEDGER | {"analysis.answers"},
     "analysis.verdict.evidence": LEDGER | {"analysis.answers"},
-    "analysis.verdict.detectors": LEDGER | {"analysis.answers", "analysis.verdict.evidence"},
+    "analysis.verdict.detectors": LEDGER
+    | {"analysis.answers", "analysis.answers.weights", "analysis.verdict.evidence"},
     "analysis.verdict": LEDGER
     | {"analysis.answers", "analysis.verdict.evidence", "analysis.verdict.detectors"},
     "analysis.dataset": ANSWERS,

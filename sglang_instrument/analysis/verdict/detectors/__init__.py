@@ -16,6 +16,7 @@ from sglang_instrument.analysis.verdict.detectors.outside_requests import find_s
 from sglang_instrument.analysis.verdict.detectors.slow_calls import find_slow_calls
 from sglang_instrument.analysis.verdict.detectors.slow_work import find_slow_work
 from sglang_instrument.analysis.verdict.detectors.standstill import find_standstills
+from sglang_instrument.analysis.verdict.detectors.weights import find_weights_trouble
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
@@ -29,4 +30,5 @@ DETECTORS: Final[tuple[Callable[[Evidence], Iterator[Finding]], ...]] = (
     find_slow_parts,
     find_gaps_between_steps,
     find_long_replies,
+    find_weights_trouble,
 )

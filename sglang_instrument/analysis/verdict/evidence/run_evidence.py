@@ -11,6 +11,7 @@ from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.deciding_paths import Paths, sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, worker_parts
 from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.verdict.evidence.calls import calls_of
 from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep, unfinished_steps
 
@@ -32,6 +33,7 @@ class Evidence:
         everything: Of all processes.
         files: The files of the run.
         over: Whether the run is over.
+        run: The run, for records that no digest holds; None where only its digest is known.
         calls: The calls within requests: `calls.calls_of`.
     """
 
@@ -39,6 +41,7 @@ class Evidence:
     everything: Digest
     files: list[File]
     over: bool
+    run: Run | None = None
     calls: pl.DataFrame = field(init=False)
 
     def __post_init__(self) -> None:
