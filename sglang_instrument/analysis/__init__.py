@@ -67,6 +67,8 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.ledger.ledger import step_ledger as step_ledger
     from sglang_instrument.analysis.ledger.ledger import step_windows as step_windows
     from sglang_instrument.analysis.ledger.ledger import worker_ledger as worker_ledger
+    from sglang_instrument.analysis.ledger.loop import Loop as Loop
+    from sglang_instrument.analysis.ledger.loop_of_run import loop_of as loop_of
     from sglang_instrument.analysis.questions import Report as Report
     from sglang_instrument.analysis.questions import Run as Run
     from sglang_instrument.analysis.questions import open_run as open_run
@@ -91,6 +93,7 @@ _HOMES = {
     "Finding": "verdict.evidence.finding",
     "Health": "run.health",
     "Link": "answers.workers",
+    "Loop": "ledger.loop",
     "Model": "changes.whatif",
     "Report": "questions",
     "Rules": "changes.rules",
@@ -118,6 +121,7 @@ _HOMES = {
     "lineage_by_weights": "answers.weights.lineage",
     "load_over_time": "answers.routing.load",
     "loop_blocks": "answers.gaps",
+    "loop_of": "ledger.loop_of_run",
     "nest": "timing.nesting",
     "open_run": "questions",
     "paths_of": "answers.call_times",
@@ -163,6 +167,7 @@ __all__ = [
     "Finding",
     "Health",
     "Link",
+    "Loop",
     "Model",
     "Report",
     "Rules",
@@ -191,6 +196,7 @@ __all__ = [
     "lineage_by_weights",
     "load_over_time",
     "loop_blocks",
+    "loop_of",
     "nest",
     "open_run",
     "paths_of",
