@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.answers.routing.server_calls import server_calls
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.verdict.advice import advice_of
 from sglang_instrument.analysis.verdict.detectors import DETECTORS
@@ -115,8 +116,8 @@ def _ended(evidence: Evidence, found: list[Finding]) -> str:
 
 
 def _evidence(run: "Run", over: bool | None) -> Evidence:
-    is_over = run.is_over if over is None else over
-    return Evidence(run.digest.of_workers(), run.digest, run.files, is_over, run)
+    over = run.is_over if over is None else over
+    return Evidence(run.digest.of_workers(), run.digest, run.files, over, lambda: server_calls(run), run)
 
 
 def _findings(evidence: Evidence) -> list[Finding]:
