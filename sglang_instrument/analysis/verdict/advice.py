@@ -26,6 +26,8 @@ CAUSES: Final[dict[str, str]] = {
     "long-replies": "no fault: a limit of tokens or a partial rollout helps; `lengths LOGS`, `whatif LOGS`",
     "cold-start": "no fault: warm the engine up before it, or leave the step out of averages",
     "trend": "look at what piles up from step to step: compare `events LOGS{step}` with the first step",
+    "speculation": "update the draft model along with the policy, draft fewer tokens, or switch it off; "
+    "`lengths LOGS --speculation`",
     "between-steps": "the trainer decides here: its phases are in trainer_0.jsonl, if its table is on; "
     "`events LOGS{step}`",
 }
