@@ -1,7 +1,7 @@
 """Compare `collect --ray` of four nodes with rsync over ssh, for the same bytes.
 
-Needs Ray, sshd and rsync: `PYTHONPATH=. .envs/ray/bin/python -m pytest benchmarks/test_collect.py`. BENCH_MB is
-the size of each node's logs; the bound is for 1000.
+Needs Ray, sshd and rsync: `PYTHONPATH=. .envs/ray/bin/python -m pytest benchmarks/test_collect.py`. BENCH_MB
+is the size of each node's logs; the bound is for 1000.
 """
 
 import json
