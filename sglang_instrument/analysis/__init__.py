@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.ledger.ledger import step_ledger as step_ledger
     from sglang_instrument.analysis.ledger.ledger import step_windows as step_windows
     from sglang_instrument.analysis.ledger.ledger import worker_ledger as worker_ledger
+    from sglang_instrument.analysis.ledger.loop import Loop as Loop
+    from sglang_instrument.analysis.ledger.loop_of_run import loop_of as loop_of
     from sglang_instrument.analysis.questions import Report as Report
     from sglang_instrument.analysis.questions import Run as Run
     from sglang_instrument.analysis.questions import open_run as open_run
@@ -89,6 +91,7 @@ _HOMES = {
     "Finding": "verdict.evidence.finding",
     "Health": "run.health",
     "Link": "answers.workers",
+    "Loop": "ledger.loop",
     "Model": "changes.whatif",
     "Report": "questions",
     "Rules": "changes.rules",
@@ -114,6 +117,7 @@ _HOMES = {
     "length_table": "answers.lengths",
     "load_over_time": "answers.routing.load",
     "loop_blocks": "answers.gaps",
+    "loop_of": "ledger.loop_of_run",
     "nest": "timing.nesting",
     "open_run": "questions",
     "paths_of": "answers.call_times",
@@ -159,6 +163,7 @@ __all__ = [
     "Finding",
     "Health",
     "Link",
+    "Loop",
     "Model",
     "Report",
     "Rules",
@@ -185,6 +190,7 @@ __all__ = [
     "length_table",
     "load_over_time",
     "loop_blocks",
+    "loop_of",
     "nest",
     "open_run",
     "paths_of",
