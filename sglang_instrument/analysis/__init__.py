@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.join import joined_calls as joined_calls
     from sglang_instrument.analysis.answers.lengths import length_table as length_table
     from sglang_instrument.analysis.answers.lengths import reward_by_length as reward_by_length
+    from sglang_instrument.analysis.answers.lengths import speculation_by_length as speculation_by_length
+    from sglang_instrument.analysis.answers.lengths import speculation_table as speculation_table
     from sglang_instrument.analysis.answers.requests import cdf_table as cdf_table
     from sglang_instrument.analysis.answers.requests import request_table as request_table
     from sglang_instrument.analysis.answers.requests import waterfall as waterfall
@@ -139,6 +141,8 @@ _HOMES = {
     "split_wall_time": "timing.wall_time",
     "standstill": "answers.gaps",
     "step_ledger": "ledger.ledger",
+    "speculation_by_length": "answers.lengths",
+    "speculation_table": "answers.lengths",
     "step_table": "answers.steps",
     "step_windows": "ledger.ledger",
     "summary_table": "answers.summary",
@@ -211,6 +215,8 @@ __all__ = [
     "server_rows",
     "server_samples",
     "server_table",
+    "speculation_by_length",
+    "speculation_table",
     "split_wall_time",
     "standstill",
     "step_ledger",

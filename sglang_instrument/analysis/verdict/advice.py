@@ -39,6 +39,8 @@ CAUSES: Final[dict[str, str]] = {
     "aborting-update": "pause in place, or let the rollout go on with what was written; `weights LOGS` shows "
     "each update",
     "slow-update": "look at that server's network, disk and GPU: `weights LOGS --update N` shows its parts",
+    "speculation": "update the draft model along with the policy, draft fewer tokens, or switch it off; "
+    "`lengths LOGS --speculation`",
     "between-steps": "the trainer decides here: its phases are in trainer_0.jsonl, if its table is on; "
     "`events LOGS{step}`",
 }
