@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.join import joined_calls as joined_calls
     from sglang_instrument.analysis.answers.lengths import length_table as length_table
     from sglang_instrument.analysis.answers.lengths import reward_by_length as reward_by_length
+    from sglang_instrument.analysis.answers.lengths import speculation_by_length as speculation_by_length
+    from sglang_instrument.analysis.answers.lengths import speculation_table as speculation_table
     from sglang_instrument.analysis.answers.requests import cdf_table as cdf_table
     from sglang_instrument.analysis.answers.requests import request_table as request_table
     from sglang_instrument.analysis.answers.requests import waterfall as waterfall
@@ -64,6 +66,8 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.ledger.ledger import step_ledger as step_ledger
     from sglang_instrument.analysis.ledger.ledger import step_windows as step_windows
     from sglang_instrument.analysis.ledger.ledger import worker_ledger as worker_ledger
+    from sglang_instrument.analysis.ledger.loop import Loop as Loop
+    from sglang_instrument.analysis.ledger.loop_of_run import loop_of as loop_of
     from sglang_instrument.analysis.questions import Report as Report
     from sglang_instrument.analysis.questions import Run as Run
     from sglang_instrument.analysis.questions import open_run as open_run
@@ -87,6 +91,7 @@ _HOMES = {
     "Finding": "verdict.evidence.finding",
     "Health": "run.health",
     "Link": "answers.workers",
+    "Loop": "ledger.loop",
     "Model": "changes.whatif",
     "Report": "questions",
     "Rules": "changes.rules",
@@ -112,6 +117,7 @@ _HOMES = {
     "length_table": "answers.lengths",
     "load_over_time": "answers.routing.load",
     "loop_blocks": "answers.gaps",
+    "loop_of": "ledger.loop_of_run",
     "nest": "timing.nesting",
     "open_run": "questions",
     "paths_of": "answers.call_times",
@@ -129,6 +135,8 @@ _HOMES = {
     "split_wall_time": "timing.wall_time",
     "standstill": "answers.gaps",
     "step_ledger": "ledger.ledger",
+    "speculation_by_length": "answers.lengths",
+    "speculation_table": "answers.lengths",
     "step_table": "answers.steps",
     "step_windows": "ledger.ledger",
     "summary_table": "answers.summary",
@@ -155,6 +163,7 @@ __all__ = [
     "Finding",
     "Health",
     "Link",
+    "Loop",
     "Model",
     "Report",
     "Rules",
@@ -181,6 +190,7 @@ __all__ = [
     "length_table",
     "load_over_time",
     "loop_blocks",
+    "loop_of",
     "nest",
     "open_run",
     "paths_of",
@@ -195,6 +205,8 @@ __all__ = [
     "server_rows",
     "server_samples",
     "server_table",
+    "speculation_by_length",
+    "speculation_table",
     "split_wall_time",
     "standstill",
     "step_ledger",

@@ -38,6 +38,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "events": "events of a run: how often, how long, what share of the time",
         "requests": "the slowest requests, or one request with all its events",
         "workers": "which worker the others waited for at the barriers, and why it came last",
+        "loop": "the training loop: does the trainer wait for the rollout, or the rollout for it",
         "turns": "turns and tools: how many, how long",
         "servers": "servers: is the router balanced, and do conversations stay where their cache is",
         "lengths": "lengths of responses, and their rewards",
