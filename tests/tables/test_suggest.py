@@ -231,9 +231,13 @@ def test_a_function_of_a_module_is_a_request_of_its_own(tmp_path):
 
 
 def test_the_command_prints_a_table_that_check_accepts(rollout, tmp_path, capsys):
-    assert main(["patches", "suggest", f"{rollout}:Agent", "--trainer", "mine"]) == 0
-    (tmp_path / "tables").mkdir()
-    (tmp_path / "tables/mine.toml").write_text(capsys.readouterr().out)
+    suggest = ["patches", "suggest", f"{rollout}:Agent", "--trainer", "mine"]
+    assert main(suggest) == 0
+    out = tmp_path / "tables/mine.toml"
+    assert main([*suggest, "--out", str(out)]) == 0
+    assert f"{out}: 9 regions" in capsys.readouterr().out.replace(out.read_text(), "")
+    assert main([*suggest, "--out", str(out)]) == 2  # what was edited is never overwritten
+    assert "File exists" in capsys.readouterr().err
     arguments = ["--patches", str(tmp_path / "tables"), "--trainer", "mine", "--source", str(tmp_path)]
     assert main(["patches", "check", *arguments]) == 0
     assert "9 of 9 found" in capsys.readouterr().out

@@ -24,7 +24,7 @@ List the patch tables, check which of their regions are found in the source of a
 first table for a class that no table knows. `status` shows what a run itself found.
 
     sglang-instrument patches list
-    sglang-instrument patches suggest my_rollout.py:Agent > my_tables/mine.toml
+    sglang-instrument patches suggest my_rollout.py:Agent --out my_tables/mine.toml
     sglang-instrument patches suggest mytrainer.rollout:Agent --source ~/src/my_trainer
     sglang-instrument patches check                                  # the installed packages
     sglang-instrument patches check --trainer sglang --source sglang-0.5.21-py3-none-any.whl
@@ -57,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--patches", action="append", type=Path, metavar="DIR", help="a folder with tables of your own"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="with suggest: write the table there, a new file"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -99,13 +102,25 @@ def _suggest(args: argparse.Namespace) -> int:
         raise TargetError(f"{args.of}: no call of an engine is in it, such as engine.async_generate(...)")
     trainer = (args.trainer or [methods.module.partition(".")[0]])[0]
     text = write_table(methods, found, tree, trainer)
-    if args.json:
+    if args.out is not None:
+        _write_new(args.out, text)
+        print_line(f"{args.out}: {sum(map(len, found.of.values()))} regions; read it, and edit")
+    elif args.json:
         regions = {name: [one.event for one in mine] for name, mine in found.of.items()}
         print_json({"table": text, "regions": regions, "unknown": found.unknown})
     else:
         for line in text.splitlines():
             print_line(line)
     return 0
+
+
+def _write_new(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise InstrumentError(f"{path}: {error.strerror}") from None
 
 
 def _load(trainers: list[str] | None, folders: Sequence[Path]) -> list[Table]:
