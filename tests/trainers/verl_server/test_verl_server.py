@@ -125,7 +125,9 @@ def test_each_request_and_turn_is_there_once(outcome):
         requests = named(records, "async_rollout_request_complete")
         assert sorted(request["extra"]["sample_index"] for request in requests) == [0, 1, 2, 3]
         assert len({request["extra"]["request_id"] for request in requests}) == 4
-        calls = {request["extra"]["sample_index"]: request["extra"]["turns_with_tools"] for request in requests}
+        calls = {
+            request["extra"]["sample_index"]: request["extra"]["turns_with_tools"] for request in requests
+        }
         assert [calls[sample] for sample in range(4)] == CALLED
         turns = [(end["extra"]["request_id"], end["extra"]["turn"]) for end in named(records, "turn_end")]
         assert len(turns) == len(set(turns)) == sum(CALLED) + 4
