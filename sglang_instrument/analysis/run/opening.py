@@ -12,6 +12,8 @@ from sglang_instrument.analysis.digests.file_sources import Key, key_of
 from sglang_instrument.analysis.executors.executor import Executor, Progress
 from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.executors.on_ray import RayExecutor
+from sglang_instrument.analysis.foreign.executor import ForeignExecutor, foreign_executor
+from sglang_instrument.analysis.foreign.registry import known_formats
 from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines, readable_lines
 from sglang_instrument.analysis.reading.files import File, newest_run_filter
 from sglang_instrument.analysis.reading.folders import Place
@@ -82,6 +84,8 @@ class Run:
         """What was left out, and why."""
         health = health_of(self.files)
         health.ignored += [] if self.is_dataset else self.executor.list_others()
+        if isinstance(self.executor, ForeignExecutor):
+            _tell_foreign(health, self.executor)
         health.ended_abruptly = ended_abruptly(self.home, self.files, health.runs, self.is_over)
         return health
 
@@ -306,15 +310,45 @@ def open_run(
         LogError: There is no such folder or run, or it holds several experiments, no run, or no records yet.
     """
     below, run_id = split_run_id(Path(path))
-    executor: Executor = LocalExecutor(find_run(below)) if on is None else RayExecutor(below, on)
+    executor = _local_executor(below) if on is None else RayExecutor(below, on)
+    cached = cached and not isinstance(executor, ForeignExecutor)
     folder = executor.folder
     files, digest = read_digest(executor, progress, cached, run_id)
     if not any(file.controls or any(file.records) for file in files):
         known = f"; `sglang-instrument status {folder}` says which processes were reached"
         hint = known if (executor.home / "processes").is_dir() else ""
+        if isinstance(executor, ForeignExecutor):
+            lacks = "; ".join(executor.log.cannot_show)
+            hint = f", read as {executor.format.name}, which cannot show {lacks}"
         raise LogError(f"{folder}: no records yet{_reason(health_of(files))}{hint}")
     cached = cached or is_dataset(executor.home)
     return Run(executor, files, digest, cached, run_id and find_run_id(folder, files, run_id))
+
+
+def _tell_foreign(health: Health, executor: ForeignExecutor) -> None:
+    """Note what was read of another project's log, and what such logs cannot show."""
+    log = executor.log
+    health.files = len(log.files)
+    health.read_as = executor.format.name
+    health.cannot_show = log.cannot_show
+    health.unreadable.update(log.unreadable)
+
+
+def _local_executor(path: Path) -> Executor:
+    """Return what reads the run at a path, or the log of another project.
+
+    Raises:
+        LogError: There is neither.
+    """
+    try:
+        return LocalExecutor(find_run(path))
+    except LogError as error:
+        foreign = foreign_executor(path)
+        if foreign is not None:
+            return foreign
+        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+            raise
+        raise LogError(f"{error}. Nor is it a log of another project; known are {known_formats()}") from None
 
 
 def _reason(health: Health) -> str:
