@@ -29,6 +29,7 @@ def share_of(node, nodes, steps, workers, requests):
     ranks = range(node, workers, nodes)
     files = [made_file(step, rank) for step in range(steps) for rank in ranks]
     rows = {"steps": 1, "requests": requests, "turns": 2 * requests, "barriers": 1, "path": 4 * requests}
+    rows["samples"] = 0
     place = pl.DataFrame({"source": range(len(files))}).with_columns(
         role=pl.lit("worker"),
         worker=pl.col("source") % len(ranks) * nodes + node,

@@ -28,6 +28,9 @@ LOG_CLOSED: Final = "log_closed"
 OPEN_SPANS: Final = "open_spans"
 OPEN_NOW: Final = "open_now"
 CONTROL_EVENTS: Final = frozenset({LOG_OPENED, STEP_CLOSED, LOG_CLOSED, OPEN_SPANS, OPEN_NOW})
+#: Instant events of a trainer: the samples that it took for training, and those that it threw away.
+SAMPLES_CONSUMED: Final = "samples_consumed"
+SAMPLES_DROPPED: Final = "samples_dropped"
 
 Phase = Literal[
     "step",
@@ -137,6 +140,9 @@ EVENTS: Final[dict[str, EventKind]] = {
     "requests_abort": EventKind("postprocess", reference=False),
     "group_filter": EventKind("postprocess", reference=False),
     "requests_submit": EventKind("preprocess", reference=False),
+    "groups_collect": EventKind("loop", reference=False),  # of an asynchronous rollout, for this step
+    SAMPLES_CONSUMED: EventKind("other", instant=True, reference=False),
+    SAMPLES_DROPPED: EventKind("other", instant=True, reference=False),
     "server_wait": EventKind("generate", reference=False),
     "tool_call": EventKind("tool", reference=False),
     "tool_creation": EventKind("tool", reference=False),

@@ -12,11 +12,6 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, **ours, **more}
 
 
-def be_nice() -> None:
-    """Give this process, which a person watches, a low priority: it may run beside a training."""
-    os.nice(10)
-
-
 def yield_to_training() -> None:
     """Let this process run only where nothing else wants to.
 

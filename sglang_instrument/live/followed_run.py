@@ -21,14 +21,14 @@ _ALIVE_EVERY_SEC: Final = 5.0
 _OVER_SEC: Final = 3600.0  # without a line, a run whose processes cannot be asked is over
 _MOST_DONE: Final = 60
 _FORECAST_EVERY_SEC: Final = 2.0
-_FORECAST_SHARE: Final = 0.05  # of a core, at most: one of 32,000 requests takes a third of a second
+_FORECAST_SHARE: Final = 0.02  # of a core, at most: one of 32,000 requests takes a third of a second
 _FIRST_STEPS: Final = 12  # that were finished before we came, at most
 _FIRST_BYTES: Final = 256 * 2**20  # of their files, but at least one step
 _NAMED: Final = 3  # unreadable files
 _QUIET_SEC: Final = 10.0  # a run that logs is not left for another one
 # Analysing takes this share of the host's processors; steps that end meanwhile are analysed after the rest.
-_ANALYSIS_SHARE: Final = 0.01
-_LONGEST_REST_SEC: Final = 20.0
+_ANALYSIS_SHARE: Final = 0.0025
+_LONGEST_REST_SEC: Final = 60.0
 _CLOCKS_SEC: Final = 60.0  # by how much the clock of a file server may be behind
 
 
@@ -112,8 +112,8 @@ class FollowedRun:
     def _forecast_of(self, now: Now, step: StepKey | None, in_progress: StepNow) -> Forecast | None:
         """Return the forecast of the step in progress, made anew now and then."""
         again_at, of_step, known = self._forecast
-        if step is None or (of_step == step and now.now < again_at):
-            return known if step is not None else None
+        if step is None or now.now < again_at:  # steps shorter than the rest go without a forecast
+            return known if of_step == step else None
         begun = time.thread_time()
         try:
             known = self._forecaster.forecast(now, step, in_progress.age_sec, in_progress.requests_expected)

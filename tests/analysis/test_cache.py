@@ -93,7 +93,7 @@ def test_a_cache_keeps_one_set_of_tables(folder: Path) -> None:
         os.utime(folder / "step_1" / "worker_0.jsonl")
         open_run(folder)
     names = sorted(path.name.partition("-")[0] for path in (folder / ".cache").iterdir())
-    assert names == ["barriers", "digest.json", "path", "requests", "steps", "turns"]
+    assert names == ["barriers", "digest.json", "path", "requests", "samples", "steps", "turns"]
 
 
 def test_where_the_folder_cannot_be_written_the_users_cache_is_used(folder: Path, tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ READING = {
     "turns": ["--tools"],
     "lengths": [],
     "gaps": ["--curve"],
+    "loop": [],
     "whatif": ["--max-tokens", 100],
     "check": [],
 }

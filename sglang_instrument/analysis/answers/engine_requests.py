@@ -39,8 +39,8 @@ _SCHEMA: Final[dict[str, Any]] = {
 }
 
 
-class Fields(Struct, gc=False):
-    """The fields of `extra` that name the requests of a record and their sizes."""
+class Fields(Struct, gc=False, omit_defaults=True):
+    """The fields of `extra` that name the requests of a record, their sizes, and who served them."""
 
     rid: Any = None
     rids: Any = None
@@ -50,6 +50,16 @@ class Fields(Struct, gc=False):
     prompt_tokens: Any = None
     cached_tokens: Any = None
     completion_tokens: Any = None
+    generated_tokens: Any = None
+    queue_time: Any = None
+    retractions: Any = None
+    server: Any = None
+    waiting: Any = None
+    running: Any = None
+    kv_tokens: Any = None
+    kv_free_pages: Any = None
+    kv_evictable: Any = None
+    kv_page_size: Any = None
 
 
 class Record(Struct, gc=False):
@@ -148,8 +158,7 @@ class _EngineRequest:
         """Return a row of `engine_requests`."""
         end = self.answered if self.answered is not None else self.detokenized
         spent = self._spent(self.detokenized if self.detokenized is not None else end)
-        starts = [one for one in (self.called, self.arrived) if one is not None]
-        start = min(starts) if starts else None
+        start = min((one for one in (self.called, self.arrived) if one is not None), default=None)
         return {
             "rid": rid,
             "server": self.server,
@@ -161,13 +170,11 @@ class _EngineRequest:
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "completion_tokens": self.completion_tokens,
-            "retractions": None if self.arrived is None else self._retractions,
+            "retractions": None
+            if self.arrived is None
+            else sum(to == "retract" for _, to in self.transitions),
             **spent,
         }
-
-    @property
-    def _retractions(self) -> int:
-        return sum(what == "retract" for _, what in self.transitions)
 
     @property
     def is_ended(self) -> bool:
@@ -299,6 +306,8 @@ def _number(value: Any) -> int | None:
 
 
 def _on_request(request: _EngineRequest, record: Record, name: str) -> None:
+    if record.event == "server_generate" and request.called is not None:
+        return  # verl's server around the engine; the engine in it logged the same request
     request.server, request.called, request.answered = name, record.start_us, record.end_us
     if record.extra is not None and isinstance(record.extra.rid, str):  # a list has only the last one's count
         request.completion_tokens = _number(record.extra.completion_tokens)
@@ -332,6 +341,7 @@ def _on_detokenize(request: _EngineRequest, record: Record, name: str) -> None:
 _HANDLERS: Final = {
     "engine_request": _on_request,
     "engine_stream": _on_request,
+    "server_generate": _on_request,
     "engine_tokenize": _on_tokenize,
     "scheduler_receive": _on_receive,
     "engine_detokenize": _on_detokenize,

@@ -22,7 +22,8 @@ _PLACE_SCHEMA: Final = {
     "validate": pl.Boolean,
 }
 #: The tables and their columns. Times are microseconds on the clock of the worker's host. `event` of a turn
-#: is its longest part. `launch` of a step numbers the launch of the trainer that wrote it; null if not known.
+#: is its longest part. `samples` is `samples.sample_rows`. `launch` of a step numbers the launch of the
+#: trainer that wrote it; null if not known.
 SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "steps": {
         **_PLACE_SCHEMA,
@@ -45,6 +46,11 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         "finish_reason": pl.String,
         "reward": pl.Float64,
         "error": pl.String,
+        "weight_version": pl.Int64,
+        "first_weight_version": pl.Int64,
+        "group": pl.String,
+        "sample": pl.String,
+        "resumed_tokens": pl.Int64,
         **{f"{kind}_sec": pl.Float64 for kind in KINDS},
     },
     "turns": {
@@ -55,7 +61,20 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         "start_us": pl.Int64,
         "end_us": pl.Int64,
         "response_tokens": pl.Int64,
+        "weight_version": pl.Int64,
         **{f"{kind}_sec": pl.Float64 for kind in KINDS},
+    },
+    "samples": {
+        **_PLACE_SCHEMA,
+        "event": pl.String,
+        "at_us": pl.Int64,
+        "sample": pl.String,
+        "group": pl.String,
+        "weight_version": pl.Int64,
+        "max_staleness": pl.Int64,
+        "reason": pl.String,
+        "tokens": pl.Int64,
+        "count": pl.Int64,
     },
     "barriers": {
         **_PLACE_SCHEMA,
@@ -84,7 +103,7 @@ _NESTING_COLUMNS: Final = (
 
 @dataclass(frozen=True, eq=False)
 class Digest:
-    """Steps, requests, turns and barriers of a run, a table each (`SCHEMAS`): what most answers need.
+    """Steps, requests, turns, samples, barriers of a run, a table each (`SCHEMAS`): what most answers need.
 
     `path` has the critical path of each step of a worker, cut into pieces as `critical_path` describes them.
     """
@@ -92,6 +111,7 @@ class Digest:
     steps: pl.DataFrame
     requests: pl.DataFrame
     turns: pl.DataFrame
+    samples: pl.DataFrame
     barriers: pl.DataFrame
     path: pl.DataFrame
 

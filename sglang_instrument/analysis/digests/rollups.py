@@ -4,7 +4,9 @@ from typing import Final
 
 import polars as pl
 
+from sglang_instrument.analysis.digests.samples import sample_rows
 from sglang_instrument.analysis.digests.turns import ENGINE, KINDS, REQUEST, sum_by_number, turns_of
+from sglang_instrument.analysis.digests.weight_versions import VERSIONS, with_versions
 from sglang_instrument.analysis.timing.grouped_sums import US
 from sglang_instrument.schema import PHASES
 
@@ -35,13 +37,14 @@ def roll_up(
     requests = _requests(spans, logged, records, places)
     tables = {
         "steps": _steps(spans, len(places)),
-        "requests": _with_facts_of_turns(requests, turns, parts, records),
+        "requests": with_versions(_with_facts_of_turns(requests, turns, parts, records), parts),
         "turns": turns,
         "barriers": _barriers(spans, records),
         "path": _path(spans, records, path),
     }
     placed = places.with_row_index("place").cast({"place": pl.Int64}).filter(pl.col("step").is_not_null())
-    return {name: table.join(placed, on="place", maintain_order="left") for name, table in tables.items()}
+    found = {name: table.join(placed, on="place", maintain_order="left") for name, table in tables.items()}
+    return {**found, "samples": sample_rows(records)}
 
 
 def _steps(spans: pl.DataFrame, places: int) -> pl.DataFrame:
@@ -100,7 +103,7 @@ def _outermost_parts(spans: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame
     kind = pl.Series("kind", _KIND_OF_PHASE, dtype=pl.Int8).gather(spans["counts_for"].to_physical())
     outer = kind.is_not_null() & kind.ne_missing(kind.gather(spans["parent"]))
     parts = spans.select("place", "row", "event", "start_us", "end_us", "duration_sec").filter(outer)
-    fields = records.select("request_id", "turn", "response_tokens")[parts["row"]]
+    fields = records.select("request_id", "turn", "response_tokens", *VERSIONS)[parts["row"]]
     parts = pl.concat([parts.with_columns(kind=kind.filter(outer)), fields], how="horizontal")
     lacks = (
         pl.col("request_id").is_not_null() & (pl.col("kind") == ENGINE) & pl.col("response_tokens").is_null()
@@ -174,8 +177,14 @@ def _outermost_requests(spans: pl.DataFrame, records: pl.DataFrame) -> pl.DataFr
     """Return the spans of phase "request" whose parent is not a span of the same request."""
     requests = spans.select("place", "row", "span", "parent", "start_us", "end_us", "duration_sec", "phase")
     requests = requests.filter(_is_of("request")).drop("phase")
-    names = ("request_id", "turns", "response_tokens", "finish_reason", "reward", "error")
-    requests = pl.concat([requests, records.select(names)[requests["row"]]], how="horizontal")
+    names = ("request_id", "turns", "response_tokens", "finish_reason", "reward", "error", *VERSIONS)
+    requests = pl.concat(
+        [requests, records.select(*names, "group", "sample", "resumed_tokens")[requests["row"]]],
+        how="horizontal",
+    )
+    if records["group"].null_count() < len(records):  # a prompt's group may be a span around its requests
+        around = records["group"].gather(spans["row"].gather(requests["parent"]))
+        requests = requests.with_columns(pl.coalesce("group", around))
     above = requests.select(parent="span", outer_id="request_id")
     inner = requests.join(above, on="parent").filter(pl.col("request_id") == pl.col("outer_id"))
     return requests.join(inner.select("span"), on="span", how="anti") if len(inner) else requests

@@ -15,10 +15,12 @@ from sglang_instrument.schema import LOG_VERSION
 
 # Of the stored tables; raise it when their columns or their meaning change. A cache is then made again. What
 # `prune` stored is not: its log is gone, so `pruned.py` must convert it.
-_LAYOUT: Final = 11
+_LAYOUT: Final = 12
 _MOST_BYTES: Final = 2**30  # largest manifest that we read; a million files make half of it
 VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
 _MANIFEST: Final = "digest.json"
+# Layouts that lack only columns and tables: null and empty say the same of their logs.
+_SMALLER: Final = frozenset({f"log {LOG_VERSION}, layout 11"})
 
 
 class _Manifest(msgspec.Struct):
@@ -29,20 +31,37 @@ class _Manifest(msgspec.Struct):
     files: list[File]
 
 
-def load_digest(home: Path) -> tuple[list[File], Digest]:
+def load_digest(home: Path, smaller: bool = False) -> tuple[list[File], Digest]:
     """Return what a folder holds.
+
+    Args:
+        home: The folder.
+        smaller: Whether to take a layout that lacks columns and tables of today's, which are then empty.
 
     Raises:
         OSError, msgspec.MsgspecError, pl.exceptions.PolarsError: It holds no whole digest.
         ValueError: It holds one of another version.
     """
     manifest = msgspec.json.decode(read_regular(home / _MANIFEST, _MOST_BYTES), type=_Manifest)
-    if manifest.version != VERSION:
+    lacking = smaller and manifest.version in _SMALLER
+    if manifest.version != VERSION and not lacking:
         raise ValueError(f"written as {manifest.version}, this version reads {VERSION}")
-    tables = {name: read_table(home / f"{name}-{manifest.token}.parquet") for name in SCHEMAS}
+    paths = {name: home / f"{name}-{manifest.token}.parquet" for name in SCHEMAS}
+    if lacking:
+        return manifest.files, Digest(**{name: _completed(name, path) for name, path in paths.items()})
+    tables = {name: read_table(path) for name, path in paths.items()}
     if any(dict(table.schema) != SCHEMAS[name] for name, table in tables.items()):
         raise ValueError("its tables have other columns")
     return manifest.files, Digest(**tables)
+
+
+def _completed(name: str, path: Path) -> pl.DataFrame:
+    """Return a table of an older layout with the columns of today's."""
+    found = read_table(path) if path.exists() else pl.DataFrame(schema=SCHEMAS[name])
+    return found.select(
+        (pl.col(one) if one in found.columns else pl.lit(None).alias(one)).cast(kind)
+        for one, kind in SCHEMAS[name].items()
+    )
 
 
 def read_table(path: Path) -> pl.DataFrame:

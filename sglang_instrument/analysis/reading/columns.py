@@ -9,12 +9,13 @@ import polars as pl
 
 from sglang_instrument.analysis.reading.folders import Place
 from sglang_instrument.analysis.reading.lines import Extra, Line
+from sglang_instrument.analysis.reading.sample_facts import SAMPLE_EVENTS, facts_of, label_of, version_of
 from sglang_instrument.schema import EVENTS, kind_of
 
 #: Columns of the table of records. Times are microseconds since the Unix epoch, on the clock of the
 #: worker's host; durations are seconds; `duration_sec` is null for an instant event. `source` numbers each
 #: pair of file and run, `position` the records. `exact` says that the start was logged; where it was not, the
-#: start is the timestamp minus the duration.
+#: start is the timestamp minus the duration. `sample_facts` is `facts_of` an event in SAMPLE_EVENTS.
 COLUMNS: Final[dict[str, Any]] = {
     "event": pl.Categorical,
     "phase": pl.Categorical,
@@ -37,6 +38,12 @@ COLUMNS: Final[dict[str, Any]] = {
     "response_tokens": pl.Int64,
     "reward": pl.Float64,
     "tool": pl.Categorical,
+    "weight_version": pl.Int64,
+    "first_weight_version": pl.Int64,
+    "group": pl.String,
+    "sample": pl.String,
+    "resumed_tokens": pl.Int64,
+    "sample_facts": pl.String,
     "source": pl.Int64,
     "position": pl.Int64,
     "exact": pl.Boolean,
@@ -49,13 +56,17 @@ _NOT_IN_DIGEST: Final = frozenset({"active_sec", "device_sec", "tool", "position
 # Where columns come from: keys of every line, keys that only few lines have, fields of `extra`.
 _EVERY: Final = ("start_us", "duration_sec", "task")
 _RARE: Final = ("phase", "spawned_by", "error", "active_sec", "device_sec", "stamp")
-_FIELDS: Final = ("request_id", "turn", "turns", "finish_reason", "reward", "response_tokens", "tool")
+_FIELDS: Final = (
+    *("request_id", "turn", "turns", "finish_reason", "reward", "response_tokens", "tool"),
+    *("weight_version", "first_weight_version", "group", "sample", "resumed_tokens"),
+)
 _KINDS: Final = {**COLUMNS, "stamp": pl.String}
 # Events whose fields a digest does not need: they are part of other work, or outside of requests.
 _FIELDLESS: Final = frozenset(
     name
     for name, kind in EVENTS.items()
     if kind.phase not in ("request", "generate", "engine", "tool", "interaction", "reward")
+    and name != "request_group"
 )
 
 
@@ -96,8 +107,10 @@ class Columns:
         self._every: dict[str, list[Any]] = {name: [] for name in _EVERY}
         self._rare = _SparseColumns(name for name in _RARE if not (for_digest and name in _NOT_IN_DIGEST))
         self._fields = _SparseColumns(name for name in _FIELDS if not (for_digest and name in _NOT_IN_DIGEST))
+        self._facts: dict[int, str] = {}  # by the number of the line
         self._codes: dict[str, int] = {}
         self._fieldless: set[int] = set()
+        self._of_samples: set[int] = set()
         self._numbers: dict[_Origin, int] = {}
 
     def __len__(self) -> int:
@@ -107,6 +120,8 @@ class Columns:
         """Add lines of one source."""
         # One comprehension per column: much faster than one loop over the lines.
         codes = self._codes_of([line.event for line in lines])
+        if not self._of_samples.isdisjoint(codes):
+            self._add_facts(lines, codes)
         self._events += codes
         self._origins += self._origins_of(lines, source)
         self._every["start_us"] += [line.start_us for line in lines]
@@ -127,7 +142,13 @@ class Columns:
             for name in set(names) - self._codes.keys():
                 self._codes[name] = len(self._codes)
             self._fieldless = {code for name, code in self._codes.items() if name in _FIELDLESS}
+            self._of_samples = {code for name, code in self._codes.items() if name in SAMPLE_EVENTS}
         return [self._codes[name] for name in names]
+
+    def _add_facts(self, lines: Sequence[Line], codes: Sequence[int]) -> None:
+        for number, (line, code) in enumerate(zip(lines, codes, strict=True), len(self)):
+            if code in self._of_samples and line.extra is not None:
+                self._facts[number] = facts_of(line.extra)
 
     def _origins_of(self, lines: Sequence[Line], source: int) -> list[int]:
         """Return for each line the number of its origin; in most files all lines have the same."""
@@ -185,6 +206,11 @@ class Columns:
         lists["finish_reason"] += [one.finish_reason for one in fields]
         lists["reward"] += [one.reward for one in fields]
         lists["response_tokens"] += [response_tokens(one) for one in fields]
+        lists["weight_version"] += [version_of(one.weight_version) for one in fields]
+        lists["first_weight_version"] += [version_of(one.first_weight_version) for one in fields]
+        lists["group"] += [label_of(one.group, one.group_index) for one in fields]
+        lists["sample"] += [label_of(one.sample) for one in fields]
+        lists["resumed_tokens"] += [version_of(one.resumed_tokens) for one in fields]
         if not self._for_digest:
             lists["tool"] += [one.tool for one in fields]
 
@@ -218,9 +244,17 @@ class Columns:
                 *(_series(name, values, COLUMNS[name]) for name, values in self._every.items()),
                 *rare,
                 *self._fields.filled(),
+                self._facts_column(),
                 *_described(self._numbers, places)[pl.Series(self._origins, dtype=pl.UInt32)],
             ]
         )
+
+    def _facts_column(self) -> pl.Series:
+        none = pl.Series("sample_facts", [None], dtype=pl.String)
+        nothing: pl.Series = none.new_from_index(0, len(self))
+        if not self._facts:
+            return nothing
+        return nothing.scatter(list(self._facts), pl.Series(list(self._facts.values()), dtype=pl.String))
 
 
 def _gathered(name: str, words: list[str], codes: pl.Series) -> pl.Series:

@@ -27,6 +27,21 @@ class Extra(Struct, gc=False, omit_defaults=True):
     completion_tokens: Integer | None = None
     reward: float | None = None
     tool: str | None = None
+    # the weights that made a reply, a number or a label, and the prompt's group
+    weight_version: Any = None
+    first_weight_version: Any = None
+    group: Any = None
+    group_index: Any = None
+    sample: Any = None
+    resumed_tokens: Any = None
+    # of samples that were taken for training or thrown away; other events have fields of these names, too
+    samples: Any = None
+    groups: Any = None
+    max_staleness: Any = None
+    reason: Any = None
+    tokens: Any = None
+    count: Any = None
+    kept: Any = None
     # of the engine: its name of a call, or of those in a batch
     rid: Any = None
     rids: Any = None

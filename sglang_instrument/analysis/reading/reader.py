@@ -13,6 +13,7 @@ from sglang_instrument.analysis.reading.columns import Columns, epoch_us
 from sglang_instrument.analysis.reading.files import LOOP_BLOCK, Control, File
 from sglang_instrument.analysis.reading.folders import Place
 from sglang_instrument.analysis.reading.lines import Extra, Line, Rejects, decode, drop_invalid_spans
+from sglang_instrument.analysis.reading.sample_facts import SAMPLE_EVENTS
 from sglang_instrument.errors import LogError
 from sglang_instrument.schema import CONTROL_EVENTS, LOG_OPENED, OPEN_NOW, OPEN_SPANS
 
@@ -154,5 +155,5 @@ class _LineBuffer:
 
 def _is_plain_instant(line: Line) -> bool:
     """Return whether a record without a duration has no more to tell: no reward, and a usual timestamp."""
-    plain = line.extra is None or line.extra.reward is None
+    plain = line.extra is None or (line.extra.reward is None and line.event not in SAMPLE_EVENTS)
     return plain and len(line.timestamp) == _STAMP_LENGTH and line.timestamp[-6:-5] in "+-"

@@ -40,7 +40,7 @@ def with_pruned(folder: Path, files: list[File], digest: Digest) -> tuple[list[F
     there = _by_process(files)
     for home in homes:
         try:
-            own, kept = load_digest(home)
+            own, kept = load_digest(home, smaller=True)
         except (OSError, ValueError, msgspec.MsgspecError, pl.exceptions.PolarsError) as error:
             lost = File(f"{PRUNED}/{home.name}", 0, 0, unreadable=str(error), pruned_us=0)
             parts.append(([lost], [lost], concat_digests([])))
@@ -72,7 +72,7 @@ def kept_table(folder: Path, files: Sequence[File], name: str) -> pl.DataFrame |
     tables = []
     for home in pruned_folders(folder) if wanted else ():
         try:
-            own, table = load_digest(home)[0], read_table(home / f"{name}.parquet")
+            own, table = load_digest(home, smaller=True)[0], read_table(home / f"{name}.parquet")
         except (OSError, ValueError, msgspec.MsgspecError, pl.exceptions.PolarsError):
             continue  # `with_pruned` reports it; a run without engine logs has no CALLS
         gone = [file for file in own if key_of(file) in wanted]

@@ -17,6 +17,12 @@ CAUSES: Final[dict[str, str]] = {
     "lists all",
     "standstill": "look at the engine at that time: retractions, a weight update, a paused scheduler; "
     "`gaps LOGS{step}`",
+    "cache-lost": "look for a flush, a restart, a router that forgot its servers: "
+    "`servers LOGS{step} --over-time`",
+    "conversations-moved": "use a cache-aware policy of the router, or pin a conversation to its server; "
+    "`servers LOGS{step}`",
+    "uneven-servers": "look at the router: its policy, its limits of imbalance, the servers that it knows; "
+    "`servers LOGS{step} --over-time`",
     "slow-call": _ONE,
     "slow-calls": f"{_TURNS}; is it one tool, one prompt, one backend?",
     "engine": f"look at its GPU (clock, other processes), queue and cache: {_ENGINE}",

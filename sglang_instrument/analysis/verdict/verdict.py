@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from sglang_instrument.analysis.answers.routing.server_calls import server_calls
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.verdict.advice import advice_of
 from sglang_instrument.analysis.verdict.detectors import DETECTORS
@@ -114,7 +115,8 @@ def _ended(evidence: Evidence, found: list[Finding]) -> str:
 
 
 def _evidence(run: "Run", over: bool | None) -> Evidence:
-    return Evidence(run.digest.of_workers(), run.digest, run.files, run.is_over if over is None else over)
+    over = run.is_over if over is None else over
+    return Evidence(run.digest.of_workers(), run.digest, run.files, over, lambda: server_calls(run))
 
 
 def _findings(evidence: Evidence) -> list[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from sglang_instrument.live.children import be_nice
+from sglang_instrument.live.children import yield_to_training
 from sglang_instrument.live.follower import Follower
 from sglang_instrument.live.serving.server import LiveServer, address_of
 from sglang_instrument.live.state import Snapshot
@@ -35,7 +35,7 @@ def serve(logs: Path, run_id: str | None, address: str, say: Callable[[str], Non
     say(f"{server.url} shows the run; Prometheus reads {server.url}metrics; Ctrl-C ends")
     say("only this machine can read it" if server.is_local else f"{server.host}: {_EXPOSED}")
     sys.stdout.flush()
-    be_nice()
+    yield_to_training()
     follower.start()
     try:
         server.serve_forever()

@@ -10,7 +10,7 @@ from textual.containers import Container
 from textual.widgets import Footer, Static
 
 from sglang_instrument.live import words
-from sglang_instrument.live.children import be_nice
+from sglang_instrument.live.children import yield_to_training
 from sglang_instrument.live.follower import Follower
 from sglang_instrument.live.state import OpenRequest, Snapshot, WorkerNow
 from sglang_instrument.live.terminal.rows import Cell, LiveTable, Row
@@ -30,7 +30,7 @@ _OLDEST: Final = ("request", "worker", "turn", "in", "age", "tokens")
 def watch(logs: Path, run_id: str | None) -> Snapshot:
     """Show a run until a person quits; return what was known last. Arguments are those of `Follower`."""
     follower = Follower(logs, run_id)
-    be_nice()
+    yield_to_training()
     follower.start()
     try:
         Terminal(follower).run()

@@ -11,19 +11,20 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any, Final, cast
 
-from sglang_instrument.patching.probes import finished_regions
+from sglang_instrument.patching.probes import bound_ids, finished_regions
 from sglang_instrument.patching.tables import field_functions
 from sglang_instrument.patching.tables.field_language import (
     BEFORE,
     BOUND,
     INSIDE,
+    LAST,
+    LATEST,
     MODULES,
     Constant,
     Expression,
     Path,
     Step,
 )
-from sglang_instrument.recording.measure.context import CURRENT
 from sglang_instrument.recording.measure.values import SCALARS, reduce_value
 from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 
@@ -38,20 +39,7 @@ _HERE: Final = "__sglang_here"
 _EACH: Final = "__sglang_each"
 _VALUE: Final = "__sglang_value"
 _DURATION: Final = "duration_sec"  # a field of every record
-#: Roots that lead to the records of other regions.
-_OF_RECORDS: Final = frozenset({INSIDE, BEFORE})
-
-
-def _bound(name: str) -> Any:
-    """Return the bound id `name` when the region begins.
-
-    Raises:
-        Unreadable: The id is not bound.
-    """
-    value = getattr(CURRENT.get(), name)
-    if value is None:
-        raise field_functions.Unreadable(f"no {name} is bound")
-    return value
+_OF_RECORDS: Final = frozenset({INSIDE, BEFORE, LAST})  # roots that lead to those of other regions
 
 
 _PLAIN: Final = frozenset({dict, list, tuple})
@@ -75,8 +63,10 @@ _NAMESPACE: Final = {
     "__sglang_len": len,
     "__sglang_size": field_functions.size,
     "__sglang_sized": field_functions.SIZED,
-    "__sglang_bound": _bound,
+    "__sglang_bound": bound_ids.bound,
+    "__sglang_latest": bound_ids.latest,
     "__sglang_before": finished_regions.before,
+    "__sglang_last": finished_regions.last,
     "__sglang_modules": sys.modules,
 }
 
@@ -222,8 +212,8 @@ def _root(path: Path, expression: Expression) -> tuple[ast.expr, tuple[Step, ...
     """Return the value at which a path begins, and the remaining steps; not for paths to records."""
     if not expression.is_root(path):
         return _load(path.root), path.steps
-    if path.root == BOUND:
-        return _call("__sglang_bound", ast.Constant(path.steps[0].name)), path.steps[1:]
+    if path.root in (BOUND, LATEST):
+        return _call(f"__sglang_{path.root}", ast.Constant(path.steps[0].name)), path.steps[1:]
     return _load("__sglang_modules") if path.root == MODULES else _of_run("value"), path.steps
 
 
@@ -238,15 +228,15 @@ def _key(step: Step) -> ast.expr:
 
 
 def _records(path: Path) -> ast.expr:
-    """Return an expression for a path from `inside` or `before`.
+    """Return an expression for a path from `inside`, `before` or `last`.
 
     Records are mappings; an event that did not happen has none.
     """
     event = ast.Constant(path.steps[0].name)
     get = ast.Attribute(_of_run("inside"), "get", ast.Load())
     here: ast.expr = ast.Call(get, [event, ast.List([], ast.Load())], [])
-    if path.root == BEFORE:
-        here = _call("__sglang_before", event)
+    if path.root != INSIDE:
+        here = _call(f"__sglang_{path.root}", event)
     field = _each_record(path)
     if field is not None:
         return _field_of_each(here, field)

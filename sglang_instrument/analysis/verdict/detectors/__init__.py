@@ -13,6 +13,11 @@ from sglang_instrument.analysis.verdict.detectors.endings import find_endings
 from sglang_instrument.analysis.verdict.detectors.long_replies import find_long_replies
 from sglang_instrument.analysis.verdict.detectors.missing_files import find_missing_files
 from sglang_instrument.analysis.verdict.detectors.outside_requests import find_slow_parts
+from sglang_instrument.analysis.verdict.detectors.routing import (
+    find_lost_caches,
+    find_moved_conversations,
+    find_uneven_servers,
+)
 from sglang_instrument.analysis.verdict.detectors.slow_calls import find_slow_calls
 from sglang_instrument.analysis.verdict.detectors.slow_work import find_slow_work
 from sglang_instrument.analysis.verdict.detectors.standstill import find_standstills
@@ -24,6 +29,9 @@ DETECTORS: Final[tuple[Callable[[Evidence], Iterator[Finding]], ...]] = (
     find_missing_files,
     find_blocked_loops,
     find_standstills,
+    find_lost_caches,
+    find_moved_conversations,
+    find_uneven_servers,
     find_slow_work,
     find_slow_calls,
     find_slow_parts,
