@@ -82,8 +82,11 @@ def with_replicas(
             "no call of the engine has its tokens in the log: record at detail=turn or all, and let the call "
             "log generated_tokens"
         )
-    workers = digest.steps["worker"].n_unique()
     known = recorded or count_servers(files)
+    if known not in (None, digest.steps["worker"].n_unique()):
+        digest = _as_one(digest)
+        calls = engine_calls(digest)
+    workers = digest.steps["worker"].n_unique()
     if running is None:
         fit, limit = fit_with_limit(calls)
     else:
@@ -105,6 +108,13 @@ def with_replicas(
     error = None if fit.error is None else math.expm1(fit.error)
     shown = steps.select(*STEP, *names)
     return Replicas(number, source, servers, _of_one(limit, 1 if apart else number), error, shown, mean)
+
+
+def _as_one(digest: Digest) -> Digest:
+    """Return a digest as if one worker had sent all requests: all of them share the servers."""
+    alike = pl.lit(0, pl.Int64).alias("worker")
+    tables = {name: table.with_columns(alike) for name, table in digest.tables().items()}
+    return Digest(**tables)
 
 
 def _of_one(limit: int | None, together: int) -> int | None:
