@@ -41,6 +41,8 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "turns": "turns and tools: how many, how long",
         "lengths": "lengths of responses, and their rewards",
         "sql": "ask in SQL: spans, requests, turns, steps, workers and more as tables",
+        "staleness": "samples of asynchronous training: how many versions old, what waits for the trainer",
+        "waste": "tokens that were generated and thrown away: aborted, filtered, stale",
         "gaps": "plateaus, in which no request ended, and code that blocked the event loop",
     },
     "what if, what changed?": {

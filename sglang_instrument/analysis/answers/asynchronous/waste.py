@@ -1,0 +1,110 @@
+"""Count the tokens that were generated and thrown away, by reason and step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.answers.asynchronous.fates import REASONS, UNKNOWN, USED, WAITING
+from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, engine_files
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run.opening import Run
+
+_LENGTH: Final = "length"  # the engine's finish reason of a reply that was cut at its limit
+#: Columns of tokens in `waste_table`, which add up to `generated`.
+FATES: Final = (USED, WAITING, UNKNOWN, *REASONS)
+
+
+def waste_table(fates: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per step of the rollout.
+
+    Args:
+        fates: Of `fates.sample_fates`.
+
+    Returns:
+        step; requests; generated: tokens of all replies; a column of tokens for each of FATES, which add up
+        to `generated`; wasted: those of REASONS; uncounted: requests whose tokens are not logged; cut: of
+        `used`, tokens of replies that ended at their limit; without_variance: of `used`, tokens of groups
+        whose rewards are all equal, which teach a group-relative trainer nothing; null without groups.
+    """
+    tokens = pl.col("generated_tokens")
+    rows = fates.with_columns(flat=_is_flat(fates))
+    by_fate = [tokens.filter(pl.col("fate") == name).sum().alias(name) for name in FATES]
+    is_used = pl.col("fate") == USED
+    flat = tokens.filter(is_used & pl.col("flat").fill_null(False)).sum()
+    table = rows.group_by("step").agg(
+        *by_fate,
+        requests=pl.len().cast(pl.Int64),
+        generated=tokens.sum(),
+        uncounted=tokens.null_count().cast(pl.Int64),
+        cut=tokens.filter(is_used & (pl.col("finish_reason") == _LENGTH).fill_null(False)).sum(),
+        without_variance=pl.when(pl.col("flat").count() > 0).then(flat),
+    )
+    return table.with_columns(wasted=pl.sum_horizontal(REASONS)).sort("step")
+
+
+def totals(table: pl.DataFrame) -> dict[str, int | None] | None:
+    """Return the sums of `waste_table` over its steps; None without a step."""
+    if table.is_empty():
+        return None
+    flat = pl.when(pl.col("without_variance").count() > 0).then(pl.col("without_variance").sum())
+    return table.drop("step").select(pl.exclude("without_variance").sum(), flat).row(0, named=True)
+
+
+def missing_of(fates: pl.DataFrame, engine: dict[str, int | None] | None, consumes: bool) -> list[str]:
+    """Return what the log would need to answer fully, as sentences; [] if nothing is missing."""
+    said = []
+    uncounted = fates["generated_tokens"].null_count()
+    if uncounted:
+        said.append(
+            f"{uncounted:,} of {len(fates):,} requests log no tokens: those that ended by an exception; the "
+            "engines' own logs count them, with engine_detail=requests"
+        )
+    if not consumes:
+        said.append(
+            "the trainer logs no `samples_consumed`: of replies that ended well it is not known what became"
+        )
+    if engine is None:
+        said.append("the engines' own processes logged nothing: retractions are not known")
+    elif engine["abandoned"]:
+        said.append(f"{engine['abandoned']:,} requests of the engines log no tokens: nobody waited for them")
+    return said
+
+
+def _is_flat(fates: pl.DataFrame) -> pl.Series:
+    """Return whether all rewards of a sample's group are equal; null where they are not known."""
+    group = ["step", "group"]
+    reward = pl.col("reward")
+    whole = (reward.null_count() == 0) & (pl.len() > 1)
+    equal = pl.when(whole).then(reward.max() == reward.min())
+    told = fates.filter(pl.col("group").is_not_null()).group_by(group).agg(flat=equal)
+    return fates.select(group).join(told, on=group, how="left", maintain_order="left")["flat"]
+
+
+def engine_waste(run: Run) -> dict[str, int | None] | None:
+    """Return what the engines' own processes logged; None without such logs.
+
+    Returns:
+        requests; generated: tokens of all their replies; aborted: of these, of requests that were aborted;
+        abandoned: requests that ended without an answer, whose tokens are not known; retractions: how often
+        a request was taken back; computed_again: tokens that the engine had to compute again for them, null
+        where the engine's log does not tell.
+    """
+    if not engine_files(run):
+        return None
+    table = cached_engine_requests(run)
+    if table.is_empty():
+        return None
+    tokens = pl.col("completion_tokens")
+    is_aborted = pl.col("finish_reason") == "abort"
+    row = table.select(
+        requests=pl.len().cast(pl.Int64),
+        generated=tokens.sum(),
+        aborted=tokens.filter(is_aborted.fill_null(False)).sum(),
+        abandoned=tokens.null_count().cast(pl.Int64),
+        retractions=pl.col("retractions").sum(),
+        computed_again=pl.when(pl.col("retracted_tokens").count() > 0).then(pl.col("retracted_tokens").sum()),
+    )
+    return row.row(0, named=True)
