@@ -3,6 +3,7 @@
 # test, lint, bench: the checks that a change must pass; each makes the virtual environment that it needs
 # test-ray, test-trainers: tests with the real Ray and the real trainers, in separate environments below .envs
 # test-collect: `collect` with a real S3 server and a real sshd
+# test-mlflow: `export --otlp` with a real receiver, MLflow's server
 # test-gpu: on a machine with a GPU, by a PYTHON with CUDA torch, msgspec, orjson, pytest (and polars for one test)
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 DEMO := sglang_instrument/demo
 DEMO_ARGS ?=
 INSTALL := tests/environments/install.sh $(BIN)/python
-ENVIRONMENTS := ray router storage sshd verl verl_server areal trackers prometheus
+ENVIRONMENTS := ray router storage sshd mlflow verl verl_server areal trackers prometheus
 # One process per core, but at most 8: each may run an engine, and memory is limited. Tests that share an engine run in
 # one process: tests/conftest.py makes the groups.
 PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
@@ -19,7 +20,7 @@ PYTEST := $(BIN)/python -m pytest $(PARALLEL)
 # Tests of recording and patching, which also run in pure Python.
 PURE := tests/recording tests/patching tests/startup/test_install.py
 
-.PHONY: demo native test test-ray test-collect test-trainers test-gpu lint bench environments $(ENVIRONMENTS:%=environment-%)
+.PHONY: demo native test test-ray test-collect test-mlflow test-trainers test-gpu lint bench environments $(ENVIRONMENTS:%=environment-%)
 
 # Compile while the packages are downloaded.
 demo: $(BIN)/python
@@ -38,7 +39,11 @@ test-collect: environment-storage environment-sshd $(VENV)/.develop
 	.envs/storage/bin/python -m pytest tests/on_storage
 	$(BIN)/python -m pytest tests/on_ssh
 
-test-trainers: environments test-ray test-collect $(VENV)/.develop
+# Without MLflow, the test is skipped.
+test-mlflow: environment-mlflow
+	@[ ! -f .envs/mlflow/.made ] || .envs/mlflow/bin/python -m pytest tests/on_mlflow
+
+test-trainers: environments test-ray test-collect test-mlflow $(VENV)/.develop
 	$(PYTEST) tests/trainers
 
 test-gpu:

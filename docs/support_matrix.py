@@ -137,7 +137,9 @@ def page(tables: Sequence[Table], versions: dict[str, list[str]], rows: Sequence
     for table in tables:
         read = versions.get(table.package, [])
         where = f"{len(read)} versions of {table.package}, {read[0]} to {read[-1]}" if len(read) > 1 else ""
-        where = where or (f"{table.package} {read[0]}" if read else "in no registry")
+        by_hand = about[table.trainer].read
+        elsewhere = f"in no registry; {by_hand}, by hand" if by_hand else "in no registry"
+        where = where or (f"{table.package} {read[0]}" if read else elsewhere)
         tested = about[table.trainer].tested.get(table.name.rpartition("/")[2], "read only")
         anchor = table.name.replace("/", "")
         yield f"| [{table.name}](patch-tables.md#{anchor}) | {where} | {tested} |"

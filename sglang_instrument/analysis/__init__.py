@@ -27,6 +27,15 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.requests import waterfall as waterfall
     from sglang_instrument.analysis.answers.round_trips import process_clocks as process_clocks
     from sglang_instrument.analysis.answers.round_trips import round_trip_table as round_trip_table
+    from sglang_instrument.analysis.answers.routing.conversations import affinity as affinity
+    from sglang_instrument.analysis.answers.routing.conversations import cached_by_turn as cached_by_turn
+    from sglang_instrument.analysis.answers.routing.conversations import followed_calls as followed_calls
+    from sglang_instrument.analysis.answers.routing.conversations import with_cached as with_cached
+    from sglang_instrument.analysis.answers.routing.load import balance as balance
+    from sglang_instrument.analysis.answers.routing.load import load_over_time as load_over_time
+    from sglang_instrument.analysis.answers.routing.load import server_table as server_table
+    from sglang_instrument.analysis.answers.routing.samples import server_samples as server_samples
+    from sglang_instrument.analysis.answers.routing.server_calls import server_calls as server_calls
     from sglang_instrument.analysis.answers.servers import server_rows as server_rows
     from sglang_instrument.analysis.answers.steps import step_table as step_table
     from sglang_instrument.analysis.answers.steps import worker_table as worker_table
@@ -82,8 +91,11 @@ _HOMES = {
     "Report": "questions",
     "Rules": "changes.rules",
     "Run": "questions",
+    "affinity": "answers.routing.conversations",
+    "balance": "answers.routing.load",
     "barrier_table": "answers.workers",
     "blame_table": "answers.workers",
+    "cached_by_turn": "answers.routing.conversations",
     "calls_of_request": "answers.join",
     "cdf_table": "answers.requests",
     "chain_of": "answers.workers",
@@ -95,8 +107,10 @@ _HOMES = {
     "event_table": "answers.events",
     "explain": "answers.join",
     "findings_of": "verdict.verdict",
+    "followed_calls": "answers.routing.conversations",
     "joined_calls": "answers.join",
     "length_table": "answers.lengths",
+    "load_over_time": "answers.routing.load",
     "loop_blocks": "answers.gaps",
     "nest": "timing.nesting",
     "open_run": "questions",
@@ -108,7 +122,10 @@ _HOMES = {
     "request_table": "answers.requests",
     "reward_by_length": "answers.lengths",
     "round_trip_table": "answers.round_trips",
+    "server_calls": "answers.routing.server_calls",
     "server_rows": "answers.servers",
+    "server_samples": "answers.routing.samples",
+    "server_table": "answers.routing.load",
     "split_wall_time": "timing.wall_time",
     "standstill": "answers.gaps",
     "step_ledger": "ledger.ledger",
@@ -123,6 +140,7 @@ _HOMES = {
     "verdict_of": "verdict.verdict",
     "waterfall": "answers.requests",
     "what_if": "changes.whatif",
+    "with_cached": "answers.routing.conversations",
     "worker_ledger": "ledger.ledger",
     "worker_table": "answers.steps",
     "workers_without_records": "answers.unfinished",
@@ -142,8 +160,11 @@ __all__ = [
     "Rules",
     "Run",
     "RunProcesses",
+    "affinity",
+    "balance",
     "barrier_table",
     "blame_table",
+    "cached_by_turn",
     "calls_of_request",
     "cdf_table",
     "chain_of",
@@ -155,8 +176,10 @@ __all__ = [
     "event_table",
     "explain",
     "findings_of",
+    "followed_calls",
     "joined_calls",
     "length_table",
+    "load_over_time",
     "loop_blocks",
     "nest",
     "open_run",
@@ -168,7 +191,10 @@ __all__ = [
     "request_table",
     "reward_by_length",
     "round_trip_table",
+    "server_calls",
     "server_rows",
+    "server_samples",
+    "server_table",
     "split_wall_time",
     "standstill",
     "step_ledger",
@@ -183,6 +209,7 @@ __all__ = [
     "verdict_of",
     "waterfall",
     "what_if",
+    "with_cached",
     "worker_ledger",
     "worker_table",
     "workers_without_records",

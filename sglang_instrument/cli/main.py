@@ -39,6 +39,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "requests": "the slowest requests, or one request with all its events",
         "workers": "which worker the others waited for at the barriers, and why it came last",
         "turns": "turns and tools: how many, how long",
+        "servers": "servers: is the router balanced, and do conversations stay where their cache is",
         "lengths": "lengths of responses, and their rewards",
         "sql": "ask in SQL: spans, requests, turns, steps, workers and more as tables",
         "staleness": "samples of asynchronous training: how many versions old, what waits for the trainer",

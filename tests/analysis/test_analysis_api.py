@@ -37,6 +37,16 @@ def timed(run: Run) -> tuple[pl.DataFrame, pl.DataFrame]:
     return events.filter(lasts), events.filter(~lasts)
 
 
+def calls_of(run: Run) -> pl.DataFrame:
+    """The engine calls of training."""
+    return a.server_calls(run).filter(TRAINING)
+
+
+def samples_of(run: Run) -> pl.DataFrame:
+    """What schedulers logged when they admitted these calls."""
+    return a.server_samples(run, calls_of(run))
+
+
 #: For each command: its arguments, and the call that returns each key of its answer.
 ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
     "summary": (
@@ -72,9 +82,21 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
     "turns": (
         ["--tools"],
         {
-            "turns": lambda run: a.turn_table(run.digest.filter(TRAINING), by_step=True).to_dicts(),
+            "turns": lambda run: a.with_cached(
+                a.turn_table(run.digest.filter(TRAINING), by_step=True),
+                a.cached_by_turn(calls_of(run), by_step=True),
+            ).to_dicts(),
             "counts": lambda run: a.turn_counts(run.digest.filter(TRAINING)).to_dicts(),
             "tools": lambda run: a.tool_table(run.read_spans(validate=False)).to_dicts(),
+        },
+    ),
+    "servers": (
+        ["--over-time"],
+        {
+            "servers": lambda run: a.server_table(calls_of(run), samples_of(run)).to_dicts(),
+            "balance": lambda run: a.balance(a.server_table(calls_of(run), samples_of(run))),
+            "affinity": lambda run: a.affinity(a.followed_calls(calls_of(run))),
+            "over_time": lambda run: a.load_over_time(calls_of(run), samples_of(run)).to_dicts(),
         },
     ),
     "lengths": (
@@ -134,7 +156,20 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
     "status": ([], {"processes": lambda run: list(a.read_processes(run.folder).processes.values())}),
 }
 #: Keys that repeat the arguments of the command, or follow from the answers above.
-ASKED = {"folder", "step", "worker", "validate", "a", "b", "failed", "ok", "run_id", "older", "unreadable"}
+ASKED = {
+    "folder",
+    "step",
+    "worker",
+    "validate",
+    "a",
+    "b",
+    "failed",
+    "ok",
+    "run_id",
+    "older",
+    "unreadable",
+    "unknown",
+}
 #: Commands that do not read the log of a run, and what a program calls instead.
 NOT_OF_A_LOG = {
     "runs": "opens several runs: open_run() and verdict_of() of each",

@@ -29,7 +29,8 @@ RUN = {
     "analysis.run",
 }
 LEDGER = RUN | {"analysis.ledger"}
-ANSWERS = LEDGER | {"analysis.answers", "analysis.changes", "analysis.verdict", "analysis.verdict.evidence"}
+ROUTING = {"analysis.answers", "analysis.answers.routing", "analysis.answers.asynchronous"}
+ANSWERS = LEDGER | ROUTING | {"analysis.changes", "analysis.verdict", "analysis.verdict.evidence"}
 
 #: The other folders that each folder may import, from the bottom up. Two halves share only the vocabulary:
 #: one runs inside training (recording, patching, startup), the other reads the logs.
@@ -68,11 +69,12 @@ MAY_IMPORT = {
     "analysis.run": RUN,
     "analysis.ledger": RUN,
     "analysis.answers": LEDGER,
-    "analysis.changes": LEDGER | {"analysis.answers"},
-    "analysis.verdict.evidence": LEDGER | {"analysis.answers"},
-    "analysis.verdict.detectors": LEDGER | {"analysis.answers", "analysis.verdict.evidence"},
-    "analysis.verdict": LEDGER
-    | {"analysis.answers", "analysis.verdict.evidence", "analysis.verdict.detectors"},
+    "analysis.changes": LEDGER | {"analysis.answers", "analysis.answers.asynchronous"},
+    "analysis.answers.routing": LEDGER | {"analysis.answers"},
+    "analysis.answers.asynchronous": LEDGER | {"analysis.answers"},
+    "analysis.verdict.evidence": LEDGER | ROUTING,
+    "analysis.verdict.detectors": LEDGER | ROUTING | {"analysis.verdict.evidence"},
+    "analysis.verdict": LEDGER | ROUTING | {"analysis.verdict.evidence", "analysis.verdict.detectors"},
     "analysis.dataset": ANSWERS,
     "analysis.long_runs": ANSWERS,
     "analysis": ANSWERS
@@ -89,6 +91,7 @@ MAY_IMPORT = {
     "report.figures": ANSWERS | {"report"},
     "report.html": ANSWERS | {"report"},
     "report.perfetto": ANSWERS | {"report", "report.html"},
+    "report.otlp": ANSWERS | {"package", "report"},
     "testing.simulation": {"words", "recording.keep"},
     "testing.causes": {"words", "testing.simulation"},
     "testing": MEASURE | {"recording.keep", "recording.watch", "testing.simulation", "testing.causes"},

@@ -20,6 +20,7 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 #: Pages outside of docs/, whose links the strict build of the site does not check.
 OUTSIDE = [
     "README.md",
+    "SECURITY.md",
     "patches/README.md",
     "benchmarks/README.md",
     "benchmarks/results.md",
@@ -133,12 +134,14 @@ def test_pages_that_code_and_tables_name_are_there():
 
 
 def test_the_output_that_is_shown_has_the_columns_that_are_printed():
-    commands = [importlib.import_module(COMMANDS[name]) for name in ("summary", "workers", "requests")]
+    commands = [
+        importlib.import_module(COMMANDS[name]) for name in ("summary", "workers", "requests", "servers")
+    ]
     columns = [column for command in commands for table in command.TABLES.values() for column in table]
     known = {word for column in columns for word in column.name.split()} | {"s", "%"}
     screens = "docs/how-to/watch.md"  # tests/live/test_terminal.py draws them
     shown = [block for block in blocks("text") if "──" in block.text and block.page != screens]
-    pages = {"README.md", "docs/tutorial/first-run.md", "docs/how-to/engine.md"}
+    pages = {"README.md", "docs/tutorial/first-run.md", "docs/how-to/engine.md", "docs/how-to/servers.md"}
     assert {block.page for block in shown} == pages
     for block in shown:
         above = block.text.partition("──")[0].splitlines()

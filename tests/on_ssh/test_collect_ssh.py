@@ -1,82 +1,21 @@
 """`collect --ssh` brings a run by rsync from real sshds on the loopback addresses, one a node."""
 
-import getpass
 import json
-import os
-import shutil
-import socket
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
+from ssh_server import LACKING, ssh_server
 
-ENVIRONMENT = Path(__file__).parents[2] / ".envs/sshd"
-PLACES = [str(ENVIRONMENT / below) for below in ("usr/sbin", "usr/bin", "usr/lib/openssh")]
-PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", *PLACES])
-UNPACKED = [str(path) for path in (ENVIRONMENT / "usr/lib").glob("*-linux-gnu")]
-LIBRARIES = os.pathsep.join([*filter(None, [os.environ.get("LD_LIBRARY_PATH")]), *UNPACKED])
-LACKING = [name for name in ("sshd", "ssh", "ssh-keygen", "rsync") if shutil.which(name, path=PATH) is None]
 pytestmark = pytest.mark.skipif(
     bool(LACKING), reason=f"no {LACKING}; tests/environments/sshd.sh makes a place"
 )
-HOSTS = ("127.0.0.1", "127.0.0.2")
 
 
 @pytest.fixture(scope="module")
 def ssh(tmp_path_factory):
-    """Start an sshd on the loopback addresses; yields the environment in which rsync reaches it."""
-    folder = tmp_path_factory.mktemp("ssh")
-    environment = {**os.environ, "PATH": PATH, "LD_LIBRARY_PATH": LIBRARIES}
-    for name in ("host", "user"):
-        command = [
-            shutil.which("ssh-keygen", path=PATH),
-            "-q",
-            "-t",
-            "ed25519",
-            "-N",
-            "",
-            "-f",
-            folder / name,
-        ]
-        subprocess.run(command, env=environment, check=True)
-    shutil.copy(folder / "user.pub", folder / "authorized")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    options = {
-        "HostKey": folder / "host",
-        "AuthorizedKeysFile": folder / "authorized",
-        "PidFile": "none",
-        "StrictModes": "no",
-        "UsePAM": "no",
-        "SetEnv": f'"PATH={PATH}"' + (f' "LD_LIBRARY_PATH={LIBRARIES}"' if LIBRARIES else ""),
-    }
-    (folder / "config").write_text(
-        "".join(f"{key} {value}\n" for key, value in options.items())
-        + "".join(f"ListenAddress {host}:{port}\n" for host in HOSTS)
-    )
-    if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(parents=True, exist_ok=True)  # where sshd of root locks itself in
-    with (folder / "log").open("w") as said:
-        command = [shutil.which("sshd", path=PATH), "-D", "-e", "-f", folder / "config"]
-        server = subprocess.Popen(command, env=environment, stderr=said)
-    client = (
-        f"ssh -p {port} -l {getpass.getuser()} -i {folder / 'user'} -o BatchMode=yes -o ConnectTimeout=5 "
-        "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
-    )
-    try:
-        until = time.monotonic() + 20
-        while time.monotonic() < until and server.poll() is None:
-            if subprocess.run([*client.split(), HOSTS[0], "true"], env=environment).returncode == 0:
-                break
-            time.sleep(0.2)
-        else:
-            pytest.skip(f"sshd does not run here: {(folder / 'log').read_text()[-300:]}")
-        yield {**environment, "RSYNC_RSH": client}
-    finally:
-        server.kill()
-        server.wait()
+    with ssh_server(tmp_path_factory.mktemp("ssh")) as environment:
+        yield environment
 
 
 def collect(environment, run, here, *way, code=0):

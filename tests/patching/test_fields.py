@@ -15,6 +15,7 @@ from sglang_instrument.patching.probes.field_readers import build, condition, lo
 from sglang_instrument.patching.tables.field_functions import UNBOUND
 from sglang_instrument.patching.tables.field_language import Constant, Path, Step, parse
 from sglang_instrument.recording.measure.binding import bind
+from sglang_instrument.recording.measure.context import forget_all
 
 
 def compiled(fields, moment="exit"):
@@ -163,6 +164,15 @@ def test_a_number_is_told_from_texts_and_of_a_record_only_its_numbers_are_read()
     assert read("numbers(x)", x={"answer": "text"}) == read("numbers(x)", x=3) == {}
 
 
+def test_the_newest_step_of_the_process_can_be_read_where_none_or_an_older_one_is_bound():
+    forget_all()
+    assert read("latest.step", "enter") == {}
+    with bind(step=3), bind(step=4, validate=True), bind(step=2):
+        assert read("latest.step", "enter") == {"x": 3}
+        assert read("bound.step", "enter") == {"x": 2}
+    assert read("latest.step | -1", "exit", latest=SimpleNamespace(step=9)) == {"x": 9}
+
+
 def test_what_is_bound_around_and_imported_modules_can_be_read_at_entry():
     with bind(step=3, request_id="r"):
         assert read("bound.step", "enter") == {"x": 3}
@@ -175,6 +185,8 @@ def test_what_is_bound_around_and_imported_modules_can_be_read_at_entry():
     assert read('modules["not.imported"].x', "enter") == {}
     with pytest.raises(TableError, match=r"expected bound\.ID, one of step, worker"):
         parse("bound.steps", "enter")
+    with pytest.raises(TableError, match=r"expected latest\.step"):
+        parse("latest.worker", "enter")
     with pytest.raises(TableError, match=r"expected before\.EVENT"):
         parse("size(before)", "enter")
 

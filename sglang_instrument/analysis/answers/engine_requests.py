@@ -98,8 +98,7 @@ class _EngineRequest:
         """Return a row of `engine_requests`."""
         end = self.answered if self.answered is not None else self.detokenized
         spent = self._spent(self.detokenized if self.detokenized is not None else end)
-        starts = [one for one in (self.called, self.arrived) if one is not None]
-        start = min(starts) if starts else None
+        start = min((one for one in (self.called, self.arrived) if one is not None), default=None)
         return {
             "rid": self.rid,
             "server": self.server,
@@ -248,6 +247,8 @@ def engine_files(run: Run) -> list[File]:
 
 
 def _on_request(request: _EngineRequest, record: Record, name: str) -> None:
+    if record.event == "server_generate" and request.called is not None:
+        return  # verl's server around the engine; the engine in it logged the same request
     request.server, request.called, request.answered = name, record.start_us, record.end_us
     if record.extra is not None and isinstance(record.extra.rid, str):  # a list has only the last one's count
         request.completion_tokens = number(record.extra.completion_tokens)
@@ -291,6 +292,7 @@ def _on_detokenize(request: _EngineRequest, record: Record, name: str) -> None:
 _HANDLERS: Final = {
     "engine_request": _on_request,
     "engine_stream": _on_request,
+    "server_generate": _on_request,
     "engine_tokenize": _on_tokenize,
     "scheduler_receive": _on_receive,
     "engine_detokenize": _on_detokenize,

@@ -46,7 +46,7 @@ def server_rows(run: Run) -> list[dict[str, Any]]:
 def calls_as_turn(run: Run) -> dict[str, Any]:
     """Return the engine's calls as a row of `turn_table` whose turn is null: only callers know theirs."""
     requests = cached_engine_requests(run)
-    times = _times(requests)
+    known, times = requests.drop_nulls(["prompt_tokens", "cached_tokens"]), _times(requests)
     return {
         "step": None,
         "validate": False,
@@ -58,6 +58,7 @@ def calls_as_turn(run: Run) -> dict[str, Any]:
         "engine_p50_sec": times["p50_sec"],
         "engine_p99_sec": times["p99_sec"],
         "response_tokens": _sum(requests["completion_tokens"]),
+        **{name: _sum(known[name]) for name in ("prompt_tokens", "cached_tokens")},
     }
 
 

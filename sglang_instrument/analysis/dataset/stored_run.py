@@ -7,6 +7,8 @@ from sglang_instrument.analysis.answers.call_times import call_times
 from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, called_requests
 from sglang_instrument.analysis.answers.join import callers, engine_request_table, has_engine_logs
 from sglang_instrument.analysis.answers.round_trips import round_trip_table
+from sglang_instrument.analysis.answers.routing.samples import logged_samples
+from sglang_instrument.analysis.answers.routing.server_calls import server_calls
 from sglang_instrument.analysis.reading.processes_of_run import REACHED
 from sglang_instrument.analysis.run.cache import store_digest
 from sglang_instrument.analysis.run.opening import Run
@@ -28,6 +30,9 @@ def store_run(run: Run, target: Path) -> None:
             "placed_requests": engine_request_table(run),
             "round_trips": round_trip_table(run),
         }
+    routed = server_calls(run)
+    if len(routed):
+        tables |= {"server_calls": routed, "server_samples": logged_samples(run)}
     store_digest(target, run.files, run.everything, tables)
     _copy_descriptions(run.home / "processes", target / "processes")
 

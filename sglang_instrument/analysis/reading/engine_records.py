@@ -12,8 +12,8 @@ from sglang_instrument.schema import LOG_OPENED
 HEALTH_CHECK: Final = "HEALTH_CHECK"
 
 
-class Fields(Struct, gc=False):
-    """The fields of `extra` that name the requests of a record and their sizes."""
+class Fields(Struct, gc=False, omit_defaults=True):
+    """The fields of `extra` that name the requests of a record, their sizes, and who served them."""
 
     rid: Any = None
     rids: Any = None
@@ -23,8 +23,18 @@ class Fields(Struct, gc=False):
     prompt_tokens: Any = None
     cached_tokens: Any = None
     completion_tokens: Any = None
+    generated_tokens: Any = None
     finish_reason: Any = None
     tokens: Any = None
+    queue_time: Any = None
+    retractions: Any = None
+    server: Any = None
+    waiting: Any = None
+    running: Any = None
+    kv_tokens: Any = None
+    kv_free_pages: Any = None
+    kv_evictable: Any = None
+    kv_page_size: Any = None
 
 
 class Record(Struct, gc=False):

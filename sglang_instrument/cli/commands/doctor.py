@@ -129,7 +129,7 @@ def _hook() -> Finding:
     return Finding(
         "hook",
         None,
-        "this Python has no start-up hook: install() works, but only the plugins of verl and SGLang reach "
+        "this Python has no start-up hook: install() works, but only plugins of trainers and of SGLang reach "
         "children and Ray's workers; `python -m pip install .` in a checkout installs the hook",
     )
 

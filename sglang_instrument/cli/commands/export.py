@@ -1,4 +1,4 @@
-"""Write a run as a dataset of Parquet files, for programs that read tables, or as a Perfetto trace."""
+"""Write a run for other programs: as Parquet files, as a Perfetto trace, or as spans of OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from sglang_instrument.cli.tables import print_line, reading
 from sglang_instrument.errors import InstrumentError
 
 HELP: Final = """\
-Write a run as a dataset of Parquet files or as a Perfetto trace. The trace can include what the engines'
-profilers saw.
+Write a run as a dataset of Parquet files, as a Perfetto trace or as spans of OpenTelemetry. A Perfetto trace
+can include what the engines' profilers saw.
 
     sglang-instrument export logs/gsm8k_600 --parquet gsm8k_600_parquet
     sglang-instrument export logs/gsm8k_600 --perfetto step67.pftrace --step 67
     sglang-instrument export logs/gsm8k_600 --perfetto all.pftrace --traces /tmp/sglang_profile
     sglang-instrument export --perfetto kernels.pftrace --traces /tmp/sglang_profile     # without a run
+    sglang-instrument export logs/gsm8k_600 --otlp gsm8k_600.otlp.jsonl --step 67
 
 --parquet    a dataset that polars, DuckDB, Spark and Ray Data read: spans/run_id=ID/step=N/*.parquet, and
              requests, turns, steps, workers, engine_requests, processes and findings.parquet;
@@ -25,6 +26,8 @@ profilers saw.
              of the log. A second call writes only the spans whose log files changed
 --perfetto   one track for each request, below its worker, with arrows from turn to turn; requests in flight;
              event loop lag. Clocks of hosts are aligned. Open it at https://ui.perfetto.dev (in the browser)
+--otlp       requests, engine calls and tools by OpenTelemetry's GenAI conventions, as lines of OTLP JSON,
+             which a collector's otlpjsonfile receiver reads; rewards are events. Text is never in it
 --traces     traces of torch profilers, of several ranks and any size; with LOGS, only during the run"""
 
 
@@ -39,18 +42,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write a dataset to this folder, or bring it up to date",
     )
     form.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace to this new file")
-    select.add_step(parser, "with --perfetto: only this step, or these: 60-67; repeatable")
-    parser.add_argument("--validate", action="store_true", help="with --perfetto: only validation")
+    form.add_argument("--otlp", type=Path, metavar="FILE", help="write spans of OpenTelemetry to this file")
+    select.add_step(parser, "not with --parquet: only this step, or these: 60-67; repeatable")
+    parser.add_argument("--validate", action="store_true", help="not with --parquet: only validation")
+    parser.add_argument("--force", action="store_true", help="with --otlp: overwrite the file")
     parser.add_argument("--traces", type=Path, metavar="DIR", help="with --perfetto: profilers' traces")
     parser.add_argument("--rank", metavar="RANK", help="with --traces: only this rank: TP-0, or 0")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write what was asked for."""
+    if args.force and args.otlp is None:
+        raise InstrumentError("--force goes with --otlp")
+    if args.otlp is not None:
+        return _write_otlp(args)
     if args.perfetto is None:
         for name in ("step", "validate", "traces", "rank"):
             if getattr(args, name):
-                raise InstrumentError(f"--{name} goes with --perfetto; Parquet has all steps")
+                raise InstrumentError(f"--{name} does not go with --parquet, which writes all steps")
         if args.logs is None:
             raise InstrumentError("--parquet needs LOGS, the experiment's folder")
         return _write_parquet(args)
@@ -61,6 +70,26 @@ def run(args: argparse.Namespace) -> int:
     if args.logs is None and (args.validate or args.step):
         raise InstrumentError("--step and --validate choose from a run: give LOGS, the experiment's folder")
     return _write_perfetto(args)
+
+
+def _write_otlp(args: argparse.Namespace) -> int:
+    from sglang_instrument.analysis.run.opening import open_run
+    from sglang_instrument.cli import otlp_export
+
+    for name in ("traces", "rank"):
+        if getattr(args, name):
+            raise InstrumentError(f"--{name} goes with --perfetto")
+    if args.logs is None:
+        raise InstrumentError("--otlp needs LOGS, the experiment's folder")
+    with reading("steps") as progress:
+        opened = open_run(args.logs)
+        steps = select.steps_of(opened, args, opened.everything)
+        validate = args.validate or None
+        said = otlp_export.write(args.otlp, opened, steps, validate, progress, force=args.force)
+    select.tell_pruned(opened, steps)
+    for line in said:
+        print_line(line)
+    return 0
 
 
 def _write_perfetto(args: argparse.Namespace) -> int:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from typing import Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from sglang_instrument.cli import select
 from sglang_instrument.cli.columns import NOTHING, Column
 from sglang_instrument.cli.commands import engine_logs
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from sglang_instrument.analysis.run.opening import Run
 
 HELP: Final = """\
 Show the turns of the requests: how many requests reach each turn, its time in the engine and in tools.
@@ -17,7 +23,8 @@ Show the turns of the requests: how many requests reach each turn, its time in t
     sglang-instrument turns logs/gsm8k_600 --step 67 --tools   # also each tool by name; reads all events
 
 --json prints {"folder", "turns": [{"step", "validate", "turn", "requests", "engine_sec", "tool_sec",
-"interaction_sec", "engine_p50_sec", "engine_p99_sec", "response_tokens"}], "counts": [{"turns", "requests",
+"interaction_sec", "engine_p50_sec", "engine_p99_sec", "response_tokens", "prompt_tokens", "cached_tokens"}],
+"counts": [{"turns", "requests",
 "mean_sec", "share"}]} and, with --tools, "tools": [{"event", "tool", "count", "total_sec", "p50_sec",
 "p99_sec", "max_sec"}]. Turns count from 0 in JSON and from 1 in the table. Where only the engine's
 processes logged, all of its calls are one row without a number."""
@@ -30,6 +37,7 @@ _TURNS: Final = (
     Column("p99", "99 % of these calls took at most this long", "time", gives_way=2),
     Column("tool", "time of the tools and interactions that its replies asked for", "time"),
     Column("tokens", "tokens of its replies", "count"),
+    Column("cached", "share of the prompts' tokens that the engine had in its cache", "share"),
     Column("ended", "share of all requests that ended with this turn", "share"),
 )
 _TOOLS: Final = (
@@ -50,10 +58,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tools", action="store_true", help="also tools and interactions by name")
 
 
+def _calls(opened: Run, args: argparse.Namespace, steps: Sequence[int] | None) -> pl.DataFrame:
+    """Return the engine calls of the chosen steps and worker."""
+    import polars as pl
+
+    from sglang_instrument.analysis.answers.routing.server_calls import server_calls
+
+    calls = server_calls(opened).filter((pl.col("validate") == args.validate) & select.within(steps))
+    return calls if args.worker is None else calls.filter(pl.col("worker") == args.worker)
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the turns, how many requests took each number of turns, and with --tools the tools."""
     import polars as pl
 
+    from sglang_instrument.analysis.answers.routing.conversations import cached_by_turn, with_cached
     from sglang_instrument.analysis.answers.servers import are_servers_alone, calls_as_turn
     from sglang_instrument.analysis.answers.turns import tool_table, turn_counts, turn_table
 
@@ -63,8 +82,12 @@ def run(args: argparse.Namespace) -> int:
         chosen = opened.digest.filter((pl.col("validate") == args.validate) & select.within(steps))
         if args.worker is not None:
             chosen = chosen.filter(pl.col("worker") == args.worker)
-        by_step = turn_table(chosen, by_step=True).to_dicts()
-        turns, counts = turn_table(chosen).to_dicts(), turn_counts(chosen).to_dicts()
+        calls = _calls(opened, args, steps)
+        by_step = with_cached(
+            turn_table(chosen, by_step=True), cached_by_turn(calls, by_step=True)
+        ).to_dicts()
+        turns = with_cached(turn_table(chosen), cached_by_turn(calls)).to_dicts()
+        counts = turn_counts(chosen).to_dicts()
         alone = are_servers_alone(opened)
         if alone:
             by_step = turns = [calls_as_turn(opened)]
@@ -83,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
             *(row[name] for name in ("requests", "engine_sec", "engine_p50_sec", "engine_p99_sec")),
             None if alone else row["tool_sec"] + row["interaction_sec"],
             row["response_tokens"],
+            row["cached_tokens"] / row["prompt_tokens"] if row["prompt_tokens"] else None,
             took[row["turn"] + 1]["share"] if not alone and row["turn"] + 1 in took else None,
         )
         for row in turns

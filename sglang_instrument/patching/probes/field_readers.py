@@ -11,19 +11,19 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any, Final, cast
 
-from sglang_instrument.patching.probes import finished_regions
+from sglang_instrument.patching.probes import bound_ids, finished_regions
 from sglang_instrument.patching.tables import field_functions
 from sglang_instrument.patching.tables.field_language import (
     BEFORE,
     BOUND,
     INSIDE,
+    LATEST,
     MODULES,
     Constant,
     Expression,
     Path,
     Step,
 )
-from sglang_instrument.recording.measure.context import CURRENT
 from sglang_instrument.recording.measure.values import SCALARS, reduce_value
 from sglang_instrument.recording.safety.guard import reraise_if_programs_own
 
@@ -40,18 +40,6 @@ _VALUE: Final = "__sglang_value"
 _DURATION: Final = "duration_sec"  # a field of every record
 #: Roots that lead to the records of other regions.
 _OF_RECORDS: Final = frozenset({INSIDE, BEFORE})
-
-
-def _bound(name: str) -> Any:
-    """Return the bound id `name` when the region begins.
-
-    Raises:
-        Unreadable: The id is not bound.
-    """
-    value = getattr(CURRENT.get(), name)
-    if value is None:
-        raise field_functions.Unreadable(f"no {name} is bound")
-    return value
 
 
 _PLAIN: Final = frozenset({dict, list, tuple})
@@ -75,7 +63,8 @@ _NAMESPACE: Final = {
     "__sglang_len": len,
     "__sglang_size": field_functions.size,
     "__sglang_sized": field_functions.SIZED,
-    "__sglang_bound": _bound,
+    "__sglang_bound": bound_ids.bound,
+    "__sglang_latest": bound_ids.latest,
     "__sglang_before": finished_regions.before,
     "__sglang_modules": sys.modules,
 }
@@ -222,8 +211,8 @@ def _root(path: Path, expression: Expression) -> tuple[ast.expr, tuple[Step, ...
     """Return the value at which a path begins, and the remaining steps; not for paths to records."""
     if not expression.is_root(path):
         return _load(path.root), path.steps
-    if path.root == BOUND:
-        return _call("__sglang_bound", ast.Constant(path.steps[0].name)), path.steps[1:]
+    if path.root in (BOUND, LATEST):
+        return _call(f"__sglang_{path.root}", ast.Constant(path.steps[0].name)), path.steps[1:]
     return _load("__sglang_modules") if path.root == MODULES else _of_run("value"), path.steps
 
 

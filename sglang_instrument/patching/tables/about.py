@@ -17,7 +17,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
-_KEYS: Final = frozenset({"oldest", "tested", "engines", "log"})
+_KEYS: Final = frozenset({"oldest", "read", "tested", "engines", "log"})
 _ENGINE_KEYS: Final = frozenset({"locals", "attributes", "addresses", "address", "router"})
 _LOG_KEYS: Final = frozenset({"router", "server", "servers"})
 
@@ -29,6 +29,7 @@ class About:
     Attributes:
         trainer: The name of its folder.
         oldest: The oldest version that the support matrix reads; None if no package index has the trainer.
+        read: The versions that were read by hand, of a trainer that no package index has; None if none was.
         tested: By name of a patch table, what a test runs.
         locals: Local variables of the trainer's functions that lead to an engine.
         attributes: Attributes of those objects that lead to an engine.
@@ -42,6 +43,7 @@ class About:
 
     trainer: str
     oldest: str | None
+    read: str | None
     tested: Mapping[str, str]
     locals: tuple[str, ...]
     attributes: tuple[str, ...]
@@ -70,6 +72,7 @@ def _read(name: str) -> About:
     return About(
         trainer=name.partition("/")[0],
         oldest=entry.text("oldest"),
+        read=entry.text("read"),
         tested=entry.expressions("tested"),
         **{key: engines.texts(key) for key in sorted(_ENGINE_KEYS)},
         **{f"log_{key}": log.texts(key) for key in sorted(_LOG_KEYS)},

@@ -3,7 +3,8 @@
 FIELD  = VALUE {"|" VALUE}                      the first that resolves
 VALUE  = PATH | FUNCTION "(" PATH ")" | 'text' | 3 | true | false
 PATH   = ROOT {.attribute | ["key"] | [int] | [local.attribute] | [*] | [?attribute]} [{ NEW: OLD, ... }]
-ROOT   = a local | local.NAME | result | item | inside.EVENT | before.EVENT | bound.ID | modules["name"]
+ROOT   = a local | local.NAME | result | item | inside.EVENT | before.EVENT | bound.ID | latest.step
+       | modules["name"]
 """
 
 import keyword
@@ -17,12 +18,14 @@ from sglang_instrument.errors import TableError
 from sglang_instrument.patching.tables.field_functions import NAMES, NEEDS_CONTEXT, measure_named
 
 #: Roots that are not locals: the returned value; a generator's item; the regions that finished inside this
-#: one; those that finished before it in the enclosing region; the bound ids; the imported modules.
+#: one; those that finished before it in the enclosing region; the bound ids; the newest step of this process;
+#: the imported modules.
 RESULT: Final = "result"
 ITEM: Final = "item"
 INSIDE: Final = "inside"
 BEFORE: Final = "before"
 BOUND: Final = "bound"
+LATEST: Final = "latest"
 MODULES: Final = "modules"
 #: Prefix for a local that has the name of a root: `local.result`.
 _LOCAL: Final = "local"
@@ -33,7 +36,7 @@ BINDABLE: Final = ("step", "worker", "validate", "request_id", "turn", "role")
 #: When a field is read. At entry nothing is returned or finished yet; only a generator yields items.
 Moment = Literal["enter", "exit", "item"]
 _ROOTS: Final[dict[Moment, frozenset[str]]] = {
-    "enter": frozenset({BEFORE, BOUND, MODULES}),
+    "enter": frozenset({BEFORE, BOUND, LATEST, MODULES}),
     "exit": frozenset({RESULT, INSIDE}),
     "item": frozenset({ITEM, INSIDE}),
 }
@@ -146,7 +149,10 @@ _AFTER_ROOT: Final = {
     INSIDE: "inside.EVENT, the finished regions of an event",
     BEFORE: "before.EVENT, the regions of an event that finished before",
     BOUND: f"bound.ID, one of {', '.join(BINDABLE)}",
+    LATEST: "latest.step, the newest step that this process has bound",
 }
+#: The names that may follow such a root; any name may follow a root that is not here.
+_NAMES_AFTER: Final = {BOUND: frozenset(BINDABLE), LATEST: frozenset({"step"})}
 _TOKEN: Final = re.compile(
     r"""\s*(?:(?P<name>[^\W\d]\w*)|(?P<integer>-?[0-9]+)|(?P<string>"[^"]*"|'[^']*')|(?P<sign>[.\[\]{}()*?:,|]))"""
 )
@@ -209,7 +215,7 @@ class _Parser:
             steps.append(self._pick())
         wanted = _AFTER_ROOT.get(root) if root in _ROOTS[self.moment] else None
         named = steps[0].name if steps and steps[0].kind == "attribute" else None
-        if wanted is not None and (named is None or (root == BOUND and named not in BINDABLE)):
+        if wanted is not None and (named is None or named not in _NAMES_AFTER.get(root, {named})):
             raise TableError(f"expression {self.text!r}: expected {wanted}")
         if root == _LOCAL and steps and steps[0].kind == "attribute":
             return Path(str(steps[0].name), tuple(steps[1:]), is_local=True)

@@ -1,0 +1,83 @@
+"""Read what schedulers logged at each admission of requests: queue, batch, key-value cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.answers.engine_requests import engine_files, iter_records, rids_of
+from sglang_instrument.analysis.run.cache import cached_table
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.answers.engine_requests import Fields
+    from sglang_instrument.analysis.run.opening import Run
+
+_ADMIT: Final = "scheduler_admit"
+_LOGGED: Final[dict[str, Any]] = {
+    "rid": pl.String,
+    "waiting": pl.Int64,
+    "running": pl.Int64,
+    "kv_share": pl.Float64,
+    "kv_held_share": pl.Float64,
+}
+
+
+def server_samples(run: Run, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per admission of requests by a scheduler, in the order of time.
+
+    Args:
+        run: The run.
+        calls: Rows of `server_calls`; admissions of other requests are left out.
+
+    Returns:
+        server, step, validate, start_us: of the first admitted request's call; waiting: requests that still
+        waited; running: requests in the batch; kv_held_share: share of the key-value cache that running
+        requests hold; kv_share: with what the prefix cache keeps. Null where the scheduler did not log it.
+    """
+
+    def empty() -> pl.DataFrame:
+        return pl.DataFrame(schema=_LOGGED)
+
+    if run.is_dataset:
+        logged = cached_table(run.home, "server_samples", run.files, empty)
+    elif run.cached:
+        logged = cached_table(run.home, "server_samples", run.files, lambda: logged_samples(run))
+    else:
+        logged = logged_samples(run)
+    of_calls = calls.select("rid", "server", "step", "validate", "start_us")
+    return logged.join(of_calls, on="rid", how="inner", maintain_order="left").drop("rid").sort("start_us")
+
+
+def logged_samples(run: Run) -> pl.DataFrame:
+    """Return the admissions as schedulers logged them, each with the `rid` of its first request."""
+    return pl.DataFrame(list(_rows(run)), schema=_LOGGED, strict=False)
+
+
+def _rows(run: Run) -> Iterator[dict[str, Any]]:
+    for _, record in iter_records(run, engine_files(run), (_ADMIT,)):
+        rids = rids_of(record) if record.event == _ADMIT else []
+        if rids and record.extra is not None:
+            held, used = _kv(record.extra)
+            yield {
+                "rid": rids[0],
+                "waiting": _count(record.extra.waiting),
+                "running": _count(record.extra.running),
+                "kv_share": used,
+                "kv_held_share": held,
+            }
+
+
+def _kv(fields: Fields) -> tuple[float | None, float | None]:
+    """Return the shares of the cache that running requests hold, and that are not free."""
+    size, pages, page = (_count(one) for one in (fields.kv_tokens, fields.kv_free_pages, fields.kv_page_size))
+    if not size or pages is None:
+        return None, None
+    used = max(0, size - pages * (1 if page is None else page))
+    evictable = _count(fields.kv_evictable)
+    return None if evictable is None else max(0, used - evictable) / size, used / size
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None

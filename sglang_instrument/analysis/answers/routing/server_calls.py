@@ -1,0 +1,156 @@
+"""List the calls of the engine, each with the server that ran it, its caller, and what was in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, iter_records
+from sglang_instrument.analysis.answers.join import with_step
+from sglang_instrument.analysis.run.cache import cached_table
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.answers.engine_requests import Fields, Record
+    from sglang_instrument.analysis.reading.files import File
+    from sglang_instrument.analysis.run.opening import Run
+
+#: The requests of a rollout: a conversation is one of them.
+CONVERSATION: Final = ("step", "validate", "worker", "request_id")
+#: Ends with the name of the server that the client of verl chose for the next call.
+_CHOSEN: Final = "server_wait"
+_TIMES: Final = ("queue_sec", "prefill_sec", "decode_sec")
+_SIZES: Final = ("prompt_tokens", "cached_tokens", "completion_tokens")
+CALLS: Final[dict[str, Any]] = {
+    "rid": pl.String,
+    "server": pl.String,
+    "step": pl.Int64,
+    "validate": pl.Boolean,
+    "worker": pl.Int64,
+    "request_id": pl.String,
+    "turn": pl.Int64,
+    "start_us": pl.Int64,
+    "end_us": pl.Int64,
+    "call_sec": pl.Float64,
+    **dict.fromkeys(_TIMES, pl.Float64),
+    **dict.fromkeys(_SIZES, pl.Int64),
+    "retractions": pl.Int64,
+}
+_CALLER: Final = {
+    **{name: CALLS[name] for name in ("rid", *CONVERSATION, "turn")},
+    "address": pl.String,
+    "called_us": pl.Int64,
+    "caller_sec": pl.Float64,
+    "reported_queue_sec": pl.Float64,
+    **{f"reported_{name}": pl.Int64 for name in (*_SIZES, "retractions")},
+}
+
+
+def server_calls(run: Run) -> pl.DataFrame:
+    """Return one row per engine call that has a `rid`, in the order of time; from the cache if it can be.
+
+    Returns:
+        rid; server: the process that served it, by its log, or its address, by the log of its caller. Of a
+        server with several schedulers, each of which has a cache of its own, "server_0 scheduler_1_tp0".
+        step, validate, worker, request_id, turn: of the caller; without one, the step is known by time alone.
+        start_us, end_us, call_sec: of the call, on the caller's clock; without a caller, on the server's.
+        queue_sec, prefill_sec, decode_sec; prompt_tokens, of which cached_tokens were in the cache;
+        completion_tokens; retractions: as the engine's processes logged them, else as the caller did. Null
+        where nobody did.
+    """
+
+    def empty() -> pl.DataFrame:
+        return pl.DataFrame(schema=CALLS)
+
+    if run.is_dataset:
+        return cached_table(run.home, "server_calls", run.files, empty)
+    return cached_table(run.home, "server_calls", run.files, lambda: _made(run)) if run.cached else _made(run)
+
+
+def _made(run: Run) -> pl.DataFrame:
+    served = cached_engine_requests(run)
+    alone = with_step(served.join(called := _called(run), on="rid", how="anti"), run.digest, {})
+    known = called.join(served, on="rid", how="left", maintain_order="left")
+    calls = pl.concat([known, alone], how="diagonal").with_columns(
+        start_us=pl.coalesce("called_us", "start_us"),
+        call_sec=pl.coalesce("caller_sec", "duration_sec"),
+        queue_sec=pl.coalesce("queue_sec", "reported_queue_sec"),
+        validate=pl.col("validate").fill_null(False),
+        **{name: pl.coalesce(name, f"reported_{name}") for name in (*_SIZES, "retractions")},
+    )
+    length_us = (pl.col("call_sec") * 1e6).cast(pl.Int64)
+    calls = _named(calls).with_columns(end_us=pl.col("start_us") + length_us)
+    return calls.select(pl.col(name).cast(kind) for name, kind in CALLS.items()).sort("start_us", "rid")
+
+
+def _named(calls: pl.DataFrame) -> pl.DataFrame:
+    """Give each call the name of its server: one name for a process, and one row for each cache."""
+    own = pl.col("server")
+    by_address = (
+        calls.drop_nulls(["server", "address"]).group_by("address").agg(known=own.mode().sort().first())
+    )
+    calls = calls.join(by_address, on="address", how="left", maintain_order="left")
+    name = pl.coalesce("server", "known", "address")
+    several = pl.col("scheduler").drop_nulls().n_unique().over(name) > 1
+    inside = pl.concat_str(name, "scheduler", separator=" ")
+    return calls.with_columns(
+        server=pl.when(several & name.is_not_null() & pl.col("scheduler").is_not_null())
+        .then(inside)
+        .otherwise(pl.coalesce(name, "scheduler"))
+    )
+
+
+def _called(run: Run) -> pl.DataFrame:
+    """Return what callers logged of each call; of spans with one `rid`, the outermost has the times."""
+    files = [file for file in run.files if file.place is not None and file.place.folder != "engine"]
+    table = pl.DataFrame(list(_rows(run, files)), schema=_CALLER, strict=False)
+    reported = [name for name in _CALLER if name.startswith("reported_") or name == "address"]
+    told = table.group_by("rid").agg(pl.col(name).drop_nulls().first() for name in reported)
+    outermost = table.sort("caller_sec", descending=True).unique("rid", keep="first", maintain_order=True)
+    return outermost.drop(reported).join(told, on="rid", how="left", maintain_order="left")
+
+
+def _rows(run: Run, files: list[File]) -> Iterator[dict[str, Any]]:
+    chosen: dict[tuple[str, Any, Any], str] = {}  # the server that was chosen last for a request, by file
+    for file, record in iter_records(run, files, ("rid", _CHOSEN)):
+        fields = record.extra
+        if fields is None or file.place is None:
+            continue
+        key = (file.path, fields.request_id, fields.turn)
+        if record.event == _CHOSEN and isinstance(fields.server, str):
+            chosen[key] = fields.server
+        elif (
+            isinstance(fields.rid, str) and fields.request_id is not None and record.duration_sec is not None
+        ):
+            server = fields.server if isinstance(fields.server, str) else chosen.get(key)
+            place = {name: getattr(file.place, name) for name in ("step", "validate", "worker")}
+            yield {**place, "address": server, **_told(record, fields)}
+
+
+def _told(record: Record, fields: Fields) -> dict[str, Any]:
+    written = fields.generated_tokens if fields.completion_tokens is None else fields.completion_tokens
+    return {
+        "rid": fields.rid,
+        "request_id": str(fields.request_id),
+        "turn": _count(fields.turn),
+        "called_us": record.start_us,
+        "caller_sec": record.duration_sec,
+        "reported_queue_sec": _seconds(fields.queue_time),
+        "reported_prompt_tokens": _count(fields.prompt_tokens),
+        "reported_cached_tokens": _count(fields.cached_tokens),
+        "reported_completion_tokens": _count(written),
+        "reported_retractions": _count(fields.retractions),
+    }
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _seconds(value: Any) -> float | None:
+    return (
+        float(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+        else None
+    )

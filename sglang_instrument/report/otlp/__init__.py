@@ -1,0 +1,1 @@
+"""Requests, turns and tools as spans of OpenTelemetry; needs the extra `otlp`."""

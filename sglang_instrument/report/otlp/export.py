@@ -1,0 +1,173 @@
+"""Write the requests of a run as OTLP JSON lines: what a collector's `otlpjsonfile` receiver reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from sglang_instrument.analysis.answers.requests import request_table
+from sglang_instrument.analysis.answers.round_trips import ahead_us
+from sglang_instrument.analysis.answers.servers import are_servers_alone
+from sglang_instrument.analysis.reading.files import newest_runs
+from sglang_instrument.analysis.run.opening import Run
+from sglang_instrument.report.otlp.conversations import Conversation, Part, conversations, server_calls
+from sglang_instrument.report.otlp.ids import parent_of
+from sglang_instrument.report.otlp.logged_fields import Servers
+from sglang_instrument.report.otlp.messages import line_of, span_of_call, spans_of
+
+#: A collector reads lines of up to 1 MiB, if nothing else is set; a span takes about 1 KB.
+_LINE_BYTES: Final = 2**20
+_SPANS: Final = 256
+
+
+@dataclass
+class Written:
+    """What was written.
+
+    Attributes:
+        requests: Spans `invoke_agent`, with those that never ended.
+        unfinished: Those of them whose own record is missing.
+        calls: Spans `chat`.
+        tools: Spans `execute_tool`.
+        rewards: Events.
+        joined: Requests below a span of another program, by `traceparent`.
+        lines: Lines of the file.
+    """
+
+    requests: int = 0
+    unfinished: int = 0
+    calls: int = 0
+    tools: int = 0
+    rewards: int = 0
+    joined: int = 0
+    lines: int = 0
+
+    def count(self, one: Conversation) -> None:
+        """Count a request and its parts."""
+        self.requests += 1
+        self.unfinished += not one.has_ended
+        calls = sum(part.is_call for part in one.parts)
+        self.calls += calls
+        self.tools += len(one.parts) - calls
+        self.rewards += len(one.rewards) + sum(len(part.rewards) for part in one.parts)
+        self.joined += parent_of(one.traceparent) is not None
+
+
+def write_otlp(
+    path: Path,
+    run: Run,
+    steps: Collection[int] | None = None,
+    validate: bool | None = None,
+    progress: Callable[[int, int], object] = lambda done, all_: None,
+) -> Written:
+    """Write a file that appears only when it is complete.
+
+    Args:
+        path: The file; one that is there is replaced.
+        run: The run.
+        steps: Only these steps.
+        validate: Only validation (True) or training (False).
+        progress: Called with the number of steps written and the number of all.
+    """
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    try:
+        with unfinished.open("wb") as stream:
+            written = _write_steps(stream, run, steps, validate, progress)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return written
+
+
+def _write_steps(
+    stream: BinaryIO,
+    run: Run,
+    steps: Collection[int] | None,
+    validate: bool | None,
+    progress: Callable[[int, int], object],
+) -> Written:
+    writer = _Writer(stream, run)
+    requests = request_table(run.everything)
+    chosen = _chosen(run, steps, validate)
+    for number, (step, validates) in enumerate(chosen):
+        begun = requests.filter(step=step, validate=validates)
+        writer.write(conversations(run, step, validates, begun, writer.servers), step, validates)
+        progress(number + 1, len(chosen))
+    if are_servers_alone(run):
+        writer.write_calls(server_calls(run, writer.servers))
+    return writer.written
+
+
+def _chosen(run: Run, steps: Collection[int] | None, validate: bool | None) -> list[tuple[int, bool]]:
+    """Return the steps whose records are there, training before validation."""
+    places = {
+        (one.validate, one.step)
+        for file in run.files
+        if (one := file.place) is not None and file.pruned_us is None and one.step is not None
+        if (steps is None or one.step in steps) and validate in (None, one.validate)
+    }
+    return [(step, validates) for validates, step in sorted(places)]
+
+
+class _Writer:
+    def __init__(self, stream: BinaryIO, run: Run) -> None:
+        self._stream = stream
+        self._ahead = ahead_us(run)
+        self._runs = newest_runs(run.files)
+        self._name = run.folder.absolute().name
+        self.servers = Servers(run)
+        self.written = Written()
+
+    def write(self, every: list[Conversation], step: int, validate: bool) -> None:
+        """Write the requests of a step, worker by worker."""
+        by_worker: dict[int, list[Conversation]] = {}
+        for one in every:
+            self.written.count(one)
+            by_worker.setdefault(one.place[0], []).append(one)
+        run_id = self._runs.get(f"{'validate' if validate else 'step'}_{step}")
+        for worker, own in sorted(by_worker.items()):
+            stem = f"worker_{worker}"
+            ahead = self._ahead.get(stem, 0)
+            self._write_lines(stem, run_id, [spans_of(one, run_id, ahead) for one in own])
+
+    def write_calls(self, calls: list[Part]) -> None:
+        """Write engine calls whose callers did not log, server by server."""
+        by_server: dict[str, list[Part]] = {}
+        for call in calls:
+            by_server.setdefault(call.server or "engine", []).append(call)
+            self.written.calls += 1
+            self.written.joined += parent_of(call.traceparent) is not None
+        run_id = self._runs.get("engine")
+        for server, own in sorted(by_server.items()):
+            self._write_lines(server, run_id, [[span_of_call(call, run_id)] for call in own])
+
+    def _write_lines(self, stem: str, run_id: str | None, groups: list[list[Span]]) -> None:
+        """Write lines of some hundred spans; those of a request stand in one line if they fit."""
+        resource = {
+            "service.name": self._name,
+            "service.instance.id": stem,
+            "sglang_instrument.run_id": run_id,
+        }
+        waiting: list[Span] = []
+        for spans in groups:
+            if waiting and len(waiting) + len(spans) > _SPANS:
+                self._write_line(resource, waiting)
+                waiting = []
+            waiting += spans
+        if waiting:
+            self._write_line(resource, waiting)
+
+    def _write_line(self, resource: dict[str, Any], spans: list[Span]) -> None:
+        """Write a line, or several if it would be too long for a collector."""
+        line = line_of(resource, spans)
+        if len(line) <= _LINE_BYTES or len(spans) == 1:
+            self.written.lines += 1
+            self._stream.write(line)
+            return
+        middle = len(spans) // 2
+        self._write_line(resource, spans[:middle])
+        self._write_line(resource, spans[middle:])

@@ -1,0 +1,160 @@
+"""A stand-in for Miles, with its names, signatures and order, logs every event in the right step.
+
+Miles is in no registry. The stand-in has the statements that the tables look for, in code written for this
+test; docs/how-to/miles.md says which version of the real source was read.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from logged import own, read_records
+
+from sglang_instrument.patching.places.source_archives import open_tree
+from sglang_instrument.patching.rewriting.check import check
+from sglang_instrument.patching.tables.reading import load_table
+
+HERE = Path(__file__).parent
+REQUEST = "async_rollout_request_complete"
+#: Events of slime's tables that Miles has no statements for.
+NOT_IN_MILES = {"sample_hooks"}
+
+
+class Rolled:
+    """The output and the log of one way of rolling out."""
+
+    def __init__(self, printed, folder):
+        self.given = json.loads(printed.splitlines()[-1])
+        self.logs = {path: own(records) for path, records in read_records(folder).items()}
+
+    def of(self, event, file=None):
+        files = self.logs.values() if file is None else [self.logs[file]]
+        return [one for records in files for one in records if one["event"] == event]
+
+    def extras(self, event, file=None):
+        return [one.get("extra", {}) for one in self.of(event, file)]
+
+
+@pytest.fixture(scope="module")
+def rolled(tmp_path_factory):
+    """Run one of the ways of `drive_miles.py`, each only once."""
+
+    @cache
+    def run(*way):
+        folder = tmp_path_factory.mktemp("miles_" + "_".join(way))
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+        ours = {"EXPERIMENT_NAME": "run", "SGLANG_INSTRUMENT_LOG_DIR": str(folder)}
+        paths = os.pathsep.join([str(HERE), str(HERE / "stand_in")])
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", str(HERE / "drive_miles.py"), *way],
+            env={**kept, **ours, "PYTHONPATH": paths},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return Rolled(done.stdout, folder / "run")
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["rollout", "engine", "tracker"])
+def test_every_region_is_found_and_every_field_has_its_local(name):
+    [result] = check([load_table(f"miles/{name}")], open_tree(HERE / "stand_in"))
+    assert [(site.region.event, site.note) for site in result.sites if site.state != "found"] == []
+    assert [(site.region.event, site.note) for site in result.sites if "no local" in site.note] == []
+
+
+def test_miles_has_every_event_that_slime_has():
+    ours, slimes = (
+        {
+            region.event
+            for name in ("rollout", "engine", "tracker")
+            for patch in load_table(f"{trainer}/{name}").patches
+            for region in patch.regions
+        }
+        for trainer in ("miles", "slime")
+    )
+    assert slimes - ours == NOT_IN_MILES
+
+
+@pytest.mark.parametrize("way", ["plain", "tools", "agent", "legacy"])
+def test_training_is_given_the_same_with_us_and_without(rolled, way):
+    without = rolled(way, "never")
+    assert without.given == rolled(way).given is not None
+    assert without.logs == {}
+
+
+@pytest.mark.parametrize("way", ["plain", "legacy"])
+def test_every_request_is_in_the_folder_of_its_step_and_says_what_it_made(rolled, way):
+    run = rolled(way)
+    places = ("step_5", "step_6", "validate_6")
+    assert [len(run.of(REQUEST, f"{place}/worker_0.jsonl")) for place in places] == [4, 4, 3]
+    for extra in run.extras(REQUEST, "step_5/worker_0.jsonl"):
+        assert (extra["turns"], extra["finish_reason"], extra["status"]) == (1, "stop", "completed")
+        assert (extra["response_length"], extra["reward"], extra["total_sequence_length"]) == (13, 13.0, 26)
+        assert (extra["first_weight_version"], extra["weight_version"]) == ("7", "7")
+    assert {extra["group_index"] for extra in run.extras(REQUEST, "step_5/worker_0.jsonl")} == {0, 1}
+    assert len({extra["request_id"] for extra in run.extras(REQUEST)}) == 11
+
+
+@pytest.mark.parametrize("way", ["plain", "legacy"])
+def test_a_step_has_its_parts_in_it(rolled, way):
+    run, file = rolled(way), "step_5/worker_0.jsonl"
+    [step], [rollout] = run.of("total_step_duration", file), run.of("async_generate_duration", file)
+    assert rollout["duration_sec"] <= step["duration_sec"]
+    assert rollout["extra"]["groups"] == 2
+    [lengths] = run.extras("step_response_length_stats", file)
+    assert (lengths["batch_size"], lengths["response_length_mean"]) == (4, 13.0)
+    once = [
+        "batch_construction_duration",
+        "final_construction_duration",
+        "requests_abort",
+        "generation_pause",
+    ]
+    assert [len(run.of(event, file)) for event in once] == [1, 1, 1, 1]
+    per_request = ["request_wait", "main_loop", "turn_end", "turn_pre_process", "turn_post_process"]
+    assert [len(run.of(event, file)) for event in [*per_request, "turn_engine_call"]] == [4] * 6
+    assert len(run.of("request_group", file)) == 2
+    [dataset] = run.extras("eval_dataset", "validate_6/worker_0.jsonl")
+    assert (dataset["dataset"], dataset["samples"]) == ("tiny", 3)
+
+
+def test_turns_of_the_multi_turn_function_hold_their_engine_calls_and_tools(rolled):
+    run, file = rolled("tools"), "step_5/worker_0.jsonl"
+    for request in run.extras(REQUEST, file):
+        assert (request["turns"], request["reward"]) == (3, 0.5)
+        mine = [one for one in run.extras("turn_end", file) if one["request_id"] == request["request_id"]]
+        assert [one["turn"] for one in mine] == [0, 1, 2]
+        calls = [one for one in run.extras("tool_call", file) if one["request_id"] == request["request_id"]]
+        assert [(one["tool"], one["turn"]) for one in calls] == [("calculator", turn) for turn in (0, 1, 2)]
+    for event in ("turn_tool_parsing", "tool_execution", "tool_response_processing", "turn_pre_process"):
+        assert len(run.of(event, file)) == 12
+
+
+def test_an_agent_behind_a_session_server_is_one_loop_without_turns(rolled):
+    run, file = rolled("agent"), "step_5/worker_0.jsonl"
+    assert {one["session"] for one in run.extras("agent_run", file)} == {"session-1"}
+    assert {one["samples"] for one in run.extras("samples_collect", file)} == {1}
+    assert run.of("turn_engine_call", file) == []
+
+
+def test_requests_of_a_loop_that_outlives_its_step_are_in_the_step_in_which_they_began(rolled):
+    run = rolled("async")
+    later = run.of(REQUEST, "step_6/worker_0.jsonl")
+    assert run.of(REQUEST, "step_5/worker_0.jsonl")
+    assert later
+    assert {one["step"] for one in later} == {6}
+    [collected] = run.extras("groups_collect", "step_6/worker_0.jsonl")
+    assert (collected["groups"], len(collected["group_index"]), collected["weight_version"]) == (2, 2, 2)
+    assert run.of("group_produce", "step_6/worker_0.jsonl")
+
+
+def test_nothing_that_was_said_is_in_the_log(rolled):
+    for way in ("plain", "tools", "agent", "legacy"):
+        assert "secret" not in json.dumps(rolled(way).logs)
