@@ -109,7 +109,7 @@ def group_table(fates: pl.DataFrame) -> pl.DataFrame:
         ended last, its worker and duration_sec; wait_sec: from the median end of the others to the last end;
         versions: how many versions passed for the others meanwhile, in the mean; fate: of most members.
     """
-    step = pl.coalesce("used_step", "step")
+    step = pl.coalesce("used_step", pl.col("used_step").min().over("step", "group"), "step")
     members = fates.filter(pl.col("group").is_not_null()).with_columns(step=step).sort("end_us")
     others = pl.col("end_us").slice(0, pl.len() - 1)
     newer = pl.col("weight_version").last() - pl.col("weight_version").slice(0, pl.len() - 1)
