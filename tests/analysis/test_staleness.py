@@ -128,7 +128,7 @@ def test_a_run_that_logs_nothing_of_it_says_what_would(
 ) -> None:
     write_file(tmp_path, 1, 0, step_of(request_record("a", 0, 4)))
     told = asked(capsys, tmp_path)
-    assert (told["steps"], told["groups"], told["fates"]) == ([], [], {"unknown": 1})
+    assert (told["steps"], told["groups"], told["fates"]) == ([], [], [{"fate": "unknown", "samples": 1}])
     for word in ("samples_consumed", "weight_version", "group"):
         assert any(f"`{word}`" in sentence for sentence in told["missing"])
 

@@ -23,8 +23,8 @@ that made them; and what was in flight, queued, or waiting for the trainer.
 Steps are the trainer's. --json prints {"folder", "steps": [{"step", "samples", "known", "version", "mean",
 "p50", "p99", "max", "mixed", "waited_sec", "max_staleness", "over", "ahead", "at_us", "in_flight", "queued",
 "waiting"}], "workers": [the same by "worker"], "groups": [{"step", "group", "samples", "slowest", "worker",
-"duration_sec", "wait_sec", "versions", "fate"}], "fates": {name: samples}, "missing": [sentences]}. What the
-log does not hold is null."""
+"duration_sec", "wait_sec", "versions", "fate"}], "fates": [{"fate", "samples"}], "missing": [sentences]}.
+What the log does not hold is null."""
 
 _SHOWN: Final = 12
 _STEPS: Final = (
@@ -66,6 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the staleness of the samples by step, and with the options by worker and group."""
+    import polars as pl
+
     from sglang_instrument.analysis.answers.asynchronous import fates, staleness
 
     with reading() as progress:
@@ -79,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         workers = _chosen(staleness.staleness_table(rows, by_worker=True), args)
         groups = _chosen(staleness.group_table(rows), args)
         missing = staleness.missing_of(rows, fates.logs_consumption(digest))
-        counts = dict(rows["fate"].value_counts().sort("fate").iter_rows())
+        counts = rows.group_by("fate").agg(samples=pl.len().cast(pl.Int64)).sort("fate").to_dicts()
     if args.json:
         told = {"steps": steps, "workers": workers, "groups": groups, "fates": counts, "missing": missing}
         print_json({"folder": str(opened.folder), **told})
@@ -115,9 +117,10 @@ def _group(row: dict[str, Any]) -> tuple[Any, ...]:
     return (named, *(row[one] for one in ("samples", "wait_sec", "versions", "slowest", "duration_sec")))
 
 
-def _sentences(steps: list[dict[str, Any]], counts: dict[str, int]) -> list[str]:
+def _sentences(steps: list[dict[str, Any]], counted: list[dict[str, Any]]) -> list[str]:
     """Return what the tables do not show: samples that no step took, labels that cannot be right."""
     said = []
+    counts = {row["fate"]: row["samples"] for row in counted}
     lost = sum(count for name, count in counts.items() if name not in ("used", "waiting", "unknown"))
     if counts.get("used"):
         said.append(

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     args.validate = False
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress)
-        rows = fates.sample_fates(opened.digest)
+        rows = waste.with_engine_tokens(opened, fates.sample_fates(opened.digest))
         if args.step or args.worker is not None:
             rows = select.of_steps(opened, rows, args)
         steps = waste.waste_table(rows)

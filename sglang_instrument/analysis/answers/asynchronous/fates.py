@@ -43,7 +43,13 @@ def sample_fates(digest: Digest) -> pl.DataFrame:
         logs nothing of its samples; fate_us: when that was decided, null where it was not.
     """
     requests = digest.of_workers().requests.filter(~pl.col("validate")).with_row_index("row")
-    tokens = pl.col("response_tokens") - pl.col("resumed_tokens").fill_null(0).clip(lower_bound=0)
+    key = ["source", "request_id"]
+    told = (
+        digest.turns.drop_nulls("response_tokens").group_by(key).agg(of_turns=pl.col("response_tokens").sum())
+    )
+    requests = requests.join(told, on=key, how="left", maintain_order="left")
+    known = pl.coalesce("response_tokens", "of_turns")  # what failed logs no total
+    tokens = known - pl.col("resumed_tokens").fill_null(0).clip(lower_bound=0)
     rows = requests.select("row", *_COLUMNS, "resumed_tokens", generated_tokens=tokens.clip(lower_bound=0))
     samples = digest.samples.filter(~pl.col("validate"))
     consumed = samples.filter(pl.col("event") == SAMPLES_CONSUMED)

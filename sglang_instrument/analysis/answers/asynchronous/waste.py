@@ -8,10 +8,12 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.asynchronous.fates import REASONS, UNKNOWN, USED, WAITING
 from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, engine_files
+from sglang_instrument.analysis.answers.join import callers
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
 
+_REQUEST: Final = ["step", "worker", "request_id"]
 _LENGTH: Final = "length"  # the engine's finish reason of a reply that was cut at its limit
 #: Columns of tokens in `waste_table`, which add up to `generated`.
 FATES: Final = (USED, WAITING, UNKNOWN, *REASONS)
@@ -43,6 +45,19 @@ def waste_table(fates: pl.DataFrame) -> pl.DataFrame:
         without_variance=pl.when(pl.col("flat").count() > 0).then(flat),
     )
     return table.with_columns(wasted=pl.sum_horizontal(REASONS)).sort("step")
+
+
+def with_engine_tokens(run: Run, fates: pl.DataFrame) -> pl.DataFrame:
+    """Return `sample_fates` with the engines' own count of tokens for requests that failed, or log none."""
+    lacks = pl.col("generated_tokens").is_null() | pl.col("error").is_not_null()
+    if not fates.select(lacks.any()).item() or not engine_files(run):
+        return fates
+    tokens = cached_engine_requests(run).select("rid", "completion_tokens").drop_nulls()
+    calls = callers(run, run.files).join(tokens, on="rid", how="inner").filter(~pl.col("validate"))
+    told = calls.group_by(_REQUEST).agg(of_engine=pl.col("completion_tokens").sum())
+    rows = fates.join(told, on=_REQUEST, how="left", maintain_order="left")
+    found = pl.when(lacks).then(pl.coalesce("of_engine", "generated_tokens")).otherwise("generated_tokens")
+    return rows.with_columns(generated_tokens=found).drop("of_engine")
 
 
 def totals(table: pl.DataFrame) -> dict[str, int | None] | None:

@@ -15,6 +15,7 @@ from sglang_instrument.analysis.verdict.detectors.missing_files import find_miss
 from sglang_instrument.analysis.verdict.detectors.outside_requests import find_slow_parts
 from sglang_instrument.analysis.verdict.detectors.slow_calls import find_slow_calls
 from sglang_instrument.analysis.verdict.detectors.slow_work import find_slow_work
+from sglang_instrument.analysis.verdict.detectors.stale_samples import find_stale_samples
 from sglang_instrument.analysis.verdict.detectors.standstill import find_standstills
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
@@ -22,6 +23,7 @@ from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 DETECTORS: Final[tuple[Callable[[Evidence], Iterator[Finding]], ...]] = (
     find_endings,
     find_missing_files,
+    find_stale_samples,
     find_blocked_loops,
     find_standstills,
     find_slow_work,
