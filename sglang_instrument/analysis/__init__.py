@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.join import joined_calls as joined_calls
     from sglang_instrument.analysis.answers.lengths import length_table as length_table
     from sglang_instrument.analysis.answers.lengths import reward_by_length as reward_by_length
+    from sglang_instrument.analysis.answers.lengths import speculation_by_length as speculation_by_length
+    from sglang_instrument.analysis.answers.lengths import speculation_table as speculation_table
     from sglang_instrument.analysis.answers.requests import cdf_table as cdf_table
     from sglang_instrument.analysis.answers.requests import request_table as request_table
     from sglang_instrument.analysis.answers.requests import waterfall as waterfall
@@ -47,6 +49,9 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.unfinished import (
         workers_without_records as workers_without_records,
     )
+    from sglang_instrument.analysis.answers.weights.lineage import lineage as lineage
+    from sglang_instrument.analysis.answers.weights.lineage import lineage_by_weights as lineage_by_weights
+    from sglang_instrument.analysis.answers.weights.updates import weight_updates as weight_updates
     from sglang_instrument.analysis.answers.workers import Chain as Chain
     from sglang_instrument.analysis.answers.workers import Link as Link
     from sglang_instrument.analysis.answers.workers import barrier_table as barrier_table
@@ -64,6 +69,8 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.ledger.ledger import step_ledger as step_ledger
     from sglang_instrument.analysis.ledger.ledger import step_windows as step_windows
     from sglang_instrument.analysis.ledger.ledger import worker_ledger as worker_ledger
+    from sglang_instrument.analysis.ledger.loop import Loop as Loop
+    from sglang_instrument.analysis.ledger.loop_of_run import loop_of as loop_of
     from sglang_instrument.analysis.questions import Report as Report
     from sglang_instrument.analysis.questions import Run as Run
     from sglang_instrument.analysis.questions import open_run as open_run
@@ -73,6 +80,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.run.health import Health as Health
     from sglang_instrument.analysis.timing.nesting import nest as nest
     from sglang_instrument.analysis.timing.wall_time import split_wall_time as split_wall_time
+    from sglang_instrument.analysis.verdict.detectors.weights import weights_findings as weights_findings
     from sglang_instrument.analysis.verdict.evidence.finding import Finding as Finding
     from sglang_instrument.analysis.verdict.verdict import findings_of as findings_of
     from sglang_instrument.analysis.verdict.verdict import verdict_of as verdict_of
@@ -87,6 +95,7 @@ _HOMES = {
     "Finding": "verdict.evidence.finding",
     "Health": "run.health",
     "Link": "answers.workers",
+    "Loop": "ledger.loop",
     "Model": "changes.whatif",
     "Report": "questions",
     "Rules": "changes.rules",
@@ -110,8 +119,11 @@ _HOMES = {
     "followed_calls": "answers.routing.conversations",
     "joined_calls": "answers.join",
     "length_table": "answers.lengths",
+    "lineage": "answers.weights.lineage",
+    "lineage_by_weights": "answers.weights.lineage",
     "load_over_time": "answers.routing.load",
     "loop_blocks": "answers.gaps",
+    "loop_of": "ledger.loop_of_run",
     "nest": "timing.nesting",
     "open_run": "questions",
     "paths_of": "answers.call_times",
@@ -129,6 +141,8 @@ _HOMES = {
     "split_wall_time": "timing.wall_time",
     "standstill": "answers.gaps",
     "step_ledger": "ledger.ledger",
+    "speculation_by_length": "answers.lengths",
+    "speculation_table": "answers.lengths",
     "step_table": "answers.steps",
     "step_windows": "ledger.ledger",
     "summary_table": "answers.summary",
@@ -139,6 +153,8 @@ _HOMES = {
     "validation_of": "changes.whatif",
     "verdict_of": "verdict.verdict",
     "waterfall": "answers.requests",
+    "weight_updates": "answers.weights.updates",
+    "weights_findings": "verdict.detectors.weights",
     "what_if": "changes.whatif",
     "with_cached": "answers.routing.conversations",
     "worker_ledger": "ledger.ledger",
@@ -155,6 +171,7 @@ __all__ = [
     "Finding",
     "Health",
     "Link",
+    "Loop",
     "Model",
     "Report",
     "Rules",
@@ -179,8 +196,11 @@ __all__ = [
     "followed_calls",
     "joined_calls",
     "length_table",
+    "lineage",
+    "lineage_by_weights",
     "load_over_time",
     "loop_blocks",
+    "loop_of",
     "nest",
     "open_run",
     "paths_of",
@@ -195,6 +215,8 @@ __all__ = [
     "server_rows",
     "server_samples",
     "server_table",
+    "speculation_by_length",
+    "speculation_table",
     "split_wall_time",
     "standstill",
     "step_ledger",
@@ -208,6 +230,8 @@ __all__ = [
     "validation_of",
     "verdict_of",
     "waterfall",
+    "weight_updates",
+    "weights_findings",
     "what_if",
     "with_cached",
     "worker_ledger",

@@ -6,6 +6,7 @@ from sglang_instrument.testing.causes import BlockedLoop as BlockedLoop
 from sglang_instrument.testing.causes import Cause as Cause
 from sglang_instrument.testing.causes import ColdStart as ColdStart
 from sglang_instrument.testing.causes import Death as Death
+from sglang_instrument.testing.causes import FallingAcceptance as FallingAcceptance
 from sglang_instrument.testing.causes import Gap as Gap
 from sglang_instrument.testing.causes import Growth as Growth
 from sglang_instrument.testing.causes import Hang as Hang
@@ -34,6 +35,7 @@ __all__ = [
     "ColdStart",
     "Death",
     "Engine",
+    "FallingAcceptance",
     "Gap",
     "Growth",
     "Hang",

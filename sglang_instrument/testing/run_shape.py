@@ -13,6 +13,7 @@ from sglang_instrument.testing.simulation.trainer import Trainer
 from sglang_instrument.testing.simulation.workload import Workload, draw_requests
 
 _APART_SEC = 0.05  # from one rollout to the next, where the trainer trains meanwhile
+_STREAMS = 0.75  # of a rollout's time: then the next begins, where they overlap
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class PlayedStep:
         step: Its number.
         begin: When it began, in seconds after the run.
         done: When the last worker was done; NEVER if one hangs.
+        waited: Since when the trainer waited for it.
         trained: From when to when the trainer trained on it.
         next_begin: When the next step, or a validation before it, begins.
         between_sec: Seconds of each phase of the trainer.
@@ -92,6 +94,7 @@ class PlayedStep:
     step: int
     begin: float
     done: float
+    waited: float
     trained: tuple[float, float]
     next_begin: float
     between_sec: dict[str, float]
@@ -161,5 +164,16 @@ def _play_step(
     done = max(one.end for one in rollouts)
     start = max(done, trained)
     training = start, start + sum(plan.between_sec.values())
-    next_begin = max(done + _APART_SEC, trained) if shape.trainer.overlaps else training[1]
-    return PlayedStep(plan.step, begin, done, training, next_begin, plan.between_sec, rollouts)
+    waited = trained if shape.trainer.overlaps else begin
+    next_begin = _next_begin(shape.trainer, begin, done, training, trained)
+    return PlayedStep(plan.step, begin, done, waited, training, next_begin, plan.between_sec, rollouts)
+
+
+def _next_begin(
+    trainer: Trainer, begin: float, done: float, training: tuple[float, float], trained: float
+) -> float:
+    """Return when the next rollout begins: at most one step ahead of the trainer."""
+    if not trainer.overlaps:
+        return training[1]
+    ready = begin + _STREAMS * (done - begin) if trainer.streams else done + _APART_SEC + trainer.pauses_sec
+    return max(ready, trained)

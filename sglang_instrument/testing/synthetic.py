@@ -77,9 +77,9 @@ def _write_workers(folder: Path, shape: RunShape, played: PlayedStep, run_id: st
 
 def _write_trainer(folder: Path, shape: RunShape, played: PlayedStep, run_id: str) -> None:
     if shape.trainer.recorded and played.done < NEVER:
-        records = trainer_records(played.begin, played.done, played.trained[0], played.between_sec)
+        records = trainer_records(played.waited, played.done, played.trained[0], played.between_sec)
         file = LogFile(played.step, 0, 0.0, run_id)
-        lines = file.lines(records, played.begin, max(one.end for one in records))
+        lines = file.lines(records, played.waited, max(one.end for one in records))
         _write(folder / f"step_{played.step}" / "trainer_0.jsonl", lines)
 
 

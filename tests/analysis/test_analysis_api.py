@@ -106,6 +106,16 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "rewards": lambda run: a.reward_by_length(run.digest.filter(TRAINING)).to_dicts(),
         },
     ),
+    "loop": (
+        ["--step", "2"],
+        {
+            "shape": lambda run: a.loop_of(run).shape(),
+            "mean": lambda run: a.loop_of(run).mean([2]),
+            "unseen": lambda run: a.loop_of(run).unseen,
+            "steps": lambda run: rows(a.loop_of(run).steps().filter(step=2)),
+            "ledger": lambda run: rows(a.loop_of(run).ledger().filter(step=2)),
+        },
+    ),
     "gaps": (
         ["--curve"],
         {

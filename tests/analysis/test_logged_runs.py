@@ -56,6 +56,24 @@ def test_records_without_a_step_do_not_replace_the_steps_of_older_runs(tmp_path:
     assert open_run(folder).steps == [1, 2, 3, 4]
 
 
+def test_a_resumed_trainer_replaces_no_step_before_its_own_first_though_its_workers_name_one(
+    tmp_path: Path,
+) -> None:
+    folder = launched_again(tmp_path / "exp", first_step=3)
+    lines = (folder / "step_4/worker_0.jsonl").read_bytes().splitlines(keepends=True)
+    begin = next(
+        number for number, line in enumerate(lines) if b"log_opened" in line and b"synthetic-2" in line
+    )
+    again = lines[begin].replace(b'"extra":{', b'"extra":{"step_bound":true,')
+    with (folder / "step_1/worker_0.jsonl").open("ab") as stream:  # its worker knows no version yet
+        stream.write(again)
+    assert open_run(folder).health.runs == ["synthetic-2"]
+    (folder / "step_3/trainer_0.jsonl").write_bytes(lines[begin])
+    run = open_run(folder)
+    assert run.steps == [1, 2, 3, 4]
+    assert run.health.runs == ["synthetic-1", "synthetic-2"]
+
+
 def test_the_name_of_a_folder_of_one_run_is_its_path(tmp_path: Path) -> None:
     folder = synthetic_run(tmp_path / "exp", steps=1, workers=1, requests=2)
     assert open_run(folder).name == str(folder)

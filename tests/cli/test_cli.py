@@ -68,6 +68,7 @@ READING = {
     "gaps": ["--curve"],
     "staleness": ["--by-worker", "--groups"],
     "waste": [],
+    "loop": [],
     "whatif": ["--max-tokens", 100],
     "check": [],
 }

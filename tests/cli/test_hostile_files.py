@@ -31,6 +31,7 @@ COMMANDS = {
     "turns": [],
     "lengths": [],
     "gaps": [],
+    "loop": [],
     "whatif": ["--max-tokens", "100"],
     "check": [],
     "status": [],

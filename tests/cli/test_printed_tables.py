@@ -25,6 +25,7 @@ ASKED = {
     "turns": ["--tools"],
     "lengths": [],
     "gaps": [],
+    "loop": [],
     "whatif": ["--max-tokens", "100"],
 }
 

@@ -29,7 +29,12 @@ RUN = {
     "analysis.run",
 }
 LEDGER = RUN | {"analysis.ledger"}
-ROUTING = {"analysis.answers", "analysis.answers.routing", "analysis.answers.asynchronous"}
+ROUTING = {
+    "analysis.answers",
+    "analysis.answers.routing",
+    "analysis.answers.weights",
+    "analysis.answers.asynchronous",
+}
 ANSWERS = LEDGER | ROUTING | {"analysis.changes", "analysis.verdict", "analysis.verdict.evidence"}
 
 #: The other folders that each folder may import, from the bottom up. Two halves share only the vocabulary:
@@ -69,6 +74,7 @@ MAY_IMPORT = {
     "analysis.run": RUN,
     "analysis.ledger": RUN,
     "analysis.answers": LEDGER,
+    "analysis.answers.weights": LEDGER | {"analysis.answers"},
     "analysis.changes": LEDGER | {"analysis.answers", "analysis.answers.asynchronous"},
     "analysis.answers.routing": LEDGER | {"analysis.answers"},
     "analysis.answers.asynchronous": LEDGER | {"analysis.answers"},

@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_instrument.errors import TableError
+from sglang_instrument.patching.probes import finished_regions
 from sglang_instrument.patching.probes.field_readers import build, condition, local_arguments, locals_of
 from sglang_instrument.patching.tables.field_functions import UNBOUND
 from sglang_instrument.patching.tables.field_language import Constant, Path, Step, parse
 from sglang_instrument.recording.measure.binding import bind
 from sglang_instrument.recording.measure.context import forget_all
+from sglang_instrument.recording.measure.spans import Span
 
 
 def compiled(fields, moment="exit"):
@@ -189,6 +191,31 @@ def test_what_is_bound_around_and_imported_modules_can_be_read_at_entry():
         parse("latest.worker", "enter")
     with pytest.raises(TableError, match=r"expected before\.EVENT"):
         parse("size(before)", "enter")
+
+
+def test_the_newest_fields_of_an_event_are_read_wherever_its_region_was():
+    names, reader = compiled({"x": "last.call_made.version | 0"}, "enter")
+    assert (names, reader(None)) == ((), {"x": 0})
+    for version in (1, None, 2):
+        finished_regions.report(Span("call_made", {"version": version}))
+        expected = {"x": version or 1}
+        assert reader(None) == expected
+    finished_regions.report(Span("call_made", {"error": "no version"}))
+    assert reader(None) == {"x": 2}
+    assert parse("last.call_made.version", "enter").last_events == {"call_made"}
+    assert parse("last.x", "exit").locals == ("last",)
+    with pytest.raises(TableError, match=r"expected last\.EVENT"):
+        parse("size(last)", "enter")
+
+
+def test_numbers_are_lessened_and_repeated_elements_read_once():
+    assert read("minus1(step)", step=5) == {"x": 4}
+    assert read("minus12(step)", step=np.int64(5)) == {"x": -7}
+    assert read("minus1(step)", step=None) == read("minus1(step)", step="5") == {}
+    uids = np.array(["b", "a", "b"], dtype=object)
+    assert read("unique(uids)", uids=uids) == {"x": ["b", "a"]}
+    assert read("unique(uids[*])", uids=["a", "a"]) == {"x": ["a"]}
+    assert read("unique(uids)", uids=3) == {}
 
 
 def test_the_returned_value_is_read_from_the_run():

@@ -1,4 +1,4 @@
-"""Show how long responses are, what they cost, and whether long ones earn more reward."""
+"""Show how long responses are, what they cost, whether long ones earn more, and how well they are drafted."""
 
 from typing import Final
 
@@ -66,3 +66,40 @@ def reward_by_length(digest: Digest) -> pl.DataFrame:
         )
         .sort("decile")
     )
+
+
+def speculation_table(digest: Digest) -> pl.DataFrame:
+    """Return one row per step with replies whose drafted tokens were verified; none where nobody logged it.
+
+    Returns:
+        step, validate; replies; tokens and verifications: of these replies; accepted: tokens a verification,
+        with the one that the model writes itself, so 1 means that no drafted token was right.
+    """
+    return _verified(digest).group_by(STEP).agg(*_ACCEPTED).sort("validate", "step")
+
+
+def speculation_by_length(digest: Digest) -> pl.DataFrame:
+    """Return one row per decile of these replies by length, the shortest first.
+
+    Returns:
+        decile (1 to 10), from_tokens, to_tokens; replies, tokens, verifications, accepted: as in
+        `speculation_table`.
+    """
+    rank = pl.col("response_tokens").rank("ordinal").cast(pl.Int64) - 1
+    ranked = _verified(digest).with_columns(decile=rank * _DECILES // pl.len() + 1)
+    ends = (pl.col("response_tokens").min(), pl.col("response_tokens").max())
+    table = ranked.group_by("decile").agg(*_ACCEPTED, from_tokens=ends[0], to_tokens=ends[1])
+    return table.sort("decile")
+
+
+_ACCEPTED: Final = (
+    pl.len().cast(pl.Int64).alias("replies"),
+    pl.col("response_tokens").sum().alias("tokens"),
+    pl.col("verifications").sum(),
+    (pl.col("response_tokens").sum() / pl.col("verifications").sum()).alias("accepted"),
+)
+
+
+def _verified(digest: Digest) -> pl.DataFrame:
+    known = (pl.col("verifications") > 0) & (pl.col("response_tokens") > 0)
+    return digest.of_workers().turns.filter(known)

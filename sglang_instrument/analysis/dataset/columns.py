@@ -110,6 +110,9 @@ TABLES: Final[dict[str, dict[str, Column]]] = {
         "end_us": _TIMES["end_us"],
         "response_tokens": Column(pl.Int64, "tokens of its reply"),
         "weight_version": Column(pl.Int64, "weights of its reply; null if not logged, or no number"),
+        "verifications": Column(
+            pl.Int64, "passes of the model that checked drafted tokens; null if not logged"
+        ),
         **_KINDS,
     },
     "steps": {

@@ -125,7 +125,8 @@ def _view(dataset: Path, name: str) -> str:
         types = ", ".join(f'"{column}" {_TYPES[kind]}' for column, kind in schema_of(name).items())
         return f"CREATE TABLE {name} ({types})"
     partitions = _PARTITIONS if name == SPANS else {}
-    columns = ", ".join(f'{partitions.get(column, column)} AS "{column}"' for column in TABLES[name])
+    quoted = {column: f'"{column}"' for column in TABLES[name]}  # `group` is a word of SQL
+    columns = ", ".join(f"{partitions.get(column, own)} AS {own}" for column, own in quoted.items())
     options = ", hive_partitioning = true, hive_types_autocast = false" if partitions else ""
     source = f"read_parquet({_pattern(dataset, below)}{options})"
     return f"CREATE VIEW {name} AS SELECT {columns} FROM {source}"  # noqa: S608 - names and paths of ours

@@ -62,6 +62,7 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         "end_us": pl.Int64,
         "response_tokens": pl.Int64,
         "weight_version": pl.Int64,
+        "verifications": pl.Int64,
         **{f"{kind}_sec": pl.Float64 for kind in KINDS},
     },
     "samples": {

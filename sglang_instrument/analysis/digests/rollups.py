@@ -103,30 +103,31 @@ def _outermost_parts(spans: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame
     kind = pl.Series("kind", _KIND_OF_PHASE, dtype=pl.Int8).gather(spans["counts_for"].to_physical())
     outer = kind.is_not_null() & kind.ne_missing(kind.gather(spans["parent"]))
     parts = spans.select("place", "row", "event", "start_us", "end_us", "duration_sec").filter(outer)
-    fields = records.select("request_id", "turn", "response_tokens", *VERSIONS)[parts["row"]]
+    fields = records.select("request_id", "turn", "response_tokens", "verifications", *VERSIONS)[parts["row"]]
     parts = pl.concat([parts.with_columns(kind=kind.filter(outer)), fields], how="horizontal")
-    lacks = (
-        pl.col("request_id").is_not_null() & (pl.col("kind") == ENGINE) & pl.col("response_tokens").is_null()
-    )
-    if parts.select(lacks.any()).item():
-        inside = _tokens_inside(spans, records, (kind == ENGINE) & ~outer)
-        tokens = parts.select("row").join(inside, on="row", how="left", maintain_order="left")["tokens"]
-        parts = parts.with_columns(response_tokens=pl.coalesce("response_tokens", tokens))
+    for name in ("response_tokens", "verifications"):
+        if records[name].null_count() == len(records):
+            continue
+        lacks = pl.col("request_id").is_not_null() & (pl.col("kind") == ENGINE) & pl.col(name).is_null()
+        if parts.select(lacks.any()).item():
+            inside = _sums_inside(spans, records[name], (kind == ENGINE) & ~outer)
+            sums = parts.select("row").join(inside, on="row", how="left", maintain_order="left")["number"]
+            parts = parts.with_columns(pl.coalesce(name, sums))
     return parts
 
 
-def _tokens_inside(spans: pl.DataFrame, records: pl.DataFrame, inner: pl.Series) -> pl.DataFrame:
-    """Return the tokens that `inner` engine spans log, summed by the `row` of the outermost one around."""
-    parent, tokens = spans["parent"], records["response_tokens"].gather(spans["row"])
-    # A span whose parent logs tokens repeats them.
+def _sums_inside(spans: pl.DataFrame, numbers: pl.Series, inner: pl.Series) -> pl.DataFrame:
+    """Return the numbers that `inner` engine spans log, summed by the `row` of the outermost one around."""
+    parent, tokens = spans["parent"], numbers.gather(spans["row"])
+    # A span whose parent logs the number repeats it.
     told = (inner & tokens.is_not_null() & tokens.gather(parent).is_null()).arg_true()
     around = parent.gather(told)
     while inner.gather(around).any():
         around = pl.select(
             pl.when(inner.gather(around)).then(parent.gather(around)).otherwise(around)
         ).to_series()
-    found = pl.DataFrame({"row": spans["row"].gather(around), "tokens": tokens.gather(told)})
-    return found.group_by("row").agg(pl.col("tokens").sum())
+    found = pl.DataFrame({"row": spans["row"].gather(around), "number": tokens.gather(told)})
+    return found.group_by("row").agg(pl.col("number").sum())
 
 
 def _requests(

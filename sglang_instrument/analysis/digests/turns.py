@@ -25,8 +25,8 @@ def sum_by_number(parts: pl.DataFrame) -> pl.DataFrame:
     """Return one row per request and turn number (null for none), in order.
 
     Args:
-        parts: Place, request_id, turn, kind (its number in `KINDS`), event, times, tokens and version of
-            each part.
+        parts: Place, request_id, turn, kind (its number in `KINDS`), event, times, tokens, version and
+            verifications of each part.
     """
     parts = _numbered(parts.filter(pl.col("request_id").is_not_null()))
     logged = _summed(parts)
@@ -75,6 +75,7 @@ def _summed(parts: pl.DataFrame) -> pl.DataFrame:
             answered_us=pl.col("start_us").filter(_ANSWERS).min(),
             response_tokens=pl.col("response_tokens").filter(_CALLS).max(),
             weight_version=pl.col("weight_version").filter(_CALLS).max(),
+            verifications=pl.col("verifications").filter(_CALLS).max(),
             called=_CALLS.any(),
         )
         .sort(_TURN)
@@ -100,6 +101,7 @@ def turns_of(logged: pl.DataFrame) -> pl.DataFrame:
             end_us=pl.col("end_us").max(),
             response_tokens=pl.col("response_tokens").max(),
             weight_version=pl.col("weight_version").max(),
+            verifications=pl.col("verifications").max(),
         )
         .drop_nulls("turn")
     )

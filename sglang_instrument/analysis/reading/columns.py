@@ -43,6 +43,7 @@ COLUMNS: Final[dict[str, Any]] = {
     "group": pl.String,
     "sample": pl.String,
     "resumed_tokens": pl.Int64,
+    "verifications": pl.Int64,
     "sample_facts": pl.String,
     "source": pl.Int64,
     "position": pl.Int64,
@@ -58,7 +59,7 @@ _EVERY: Final = ("start_us", "duration_sec", "task")
 _RARE: Final = ("phase", "spawned_by", "error", "active_sec", "device_sec", "stamp")
 _FIELDS: Final = (
     *("request_id", "turn", "turns", "finish_reason", "reward", "response_tokens", "tool"),
-    *("weight_version", "first_weight_version", "group", "sample", "resumed_tokens"),
+    *("weight_version", "first_weight_version", "group", "sample", "resumed_tokens", "verifications"),
 )
 _KINDS: Final = {**COLUMNS, "stamp": pl.String}
 # Events whose fields a digest does not need: they are part of other work, or outside of requests.
@@ -211,6 +212,7 @@ class Columns:
         lists["group"] += [label_of(one.group, one.group_index) for one in fields]
         lists["sample"] += [label_of(one.sample) for one in fields]
         lists["resumed_tokens"] += [version_of(one.resumed_tokens) for one in fields]
+        lists["verifications"] += [version_of(one.spec_verify_ct) for one in fields]
         if not self._for_digest:
             lists["tool"] += [one.tool for one in fields]
 

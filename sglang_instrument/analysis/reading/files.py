@@ -93,13 +93,14 @@ def newest_runs(files: Sequence[File]) -> dict[str, str | None]:
     """Return for each folder the id of its newest run: the one with the latest header there.
 
     A run that begins at step 3 replaces all later steps of older runs, also those that it has not reached
-    yet: the folders of these steps are left out.
+    yet: the folders of these steps are left out. It does not replace earlier ones: the workers of an
+    asynchronous trainer write to step 0 until they know the version of the weights.
     """
     newest: dict[str, tuple[int, str | None]] = {}
     first_steps = _first_steps(files)
     for file in files:
         for control in file.controls:
-            if control.event == LOG_OPENED and not _is_replaced(file, control.run_id, first_steps):
+            if control.event == LOG_OPENED and not _is_of_other(file, control, first_steps):
                 before = newest.get(file.folder)
                 if before is None or control.time_us >= before[0]:
                     newest[file.folder] = (control.time_us, control.run_id)
@@ -107,26 +108,43 @@ def newest_runs(files: Sequence[File]) -> dict[str, str | None]:
 
 
 def _first_steps(files: Sequence[File]) -> dict[str, int]:
-    """Return the first training step of each run, the oldest run first; {} if there is only one run."""
+    """Return the first training step of each run, the oldest run first; {} if there is only one run.
+
+    It is the first of the trainer's, where the trainer logs.
+    """
     begun = run_begins(files)
     if len(begun) < 2:
         return {}
+    of_trainers = _first_bound([file for file in files if file.place and file.place.role == "trainer"])
+    first = {**_first_bound(files), **of_trainers}
+    return {run_id: first[run_id] for run_id in begun if run_id in first}
+
+
+def _first_bound(files: Sequence[File]) -> dict[str, int]:
+    """Return the first training step of each run among these files."""
     first: dict[str, int] = {}
     for file in files:
         if file.place is None or file.place.step is None or file.place.validate:
             continue
         for control in file.controls:
-            # Records without a step are in step 0, too; the header there tells.
-            if control.event == LOG_OPENED and (file.place.step > 0 or control.extra.step_bound):
+            if control.event == LOG_OPENED and _binds_step(file.place, control):
                 run_id = control.run_id or ""
                 first[run_id] = min(file.place.step, first.get(run_id, file.place.step))
-    return {run_id: first[run_id] for run_id in begun if run_id in first}
+    return first
 
 
-def _is_replaced(file: File, run_id: str | None, first_steps: dict[str, int]) -> bool:
-    """Return whether a later run began at the step of a file, or before it."""
+def _binds_step(place: Place, control: Control) -> bool:
+    """Return whether a header is that of a step: records without one are in the folder of step 0, too."""
+    return place.step is not None and (place.step > 0 or control.extra.step_bound is True)
+
+
+def _is_of_other(file: File, header: Control, first_steps: dict[str, int]) -> bool:
+    """Return whether a later run began at the step of a file, or before it; or this one after it."""
+    run_id = header.run_id
     if file.place is None or file.place.step is None or run_id not in first_steps:
         return False
+    if file.place.step < first_steps[run_id] and _binds_step(file.place, header):
+        return True
     runs = list(first_steps)
     return any(first_steps[later] <= file.place.step for later in runs[runs.index(run_id) + 1 :])
 

@@ -34,6 +34,7 @@ class Extra(Struct, gc=False, omit_defaults=True):
     group_index: Any = None
     sample: Any = None
     resumed_tokens: Any = None
+    spec_verify_ct: Any = None
     # of samples that were taken for training or thrown away; other events have fields of these names, too
     samples: Any = None
     groups: Any = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Final
+from typing import Any, Final
 
 from sglang_instrument.cli import select
 from sglang_instrument.cli.columns import Column
@@ -14,10 +14,13 @@ Show the lengths of the responses by step, and the rewards of short and long one
 
     sglang-instrument lengths logs/gsm8k_600
     sglang-instrument lengths logs/gsm8k_600 --step 67
+    sglang-instrument lengths logs/gsm8k_600 --speculation      # tokens a verification, by step and by length
 
 --json prints {"folder", "lengths": [{"step", "validate", "requests", "min", "mean", "p95", "max", "cut",
 "tokens_per_sec", "reward"}], "rewards": [{"decile", "requests", "from_tokens", "to_tokens", "mean_sec",
-"reward", "low", "high"}]}."""
+"reward", "low", "high"}]} and, with --speculation, "speculation": [{"step", "validate", "replies", "tokens",
+"verifications", "accepted"}], "by_length": [{"decile", "from_tokens", "to_tokens", "replies", "tokens",
+"verifications", "accepted"}]."""
 
 _LENGTHS: Final = (
     Column("step", "its number"),
@@ -38,27 +41,62 @@ _REWARDS: Final = (
     Column("low", "begin of its 95 % interval", "number"),
     Column("high", "end of its 95 % interval", "number"),
 )
-TABLES: Final = {"responses by step": _LENGTHS, "rewards by length": _REWARDS}
+_OF_REPLIES: Final = (
+    Column("replies", "how many: a reply is an engine call of a turn", "count"),
+    Column("tokens", "of these replies", "count"),
+    Column("verifications", "passes of the model that checked drafted tokens", "count"),
+    Column(
+        "accepted", "tokens a verification, with the one that the model writes itself: 1 is none", "number"
+    ),
+)
+_SPECULATION: Final = (Column("step", "its number"), *_OF_REPLIES)
+_BY_LENGTH: Final = (
+    Column("tokens of a reply", "a tenth of the replies, the shortest first: its shortest and its longest"),
+    *_OF_REPLIES,
+)
+TABLES: Final = {
+    "responses by step": _LENGTHS,
+    "rewards by length": _REWARDS,
+    "--speculation: by step": _SPECULATION,
+    "--speculation: by length": _BY_LENGTH,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `lengths`."""
     select.add_arguments(parser)
+    parser.add_argument(
+        "--speculation", action="store_true", help="how many tokens speculative decoding accepts"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print lengths by step and rewards by length."""
     import polars as pl
 
-    from sglang_instrument.analysis.answers.lengths import length_table, reward_by_length
+    from sglang_instrument.analysis.answers.lengths import (
+        length_table,
+        reward_by_length,
+        speculation_by_length,
+        speculation_table,
+    )
 
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress)
         steps = select.steps_of(opened, args)
         chosen = opened.digest.filter((pl.col("validate") == args.validate) & select.within(steps))
         lengths, rewards = length_table(chosen).to_dicts(), reward_by_length(chosen).to_dicts()
+        speculation: dict[str, list[dict[str, Any]]] = {}
+        if args.speculation:
+            speculation = {
+                "speculation": speculation_table(chosen).to_dicts(),
+                "by_length": speculation_by_length(chosen).to_dicts(),
+            }
     if args.json:
-        print_json({"folder": str(opened.folder), "lengths": lengths, "rewards": rewards})
+        print_json({"folder": str(opened.folder), "lengths": lengths, "rewards": rewards, **speculation})
+        return 0
+    if speculation:
+        _print_speculation(f"{opened.name}{select.named(steps, validate=args.validate)}", **speculation)
         return 0
     names = ("step", "requests", "min", "mean", "p95", "max", "cut", "tokens_per_sec", "reward")
     rows = [tuple(row[name] for name in names) for row in lengths]
@@ -76,3 +114,20 @@ def run(args: argparse.Namespace) -> int:
     ]
     print_table(_REWARDS, tenths, title="\nreward by length, in tenths of the requests")
     return 0
+
+
+def _print_speculation(name: str, speculation: list[dict[str, Any]], by_length: list[dict[str, Any]]) -> None:
+    numbers = ("replies", "tokens", "verifications", "accepted")
+    if not speculation:
+        print_line(
+            "no reply has the number of its verifications: SGLang reports spec_verify_ct in meta_info where "
+            "speculative decoding is on (--speculative-algorithm)"
+        )
+        return
+    rows = [tuple(row[one] for one in ("step", *numbers)) for row in speculation]
+    print_table(_SPECULATION, rows, title=f"{name}: speculative decoding")
+    tenths = [
+        (f"{row['from_tokens']:,} - {row['to_tokens']:,}", *(row[one] for one in numbers))
+        for row in by_length
+    ]
+    print_table(_BY_LENGTH, tenths, title="\nby length, in tenths of the replies")

@@ -17,6 +17,7 @@ from sglang_instrument.patching.tables.field_language import (
     BEFORE,
     BOUND,
     INSIDE,
+    LAST,
     LATEST,
     MODULES,
     Constant,
@@ -38,8 +39,7 @@ _HERE: Final = "__sglang_here"
 _EACH: Final = "__sglang_each"
 _VALUE: Final = "__sglang_value"
 _DURATION: Final = "duration_sec"  # a field of every record
-#: Roots that lead to the records of other regions.
-_OF_RECORDS: Final = frozenset({INSIDE, BEFORE})
+_OF_RECORDS: Final = frozenset({INSIDE, BEFORE, LAST})  # roots that lead to those of other regions
 
 
 _PLAIN: Final = frozenset({dict, list, tuple})
@@ -66,6 +66,7 @@ _NAMESPACE: Final = {
     "__sglang_bound": bound_ids.bound,
     "__sglang_latest": bound_ids.latest,
     "__sglang_before": finished_regions.before,
+    "__sglang_last": finished_regions.last,
     "__sglang_modules": sys.modules,
 }
 
@@ -227,15 +228,15 @@ def _key(step: Step) -> ast.expr:
 
 
 def _records(path: Path) -> ast.expr:
-    """Return an expression for a path from `inside` or `before`.
+    """Return an expression for a path from `inside`, `before` or `last`.
 
     Records are mappings; an event that did not happen has none.
     """
     event = ast.Constant(path.steps[0].name)
     get = ast.Attribute(_of_run("inside"), "get", ast.Load())
     here: ast.expr = ast.Call(get, [event, ast.List([], ast.Load())], [])
-    if path.root == BEFORE:
-        here = _call("__sglang_before", event)
+    if path.root != INSIDE:
+        here = _call(f"__sglang_{path.root}", event)
     field = _each_record(path)
     if field is not None:
         return _field_of_each(here, field)

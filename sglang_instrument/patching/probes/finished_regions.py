@@ -1,6 +1,7 @@
-"""Keep the records of finished regions that `inside.EVENT` and `before.EVENT` read.
+"""Keep the records of finished regions that `inside.EVENT`, `before.EVENT` and `last.EVENT` read.
 
-Records are kept only while a region that reads them is open, and only of its events; others cost nothing.
+Records are kept only while a region that reads them is open, and only of its events; others cost nothing. Of
+an event that `last` reads, one record is kept.
 """
 
 from contextvars import ContextVar
@@ -65,10 +66,26 @@ def before(event: str) -> list[dict[str, Any]]:
     return []
 
 
+#: The newest value of each field, of the events that `last` reads.
+_last: Final[dict[str, dict[str, Any]]] = {}
+
+
+def last(event: str) -> dict[str, Any]:
+    """Return the fields of an event's last finished region; of a field that it lacked, an earlier value.
+
+    They are kept from the first call on.
+    """
+    return _last.setdefault(event, {})
+
+
 def report(finished: Span) -> None:
     """Give the record of a finished region to all enclosing open regions that read its event."""
     outer, event = collecting.get(), finished.event
     record: dict[str, Any] | None = None
+    newest = _last.get(event)
+    if newest is not None:
+        record = _record(finished)
+        newest.update((name, value) for name, value in record.items() if value is not None)
     while outer is not None:
         if event in outer.wanted:
             if record is None:

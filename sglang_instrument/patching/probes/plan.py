@@ -12,7 +12,7 @@ from sglang_instrument.patching.probes.field_readers import (
     reader,
 )
 from sglang_instrument.patching.probes.step_counter import StepCount, step_count
-from sglang_instrument.patching.tables.field_language import ITEM, RESULT, Expression, Moment, parsed
+from sglang_instrument.patching.tables.field_language import ITEM, LAST, RESULT, Expression, Moment, parsed
 from sglang_instrument.patching.tables.regions import Emit, Region
 from sglang_instrument.recording.measure.spans import Span, WatchedSpan, kind_for
 
@@ -23,7 +23,8 @@ class Plan:
 
     `is_conditional`: a condition decides whether a run is recorded. `binds`: a run binds ids.
     `keeps_inner_records`: a run keeps the records of the regions that finish inside it. `is_read_by_others`:
-    another region reads this event through `inside`. `wants_inside`: the events that this region reads so.
+    another region reads this event through `inside` or `last`. `wants_inside`: the events that this one reads
+    through `inside`.
     """
 
     event: str
@@ -138,7 +139,7 @@ def make_plan(region: Region, is_read_by_others: bool = False) -> Plan:
 
 
 def wanted_events(regions: Iterable[Region]) -> frozenset[str]:
-    """Return the events that the exit fields of any of `regions` read through `inside`."""
+    """Return the events that fields of any of `regions` read through `inside` at exit, or `last` at entry."""
     wanted: set[str] = set()
     for region in regions:
         try:
@@ -146,6 +147,8 @@ def wanted_events(regions: Iterable[Region]) -> frozenset[str]:
             wanted |= _events(
                 _parse(region, "exit", at_exit, "item" if region.generator else "exit").values()
             )
+            for one in [*region.bind.values(), *region.enter.values()]:
+                wanted |= parsed(one, "enter").last_events if f"{LAST}." in one else frozenset()
         except TableError:  # reported when this region's probe is made; it must not stop the other regions
             continue
     return frozenset(wanted)

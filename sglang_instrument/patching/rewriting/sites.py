@@ -154,17 +154,18 @@ def _objection(bindings: Bindings, region: Region, statements: Statements) -> st
 
 
 def _without_rivals(placed: list[PlacedRegion]) -> list[PlacedRegion]:
-    """Keep one variant of each event; variants are regions of one event with `requires`.
+    """Keep one variant of each event; variants are regions of one event with different `requires`.
 
-    Take the first found variant for this version, else the first that was found.
+    Take the first found variant for this version, else the first that was found, and those of its `requires`.
     """
     taken: dict[str, PlacedRegion] = {}
     for one in sorted(placed, key=lambda one: (not one.is_found, not one.site.expected)):
         if one.site.region.requires is not None:
             taken.setdefault(one.site.region.event, one)
+    chosen = {event: one.site.region.requires for event, one in taken.items()}
     return [
         one
-        if one.site.region.requires is None or taken[one.site.region.event] is one
+        if one.site.region.requires in (None, chosen.get(one.site.region.event))
         else PlacedRegion(
             replace(one.site, state="missing", note="another variant of the event is used", expected=False)
         )

@@ -1,4 +1,4 @@
-"""Check the fields that a region reads of other regions through `inside` and `before`: do they exist?"""
+"""Check the fields that a region reads of other regions through `inside`, `before`, `last`: do they exist?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from sglang_instrument.errors import TableError
-from sglang_instrument.patching.tables.field_language import BEFORE, INSIDE, Expression, Moment, Path, parsed
+from sglang_instrument.patching.tables.field_language import (
+    BEFORE,
+    INSIDE,
+    LAST,
+    Expression,
+    Moment,
+    Path,
+    parsed,
+)
 
 if TYPE_CHECKING:
     from sglang_instrument.patching.tables.regions import Region
@@ -53,12 +61,16 @@ def _paths_of(region: Region) -> Iterator[tuple[str, Path]]:
         for name, text in fields.items():
             expression = _parsed(text, moment)
             for path in () if expression is None else expression.paths:
-                if path.root in (INSIDE, BEFORE) and expression is not None and expression.is_root(path):
+                if (
+                    path.root in (INSIDE, BEFORE, LAST)
+                    and expression is not None
+                    and expression.is_root(path)
+                ):
                     yield f"{key}.{name}", path
 
 
 def _parsed(text: str, moment: Moment) -> Expression | None:
-    if f"{INSIDE}." not in text and f"{BEFORE}." not in text:  # most fields: saves start-up time
+    if not any(f"{root}." in text for root in (INSIDE, BEFORE, LAST)):  # most fields: saves start-up time
         return None
     try:
         return parsed(text, moment)
@@ -68,6 +80,9 @@ def _parsed(text: str, moment: Moment) -> Expression | None:
 
 def _read_fields(path: Path) -> Iterator[str]:
     """Yield the fields that a path reads of one record; `[*]`, `[?field]` or an index selects the record."""
+    if path.root == LAST:  # one record, not several
+        yield from (str(step.name) for step in path.steps[1:2])
+        return
     for place, step in enumerate(path.steps[1:], 1):
         if step.kind == "each" and step.name:
             yield str(step.name)

@@ -106,6 +106,17 @@ def numbers(value: Any) -> dict[str, Any]:
     return found
 
 
+def unique(values: Any) -> list[Any]:
+    """Return each different element once, in the order of their first appearance."""
+    _on_host(values)
+    return list(dict.fromkeys(elements(values)))
+
+
+def minus(amount: int) -> Measure:
+    """Return a function that subtracts `amount` from a number."""
+    return lambda value: number(value) - amount
+
+
 def truth(value: Any) -> bool:
     """Return `bool(value)`; for a collection, whether it has any element."""
     _on_host(value)
@@ -196,24 +207,25 @@ _FIXED: Final[dict[str, tuple[Measure, Measure]]] = {
     "sum": (total_if_any, total_if_any),
     "number": (number, lambda values: [number(value) for value in values]),
     "numbers": (numbers, lambda values: [numbers(value) for value in values]),
+    "unique": (unique, unique),
     "any": (truth, any_true),
     "not": (falsehood, none_true),
     "mean": (mean, mean),
     "min": (minimum, minimum),
     "max": (maximum, maximum),
 }
-_NUMBERED: Final[dict[str, Callable[[int], Measure]]] = {"p": percentile, "over": over}
+_NUMBERED: Final[dict[str, Callable[[int], Measure]]] = {"p": percentile, "over": over, "minus": minus}
 
 #: Functions that need more than a value: the region's duration, or whether a value exists.
 NEEDS_CONTEXT: Final = ("percent", "missing")
-NAMES: Final = (*sorted(_FIXED), *NEEDS_CONTEXT, "pNN", "overNN")
+NAMES: Final = (*sorted(_FIXED), *NEEDS_CONTEXT, "pNN", "overNN", "minusNN")
 
 
 def measure_named(name: str) -> tuple[Measure, Measure] | None:
     """Return the function `name` for one value and for the list that `[*]` gave; None if unknown."""
     if name in _FIXED:
         return _FIXED[name]
-    match = re.fullmatch(r"(p|over)(\d+)", name, re.ASCII)
+    match = re.fullmatch(r"(p|over|minus)(\d+)", name, re.ASCII)
     if match is None or (match[1] == "p" and int(match[2]) > 100):
         return None
     measure = _NUMBERED[match[1]](int(match[2]))

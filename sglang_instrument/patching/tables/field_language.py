@@ -3,8 +3,8 @@
 FIELD  = VALUE {"|" VALUE}                      the first that resolves
 VALUE  = PATH | FUNCTION "(" PATH ")" | 'text' | 3 | true | false
 PATH   = ROOT {.attribute | ["key"] | [int] | [local.attribute] | [*] | [?attribute]} [{ NEW: OLD, ... }]
-ROOT   = a local | local.NAME | result | item | inside.EVENT | before.EVENT | bound.ID | latest.step
-       | modules["name"]
+ROOT   = a local | local.NAME | result | item | inside.EVENT | before.EVENT | last.EVENT | bound.ID
+       | latest.step | modules["name"]
 """
 
 import keyword
@@ -18,12 +18,13 @@ from sglang_instrument.errors import TableError
 from sglang_instrument.patching.tables.field_functions import NAMES, NEEDS_CONTEXT, measure_named
 
 #: Roots that are not locals: the returned value; a generator's item; the regions that finished inside this
-#: one; those that finished before it in the enclosing region; the bound ids; the newest step of this process;
-#: the imported modules.
+#: one; those that finished before it in the enclosing region; the last of an event in this process; the bound
+#: ids; the newest step of this process; the imported modules.
 RESULT: Final = "result"
 ITEM: Final = "item"
 INSIDE: Final = "inside"
 BEFORE: Final = "before"
+LAST: Final = "last"
 BOUND: Final = "bound"
 LATEST: Final = "latest"
 MODULES: Final = "modules"
@@ -36,7 +37,7 @@ BINDABLE: Final = ("step", "worker", "validate", "request_id", "turn", "role")
 #: When a field is read. At entry nothing is returned or finished yet; only a generator yields items.
 Moment = Literal["enter", "exit", "item"]
 _ROOTS: Final[dict[Moment, frozenset[str]]] = {
-    "enter": frozenset({BEFORE, BOUND, LATEST, MODULES}),
+    "enter": frozenset({BEFORE, LAST, BOUND, LATEST, MODULES}),
     "exit": frozenset({RESULT, INSIDE}),
     "item": frozenset({ITEM, INSIDE}),
 }
@@ -116,7 +117,15 @@ class Expression:
     @property
     def events(self) -> frozenset[str]:
         """The events whose finished regions the field reads."""
-        named = (path.steps[0].name for path in self.paths if path.root == INSIDE and self.is_root(path))
+        return self._events_at(INSIDE)
+
+    @property
+    def last_events(self) -> frozenset[str]:
+        """The events of which the field reads the last finished region of this process."""
+        return self._events_at(LAST)
+
+    def _events_at(self, root: str) -> frozenset[str]:
+        named = (path.steps[0].name for path in self.paths if path.root == root and self.is_root(path))
         return frozenset(str(name) for name in named)
 
     @property
@@ -148,6 +157,7 @@ parsed: Final = cache(parse)
 _AFTER_ROOT: Final = {
     INSIDE: "inside.EVENT, the finished regions of an event",
     BEFORE: "before.EVENT, the regions of an event that finished before",
+    LAST: "last.EVENT, the fields of the last finished region of an event",
     BOUND: f"bound.ID, one of {', '.join(BINDABLE)}",
     LATEST: "latest.step, the newest step that this process has bound",
 }

@@ -67,7 +67,7 @@ UNBOUND: Final = Context()
 CURRENT: Final[ContextVar[Context]] = ContextVar("sglang_instrument", default=UNBOUND)
 
 #: Roles that may know the step; where they do not, readers place their records by time.
-_SOMETIMES_STEPLESS: Final = frozenset({"reward", "learner", "receiver"})
+_SOMETIMES_STEPLESS: Final = frozenset({"reward", "learner", "receiver", "rollouter"})
 
 _scopes: dict[tuple[str, int, int | None, bool, bool], Scope] = {}
 # Held while open blocks are counted: several threads and a signal handler may open and close them.

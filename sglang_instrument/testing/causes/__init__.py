@@ -14,6 +14,7 @@ from sglang_instrument.testing.causes.lengths import LongReply as LongReply
 from sglang_instrument.testing.causes.outside import Gap as Gap
 from sglang_instrument.testing.causes.outside import SlowPart as SlowPart
 from sglang_instrument.testing.causes.over_steps import ColdStart as ColdStart
+from sglang_instrument.testing.causes.over_steps import FallingAcceptance as FallingAcceptance
 from sglang_instrument.testing.causes.over_steps import Growth as Growth
 from sglang_instrument.testing.causes.plateau import Plateau as Plateau
 from sglang_instrument.testing.causes.work import SlowCall as SlowCall

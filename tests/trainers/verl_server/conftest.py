@@ -132,3 +132,15 @@ def trained(tmp_path_factory):
 def separated(tmp_path_factory):
     """A training whose rollouts run ahead on a separate server, reached by the switch and the hook."""
     return train(tmp_path_factory.mktemp("separated"), "separate_async", interpreter())
+
+
+@pytest.fixture(scope="session")
+def fully_async(tmp_path_factory):
+    """A training by the fully asynchronous recipe: a rollouter, a queue and a trainer, each on its own."""
+    return train(tmp_path_factory.mktemp("fully_async"), "fully_async", interpreter())
+
+
+@pytest.fixture(scope="session")
+def one_step_off(tmp_path_factory):
+    """A training by the recipe whose rollout is one step ahead of its trainer."""
+    return train(tmp_path_factory.mktemp("one_step_off"), "one_step_off", interpreter())

@@ -13,10 +13,17 @@ from sglang_instrument.analysis.verdict.detectors.endings import find_endings
 from sglang_instrument.analysis.verdict.detectors.long_replies import find_long_replies
 from sglang_instrument.analysis.verdict.detectors.missing_files import find_missing_files
 from sglang_instrument.analysis.verdict.detectors.outside_requests import find_slow_parts
+from sglang_instrument.analysis.verdict.detectors.routing import (
+    find_lost_caches,
+    find_moved_conversations,
+    find_uneven_servers,
+)
 from sglang_instrument.analysis.verdict.detectors.slow_calls import find_slow_calls
 from sglang_instrument.analysis.verdict.detectors.slow_work import find_slow_work
+from sglang_instrument.analysis.verdict.detectors.speculation import find_falling_speculation
 from sglang_instrument.analysis.verdict.detectors.stale_samples import find_stale_samples
 from sglang_instrument.analysis.verdict.detectors.standstill import find_standstills
+from sglang_instrument.analysis.verdict.detectors.weights import find_weights_trouble
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
@@ -26,9 +33,14 @@ DETECTORS: Final[tuple[Callable[[Evidence], Iterator[Finding]], ...]] = (
     find_stale_samples,
     find_blocked_loops,
     find_standstills,
+    find_lost_caches,
+    find_moved_conversations,
+    find_uneven_servers,
+    find_falling_speculation,
     find_slow_work,
     find_slow_calls,
     find_slow_parts,
     find_gaps_between_steps,
     find_long_replies,
+    find_weights_trouble,
 )

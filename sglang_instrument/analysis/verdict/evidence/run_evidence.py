@@ -1,16 +1,20 @@
 """Hold what the detectors look at, and estimate what a step would gain without a delay."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
 import polars as pl
 
+from sglang_instrument.analysis.answers.routing.conversations import followed_calls
+from sglang_instrument.analysis.answers.routing.server_calls import CALLS
 from sglang_instrument.analysis.answers.steps import worker_steps
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.deciding_paths import Paths, sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, worker_parts
 from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.verdict.evidence.calls import calls_of
 from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep, unfinished_steps
 
@@ -32,6 +36,8 @@ class Evidence:
         everything: Of all processes.
         files: The files of the run.
         over: Whether the run is over.
+        server_calls: Returns `server_calls` of the run; they are read if a detector asks.
+        run: The run, for records that no digest holds; None where only its digest is known.
         calls: The calls within requests: `calls.calls_of`.
     """
 
@@ -39,6 +45,8 @@ class Evidence:
     everything: Digest
     files: list[File]
     over: bool
+    server_calls: Callable[[], pl.DataFrame] = lambda: pl.DataFrame(schema=CALLS)
+    run: Run | None = None
     calls: pl.DataFrame = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,6 +56,13 @@ class Evidence:
     def paths(self) -> Paths:
         """The critical paths of the workers on one clock."""
         return Paths.of(self.everything)
+
+    @cached_property
+    def served(self) -> pl.DataFrame:
+        """The engine calls of workers whose server or cache is known: `conversations.followed_calls`."""
+        calls = self.server_calls().drop_nulls("step")
+        told = calls["server"].count() or calls["cached_tokens"].count()
+        return followed_calls(calls if told else calls.clear())
 
     @cached_property
     def windows(self) -> pl.DataFrame:

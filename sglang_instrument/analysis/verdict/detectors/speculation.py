@@ -1,0 +1,58 @@
+"""Find a fall of what speculative decoding accepts: the policy moves away from the draft model."""
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+import polars as pl
+
+from sglang_instrument.analysis.answers.lengths import speculation_table
+from sglang_instrument.analysis.ledger.ledger import STEP
+from sglang_instrument.analysis.verdict.evidence.effects import excess_of, find_trend, without_trend
+from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds
+from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
+
+_FEWEST: Final = 100  # verifications of a step; with fewer, its number says little
+
+
+def find_falling_speculation(evidence: Evidence) -> Iterator[Finding]:
+    """Yield a finding if the tokens a verification fall over the training steps.
+
+    A token takes as many times as long as fewer are accepted, because each verification is one pass of the
+    model. The time that this explains is taken from the engine's calls.
+    """
+    accepted = speculation_table(evidence.digest).filter(pl.col("verifications") >= _FEWEST)
+    accepted = evidence.windows.select(STEP).join(accepted, on=STEP, maintain_order="left")
+    trend = find_trend(accepted.with_columns(shared=-pl.col("accepted").log()))
+    if trend is None:
+        return
+    growing = without_trend(accepted.with_columns(shared=pl.lit(0.0)), trend).filter(pl.col("growth") > 0)
+    calls = evidence.calls.filter((pl.col("kind") == "engine") & (pl.col("sec") > 0))
+    calls = excess_of(calls.join(growing.select(*STEP, "growth"), on=STEP), "growth")
+    lost = evidence.worth(evidence.lost_in_requests(calls))
+    evidence.explain(calls)
+    if lost.is_empty():
+        return
+    worst = lost.sort("lost_sec").row(-1, named=True)
+    training = accepted.filter(~pl.col("validate"))
+    first, last = (training.row(at, named=True) for at in (0, -1))
+    sentence = (
+        f"speculative decoding accepts less from step to step: {first['accepted']:.2f} tokens a verification "
+        f"in step {first['step']}, {last['accepted']:.2f} in step {last['step']}; it costs step "
+        f"{worst['step']} about {seconds(worst['lost_sec'])}"
+    )
+    yield Finding(
+        cause="speculation",
+        scope="run",
+        lost_sec=worst["lost_sec"],
+        sentence=sentence,
+        event="engine",
+        evidence={
+            "per_step": -trend.per_step,
+            "times": math.exp(-trend.per_step * (len(training) - 1)),
+            "chance": trend.chance,
+            "accepted": last["accepted"],
+            "first_accepted": first["accepted"],
+            "worst_step": worst["step"],
+        },
+    )

@@ -1,0 +1,150 @@
+"""Show the whole training loop: what trainer and rollout do at each time, and which waits for the other."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import Any, Final
+
+from sglang_instrument.cli import select
+from sglang_instrument.cli.columns import Column
+from sglang_instrument.cli.numbers import duration, percent
+from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
+from sglang_instrument.errors import InstrumentError
+
+HELP: Final = """\
+Show the training loop: what trainer and rollout do, for how long one waits for the other, and how much of the
+rewards runs behind generation. A step lasts from its begin to that of the next; each side adds up to it.
+
+    sglang-instrument loop logs/gsm8k_600
+    sglang-instrument loop logs/gsm8k_600 --step 67
+
+--json prints {"folder", "shape": "synchronous", "one step off" or "asynchronous", "steps": [{"step",
+"validate", "wall_sec", "rollout_sec", "train_sec", "both_sec", "weights_sec", "validation_sec",
+"trainer_waits_sec", "rollout_waits_sec", "reward_sec", "reward_exposed_sec", "reward_hidden_sec"}], "ledger":
+[{"step", "validate", "side": "trainer" or "rollout", "part", "sec"}], "mean": {the same as of a step, and
+"trainer_waits", "rollout_waits": shares}, "unseen": what the log lacks, or null}. A null is not known. "mean"
+leaves out the first and the last step where rollouts run ahead."""
+
+_STEPS: Final = (
+    Column("step", "its number"),
+    Column("wall", "from its begin to that of the next step", "time"),
+    Column("rollout", "in which the rollout works: generation, tools, rewards", "time"),
+    Column("training", "in which the trainer works: rewards, log-probs, update, checkpoint", "time"),
+    Column("both", "in which both work", "time", gives_way=5),
+    Column("weights", "in which weights are sent", "time", gives_way=4),
+    Column("trainer waits", "in which the trainer waits for the rollout", "time"),
+    Column("rollout waits", "in which no request is in flight while the trainer works", "time"),
+    Column("exposed reward", "in which nothing but rewards goes on", "time", gives_way=2),
+    Column(
+        "hidden reward",
+        "seconds of the other rewards, summed over requests: behind generation, training, or one another",
+        "time",
+        gives_way=1,
+    ),
+)
+_PARTS: Final = (
+    Column("part", "what a side does; both sides add up to the wall time"),
+    Column("trainer", "seconds of the trainer's side", "time"),
+    Column("trainer's share", "of the wall time", "share"),
+    Column("rollout", "seconds of the rollout's side", "time"),
+    Column("rollout's share", "of the wall time", "share"),
+)
+TABLES: Final = {"steps": _STEPS, "both sides": _PARTS}
+_SHOWN: Final = 12
+_WORDS: Final = {
+    "synchronous": "synchronous: one side after the other",
+    "one step off": "one step off: the rollout is one step ahead",
+    "asynchronous": "asynchronous: both sides at once",
+    None: "the trainer is not in the log",
+}
+_OF_STEP: Final = (
+    *("wall_sec", "rollout_sec", "train_sec", "both_sec", "weights_sec"),
+    *("trainer_waits_sec", "rollout_waits_sec", "reward_exposed_sec", "reward_hidden_sec"),
+)
+_Row = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `loop`."""
+    select.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the steps of the loop, both sides of them together, and which side waits."""
+    from sglang_instrument.analysis.ledger.loop_of_run import loop_of
+
+    if args.validate:
+        raise InstrumentError("loop shows training steps; a validation is a part of the step in which it ran")
+    with reading() as progress:
+        opened = select.open_logs(args, args.logs, progress)
+        loop = loop_of(opened)
+        shape = loop.shape()
+        steps = select.of_steps(opened, loop.steps(), args)
+        ledger = select.of_steps(opened, loop.ledger(), args)
+        mean = loop.mean(select.steps_of(opened, args))
+    unseen = loop.unseen
+    if args.json:
+        told = {"shape": shape, "steps": steps.to_dicts(), "ledger": ledger.to_dicts(), "mean": mean}
+        print_json({"folder": str(opened.folder), **told, "unseen": unseen})
+        return 0
+    where = select.named(select.steps_of(opened, args))
+    _print_steps(f"{opened.name}{where}: {_WORDS[shape]}", steps.to_dicts())
+    _print_sides(ledger.to_dicts())
+    for line in _told(shape, mean):
+        print_line(line)
+    if unseen is not None:
+        logs = shlex.quote(str(args.logs))
+        print_line(f"{unseen}; `sglang-instrument status {logs}` names the processes and their patches")
+    return 0
+
+
+def _print_steps(title: str, steps: list[_Row]) -> None:
+    shown = sorted(sorted(steps, key=lambda row: -row["wall_sec"])[:_SHOWN], key=lambda row: row["step"])
+    of = f" (the {len(shown)} longest of {len(steps)} steps)" if len(shown) < len(steps) else ""
+    rows = [(str(row["step"]), *(row[name] for name in _OF_STEP)) for row in shown]
+    print_table(_STEPS, rows, title=f"{title}{of}")
+
+
+def _print_sides(ledger: list[_Row]) -> None:
+    """Print the parts of both sides, of all of these steps together."""
+    from sglang_instrument.analysis.ledger.loop_lanes import LOOP_PARTS
+
+    sums: dict[str, dict[str, float]] = {}
+    for row in ledger:
+        of_side = sums.setdefault(row["side"], {})
+        of_side[row["part"]] = of_side.get(row["part"], 0.0) + row["sec"]
+    parts = [part for part in LOOP_PARTS if any(part in side for side in sums.values())]
+    rows = []
+    for part in (*parts, "sum"):
+        cells: list[float | None] = []
+        for name in ("trainer", "rollout"):
+            side = sums.get(name)
+            whole = sum(side.values()) if side else 0.0
+            sec = None if side is None else whole if part == "sum" else side.get(part, 0.0)
+            cells += [sec, None if sec is None or not whole else sec / whole]
+        rows.append((part, *cells))
+    print_table(_PARTS, rows, title="\nboth sides, what their time was spent on")
+
+
+def _told(shape: str | None, mean: dict[str, Any]) -> list[str]:
+    """Return in words which side waits, and what runs behind what."""
+    lines = []
+    if mean["trainer_waits_sec"] is not None:
+        trainer, rollout = (
+            f"{duration(mean[f'{side}_waits_sec'])} a step, {percent(mean[f'{side}_waits'] or 0.0)} %"
+            for side in ("trainer", "rollout")
+        )
+        lines.append(f"the trainer waits for the rollout: {trainer}; the rollout for the trainer: {rollout}")
+    if shape == "synchronous" and mean["wall_sec"]:
+        hidden = min(mean["rollout_sec"], mean["train_sec"])
+        lines.append(
+            "one side always waits, because they take turns: a rollout that runs ahead would save at most "
+            f"{duration(hidden)} a step"
+        )
+    if mean["reward_exposed_sec"] is not None:
+        exposed, other = duration(mean["reward_exposed_sec"]), duration(mean["reward_hidden_sec"])
+        lines.append(
+            f"rewards: {exposed} a step on the critical path; {other}, summed over requests, behind others"
+        )
+    return lines

@@ -1,0 +1,86 @@
+"""What the router costs is found where it was planted, and nobody is accused where it costs nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clean_shapes import CLEAN_SHAPES
+from routed_run import RoutedRun
+
+from sglang_instrument.analysis import Finding, findings_of, open_run
+from sglang_instrument.testing.synthetic import write_run
+
+CAUSES = {"cache-lost", "conversations-moved", "uneven-servers"}
+
+
+def found_in(folder: Path) -> list[Finding]:
+    return [one for one in findings_of(open_run(folder, cached=False), over=True) if one.cause in CAUSES]
+
+
+def told(tmp_path: Path, **shape: Any) -> list[Finding]:
+    return found_in(RoutedRun(**shape).write(tmp_path / "run"))
+
+
+def took(folder: Path, step: int) -> float:
+    rows = open_run(folder, cached=False).digest.steps.filter(step=step)
+    return float(rows["duration_sec"].max())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_whose_caches_were_flushed_is_named_with_what_it_cost(tmp_path: Path, seed: int) -> None:
+    shape: dict[str, Any] = {"seed": seed, "steps": 5}
+    (found,) = found_in(RoutedRun(**shape, flushed=(3,)).write(tmp_path / "flushed"))
+    assert (found.cause, found.step, found.scope) == ("cache-lost", 3, "step")
+    RoutedRun(**shape).write(tmp_path / "kept")
+    true_sec = took(tmp_path / "flushed", 3) - took(tmp_path / "kept", 3)
+    assert found.lost_sec == pytest.approx(true_sec, rel=0.25)
+    assert found.evidence["share"] < 0.1 < 0.9 < found.evidence["usual_share"]
+    assert "--over-time" in found.advice
+
+
+def test_a_collapse_that_lasts_is_named_in_each_step(tmp_path: Path) -> None:
+    found = told(tmp_path, flushed=(4, 5, 6, 7), steps=7)
+    assert {(one.cause, one.step) for one in found} == {("cache-lost", step) for step in (4, 5, 6, 7)}
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "random"])
+def test_a_router_that_does_not_know_the_caches_is_named_once(tmp_path: Path, policy: str) -> None:
+    (found,) = told(tmp_path, policy=policy, steps=5)
+    assert (found.cause, found.scope, found.step) == ("conversations-moved", "run", None)
+    assert found.evidence["moved"] > 0.3 * found.evidence["of"]
+    assert found.evidence["tokens"] > 10_000
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_server_that_got_most_conversations_and_made_them_wait_is_named(tmp_path: Path, seed: int) -> None:
+    found = told(tmp_path, policy="skewed", slots=6, requests=20, seed=seed)
+    assert {one.cause for one in found} == {"uneven-servers"}
+    assert {one.evidence["server"] for one in found} == {"server_0"}
+    assert all(one.evidence["queue_sec"] > one.evidence["others_queue_sec"] for one in found)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"servers": 4, "workers": 1},
+        {"slots": 5},  # queues, but the same at both
+        {"policy": "round_robin", "prefill_sec": 2e-5},  # moves cost nothing
+        {"policy": "skewed"},  # servers with room for all
+        {"flushed": (1, 2, 3, 4)},  # as always in this run
+        {"servers": 1, "policy": "random"},
+        {"callers": "areal", "engines": False},
+        {"engines": False},
+        {"policy": "random", "engines": False, "callers": "verl"},  # caches are not known
+    ],
+    ids=str,
+)
+def test_nobody_is_accused_where_routing_costs_nothing(tmp_path: Path, shape: Any, seed: int) -> None:
+    assert told(tmp_path, seed=seed, **shape) == []
+
+
+@pytest.mark.parametrize("name", ["engine logs", "shared engine", "usual", "one worker"])
+def test_clean_shapes_stay_silent(tmp_path: Path, name: str) -> None:
+    clean = CLEAN_SHAPES[name](1)
+    assert found_in(write_run(tmp_path / "run", clean.shape, clean.causes)) == []

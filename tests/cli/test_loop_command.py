@@ -1,0 +1,67 @@
+"""The command `loop`: its tables, its words, its JSON, and what it says without a trainer in the log."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sglang_instrument.cli.main import main
+from sglang_instrument.testing.simulation.trainer import Trainer
+from sglang_instrument.testing.synthetic import write_run
+from sglang_instrument.testing.usual_run import usual_shape
+
+TRAINER = Trainer(sec=30.0, jitter=0.05, weights_sec=2.0, recorded=True)
+
+
+def made(folder: Path, trainer: Trainer, steps: int = 5) -> Path:
+    return write_run(folder / "run", replace(usual_shape(2, steps=steps), trainer=trainer))
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
+    assert main([str(one) for one in arguments]) == code
+    return capsys.readouterr().out
+
+
+def test_a_synchronous_run_says_that_they_take_turns(capsys, tmp_path):
+    words = told(capsys, "loop", made(tmp_path, TRAINER))
+    assert ": synchronous: one side after the other" in words
+    assert "a rollout that runs ahead would save at most" in words
+    assert "weight sync" in words
+    sums = [line.split() for line in words.splitlines() if line.startswith("sum ")]
+    assert [cells[2] for cells in sums] == [cells[4] for cells in sums] == ["100.0"]
+
+
+def test_a_run_that_overlaps_says_who_waits(capsys, tmp_path):
+    words = told(capsys, "loop", made(tmp_path, replace(TRAINER, overlaps=True, sec=8.0)), "--step", "2-3")
+    assert ": one step off: the rollout is one step ahead" in words
+    assert "run ahead would save" not in words
+    assert "the trainer waits for the rollout: " in words
+
+
+def test_json_has_the_same_and_every_key_that_the_help_names(capsys, tmp_path):
+    answer = json.loads(told(capsys, "loop", made(tmp_path, TRAINER), "--step", "3", "--json"))
+    assert answer["shape"] == "synchronous"
+    assert answer["unseen"] is None
+    [step] = answer["steps"]
+    for side in ("trainer", "rollout"):
+        parts = [row["sec"] for row in answer["ledger"] if row["side"] == side]
+        assert sum(parts) == pytest.approx(step["wall_sec"])
+    assert answer["mean"]["wall_sec"] == pytest.approx(step["wall_sec"])
+
+
+def test_without_the_trainer_its_columns_are_unknown_and_the_reason_is_said(capsys, tmp_path):
+    logs = made(tmp_path, replace(TRAINER, recorded=False), steps=2)
+    words = told(capsys, "loop", logs)
+    assert ": the trainer is not in the log" in words
+    assert f"`sglang-instrument status {logs}`" in words
+    first = next(line for line in words.splitlines() if line.startswith("1 "))
+    assert first.split()[3:] == ["-"] * 7
+    answer = json.loads(told(capsys, "loop", logs, "--json"))
+    assert answer["steps"][0]["train_sec"] is answer["steps"][0]["trainer_waits_sec"] is None
+    assert answer["unseen"].startswith("the log does not hold the trainer's phases")
+
+
+def test_validations_have_no_loop_of_their_own(capsys, tmp_path):
+    assert main(["loop", str(made(tmp_path, TRAINER, steps=2)), "--validate"]) == 2
+    assert "a validation is a part of the step" in capsys.readouterr().err
