@@ -53,6 +53,7 @@ MAY_IMPORT = {
     "patching.tables": TABLES,
     "patching.probes": TABLES | MEASURE,
     "patching.rewriting": TABLES | MEASURE | {"patching.probes"},
+    "patching.suggest": TABLES | {"patching.probes", "patching.rewriting"},
     "profilers": TABLES,
     "profilers.in_training": TABLES | MEASURE | {"profilers"},
     "profilers.from_outside": {"words", "profilers"},
