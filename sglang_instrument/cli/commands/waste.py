@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         rows = waste.with_engine_tokens(opened, fates.sample_fates(opened.digest))
         if args.step or args.worker is not None:
             rows = select.of_steps(opened, rows, args)
-        steps = waste.waste_table(rows)
+        steps = waste.waste_table(rows, opened.digest)
         total = waste.totals(steps)
         engine = waste.engine_waste(opened)
         missing = waste.missing_of(rows, engine, fates.logs_consumption(opened.digest))
@@ -95,7 +95,8 @@ def _sentences(total: dict[str, Any] | None, engine: dict[str, Any] | None) -> l
     said = []
     if total is not None and total["generated"]:
         wasted = f"{count(total['wasted'])} of {count(total['generated'])} generated tokens were thrown away"
-        said.append(f"{wasted}: {percent(total['wasted'] / total['generated'])} %")
+        least = "at least " if total["unknown"] else ""
+        said.append(f"{least}{wasted}: {percent(total['wasted'] / total['generated'])} %")
         if total["cut"]:
             said.append(f"{count(total['cut'])} tokens were used of replies that hit their limit")
     if engine is not None:

@@ -27,7 +27,6 @@ to the recorded calls. Where half of the calls are 20 % off that speed, predicti
     sglang-instrument whatif logs/gsm8k_600 --max-tokens 600 --max-turns 3
     sglang-instrument whatif logs/gsm8k_600 --scale turn_tool_parsing=0.5 --scale reward=0
     sglang-instrument whatif logs/gsm8k_600 --max-tokens 600 --validate-with logs/capped   # a capped run
-    sglang-instrument whatif logs/gsm8k_600 --refill sample    # begin samples one by one, not by groups
 
 --json prints {"folder", "assumptions", "engine": {"call_sec", "context_sec", "token_sec", "crowd_sec",
 "shared", "limit", "error"}, "steps": [{"step", "validate", "recorded_sec", "predicted_sec", "requests",
@@ -69,7 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rebalance", action="store_true", help="spread the requests evenly over the workers"
     )
     parser.add_argument(
-        "--refill", choices=("sample", "group"), help="begin new samples one by one, or by whole groups"
+        "--refill",
+        choices=("sample", "group"),
+        metavar="BY",
+        help="begin new samples by sample, or by group",
     )
     parser.add_argument("--validate-with", type=Path, metavar="RUN", help="a run recorded under these rules")
 

@@ -6,9 +6,23 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.asynchronous.fates import REASONS, UNKNOWN, USED, WAITING
+from sglang_instrument.analysis.answers.asynchronous.fates import (
+    ABORTED,
+    FILTERED,
+    OTHER,
+    OVER_SAMPLED,
+    REASONS,
+    STALE,
+    TRUNCATED,
+    UNKNOWN,
+    USED,
+    WAITING,
+    logs_consumption,
+)
 from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, engine_files
 from sglang_instrument.analysis.answers.join import callers
+from sglang_instrument.analysis.digests.digest import Digest
+from sglang_instrument.schema import SAMPLES_DROPPED
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
@@ -19,21 +33,27 @@ _LENGTH: Final = "length"  # the engine's finish reason of a reply that was cut 
 FATES: Final = (USED, WAITING, UNKNOWN, *REASONS)
 
 
-def waste_table(fates: pl.DataFrame) -> pl.DataFrame:
+def waste_table(fates: pl.DataFrame, digest: Digest) -> pl.DataFrame:
     """Return one row per step of the rollout.
 
     Args:
         fates: Of `fates.sample_fates`.
+        digest: Of the run.
 
     Returns:
         step; requests; generated: tokens of all replies; a column of tokens for each of FATES, which add up
-        to `generated`; wasted: those of REASONS; uncounted: requests whose tokens are not logged; cut: of
-        `used`, tokens of replies that ended at their limit; without_variance: of `used`, tokens of groups
-        whose rewards are all equal, which teach a group-relative trainer nothing; null without groups.
+        to `generated`, null where the trainer logs nothing of the kind; wasted: those of REASONS;
+        uncounted: requests whose tokens are not logged; cut: of `used`, tokens of replies that ended at
+        their limit; without_variance: of `used`, tokens of groups whose rewards are all equal, which teach
+        a group-relative trainer nothing; null without groups.
     """
     tokens = pl.col("generated_tokens")
     rows = fates.with_columns(flat=_is_flat(fates))
-    by_fate = [tokens.filter(pl.col("fate") == name).sum().alias(name) for name in FATES]
+    told = _known(digest)
+    by_fate = [
+        (tokens.filter(pl.col("fate") == name).sum() if name in told else pl.lit(None, pl.Int64)).alias(name)
+        for name in FATES
+    ]
     is_used = pl.col("fate") == USED
     flat = tokens.filter(is_used & pl.col("flat").fill_null(False)).sum()
     table = rows.group_by("step").agg(
@@ -64,8 +84,8 @@ def totals(table: pl.DataFrame) -> dict[str, int | None] | None:
     """Return the sums of `waste_table` over its steps; None without a step."""
     if table.is_empty():
         return None
-    flat = pl.when(pl.col("without_variance").count() > 0).then(pl.col("without_variance").sum())
-    return table.drop("step").select(pl.exclude("without_variance").sum(), flat).row(0, named=True)
+    sums = [pl.when(pl.col(name).count() > 0).then(pl.col(name).sum()) for name in table.columns[1:]]
+    return table.select(sums).row(0, named=True)
 
 
 def missing_of(fates: pl.DataFrame, engine: dict[str, int | None] | None, consumes: bool) -> list[str]:
@@ -86,6 +106,15 @@ def missing_of(fates: pl.DataFrame, engine: dict[str, int | None] | None, consum
     elif engine["abandoned"]:
         said.append(f"{engine['abandoned']:,} requests of the engines log no tokens: nobody waited for them")
     return said
+
+
+def _known(digest: Digest) -> set[str]:
+    """Return which of FATES the log can tell; of the others it is not known that there are none."""
+    known = {ABORTED}
+    events = digest.samples["event"].unique().to_list()
+    if SAMPLES_DROPPED in events:
+        known |= {FILTERED, STALE, TRUNCATED, OTHER}
+    return known | ({USED, WAITING, OVER_SAMPLED} if logs_consumption(digest) else {UNKNOWN})
 
 
 def _is_flat(fates: pl.DataFrame) -> pl.Series:
