@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.reading.files import File
     from sglang_instrument.analysis.run.opening import Run
 
-HEALTH_CHECK: Final = "HEALTH_CHECK"  # prefix of SGLang's own health checks; no caller waits for these
 _SCHEMA: Final[dict[str, Any]] = {
     "rid": pl.String,
     "server": pl.String,
@@ -42,49 +41,6 @@ _SCHEMA: Final[dict[str, Any]] = {
     "finish_reason": pl.String,
     "retracted_tokens": pl.Int64,
 }
-
-
-class Fields(Struct, gc=False, omit_defaults=True):
-    """The fields of `extra` that name the requests of a record, their sizes, and who served them."""
-
-    rid: Any = None
-    rids: Any = None
-    request_id: Any = None
-    turn: Any = None
-    run_id: Any = None
-    prompt_tokens: Any = None
-    cached_tokens: Any = None
-    completion_tokens: Any = None
-    generated_tokens: Any = None
-    queue_time: Any = None
-    retractions: Any = None
-    server: Any = None
-    waiting: Any = None
-    running: Any = None
-    kv_tokens: Any = None
-    kv_free_pages: Any = None
-    kv_evictable: Any = None
-    kv_page_size: Any = None
-    kv_budget: Any = None
-    kv_reserved: Any = None
-
-
-class Record(Struct, gc=False):
-    """The keys of a record that the join needs."""
-
-    event: str
-    start_us: int | None = None
-    duration_sec: float | None = None
-    extra: Fields | None = None
-    error: Any = None
-
-    @property
-    def end_us(self) -> int:
-        """When it ended."""
-        return (self.start_us or 0) + int((self.duration_sec or 0.0) * 1e6)
-
-
-_LINES: Final = msgspec.json.Decoder(Record)
 
 
 def iter_records(
@@ -310,8 +266,7 @@ def _on_tokenize(request: _EngineRequest, record: Record, name: str) -> None:
 def _on_receive(request: _EngineRequest, record: Record, name: str) -> None:
     if request.arrived is None:  # later pipeline stages log it again
         request.scheduler, request.arrived = name, record.start_us
-        request.prompt_tokens = number(record.extra.prompt_tokens) if record.extra else None
-        request.prompt_tokens = _number(getattr(record.extra, "prompt_tokens", None))
+        request.prompt_tokens = number(getattr(record.extra, "prompt_tokens", None))
 
 
 def _on_transition(request: _EngineRequest, record: Record, name: str) -> None:

@@ -35,6 +35,8 @@ class Fields(Struct, gc=False, omit_defaults=True):
     kv_free_pages: Any = None
     kv_evictable: Any = None
     kv_page_size: Any = None
+    kv_budget: Any = None
+    kv_reserved: Any = None
 
 
 class Record(Struct, gc=False):
