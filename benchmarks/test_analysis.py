@@ -52,7 +52,7 @@ def test_a_summary_costs_a_fraction_of_one_plain_pass(run, show):
 
 @pytest.fixture(scope="module")
 def asynchronous(tmp_path_factory):
-    """The same run, of a trainer one step behind: requests log versions and groups, the trainer its samples."""
+    """The same, of a trainer one step behind: requests log versions and groups, the trainer its samples."""
     folder = synthetic_run(tmp_path_factory.mktemp("run") / "async", steps=100, workers=8, requests=64)
     made = []
     for step in range(1, 101):
