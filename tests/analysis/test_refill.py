@@ -46,7 +46,7 @@ def test_a_step_that_refilled_by_groups_would_gain(tmp_path: Path) -> None:
 
 
 def test_a_step_whose_samples_begin_at_once_gains_nothing(tmp_path: Path) -> None:
-    requests = [one for name in "abcd" for one in sample(name, 0, 1 + ord(name) % 5, group=name in "ab")]
+    requests = [one for name in "abcd" for one in sample(name, 0, 1 + ord(name) % 5, group=int(name in "ab"))]
     write_file(tmp_path, 1, 0, [*requests, record("total_step_duration", 0, 12, task=0)])
     [row] = refill_steps(open_run(tmp_path).digest, "sample").to_dicts()
     assert row["recorded_sec"] == row["predicted_sec"]
