@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.reading.folders import Place
     from sglang_instrument.analysis.run.opening import Run
 
-_SCHEMA: Final[dict[str, Any]] = {
+#: The columns of `served_calls`.
+CALLS: Final[dict[str, Any]] = {
     "rid": pl.String,
     "request_id": pl.String,
     "turn": pl.Int64,
@@ -82,7 +83,7 @@ def served_calls(run: Run) -> pl.DataFrame:
         completion_tokens; finish_reason; error. Null where nothing was logged.
     """
     if run.is_dataset:
-        return pl.DataFrame(schema=_SCHEMA)
+        return pl.DataFrame(schema=CALLS)
     if not run.cached:
         return _read_calls(run)
     return cached_table(run.home, "served_calls", run.files, lambda: _read_calls(run))
@@ -99,7 +100,7 @@ def _read_calls(run: Run) -> pl.DataFrame:
         if call.start_us is not None
         and not (call.is_made_up and (call.request_id, call.turn, call.step) in named)
     ]
-    return pl.DataFrame(rows, schema=_SCHEMA, strict=False).sort("start_us", "rid")
+    return pl.DataFrame(rows, schema=CALLS, strict=False).sort("start_us", "rid")
 
 
 def _named(calls: dict[str, _Call], rid: Any) -> _Call | None:
@@ -174,12 +175,12 @@ def _integer(value: Any) -> int | None:
 
 
 _OF_ENGINE: Final = ("engine_request", "engine_stream")
-_CALLS: Final = (
+_EVENTS: Final = (
     *_OF_ENGINE,
     *("server_generate", "engine_generate", "engine_async_generate_actual", "turn_engine_call"),
 )
 _HANDLERS: Final = {
-    **dict.fromkeys(_CALLS, _on_call),
+    **dict.fromkeys(_EVENTS, _on_call),
     "scheduler_receive": _on_receive,
     "scheduler_admit": _on_admit,
     "engine_detokenize": _on_end,
