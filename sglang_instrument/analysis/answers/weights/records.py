@@ -130,11 +130,18 @@ def records_of(run: Run, events: Collection[str]) -> Iterator[tuple[Place, Recor
 
 def _decoded(chunks: Iterable[bytes]) -> Iterator[Record]:
     for chunk in chunks:
-        for raw in chunk.splitlines():
-            try:
-                yield _LINES.decode(raw)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                continue
+        try:
+            yield from _LINES.decode_lines(chunk)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            yield from _decoded_singly(chunk)
+
+
+def _decoded_singly(chunk: bytes) -> Iterator[Record]:
+    for raw in chunk.split(b"\n"):
+        try:
+            yield _LINES.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            continue
 
 
 def _row(place: Place, record: Record) -> dict[str, Any] | None:
