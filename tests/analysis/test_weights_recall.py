@@ -1,4 +1,4 @@
-"""What is planted in weight updates of whole runs is found in the verdict, and clean updates accuse nobody."""
+"""What is planted in weight updates of whole runs is found in the verdict; clean updates accuse nobody."""
 
 import pytest
 from planted_weights import run_with_updates
