@@ -4,6 +4,7 @@
 # test-ray, test-trainers: tests with the real Ray and the real trainers, in separate environments below .envs
 # test-collect: `collect` with a real S3 server and a real sshd
 # test-mlflow: `export --otlp` with a real receiver, MLflow's server
+# wheels: an sdist and a manylinux wheel for each Python of PYTHONS, in dist/, installed and tried
 # test-gpu: on a machine with a GPU, by a PYTHON with CUDA torch, msgspec, orjson, pytest (and polars for one test)
 PYTHON ?= python3
 VENV ?= .venv
@@ -57,6 +58,12 @@ lint: $(VENV)/.demo $(VENV)/.develop
 
 bench: $(VENV)/.develop $(VENV)/.native
 	$(BIN)/python -m pytest benchmarks
+
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13
+.PHONY: wheels
+wheels: $(VENV)/.develop
+	tests/release/build.sh dist $(PYTHONS)
+	WHEELS=$(CURDIR)/dist $(BIN)/python -m pytest tests/release
 
 # In parallel; existing environments are kept.
 environments: $(VENV)/.demo

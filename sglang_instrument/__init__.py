@@ -7,7 +7,7 @@ From then on, each rollout worker R writes each event of each turn of each reque
 `logs/$EXPERIMENT_NAME/step_N/worker_R.jsonl`; `sglang-instrument summary logs/NAME` reads it.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # typing.TYPE_CHECKING; importing typing would double the time of this import. Written as a call: jedi, which
 # completes names in notebooks, ignores the branch below an `if` of the literal False.

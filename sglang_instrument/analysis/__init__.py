@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.unfinished import (
         workers_without_records as workers_without_records,
     )
+    from sglang_instrument.analysis.answers.weights.lineage import lineage as lineage
+    from sglang_instrument.analysis.answers.weights.lineage import lineage_by_weights as lineage_by_weights
+    from sglang_instrument.analysis.answers.weights.updates import weight_updates as weight_updates
     from sglang_instrument.analysis.answers.workers import Chain as Chain
     from sglang_instrument.analysis.answers.workers import Link as Link
     from sglang_instrument.analysis.answers.workers import barrier_table as barrier_table
@@ -77,6 +80,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.run.health import Health as Health
     from sglang_instrument.analysis.timing.nesting import nest as nest
     from sglang_instrument.analysis.timing.wall_time import split_wall_time as split_wall_time
+    from sglang_instrument.analysis.verdict.detectors.weights import weights_findings as weights_findings
     from sglang_instrument.analysis.verdict.evidence.finding import Finding as Finding
     from sglang_instrument.analysis.verdict.verdict import findings_of as findings_of
     from sglang_instrument.analysis.verdict.verdict import verdict_of as verdict_of
@@ -115,6 +119,8 @@ _HOMES = {
     "followed_calls": "answers.routing.conversations",
     "joined_calls": "answers.join",
     "length_table": "answers.lengths",
+    "lineage": "answers.weights.lineage",
+    "lineage_by_weights": "answers.weights.lineage",
     "load_over_time": "answers.routing.load",
     "loop_blocks": "answers.gaps",
     "loop_of": "ledger.loop_of_run",
@@ -147,6 +153,8 @@ _HOMES = {
     "validation_of": "changes.whatif",
     "verdict_of": "verdict.verdict",
     "waterfall": "answers.requests",
+    "weight_updates": "answers.weights.updates",
+    "weights_findings": "verdict.detectors.weights",
     "what_if": "changes.whatif",
     "with_cached": "answers.routing.conversations",
     "worker_ledger": "ledger.ledger",
@@ -188,6 +196,8 @@ __all__ = [
     "followed_calls",
     "joined_calls",
     "length_table",
+    "lineage",
+    "lineage_by_weights",
     "load_over_time",
     "loop_blocks",
     "loop_of",
@@ -220,6 +230,8 @@ __all__ = [
     "validation_of",
     "verdict_of",
     "waterfall",
+    "weight_updates",
+    "weights_findings",
     "what_if",
     "with_cached",
     "worker_ledger",

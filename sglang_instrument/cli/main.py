@@ -42,6 +42,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "turns": "turns and tools: how many, how long",
         "servers": "servers: is the router balanced, and do conversations stay where their cache is",
         "lengths": "lengths of responses, and their rewards",
+        "weights": "weight updates by part and server; which weights made replies and cached prefixes",
         "sql": "ask in SQL: spans, requests, turns, steps, workers and more as tables",
         "gaps": "plateaus, in which no request ended, and code that blocked the event loop",
     },

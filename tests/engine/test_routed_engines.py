@@ -138,6 +138,7 @@ def routed(tmp_path_factory: pytest.TempPathFactory) -> Routed:
         "SGLANG_INSTRUMENT": "1",
         "SGLANG_INSTRUMENT_LOG_DIR": str(folder / "logs"),
         "EXPERIMENT_NAME": "run",
+        "SGLANG_INSTRUMENT_RUN_ID": "20261124T000000-routed",  # they are launched apart, and are one run
     }
     limits = ("--max-total-tokens=8192", "--context-length=1024", "--max-running-requests=8")
     servers, routed = [], Routed(folder / "logs/run", {}, {})

@@ -29,7 +29,7 @@ RUN = {
     "analysis.run",
 }
 LEDGER = RUN | {"analysis.ledger"}
-ROUTING = {"analysis.answers", "analysis.answers.routing"}
+ROUTING = {"analysis.answers", "analysis.answers.routing", "analysis.answers.weights"}
 ANSWERS = LEDGER | ROUTING | {"analysis.changes", "analysis.verdict", "analysis.verdict.evidence"}
 
 #: The other folders that each folder may import, from the bottom up. Two halves share only the vocabulary:
@@ -48,6 +48,7 @@ MAY_IMPORT = {
     "patching.tables": TABLES,
     "patching.probes": TABLES | MEASURE,
     "patching.rewriting": TABLES | MEASURE | {"patching.probes"},
+    "patching.suggest": TABLES | {"patching.probes", "patching.rewriting"},
     "profilers": TABLES,
     "profilers.in_training": TABLES | MEASURE | {"profilers"},
     "profilers.from_outside": {"words", "profilers"},
@@ -69,6 +70,7 @@ MAY_IMPORT = {
     "analysis.run": RUN,
     "analysis.ledger": RUN,
     "analysis.answers": LEDGER,
+    "analysis.answers.weights": LEDGER | {"analysis.answers"},
     "analysis.changes": LEDGER | {"analysis.answers"},
     "analysis.answers.routing": LEDGER | {"analysis.answers"},
     "analysis.verdict.evidence": LEDGER | ROUTING,

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.reading.files import File
     from sglang_instrument.analysis.run.opening import Run
 
-#: Prefix of SGLang's own health checks; no caller waits for these.
-HEALTH_CHECK: Final = "HEALTH_CHECK"
+HEALTH_CHECK: Final = "HEALTH_CHECK"  # prefix of SGLang's own health checks; no caller waits for these
 _SCHEMA: Final[dict[str, Any]] = {
     "rid": pl.String,
     "server": pl.String,
@@ -60,6 +59,8 @@ class Fields(Struct, gc=False, omit_defaults=True):
     kv_free_pages: Any = None
     kv_evictable: Any = None
     kv_page_size: Any = None
+    kv_budget: Any = None
+    kv_reserved: Any = None
 
 
 class Record(Struct, gc=False):
@@ -223,9 +224,9 @@ def engine_requests(
 
     Args:
         run: The run.
-        files: Files of workers to read as well: an engine inside a worker's process has its tokenizer manager
-            there. None: all files, if the engine's own processes log no ends of requests; without a
-            detokenizer (`skip_tokenizer_init`) only the tokenizer manager knows them.
+        files: Files of workers to read as well, which have the tokenizer manager of an engine inside them.
+            None: all files, if the engine's own processes log no ends of requests: without a detokenizer
+            (`skip_tokenizer_init`) only the tokenizer manager knows them.
         ahead_us: How far the clocks of processes are ahead; it is subtracted (`round_trips.ahead_us`).
 
     Returns:
@@ -323,7 +324,7 @@ def _on_tokenize(request: _EngineRequest, record: Record, name: str) -> None:
 def _on_receive(request: _EngineRequest, record: Record, name: str) -> None:
     if request.arrived is None:  # later pipeline stages log it again
         request.scheduler, request.arrived = name, record.start_us
-        request.prompt_tokens = _number(record.extra.prompt_tokens) if record.extra else None
+        request.prompt_tokens = _number(getattr(record.extra, "prompt_tokens", None))
 
 
 def _on_transition(request: _EngineRequest, record: Record, name: str) -> None:

@@ -32,6 +32,13 @@ CAUSES: Final[dict[str, str]] = {
     "long-replies": "no fault: a limit of tokens or a partial rollout helps; `lengths LOGS`, `whatif LOGS`",
     "cold-start": "no fault: warm the engine up before it, or leave the step out of averages",
     "trend": "look at what piles up from step to step: compare `events LOGS{step}` with the first step",
+    "stale-prefix": "flush the cache with each update (`flush_cache=True`), and look whether the flush "
+    "succeeded: requests in flight prevent it; `weights LOGS --lineage` names the calls",
+    "wrong-label": "importance weights and staleness rest on these labels: look at where the version is set; "
+    "`weights LOGS --lineage` names the replies",
+    "aborting-update": "pause in place, or let the rollout go on with what was written; `weights LOGS` shows "
+    "each update",
+    "slow-update": "look at that server's network, disk and GPU: `weights LOGS --update N` shows its parts",
     "speculation": "update the draft model along with the policy, draft fewer tokens, or switch it off; "
     "`lengths LOGS --speculation`",
     "between-steps": "the trainer decides here: its phases are in trainer_0.jsonl, if its table is on; "

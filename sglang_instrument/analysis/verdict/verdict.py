@@ -15,6 +15,7 @@ from sglang_instrument.analysis.answers.routing.server_calls import server_calls
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.verdict.advice import advice_of
 from sglang_instrument.analysis.verdict.detectors import DETECTORS
+from sglang_instrument.analysis.verdict.detectors.weights import find_weights_trouble
 from sglang_instrument.analysis.verdict.engine_logs import with_engine_logs
 from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, step_name
@@ -118,12 +119,13 @@ def _ended(evidence: Evidence, found: list[Finding]) -> str:
 
 def _evidence(run: "Run", over: bool | None) -> Evidence:
     over = run.is_over if over is None else over
-    return Evidence(run.digest.of_workers(), run.digest, run.files, over, lambda: server_calls(run))
+    return Evidence(run.digest.of_workers(), run.digest, run.files, over, lambda: server_calls(run), run)
 
 
 def _findings(evidence: Evidence) -> list[Finding]:
     if evidence.windows.is_empty():
-        return []
+        found = list(find_weights_trouble(evidence))  # needs no steps
+        return [replace(one, advice=advice_of(one)) for one in found]
     found = [one for find in DETECTORS for one in find(evidence)]
     endings = [one for one in found if one.cause in _ENDINGS]
     rest = _cold_start([one for one in found if one.cause not in _ENDINGS], evidence)

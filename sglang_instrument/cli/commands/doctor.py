@@ -27,12 +27,14 @@ runs, with the same environment.
     sglang-instrument doctor
     EXPERIMENT_NAME=gsm8k_600 sglang-instrument doctor --log-dir /shared/logs
     sglang-instrument doctor --ray                  # also each node of the Ray cluster that runs here
+    sglang-instrument doctor --rollout my_rollout.py:Agent    # what to bind in a rollout that no table knows
 
 It imports no trainer (with --ray, it imports Ray) and leaves nothing behind. Exit code 1 if there is a
 problem. Once a run has written its folder, `status` shows its processes and `check` its log.
 --json prints a list of {"about", "ok" (null: neither good nor bad), "found", "todo"}."""
 
 _LITTLE_SPACE_BYTES: Final = 2**30
+ENGINE: Final = "sglang"  # its tables know calls of the engine, and neither steps nor workers
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ray", nargs="?", const="auto", metavar="ADDRESS", help="also check each node of a Ray cluster"
     )
+    parser.add_argument(
+        "--rollout", metavar="NAME", help="FILE.py:Class or MODULE:Class: say where to bind step and request"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a line for each finding."""
-    findings = list(examine(args.log_dir, args.ray))
+    findings = list(examine(args.log_dir, args.ray, args.rollout))
     if args.json:
         from sglang_instrument.cli.tables import print_json
 
@@ -74,12 +79,13 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(finding.ok is False for finding in findings) else 0
 
 
-def examine(log_dir: str | None, ray: str | None = None) -> Iterator[Finding]:
+def examine(log_dir: str | None, ray: str | None = None, rollout: str | None = None) -> Iterator[Finding]:
     """Check everything that recording needs.
 
     Args:
         log_dir: Folder of all runs, as in `install(log_dir=...)`; None takes it from the environment.
         ray: Address of a Ray cluster whose nodes are checked, too.
+        rollout: A class that no table knows, as FILE.py:Class or MODULE:Class.
     """
     yield _package()
     yield _native()
@@ -90,6 +96,11 @@ def examine(log_dir: str | None, ray: str | None = None) -> Iterator[Finding]:
     yield Finding("folder", None, str(config.folder))
     yield from _folder(config)
     yield from _trainers(config)
+    if rollout is not None:
+        from sglang_instrument.cli.commands.doctor_rollout import examine_rollout
+
+        for about, ok, found, todo in examine_rollout(rollout):
+            yield Finding(about, ok, found, todo)
     if ray is not None:
         from sglang_instrument.cli.commands.doctor_ray import examine_nodes
 
@@ -192,11 +203,11 @@ def _trainers(config: Config) -> Iterator[Finding]:
     except InstrumentError as error:
         yield Finding("patches", False, str(error), "correct the table, or take its folder out of `patches`")
         return
-    seen = False
+    seen: set[str] = set()
     for checked in check(tables):
         if checked.sites is None or checked.table.package == "sglang-instrument":  # the demo's own
             continue
-        seen = True
+        seen.add(checked.table.trainer)
         wanted = {site.region.event for site in checked.sites if site.expected}
         lost = {site.region.event for site in checked.sites if site.expected and site.state != "found"}
         package = f"{checked.table.package} {checked.version}"
@@ -207,3 +218,7 @@ def _trainers(config: Config) -> Iterator[Finding]:
     if not seen:
         known = ", ".join(sorted({table.package for table in tables if table.package != "sglang-instrument"}))
         yield Finding("patches", False, f"none of {known} is installed", "run this where the rollout runs")
+    elif seen == {ENGINE}:
+        from sglang_instrument.cli.commands.doctor_rollout import ALONE
+
+        yield Finding("bind", None, ALONE)

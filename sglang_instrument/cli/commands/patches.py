@@ -20,10 +20,12 @@ from sglang_instrument.patching.tables.reading import load_tables
 from sglang_instrument.patching.tables.regions import Table
 
 HELP: Final = """\
-List the patch tables, or check which of their regions are found in the source of a trainer: before a run
-with a new version, or for a table of your own. `status` shows what a run itself found.
+List the patch tables, check which of their regions are found in the source of a trainer, or suggest a
+first table for a class that no table knows. `status` shows what a run itself found.
 
     sglang-instrument patches list
+    sglang-instrument patches suggest my_rollout.py:Agent --out my_tables/mine.toml
+    sglang-instrument patches suggest mytrainer.rollout:Agent --source ~/src/my_trainer
     sglang-instrument patches check                                  # the installed packages
     sglang-instrument patches check --trainer sglang --source sglang-0.5.21-py3-none-any.whl
     sglang-instrument patches check --patches my_tables --source ~/src/my_trainer
@@ -38,6 +40,8 @@ It imports nothing: it reads installed packages, and with --source folders, whee
 version of a checkout is read from version/version, __version__, pyproject.toml or setup.py. Without one, or
 with a development version, the version with the fewest missing regions is taken ("version inferred").
 Exit code 1 if a region is not found that the table expects in that version.
+`suggest` reads a class, or a function of a module, and proposes regions by the names of what it calls: step,
+request, turns, calls of the engine, tools, rewards. `patches check` accepts the table as it stands; read it.
 --json prints a list of tables; `check` adds the "sites" of each."""
 
 _STYLES: Final[dict[State, str]] = {"found": "green", "missing": "red", "ambiguous": "red", "refused": "red"}
@@ -45,7 +49,8 @@ _STYLES: Final[dict[State, str]] = {"found": "green", "missing": "red", "ambiguo
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `patches`."""
-    parser.add_argument("action", choices=("list", "check"), help="what to do")
+    parser.add_argument("action", choices=("list", "check", "suggest"), help="what to do")
+    parser.add_argument("of", nargs="?", metavar="NAME", help="with suggest: FILE.py:Class or MODULE:Class")
     parser.add_argument("--trainer", action="append", metavar="NAME", help="only tables of this trainer")
     parser.add_argument(
         "--source", action="append", type=Path, metavar="PATH", help="a folder, wheel or archive to check"
@@ -53,11 +58,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--patches", action="append", type=Path, metavar="DIR", help="a folder with tables of your own"
     )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="with suggest: write the table there, a new file"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """List or check the tables."""
+    """List the tables, check them, or suggest one."""
+    if args.action == "suggest":
+        return _suggest(args)
+    if args.of is not None:
+        raise InstrumentError(f"`patches {args.action}` takes no name; --trainer NAME chooses tables")
     tables = _load(args.trainer, args.patches or [])
     if args.action == "list":
         _list(tables, args.json)
@@ -74,6 +86,41 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(read, [one for one in checked if one.sites is None])
     return 1 if any(_lacking(one) for one in read) else 0
+
+
+def _suggest(args: argparse.Namespace) -> int:
+    """Print a table for a class that no table knows."""
+    from sglang_instrument.patching.suggest.find_class import find_class
+    from sglang_instrument.patching.suggest.proposal import propose
+    from sglang_instrument.patching.suggest.write_table import write_table
+
+    if args.of is None:
+        raise InstrumentError("`patches suggest` needs FILE.py:Class or MODULE:Class")
+    methods, tree = find_class(args.of, open_tree(args.source[0]) if args.source else None)
+    found = propose(methods)
+    if found.request is None:
+        raise TargetError(f"{args.of}: no call of an engine is in it, such as engine.async_generate(...)")
+    trainer = (args.trainer or [methods.module.partition(".")[0]])[0]
+    text = write_table(methods, found, tree, trainer)
+    if args.out is not None:
+        _write_new(args.out, text)
+        print_line(f"{args.out}: {sum(map(len, found.of.values()))} regions; read it, and edit")
+    elif args.json:
+        regions = {name: [one.event for one in mine] for name, mine in found.of.items()}
+        print_json({"table": text, "regions": regions, "unknown": found.unknown})
+    else:
+        for line in text.splitlines():
+            print_line(line)
+    return 0
+
+
+def _write_new(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise InstrumentError(f"{path}: {error.strerror}") from None
 
 
 def _load(trainers: list[str] | None, folders: Sequence[Path]) -> list[Table]:

@@ -73,6 +73,25 @@ def test_requests_are_logged_in_the_step_that_submitted_them_while_others_train(
         assert {record["extra"]["reward"] for record in ended[step]} <= {1.0}
 
 
+def test_each_update_says_which_groups_it_took_and_a_request_which_weights_made_it(separated):
+    requests = named(of_workers(separated), "async_rollout_request_complete")
+    made = {request["extra"]["group"]: request["extra"] for request in requests}
+    taken = {
+        step: named(separated.logs[f"step_{step}/trainer_0.jsonl"], "samples_consumed") for step in (1, 2)
+    }
+    groups = [
+        group for records in taken.values() for record in records for group in record["extra"]["groups"]
+    ]
+    assert len(groups) == len(set(groups)) == 2 * 4
+    for step, records in taken.items():
+        assert len(records) == UPDATES
+        for record in records:
+            assert record["extra"]["weight_version"] == step - 1
+            for group in record["extra"]["groups"]:
+                facts = made[group]
+                assert 0 <= facts["first_weight_version"] <= facts["weight_version"] <= step - 1
+
+
 def test_each_call_is_found_in_one_server_and_in_its_scheduler(separated):
     served = served_by(separated)
     calls = named(of_workers(separated), "engine_async_generate_actual")

@@ -22,6 +22,7 @@ from sglang_instrument.analysis.verdict.detectors.slow_calls import find_slow_ca
 from sglang_instrument.analysis.verdict.detectors.slow_work import find_slow_work
 from sglang_instrument.analysis.verdict.detectors.speculation import find_falling_speculation
 from sglang_instrument.analysis.verdict.detectors.standstill import find_standstills
+from sglang_instrument.analysis.verdict.detectors.weights import find_weights_trouble
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
@@ -39,4 +40,5 @@ DETECTORS: Final[tuple[Callable[[Evidence], Iterator[Finding]], ...]] = (
     find_slow_parts,
     find_gaps_between_steps,
     find_long_replies,
+    find_weights_trouble,
 )

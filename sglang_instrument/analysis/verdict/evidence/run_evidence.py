@@ -14,6 +14,7 @@ from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.deciding_paths import Paths, sec_between
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, worker_parts
 from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.verdict.evidence.calls import calls_of
 from sglang_instrument.analysis.verdict.evidence.deaths import UnfinishedStep, unfinished_steps
 
@@ -36,6 +37,7 @@ class Evidence:
         files: The files of the run.
         over: Whether the run is over.
         server_calls: Returns `server_calls` of the run; they are read if a detector asks.
+        run: The run, for records that no digest holds; None where only its digest is known.
         calls: The calls within requests: `calls.calls_of`.
     """
 
@@ -44,6 +46,7 @@ class Evidence:
     files: list[File]
     over: bool
     server_calls: Callable[[], pl.DataFrame] = lambda: pl.DataFrame(schema=CALLS)
+    run: Run | None = None
     calls: pl.DataFrame = field(init=False)
 
     def __post_init__(self) -> None:

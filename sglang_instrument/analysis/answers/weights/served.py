@@ -1,0 +1,186 @@
+"""Gather what callers and engines logged of each call of an engine: when, where, the label of its weights."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.answers.engine_requests import HEALTH_CHECK
+from sglang_instrument.analysis.answers.weights.records import Fields, Record, as_version, records_of
+from sglang_instrument.analysis.run.cache import cached_table
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.reading.folders import Place
+    from sglang_instrument.analysis.run.opening import Run
+
+_SCHEMA: Final[dict[str, Any]] = {
+    "rid": pl.String,
+    "request_id": pl.String,
+    "turn": pl.Int64,
+    "step": pl.Int64,
+    "server": pl.String,
+    "scheduler": pl.String,
+    "start_us": pl.Int64,
+    "end_us": pl.Int64,
+    "admitted_us": pl.Int64,
+    "node": pl.Int64,
+    "first_weight_version": pl.String,
+    "weight_version": pl.String,
+    "prompt_tokens": pl.Int64,
+    "cached_tokens": pl.Int64,
+    "completion_tokens": pl.Int64,
+    "finish_reason": pl.String,
+    "error": pl.String,
+}
+_NUMBERS: Final = ("prompt_tokens", "cached_tokens", "completion_tokens")
+
+
+@dataclass
+class _Call:
+    """One call of an engine, as all processes logged it."""
+
+    rid: str
+    request_id: str | None = None
+    turn: int | None = None
+    step: int | None = None
+    server: str | None = None
+    scheduler: str | None = None
+    start_us: int | None = None
+    end_us: int | None = None
+    admitted_us: int | None = None
+    node: int | None = None
+    first_weight_version: str | None = None
+    weight_version: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+
+    @property
+    def is_made_up(self) -> bool:
+        """Whether its caller logged no `rid`: then another record may be of the same call."""
+        return self.rid == _made_up(self.request_id, self.turn)
+
+    def fill(self, name: str, value: Any) -> None:
+        """Set a field that no record gave yet."""
+        if value is not None and getattr(self, name) is None:
+            setattr(self, name, value)
+
+
+def served_calls(run: Run) -> pl.DataFrame:
+    """Return one row per call of an engine, in the order of time.
+
+    Returns:
+        rid: the engine's name of the call, or one made of request and turn; request_id, turn, step: of the
+        caller; server: the address or replica, or the stem of the server's file; scheduler: the stem of its
+        file; start_us, end_us; admitted_us: when the scheduler took it from its queue the first time, and
+        `node`, the number of the cache's node at which its cached prefix ended; first_weight_version,
+        weight_version: the labels, at the begin and the end, as text; prompt_tokens, cached_tokens,
+        completion_tokens; finish_reason; error. Null where nothing was logged.
+    """
+    if run.is_dataset:
+        return pl.DataFrame(schema=_SCHEMA)
+    if not run.cached:
+        return _read_calls(run)
+    return cached_table(run.home, "served_calls", run.files, lambda: _read_calls(run))
+
+
+def _read_calls(run: Run) -> pl.DataFrame:
+    calls: dict[str, _Call] = {}
+    for place, record in records_of(run, _HANDLERS):
+        _HANDLERS[record.event](calls, place, record, record.extra or Fields())
+    named = {(call.request_id, call.turn, call.step) for call in calls.values() if not call.is_made_up}
+    rows = [
+        asdict(call)
+        for call in calls.values()
+        if call.start_us is not None
+        and not (call.is_made_up and (call.request_id, call.turn, call.step) in named)
+    ]
+    return pl.DataFrame(rows, schema=_SCHEMA, strict=False).sort("start_us", "rid")
+
+
+def _named(calls: dict[str, _Call], rid: Any) -> _Call | None:
+    if not isinstance(rid, str) or rid.startswith(HEALTH_CHECK):
+        return None
+    return calls.setdefault(rid, _Call(rid))
+
+
+def _made_up(request_id: Any, turn: Any) -> str:
+    return f"{request_id} turn {turn}"
+
+
+def _on_call(calls: dict[str, _Call], place: Place, record: Record, fields: Fields) -> None:
+    """Take a call as its caller, or the server, logged it."""
+    rid = fields.rid
+    if rid is None and fields.request_id is not None:
+        rid = _made_up(fields.request_id, fields.turn)
+    call = _named(calls, rid)
+    if call is None or record.duration_sec is None or record.start_us is None:
+        return
+    call.start_us = min(record.start_us, call.start_us or record.start_us)
+    call.end_us = max(record.end_us, call.end_us or 0)
+    if fields.request_id is not None:
+        call.fill("request_id", str(fields.request_id))
+        call.fill("step", record.step if type(record.step) is int else place.step)
+    call.fill("turn", _integer(fields.turn))
+    at_begin = record.event == "server_generate"  # verl's server reads its version before it calls
+    label = as_version(fields.weight_version)
+    if label is not None and record.event in _OF_ENGINE:
+        call.weight_version = label  # what the engine says of itself, before what its caller says
+    call.fill("first_weight_version" if at_begin else "weight_version", label)
+    call.fill("first_weight_version", as_version(fields.first_weight_version))
+    for name in _NUMBERS:
+        call.fill(name, _integer(getattr(fields, name)))
+    call.fill("completion_tokens", _integer(fields.generated_tokens))
+    call.fill("finish_reason", fields.finish_reason if isinstance(fields.finish_reason, str) else None)
+    call.fill("error", record.error if isinstance(record.error, str) else None)
+    named = fields.server if isinstance(fields.server, str) else None
+    call.fill("server", named or (place.stem if place.role == "server" else None))
+
+
+def _on_receive(calls: dict[str, _Call], place: Place, record: Record, fields: Fields) -> None:
+    call = _named(calls, fields.rid)
+    if call is not None:
+        call.fill("scheduler", place.stem)
+        call.fill("prompt_tokens", _integer(fields.prompt_tokens))
+        call.fill("start_us", record.start_us)
+        call.end_us = max(record.end_us, call.end_us or 0)
+
+
+def _on_admit(calls: dict[str, _Call], place: Place, record: Record, fields: Fields) -> None:
+    if not isinstance(fields.rids, list):
+        return
+    nodes = fields.nodes if isinstance(fields.nodes, list) else []
+    nodes = nodes if len(nodes) == len(fields.rids) else [None] * len(fields.rids)
+    for rid, node in zip(fields.rids, nodes, strict=True):
+        call = _named(calls, rid)
+        if call is not None and call.admitted_us is None:
+            call.fill("scheduler", place.stem)
+            call.admitted_us, call.node = record.start_us, _integer(node)
+
+
+def _on_end(calls: dict[str, _Call], place: Place, record: Record, fields: Fields) -> None:
+    for rid in fields.rids if isinstance(fields.rids, list) else ():
+        call = _named(calls, rid)
+        if call is not None:
+            call.end_us = max(record.end_us, call.end_us or 0)
+
+
+def _integer(value: Any) -> int | None:
+    return value if type(value) is int and -(2**62) < value < 2**62 else None
+
+
+_OF_ENGINE: Final = ("engine_request", "engine_stream")
+_CALLS: Final = (
+    *_OF_ENGINE,
+    *("server_generate", "engine_generate", "engine_async_generate_actual", "turn_engine_call"),
+)
+_HANDLERS: Final = {
+    **dict.fromkeys(_CALLS, _on_call),
+    "scheduler_receive": _on_receive,
+    "scheduler_admit": _on_admit,
+    "engine_detokenize": _on_end,
+}

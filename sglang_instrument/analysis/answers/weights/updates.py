@@ -1,0 +1,184 @@
+"""Group the records of weight updates into updates: their parts, servers, and the calls that they stalled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.answers.weights.records import as_number, weight_spans
+from sglang_instrument.analysis.answers.weights.served import served_calls
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run.opening import Run
+
+#: The parts of an update in the order in which they usually come.
+PARTS: Final = ("pause", "drain", "transfer", "resume", "flush")
+#: Who knows most exactly when a server had its weights: the engine itself, then what speaks to it.
+_LEVELS: Final = ("scheduler", "receiver", "server")
+_APART_US: Final = 1_000_000  # so long without any record of an update, and generation not paused
+_LONGEST_PAUSE_US: Final = 600_000_000  # a pause whose end was lost ends here
+_ABORTED: Final = ("abort", "aborted")
+Row = dict[str, Any]
+
+
+def weight_updates(run: Run) -> list[Row]:
+    """Return one row per weight update, in the order of time.
+
+    Returns:
+        update: its number, from 1; weight_version; step: of the trainer's record, if one tells; start_us,
+        end_us, wall_sec: from its first record to its last; pause_sec, drain_sec, transfer_sec, resume_sec,
+        flush_sec: during which some process was in this part; is_done: false if a transfer failed; servers:
+        as `by_server` has them; last: the server that was last, and last_by_sec: how much later than the one
+        before it; in_flight: calls that generation's standstill met; lost_sec: the sum of the time that they
+        stood still; resumed, aborted: calls that were aborted meanwhile, whose request went on with another
+        call, or did not; aborted_tokens: what the latter had written.
+        None where the log does not tell.
+    """
+    return updates_of(weight_spans(run), served_calls(run))
+
+
+def updates_of(spans: pl.DataFrame, calls: pl.DataFrame) -> list[Row]:
+    """Return the rows of `weight_updates` from both tables."""
+    groups = [group for group in _groups(spans.to_dicts()) if any(map(_is_transfer, group))]
+    rows = []
+    for number, group in enumerate(groups, 1):
+        row = _update(number, group)
+        rows.append(row | _stalled(group, calls))
+    return rows
+
+
+def _is_transfer(span: Row) -> bool:
+    return bool(span["part"] == "transfer")
+
+
+def _groups(spans: list[Row]) -> list[list[Row]]:
+    """Cut the spans, in the order of time, where one update ends and the next begins."""
+    groups: list[list[Row]] = []
+    reach, paused, version = 0, False, None
+    for span in spans:
+        apart = span["start_us"] > reach + (_LONGEST_PAUSE_US if paused else _APART_US)
+        own = span["weight_version"]
+        apart = apart or (span["part"] == "pause" and span["start_us"] > reach + _APART_US)
+        is_next = own is not None and version is not None and own != version
+        if not groups or apart or (is_next and span["start_us"] >= reach):
+            groups.append([])
+            reach, paused, version = 0, False, None
+        groups[-1].append(span)
+        version = version or own
+        reach = max(reach, span["end_us"])
+        if span["part"] in ("pause", "resume"):
+            paused = span["part"] == "pause"
+    return groups
+
+
+def _update(number: int, group: list[Row]) -> Row:
+    start, end = min(span["start_us"] for span in group), max(span["end_us"] for span in group)
+    parts = {part: [span for span in group if span["part"] == part] for part in PARTS}
+    servers = by_server(group)
+    return {
+        "update": number,
+        "weight_version": next((v for span in group if (v := span["weight_version"]) is not None), None),
+        "step": next((span["step"] for span in group if span["step"] is not None), None),
+        "start_us": start,
+        "end_us": end,
+        "wall_sec": (end - start) / 1e6,
+        **{f"{part}_sec": _covered_sec(own) if own else None for part, own in parts.items()},
+        "is_done": not any(span["is_done"] is False for span in parts["transfer"]),
+        "servers": servers,
+        **_last(servers),
+    }
+
+
+def by_server(group: list[Row]) -> list[Row]:
+    """Return the parts of one update by server, in the order in which they were done.
+
+    The engine's own records count, where there are any; else those of what speaks to it.
+
+    Returns:
+        server; pause_sec ... flush_sec: None for a part that it did not log; start_us, end_us: of its
+        transfer; is_done.
+    """
+    transfers = list(filter(_is_transfer, group))
+    level = next((one for one in _LEVELS if any(span["role"] == one for span in transfers)), None)
+    own: dict[str, list[Row]] = {}
+    for span in group:
+        if level is None or span["role"] == level:
+            own.setdefault(_server_of(span), []).append(span)
+    rows = []
+    for server, spans in own.items():
+        moved = list(filter(_is_transfer, spans))
+        if moved:
+            parts = {part: [span for span in spans if span["part"] == part] for part in PARTS}
+            rows.append(
+                {
+                    "server": server,
+                    **{f"{part}_sec": _covered_sec(one) if one else None for part, one in parts.items()},
+                    "start_us": min(span["start_us"] for span in moved),
+                    "end_us": max(span["end_us"] for span in moved),
+                    "is_done": not any(span["is_done"] is False for span in moved),
+                }
+            )
+    return sorted(rows, key=lambda row: (row["end_us"], row["server"]))
+
+
+def _server_of(span: Row) -> str:
+    """Return the server's name; the ranks of a receiver are one."""
+    named = f"receiver_{span['worker']}" if span["role"] == "receiver" else span["process"]
+    return str(span["server"] or named)
+
+
+def _last(servers: list[Row]) -> Row:
+    if len(servers) < 2:
+        return {"last": None, "last_by_sec": None}
+    last, before = servers[-1], servers[-2]
+    return {"last": last["server"], "last_by_sec": (last["end_us"] - before["end_us"]) / 1e6}
+
+
+def _covered_sec(spans: list[Row]) -> float:
+    """Return the time that at least one of these spans covers."""
+    covered, reach = 0, 0
+    for span in sorted(spans, key=lambda one: one["start_us"]):
+        covered += max(0, span["end_us"] - max(span["start_us"], reach))
+        reach = max(reach, span["end_us"])
+    return covered / 1e6
+
+
+def standstill(group: list[Row]) -> tuple[int, int]:
+    """Return from when to when generation stood still: from the pause, or the transfer, to the last part.
+
+    A drain is no standstill: it waits for requests that still run.
+    """
+    pauses = [span["end_us"] for span in group if span["part"] == "pause"]
+    transfers = [span["start_us"] for span in group if _is_transfer(span)]
+    return min(pauses + transfers), max(span["end_us"] for span in group if span["part"] != "drain")
+
+
+def _stalled(group: list[Row], calls: pl.DataFrame) -> Row:
+    if calls.is_empty():
+        return dict.fromkeys(("in_flight", "lost_sec", "resumed", "aborted", "aborted_tokens"))
+    begin, end = standstill(group)
+    first = min(span["start_us"] for span in group)
+    met = calls.filter((pl.col("start_us") < end) & (pl.col("end_us") > begin))
+    stood = pl.min_horizontal("end_us", pl.lit(end)) - pl.max_horizontal("start_us", pl.lit(begin))
+    ended = calls.filter((pl.col("start_us") < end) & pl.col("end_us").is_between(first, end + _APART_US))
+    cut = ended.filter(pl.col("finish_reason").is_in(_ABORTED) | (pl.col("error") == "CancelledError"))
+    went_on = calls.filter(pl.col("start_us") >= begin).drop_nulls("request_id")
+    gone = cut.join(went_on, on="request_id", how="anti")
+    return {
+        "in_flight": len(met),
+        "lost_sec": float(met.select(stood.sum()).item() or 0) / 1e6,
+        "resumed": len(cut) - len(gone),
+        "aborted": len(gone),
+        "aborted_tokens": _sum(gone["completion_tokens"]) if len(gone) else 0,
+    }
+
+
+def _sum(tokens: pl.Series) -> int | None:
+    return int(tokens.sum()) if tokens.count() else None
+
+
+def version_numbers(rows: list[Row]) -> dict[int, int]:
+    """Return the version of each update whose version is a number, by the update's number."""
+    known = {row["update"]: as_number(row["weight_version"]) for row in rows}
+    return {update: number for update, number in known.items() if number is not None}

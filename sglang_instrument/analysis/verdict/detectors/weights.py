@@ -1,0 +1,112 @@
+"""Find what weight updates did wrong: prefixes of older weights, wrong labels, aborts, one slow server."""
+
+from collections.abc import Iterator
+from statistics import median
+from typing import Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.answers.weights.lineage import lineage_of
+from sglang_instrument.analysis.answers.weights.records import weight_spans
+from sglang_instrument.analysis.answers.weights.served import served_calls
+from sglang_instrument.analysis.answers.weights.updates import updates_of
+from sglang_instrument.analysis.run.opening import Run
+from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds
+from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
+
+_MOST_NAMED: Final = 20  # calls in the evidence of a finding
+_FEWEST_ABORTED: Final = 2
+_OF_FLIGHT: Final = 0.5  # fewer aborts of what was in flight are left to those who asked for them
+_LATE_SEC: Final = 1.0  # a server that is less late than this costs nothing
+_LATE: Final = 0.5  # times the transfer of the other servers
+Row = dict[str, Any]
+
+
+def find_weights_trouble(evidence: Evidence) -> Iterator[Finding]:
+    """Yield what went wrong with weight updates, if the log tells of any."""
+    if evidence.run is not None:
+        yield from weights_findings(evidence.run)
+
+
+def weights_findings(run: Run) -> list[Finding]:
+    """Return the findings about the weight updates of a run; they need no steps."""
+    spans = weight_spans(run)
+    if spans.filter(part="transfer").is_empty():
+        return []
+    calls = served_calls(run)
+    updates, history = updates_of(spans, calls), lineage_of(spans, calls)
+    return [*_stale_prefixes(history), *_wrong_labels(history), *_aborts(updates), *_slow_servers(updates)]
+
+
+def _stale_prefixes(history: pl.DataFrame) -> Iterator[Finding]:
+    stale = history.filter(pl.col("stale_most") > 0)
+    if stale.is_empty():
+        return
+    sure = stale.filter(pl.col("stale_least") > 0)
+    known = history["stale_most"].count()
+    tokens = f"{sure['stale_least'].sum():,} to {stale['stale_most'].sum():,} cached tokens"
+    if len(sure) == len(stale) and sure["stale_least"].sum() == stale["stale_most"].sum():
+        tokens = f"{sure['stale_least'].sum():,} cached tokens"
+    were = f"{len(sure):,} of {known:,} calls were served from a prefix of older weights"
+    if len(sure) < len(stale):
+        may = f"{len(stale) - len(sure):,} {'more ' if len(sure) else f'of {known:,} calls '}may have been"
+        were = f"{were}, {may}" if len(sure) else f"{may} served from a prefix of older weights"
+    sentence = f"{were} ({tokens}): the cache was not flushed after the update"
+    numbers = {"calls": len(stale), "sure": len(sure), "named": _named(stale)}
+    yield Finding("stale-prefix", "run", 0.0, sentence, evidence=numbers)
+
+
+def _wrong_labels(history: pl.DataFrame) -> Iterator[Finding]:
+    wrong = history.filter("label_is_wrong")
+    if wrong.is_empty():
+        return
+    first = wrong.row(0, named=True)
+    judged = history["label_is_wrong"].count()
+    sentence = (
+        f"{len(wrong):,} of {judged:,} replies have a label that contradicts the weight updates: "
+        f"{first['rid']} says {first['label']}, its server had {first['weights']}"
+    )
+    numbers = {"calls": len(wrong), "named": _named(wrong)}
+    yield Finding("wrong-label", "run", 0.0, sentence, evidence=numbers)
+
+
+def _named(rows: pl.DataFrame) -> list[Row]:
+    shown = ("rid", "request_id", "turn", "label", "weights", "cached_tokens", "stale_least", "stale_most")
+    return rows.head(_MOST_NAMED).select(shown).to_dicts()
+
+
+def _aborts(updates: list[Row]) -> Iterator[Finding]:
+    def is_bad(row: Row) -> bool:
+        gone = row["aborted"] or 0
+        others = row["in_flight"] + row["resumed"] if gone else 0
+        return gone >= _FEWEST_ABORTED and gone >= _OF_FLIGHT * max(gone, others)
+
+    bad = list(filter(is_bad, updates))
+    if not bad:
+        return
+    worst = max(bad, key=lambda row: row["aborted"])
+    total = sum(row["aborted"] for row in bad)
+    tokens = sum(row["aborted_tokens"] or 0 for row in bad)
+    which = f"update {worst['update']} aborted {worst['aborted']:,} calls"
+    if len(bad) > 1:
+        which = f"{len(bad)} weight updates aborted {total:,} calls, {which}"
+    sentence = f"{which}, {tokens:,} written tokens were thrown away; no other call went on with them"
+    numbers = {"updates": [row["update"] for row in bad], "aborted": total, "tokens": tokens}
+    yield Finding("aborting-update", "run", 0.0, sentence, evidence=numbers)
+
+
+def _slow_servers(updates: list[Row]) -> Iterator[Finding]:
+    late: dict[str, list[tuple[float, int]]] = {}
+    for row in updates:
+        others = [(one["end_us"] - one["start_us"]) / 1e6 for one in row["servers"][:-1]]
+        if others and row["last_by_sec"] >= max(_LATE_SEC, _LATE * median(others)):
+            late.setdefault(row["last"], []).append((row["last_by_sec"], row["update"]))
+    for server, times in late.items():
+        lost = sum(sec for sec, _ in times)
+        most, update = max(times)
+        often = f"{len(times)} of {len(updates)} weight updates" if len(updates) > 1 else "the weight update"
+        sentence = (
+            f"{server} was the last server in {often}, {seconds(most)} after the others in update {update}"
+        )
+        numbers = {"server": server, "updates": [one for _, one in times], "times": most}
+        yield Finding("slow-update", "run", lost, sentence, event="weights_update", evidence=numbers)

@@ -1,0 +1,79 @@
+"""Find the class, or the function, that a user names as MODULE:NAME or FILE:NAME, and read its source."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from sglang_instrument.errors import TargetError
+from sglang_instrument.patching.places.anchors import FunctionDef
+from sglang_instrument.patching.places.source import parse
+from sglang_instrument.patching.places.source_archives import InstalledPackages, SourceTree, open_tree
+from sglang_instrument.patching.suggest.methods import Methods
+
+
+def find_class(named: str, tree: SourceTree | None = None) -> tuple[Methods, SourceTree]:
+    """Return the functions of a class or a module, and the tree in which they were found.
+
+    Args:
+        named: "MODULE:Class", "MODULE:function", or the same with the path of a file for the module.
+        tree: Where modules are looked for; default: the installed packages.
+
+    Raises:
+        TargetError: There is no such module, or it has no such class or function.
+    """
+    place, separator, name = named.rpartition(":")
+    if not separator or not place or not name:
+        raise TargetError(f"expected MODULE:Class or FILE.py:Class, got {named!r}")
+    module = place
+    if place.endswith(".py") or "/" in place:
+        root, module = _of_file(Path(place))
+        tree = open_tree(root)
+    tree = InstalledPackages() if tree is None else tree
+    source = tree.module(module)
+    if source is None:
+        raise TargetError(f"no module {module} in {tree.name}; give the path of its file, or --source FOLDER")
+    try:
+        body = parse(source).body
+    except (SyntaxError, ValueError) as error:
+        raise TargetError(f"{module}: cannot be parsed: {error}") from None
+    return _methods(module, body, name), tree
+
+
+def _of_file(path: Path) -> tuple[Path, str]:
+    """Return the folder from which a file would be imported, and its module's name."""
+    if not path.is_file():
+        raise TargetError(f"{path}: no such file")
+    names, folder = [path.stem], path.resolve().parent
+    while (folder / "__init__.py").is_file():
+        names.append(folder.name)
+        folder = folder.parent
+    if names[0] == "__init__" and len(names) > 1:
+        del names[0]
+    return folder, ".".join(reversed(names))
+
+
+def _methods(module: str, body: list[ast.stmt], name: str) -> Methods:
+    classes = {one.name: one for one in body if isinstance(one, ast.ClassDef)}
+    if name in classes:
+        return Methods(module, name, _with_bases(classes[name], classes))
+    functions = _functions(body)
+    if name in functions:
+        return Methods(module, "", functions, name)
+    known = ", ".join([*classes, *functions]) or "none"
+    raise TargetError(f"{module} has no class or function {name}; it has: {known}")
+
+
+def _with_bases(of: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> dict[str, FunctionDef]:
+    """Return the methods of a class, and those that it inherits from classes of the same module."""
+    found: dict[str, FunctionDef] = {}
+    for base in of.bases:
+        if isinstance(base, ast.Name) and base.id in classes and base.id != of.name:
+            found |= _with_bases(
+                classes[base.id], {key: one for key, one in classes.items() if key != of.name}
+            )
+    return found | _functions(of.body)
+
+
+def _functions(body: list[ast.stmt]) -> dict[str, FunctionDef]:
+    return {one.name: one for one in body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))}

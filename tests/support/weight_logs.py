@@ -1,0 +1,70 @@
+"""Write the logs of engines whose weights are updated, record by record, with causes planted or without."""
+
+import json
+from pathlib import Path
+
+from hand_written import record
+
+Record = dict
+
+
+def write_process(folder: Path, name: str, records: list[Record]) -> None:
+    """Write the records of a process, such as "engine/scheduler_0_tp0", with a header."""
+    path = folder / f"{name}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    at = record("", 0, 0)["timestamp"]
+    header = {"timestamp": at, "event": "log_opened", "extra": {"log_version": 1, "run_id": "now"}}
+    with path.open("a") as file:
+        for line in [header, *records]:
+            print(json.dumps(line, separators=(",", ":")), file=file)
+
+
+def update(start: float, end: float, version: int | None = None, **extra) -> Record:
+    """Return a transfer of weights."""
+    told = {} if version is None else {"weight_version": str(version)}
+    return record("weights_update", start, end, extra={"part": "transfer", **told, **extra})
+
+
+def flush(at: float, success: bool = True) -> Record:
+    """Return a flush of the cache."""
+    return record("engine_cache_flush", at, at + 0.01, extra={"success": success})
+
+
+def pause(at: float, sec: float = 0.01) -> Record:
+    """Return a pause of generation."""
+    return record("generation_pause", at, at + sec)
+
+
+def resume(at: float) -> Record:
+    """Return the end of a pause."""
+    return record("generation_continue", at, at + 0.01)
+
+
+class Engine:
+    """A server with one scheduler: collects the records of calls and updates, and writes both files."""
+
+    def __init__(self, rank: int = 0) -> None:
+        """Begin with nothing served."""
+        self.rank = rank
+        self.of_server: list[Record] = []
+        self.of_scheduler: list[Record] = []
+
+    def serve(self, rid, start, end, cached=0, prompt=100, tokens=50, node=None, **extra):
+        """Serve one call: admitted at once; `extra` says more of its reply, such as weight_version."""
+        fields = {"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": tokens}
+        fields |= {"rid": rid, "finish_reason": "stop", **extra}
+        self.of_server.append(record("engine_request", start, end, extra=fields))
+        self.of_scheduler += [
+            record("scheduler_receive", start, start, extra={"rid": rid, "prompt_tokens": prompt}),
+            record(
+                "scheduler_admit",
+                start,
+                start + 0.001,
+                extra={"rids": [rid], **({} if node is None else {"nodes": [node]})},
+            ),
+        ]
+
+    def write(self, folder: Path) -> None:
+        """Write its files."""
+        write_process(folder, f"engine/server_{self.rank}", self.of_server)
+        write_process(folder, f"engine/scheduler_{self.rank}_tp0", self.of_scheduler)
