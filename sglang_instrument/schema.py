@@ -131,6 +131,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     "scheduler_admit": EventKind("engine", reference=False),
     "scheduler_first_tokens": EventKind("engine", reference=False),
     "scheduler_retract": EventKind("engine", reference=False),
+    "scheduler_abort": EventKind("engine", reference=False),
     "scheduler_batch": EventKind("engine", reference=False),
     "scheduler_result": EventKind("engine", reference=False),
     "model_forward": EventKind("engine", reference=False),

@@ -13,6 +13,9 @@ CAUSES: Final[dict[str, str]] = {
     "death": "look at that worker's own output and the host's kernel log (out of memory?); `check LOGS` "
     "lists its last records",
     "missing-file": "`check LOGS` and `status LOGS` say whether that process was reached",
+    "stale-samples": "drop them before training, or let fewer requests begin ahead: `staleness LOGS{step}`",
+    "group-wait": "cap the tokens of the slowest, or let its group end without it: `staleness LOGS{step} "
+    "--groups`",
     "blocked-loop": "move the named code off the event loop, into a thread or process pool; `gaps LOGS` "
     "lists all",
     "standstill": "look at the engine at that time: retractions, a weight update, a paused scheduler; "

@@ -21,6 +21,7 @@ from sglang_instrument.analysis.verdict.detectors.routing import (
 from sglang_instrument.analysis.verdict.detectors.slow_calls import find_slow_calls
 from sglang_instrument.analysis.verdict.detectors.slow_work import find_slow_work
 from sglang_instrument.analysis.verdict.detectors.speculation import find_falling_speculation
+from sglang_instrument.analysis.verdict.detectors.stale_samples import find_stale_samples
 from sglang_instrument.analysis.verdict.detectors.standstill import find_standstills
 from sglang_instrument.analysis.verdict.detectors.weights import find_weights_trouble
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
@@ -29,6 +30,7 @@ from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 DETECTORS: Final[tuple[Callable[[Evidence], Iterator[Finding]], ...]] = (
     find_endings,
     find_missing_files,
+    find_stale_samples,
     find_blocked_loops,
     find_standstills,
     find_lost_caches,
