@@ -78,7 +78,7 @@ def hold(one: Path, two: Path) -> list[Held]:
     loops = [loop_of(run) for run in runs]
     found = []
     for number, more in ((0, 1), (1, -1)):
-        told = with_replicas(loops[number], runs[number].files, more, number + 1, RUNNING)
+        told = with_replicas(loops[number], more, recorded=number + 1, running=RUNNING)
         was, measured = (loop.mean()["wall_sec"] for loop in (loops[number], loops[1 - number]))
         found.append(_held(loops[number], told, was, measured))
     return found
