@@ -2,7 +2,6 @@
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.asynchronous.fates import logs_consumption, sample_fates
 from sglang_instrument.analysis.digests.digest import KINDS, Digest
 
 _QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
@@ -22,20 +21,6 @@ def request_table(digest: Digest) -> pl.DataFrame:
         digest.of_workers().requests.drop("source", "role").with_columns(rest_sec=rest.clip(lower_bound=0.0))
     )
     return table.sort("duration_sec", "request_id", descending=[True, False])
-
-
-def with_used_steps(requests: pl.DataFrame, digest: Digest) -> pl.DataFrame:
-    """Add `used_step`, the step of the trainer that took each request; null where none is known.
-
-    Args:
-        requests: As `request_table` returns them.
-        digest: The one that they are from.
-    """
-    if not logs_consumption(digest):
-        return requests.with_columns(used_step=pl.lit(None, pl.Int64))
-    key = ["step", "validate", "worker", "request_id"]
-    used = sample_fates(digest).drop_nulls("used_step").select(*key, "used_step").unique(key)
-    return requests.join(used, on=key, how="left", maintain_order="left")
 
 
 def cdf_table(requests: pl.DataFrame, by: list[str]) -> pl.DataFrame:

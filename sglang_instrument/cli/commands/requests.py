@@ -24,14 +24,11 @@ Show the requests of a run, the slowest first, or one request with its turns and
 
     sglang-instrument requests logs/gsm8k_600 --step 67 --worker 0
     sglang-instrument requests logs/gsm8k_600 --request 43-0-0194      # the begin of its id will do
-    sglang-instrument requests logs/gsm8k_600 --trained 12             # asynchronous: what step 12 trained on
 
 --json prints {"folder", "requests": [{"worker", "step", "validate", "request_id", "start_us", "end_us",
 "duration_sec", "turns", "response_tokens", "finish_reason", "reward", "error", "weight_version",
 "first_weight_version", "group", "sample", "resumed_tokens", "engine_sec", "tool_sec", "interaction_sec",
-"reward_sec", "rest_sec", "used_step"}]}; --request adds "events": [{"event", "turn", "start_sec",
-"duration_sec", "self_sec", "active_sec", "depth"}], "engine_calls", "engine_logs"; --engine has
-"engine_requests"; --cdf "cdf": [{"step", "requests", "mean_sec", "p50_sec" ... "max_sec"}]. Turns: from 0."""
+"reward_sec", "rest_sec", "used_step"}]}; --request, --engine, --cdf print lists of theirs. Turns: from 0."""
 
 _BARS: Final = 32  # characters of a waterfall
 _BARS_IF_NARROW: Final = (110, 16)  # a terminal with fewer columns has shorter ones
@@ -114,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--finish-reason", metavar="WORD", help="only with this finish reason: stop, length")
     parser.add_argument("--min-tokens", type=int, metavar="N", help="only requests of at least N tokens")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="only requests of at most N tokens")
-    parser.add_argument("--trained", type=int, metavar="N", help="only what this step trained on")
+    parser.add_argument("--trained", type=int, metavar="N", help="what step N trained on")
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="number of rows (%(default)s)")
     parser.add_argument("--request", metavar="ID", help="this request; the begin of its id will do")
     parser.add_argument("--cdf", action="store_true", help="percentiles by step; with --step by worker")
@@ -123,7 +120,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print requests, one request, or percentiles."""
-    from sglang_instrument.analysis.answers.requests import cdf_table, request_table, with_used_steps
+    from sglang_instrument.analysis.answers.asynchronous.used_steps import with_used_steps
+    from sglang_instrument.analysis.answers.requests import cdf_table, request_table
     from sglang_instrument.analysis.answers.servers import are_servers_alone
 
     with reading() as progress:
