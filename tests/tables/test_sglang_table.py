@@ -37,7 +37,7 @@ def test_every_region_of_the_engine_is_found_where_its_version_has_one(version):
             {
                 *("engine_start", "engine_request", "engine_tokenize", "engine_send", "engine_wait"),
                 *("engine_dispatch", "engine_detokenize", "scheduler_receive", "scheduler_admit"),
-                *("scheduler_first_tokens", "scheduler_retract"),
+                *("scheduler_first_tokens", "scheduler_retract", "scheduler_abort"),
             },
         ),
         ("sglang/batches", {"scheduler_batch", "scheduler_result", "model_forward", "engine_output"}),
