@@ -14,6 +14,7 @@ from sglang_instrument import analysis as a
 from sglang_instrument.analysis import Run
 from sglang_instrument.analysis.answers.as_json import as_json
 from sglang_instrument.analysis.answers.asynchronous import staleness, waste
+from sglang_instrument.analysis.answers.asynchronous import fates, staleness, waste
 from sglang_instrument.cli.main import COMMANDS, main, parser_of
 from sglang_instrument.testing import Hang, SlowEngine, synthetic_run
 
@@ -51,6 +52,16 @@ def calls_of(run: Run) -> pl.DataFrame:
 def samples_of(run: Run) -> pl.DataFrame:
     """What schedulers logged when they admitted these calls."""
     return a.server_samples(run, calls_of(run))
+
+
+def sampled_of(run: Run) -> pl.DataFrame:
+    """The samples with the tokens that the engines generated for them."""
+    return waste.with_engine_tokens(run, a.sample_fates(run.digest))
+
+
+def wasted_of(run: Run) -> pl.DataFrame:
+    """The tokens of each step by what became of them."""
+    return a.waste_table(sampled_of(run), run.digest)
 
 
 #: For each command: its arguments, and the call that returns each key of its answer.
@@ -132,6 +143,25 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "groups": lambda run: rows(staleness.group_table(fates(run))),
             "fates": lambda run: rows(fates(run).group_by("fate").agg(samples=pl.len())),
             "missing": lambda run: staleness.missing_of(fates(run), consumes=False),
+    "weights": (
+        [],
+        {
+            "updates": a.weight_updates,
+            "findings": lambda run: [asdict(one) for one in a.weights_findings(run)],
+        },
+    ),
+    "staleness": (
+        [],
+        {
+            "steps": lambda run: a.staleness_table(a.sample_fates(run.digest)).to_dicts(),
+            "workers": lambda run: a.staleness_table(a.sample_fates(run.digest), by_worker=True).to_dicts(),
+            "groups": lambda run: staleness.group_table(a.sample_fates(run.digest)).to_dicts(),
+            "fates": lambda run: (
+                a.sample_fates(run.digest).group_by("fate").agg(samples=pl.len()).sort("fate").to_dicts()
+            ),
+            "missing": lambda run: staleness.missing_of(
+                a.sample_fates(run.digest), fates.logs_consumption(run.digest)
+            ),
         },
     ),
     "waste": (
@@ -141,6 +171,12 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "total": lambda run: waste.totals(a.waste_table(fates(run), run.digest)),
             "engine": waste.engine_waste,
             "missing": lambda run: waste.missing_of(fates(run), waste.engine_waste(run), consumes=False),
+            "steps": lambda run: wasted_of(run).to_dicts(),
+            "total": lambda run: waste.totals(wasted_of(run)),
+            "engine": waste.engine_waste,
+            "missing": lambda run: waste.missing_of(
+                sampled_of(run), waste.engine_waste(run), fates.logs_consumption(run.digest)
+            ),
         },
     ),
     "gaps": (

@@ -46,6 +46,11 @@ CAUSES: Final[dict[str, str]] = {
     "`lengths LOGS --speculation`",
     "between-steps": "the trainer decides here: its phases are in trainer_0.jsonl, if its table is on; "
     "`events LOGS{step}`",
+    "trainer-waits": "the rollout decides: `loop LOGS --replicas +1` estimates one more server; its long "
+    "replies: `lengths LOGS`, its workers: `workers LOGS`",
+    "rollout-waits": "the trainer decides, so that more servers save nothing; its parts: `loop LOGS`",
+    "exposed-reward": "compute rewards while other requests run, or in more processes at once: `loop LOGS` "
+    "has the exposed and the hidden seconds of each step",
 }
 #: What to look at instead where all workers are concerned.
 _OF_ALL: Final[dict[str, str]] = {

@@ -11,6 +11,7 @@ from sglang_instrument.analysis.verdict.detectors.between_steps import find_gaps
 from sglang_instrument.analysis.verdict.detectors.blocked_loop import find_blocked_loops
 from sglang_instrument.analysis.verdict.detectors.endings import find_endings
 from sglang_instrument.analysis.verdict.detectors.long_replies import find_long_replies
+from sglang_instrument.analysis.verdict.detectors.loop_waits import find_loop_waits
 from sglang_instrument.analysis.verdict.detectors.missing_files import find_missing_files
 from sglang_instrument.analysis.verdict.detectors.outside_requests import find_slow_parts
 from sglang_instrument.analysis.verdict.detectors.routing import (
@@ -43,4 +44,5 @@ DETECTORS: Final[tuple[Callable[[Evidence], Iterator[Finding]], ...]] = (
     find_gaps_between_steps,
     find_long_replies,
     find_weights_trouble,
+    find_loop_waits,
 )
