@@ -13,7 +13,6 @@ import pytest
 from sglang_instrument import analysis as a
 from sglang_instrument.analysis import Run
 from sglang_instrument.analysis.answers.as_json import as_json
-from sglang_instrument.analysis.answers.asynchronous import staleness, waste
 from sglang_instrument.analysis.answers.asynchronous import fates, staleness, waste
 from sglang_instrument.cli.main import COMMANDS, main, parser_of
 from sglang_instrument.testing import Hang, SlowEngine, synthetic_run
@@ -25,11 +24,6 @@ REQUESTS = "select step, validate, worker, request_id, duration_sec from request
 
 def rows(table: pl.DataFrame) -> list[dict[str, Any]]:
     return table.filter(TRAINING).to_dicts() if "validate" in table.columns else table.to_dicts()
-
-
-def fates(run: Run) -> pl.DataFrame:
-    """What became of each sample."""
-    return a.sample_fates(run.digest)
 
 
 def first(run: Run) -> dict[str, Any]:
@@ -133,16 +127,6 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "ledger": lambda run: rows(a.loop_of(run).ledger().filter(step=2)),
         },
     ),
-    "staleness": (
-        [],
-        {
-            "steps": lambda run: rows(
-                a.staleness_table(fates(run)).join(staleness.load_table(run.digest, fates(run)), on="step")
-            ),
-            "workers": lambda run: rows(a.staleness_table(fates(run), by_worker=True)),
-            "groups": lambda run: rows(staleness.group_table(fates(run))),
-            "fates": lambda run: rows(fates(run).group_by("fate").agg(samples=pl.len())),
-            "missing": lambda run: staleness.missing_of(fates(run), consumes=False),
     "weights": (
         [],
         {
@@ -167,10 +151,6 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
     "waste": (
         [],
         {
-            "steps": lambda run: rows(a.waste_table(fates(run), run.digest)),
-            "total": lambda run: waste.totals(a.waste_table(fates(run), run.digest)),
-            "engine": waste.engine_waste,
-            "missing": lambda run: waste.missing_of(fates(run), waste.engine_waste(run), consumes=False),
             "steps": lambda run: wasted_of(run).to_dicts(),
             "total": lambda run: waste.totals(wasted_of(run)),
             "engine": waste.engine_waste,
