@@ -154,8 +154,7 @@ def test_windows_are_cut_by_the_clock_if_asked(servers: Path, capsys: pytest.Cap
     assert places == sorted(set(places))
     shown = printed(capsys, "summary", servers, "--window", "0.5")
     assert "are shown, the slowest and the last" in shown
-    with pytest.raises(SystemExit):
-        main(["summary", str(servers), "--window", "0"])
+    assert "must be a number of seconds over 0" in refused(capsys, "summary", servers, "--window", "0")
 
 
 def test_requests_without_a_pause_are_in_windows_of_a_round_length(tmp_path: Path) -> None:

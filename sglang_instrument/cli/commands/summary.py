@@ -82,11 +82,14 @@ def _seconds(text: str) -> float:
     """Return a length of time that is more than 0.
 
     Raises:
-        ValueError: It is none; argparse says so.
+        ArgumentTypeError: It is none.
     """
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"must be a number of seconds over 0, got {text!r}")
     return seconds
 
 
