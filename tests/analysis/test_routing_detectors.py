@@ -84,3 +84,16 @@ def test_nobody_is_accused_where_routing_costs_nothing(tmp_path: Path, shape: An
 def test_clean_shapes_stay_silent(tmp_path: Path, name: str) -> None:
     clean = CLEAN_SHAPES[name](1)
     assert found_in(write_run(tmp_path / "run", clean.shape, clean.causes)) == []
+
+
+def test_a_server_that_joins_late_or_leaves_makes_no_other_step_uneven(tmp_path: Path) -> None:
+    class Growing(RoutedRun):
+        def _route(self, call: dict[str, Any]) -> int:
+            self.servers = 2 if call["step"] in (3, 4) else 1
+            server = super()._route(call)
+            self.servers = 2
+            return server
+
+    run = Growing(steps=6, slots=6)
+    assert found_in(run.write(tmp_path / "run")) == []
+    assert run.truth["server_1"]["calls"] > 0

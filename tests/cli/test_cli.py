@@ -66,6 +66,8 @@ READING = {
     "turns": ["--tools"],
     "lengths": [],
     "gaps": ["--curve"],
+    "staleness": ["--by-worker", "--groups"],
+    "waste": [],
     "loop": [],
     "whatif": ["--max-tokens", 100],
     "check": [],

@@ -7,6 +7,7 @@ from typing import Protocol
 import polars as pl
 
 from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.reading.reader import Reading
 
 Tables = dict[str, pl.DataFrame]
 #: Files as read, and tables; `source` numbers each pair of file and run, in order.
@@ -20,6 +21,10 @@ class Job(Protocol):
 
     def run(self, folder: Path, batch: Sequence[File]) -> BatchResult:
         """Read files below a folder."""
+        ...
+
+    def make(self, reading: Reading) -> Tables:
+        """Return the tables of files that were read elsewhere."""
         ...
 
 

@@ -66,7 +66,7 @@ _KINDS: Final = {**COLUMNS, "stamp": pl.String}
 _FIELDLESS: Final = frozenset(
     name
     for name, kind in EVENTS.items()
-    if kind.phase not in ("request", "generate", "engine", "tool", "interaction", "reward")
+    if kind.phase not in ("request", "generate", "engine", "tool", "interaction", "environment", "reward")
     and name != "request_group"
 )
 

@@ -7,10 +7,10 @@ import msgspec
 import polars as pl
 
 from sglang_instrument.analysis.digests.digest import digest_records
-from sglang_instrument.analysis.executors.executor import BatchResult
+from sglang_instrument.analysis.executors.executor import BatchResult, Tables
 from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines, readable_lines
 from sglang_instrument.analysis.reading.files import File
-from sglang_instrument.analysis.reading.reader import read_files
+from sglang_instrument.analysis.reading.reader import Reading, read_files
 from sglang_instrument.analysis.run.event_paths import path_sums
 from sglang_instrument.analysis.run.event_tables import event_rows, event_times
 from sglang_instrument.analysis.run.span_files import write_spans
@@ -37,16 +37,19 @@ class BatchJob(msgspec.Struct, frozen=True):
             return _lines(folder, batch, self.names)
         with uncollected():
             reading = read_files(folder, batch, for_digest=self.tables in ("digest", "paths"))
-            if self.tables == "digest":
-                return reading.files, digest_records(reading.records).tables()
-            if self.tables == "times":
-                return reading.files, {"times": event_times(reading.records, self.names)}
-            if self.tables == "paths":
-                return reading.files, {"paths": path_sums(reading.records)}
-            if self.tables == "spans":
-                written = write_spans(Path(self.target), reading, self.newest, self.names)
-                return reading.files, {"spans": written}
-            return reading.files, {"events": event_rows(reading.records)}
+            return reading.files, self.make(reading)
+
+    def make(self, reading: Reading) -> Tables:
+        """Return the tables of files that were read."""
+        if self.tables == "digest":
+            return digest_records(reading.records).tables()
+        if self.tables == "times":
+            return {"times": event_times(reading.records, self.names)}
+        if self.tables == "paths":
+            return {"paths": path_sums(reading.records)}
+        if self.tables == "spans":
+            return {"spans": write_spans(Path(self.target), reading, self.newest, self.names)}
+        return {"events": event_rows(reading.records)}
 
 
 def _lines(folder: Path, batch: Sequence[File], names: Sequence[str]) -> BatchResult:

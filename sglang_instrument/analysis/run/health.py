@@ -34,6 +34,8 @@ class Health:
         ended_abruptly: Processes that are gone and did not close their logs, as after a kill by Ray or a
             launcher; their last records may be missing.
         open_spans: `open_spans` records: something hung, for a while or for good.
+        read_as: The format of another project's log, in words; "" for our own.
+        cannot_show: What logs of this format do not hold, a phrase each.
         pruned: How many of the files `prune` deleted, by day (UTC); their digest answers for them.
     """
 
@@ -57,6 +59,8 @@ class Health:
     ended_abruptly: list[str] = field(default_factory=list)
     open_spans: int = 0
     pruned: dict[str, int] = field(default_factory=dict)
+    read_as: str = ""
+    cannot_show: list[str] = field(default_factory=list)
 
     def sentence(self) -> str:
         """Say in one line whether the numbers can be trusted, and if not fully, why."""
@@ -95,6 +99,8 @@ class Health:
             (len(self.ended_abruptly), f"{gone} {lost}"),
             (len(self.pruned), f"{_name_pruned(self.pruned)}; their ledgers stay"),
             (len(self.ignored), f"not read: {_listed(self.ignored)}"),
+            (len(self.read_as), f"read as {self.read_as}"),
+            (len(self.cannot_show), f"which cannot show: {'; '.join(self.cannot_show)}"),
         ]
 
     def _name_newer(self) -> str:

@@ -10,8 +10,8 @@ import polars as pl
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.digests.file_sources import Key, key_of
 from sglang_instrument.analysis.executors.executor import Executor, Progress
-from sglang_instrument.analysis.executors.local import LocalExecutor
 from sglang_instrument.analysis.executors.on_ray import RayExecutor
+from sglang_instrument.analysis.foreign.executor import ForeignExecutor
 from sglang_instrument.analysis.reading.chunks import as_marks, marked_lines, readable_lines
 from sglang_instrument.analysis.reading.files import File, newest_run_filter
 from sglang_instrument.analysis.reading.folders import Place
@@ -19,10 +19,10 @@ from sglang_instrument.analysis.reading.liveness import ended_abruptly, is_over
 from sglang_instrument.analysis.reading.reader import read_files
 from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.cache import is_dataset, read_digest
-from sglang_instrument.analysis.run.experiments import find_run
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.analysis.run.logged_runs import describe_runs, find_run_id, split_run_id
 from sglang_instrument.analysis.run.losses import health_of, used_runs
+from sglang_instrument.analysis.run.other_logs import local_executor, tell_foreign, why_nothing
 from sglang_instrument.analysis.run.outside import only_in_steps
 from sglang_instrument.analysis.run.pruned import CALLS, PATHS, kept_table, pruned_words
 from sglang_instrument.analysis.timing.nesting import nest
@@ -82,6 +82,8 @@ class Run:
         """What was left out, and why."""
         health = health_of(self.files)
         health.ignored += [] if self.is_dataset else self.executor.list_others()
+        if isinstance(self.executor, ForeignExecutor):
+            tell_foreign(health, self.executor)
         health.ended_abruptly = ended_abruptly(self.home, self.files, health.runs, self.is_over)
         return health
 
@@ -306,12 +308,14 @@ def open_run(
         LogError: There is no such folder or run, or it holds several experiments, no run, or no records yet.
     """
     below, run_id = split_run_id(Path(path))
-    executor: Executor = LocalExecutor(find_run(below)) if on is None else RayExecutor(below, on)
+    executor = local_executor(below) if on is None else RayExecutor(below, on)
+    cached = cached and not isinstance(executor, ForeignExecutor)
     folder = executor.folder
     files, digest = read_digest(executor, progress, cached, run_id)
     if not any(file.controls or any(file.records) for file in files):
         known = f"; `sglang-instrument status {folder}` says which processes were reached"
         hint = known if (executor.home / "processes").is_dir() else ""
+        hint = why_nothing(executor) or hint
         raise LogError(f"{folder}: no records yet{_reason(health_of(files))}{hint}")
     cached = cached or is_dataset(executor.home)
     return Run(executor, files, digest, cached, run_id and find_run_id(folder, files, run_id))

@@ -26,11 +26,11 @@ Show the requests of a run, the slowest first, or one request with its turns and
     sglang-instrument requests logs/gsm8k_600 --request 43-0-0194      # the begin of its id will do
 
 --json prints {"folder", "requests": [{"worker", "step", "validate", "request_id", "start_us", "end_us",
-"duration_sec", "turns", "response_tokens", "finish_reason", "reward", "error", "engine_sec", "tool_sec",
-"interaction_sec", "reward_sec", "rest_sec"}]}; with --request also "events": [{"event", "turn", "start_sec",
-"duration_sec", "self_sec", "active_sec", "depth"}], "engine_calls", "engine_logs": [{"turn", ...}]; with
---engine instead "engine_requests": [{"rid", "queue_sec", ...}]; with --cdf "cdf": [{"step", "requests",
-"mean_sec", "p50_sec", "p90_sec", "p95_sec", "p99_sec", "p99_9_sec", "max_sec"}]. Turns count from 0."""
+"duration_sec", "turns", "response_tokens", "finish_reason", "reward", "error", "weight_version",
+"first_weight_version", "group", "sample", "resumed_tokens", "engine_sec", "tool_sec", "interaction_sec",
+"reward_sec", "rest_sec"}]}; --request adds "events": [{"event", "turn", "start_sec", "duration_sec",
+"self_sec", "active_sec", "depth"}], "engine_calls", "engine_logs": [{"turn", ...}]; --engine has
+"engine_requests"; --cdf "cdf": [{"step", "requests", "mean_sec", "p50_sec" ... "max_sec"}]. Turns: from 0."""
 
 _BARS: Final = 32  # characters of a waterfall
 _BARS_IF_NARROW: Final = (110, 16)  # a terminal with fewer columns has shorter ones

@@ -6,8 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.cli import select
-from sglang_instrument.cli.columns import NOTHING, Cell, Column
-from sglang_instrument.cli.numbers import percent
+from sglang_instrument.cli.columns import Cell, Column
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ cache is?
 "read_again_tokens"}, "unknown": [what the log does not tell]} and, with --over-time, "over_time": [{"step",
 "validate" or "slice", "from_sec", "to_sec", "server", ...}]. What is not known is null."""
 
-_MARKS: Final = "▁▂▃▄▅▆▇█"
 _SLICES: Final = 16  # of the column `over time`
 _SERVERS: Final = (
     Column("server", "the process that served the calls, its scheduler if it has several, or its address"),
@@ -72,26 +70,6 @@ _OVER_TIME: Final = (
 )
 TABLES: Final = {"servers": _SERVERS, "--over-time": _OVER_TIME}
 
-#: What to do where a column is not known.
-_WHERE: Final = {
-    "server": "which server ran a call is logged by SGLang's own processes (SGLANG_INSTRUMENT=1 in their "
-    'environment, engine_detail not "off") and by the tables of verl and AReaL',
-    "cached_tokens": "tokens in the cache are logged by SGLang's own processes, and by callers whose replies "
-    "hold meta_info (slime, AReaL, sglang.Engine)",
-    "queue_sec": 'the queue is logged by SGLang\'s schedulers with engine_detail="requests" (the default)',
-    "retractions": "retractions are logged by SGLang's schedulers with engine_detail="
-    '"requests" (the default)',
-    "kv_share": "the key-value cache is logged by SGLang's schedulers at each admission, with "
-    'engine_detail="requests" (the default), and not by logs of earlier versions of this package',
-    "stayed": "moves are known where callers log the request of each call, with its rid",
-}
-
-
-_NO_CACHE: Final = (
-    "no conversation found what it left there: a prefix cache that is off (disable_radix_cache, AReaL's "
-    "default), or flushed before each turn"
-)
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `servers`."""
@@ -125,6 +103,12 @@ def run(args: argparse.Namespace) -> int:
     )
     from sglang_instrument.analysis.answers.routing.samples import server_samples
     from sglang_instrument.analysis.answers.routing.server_calls import server_calls
+    from sglang_instrument.analysis.answers.routing.words import (
+        affinity_words,
+        balance_words,
+        bars,
+        unknown_words,
+    )
 
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress)
@@ -136,8 +120,8 @@ def run(args: argparse.Namespace) -> int:
         told, kept = balance(table), affinity(followed_calls(calls))
         asked = args.over_time is not None
         over_time = load_over_time(calls, samples, args.over_time or None) if asked else None
-        bars = load_by_slice(calls, _SLICES)
-    unknown = _unknown(table)
+        drawn = bars(load_by_slice(calls, _SLICES))
+    unknown = unknown_words(table)
     if args.json:
         answer = {
             "folder": str(opened.folder),
@@ -151,35 +135,25 @@ def run(args: argparse.Namespace) -> int:
     where = select.named(steps, validate=args.validate)
     many = f"{told['servers']} server{'' if told['servers'] == 1 else 's'}"
     print_table(
-        _SERVERS, _rows(table, bars), title=f"{opened.name}{where}: {many}, {len(calls):,} engine calls"
+        _SERVERS, _rows(table, drawn), title=f"{opened.name}{where}: {many}, {len(calls):,} engine calls"
     )
-    for line in (_balance_words(told), *_affinity_words(kept), *unknown):
+    for line in filter(None, (balance_words(told), *affinity_words(kept), *unknown)):
         print_line(line)
     if over_time is not None:
         print_table(_OVER_TIME, _over_time_rows(over_time), title="\nover time")
     return 0
 
 
-def _rows(table: pl.DataFrame, bars: pl.DataFrame) -> list[tuple[Cell, ...]]:
-    loads: dict[Any, list[float]] = {}
-    for row in bars.sort("slice").iter_rows(named=True):
-        loads.setdefault(row["server"], []).append(row["load"])
-    highest = max((load for own in loads.values() for load in own), default=0.0)
-    names = ("load", "bar", "most_load", "p50_sec", "p99_sec", "queue_share", "cached_share")
+def _rows(table: pl.DataFrame, bars: dict[str | None, str]) -> list[tuple[Cell, ...]]:
+    names = ("load", "bars", "most_load", "p50_sec", "p99_sec", "queue_share", "cached_share")
     more = ("completion_tokens", "tokens_per_sec", "retractions", "kv_share", "kv_held_share")
     return [
         tuple(
-            {**row, "bar": _bar(loads.get(row["server"], []), highest)}[name]
+            {**row, "bars": bars.get(row["server"], "")}[name]
             for name in ("server", "calls", "conversations", "moved_in", *names, *more)
         )
         for row in table.iter_rows(named=True)
     ]
-
-
-def _bar(loads: list[float], highest: float) -> str:
-    """Return the loads as bars; a slice without any call is a space."""
-    top = len(_MARKS) - 1
-    return "".join(_MARKS[round(load / highest * top)] if load and highest else " " for load in loads)
 
 
 def _over_time_rows(table: pl.DataFrame) -> list[tuple[Cell, ...]]:
@@ -194,49 +168,3 @@ def _when(row: dict[str, Any]) -> str | None:
     if "slice" in row:
         return f"{row['from_sec']:,.1f} to {row['to_sec']:,.1f} s"
     return None if row["step"] is None else f"step {row['step']}"
-
-
-def _balance_words(told: dict[str, Any]) -> str:
-    if told["times_mean"] is None:
-        return "balance: one server, so nothing to compare" if told["servers"] == 1 else f"balance: {NOTHING}"
-    return (
-        f"balance: {told['busiest']} had the most work, {told['times_mean']:.2f} times the mean of "
-        f"{told['servers']} servers"
-    )
-
-
-def _affinity_words(kept: dict[str, Any]) -> list[str]:
-    """Return whether conversations stayed, and what the caches had."""
-    if not kept["later_calls"]:
-        return []
-    line = (
-        f"conversations: {kept['stayed']:,} of {kept['later_calls']:,} later calls "
-        f"({percent(kept['stayed_share'])} %) went to the server of the call before"
-    )
-    shares = {
-        "after a call of its own": "cached_share_stayed",
-        "after a call of another": "cached_share_moved",
-    }
-    hits = [f"{percent(kept[key])} % {words}" for words, key in shares.items() if kept[key] is not None]
-    lines = [line]
-    if hits:
-        again = kept["read_again_tokens"]
-        rest = "" if again is None else f"; {again:,} tokens that a server had seen before were read again"
-        lines.append(f"in the server's cache: {', '.join(hits)}{rest}")
-        if kept["cached_share_stayed"] == 0:
-            lines.append(_NO_CACHE)
-    return lines
-
-
-def _unknown(table: pl.DataFrame) -> list[str]:
-    """Return what would record the columns that are not known at all, or the server of some calls."""
-    words = []
-    if not len(table):
-        return [f"no engine call is known by its rid; {_WHERE['server']}"]
-    if table["server"].null_count():
-        words.append(_WHERE["server"])
-    names = ("cached_tokens", "queue_sec", "retractions", "kv_share")
-    missing = [name for name in names if not table[name].count()]
-    if not table["conversations"].count():
-        missing.append("stayed")
-    return [f"{NOTHING}: {words}" for words in (*words, *(_WHERE[name] for name in missing))]

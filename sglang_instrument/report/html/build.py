@@ -22,6 +22,7 @@ from sglang_instrument.report.html.grid import whatif_grid
 from sglang_instrument.report.html.icicle import icicle
 from sglang_instrument.report.html.kernels import kernel_section
 from sglang_instrument.report.html.page import render
+from sglang_instrument.report.html.servers import server_section
 from sglang_instrument.report.html.slowest import slowest_requests
 from sglang_instrument.report.html.spans import pack_step
 from sglang_instrument.report.html.story import story
@@ -94,7 +95,11 @@ def write_report(
     facts = _chart_facts(run, table, findings, chosen)
     facts |= {"whatif": grid, "parts": parts, "events": events, "icicle": tree, "other": None, "runs": []}
     words = story(run, table, verdict)
-    words |= {"beside": None, "kernels": None if traces is None else kernel_section(traces)}
+    words |= {
+        "servers": server_section(run),
+        "beside": None,
+        "kernels": None if traces is None else kernel_section(traces),
+    }
     if other is not None:
         stage("comparing the runs")
         words["beside"], facts["other"], facts["runs"] = beside(run, other, words)

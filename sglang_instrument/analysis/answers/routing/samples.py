@@ -74,9 +74,17 @@ def _kv(fields: Fields) -> tuple[float | None, float | None]:
     size, pages, page = (_count(one) for one in (fields.kv_tokens, fields.kv_free_pages, fields.kv_page_size))
     if not size or pages is None:
         return None, None
-    used = max(0, size - pages * (1 if page is None else page))
-    evictable = _count(fields.kv_evictable)
+    free = pages * (1 if page is None else page)
+    used, evictable = max(0, size - free), _evictable(fields, free)
     return None if evictable is None else max(0, used - evictable) / size, used / size
+
+
+def _evictable(fields: Fields, free: int) -> int | None:
+    """Return how many tokens of the cache no running request uses."""
+    if (logged := _count(fields.kv_evictable)) is not None:
+        return logged
+    budget, reserved = fields.kv_budget, _count(fields.kv_reserved)
+    return max(0, budget + reserved - free) if type(budget) is int and reserved is not None else None
 
 
 def _count(value: Any) -> int | None:

@@ -19,6 +19,8 @@ _UNEVEN: Final = 1.3  # times the mean time in calls of all servers
 _CHANCE: Final = 1e-3
 _MOST_STEPS: Final = 0.5  # of the steps; if more have it, it is said of the run
 
+_MOVED: Final = ("moved", "of", "tokens")
+
 _missing: Final = pl.col("missing_tokens")
 
 
@@ -40,7 +42,7 @@ def find_lost_caches(evidence: Evidence) -> Iterator[Finding]:
             f"{where(row)}: the caches had {_percent(row['share'])} of what conversations had left there, "
             f"where {_percent(usual)} are usual; {seconds(lost_sec)} lost"
         )
-        numbers = {"share": row["share"], "usual_share": usual, "tokens": int(found["missing_tokens"].sum())}
+        numbers = {"share": row["share"], "usual_share": usual, "tokens": _tokens(found)}
         yield Finding(
             "cache-lost", "step", lost_sec, sentence, **_place(row), event="engine", evidence=numbers
         )
@@ -59,25 +61,23 @@ def find_moved_conversations(evidence: Evidence) -> Iterator[Finding]:
         lost_sec = _lost(evidence, again)
         if lost_sec is not None:
             row = {name: part[name][0] for name in STEP}
-            of = len(later.filter(*(pl.col(name) == row[name] for name in STEP)))
-            found.append({**row, "lost_sec": lost_sec, "moved": len(part), "of": of, **_tokens(again)})
+            numbers = {"moved": len(part), "of": len(_in_step(later, part)), "tokens": _tokens(again)}
+            found.append({**row, "lost_sec": lost_sec, **numbers})
     yield from _of_run(found, evidence, usual)
 
 
 def _of_run(found: list[dict[str, Any]], evidence: Evidence, usual: float) -> Iterator[Finding]:
     """Yield a finding for each step, or one for the run if most steps have it."""
     if len(found) > _MOST_STEPS * len(evidence.windows) and len(found) > 1:
-        sums = {name: sum(one[name] for one in found) for name in ("lost_sec", "moved", "of", "tokens")}
-        lost_sec = sums["lost_sec"] / len(found)
+        sums = {name: sum(one[name] for one in found) for name in _MOVED}
+        lost_sec = sum(one["lost_sec"] for one in found) / len(found)
         sentence = f"{_moved_words(sums)}; {seconds(lost_sec)} lost in a step, in {len(found)} steps"
         numbers = {**sums, "steps": len(found), "cached_share_stayed": usual}
-        yield Finding(
-            "conversations-moved", "run", lost_sec, sentence, event="engine", evidence=_without_lost(numbers)
-        )
+        yield Finding("conversations-moved", "run", lost_sec, sentence, event="engine", evidence=numbers)
         return
     for row in found:
         sentence = f"{where(row)}: {_moved_words(row)}; {seconds(row['lost_sec'])} lost"
-        numbers = {**{name: row[name] for name in ("moved", "of", "tokens")}, "cached_share_stayed": usual}
+        numbers = {**{name: row[name] for name in _MOVED}, "cached_share_stayed": usual}
         yield Finding(
             "conversations-moved",
             "step",
@@ -97,25 +97,44 @@ def _moved_words(row: dict[str, Any]) -> str:
 
 
 def find_uneven_servers(evidence: Evidence) -> Iterator[Finding]:
-    """Yield a finding for each step in which one server got far more conversations, and made them wait."""
-    calls = _shared(evidence).drop_nulls("server")
-    servers = calls["server"].n_unique()
-    if servers < 2:
-        return
+    """Yield a finding for each step in which one server got far more conversations, and made them wait.
+
+    Servers that had joined later, or had left before, do not count in a step.
+    """
+    calls = _shared(evidence).drop_nulls(["server", "call_sec"])
+    lives = calls.group_by("server").agg(pl.col("start_us").min(), pl.col("end_us").max())
     homes = calls.group_by(*STEP_OF_WORKER, "request_id").agg(pl.col("server").mode().sort().first())
-    of_run = {name for name in homes["server"].unique() if _chance(homes, name, servers) < _CHANCE}
-    for _, part in calls.group_by(STEP, maintain_order=True):
-        own = homes.filter(*(pl.col(name) == part[name][0] for name in STEP))
+    steps = [(part, _lived(lives, part)) for _, part in calls.group_by(STEP, maintain_order=True)]
+    whole = [_in_step(homes, part) for part, servers in steps if servers == len(lives)]
+    of_run = _unlikely(pl.concat(whole), len(lives), 1) if whole else set()
+    for part, servers in steps:
+        own = _in_step(homes, part)
         spent = part.group_by("server").agg(sec=pl.col("call_sec").sum()).sort("sec", "server")
-        busiest, times = spent["server"][-1], float(spent["sec"][-1] * servers / spent["sec"].sum())
-        here = _chance(own, busiest, servers) * len(evidence.windows) < _CHANCE
-        if times >= _UNEVEN and (here or busiest in of_run):
+        busiest, most_sec = spent.row(-1)
+        is_uneven = servers > 1 and most_sec * servers > _UNEVEN * float(spent["sec"].sum())
+        if is_uneven and busiest in of_run | _unlikely(own, servers, len(evidence.windows)):
             yield from _uneven(evidence, part, own, busiest, servers)
 
 
-def _chance(homes: pl.DataFrame, server: str, servers: int) -> float:
-    """Return the largest probability that some server gets as many conversations, if all get as many."""
-    return chance_of_so_many(len(homes.filter(server=server)), len(homes), 1 / servers) * servers
+def _lived(lives: pl.DataFrame, part: pl.DataFrame) -> int:
+    """Return how many servers had calls before the end of a step, and after its begin."""
+    return len(
+        lives.filter(pl.col("start_us") <= part["end_us"].max(), pl.col("end_us") >= part["start_us"].min())
+    )
+
+
+def _in_step(rows: pl.DataFrame, part: pl.DataFrame) -> pl.DataFrame:
+    return rows.filter(*(pl.col(name) == part[name][0] for name in STEP))
+
+
+def _unlikely(homes: pl.DataFrame, servers: int, tries: int) -> set[str]:
+    """Return the servers of which chance does not explain how many conversations they got."""
+    counts = homes.group_by("server").len().iter_rows()
+    return {
+        name
+        for name, had in counts
+        if chance_of_so_many(had, len(homes), 1 / servers) * servers * tries < _CHANCE
+    }
 
 
 def _uneven(
@@ -218,12 +237,8 @@ def _lost(evidence: Evidence, late: pl.DataFrame) -> float | None:
     return float(lost["lost_sec"].sum())
 
 
-def _tokens(again: pl.DataFrame) -> dict[str, int]:
-    return {"tokens": int(again["missing_tokens"].sum())}
-
-
-def _without_lost(numbers: dict[str, Any]) -> dict[str, Any]:
-    return {name: number for name, number in numbers.items() if name != "lost_sec"}
+def _tokens(again: pl.DataFrame) -> int:
+    return int(again["missing_tokens"].sum())
 
 
 def _place(row: dict[str, Any]) -> dict[str, Any]:

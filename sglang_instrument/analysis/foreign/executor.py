@@ -1,0 +1,122 @@
+"""Answer for a foreign log as if its records lay in files of our own, one a step and worker."""
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from sglang_instrument.analysis.executors.executor import BatchResult, Job, Progress
+from sglang_instrument.analysis.foreign.our_lines import write_lines
+from sglang_instrument.analysis.foreign.registry import Format, find_format
+from sglang_instrument.analysis.foreign.rows import ForeignLog, places_of
+from sglang_instrument.analysis.reading.columns import COLUMNS
+from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.reading.reader import Reading, Source
+from sglang_instrument.errors import LogError
+from sglang_instrument.gc_pause import uncollected
+
+_PLACE = ("role", "worker", "step", "validate")
+
+
+class ForeignExecutor:
+    """Reads a foreign log at once, and hands out its records by step and worker.
+
+    Attributes:
+        format: Its format.
+    """
+
+    is_far = False
+
+    def __init__(self, path: Path, format_: Format, own: Sequence[Path], others: Sequence[Path]) -> None:
+        """Prepare to read the files of a format at a path; `others` lie beside them."""
+        self.folder = path
+        self.format = format_
+        self.lost: dict[str, list[str]] = {}
+        self._own, self._others = own, others
+        # What lies beside a foreign log is not of our run: neither its cache nor its processes.
+        self.home = Path(tempfile.mkdtemp(prefix="sglang-instrument-"))
+        weakref.finalize(self, shutil.rmtree, self.home, ignore_errors=True)
+
+    @cached_property
+    def log(self) -> ForeignLog:
+        """The log, read.
+
+        Raises:
+            LogError: A file went away meanwhile.
+        """
+        try:
+            with uncollected():
+                return self.format.read(self._own)
+        except OSError as error:
+            raise LogError(f"{self.folder}: {error}") from None
+
+    @cached_property
+    def _parts(self) -> dict[str, pl.DataFrame]:
+        """The rows of each of the files that we make of the log, by path."""
+        rows = self.log.rows
+        if rows.is_empty():
+            return {}
+        numbered = places_of(rows).with_row_index("part")
+        placed = rows.join(numbered, on=_PLACE, nulls_equal=True, maintain_order="left")
+        parts = placed.partition_by("part", as_dict=True, include_key=False)
+        return {_path_of(row): parts[row["part"],] for row in numbered.iter_rows(named=True)}
+
+    def list_files(self) -> list[File]:
+        """Return a file for each step and worker of the log. They have no size: nothing of them is cached."""
+        changed_ns = max((path.stat().st_mtime_ns for path in self._own if path.exists()), default=0)
+        files = [File(path, 0, changed_ns, [None], [len(rows)]) for path, rows in self._parts.items()]
+        if files:
+            files[0].torn, files[0].foreign = self.log.rejects.torn, self.log.rejects.foreign
+        return files
+
+    def list_others(self) -> list[str]:
+        """Return the files beside those of the format."""
+        return [path.name for path in self._others]
+
+    def read(self, files: Sequence[File], job: Job, progress: Progress | None = None) -> BatchResult:
+        """Return the files, and the tables of the job."""
+        listed = {file.path: file for file in self.list_files()}
+        wanted = [listed[file.path] for file in files]
+        reading = Reading(wanted)
+        tables = []
+        for number, file in enumerate(wanted):
+            assert file.place is not None  # noqa: S101 - we named it
+            reading.sources.append(Source(file.place, number, None))
+            tables.append(self._parts[file.path].with_columns(source=pl.lit(number, pl.Int64)))
+        if tables:
+            rows = pl.concat(tables)
+            rows = rows.with_columns(position=pl.int_range(pl.len(), dtype=pl.Int64))
+            reading.tables = [rows.select(list(COLUMNS))]
+        with uncollected():
+            made = job.make(reading)
+        if progress is not None:
+            progress(len(files), len(files))
+        return wanted, made
+
+    def bring(self, files: Sequence[File]) -> Path:
+        """Write these files in our own format, those that are not there yet, and return their folder."""
+        for file in files:
+            target = self.home / file.path
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                write_lines(target, self._parts[file.path])
+        return self.home
+
+
+def foreign_executor(path: Path) -> ForeignExecutor | None:
+    """Return what reads the foreign log at a path; None if there is none of a known format."""
+    found = find_format(path)
+    return None if found is None else ForeignExecutor(path, *found)
+
+
+def _path_of(place: dict[str, Any]) -> str:
+    """Return the path at which our own writer would have put the records of a place."""
+    name = f"{place['role']}_{place['worker']}.jsonl"
+    if place["step"] is None:
+        return f"engine/{name}"
+    return f"{'validate' if place['validate'] else 'step'}_{place['step']}/{name}"

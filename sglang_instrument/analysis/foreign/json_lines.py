@@ -1,0 +1,78 @@
+"""Decode the lines of foreign JSON files into Structs, and count those that are none."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from sglang_instrument.analysis.foreign.rows import ForeignLog, printable
+from sglang_instrument.analysis.reading.chunks import open_log, whole_lines
+from sglang_instrument.analysis.reading.lines import Rejects
+from sglang_instrument.errors import LogError
+
+_Kind = TypeVar("_Kind", bound=msgspec.Struct)
+_INVALID = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class JsonLines(Generic[_Kind]):
+    """Decodes lines into Structs of one kind; a line with a field of another type loses only that field."""
+
+    def __init__(self, kind: type[_Kind]) -> None:
+        self._kind = kind
+        self._decoder = msgspec.json.Decoder(kind)
+        self._required = [one.encode_name for one in msgspec.structs.fields(kind) if one.required]
+
+    def read(self, path: Path, log: ForeignLog) -> Iterator[list[_Kind]]:
+        """Yield the records of a file, a chunk of lines at a time; note in `log` what cannot be read."""
+        log.files.append(path)
+        try:
+            with open_log(path) as stream:
+                for chunk in whole_lines(stream):
+                    yield self.decode(chunk, log.rejects)
+        except (OSError, EOFError, LogError) as error:
+            log.unreadable[path.name] = str(error)
+
+    def decode(self, chunk: bytes, rejects: Rejects) -> list[_Kind]:
+        """Decode complete lines; count those that are no records."""
+        try:
+            return self._decoder.decode_lines(chunk)
+        except _INVALID:
+            return list(self._decode_singly(chunk, rejects))
+
+    def _decode_singly(self, chunk: bytes, rejects: Rejects) -> Iterator[_Kind]:
+        for raw in chunk.split(b"\n"):
+            if raw.strip():
+                try:
+                    yield self._decoder.decode(raw)
+                except _INVALID:
+                    record = self._leniently(raw, rejects)
+                    if record is not None:
+                        yield record
+
+    def _leniently(self, raw: bytes, rejects: Rejects) -> _Kind | None:
+        try:
+            # json.loads, not msgspec: these projects write NaN, which is not valid JSON.
+            fields = json.loads(raw.decode("utf-8", "replace"), parse_constant=lambda _: None)
+        except (ValueError, RecursionError):
+            rejects.torn += raw.lstrip().startswith(b"{")
+            rejects.foreign += not raw.lstrip().startswith(b"{")
+            return None
+        kept = fitting(self._kind, fields) if isinstance(fields, dict) else {}
+        if any(name not in kept for name in self._required):
+            rejects.foreign += 1
+            return None
+        return self._kind(**kept)
+
+
+def fitting(kind: type[msgspec.Struct], fields: dict[str, Any]) -> dict[str, Any]:
+    """Return those fields that a Struct has and whose values have the right type."""
+    kept = {}
+    for one in msgspec.structs.fields(kind):
+        if one.encode_name in fields:
+            try:
+                kept[one.name] = msgspec.convert(printable(fields[one.encode_name]), one.type)
+            except (msgspec.ValidationError, RecursionError):
+                continue
+    return kept

@@ -1,0 +1,103 @@
+"""Give what a foreign log holds the columns of our own records."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.reading.columns import COLUMNS
+from sglang_instrument.analysis.reading.lines import Rejects
+from sglang_instrument.schema import kind_of
+
+#: What every reader says of the requests that it made of records without steps.
+NO_STEPS: Final = "the trainer's steps: a step here is a stretch of work after {sec:g} s without any"
+_PLACE: Final = ("role", "worker", "step", "validate")
+_LARGEST: Final = 999_999_999  # number of a step or worker
+_NOT_OURS: Final = ("source", "position")  # they depend on which files are read
+
+
+@dataclass
+class ForeignLog:
+    """What a reader made of a foreign log.
+
+    Attributes:
+        rows: Records in the order of their files, with the columns of `COLUMNS` but `source` and `position`.
+            Further columns are fields of the record: they have no column of their own.
+        files: The files that were read.
+        cannot_show: What the format does not hold, a phrase each: "tools: SGLang does not know them".
+        rejects: Lines, or records, that are none.
+        unreadable: By file that could not be read to its end, the reason.
+    """
+
+    rows: pl.DataFrame
+    files: list[Path]
+    cannot_show: list[str]
+    rejects: Rejects = field(default_factory=Rejects)
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+
+def to_rows(frame: pl.DataFrame) -> pl.DataFrame:
+    """Complete the columns of records.
+
+    Args:
+        frame: `event`, `start_us`, `end_us`, and any others of `COLUMNS`; a null `end_us` stands for an
+            instant event. Where they are missing, `role` is "worker" and `worker` 0; without `step`, a
+            record is outside of any step.
+    """
+    defaults: Mapping[str, pl.Expr] = {
+        "role": pl.lit("worker"),
+        "worker": pl.lit(0, pl.Int64),
+        "validate": pl.lit(False),
+        "exact": pl.lit(True),
+        "duration_sec": (pl.col("end_us") - pl.col("start_us")).clip(lower_bound=0) / 1e6,
+        "phase": _phase(frame["event"]),
+    }
+    frame = frame.filter(pl.col("start_us").is_not_null())
+    known = [name for name in COLUMNS if name not in _NOT_OURS]
+    missing = [pl.lit(None).alias(name) for name in known if name not in frame.columns]
+    frame = frame.with_columns(missing).with_columns(
+        pl.coalesce(name, value).alias(name) for name, value in defaults.items()
+    )
+    # Numbers of steps and workers are parts of the names of our files.
+    worker, step = (pl.col(name).cast(pl.Int64, strict=False) for name in ("worker", "step"))
+    frame = frame.with_columns(
+        end_us=pl.coalesce("end_us", "start_us"),
+        worker=pl.when(worker.is_between(0, _LARGEST)).then(worker).otherwise(0),
+        step=pl.when(step.is_between(-_LARGEST, _LARGEST)).then(step),
+    )
+    columns = [pl.col(name).cast(COLUMNS[name], strict=False) for name in known]
+    return frame.select(*columns, *(name for name in frame.columns if name not in COLUMNS))
+
+
+def _phase(events: pl.Series) -> pl.Expr:
+    names = events.unique().cast(pl.String).drop_nulls().to_list()
+    phases = [kind_of(name).phase for name in names]
+    return pl.col("event").cast(pl.String).replace_strict(names, phases, return_dtype=pl.String)
+
+
+def places_of(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the distinct role, worker, step and validate of rows, in the order of steps."""
+    return rows.select(*_PLACE).unique().sort("validate", "step", "role", "worker", nulls_last=True)
+
+
+def as_us(seconds: pl.Expr) -> pl.Expr:
+    """Return Unix seconds as whole microseconds; null beyond what a clock can show."""
+    usable = seconds.is_finite() & seconds.is_between(0, 1e11)
+    return pl.when(usable).then((seconds * 1e6).round()).cast(pl.Int64, strict=False)
+
+
+def printable(value: Any) -> Any:
+    """Return text without lone surrogates, which a column cannot hold; anything else as it is."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether a value is an integer that a column of 64 bits holds."""
+    return type(value) is int and abs(value) < 2**62
+
+
+def first_known(values: Sequence[Any]) -> Any:
+    """Return the first value that is not None."""
+    return next((value for value in values if value is not None), None)

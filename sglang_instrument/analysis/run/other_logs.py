@@ -1,0 +1,44 @@
+"""Open a folder of ours, or the log of another project, and say what such a log lacks."""
+
+from pathlib import Path
+
+from sglang_instrument.analysis.executors.executor import Executor
+from sglang_instrument.analysis.executors.local import LocalExecutor
+from sglang_instrument.analysis.foreign.executor import ForeignExecutor, foreign_executor
+from sglang_instrument.analysis.foreign.registry import known_formats
+from sglang_instrument.analysis.run.experiments import find_run
+from sglang_instrument.analysis.run.health import Health
+from sglang_instrument.errors import LogError
+
+
+def local_executor(path: Path) -> Executor:
+    """Return what reads the run at a path, or the log of another project.
+
+    Raises:
+        LogError: There is neither.
+    """
+    try:
+        return LocalExecutor(find_run(path))
+    except LogError as error:
+        foreign = foreign_executor(path)
+        if foreign is not None:
+            return foreign
+        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+            raise
+        raise LogError(f"{error}. Nor is it a log of another project; known are {known_formats()}") from None
+
+
+def tell_foreign(health: Health, executor: ForeignExecutor) -> None:
+    """Note what was read of another project's log, and what such logs cannot show."""
+    log = executor.log
+    health.files = len(log.files)
+    health.read_as = executor.format.name
+    health.cannot_show = log.cannot_show
+    health.unreadable.update(log.unreadable)
+
+
+def why_nothing(executor: Executor) -> str:
+    """Return why another project's log may hold no records; "" for a folder of ours."""
+    if not isinstance(executor, ForeignExecutor):
+        return ""
+    return f", read as {executor.format.name}, which cannot show {'; '.join(executor.log.cannot_show)}"
