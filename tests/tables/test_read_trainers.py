@@ -1,7 +1,7 @@
 """Tables of trainers that cannot be installed here find all of their regions in code of the trainers' shape.
 
-The shapes are written for this test: names, order and anchors of the statements, nothing else. The pages of the
-trainers say which version of the real source was read.
+The shapes are written for this test: names, order and anchors of the statements, nothing else. The pages of
+the trainers say which version of the real source was read.
 """
 
 from pathlib import Path
