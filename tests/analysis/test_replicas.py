@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sglang_instrument.analysis.changes.fleet import replay_at
 from sglang_instrument.analysis.changes.replay import Call, Request, replay
 from sglang_instrument.analysis.changes.replicas import Replicas, with_replicas
+from sglang_instrument.analysis.changes.serving import Serving, serving_of
 from sglang_instrument.analysis.ledger.engine_speed import EngineSpeed
 from sglang_instrument.analysis.ledger.loop_of_run import loop_of
 from sglang_instrument.analysis.run.opening import open_run
@@ -68,7 +69,7 @@ def shape(limit: int, **trainer: object) -> RunShape:
 
 def predicted(folder: Path, more: int, made: RunShape, **known: int) -> Replicas:
     run = open_run(write_run(folder, made), cached=False)
-    return with_replicas(loop_of(run), run.files, more, **known)
+    return with_replicas(loop_of(run), more, **known)
 
 
 @pytest.mark.parametrize("trainer", [{}, {"overlaps": True}], ids=["synchronous", "one step off"])
@@ -86,12 +87,25 @@ def test_the_limit_that_is_fitted_says_about_the_same(tmp_path: Path) -> None:
     assert fitted.limit == pytest.approx(8, abs=2)
 
 
+def test_the_engines_own_logs_tell_how_many_servers_there_are_and_what_they_run_at_once(
+    tmp_path: Path,
+) -> None:
+    made = shape(6)
+    apart = replace(made, engine=replace(made.engine, shared=False), engine_clocks={0: 0.0, 1: 3.0})
+    run = open_run(write_run(tmp_path / "logged", apart), cached=False)
+    assert serving_of(run) == Serving(2, 6)
+    found = with_replicas(loop_of(run), 1, serving_of(run))
+    assert (found.recorded, found.source, found.limit) == (2, "log", 6)
+    bare = open_run(write_run(tmp_path / "bare", made), cached=False)
+    assert serving_of(bare) == Serving(None, None)
+
+
 def test_a_server_less_costs_and_none_left_is_an_error(tmp_path: Path) -> None:
     found = predicted(tmp_path, -1, shape(16), recorded=2, running=8)
     assert found.mean["saved_sec"] < 0
     run = open_run(tmp_path, cached=False)
     with pytest.raises(InstrumentError, match=r"--replicas -2: the run has 2 servers"):
-        with_replicas(loop_of(run), run.files, -2, recorded=2)
+        with_replicas(loop_of(run), -2, recorded=2)
 
 
 def test_a_rollout_that_the_trainer_never_waits_for_saves_nothing(tmp_path: Path) -> None:
@@ -117,4 +131,4 @@ def test_engines_of_workers_are_counted_and_calls_without_tokens_are_an_error(tm
         )
     run = open_run(folder, cached=False)
     with pytest.raises(InstrumentError, match="log generated_tokens"):
-        with_replicas(loop_of(run), run.files, 1)
+        with_replicas(loop_of(run), 1)

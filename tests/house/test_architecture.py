@@ -77,7 +77,8 @@ MAY_IMPORT = {
     "analysis.ledger": RUN,
     "analysis.answers": LEDGER,
     "analysis.answers.weights": LEDGER | {"analysis.answers"},
-    "analysis.changes": LEDGER | {"analysis.answers", "analysis.answers.asynchronous"},
+    "analysis.changes": LEDGER
+    | {"analysis.answers", "analysis.answers.routing", "analysis.answers.asynchronous"},
     "analysis.answers.routing": LEDGER | {"analysis.answers"},
     "analysis.answers.asynchronous": LEDGER | {"analysis.answers"},
     "analysis.verdict.evidence": LEDGER | ROUTING,

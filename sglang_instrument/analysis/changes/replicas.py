@@ -14,19 +14,18 @@ from sglang_instrument.analysis.changes.fleet import replay_at
 from sglang_instrument.analysis.changes.queueing import fit_at_limits, fit_with_limit
 from sglang_instrument.analysis.changes.recorded import recorded_requests, request_rows
 from sglang_instrument.analysis.changes.rules import Factors, Rules, under
+from sglang_instrument.analysis.changes.serving import Serving
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.deciding_paths import STEP
 from sglang_instrument.analysis.ledger.engine_speed import Fit, engine_calls
 from sglang_instrument.analysis.ledger.loop import Loop, steady
-from sglang_instrument.analysis.reading.files import File
 from sglang_instrument.errors import InstrumentError
 
 ASSUMED: Final = (
     "The router keeps all servers evenly busy, and a new one is as fast as those that are there.",
     "Requests begin when they began; log-probs, updates and weight sync take as long as they took.",
 )
-_ENGINES: Final = "engine"  # the folder of the engines' own logs
-_REWARD: Final = "_reward"  # in the names of the servers of a reward model
+_UNKNOWN: Final = Serving()
 
 
 @dataclass(frozen=True)
@@ -53,24 +52,22 @@ class Replicas:
     mean: dict[str, float | None]
 
 
-def count_servers(files: list[File]) -> int | None:
-    """Return how many servers wrote logs of their own; None if none did."""
-    places = [file.place for file in files if file.folder == _ENGINES and file.place is not None]
-    stems = {place.stem for place in places if place.role == "server" and _REWARD not in place.stem}
-    return len(stems) or None
-
-
 def with_replicas(
-    loop: Loop, files: list[File], more: int, recorded: int | None = None, running: int | None = None
+    loop: Loop,
+    more: int,
+    serving: Serving = _UNKNOWN,
+    *,
+    recorded: int | None = None,
+    running: int | None = None,
 ) -> Replicas:
     """Return what `more` servers would save.
 
     Args:
         loop: The loop of the run.
-        files: Of the run.
         more: How many servers more; negative for fewer.
-        recorded: How many servers served the run, where the log does not tell.
-        running: How many requests a server runs at most at once; None to fit it.
+        serving: What the log tells of the servers: `serving_of`.
+        recorded: How many servers served the run; None where `serving` tells, or the calls.
+        running: How many requests a server runs at most at once; None where `serving` tells, or to fit it.
 
     Raises:
         InstrumentError: No server would be left, or nothing tells how fast the servers are.
@@ -82,7 +79,7 @@ def with_replicas(
             "no call of the engine has its tokens in the log: record at detail=turn or all, and let the call "
             "log generated_tokens"
         )
-    known = recorded or count_servers(files)
+    known, running = recorded or serving.servers, running or serving.running
     if known not in (None, digest.steps["worker"].n_unique()):
         digest = _as_one(digest)
         calls = engine_calls(digest)

@@ -70,7 +70,7 @@ TABLES: Final = {
     "--replicas: with more or fewer servers": _REPLICAS,
 }
 _SOURCES: Final = {
-    "log": "as the engines' own logs tell",
+    "log": "as the log of its calls tells",
     "workers": "one a worker, as their calls tell",
     "told": "as --servers says",
     "assumed": "assumed, for the log names no server: `--servers N` says how many",
@@ -99,13 +99,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--servers", type=int, metavar="N", help="how many servers the run had, where the log does not tell"
     )
     parser.add_argument(
-        "--max-running", type=int, metavar="N", help="how many requests a server runs at once; fitted if not"
+        "--max-running", type=int, metavar="N", help="how many requests a server runs at once"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the steps of the loop, both sides of them together, and which side waits."""
     from sglang_instrument.analysis.changes.replicas import with_replicas
+    from sglang_instrument.analysis.changes.serving import serving_of
     from sglang_instrument.analysis.ledger.loop_of_run import loop_of
 
     if args.validate:
@@ -125,7 +126,8 @@ def run(args: argparse.Namespace) -> int:
     unseen = loop.unseen
     replicas = None
     if args.replicas is not None:
-        replicas = with_replicas(loop, opened.files, args.replicas, args.servers, args.max_running)
+        known = {"recorded": args.servers, "running": args.max_running}
+        replicas = with_replicas(loop, args.replicas, serving_of(opened), **known)
     if args.json:
         told = {"shape": shape, "steps": steps.to_dicts(), "ledger": ledger.to_dicts(), "mean": mean}
         more = {} if replicas is None else {"replicas": _as_json(replicas, steps["step"].to_list())}
@@ -203,7 +205,7 @@ def _print_replicas(replicas: Replicas, steps: list[int]) -> None:
     print_line(f"servers in the run: {replicas.recorded}, {_SOURCES[replicas.source]}")
     runs = "any number of calls" if replicas.limit is None else f"{replicas.limit} calls"
     off = "" if replicas.error is None else f"; half of the calls within {percent(replicas.error)} %"
-    print_line(f"fitted: a server runs {runs} at once{off}")
+    print_line(f"a server runs {runs} at once, and its speed is fitted to its calls{off}")
     for line in ASSUMED:
         print_line(line)
 
