@@ -68,6 +68,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "workers": lambda run: rows(a.worker_table(run.digest).filter(step=2)),
             "engine": a.engine_summary,
             "servers": a.server_rows,
+            "windows": a.window_rows,
             "health": lambda run: asdict(run.health),
             "ledger": lambda run: {
                 "steps": rows(a.step_ledger(a.paths_of(run)).filter(step=2)),

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import polars as pl
@@ -145,6 +146,29 @@ def test_labels_that_are_no_numbers_are_missing_and_not_zero(
     assert any("default label" in sentence for sentence in told["missing"])
 
 
+ODD: list[Any] = [None, True, -1, 2**70, 1.5, "x", "9" * 30, "\ud800", [], {}, [1], ["a", None], "default"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_odd_values_in_any_field_never_raise(
+    tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random, run = Random(seed), AsyncRun()
+    for records in (*run.rollouts.values(), *run.trainer.values()):
+        for one in records:
+            one["extra"] |= {key: random.choice(ODD) for key in one["extra"] if random.random() < 0.2}
+    names = ("samples", "groups", "group", "reason", "tokens", "count", "kept")
+    for step, records in run.trainer.items():
+        records.append(
+            instant("samples_dropped", step * 10 + 1, **{key: random.choice(ODD) for key in names})
+        )
+    folder = str(run.write(tmp_path))
+    for command in (["staleness", "--groups"], ["staleness", "--json"], ["waste"], ["waste", "--json"]):
+        assert main([command[0], folder, *command[1:]]) == 0
+    assert main(["whatif", folder, "--refill", "sample"]) == 0
+    assert capsys.readouterr().out
+
+
 def test_the_table_is_by_step_worker_and_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = AsyncRun().write(tmp_path)
     assert main(["staleness", str(folder), "--by-worker", "--groups", "--step", "2-3"]) == 0
@@ -153,3 +177,18 @@ def test_the_table_is_by_step_worker_and_group(tmp_path: Path, capsys: pytest.Ca
     assert "18 samples used, 6 not taken by any step yet, 0 thrown away" in printed
     assert "1-0, step 2" in printed
     assert "3-0, step 4" not in printed
+
+
+def test_requests_tell_the_step_that_trained_on_each_and_its_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    folder = AsyncRun().write(tmp_path)
+    assert main(["requests", str(folder), "--trained", "3", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["requests"]
+    assert [(row["step"], row["used_step"], row["weight_version"]) for row in rows] == [(2, 3, 2)] * 6
+    assert main(["requests", str(folder), "--step", "4", "--json"]) == 0
+    assert {row["used_step"] for row in json.loads(capsys.readouterr().out)["requests"]} == {None}
+    assert main(["requests", str(folder)]) == 0
+    header = capsys.readouterr().out.splitlines()[1]
+    assert header.split()[:4] == ["request", "step", "trained", "weights"]
