@@ -41,13 +41,54 @@ def from_cache(folder):
     return summary(folder, cached=True)
 
 
+def staleness(folder, cached=False):
+    """Compute all that `staleness` shows."""
+    from sglang_instrument.analysis.answers.asynchronous.fates import sample_fates
+    from sglang_instrument.analysis.answers.asynchronous.staleness import (
+        group_table,
+        load_table,
+        staleness_table,
+    )
+    from sglang_instrument.analysis.run.opening import open_run
+
+    run = open_run(folder, cached=cached)
+    fates = sample_fates(run.digest)
+    assert len(staleness_table(fates)) == len(load_table(run.digest, fates)) > 0
+    staleness_table(fates, by_worker=True)
+    assert len(group_table(fates))
+    return run.health.records
+
+
+def waste(folder, cached=False):
+    """Compute all that `waste` shows."""
+    from sglang_instrument.analysis.answers.asynchronous.fates import sample_fates
+    from sglang_instrument.analysis.answers.asynchronous.waste import totals, waste_table, with_engine_tokens
+    from sglang_instrument.analysis.run.opening import open_run
+
+    run = open_run(folder, cached=cached)
+    fates = with_engine_tokens(run, sample_fates(run.digest))
+    assert totals(waste_table(fates, run.digest))["used"] > 0
+    return run.health.records
+
+
+HOW = {
+    "plain": plain,
+    "summary": summary,
+    "from_cache": from_cache,
+    "staleness": staleness,
+    "waste": waste,
+    "staleness_from_cache": lambda folder: staleness(folder, cached=True),
+    "waste_from_cache": lambda folder: waste(folder, cached=True),
+}
+
+
 def main(how, folder):
     """Print seconds, without the start of the process and its imports, and the peak of memory in MB."""
     import sglang_instrument.analysis.run.opening
     import sglang_instrument.analysis.verdict.verdict  # noqa: F401 - imported before the clock starts
 
     begun = time.perf_counter()
-    lines = {"plain": plain, "summary": summary, "from_cache": from_cache}[how](folder)
+    lines = HOW[how](folder)
     wall_sec = time.perf_counter() - begun
     peaks = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     print(json.dumps({"lines": lines, "wall_sec": wall_sec, "peak_mb": max(peaks) / 1024}))

@@ -50,6 +50,60 @@ def test_a_summary_costs_a_fraction_of_one_plain_pass(run, show):
         assert float(median) <= bound, how
 
 
+@pytest.fixture(scope="module")
+def asynchronous(tmp_path_factory):
+    """The same, of a trainer one step behind: requests log versions and groups, the trainer its samples."""
+    folder = synthetic_run(tmp_path_factory.mktemp("run") / "async", steps=100, workers=8, requests=64)
+    made = []
+    for step in range(1, 101):
+        if made:
+            taken = {"samples": made, "weight_version": step, "max_staleness": 1}
+            write_instant(folder / f"step_{step}", step, "samples_consumed", taken)
+        made = [
+            name for path in folder.glob(f"step_{step}/worker_*.jsonl") for name in with_versions(path, step)
+        ]
+    read("from_cache", folder)
+    return folder
+
+
+def with_versions(path, step):
+    """Add versions and groups to the requests of a file; return their ids."""
+    lines, names = path.read_text().splitlines(), []
+    for at, line in enumerate(lines):
+        if '"event":"async_rollout_request_complete"' in line:
+            one = json.loads(line)
+            names.append(one["extra"]["request_id"])
+            group = f"{step}-{path.stem}-{len(names) // 8}"
+            one["extra"] |= {"weight_version": step, "first_weight_version": step, "group": group}
+            lines[at] = json.dumps(one, separators=(",", ":"))
+    path.write_text("\n".join(lines) + "\n")
+    return names
+
+
+def write_instant(folder, step, event, extra):
+    """Write a trainer's file with one instant event, just after the step's first record."""
+    first = json.loads(next((folder / "worker_0.jsonl").open()))
+    header = {**first, "extra": {**first["extra"], "pid": 1}, "workid": 0}
+    body = {"timestamp": first["timestamp"], "event": event, "extra": extra, "workid": 0, "step": step}
+    (folder / "trainer_0.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (header, body)))
+
+
+@pytest.mark.parametrize("answer", ["staleness", "waste"])
+def test_answers_of_asynchronous_training_take_no_longer_than_a_summary(asynchronous, show, answer):
+    pairs = {answer: "summary", f"{answer}_from_cache": "from_cache"}
+    hows = [how for pair in pairs.items() for how in pair]
+    rounds = [{how: read(how, asynchronous) for how in hows} for _ in range(ROUNDS)]
+    rows = []
+    for how, beside in pairs.items():
+        ratio = Spread.of([one[how]["wall_sec"] / one[beside]["wall_sec"] for one in rounds])
+        rows.append((how, f"{ratio.median:.3f}", f"{ratio.low:.3f} .. {ratio.high:.3f}", 1.0))
+    lines = rounds[0][answer]["lines"]
+    columns = ("", "of the summary's time", "quartiles", "bound")
+    show(table(f"{answer}, {lines:,} events in {os.cpu_count()} cores", columns, rows))
+    save(f"analysis_{answer}", rows, rounds=rounds)
+    assert all(float(row[1]) <= row[3] for row in rows)
+
+
 def test_time_grows_with_the_number_of_events(tmp_path, show):
     measured = []
     for events in (LARGEST // 20, LARGEST // 4, LARGEST):

@@ -40,6 +40,7 @@ Phase = Literal[
     "generate",
     "tool",
     "interaction",
+    "environment",
     "reward",
     "postprocess",
     "barrier",
@@ -53,7 +54,9 @@ Phase = Literal[
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 
 #: The watchdog reports spans of these phases that stay open for too long.
-WATCHED_PHASES: Final = frozenset({"step", "request", "turn", "tool", "reward", "barrier", "weights"})
+WATCHED_PHASES: Final = frozenset(
+    {"step", "request", "turn", "tool", "environment", "reward", "barrier", "weights"}
+)
 
 
 class EventKind(NamedTuple):
@@ -93,8 +96,8 @@ EVENTS: Final[dict[str, EventKind]] = {
     "async_rollout_request_complete": EventKind("request"),
     "request_start": EventKind("request", instant=True),
     "pending_state_handling": EventKind("preprocess"),
-    "tool_creation_pending_state": EventKind("preprocess"),
-    "interaction_start_pending_state": EventKind("preprocess"),
+    "tool_creation_pending_state": EventKind("environment"),
+    "interaction_start_pending_state": EventKind("environment"),
     "main_loop": EventKind("loop"),
     "reward_calculation": EventKind("reward"),
     "finalization": EventKind("postprocess"),
@@ -128,6 +131,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     "scheduler_admit": EventKind("engine", reference=False),
     "scheduler_first_tokens": EventKind("engine", reference=False),
     "scheduler_retract": EventKind("engine", reference=False),
+    "scheduler_abort": EventKind("engine", reference=False),
     "scheduler_batch": EventKind("engine", reference=False),
     "scheduler_result": EventKind("engine", reference=False),
     "model_forward": EventKind("engine", reference=False),
@@ -145,8 +149,11 @@ EVENTS: Final[dict[str, EventKind]] = {
     SAMPLES_DROPPED: EventKind("other", instant=True, reference=False),
     "server_wait": EventKind("generate", reference=False),
     "tool_call": EventKind("tool", reference=False),
-    "tool_creation": EventKind("tool", reference=False),
-    "tool_release": EventKind("tool", reference=False),
+    "tool_creation": EventKind("environment", reference=False),
+    "tool_release": EventKind("environment", reference=False),
+    "environment_setup": EventKind("environment", reference=False),
+    "environment_reset": EventKind("environment", reference=False),
+    "environment_teardown": EventKind("environment", reference=False),
     "engine_start": EventKind("engine", reference=False),
     "server_generate": EventKind("engine", reference=False),
     "generation_pause": EventKind("weights", reference=False),

@@ -8,6 +8,9 @@ holds every span in memory.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sglang_instrument.analysis.answers.asynchronous.fates import sample_fates as sample_fates
+    from sglang_instrument.analysis.answers.asynchronous.staleness import staleness_table as staleness_table
+    from sglang_instrument.analysis.answers.asynchronous.waste import waste_table as waste_table
     from sglang_instrument.analysis.answers.call_times import paths_of as paths_of
     from sglang_instrument.analysis.answers.engine_calls import reported_calls as reported_calls
     from sglang_instrument.analysis.answers.events import event_table as event_table
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.routing.samples import server_samples as server_samples
     from sglang_instrument.analysis.answers.routing.server_calls import server_calls as server_calls
     from sglang_instrument.analysis.answers.servers import server_rows as server_rows
+    from sglang_instrument.analysis.answers.servers import window_rows as window_rows
     from sglang_instrument.analysis.answers.steps import step_table as step_table
     from sglang_instrument.analysis.answers.steps import worker_table as worker_table
     from sglang_instrument.analysis.answers.summary import summary_table as summary_table
@@ -60,6 +64,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.changes.compare import Comparison as Comparison
     from sglang_instrument.analysis.changes.compare import Condition as Condition
     from sglang_instrument.analysis.changes.compare import compare_runs as compare_runs
+    from sglang_instrument.analysis.changes.refill import refill_steps as refill_steps
     from sglang_instrument.analysis.changes.rules import Rules as Rules
     from sglang_instrument.analysis.changes.whatif import ASSUMPTIONS as ASSUMPTIONS
     from sglang_instrument.analysis.changes.whatif import Model as Model
@@ -130,19 +135,23 @@ _HOMES = {
     "plateaus": "answers.gaps",
     "process_clocks": "answers.round_trips",
     "read_processes": "reading.processes_of_run",
+    "refill_steps": "changes.refill",
     "reported_calls": "answers.engine_calls",
     "request_table": "answers.requests",
     "reward_by_length": "answers.lengths",
     "round_trip_table": "answers.round_trips",
+    "sample_fates": "answers.asynchronous.fates",
     "server_calls": "answers.routing.server_calls",
     "server_rows": "answers.servers",
+    "window_rows": "answers.servers",
     "server_samples": "answers.routing.samples",
     "server_table": "answers.routing.load",
-    "split_wall_time": "timing.wall_time",
-    "standstill": "answers.gaps",
-    "step_ledger": "ledger.ledger",
     "speculation_by_length": "answers.lengths",
     "speculation_table": "answers.lengths",
+    "split_wall_time": "timing.wall_time",
+    "staleness_table": "answers.asynchronous.staleness",
+    "standstill": "answers.gaps",
+    "step_ledger": "ledger.ledger",
     "step_table": "answers.steps",
     "step_windows": "ledger.ledger",
     "summary_table": "answers.summary",
@@ -152,6 +161,7 @@ _HOMES = {
     "unended_spans": "answers.unfinished",
     "validation_of": "changes.whatif",
     "verdict_of": "verdict.verdict",
+    "waste_table": "answers.asynchronous.waste",
     "waterfall": "answers.requests",
     "weight_updates": "answers.weights.updates",
     "weights_findings": "verdict.detectors.weights",
@@ -207,10 +217,12 @@ __all__ = [
     "plateaus",
     "process_clocks",
     "read_processes",
+    "refill_steps",
     "reported_calls",
     "request_table",
     "reward_by_length",
     "round_trip_table",
+    "sample_fates",
     "server_calls",
     "server_rows",
     "server_samples",
@@ -218,6 +230,7 @@ __all__ = [
     "speculation_by_length",
     "speculation_table",
     "split_wall_time",
+    "staleness_table",
     "standstill",
     "step_ledger",
     "step_table",
@@ -229,10 +242,12 @@ __all__ = [
     "unended_spans",
     "validation_of",
     "verdict_of",
+    "waste_table",
     "waterfall",
     "weight_updates",
     "weights_findings",
     "what_if",
+    "window_rows",
     "with_cached",
     "worker_ledger",
     "worker_table",

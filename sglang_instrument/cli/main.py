@@ -44,6 +44,8 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "lengths": "lengths of responses, and their rewards",
         "weights": "weight updates by part and server; which weights made replies and cached prefixes",
         "sql": "ask in SQL: spans, requests, turns, steps, workers and more as tables",
+        "staleness": "samples of asynchronous training: how many versions old, what waits for the trainer",
+        "waste": "tokens that were generated and thrown away: aborted, filtered, stale",
         "gaps": "plateaus, in which no request ended, and code that blocked the event loop",
     },
     "what if, what changed?": {

@@ -21,6 +21,7 @@ PARTS: Final = {
     "engine": "calls of the engine",
     "tool": "tools",
     "interaction": "interactions with the environment",
+    "environment": "setting sandboxes and environments up, resetting them, and taking them down",
     "reward": "rewards",
     "blocked loop": "the event loop was blocked, whatever else ran",
     "postprocess": "spans of the phase postprocess, within requests and outside",

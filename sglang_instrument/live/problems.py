@@ -21,7 +21,7 @@ _FORGET_SEC: Final = 6.0  # for so long `open_now` is believed, when all that it
 _TOLD_SEC: Final = 15.0  # an open step is told of every 2 s
 _NAMED: Final = 3  # of many alike
 _NEVER_SEC: Final = float("inf")
-_HANG: Final = frozenset({"request", "turn", "tool", "interaction", "reward", "weights"})
+_HANG: Final = frozenset({"request", "turn", "tool", "interaction", "environment", "reward", "weights"})
 _GROWS: Final = frozenset({"request", "turn"})  # the longest ones end last
 
 

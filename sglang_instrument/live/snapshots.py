@@ -30,7 +30,7 @@ _MOST_NAMED: Final = 3  # requests that will not end
 #: Where a request is, by the phase of its innermost open span. A call of the engine is not watched itself.
 _KIND_OF: Final = {
     **dict.fromkeys(("generate", "engine", "turn", "request", "loop"), "engine"),
-    **{phase: phase for phase in ("tool", "interaction", "reward", "barrier")},
+    **{phase: phase for phase in ("tool", "interaction", "environment", "reward", "barrier")},
 }
 
 

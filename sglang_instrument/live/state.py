@@ -9,7 +9,10 @@ from sglang_instrument.live.forecasting.told import Forecast as Forecast
 #: Where an open request, or the worker itself, is: the keys of `StepNow.open` and `WorkerNow.open`, in the
 #: order in which they are shown. `engine` is a generation call of which no scheduler tells whether it queues,
 #: prefills or decodes: a worker does not know where its calls are.
-KINDS: Final = ("queue", "prefill", "decode", "engine", "tool", "interaction", "reward", "barrier", "other")
+KINDS: Final = (
+    *("queue", "prefill", "decode", "engine", "tool", "interaction", "environment", "reward", "barrier"),
+    "other",
+)
 
 WorkerState = Literal["runs", "waits", "hangs", "dead", "ended"]
 ProblemKind = Literal["hang", "death", "loss", "follower"]

@@ -17,6 +17,7 @@ PART_COLOURS: Final[dict[str, str]] = {
     "engine": "#0072b2",
     "tool": "#e69f00",
     "interaction": "#f0e442",
+    "environment": "#7f7a2c",
     "reward": "#cc79a7",
     "preprocess": "#009e73",
     "postprocess": "#56b4e9",
@@ -36,6 +37,7 @@ PART_COLOURS: Final[dict[str, str]] = {
 DARK_COLOURS: Final[dict[str, str]] = {
     **PART_COLOURS,
     "interaction": "#cfc436",
+    "environment": "#a39d45",
     "weights": "#8063b5",
     "waiting for own requests": "#5d7082",
     "unaccounted": "#636c79",

@@ -17,6 +17,7 @@ from sglang_instrument.traces.intervals import time_within
 DOING: Final = {
     "tool": "waited for a tool",
     "interaction": "waited for an interaction",
+    "environment": "waited for an environment",
     "reward": "waited for a reward",
     "generate": "were in an engine call",
     "engine": "were in an engine call",

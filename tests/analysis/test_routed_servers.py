@@ -201,3 +201,18 @@ def test_pruned_steps_still_answer(tmp_path: Path, capsys: pytest.CaptureFixture
     assert not (folder / "step_1/worker_0.jsonl").exists()
     for command, told in before.items():
         assert answer(capsys, command, folder) == told
+
+
+def test_servers_that_nobody_of_the_rollout_calls_do_not_count_for_the_balance(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RoutedRun(policy="round_robin").write(tmp_path / "run")
+    other = RoutedRun(servers=1, requests=4).write(tmp_path / "rewards")
+    for name in ("server", "scheduler", "detokenizer"):
+        (path,) = (other / "engine").glob(f"{name}_0*")
+        stem = path.name.replace("_0", "_7")
+        (folder / "engine" / stem).write_text(path.read_text().replace('"rid": "', '"rid": "reward-'))
+    told = answer(capsys, "servers", folder)
+    assert [row["server"] for row in told["servers"]] == ["server_0", "server_1", "server_7"]
+    assert told["balance"]["servers"] == 2
+    assert told["balance"]["times_mean"] < 1.2

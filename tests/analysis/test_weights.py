@@ -68,10 +68,31 @@ def test_the_engines_own_records_say_which_server_was_last(tmp_path):
     (row,) = updates_in(tmp_path)
     assert (row["last"], row["last_by_sec"]) == ("scheduler_2_tp0", pytest.approx(4.8))
     assert [one["server"] for one in row["servers"]] == [f"scheduler_{rank}_tp0" for rank in range(3)]
-    assert row["transfer_sec"] == 7.5
+    assert row["transfer_sec"] == pytest.approx(6)
+    assert row["wall_sec"] == pytest.approx(7.5)
     (found,) = weights_findings(open_run(tmp_path, cached=False))
     assert (found.cause, found.lost_sec) == ("slow-update", pytest.approx(4.8))
     assert "scheduler_2_tp0 was the last server in the weight update" in found.sentence
+
+
+def test_a_trainer_alone_knows_the_whole_update(tmp_path):
+    whole = update(10, 15, 7, how="trainer")
+    write_process(tmp_path, "step_7/trainer_0", [whole])
+    aborts = pause(2)
+    aborts["extra"] = {"mode": "abort"}
+    write_process(tmp_path, "step_7/worker_0", [aborts])
+    (row,) = updates_in(tmp_path)
+    assert (row["step"], row["weight_version"], row["transfer_sec"], row["wall_sec"]) == (7, "7", 5.0, 5.0)
+    assert (row["servers"], row["last"], row["pause_sec"]) == ([], None, None)
+
+
+def test_the_ranks_of_a_replica_are_one_server(tmp_path):
+    for replica, rank, end in ((0, 0, 11), (0, 1, 12), (1, 0, 11.5)):
+        moved = {**update(10, end, 1), "workid": replica}
+        write_process(tmp_path, f"step_1/receiver_{replica}_tp{rank}", [moved])
+    (row,) = updates_in(tmp_path)
+    assert [one["server"] for one in row["servers"]] == ["server 1", "server 0"]
+    assert row["last_by_sec"] == pytest.approx(0.5)
 
 
 def test_servers_that_differ_a_little_are_not_accused(tmp_path):
@@ -113,6 +134,24 @@ def test_what_new_weights_may_have_computed_makes_the_least_smaller(tmp_path, en
     assert (rows["old node"]["stale_least"], rows["old node"]["stale_most"]) == (50, 50)
     (found,) = weights_findings(open_run(tmp_path, cached=False))
     assert "1 more may have been" in found.sentence
+
+
+def test_equal_prompts_have_the_limits_of_the_first_one(tmp_path, engine):
+    engine.serve("before", 0, 5, node=1, prompt_end=4)
+    engine.of_scheduler += [update(10, 11, 1)]
+    engine.serve("new", 12, 13, cached=0, node=1, prompt_end=8)
+    engine.serve("new again", 14, 15, cached=99, node=10, prompt_end=8)
+    engine.serve("branch", 16, 17, cached=60, node=12, prompt_end=14)
+    engine.serve("as before", 18, 19, cached=99, node=16, prompt_end=4)
+    engine.write(tmp_path)
+    limits = {rid: (row["stale_least"], row["stale_most"]) for rid, row in rows_of(tmp_path).items()}
+    assert limits == {
+        "before": (0, 0),
+        "new": (0, 0),
+        "new again": (0, 0),
+        "branch": (0, 60),
+        "as before": (99, 99),
+    }
 
 
 @pytest.mark.parametrize("at", [10.5, 11])

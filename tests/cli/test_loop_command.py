@@ -62,6 +62,22 @@ def test_without_the_trainer_its_columns_are_unknown_and_the_reason_is_said(caps
     assert answer["unseen"].startswith("the log does not hold the trainer's phases")
 
 
+def test_another_server_is_estimated_and_said_to_be_a_model(capsys, tmp_path):
+    logs = made(tmp_path, replace(TRAINER, overlaps=True, sec=8.0))
+    words = told(capsys, "loop", logs, "--replicas", "+1")
+    assert "5 servers in place of 4: a model, not a measurement" in words
+    assert "sooner a step; the loop would save" in words
+    assert "servers in the run: 4, one a worker, as their calls tell" in words
+    less = told(capsys, "loop", logs, "--replicas=-1", "--servers", "4")
+    assert "later a step; the loop would lose" in less
+    assert "servers in the run: 4, as --servers says" in less
+    answer = json.loads(told(capsys, "loop", logs, "--replicas", "1", "--json"))["replicas"]
+    assert (answer["recorded"], answer["servers"], len(answer["steps"])) == (4, 5, 5)
+    assert answer["mean"]["saved_sec"] <= answer["mean"]["rollout_saved_sec"]
+    assert main(["loop", str(logs), "--servers", "2"]) == 2
+    assert "goes with --replicas" in capsys.readouterr().err
+
+
 def test_validations_have_no_loop_of_their_own(capsys, tmp_path):
     assert main(["loop", str(made(tmp_path, TRAINER, steps=2)), "--validate"]) == 2
     assert "a validation is a part of the step" in capsys.readouterr().err

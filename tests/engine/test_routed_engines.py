@@ -20,9 +20,9 @@ from sglang_instrument.cli.main import main
 
 pytestmark = pytest.mark.engine
 
-ROUTER = Path(__file__).parents[2] / ".envs/router-0.3.2"
-#: The policy of each step's router.
-POLICIES = {1: "round_robin", 2: "cache_aware"}
+ROUTERS = Path(__file__).parents[2] / ".envs"
+#: The version and the policy of each step's router.
+POLICIES = {1: ("0.3.2", "round_robin"), 2: ("0.3.2", "cache_aware"), 3: ("0.1.9", "round_robin")}
 TALKS, TURNS = 12, 4
 #: What `/metrics` of a server counts, by the column of `servers` that must say the same.
 COUNTED = {
@@ -91,12 +91,19 @@ def counts_of(port: int) -> Counter[str]:
     return found
 
 
-def wait_for_workers(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+def is_ready(port: int, version: str) -> bool:
+    """Return whether a router knows both servers; the old one waits for them before it answers."""
+    if version < "0.2":
+        return len(json.loads(read(port, "/list_workers"))["urls"]) == 2
+    workers = json.loads(read(port, "/workers"))["workers"]
+    return len(workers) == 2 and all(worker["is_healthy"] for worker in workers)
+
+
+def wait_for_workers(port: int, version: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + DEADLINE_SEC
     while True:
         with suppress(OSError, ValueError):
-            workers = json.loads(read(port, "/workers"))["workers"]
-            if len(workers) == 2 and all(worker["is_healthy"] for worker in workers):
+            if is_ready(port, version):
                 return
         assert process.poll() is None, log.read_text(errors="replace")[-3000:]
         assert time.monotonic() < deadline, log.read_text(errors="replace")[-3000:]
@@ -105,20 +112,21 @@ def wait_for_workers(port: int, process: subprocess.Popen[bytes], log: Path) -> 
 
 def converse(ports: list[int], step: int, scratch: Path, environment: dict[str, str]) -> list[dict[str, Any]]:
     """Hold all conversations of a step through a router of its own; return what the replies say."""
+    version, policy = POLICIES[step]
     port, log = free_port(), scratch / f"router_{step}.txt"
     command = [sys.executable, "-W", "ignore", "-m", "sglang_router.launch_router", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--prometheus-port", str(free_port()), "--policy", POLICIES[step]]
+    command += ["--port", str(port), "--prometheus-port", str(free_port()), "--policy", policy]
     command += ["--worker-urls", *(f"http://127.0.0.1:{one}" for one in ports)]
     with log.open("wb") as printed:
         router = subprocess.Popen(
             command,
-            env={**os.environ, "PYTHONPATH": str(ROUTER)},
+            env={**os.environ, "PYTHONPATH": str(ROUTERS / f"router-{version}")},
             stdout=printed,
             stderr=printed,
             start_new_session=True,
         )
     try:
-        wait_for_workers(port, router, log)
+        wait_for_workers(port, version, router, log)
         client = [sys.executable, "-c", CLIENT, f"http://127.0.0.1:{port}", str(step), str(TALKS), str(TURNS)]
         done = subprocess.run(client, env={**os.environ, **environment}, capture_output=True, text=True)
     finally:
@@ -130,8 +138,8 @@ def converse(ports: list[int], step: int, scratch: Path, environment: dict[str, 
 
 @pytest.fixture(scope="module")
 def routed(tmp_path_factory: pytest.TempPathFactory) -> Routed:
-    if not (ROUTER / ".done").exists():
-        pytest.skip("no router here; tests/environments/router.sh makes a place for it")
+    if not all((ROUTERS / f"router-{version}/.done").exists() for version, _ in POLICIES.values()):
+        pytest.skip("no routers here; tests/environments/router.sh makes a place for them")
     folder = tmp_path_factory.mktemp("routed")
     environment = {
         **{name: "" for name in os.environ if name.startswith("SGLANG_INSTRUMENT")},
@@ -191,11 +199,11 @@ def test_hits_by_turn_are_those_of_the_replies(
 def test_a_cache_aware_router_keeps_conversations_and_round_robin_does_not(
     routed: Routed, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spread, kept = (answer(capsys, routed, "servers", step)["affinity"] for step in (1, 2))
-    for told in (spread, kept):
+    spread, kept, old = (answer(capsys, routed, "servers", step)["affinity"] for step in POLICIES)
+    for told in (spread, kept, old):
         assert told["conversations"] == TALKS
         assert told["later_calls"] == TALKS * (TURNS - 1)
-    assert kept["stayed_share"] > 0.9 > spread["stayed_share"]
+    assert kept["stayed_share"] > 0.9 > max(spread["stayed_share"], old["stayed_share"])
     assert kept["cached_share"] > spread["cached_share"]
     assert spread["cached_share_stayed"] > spread["cached_share_moved"]
     assert kept["read_again_tokens"] < spread["read_again_tokens"]

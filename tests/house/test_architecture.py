@@ -29,7 +29,12 @@ RUN = {
     "analysis.run",
 }
 LEDGER = RUN | {"analysis.ledger"}
-ROUTING = {"analysis.answers", "analysis.answers.routing", "analysis.answers.weights"}
+ROUTING = {
+    "analysis.answers",
+    "analysis.answers.routing",
+    "analysis.answers.weights",
+    "analysis.answers.asynchronous",
+}
 ANSWERS = LEDGER | ROUTING | {"analysis.changes", "analysis.verdict", "analysis.verdict.evidence"}
 
 #: The other folders that each folder may import, from the bottom up. Two halves share only the vocabulary:
@@ -72,8 +77,10 @@ MAY_IMPORT = {
     "analysis.ledger": RUN,
     "analysis.answers": LEDGER,
     "analysis.answers.weights": LEDGER | {"analysis.answers"},
-    "analysis.changes": LEDGER | {"analysis.answers"},
+    "analysis.changes": LEDGER
+    | {"analysis.answers", "analysis.answers.routing", "analysis.answers.asynchronous"},
     "analysis.answers.routing": LEDGER | {"analysis.answers"},
+    "analysis.answers.asynchronous": LEDGER | {"analysis.answers"},
     "analysis.verdict.evidence": LEDGER | ROUTING,
     "analysis.verdict.detectors": LEDGER | ROUTING | {"analysis.verdict.evidence"},
     "analysis.verdict": LEDGER | ROUTING | {"analysis.verdict.evidence", "analysis.verdict.detectors"},

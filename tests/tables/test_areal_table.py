@@ -13,7 +13,9 @@ def wheel():
     return open_tree(wheel_of("areal", "1.0.4"))
 
 
-@pytest.mark.parametrize("name", ["areal/rollout", "areal/engine", "areal/trainer", "areal/tracker"])
+@pytest.mark.parametrize(
+    "name", ["areal/rollout", "areal/engine", "areal/trainer", "areal/sandbox", "areal/tracker"]
+)
 def test_every_region_is_found_and_every_field_has_its_local(wheel, name):
     [result] = check([load_table(name)], wheel)
     assert result.version == "1.0.4"

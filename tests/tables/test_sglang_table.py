@@ -37,7 +37,7 @@ def test_every_region_of_the_engine_is_found_where_its_version_has_one(version):
             {
                 *("engine_start", "engine_request", "engine_tokenize", "engine_send", "engine_wait"),
                 *("engine_dispatch", "engine_detokenize", "scheduler_receive", "scheduler_admit"),
-                *("scheduler_first_tokens", "scheduler_retract"),
+                *("scheduler_first_tokens", "scheduler_retract", "scheduler_abort"),
             },
         ),
         ("sglang/batches", {"scheduler_batch", "scheduler_result", "model_forward", "engine_output"}),
@@ -51,7 +51,18 @@ def test_every_region_of_the_engine_is_found_in_every_version(version, table, ev
     assert [site.region.event for site in expected if site.note] == []  # every field has its local
 
 
-@pytest.mark.parametrize("name", ["sglang/requests", "sglang/batches"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_updates_of_weights_and_flushes_are_found_in_every_version(version):
+    [result] = check([load_table("sglang/weights")], open_tree(wheel_of("sglang", version)))
+    expected = [site for site in result.sites if site.expected]
+    assert {str(site.target): site.note for site in expected if site.state != "found" or site.note} == {}
+    pauses = {site.region.event for site in expected} - {"weights_update", "engine_cache_flush"}
+    assert pauses - {"generation_pause", "generation_continue"} == {"generation_drain"}
+    hows = {str(site.target).rpartition("_")[2] for site in expected if site.region.event == "weights_update"}
+    assert hows >= {"disk", "distributed", "tensor"}
+
+
+@pytest.mark.parametrize("name", ["sglang/requests", "sglang/batches", "sglang/weights"])
 def test_nothing_in_the_engines_own_processes_waits_for_the_gpu(name):
     regions = [region for patch in load_table(name).patches for region in patch.regions]
     waiting = [r.event for r in regions if issubclass(kind_for(r.event, r.phase, r.sync), SyncedSpan)]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import polars as pl
-from msgspec import Struct
 
 from sglang_instrument.analysis.digests.file_sources import key_of
+from sglang_instrument.analysis.reading.engine_records import HEALTH_CHECK as HEALTH_CHECK
+from sglang_instrument.analysis.reading.engine_records import LINES, number, tokens_of
+from sglang_instrument.analysis.reading.engine_records import Fields as Fields
+from sglang_instrument.analysis.reading.engine_records import Record as Record
+from sglang_instrument.analysis.reading.engine_records import records_in as records_in
+from sglang_instrument.analysis.reading.engine_records import rids_of as rids_of
 from sglang_instrument.analysis.reading.files import newest_run_filter
 from sglang_instrument.analysis.run.cache import cached_table
 from sglang_instrument.schema import LOG_OPENED
@@ -19,7 +23,6 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.reading.files import File
     from sglang_instrument.analysis.run.opening import Run
 
-HEALTH_CHECK: Final = "HEALTH_CHECK"  # prefix of SGLang's own health checks; no caller waits for these
 _SCHEMA: Final[dict[str, Any]] = {
     "rid": pl.String,
     "server": pl.String,
@@ -35,50 +38,9 @@ _SCHEMA: Final[dict[str, Any]] = {
     "prompt_tokens": pl.Int64,
     "cached_tokens": pl.Int64,
     "completion_tokens": pl.Int64,
+    "finish_reason": pl.String,
+    "retracted_tokens": pl.Int64,
 }
-
-
-class Fields(Struct, gc=False, omit_defaults=True):
-    """The fields of `extra` that name the requests of a record, their sizes, and who served them."""
-
-    rid: Any = None
-    rids: Any = None
-    request_id: Any = None
-    turn: Any = None
-    run_id: Any = None
-    prompt_tokens: Any = None
-    cached_tokens: Any = None
-    completion_tokens: Any = None
-    generated_tokens: Any = None
-    queue_time: Any = None
-    retractions: Any = None
-    server: Any = None
-    waiting: Any = None
-    running: Any = None
-    kv_tokens: Any = None
-    kv_free_pages: Any = None
-    kv_evictable: Any = None
-    kv_page_size: Any = None
-    kv_budget: Any = None
-    kv_reserved: Any = None
-
-
-class Record(Struct, gc=False):
-    """The keys of a record that the join needs."""
-
-    event: str
-    start_us: int | None = None
-    duration_sec: float | None = None
-    extra: Fields | None = None
-    error: Any = None
-
-    @property
-    def end_us(self) -> int:
-        """When it ended."""
-        return (self.start_us or 0) + int((self.duration_sec or 0.0) * 1e6)
-
-
-_LINES: Final = msgspec.json.Decoder(Record)
 
 
 def iter_records(
@@ -109,40 +71,14 @@ def _logged(
             yield file, records_in(next(there)[1])
         else:
             kept = run.kept_calls.get(key_of(file), ())
-            yield file, ((run_id, _LINES.decode(record)) for run_id, record in kept)
-
-
-def records_in(chunks: Iterable[bytes]) -> Iterator[tuple[str | None, Record]]:
-    """Yield the records of a log file that have a start and fields, each with the run that wrote it."""
-    run_id = None
-    for chunk in chunks:
-        for record in _decode(chunk):
-            if record.extra is not None and record.event == LOG_OPENED:
-                run_id = record.extra.run_id
-            elif record.extra is not None and record.start_us is not None:
-                yield run_id, record
-
-
-def _decode(chunk: bytes) -> list[Record]:
-    """Decode lines; torn and foreign ones were counted when the run was opened."""
-    try:
-        return _LINES.decode_lines(chunk)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return list(_decode_singly(chunk))
-
-
-def _decode_singly(chunk: bytes) -> Iterator[Record]:
-    for raw in chunk.split(b"\n"):
-        try:
-            yield _LINES.decode(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            continue
+            yield file, ((run_id, LINES.decode(record)) for run_id, record in kept)
 
 
 @dataclass
 class _EngineRequest:
     """What the engine's processes did for one request; times are microseconds."""
 
+    rid: str
     server: str | None = None
     scheduler: str | None = None
     arrived: int | None = None
@@ -153,15 +89,18 @@ class _EngineRequest:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
+    finish_reason: str | None = None
+    aborted_at_tokens: int | None = None
+    retracted_tokens: int | None = None
     transitions: list[tuple[int, str]] = field(default_factory=list)
 
-    def row(self, rid: str) -> dict[str, Any]:
+    def row(self) -> dict[str, Any]:
         """Return a row of `engine_requests`."""
         end = self.answered if self.answered is not None else self.detokenized
         spent = self._spent(self.detokenized if self.detokenized is not None else end)
         start = min((one for one in (self.called, self.arrived) if one is not None), default=None)
         return {
-            "rid": rid,
+            "rid": self.rid,
             "server": self.server,
             "scheduler": self.scheduler,
             "start_us": start,
@@ -170,12 +109,23 @@ class _EngineRequest:
             "tokenize_sec": self.tokenize_sec,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
-            "completion_tokens": self.completion_tokens,
-            "retractions": None
-            if self.arrived is None
-            else sum(to == "retract" for _, to in self.transitions),
+            "completion_tokens": self._generated,
+            "finish_reason": self.finish_reason,
+            "retracted_tokens": self.retracted_tokens,
+            "retractions": None if self.arrived is None else self._retractions,
             **spent,
         }
+
+    @property
+    def _generated(self) -> int | None:
+        """Its tokens: of an aborted one for which nobody waited, those that it had when it was aborted."""
+        if self.completion_tokens is not None or self.aborted_at_tokens is None:
+            return self.completion_tokens
+        return max(0, self.aborted_at_tokens - (self.prompt_tokens or 0))
+
+    @property
+    def _retractions(self) -> int:
+        return sum(what == "retract" for _, what in self.transitions)
 
     @property
     def is_ended(self) -> bool:
@@ -232,8 +182,9 @@ def engine_requests(
     Returns:
         rid; server, scheduler: the stems of their files; start_us, end_us, duration_sec: from its arrival at
         the server, or the scheduler, to its answer; tokenize_sec; queue_sec, prefill_sec, decode_sec: from
-        its arrival at the scheduler to its last token, on the scheduler's clock; retractions; prompt_tokens,
-        of which cached_tokens were in the cache; completion_tokens. Null where nothing was logged. SGLang's
+        its arrival at the scheduler to its last token, on the scheduler's clock; retractions, after which
+        retracted_tokens had to be computed again; prompt_tokens, of which cached_tokens were in the cache;
+        completion_tokens; finish_reason. Null where nothing was logged. SGLang's
         own health checks are left out.
     """
     if run.is_dataset and not ahead_us:
@@ -249,7 +200,7 @@ def _read_requests(run: Run, files: Sequence[File] | None, ahead_us: Mapping[str
         files = run.files if _lacks_ends(requests) else ()
     others = [file for file in files if file.place is not None and file not in own]
     _collect(requests, iter_records(run, others, tuple(_HANDLERS)), ahead_us)
-    rows = [row for rid, request in requests.items() if (row := request.row(rid))["start_us"] is not None]
+    rows = [row for request in requests.values() if (row := request.row())["start_us"] is not None]
     return pl.DataFrame(rows, schema=_SCHEMA, strict=False).sort("start_us", "rid")
 
 
@@ -266,7 +217,7 @@ def _collect(
         for rid in rids_of(record):
             request = requests.get(rid)
             if request is None:
-                request = requests[rid] = _EngineRequest()
+                request = requests[rid] = _EngineRequest(rid)
             handler(request, record, name)
 
 
@@ -295,26 +246,17 @@ def engine_files(run: Run) -> list[File]:
     return [file for file in run.files if file.place is not None and file.place.folder == "engine"]
 
 
-def rids_of(record: Record) -> list[str]:
-    """Return the engine requests that a record is about, without SGLang's own health checks."""
-    fields = record.extra or Fields()
-    named = next((one for one in (fields.rids, fields.rid) if isinstance(one, list)), [fields.rid])
-    return [rid for rid in named if isinstance(rid, str) and not rid.startswith(HEALTH_CHECK)]
-
-
-def _number(value: Any) -> int | None:
-    return value if type(value) is int else None
-
-
 def _on_request(request: _EngineRequest, record: Record, name: str) -> None:
     if record.event == "server_generate" and request.called is not None:
         return  # verl's server around the engine; the engine in it logged the same request
     request.server, request.called, request.answered = name, record.start_us, record.end_us
     if record.extra is not None and isinstance(record.extra.rid, str):  # a list has only the last one's count
-        request.completion_tokens = _number(record.extra.completion_tokens)
-        request.cached_tokens = _number(record.extra.cached_tokens)
+        request.completion_tokens = number(record.extra.completion_tokens)
+        request.cached_tokens = number(record.extra.cached_tokens)
+        reason = record.extra.finish_reason
+        request.finish_reason = reason if isinstance(reason, str) else request.finish_reason
         if request.prompt_tokens is None:
-            request.prompt_tokens = _number(record.extra.prompt_tokens)
+            request.prompt_tokens = number(record.extra.prompt_tokens)
 
 
 def _on_tokenize(request: _EngineRequest, record: Record, name: str) -> None:
@@ -324,7 +266,7 @@ def _on_tokenize(request: _EngineRequest, record: Record, name: str) -> None:
 def _on_receive(request: _EngineRequest, record: Record, name: str) -> None:
     if request.arrived is None:  # later pipeline stages log it again
         request.scheduler, request.arrived = name, record.start_us
-        request.prompt_tokens = _number(getattr(record.extra, "prompt_tokens", None))
+        request.prompt_tokens = number(getattr(record.extra, "prompt_tokens", None))
 
 
 def _on_transition(request: _EngineRequest, record: Record, name: str) -> None:
@@ -332,6 +274,14 @@ def _on_transition(request: _EngineRequest, record: Record, name: str) -> None:
     at = record.end_us if what == "first" else record.start_us or 0
     if request.scheduler in (None, name):
         request.transitions.append((at, what))
+        tokens = tokens_of(request.rid, record) if what == "retract" else None
+        if tokens is not None:
+            request.retracted_tokens = (request.retracted_tokens or 0) + tokens
+
+
+def _on_abort(request: _EngineRequest, record: Record, name: str) -> None:
+    if request.finish_reason is None and request.scheduler in (None, name):
+        request.finish_reason, request.aborted_at_tokens = "abort", tokens_of(request.rid, record)
 
 
 def _on_detokenize(request: _EngineRequest, record: Record, name: str) -> None:
@@ -346,5 +296,6 @@ _HANDLERS: Final = {
     "engine_tokenize": _on_tokenize,
     "scheduler_receive": _on_receive,
     "engine_detokenize": _on_detokenize,
+    "scheduler_abort": _on_abort,
     **dict.fromkeys(_TRANSITIONS, _on_transition),
 }

@@ -16,6 +16,7 @@ RATES: Final = {
     "tool": "s a turn",
     "interaction": "s a turn",
     "reward": "s a request",
+    "environment": "s a step",
     "preprocess": "s a step",
     "postprocess": "s a step",
     "broadcast": "s a step",
@@ -33,7 +34,7 @@ OF_THE_DRAW: Final = {
     "tail": "share",
 }
 METRICS: Final = {**RATES, **OF_THE_DRAW}
-_PARTS: Final = ("preprocess", "postprocess", "broadcast", "cache", "weights")
+_PARTS: Final = ("environment", "preprocess", "postprocess", "broadcast", "cache", "weights")
 #: A step without such a part, or with less of it, counts as this. So each step has a value in it, and a
 #: logarithm. A run has the part if a step of it, or of the run that it is compared with, has some.
 _LEAST: Final = {**dict.fromkeys((*_PARTS, "between"), 1e-3), "tail": 0.01}

@@ -55,6 +55,25 @@ def fit_with_limit(calls: pl.DataFrame) -> tuple[Fit, int | None]:
     return (fit, None) if found is None else (found, limit)
 
 
+def fit_at_limits(calls: pl.DataFrame, limit: int, shared_limit: int) -> tuple[Fit, int | None]:
+    """Fit the speed to calls of engines of which it is known how many calls they run at once.
+
+    Where calls would end before they were admitted, no engine had that limit: the fit is then without one.
+
+    Args:
+        calls: As for `fit_with_limit`.
+        limit: Of an engine of each worker.
+        shared_limit: Of the engine that all workers share, if they do.
+    """
+    ways = ((False, limit), (True, shared_limit))[: min(2, calls["worker"].n_unique())]
+    found = [(one, most) for shared, most in ways if (one := _forced(calls, shared, most)) is not None]
+    known = [(one.error, most, one) for one, most in found if one.error is not None]
+    if not known:
+        return fit_speed(calls), None
+    _, most, fit = min(known, key=lambda one: one[0])
+    return fit, most
+
+
 def _best_limit(calls: pl.DataFrame, shared: bool) -> tuple[float, bool, int]:
     """Return the limit that explains calls best, after its error: the best of some, or near it."""
     tried: dict[int, float] = {}
@@ -78,13 +97,23 @@ def _best_limit(calls: pl.DataFrame, shared: bool) -> tuple[float, bool, int]:
 
 def _fit_at(calls: pl.DataFrame, shared: bool, limit: int) -> Fit | None:
     """Return the fit to calls that begin when they are admitted; None where that cannot be."""
+    running = _running(calls, shared, limit)
+    fit = None if running is None else fit_speed(running)
+    return fit if fit is not None and fit.speed.shared == shared else None
+
+
+def _forced(calls: pl.DataFrame, shared: bool, limit: int) -> Fit | None:
+    """Return the same as `_fit_at`, also where calls fit engines of another kind as well."""
+    running = _running(calls, shared, limit)
+    return None if running is None else fit_speed(running, shared=shared)
+
+
+def _running(calls: pl.DataFrame, shared: bool, limit: int) -> pl.DataFrame | None:
+    """Return calls that begin when they are admitted; None where too many would end before that."""
     admitted = _admitted(calls, shared, limit)
     ended = pl.col("end_sec") - admitted
     running = calls.with_columns(start_sec=admitted, sec=ended).filter(pl.col("sec") > 0)
-    if len(running) < (1 - _MOST_IMPOSSIBLE) * len(calls):
-        return None
-    fit = fit_speed(running)
-    return fit if fit.speed.shared == shared else None
+    return None if len(running) < (1 - _MOST_IMPOSSIBLE) * len(calls) else running
 
 
 def _admitted(calls: pl.DataFrame, shared: bool, limit: int) -> pl.Series:

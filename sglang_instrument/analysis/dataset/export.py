@@ -20,7 +20,7 @@ from sglang_instrument.errors import InstrumentError, LogError
 from sglang_instrument.regular_files import read_regular
 from sglang_instrument.schema import LOG_VERSION
 
-_LAYOUT: Final = 3  # of a dataset; raise it when columns or their meaning change
+_LAYOUT: Final = 4  # of a dataset; raise it when columns or their meaning change
 _VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
 _MANIFEST: Final = "_manifest.json"  # Spark, Ray and pyarrow skip names that begin with an underscore
 _MOST_BYTES: Final = 2**30

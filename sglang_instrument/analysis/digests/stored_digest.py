@@ -15,12 +15,12 @@ from sglang_instrument.schema import LOG_VERSION
 
 # Of the stored tables; raise it when their columns or their meaning change. A cache is then made again. What
 # `prune` stored is not: its log is gone, so `pruned.py` must convert it.
-_LAYOUT: Final = 13
+_LAYOUT: Final = 14
 _MOST_BYTES: Final = 2**30  # largest manifest that we read; a million files make half of it
 VERSION: Final = f"log {LOG_VERSION}, layout {_LAYOUT}"
 _MANIFEST: Final = "digest.json"
 # Layouts that lack only columns and tables: null and empty say the same of their logs.
-_SMALLER: Final = frozenset(f"log {LOG_VERSION}, layout {number}" for number in (11, 12))
+_SMALLER: Final = frozenset(f"log {LOG_VERSION}, layout {number}" for number in (11, 12, 13))
 
 
 class _Manifest(msgspec.Struct):
@@ -59,9 +59,14 @@ def _completed(name: str, path: Path) -> pl.DataFrame:
     """Return a table of an older layout with the columns of today's."""
     found = read_table(path) if path.exists() else pl.DataFrame(schema=SCHEMAS[name])
     return found.select(
-        (pl.col(one) if one in found.columns else pl.lit(None).alias(one)).cast(kind)
+        (pl.col(one) if one in found.columns else _lacking(one)).cast(kind)
         for one, kind in SCHEMAS[name].items()
     )
+
+
+def _lacking(column: str) -> pl.Expr:
+    """Return a column that an older layout lacks; a phase that it did not know took no time of its own."""
+    return pl.lit(0.0 if column.startswith("wall_") else None).alias(column)
 
 
 def read_table(path: Path) -> pl.DataFrame:

@@ -17,9 +17,9 @@ STEP: Final = ["step", "validate"]
 STEP_OF_WORKER: Final = [*STEP, "worker"]
 #: The parts of a step, in the order in which it meets them.
 PARTS: Final = (
-    *("late start", "preprocess", "waiting for own requests", "engine", "tool", "interaction", "reward"),
-    *("blocked loop", "postprocess", "barrier", "broadcast", "cache", "weights", "other", "between steps"),
-    "unaccounted",
+    *("late start", "preprocess", "waiting for own requests", "engine", "tool", "interaction"),
+    *("environment", "reward", "blocked loop", "postprocess", "barrier", "broadcast", "cache", "weights"),
+    *("other", "between steps", "unaccounted"),
 )
 #: The parts of phases, and of events that belong elsewhere; other phases are parts of the same name.
 PART_OF_PHASE: Final = {

@@ -98,7 +98,7 @@ def engine_calls(digest: Digest, run: int = 0) -> pl.DataFrame:
     )
 
 
-def fit_speed(calls: pl.DataFrame, speed: EngineSpeed | None = None) -> Fit:
+def fit_speed(calls: pl.DataFrame, speed: EngineSpeed | None = None, *, shared: bool | None = None) -> Fit:
     """Fit the speed to calls; each worker's step has a pace of its own.
 
     Whether the workers share an engine is what explains the calls better. Of fewer than 20 calls, only the
@@ -107,6 +107,7 @@ def fit_speed(calls: pl.DataFrame, speed: EngineSpeed | None = None) -> Fit:
     Args:
         calls: As `engine_calls` returns them.
         speed: The speed, where it is known.
+        shared: Whether the workers share an engine, where it is known.
     """
     calls = calls.sort(OF_WORKER)
     if speed is not None:
@@ -116,7 +117,9 @@ def fit_speed(calls: pl.DataFrame, speed: EngineSpeed | None = None) -> Fit:
         return Fit(speed, calls.with_columns(expected_sec=speed.token_sec * pl.col("tokens")), None)
     some = some_steps(calls, _ENOUGH_CALLS)
     may_share = (False, True) if calls["worker"].n_unique() > 1 else (False,)
-    error, speed = min((_fitted(some, shared) for shared in may_share), key=lambda found: found[0])
+    if shared is not None:
+        may_share = (shared,)
+    error, speed = min((_fitted(some, way) for way in may_share), key=lambda found: found[0])
     return _fit(calls, speed, error)
 
 

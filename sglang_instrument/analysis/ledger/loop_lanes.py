@@ -45,7 +45,7 @@ _PART_OF_EVENT: Final = {
 _PART_OF_PHASE: Final = {"generate": TRAINER_WAITS, "reward": REWARD, "weights": WEIGHTS}
 _PART_OF_PIECE: Final = {
     **dict.fromkeys(("engine", "waiting for own requests", "blocked loop"), GENERATION),
-    **dict.fromkeys(("tool", "interaction"), "tools"),
+    **dict.fromkeys(("tool", "interaction", "environment"), "tools"),
     "reward": REWARD,
     "weights": WEIGHTS,
 }

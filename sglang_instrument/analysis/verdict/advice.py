@@ -13,6 +13,9 @@ CAUSES: Final[dict[str, str]] = {
     "death": "look at that worker's own output and the host's kernel log (out of memory?); `check LOGS` "
     "lists its last records",
     "missing-file": "`check LOGS` and `status LOGS` say whether that process was reached",
+    "stale-samples": "drop them before training, or let fewer requests begin ahead: `staleness LOGS{step}`",
+    "group-wait": "cap the tokens of the slowest, or let its group end without it: `staleness LOGS{step} "
+    "--groups`",
     "blocked-loop": "move the named code off the event loop, into a thread or process pool; `gaps LOGS` "
     "lists all",
     "standstill": "look at the engine at that time: retractions, a weight update, a paused scheduler; "
@@ -43,6 +46,11 @@ CAUSES: Final[dict[str, str]] = {
     "`lengths LOGS --speculation`",
     "between-steps": "the trainer decides here: its phases are in trainer_0.jsonl, if its table is on; "
     "`events LOGS{step}`",
+    "trainer-waits": "the rollout decides: `loop LOGS --replicas +1` estimates one more server; its long "
+    "replies: `lengths LOGS`, its workers: `workers LOGS`",
+    "rollout-waits": "the trainer decides, so that more servers save nothing; its parts: `loop LOGS`",
+    "exposed-reward": "compute rewards while other requests run, or in more processes at once: `loop LOGS` "
+    "has the exposed and the hidden seconds of each step",
 }
 #: What to look at instead where all workers are concerned.
 _OF_ALL: Final[dict[str, str]] = {

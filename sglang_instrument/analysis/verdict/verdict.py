@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.run.opening import Run
 
 _ENDINGS: Final = ("hang", "death")
-_WARMS_UP: Final = frozenset({"engine", "preprocess", "tool", "reward", "interaction", "cache", "weights"})
+_WARMS_UP: Final = frozenset(
+    {"engine", "preprocess", "tool", "reward", "interaction", "environment", "cache", "weights"}
+)
 _FAR: Final = 1.3  # times the median step
 _FAR_FROM_PEERS: Final = 2.0  # times as slow as they: more than workers differ in warming up
 _FEWEST: Final = 4  # steps of workers; with fewer there is too little to compare

@@ -57,9 +57,12 @@ def run(args: argparse.Namespace) -> int:
     if args.otlp is not None:
         return _write_otlp(args)
     if args.perfetto is None:
-        for name in ("step", "validate", "traces", "rank"):
+        for name in ("traces", "rank"):
             if getattr(args, name):
-                raise InstrumentError(f"--{name} does not go with --parquet, which writes all steps")
+                raise InstrumentError(f"--{name} goes with --perfetto")
+        for name in ("step", "validate"):
+            if getattr(args, name):
+                raise InstrumentError(f"--{name} goes with --perfetto or --otlp; Parquet has all steps")
         if args.logs is None:
             raise InstrumentError("--parquet needs LOGS, the experiment's folder")
         return _write_parquet(args)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.cli import select
 from sglang_instrument.cli.columns import Column
-from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
+from sglang_instrument.cli.tables import print_json, print_line, print_table, print_told, reading
 from sglang_instrument.errors import LogError
 
 if TYPE_CHECKING:
@@ -100,6 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the updates, one of them by server, or the lineage of calls."""
     from sglang_instrument.analysis import lineage, weight_updates, weights_findings
+    from sglang_instrument.analysis.verdict.advice import advice_of
 
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress)
@@ -109,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
         calls = lineage(opened) if args.lineage else None
     if args.update is not None:
         updates = [row for row in updates if row["update"] == args.update] or _no_such(args.update, updates)
+    found = [replace(one, advice=advice_of(one)) for one in found]
     if args.json:
         told = [
             {name: getattr(one, name) for name in ("cause", "sentence", "advice", "evidence")}
@@ -126,7 +130,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_line(f"{opened.name}: {_NO_UPDATE}")
     for one in found:
-        print_line(f"{one.sentence}; {one.advice}" if one.advice else one.sentence)
+        print_told("finding", one.sentence)
+        print_told("advice", one.advice.replace("LOGS", shlex.quote(str(args.logs))))
     return 0
 
 

@@ -67,28 +67,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rebalance", action="store_true", help="spread the requests evenly over the workers"
     )
+    parser.add_argument(
+        "--refill",
+        choices=("sample", "group"),
+        metavar="BY",
+        help="begin new samples by sample, or by group",
+    )
     parser.add_argument("--validate-with", type=Path, metavar="RUN", help="a run recorded under these rules")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print recorded and predicted times."""
-    from sglang_instrument.analysis.changes.whatif import ASSUMPTIONS, Model, validation_of
+    from sglang_instrument.analysis.changes import refill, whatif
 
-    rules = _rules(args)
+    rules = None if args.refill else _rules(args)
+    if args.refill:
+        _demand_alone(args)
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress)
         select.steps_of(opened, args)
         if opened.digest.steps.is_empty():
             raise LogError(f"{opened.name}: no step has a record yet")
-        times = _times(opened, rules, progress)
-        model = Model(opened.digest)
-        table = select.of_steps(opened, model.predict(rules, times), args)
+        if rules is None:
+            engine, assumptions = None, refill.ASSUMPTIONS
+            predicted = refill.refill_steps(opened.digest, args.refill)
+        else:
+            times = _times(opened, rules, progress)
+            model = whatif.Model(opened.digest)
+            engine, assumptions = model.engine, whatif.ASSUMPTIONS
+            predicted = model.predict(rules, times)
+        table = select.of_steps(opened, predicted, args)
         other = None if args.validate_with is None else select.open_logs(args, args.validate_with, progress)
     steps = table.to_dicts()
-    validation = None if other is None else validation_of(table, other.digest)
+    validation = None if other is None else whatif.validation_of(table, other.digest)
     if args.json:
         told = {} if validation is None else {"validation": validation}
-        answer = {"assumptions": list(ASSUMPTIONS), "engine": model.engine, "steps": steps}
+        answer = {"assumptions": list(assumptions), "engine": engine, "steps": steps}
         print_json({"folder": str(opened.folder), **answer, **told})
         return 0
     rows = [
@@ -105,8 +119,9 @@ def run(args: argparse.Namespace) -> int:
     print_table(_STEPS, rows, title=f"{opened.name}: a model, not a measurement")
     was, new = (sum(row[name] for row in steps) for name in ("recorded_sec", "predicted_sec"))
     print_line(f"all of these: {duration(was)} recorded, {duration(new)} predicted")
-    _print_engine(model.engine)
-    for assumption in ASSUMPTIONS:
+    if rules is not None:
+        _print_engine(engine)
+    for assumption in assumptions:
         print_line(assumption)
     if validation is not None:
         _print_validation(args.validate_with, validation)
@@ -178,6 +193,12 @@ def _rules(args: argparse.Namespace) -> Rules:
     if rules == Rules():
         raise InstrumentError("whatif needs a rule, such as --max-tokens, --max-turns or --oversample")
     return rules
+
+
+def _demand_alone(args: argparse.Namespace) -> None:
+    others = ("max_tokens", "max_turn_tokens", "max_turns", "max_seconds", "oversample")
+    if any(getattr(args, name) is not None for name in others) or args.scale or args.rebalance:
+        raise InstrumentError("--refill goes with no other rule: it takes the recorded time of each sample")
 
 
 def _scales(texts: list[str]) -> dict[str, float]:

@@ -12,7 +12,7 @@ from sglang_instrument.schema import kind_of
 
 _MOST_REQUESTS: Final = 150_000  # of all parts that are known one by one; all are counted
 _RATE_SEC: Final = 30  # tokens per second are those of so many seconds
-_BEGIN: Final = frozenset({"preprocess", "turn", "generate", "engine", "tool", "interaction"})
+_BEGIN: Final = frozenset({"preprocess", "turn", "generate", "engine", "tool", "interaction", "environment"})
 #: Phases of which a part wants to know the records.
 NOTED: Final = _BEGIN | {"request", "reward", "barrier", "weights"}
 

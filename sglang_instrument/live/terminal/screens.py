@@ -23,7 +23,7 @@ _HELP: Final = """\
 The first lines: the step in progress, the share of its requests that ended, and where the open ones are.
 
   engine       a generation call, and the request's own code around it
-  tool, interaction, reward   what the innermost open span of a request is
+  tool, interaction, environment, reward   what the innermost open span of a request is
   barrier      workers that wait for others
 
 Below, in red, what goes wrong:

@@ -20,7 +20,7 @@ SLOW: Final = 0.95  # a request that takes at least this quantile of its step's 
 _MOST_DURATIONS: Final = 10_000  # of one step; a process that never binds a step has a single, endless one
 _MOST_VERDICTS: Final = 100_000  # requests of one step that are remembered for late records
 _STEPS_KNOWN: Final = 8  # steps whose verdicts are remembered; older steps get no more records
-_TURN_PHASES: Final = frozenset({"turn", "generate", "tool", "interaction"})
+_TURN_PHASES: Final = frozenset({"turn", "generate", "tool", "interaction", "environment"})
 _DETAILS: Final[tuple[Detail, ...]] = ("step", "request", "turn", "all")
 
 ScopeOf = Callable[[Context], Scope]

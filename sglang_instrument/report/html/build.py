@@ -17,6 +17,7 @@ from sglang_instrument.analysis.ledger.ledger import step_ledger
 from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.report.html import answers
 from sglang_instrument.report.html.beside import beside
+from sglang_instrument.report.html.both_sides import loop_section
 from sglang_instrument.report.html.chosen import MOST_SPANS, Chosen, choose
 from sglang_instrument.report.html.grid import whatif_grid
 from sglang_instrument.report.html.icicle import icicle
@@ -97,6 +98,7 @@ def write_report(
     words = story(run, table, verdict)
     words |= {
         "servers": server_section(run),
+        "loop": loop_section(run),
         "beside": None,
         "kernels": None if traces is None else kernel_section(traces),
     }

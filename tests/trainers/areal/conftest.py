@@ -33,6 +33,7 @@ class Outcome:
 
     seen: dict
     logs: dict
+    folder: Path
 
     def of(self, event, file=None):
         """Return the records of an event, in all files or in one."""
@@ -52,7 +53,7 @@ def outcome(tmp_path_factory):
         _run([python, HERE / "drive.py", ENVIRONMENTS / "areal-model", folder, port], folder)
     paths = sorted((folder / "run").rglob("*.jsonl"))
     logs = {str(path.relative_to(folder / "run")): _records(path) for path in paths}
-    return Outcome(json.loads((folder / "outcome.json").read_text()), logs)
+    return Outcome(json.loads((folder / "outcome.json").read_text()), logs, folder / "run")
 
 
 def _records(path):

@@ -3,6 +3,8 @@
 import json
 import re
 
+import pytest
+
 from sglang_instrument.patching.tables.reading import shipped_tables
 
 REQUEST = "async_rollout_request_complete"
@@ -111,6 +113,29 @@ def test_a_step_holds_its_wait_for_a_batch(outcome):
         assert whole["extra"] == {"batch_size": 2, "groups": outcome.seen["measured"][f"step_{step}"]}
         [wait] = outcome.of("async_generate_duration", f"step_{step}/worker_0.jsonl")
         assert wait["duration_sec"] <= whole["duration_sec"]
+
+
+def test_a_batch_names_its_tasks_their_versions_and_how_stale_they_may_be(outcome):
+    for step in (4, 5):
+        [taken] = outcome.of("samples_consumed", f"step_{step}/worker_0.jsonl")
+        assert len(taken["extra"]["groups"]) == outcome.seen["measured"][f"step_{step}"]
+        assert (taken["extra"]["weight_version"], taken["extra"]["max_staleness"]) == (step, 1000)
+
+
+def test_the_readers_know_how_stale_each_batch_is_and_which_request_failed(outcome):
+    pytest.importorskip("polars")
+    from sglang_instrument.analysis import open_run
+    from sglang_instrument.analysis.answers.asynchronous.fates import sample_fates
+    from sglang_instrument.analysis.answers.asynchronous.staleness import staleness_table
+
+    fates = sample_fates(open_run(outcome.folder).digest)
+    steps = staleness_table(fates).to_dicts()
+    assert [row["step"] for row in steps] == [4, 5]
+    for row in steps:
+        assert row["samples"] == 2 * outcome.seen["measured"][f"step_{row['step']}"]  # groups of two
+        assert row["known"] == row["samples"]
+        assert 0 <= row["max"] <= 3
+    assert fates.filter(request_id="779")["fate"].to_list() == ["aborted"]
 
 
 def test_no_text_is_logged(outcome):

@@ -182,6 +182,15 @@ def test_an_aborted_request_is_marked_and_continues_under_its_id_in_a_later_step
     assert all(one["resumed_tokens"] > 0 for one in again)
 
 
+def test_a_step_names_the_samples_that_it_took_and_each_request_its_group(rolled):
+    run = rolled("plain")
+    for file in ("step_0/worker_0.jsonl", "step_1/worker_0.jsonl"):
+        [taken] = run.extras("samples_consumed", file)
+        requests = run.extras(REQUEST, file)
+        assert sorted(taken["samples"]) == sorted(one["sample"] for one in requests)
+        assert [one["group"] for one in requests] == [one["group_index"] for one in requests]
+
+
 def test_a_remote_reward_is_a_score_within_the_calculation(rolled):
     run = rolled("remote")
     assert len(run.of("reward_score")) == len(run.of("reward_calculation")) > 0

@@ -144,3 +144,12 @@ def fully_async(tmp_path_factory):
 def one_step_off(tmp_path_factory):
     """A training by the recipe whose rollout is one step ahead of its trainer."""
     return train(tmp_path_factory.mktemp("one_step_off"), "one_step_off", interpreter())
+
+
+@pytest.fixture(scope="session")
+def dropped(tmp_path_factory):
+    """Samples that verl's own queue and buffer threw away."""
+    folder = tmp_path_factory.mktemp("dropped")
+    switch = {"SGLANG_INSTRUMENT": "1", "SGLANG_INSTRUMENT_LOG_DIR": str(folder), "EXPERIMENT_NAME": "run"}
+    done = start(folder, "dropping.py", "none", interpreter(), **switch)
+    return Outcome(folder, {}, done.stdout)

@@ -134,6 +134,24 @@ def test_validation_is_apart_and_has_no_number_of_a_sample(fully_async):
     assert {request["extra"]["weight_version"] for request in validated} == {2, 4}
 
 
+def test_what_a_buffer_evicts_is_named_with_its_reason_before_what_it_gives(dropped):
+    records = own(dropped.logs["step_9/trainer_0.jsonl"])
+    assert [(record["event"], record["extra"]) for record in records] == [
+        ("samples_dropped", {"groups": ["old"], "reason": "stale"}),
+        ("samples_dropped", {"groups": ["flat"], "reason": "filtered"}),
+        ("samples_dropped", {"groups": ["failed"], "reason": "aborted"}),
+        ("samples_consumed", {"groups": ["good"], "weight_version": 8, "max_staleness": 2}),
+    ]
+
+
+def test_what_a_full_queue_drops_is_counted_at_the_version_that_pushed_it_out(dropped):
+    records = own(dropped.logs["step_3/rollouter_0.jsonl"])
+    told = {"reason": "stale", "count": MEMBERS}
+    assert [record["extra"] for record in named(records, "samples_dropped")] == [told]
+    put = [record["extra"] for record in named(records, "queue_put")]
+    assert put == [{"group": f"uid_{name}", "batch_size": MEMBERS} for name in ("first", "second")]
+
+
 @pytest.mark.parametrize("recipe", ["one_step_off", "fully_async"])
 def test_the_answers_count_every_request_in_a_step_that_trains(recipe, request, capsys):
     outcome = request.getfixturevalue(recipe)

@@ -123,9 +123,11 @@ def test_each_request_and_turn_is_there_once(outcome):
     for step in STEPS:
         records = of_step(outcome, step)
         requests = named(records, "async_rollout_request_complete")
-        assert sorted(request["extra"]["sample"] for request in requests) == [0, 1, 2, 3]
+        assert sorted(request["extra"]["sample_index"] for request in requests) == [0, 1, 2, 3]
         assert len({request["extra"]["request_id"] for request in requests}) == 4
-        calls = {request["extra"]["sample"]: request["extra"]["turns_with_tools"] for request in requests}
+        calls = {
+            request["extra"]["sample_index"]: request["extra"]["turns_with_tools"] for request in requests
+        }
         assert [calls[sample] for sample in range(4)] == CALLED
         turns = [(end["extra"]["request_id"], end["extra"]["turn"]) for end in named(records, "turn_end")]
         assert len(turns) == len(set(turns)) == sum(CALLED) + 4
@@ -161,7 +163,7 @@ def test_a_request_says_its_reward_and_its_lengths(outcome):
     for request in named(of_step(outcome, "step_1"), "async_rollout_request_complete"):
         extra = request["extra"]
         assert extra["reward"] == 1.0
-        assert extra["turns"] == CALLED[extra["sample"]] + 1
+        assert extra["turns"] == CALLED[extra["sample_index"]] + 1
         assert extra["finish_reason"] == "stop"
         assert 0 < extra["actual_response_tokens"] <= extra["response_length"]
         assert [turn["turn"] for turn in extra["turn_timings"]] == list(range(extra["turns"]))

@@ -125,10 +125,12 @@ def balance(rows: pl.DataFrame) -> dict[str, Any]:
         rows: Of `server_table`.
 
     Returns:
-        servers: with a known name; busiest: the one with most time in calls; times_mean: its time in calls
+        servers: with a known name, and conversations if any has some: others, such as those of a reward
+        model, serve something else; busiest: the one with most time in calls; times_mean: its time in calls
         over the mean of all; None for a single server.
     """
     named = rows.drop_nulls("server").sort("call_sec", "server", descending=[True, False])
+    named = named.drop_nulls("conversations") if named["conversations"].count() else named
     if len(named) < 2 or not named["call_sec"].sum():
         return {"servers": len(named), "busiest": None, "times_mean": None}
     mean: Any = named["call_sec"].mean()

@@ -12,7 +12,7 @@ from sglang_instrument.analysis.answers.join import with_step
 from sglang_instrument.analysis.run.cache import cached_table
 
 if TYPE_CHECKING:
-    from sglang_instrument.analysis.answers.engine_requests import Fields, Record
+    from sglang_instrument.analysis.answers.engine_requests import Fields
     from sglang_instrument.analysis.reading.files import File
     from sglang_instrument.analysis.run.opening import Run
 
@@ -104,44 +104,41 @@ def _named(calls: pl.DataFrame) -> pl.DataFrame:
 def _called(run: Run) -> pl.DataFrame:
     """Return what callers logged of each call; of spans with one `rid`, the outermost has the times."""
     files = [file for file in run.files if file.place is not None and file.place.folder != "engine"]
-    table = pl.DataFrame(list(_rows(run, files)), schema=_CALLER, strict=False)
+    table = pl.DataFrame(list(_rows(run, files)), schema=_CALLER, orient="row", strict=False)
     reported = [name for name in _CALLER if name.startswith("reported_") or name == "address"]
     told = table.group_by("rid").agg(pl.col(name).drop_nulls().first() for name in reported)
     outermost = table.sort("caller_sec", descending=True).unique("rid", keep="first", maintain_order=True)
     return outermost.drop(reported).join(told, on="rid", how="left", maintain_order="left")
 
 
-def _rows(run: Run, files: list[File]) -> Iterator[dict[str, Any]]:
-    chosen: dict[tuple[str, Any, Any], str] = {}  # the server that was chosen last for a request, by file
+def _rows(run: Run, files: list[File]) -> Iterator[tuple[Any, ...]]:
+    chosen: dict[tuple[Any, Any], str] = {}  # the server that was chosen last for a request, in this file
+    before, place = None, None
     for file, record in iter_records(run, files, ("rid", _CHOSEN)):
+        if file is not before:
+            before, place = file, file.place
+            chosen.clear()
         fields = record.extra
-        if fields is None or file.place is None:
+        if fields is None or place is None:
             continue
-        key = (file.path, fields.request_id, fields.turn)
+        key = (fields.request_id, fields.turn)
         if record.event == _CHOSEN and isinstance(fields.server, str):
             chosen[key] = fields.server
         elif (
             isinstance(fields.rid, str) and fields.request_id is not None and record.duration_sec is not None
         ):
             server = fields.server if isinstance(fields.server, str) else chosen.get(key)
-            place = {name: getattr(file.place, name) for name in ("step", "validate", "worker")}
-            yield {**place, "address": server, **_told(record, fields)}
+            yield (
+                *(fields.rid, place.step, place.validate, place.worker, str(fields.request_id)),
+                *(_count(fields.turn), server, record.start_us, record.duration_sec, *_told(fields)),
+            )
 
 
-def _told(record: Record, fields: Fields) -> dict[str, Any]:
+def _told(fields: Fields) -> tuple[float | int | None, ...]:
+    """Return what the caller was told of a call: the columns `reported_...`."""
     written = fields.generated_tokens if fields.completion_tokens is None else fields.completion_tokens
-    return {
-        "rid": fields.rid,
-        "request_id": str(fields.request_id),
-        "turn": _count(fields.turn),
-        "called_us": record.start_us,
-        "caller_sec": record.duration_sec,
-        "reported_queue_sec": _seconds(fields.queue_time),
-        "reported_prompt_tokens": _count(fields.prompt_tokens),
-        "reported_cached_tokens": _count(fields.cached_tokens),
-        "reported_completion_tokens": _count(written),
-        "reported_retractions": _count(fields.retractions),
-    }
+    sizes = (fields.prompt_tokens, fields.cached_tokens, written, fields.retractions)
+    return _seconds(fields.queue_time), *map(_count, sizes)
 
 
 def _count(value: Any) -> int | None:

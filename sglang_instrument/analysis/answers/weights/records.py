@@ -40,6 +40,7 @@ _SPANS: Final[dict[str, Any]] = {
     "weight_version": pl.String,
     "is_done": pl.Boolean,
     "mode": pl.String,
+    "is_whole": pl.Boolean,
 }
 
 
@@ -53,6 +54,7 @@ class Fields(Struct, gc=False):
     first_weight_version: Any = None
     success: Any = None
     mode: Any = None
+    how: Any = None
     rid: Any = None
     rids: Any = None
     nodes: Any = None
@@ -92,7 +94,8 @@ def weight_spans(run: Run) -> pl.DataFrame:
         process: the stem of its file, such as "scheduler_0_tp0"; role, worker; server: the address or
         replica, where the record names it; step; event; part: pause, drain, transfer, resume or flush;
         start_us, end_us; weight_version: as it was given, as text; is_done: whether it succeeded, null if
-        not known; mode: of a pause.
+        not known; mode: of a pause; is_whole: whether it is the trainer's record of a whole update, which
+        contains the others.
     """
     if run.is_dataset:
         return pl.DataFrame(schema=_SPANS)
@@ -127,11 +130,18 @@ def records_of(run: Run, events: Collection[str]) -> Iterator[tuple[Place, Recor
 
 def _decoded(chunks: Iterable[bytes]) -> Iterator[Record]:
     for chunk in chunks:
-        for raw in chunk.splitlines():
-            try:
-                yield _LINES.decode(raw)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                continue
+        try:
+            yield from _LINES.decode_lines(chunk)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            yield from _decoded_singly(chunk)
+
+
+def _decoded_singly(chunk: bytes) -> Iterator[Record]:
+    for raw in chunk.split(b"\n"):
+        try:
+            yield _LINES.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            continue
 
 
 def _row(place: Place, record: Record) -> dict[str, Any] | None:
@@ -139,6 +149,8 @@ def _row(place: Place, record: Record) -> dict[str, Any] | None:
     if part is None or record.start_us is None:
         return None
     fields = record.extra or Fields()
+    if part == "pause" and place.role == "worker":
+        return None  # the end of a rollout: it aborts what over-sampling left
     is_done = fields.success if isinstance(fields.success, bool) else None
     return {
         "process": place.stem,
@@ -153,6 +165,7 @@ def _row(place: Place, record: Record) -> dict[str, Any] | None:
         "weight_version": as_version(fields.weight_version),
         "is_done": False if record.error is not None else is_done,
         "mode": fields.mode if isinstance(fields.mode, str) else None,
+        "is_whole": part == "transfer" and (place.role == "trainer" or fields.how == "trainer"),
     }
 
 

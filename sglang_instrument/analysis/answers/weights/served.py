@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.reading.folders import Place
     from sglang_instrument.analysis.run.opening import Run
 
-_SCHEMA: Final[dict[str, Any]] = {
+#: The columns of `served_calls`.
+CALLS: Final[dict[str, Any]] = {
     "rid": pl.String,
     "request_id": pl.String,
     "turn": pl.Int64,
@@ -26,6 +28,8 @@ _SCHEMA: Final[dict[str, Any]] = {
     "end_us": pl.Int64,
     "admitted_us": pl.Int64,
     "node": pl.Int64,
+    "prompt_node": pl.Int64,
+    "prompt_us": pl.Int64,
     "first_weight_version": pl.String,
     "weight_version": pl.String,
     "prompt_tokens": pl.Int64,
@@ -34,10 +38,9 @@ _SCHEMA: Final[dict[str, Any]] = {
     "finish_reason": pl.String,
     "error": pl.String,
 }
-_NUMBERS: Final = ("prompt_tokens", "cached_tokens", "completion_tokens")
 
 
-@dataclass
+@dataclass(slots=True)
 class _Call:
     """One call of an engine, as all processes logged it."""
 
@@ -51,6 +54,8 @@ class _Call:
     end_us: int | None = None
     admitted_us: int | None = None
     node: int | None = None
+    prompt_node: int | None = None
+    prompt_us: int | None = None
     first_weight_version: str | None = None
     weight_version: str | None = None
     prompt_tokens: int | None = None
@@ -77,12 +82,13 @@ def served_calls(run: Run) -> pl.DataFrame:
         rid: the engine's name of the call, or one made of request and turn; request_id, turn, step: of the
         caller; server: the address or replica, or the stem of the server's file; scheduler: the stem of its
         file; start_us, end_us; admitted_us: when the scheduler took it from its queue the first time, and
-        `node`, the number of the cache's node at which its cached prefix ended; first_weight_version,
+        `node`, the number of the cache's node at which its cached prefix ended; prompt_node: where its prompt
+        ended in the cache, once it was computed, at prompt_us; first_weight_version,
         weight_version: the labels, at the begin and the end, as text; prompt_tokens, cached_tokens,
         completion_tokens; finish_reason; error. Null where nothing was logged.
     """
     if run.is_dataset:
-        return pl.DataFrame(schema=_SCHEMA)
+        return pl.DataFrame(schema=CALLS)
     if not run.cached:
         return _read_calls(run)
     return cached_table(run.home, "served_calls", run.files, lambda: _read_calls(run))
@@ -93,19 +99,23 @@ def _read_calls(run: Run) -> pl.DataFrame:
     for place, record in records_of(run, _HANDLERS):
         _HANDLERS[record.event](calls, place, record, record.extra or Fields())
     named = {(call.request_id, call.turn, call.step) for call in calls.values() if not call.is_made_up}
-    rows = [
-        asdict(call)
+    chosen = [
+        call
         for call in calls.values()
         if call.start_us is not None
         and not (call.is_made_up and (call.request_id, call.turn, call.step) in named)
     ]
-    return pl.DataFrame(rows, schema=_SCHEMA, strict=False).sort("start_us", "rid")
+    columns = {name: [getattr(call, name) for call in chosen] for name in CALLS}
+    return pl.DataFrame(columns, schema=CALLS, strict=False).sort("start_us", "rid")
 
 
 def _named(calls: dict[str, _Call], rid: Any) -> _Call | None:
     if not isinstance(rid, str) or rid.startswith(HEALTH_CHECK):
         return None
-    return calls.setdefault(rid, _Call(rid))
+    call = calls.get(rid)
+    if call is None:
+        call = calls[rid] = _Call(rid)
+    return call
 
 
 def _made_up(request_id: Any, turn: Any) -> str:
@@ -132,11 +142,17 @@ def _on_call(calls: dict[str, _Call], place: Place, record: Record, fields: Fiel
         call.weight_version = label  # what the engine says of itself, before what its caller says
     call.fill("first_weight_version" if at_begin else "weight_version", label)
     call.fill("first_weight_version", as_version(fields.first_weight_version))
-    for name in _NUMBERS:
-        call.fill(name, _integer(getattr(fields, name)))
-    call.fill("completion_tokens", _integer(fields.generated_tokens))
-    call.fill("finish_reason", fields.finish_reason if isinstance(fields.finish_reason, str) else None)
-    call.fill("error", record.error if isinstance(record.error, str) else None)
+    if call.prompt_tokens is None:
+        call.prompt_tokens = _integer(fields.prompt_tokens)
+    if call.cached_tokens is None:
+        call.cached_tokens = _integer(fields.cached_tokens)
+    if call.completion_tokens is None:
+        written = _integer(fields.completion_tokens)
+        call.completion_tokens = _integer(fields.generated_tokens) if written is None else written
+    if isinstance(fields.finish_reason, str):
+        call.fill("finish_reason", fields.finish_reason)
+    if isinstance(record.error, str):
+        call.fill("error", record.error)
     named = fields.server if isinstance(fields.server, str) else None
     call.fill("server", named or (place.stem if place.role == "server" else None))
 
@@ -151,15 +167,27 @@ def _on_receive(calls: dict[str, _Call], place: Place, record: Record, fields: F
 
 
 def _on_admit(calls: dict[str, _Call], place: Place, record: Record, fields: Fields) -> None:
+    for call, node in _with_nodes(calls, fields):
+        if call.admitted_us is None:
+            call.fill("scheduler", place.stem)
+            call.admitted_us, call.node = record.start_us, node
+
+
+def _on_first_tokens(calls: dict[str, _Call], place: Place, record: Record, fields: Fields) -> None:
+    for call, node in _with_nodes(calls, fields):
+        call.prompt_node, call.prompt_us = node, record.end_us  # a prompt in pieces ends with the last one
+
+
+def _with_nodes(calls: dict[str, _Call], fields: Fields) -> Iterator[tuple[_Call, int | None]]:
+    """Yield the calls of a batch, each with its node of the cache."""
     if not isinstance(fields.rids, list):
         return
     nodes = fields.nodes if isinstance(fields.nodes, list) else []
     nodes = nodes if len(nodes) == len(fields.rids) else [None] * len(fields.rids)
     for rid, node in zip(fields.rids, nodes, strict=True):
         call = _named(calls, rid)
-        if call is not None and call.admitted_us is None:
-            call.fill("scheduler", place.stem)
-            call.admitted_us, call.node = record.start_us, _integer(node)
+        if call is not None:
+            yield call, _integer(node)
 
 
 def _on_end(calls: dict[str, _Call], place: Place, record: Record, fields: Fields) -> None:
@@ -174,13 +202,14 @@ def _integer(value: Any) -> int | None:
 
 
 _OF_ENGINE: Final = ("engine_request", "engine_stream")
-_CALLS: Final = (
+_EVENTS: Final = (
     *_OF_ENGINE,
     *("server_generate", "engine_generate", "engine_async_generate_actual", "turn_engine_call"),
 )
 _HANDLERS: Final = {
-    **dict.fromkeys(_CALLS, _on_call),
+    **dict.fromkeys(_EVENTS, _on_call),
     "scheduler_receive": _on_receive,
     "scheduler_admit": _on_admit,
+    "scheduler_first_tokens": _on_first_tokens,
     "engine_detokenize": _on_end,
 }

@@ -52,6 +52,12 @@ def _is_transfer(span: Row) -> bool:
     return bool(span["part"] == "transfer")
 
 
+def _transfers(group: list[Row]) -> list[Row]:
+    """Return the transfers of an update; the trainer's record of all of it is one if there is no other."""
+    transfers = list(filter(_is_transfer, group))
+    return [span for span in transfers if not span["is_whole"]] or transfers
+
+
 def _groups(spans: list[Row]) -> list[list[Row]]:
     """Cut the spans, in the order of time, where one update ends and the next begins."""
     groups: list[list[Row]] = []
@@ -75,6 +81,7 @@ def _groups(spans: list[Row]) -> list[list[Row]]:
 def _update(number: int, group: list[Row]) -> Row:
     start, end = min(span["start_us"] for span in group), max(span["end_us"] for span in group)
     parts = {part: [span for span in group if span["part"] == part] for part in PARTS}
+    parts["transfer"] = _transfers(group)
     servers = by_server(group)
     return {
         "update": number,
@@ -99,7 +106,7 @@ def by_server(group: list[Row]) -> list[Row]:
         server; pause_sec ... flush_sec: None for a part that it did not log; start_us, end_us: of its
         transfer; is_done.
     """
-    transfers = list(filter(_is_transfer, group))
+    transfers = _transfers(group)
     level = next((one for one in _LEVELS if any(span["role"] == one for span in transfers)), None)
     own: dict[str, list[Row]] = {}
     for span in group:
@@ -107,7 +114,7 @@ def by_server(group: list[Row]) -> list[Row]:
             own.setdefault(_server_of(span), []).append(span)
     rows = []
     for server, spans in own.items():
-        moved = list(filter(_is_transfer, spans))
+        moved = [span for span in spans if _is_transfer(span) and not span["is_whole"]]
         if moved:
             parts = {part: [span for span in spans if span["part"] == part] for part in PARTS}
             rows.append(
@@ -123,8 +130,10 @@ def by_server(group: list[Row]) -> list[Row]:
 
 
 def _server_of(span: Row) -> str:
-    """Return the server's name; the ranks of a receiver are one."""
-    named = f"receiver_{span['worker']}" if span["role"] == "receiver" else span["process"]
+    """Return the server's name; the ranks of a replica are one."""
+    if as_number(span["server"]) is not None:
+        return f"server {span['server']}"
+    named = f"server {span['worker']}" if span["role"] == "receiver" else span["process"]
     return str(span["server"] or named)
 
 
@@ -150,7 +159,7 @@ def standstill(group: list[Row]) -> tuple[int, int]:
     A drain is no standstill: it waits for requests that still run.
     """
     pauses = [span["end_us"] for span in group if span["part"] == "pause"]
-    transfers = [span["start_us"] for span in group if _is_transfer(span)]
+    transfers = [span["start_us"] for span in _transfers(group)]
     return min(pauses + transfers), max(span["end_us"] for span in group if span["part"] != "drain")
 
 

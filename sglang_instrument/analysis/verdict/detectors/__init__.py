@@ -11,6 +11,7 @@ from sglang_instrument.analysis.verdict.detectors.between_steps import find_gaps
 from sglang_instrument.analysis.verdict.detectors.blocked_loop import find_blocked_loops
 from sglang_instrument.analysis.verdict.detectors.endings import find_endings
 from sglang_instrument.analysis.verdict.detectors.long_replies import find_long_replies
+from sglang_instrument.analysis.verdict.detectors.loop_waits import find_loop_waits
 from sglang_instrument.analysis.verdict.detectors.missing_files import find_missing_files
 from sglang_instrument.analysis.verdict.detectors.outside_requests import find_slow_parts
 from sglang_instrument.analysis.verdict.detectors.routing import (
@@ -21,6 +22,7 @@ from sglang_instrument.analysis.verdict.detectors.routing import (
 from sglang_instrument.analysis.verdict.detectors.slow_calls import find_slow_calls
 from sglang_instrument.analysis.verdict.detectors.slow_work import find_slow_work
 from sglang_instrument.analysis.verdict.detectors.speculation import find_falling_speculation
+from sglang_instrument.analysis.verdict.detectors.stale_samples import find_stale_samples
 from sglang_instrument.analysis.verdict.detectors.standstill import find_standstills
 from sglang_instrument.analysis.verdict.detectors.weights import find_weights_trouble
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
@@ -29,6 +31,7 @@ from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 DETECTORS: Final[tuple[Callable[[Evidence], Iterator[Finding]], ...]] = (
     find_endings,
     find_missing_files,
+    find_stale_samples,
     find_blocked_loops,
     find_standstills,
     find_lost_caches,
@@ -41,4 +44,5 @@ DETECTORS: Final[tuple[Callable[[Evidence], Iterator[Finding]], ...]] = (
     find_gaps_between_steps,
     find_long_replies,
     find_weights_trouble,
+    find_loop_waits,
 )

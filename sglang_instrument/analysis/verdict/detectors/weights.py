@@ -8,7 +8,7 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.weights.lineage import lineage_of
 from sglang_instrument.analysis.answers.weights.records import weight_spans
-from sglang_instrument.analysis.answers.weights.served import served_calls
+from sglang_instrument.analysis.answers.weights.served import CALLS, served_calls
 from sglang_instrument.analysis.answers.weights.updates import updates_of
 from sglang_instrument.analysis.run.opening import Run
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds
@@ -33,7 +33,8 @@ def weights_findings(run: Run) -> list[Finding]:
     spans = weight_spans(run)
     if spans.filter(part="transfer").is_empty():
         return []
-    calls = served_calls(run)
+    # Calls are many: they are read only where a scheduler tells which weights it had.
+    calls = served_calls(run) if "scheduler" in spans["role"] else pl.DataFrame(schema=CALLS)
     updates, history = updates_of(spans, calls), lineage_of(spans, calls)
     return [*_stale_prefixes(history), *_wrong_labels(history), *_aborts(updates), *_slow_servers(updates)]
 

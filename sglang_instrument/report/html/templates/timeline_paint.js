@@ -182,7 +182,8 @@ R.countPhases = (model, rows, width, ticks, each) => {
   return [...layers, { phase: -1, at: rest }];
 };
 R.bandOrder = (phase) => {
-  const at = ["generate", "engine", "tool", "interaction", "reward"].indexOf(R.facts.phases[phase]);
+  const bands = ["generate", "engine", "tool", "interaction", "environment", "reward"];
+  const at = bands.indexOf(R.facts.phases[phase]);
   return at < 0 ? 9 + phase : at;
 };
 

@@ -1,0 +1,1 @@
+"""Answer what users of asynchronous trainers ask: which weights, how stale, what was thrown away."""

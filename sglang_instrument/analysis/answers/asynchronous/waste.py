@@ -1,0 +1,154 @@
+"""Count the tokens that were generated and thrown away, by reason and step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import polars as pl
+
+from sglang_instrument.analysis.answers.asynchronous.fates import (
+    ABORTED,
+    FILTERED,
+    OTHER,
+    OVER_SAMPLED,
+    REASONS,
+    STALE,
+    TRUNCATED,
+    UNKNOWN,
+    USED,
+    WAITING,
+    logs_consumption,
+)
+from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, engine_files
+from sglang_instrument.analysis.answers.join import callers
+from sglang_instrument.analysis.digests.digest import Digest
+from sglang_instrument.schema import SAMPLES_DROPPED
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run.opening import Run
+
+_REQUEST: Final = ["step", "worker", "request_id"]
+_LENGTH: Final = "length"  # the engine's finish reason of a reply that was cut at its limit
+#: Columns of tokens in `waste_table`, which add up to `generated`.
+FATES: Final = (USED, WAITING, UNKNOWN, *REASONS)
+
+
+def waste_table(fates: pl.DataFrame, digest: Digest) -> pl.DataFrame:
+    """Return one row per step of the rollout.
+
+    Args:
+        fates: Of `fates.sample_fates`.
+        digest: Of the run.
+
+    Returns:
+        step; requests; generated: tokens of all replies; a column of tokens for each of FATES, which add up
+        to `generated`, null where the trainer logs nothing of the kind; wasted: those of REASONS;
+        uncounted: requests whose tokens are not logged; cut: of `used`, tokens of replies that ended at
+        their limit; without_variance: of `used`, tokens of groups whose rewards are all equal, which teach
+        a group-relative trainer nothing; null without groups.
+    """
+    tokens = pl.col("generated_tokens")
+    rows = fates.with_columns(flat=_is_flat(fates))
+    told = _known(digest)
+    by_fate = [
+        (tokens.filter(pl.col("fate") == name).sum() if name in told else pl.lit(None, pl.Int64)).alias(name)
+        for name in FATES
+    ]
+    is_used = pl.col("fate") == USED
+    flat = tokens.filter(is_used & pl.col("flat").fill_null(False)).sum()
+    table = rows.group_by("step").agg(
+        *by_fate,
+        requests=pl.len().cast(pl.Int64),
+        generated=tokens.sum(),
+        uncounted=tokens.null_count().cast(pl.Int64),
+        cut=tokens.filter(is_used & (pl.col("finish_reason") == _LENGTH).fill_null(False)).sum(),
+        without_variance=pl.when(pl.col("flat").count() > 0).then(flat),
+    )
+    return table.with_columns(wasted=pl.sum_horizontal(REASONS)).sort("step")
+
+
+def with_engine_tokens(run: Run, fates: pl.DataFrame) -> pl.DataFrame:
+    """Return `sample_fates` with the engines' own count of tokens for requests that failed, or log none."""
+    lacks = pl.col("generated_tokens").is_null() | pl.col("error").is_not_null()
+    if not fates.select(lacks.any()).item() or not engine_files(run):
+        return fates
+    tokens = cached_engine_requests(run).select("rid", "completion_tokens").drop_nulls()
+    calls = callers(run, run.files).join(tokens, on="rid", how="inner").filter(~pl.col("validate"))
+    told = calls.group_by(_REQUEST).agg(of_engine=pl.col("completion_tokens").sum())
+    rows = fates.join(told, on=_REQUEST, how="left", maintain_order="left")
+    found = pl.when(lacks).then(pl.coalesce("of_engine", "generated_tokens")).otherwise("generated_tokens")
+    return rows.with_columns(generated_tokens=found).drop("of_engine")
+
+
+def totals(table: pl.DataFrame) -> dict[str, int | None] | None:
+    """Return the sums of `waste_table` over its steps; None without a step."""
+    if table.is_empty():
+        return None
+    sums = [pl.when(pl.col(name).count() > 0).then(pl.col(name).sum()) for name in table.columns[1:]]
+    return table.select(sums).row(0, named=True)
+
+
+def missing_of(fates: pl.DataFrame, engine: dict[str, int | None] | None, consumes: bool) -> list[str]:
+    """Return what the log would need to answer fully, as sentences; [] if nothing is missing."""
+    said = []
+    uncounted = fates["generated_tokens"].null_count()
+    if uncounted:
+        said.append(
+            f"{uncounted:,} of {len(fates):,} requests log no tokens: those that ended by an exception; the "
+            "engines' own logs count them, with engine_detail=requests"
+        )
+    if not consumes:
+        said.append(
+            "the trainer logs no `samples_consumed`: of replies that ended well it is not known what became"
+        )
+    if engine is None:
+        said.append("the engines' own processes logged nothing: retractions are not known")
+    elif engine["abandoned"]:
+        said.append(f"{engine['abandoned']:,} requests of the engines log no tokens: nobody waited for them")
+    return said
+
+
+def _known(digest: Digest) -> set[str]:
+    """Return which of FATES the log can tell; of the others it is not known that there are none."""
+    known = {ABORTED}
+    events = digest.samples["event"].unique().to_list()
+    if SAMPLES_DROPPED in events:
+        known |= {FILTERED, STALE, TRUNCATED, OTHER}
+    return known | ({USED, WAITING, OVER_SAMPLED} if logs_consumption(digest) else {UNKNOWN})
+
+
+def _is_flat(fates: pl.DataFrame) -> pl.Series:
+    """Return whether all rewards of a sample's group are equal; null where they are not known."""
+    group = ["step", "group"]
+    reward = pl.col("reward")
+    whole = (reward.null_count() == 0) & (pl.len() > 1)
+    equal = pl.when(whole).then(reward.max() == reward.min())
+    told = fates.filter(pl.col("group").is_not_null()).group_by(group).agg(flat=equal)
+    return fates.select(group).join(told, on=group, how="left", maintain_order="left")["flat"]
+
+
+def engine_waste(run: Run) -> dict[str, int | None] | None:
+    """Return what the engines' own processes logged; None without such logs.
+
+    Returns:
+        requests; generated: tokens of all their replies; aborted: of these, of requests that were aborted;
+        abandoned: requests that ended without an answer, whose tokens are not known; retractions: how often
+        a request was taken back; computed_again: tokens that the engine had to compute again for them, null
+        where the engine's log does not tell.
+    """
+    if not engine_files(run):
+        return None
+    table = cached_engine_requests(run)
+    if table.is_empty():
+        return None
+    tokens = pl.col("completion_tokens")
+    is_aborted = pl.col("finish_reason") == "abort"
+    row = table.select(
+        requests=pl.len().cast(pl.Int64),
+        generated=tokens.sum(),
+        aborted=tokens.filter(is_aborted.fill_null(False)).sum(),
+        abandoned=tokens.null_count().cast(pl.Int64),
+        retractions=pl.col("retractions").sum(),
+        computed_again=pl.when(pl.col("retracted_tokens").count() > 0).then(pl.col("retracted_tokens").sum()),
+    )
+    return row.row(0, named=True)

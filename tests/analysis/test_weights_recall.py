@@ -1,0 +1,36 @@
+"""What is planted in weight updates of whole runs is found in the verdict; clean updates accuse nobody."""
+
+import pytest
+from planted_weights import run_with_updates
+
+from sglang_instrument.analysis import findings_of, lineage, open_run
+
+SEEDS = range(4)
+CAUSES = {
+    "stale-prefix": {"kept": True},
+    "wrong-label": {"lies": 3},
+    "aborting-update": {"aborts": True},
+    "slow-update": {"slow_sec": 1.5},
+}
+
+
+def found_in(folder):
+    return {one.cause for one in findings_of(open_run(folder, cached=False), over=True)} & CAUSES.keys()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("cause", CAUSES)
+def test_what_is_planted_is_found_and_nothing_else(tmp_path, cause, seed):
+    assert found_in(run_with_updates(tmp_path, seed, **CAUSES[cause])) == {cause}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_updates_in_which_nothing_went_wrong_accuse_nobody(tmp_path, seed):
+    assert found_in(run_with_updates(tmp_path, seed)) == set()
+
+
+def test_every_call_after_the_update_without_a_flush_is_named_with_its_cached_tokens(tmp_path):
+    rows = lineage(open_run(run_with_updates(tmp_path, 1, kept=True), cached=False))
+    stale = rows.filter(stale_most=20)
+    assert len(stale) == len(rows.filter(first_weights=stale["first_weights"][0])) > 0
+    assert stale["stale_most"].to_list() == stale["cached_tokens"].to_list()

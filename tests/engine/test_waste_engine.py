@@ -1,0 +1,127 @@
+"""`waste` counts as many tokens as a real server's own counters, with aborts and callers that leave."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+import urllib.request
+
+import pytest
+from sglang_server import start_server
+
+from sglang_instrument.cli.main import main
+
+pytestmark = pytest.mark.engine
+
+#: A rollout of one's own: requests that end, that are aborted, and that are left by their caller.
+CLIENT = """
+    import http.client, json, pathlib, sys, threading, time, urllib.request
+    import sglang_instrument
+
+    PORT = int(sys.argv[1])
+
+    def post(path, body):
+        request = urllib.request.Request(f"http://127.0.0.1:{PORT}{path}", json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=600) as reply:
+            return json.loads(reply.read() or "null")
+
+    def leave(path, body, when):
+        connection = http.client.HTTPConnection("127.0.0.1", PORT)
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        when.wait()
+        connection.close()
+        raise TimeoutError
+
+    def request(name, tokens, when=None):
+        params = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        body = {"rid": name, "input_ids": [300 + len(name), 301], "sampling_params": params}
+        try:
+            with sglang_instrument.bind(request_id=name), sglang_instrument.span("request") as whole:
+                with sglang_instrument.span("turn_engine_call", rid=name, turn=0) as call:
+                    reply = post("/generate", body) if when is None else leave("/generate", body, when)
+                    meta = reply["meta_info"]
+                    tokens, reason = meta["completion_tokens"], meta["finish_reason"]["type"]
+                    call.add(generated_tokens=tokens, finish_reason=reason)
+                whole.add(response_length=tokens, finish_reason=reason)
+        except TimeoutError:
+            pass
+
+    def begun(name, log):
+        path = log / "engine/scheduler_0_tp0.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return any('"scheduler_first_tokens"' in line and f'"{name}"' in line for line in lines)
+
+    def step(log):
+        whole = [threading.Thread(target=request, args=(f"whole-{n}", 40)) for n in range(8)]
+        for thread in whole:
+            thread.start()
+        for n in range(3):
+            go = threading.Event()
+            pair = [threading.Thread(target=request, args=(f"cut-{n}", 480)),
+                    threading.Thread(target=request, args=(f"left-{n}", 480, go))]
+            for thread in pair:
+                thread.start()
+            while not (begun(f"cut-{n}", log) and begun(f"left-{n}", log)):
+                time.sleep(0.02)
+            post("/abort_request", {"rid": f"cut-{n}"})
+            go.set()
+            for thread in pair:
+                thread.join()
+        for thread in whole:
+            thread.join()
+
+    if __name__ == "__main__":
+        sglang_instrument.install()
+        two = {"max_new_tokens": 2, "ignore_eos": True}
+        post("/generate", {"input_ids": [300, 301], "sampling_params": two})  # outside of any step
+        with sglang_instrument.step(1):
+            step(pathlib.Path(sglang_instrument.status()["folder"]))
+        sglang_instrument.uninstall()
+"""
+
+
+def counted(server):
+    """Return the server's own counter of generated tokens."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=60) as reply:
+        text = reply.read().decode()
+    return sum(float(one) for one in re.findall(r"^sglang:generation_tokens_total\{.*\} (\S+)$", text, re.M))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a run with aborts, and the server's own count of its tokens."""
+    scratch = tmp_path_factory.mktemp("server")
+    environment = {
+        "SGLANG_INSTRUMENT": "1",
+        "SGLANG_INSTRUMENT_LOG_DIR": str(scratch / "logs"),
+        "EXPERIMENT_NAME": "waste",
+    }
+    server = start_server(scratch, environment, "--enable-metrics")
+    try:
+        client = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(CLIENT), str(server.port)]
+        subprocess.run(client, env={**os.environ, **environment}, cwd=scratch, check=True, timeout=600)
+        before, now = -1.0, counted(server)
+        while now != before:  # what was left ends a moment later
+            time.sleep(2)
+            before, now = now, counted(server)
+    finally:
+        server.stop()
+    return scratch / "logs/waste", now
+
+
+def test_its_sums_are_those_of_the_server_within_a_hundredth(run, capsys):
+    folder, tokens = run
+    assert main(["waste", str(folder), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    engine, total = told["engine"], told["total"]
+    assert 8 * 40 < tokens < 8 * 40 + 6 * 480  # some were cut off
+    assert engine["generated"] == pytest.approx(tokens, rel=0.01)
+    assert total["generated"] + 2 == pytest.approx(tokens, rel=0.01)  # two outside of steps
+    assert (total["requests"], total["uncounted"], engine["abandoned"]) == (14, 0, 0)
+    assert total["unknown"] < total["generated"]
+    assert total["aborted"] + total["unknown"] == total["generated"]
+    print(json.dumps({"counter": tokens, "engine": engine, "total": total}))

@@ -1,0 +1,167 @@
+"""A real SGLang server whose weights are updated: lineage names the calls with a prefix of older weights."""
+
+import json
+import os
+import threading
+import time
+
+import pytest
+from sglang_server import model_of_the_demo, start_server
+
+from sglang_instrument.analysis import lineage, open_run, weight_updates, weights_findings
+from sglang_instrument.cli.main import main
+
+pytestmark = pytest.mark.engine
+
+SHARED = [300 + place for place in range(40)]  # a prompt that all calls of a group share
+OTHER = [500 + place for place in range(40)]
+
+
+class Script:
+    """Asks a server and updates its weights; remembers how many tokens each reply got from the cache."""
+
+    def __init__(self, server):
+        self.server = server
+        self.cached = {}
+        self.ended = {}
+
+    def ask(self, rid, prompt, tokens=8):
+        sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        body = {"input_ids": prompt, "rid": rid, "sampling_params": sampling}
+        reply = self.server.post("/generate", body)
+        self.cached[rid] = reply["meta_info"]["cached_tokens"]
+        self.ended[rid] = reply["meta_info"]["finish_reason"]["type"]
+        return reply
+
+    def update(self, version, settle_sec=2.5, **how):
+        time.sleep(settle_sec)  # a label may be late by a second, and updates lie apart
+        body = {"model_path": str(model_of_the_demo()), "weight_version": version, **how}
+        assert self.server.post("/update_weights_from_disk", body)["success"]
+        time.sleep(1.5)
+
+
+def ask_while_it_is_aborted(script):
+    """Have four long calls in flight when an update aborts everything; nobody asks again."""
+    threads = [
+        threading.Thread(target=script.ask, args=(f"aborted {number}", OTHER[number:], 440))
+        for number in range(4)
+    ]
+    time.sleep(2.5)
+    for thread in threads:
+        thread.start()
+    script.update("4", settle_sec=0.2, abort_all_requests=True)
+    for thread in threads:
+        thread.join(120)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("weights")
+    ours = {
+        "SGLANG_INSTRUMENT": "1",
+        "SGLANG_INSTRUMENT_LOG_DIR": str(folder / "logs"),
+        "EXPERIMENT_NAME": "run",
+    }
+    clean = {name: "" for name in os.environ if name.startswith("SGLANG_INSTRUMENT")}
+    server = start_server(folder, {**clean, **ours}, "--max-running-requests=4", "--weight-version=0")
+    try:
+        script = Script(server)
+        for rid in ("first", "first again"):
+            script.ask(rid, SHARED)
+        script.update("1", flush_cache=False)
+        script.ask("kept", SHARED)  # from the cache, of version 0
+        script.ask("kept and longer", [*SHARED, 7, 8, 9])
+        script.ask("new", OTHER)
+        script.ask("new again", OTHER)  # from the cache, of version 1
+        script.update("2", flush_cache=True)
+        for rid in ("flushed", "flushed again"):
+            script.ask(rid, SHARED)
+        time.sleep(1)  # a flush while a batch is in flight ends the scheduler
+        script.server.post("/pause_generation", {"mode": "in_place"})
+        script.update("3", flush_cache=True)
+        script.server.post("/continue_generation", {})
+        script.ask("after the pause", SHARED)
+        ask_while_it_is_aborted(script)
+        script.ask("last", SHARED)
+        time.sleep(1)
+    finally:
+        server.stop()
+    return script, folder / "logs/run"
+
+
+@pytest.fixture(scope="module")
+def run(served):
+    return open_run(served[1], cached=False)
+
+
+@pytest.fixture(scope="module")
+def rows(run):
+    return {row["rid"]: row for row in lineage(run).to_dicts()}
+
+
+def test_each_call_that_was_served_from_a_prefix_of_older_weights_is_named_with_its_tokens(served, rows):
+    cached = served[0].cached
+    assert cached["kept"] > 0
+    named = {rid: row["stale_most"] for rid, row in rows.items() if row["stale_most"]}
+    assert cached["new again"] > 0
+    assert named == {rid: cached[rid] for rid in ("kept", "kept and longer")}
+    assert named == {rid: row["stale_least"] for rid, row in rows.items() if row["stale_least"]}
+    assert rows["kept"]["prefix_weights"] == "before 1"
+
+
+def test_after_a_flush_nobody_is_accused(served, rows):
+    after = ("flushed", "flushed again", "after the pause", "last")
+    assert served[0].cached["flushed again"] > 0
+    assert [rows[rid]["stale_most"] for rid in after] == [0, 0, 0, 0]
+
+
+def test_replies_have_the_weights_that_made_them_and_right_labels_are_not_accused(rows):
+    weights = {rid: (row["first_weights"], row["label"]) for rid, row in rows.items()}
+    assert weights["first"] == ("before 1", "0")
+    assert (weights["new"], weights["flushed"], weights["last"]) == (("1", "1"), ("2", "2"), ("4", "4"))
+    assert [rid for rid, row in rows.items() if row["label_is_wrong"]] == []
+
+
+def test_an_update_has_its_parts_as_the_server_went_through_them(run):
+    updates = weight_updates(run)
+    assert [row["weight_version"] for row in updates] == ["1", "2", "3", "4"]
+    assert all(row["is_done"] and row["transfer_sec"] > 0 for row in updates)
+    assert [row["flush_sec"] is None for row in updates] == [True, False, False, False]
+    paused = updates[2]
+    assert paused["pause_sec"] > 0
+    assert paused["resume_sec"] > 0
+    assert paused["wall_sec"] > 2  # the time between pause and resume belongs to it
+    assert [one["server"] for one in paused["servers"]] == ["scheduler_0_tp0"]
+
+
+def test_an_update_that_aborts_everything_is_found_and_so_are_stale_prefixes(served, run):
+    found = {one.cause: one for one in weights_findings(run)}
+    assert set(found) == {"stale-prefix", "aborting-update"}
+    aborted = [rid for rid, how in served[0].ended.items() if how == "abort"]
+    assert len(aborted) >= 2
+    assert found["aborting-update"].evidence["aborted"] == len(aborted)
+    assert found["stale-prefix"].evidence["sure"] == 2
+
+
+def test_labels_that_lie_are_found(served, tmp_path):
+    folder = tmp_path / "run"
+    for path in served[1].glob("engine/*.jsonl"):
+        copy = folder / "engine" / path.name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            if line["event"] == "engine_request" and line["extra"]["rid"] == "flushed":
+                line["extra"]["weight_version"] = "4"
+        copy.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    wrong = [one for one in weights_findings(open_run(folder, cached=False)) if one.cause == "wrong-label"]
+    assert [one.evidence["named"][0]["rid"] for one in wrong] == ["flushed"]
+
+
+def test_the_command_prints_them(served, capsys):
+    assert main(["weights", str(served[1])]) == 0
+    assert "2 of " in capsys.readouterr().out
+    assert main(["weights", str(served[1]), "--lineage", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {row["rid"] for row in told["lineage"]} >= {"kept", "new", "last"}
+    assert main(["weights", str(served[1]), "--update", "9"]) == 2
+    assert "there are 4" in capsys.readouterr().err

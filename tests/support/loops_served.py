@@ -1,0 +1,92 @@
+"""Run `served_loop.py` over one and two real servers; hold what `loop --replicas` says against it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from sglang_server import Server, start_server
+
+from sglang_instrument.analysis.changes.replicas import Replicas, with_replicas
+from sglang_instrument.analysis.ledger.loop import Loop
+from sglang_instrument.analysis.ledger.loop_of_run import loop_of
+from sglang_instrument.analysis.run.opening import open_run
+
+SCRIPT = Path(__file__).parent / "served_loop.py"
+RUNNING = 4
+ARGUMENTS = (f"--max-running-requests={RUNNING}", "--enable-custom-logit-processor", "--disable-radix-cache")
+NOT_MEASURED = {"SGLANG_INSTRUMENT": "0"}
+
+
+class Held(NamedTuple):
+    """A prediction and what was measured: seconds of a step of the loop, as means.
+
+    Attributes:
+        shape: Of the loop.
+        recorded, servers: How many servers served the run that was read, and the one that was predicted.
+        was_sec, predicted_sec, measured_sec: Of the first, as predicted, and of the second.
+    """
+
+    shape: str
+    recorded: int
+    servers: int
+    was_sec: float
+    predicted_sec: float
+    measured_sec: float
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured."""
+        return self.predicted_sec / self.measured_sec
+
+
+@contextmanager
+def two_servers(folder: Path) -> Iterator[list[Server]]:
+    """Start two servers at once; end them."""
+    folders = [folder / f"server_{number}" for number in range(2)]
+    for one in folders:
+        one.mkdir()
+    with ThreadPoolExecutor(2) as pool:
+        starting = [pool.submit(start_server, one, NOT_MEASURED, *ARGUMENTS) for one in folders]
+    started = [one.result() for one in starting if one.exception() is None]
+    try:
+        yield [one.result() for one in starting]
+    finally:
+        for server in started:
+            server.stop()
+
+
+def train(folder: Path, servers: list[Server], shape: str, steps: int, sec: float, requests: int) -> Path:
+    """Run the loop over these servers; return the run."""
+    name = f"{shape}_{len(servers)}"
+    ports = json.dumps([server.port for server in servers])
+    command = [sys.executable, SCRIPT, folder, name, ports, steps, shape, sec, requests]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_INSTRUMENT")}
+    done = subprocess.run([*map(str, command)], env=clean, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    return folder / name
+
+
+def hold(one: Path, two: Path) -> list[Held]:
+    """Predict each of two runs, over one and over two servers, from the other."""
+    runs = [open_run(folder, cached=False) for folder in (one, two)]
+    loops = [loop_of(run) for run in runs]
+    found = []
+    for number, more in ((0, 1), (1, -1)):
+        told = with_replicas(loops[number], more, recorded=number + 1, running=RUNNING)
+        was, measured = (loop.mean()["wall_sec"] for loop in (loops[number], loops[1 - number]))
+        found.append(_held(loops[number], told, was, measured))
+    return found
+
+
+def _held(loop: Loop, told: Replicas, was: float | None, measured: float | None) -> Held:
+    saved = told.mean["saved_sec"]
+    assert was is not None
+    assert measured is not None
+    assert saved is not None
+    return Held(str(loop.shape()), told.recorded, told.servers, was, was - saved, measured)
