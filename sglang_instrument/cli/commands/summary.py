@@ -35,13 +35,12 @@ share of all workers' time}}], "workers": [the same of each worker], "ledger": {
 "validate", "worker", "part", "event", "waited_for", "sec"}], "workers": [the same of each worker, with
 --step]}, "engine": {"requests", "retractions", "shares": {"queue", "prefill", "decode"}, "explains"} or
 null (a null in it means unknown), "servers": [{"server", "requests", "wall_sec", "completion_tokens",
-"tokens_per_sec", ...}], "windows": [of the engine's requests, in place of steps: {"window", "begin_us",
-"cut", "idle_sec", "requests", "wall_sec", ... as a server}] or [], "health": {...}}. The worker of a
-finding is null where it concerns all. Shares and tail are from 0 to 1.
-With --by, "periods" stand in place of steps, workers and ledger:
-{"by", "timezone": "UTC", "periods": [{"period", "begin", "steps", "requests", "response_tokens", "p50_sec",
-"p90_sec", "wall_sec", "tokens_per_sec", "slowest_step", "slowest_sec", "failed", "unended", "dropped",
-"restarts", "waiting", "parts": {PART: share of wall_sec}}]}."""
+"tokens_per_sec", ...}], "windows": [in place of steps: {"window", "begin_us", "cut", "idle_sec", ... as a
+server}] or [], "health": {...}}. The worker of a finding is null where it concerns all. Shares and tail
+are from 0 to 1. With --by, "periods" stand in place of steps, workers and ledger: {"by", "timezone": "UTC",
+"periods": [{"period", "begin", "steps", "requests", "response_tokens", "p50_sec", "p90_sec", "wall_sec",
+"tokens_per_sec", "slowest_step", "slowest_sec", "failed", "unended", "dropped", "restarts", "waiting",
+"parts": {PART: share of wall_sec}}]}."""
 
 _NO_ENGINE: Final = 'SGLang\'s own processes logged nothing; engine_detail="requests" records their requests'
 _SHOWN: Final = 12  # rows; more leave no room for the rest on one screen
