@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.routing.samples import server_samples as server_samples
     from sglang_instrument.analysis.answers.routing.server_calls import server_calls as server_calls
     from sglang_instrument.analysis.answers.servers import server_rows as server_rows
+    from sglang_instrument.analysis.answers.servers import window_rows as window_rows
     from sglang_instrument.analysis.answers.steps import step_table as step_table
     from sglang_instrument.analysis.answers.steps import worker_table as worker_table
     from sglang_instrument.analysis.answers.summary import summary_table as summary_table
@@ -142,6 +143,7 @@ _HOMES = {
     "sample_fates": "answers.asynchronous.fates",
     "server_calls": "answers.routing.server_calls",
     "server_rows": "answers.servers",
+    "window_rows": "answers.servers",
     "server_samples": "answers.routing.samples",
     "server_table": "answers.routing.load",
     "speculation_by_length": "answers.lengths",
@@ -245,6 +247,7 @@ __all__ = [
     "weight_updates",
     "weights_findings",
     "what_if",
+    "window_rows",
     "with_cached",
     "worker_ledger",
     "worker_table",

@@ -13,6 +13,7 @@ import pytest
 from sglang_instrument import analysis as a
 from sglang_instrument.analysis import Run
 from sglang_instrument.analysis.answers.as_json import as_json
+from sglang_instrument.analysis.answers.asynchronous import fates, staleness, waste
 from sglang_instrument.cli.main import COMMANDS, main, parser_of
 from sglang_instrument.testing import Hang, SlowEngine, synthetic_run
 
@@ -47,6 +48,16 @@ def samples_of(run: Run) -> pl.DataFrame:
     return a.server_samples(run, calls_of(run))
 
 
+def sampled_of(run: Run) -> pl.DataFrame:
+    """The samples with the tokens that the engines generated for them."""
+    return waste.with_engine_tokens(run, a.sample_fates(run.digest))
+
+
+def wasted_of(run: Run) -> pl.DataFrame:
+    """The tokens of each step by what became of them."""
+    return a.waste_table(sampled_of(run), run.digest)
+
+
 #: For each command: its arguments, and the call that returns each key of its answer.
 ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
     "summary": (
@@ -57,6 +68,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "workers": lambda run: rows(a.worker_table(run.digest).filter(step=2)),
             "engine": a.engine_summary,
             "servers": a.server_rows,
+            "windows": a.window_rows,
             "health": lambda run: asdict(run.health),
             "ledger": lambda run: {
                 "steps": rows(a.step_ledger(a.paths_of(run)).filter(step=2)),
@@ -114,6 +126,38 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "unseen": lambda run: a.loop_of(run).unseen,
             "steps": lambda run: rows(a.loop_of(run).steps().filter(step=2)),
             "ledger": lambda run: rows(a.loop_of(run).ledger().filter(step=2)),
+        },
+    ),
+    "weights": (
+        [],
+        {
+            "updates": a.weight_updates,
+            "findings": lambda run: [asdict(one) for one in a.weights_findings(run)],
+        },
+    ),
+    "staleness": (
+        [],
+        {
+            "steps": lambda run: a.staleness_table(a.sample_fates(run.digest)).to_dicts(),
+            "workers": lambda run: a.staleness_table(a.sample_fates(run.digest), by_worker=True).to_dicts(),
+            "groups": lambda run: staleness.group_table(a.sample_fates(run.digest)).to_dicts(),
+            "fates": lambda run: (
+                a.sample_fates(run.digest).group_by("fate").agg(samples=pl.len()).sort("fate").to_dicts()
+            ),
+            "missing": lambda run: staleness.missing_of(
+                a.sample_fates(run.digest), fates.logs_consumption(run.digest)
+            ),
+        },
+    ),
+    "waste": (
+        [],
+        {
+            "steps": lambda run: wasted_of(run).to_dicts(),
+            "total": lambda run: waste.totals(wasted_of(run)),
+            "engine": waste.engine_waste,
+            "missing": lambda run: waste.missing_of(
+                sampled_of(run), waste.engine_waste(run), fates.logs_consumption(run.digest)
+            ),
         },
     ),
     "gaps": (

@@ -174,6 +174,7 @@ def test_nothing_of_others_is_overwritten(logs, dataset, tmp_path):
 
 COMMANDS = [
     *("summary", "summary --step 3", "requests", "requests --engine", "turns", "workers", "lengths", "gaps"),
+    *("staleness --by-worker --groups", "waste"),
 ]
 
 

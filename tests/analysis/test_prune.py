@@ -35,6 +35,8 @@ ANSWERS = (
     ("turns",),
     ("lengths",),
     ("gaps",),
+    ("staleness",),
+    ("waste",),
     ("check",),
 )
 

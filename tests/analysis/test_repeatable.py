@@ -22,6 +22,7 @@ QUESTIONS = (
         "requests",
         "workers",
     ),
+    *("staleness --by-worker --groups", "waste"),
     *("turns", "lengths", "gaps", "check", "whatif --max-tokens 600", "whatif --scale tool_execution=0.5"),
 )
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import polars as pl
@@ -143,6 +144,29 @@ def test_labels_that_are_no_numbers_are_missing_and_not_zero(
     [row] = told["steps"]
     assert (row["step"], row["samples"], row["mean"], row["version"]) == (2, 1, None, None)
     assert any("default label" in sentence for sentence in told["missing"])
+
+
+ODD: list[Any] = [None, True, -1, 2**70, 1.5, "x", "9" * 30, "\ud800", [], {}, [1], ["a", None], "default"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_odd_values_in_any_field_never_raise(
+    tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random, run = Random(seed), AsyncRun()
+    for records in (*run.rollouts.values(), *run.trainer.values()):
+        for one in records:
+            one["extra"] |= {key: random.choice(ODD) for key in one["extra"] if random.random() < 0.2}
+    names = ("samples", "groups", "group", "reason", "tokens", "count", "kept")
+    for step, records in run.trainer.items():
+        records.append(
+            instant("samples_dropped", step * 10 + 1, **{key: random.choice(ODD) for key in names})
+        )
+    folder = str(run.write(tmp_path))
+    for command in (["staleness", "--groups"], ["staleness", "--json"], ["waste"], ["waste", "--json"]):
+        assert main([command[0], folder, *command[1:]]) == 0
+    assert main(["whatif", folder, "--refill", "sample"]) == 0
+    assert capsys.readouterr().out
 
 
 def test_the_table_is_by_step_worker_and_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,6 +136,24 @@ def test_what_new_weights_may_have_computed_makes_the_least_smaller(tmp_path, en
     assert "1 more may have been" in found.sentence
 
 
+def test_equal_prompts_have_the_limits_of_the_first_one(tmp_path, engine):
+    engine.serve("before", 0, 5, node=1, prompt_end=4)
+    engine.of_scheduler += [update(10, 11, 1)]
+    engine.serve("new", 12, 13, cached=0, node=1, prompt_end=8)
+    engine.serve("new again", 14, 15, cached=99, node=10, prompt_end=8)
+    engine.serve("branch", 16, 17, cached=60, node=12, prompt_end=14)
+    engine.serve("as before", 18, 19, cached=99, node=16, prompt_end=4)
+    engine.write(tmp_path)
+    limits = {rid: (row["stale_least"], row["stale_most"]) for rid, row in rows_of(tmp_path).items()}
+    assert limits == {
+        "before": (0, 0),
+        "new": (0, 0),
+        "new again": (0, 0),
+        "branch": (0, 60),
+        "as before": (99, 99),
+    }
+
+
 @pytest.mark.parametrize("at", [10.5, 11])
 def test_with_a_flush_during_or_after_the_update_nobody_is_accused(tmp_path, engine, at):
     engine.serve("first", 0, 5)

@@ -32,6 +32,8 @@ COMMANDS = {
     "lengths": [],
     "gaps": [],
     "loop": [],
+    "staleness": ["--by-worker", "--groups"],
+    "waste": [],
     "whatif": ["--max-tokens", "100"],
     "check": [],
     "status": [],

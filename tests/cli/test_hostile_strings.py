@@ -32,6 +32,7 @@ READING = [
     ("summary",), ("summary", *STEP), ("events",), ("events", *STEP), ("requests",), ("requests", "--engine"),
     ("workers",), ("workers", *STEP), ("turns", "--tools"), ("lengths",), ("gaps", "--curve", "--step", 3),
     ("whatif", "--max-tokens", 100), ("check",), ("status",), ("loop",),
+    ("staleness", "--groups"), ("waste",),
     ("sql", "from spans limit 9"), ("sql", "from processes"), ("sql", "from engine_requests limit 9"),
 ]  # fmt: skip
 

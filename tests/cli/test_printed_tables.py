@@ -26,6 +26,8 @@ ASKED = {
     "lengths": [],
     "gaps": [],
     "loop": [],
+    "staleness": [],
+    "waste": [],
     "whatif": ["--max-tokens", "100"],
 }
 

@@ -5,8 +5,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
+from sglang_instrument.analysis.answers.servers import _pause, _usual_length
 from sglang_instrument.cli.main import main
 from sglang_instrument.testing import synthetic_run
 
@@ -123,3 +125,61 @@ def test_with_workers_the_answers_are_theirs(both: Path, capsys: pytest.CaptureF
     for command in ("summary", "events", "requests", "turns"):
         assert ALONE not in printed(capsys, command, both)
     assert len(answer(capsys, "summary", both)["servers"]) == 2
+
+
+def test_windows_cut_at_pauses_are_the_steps_that_nobody_logged(
+    both: Path, servers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    windows = answer(capsys, "summary", servers)["windows"]
+    every = answer(capsys, "requests", servers, "--limit", "1000")["engine_requests"]
+    placed = answer(capsys, "requests", both, "--engine", "--limit", "1000")["engine_requests"]
+    assert [(row["window"], row["cut"]) for row in windows] == [(1, "idle"), (2, "idle")]
+    assert [row["requests"] for row in windows] == [
+        sum(one["step"] == step for one in placed) for step in sorted({one["step"] for one in placed})
+    ]
+    assert sum(row["completion_tokens"] for row in windows) == sum(one["completion_tokens"] for one in every)
+    assert windows[0]["idle_sec"] is None
+    assert windows[1]["idle_sec"] > 1
+    assert windows[1]["p99_sec"] <= windows[1]["max_sec"] <= windows[1]["wall_sec"]
+    assert "2 windows of time, in place of steps" in printed(capsys, "summary", servers)
+
+
+def test_windows_are_cut_by_the_clock_if_asked(servers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    windows = answer(capsys, "summary", servers, "--window", "0.5")["windows"]
+    every = answer(capsys, "requests", servers, "--limit", "1000")["engine_requests"]
+    begin = min(one["start_us"] for one in every)
+    assert sum(row["requests"] for row in windows) == len(every)
+    assert {row["cut"] for row in windows} == {"fixed"}
+    places = [(row["begin_us"] - begin) // 500_000 for row in windows]
+    assert places == sorted(set(places))
+    shown = printed(capsys, "summary", servers, "--window", "0.5")
+    assert "are shown, the slowest and the last" in shown
+    assert "must be a number of seconds over 0" in refused(capsys, "summary", servers, "--window", "0")
+
+
+def test_requests_without_a_pause_are_in_windows_of_a_round_length(tmp_path: Path) -> None:
+    rows = [
+        {"rid": f"r{n}", "start_us": n * 500_000, "end_us": n * 500_000 + 900_000, "duration_sec": 0.9}
+        for n in range(100)
+    ]
+    begins = pl.DataFrame(rows)
+    assert _pause(pl.Series([None, -0.4, 0.2], dtype=pl.Float64)) is None
+    assert _usual_length(begins) == 5.0
+
+
+def test_a_run_with_workers_has_windows_only_if_asked(both: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(capsys, "summary", both)["windows"] == []
+    assert len(answer(capsys, "summary", both, "--window", "1000000")["windows"]) == 1
+    assert "1 window of time" in printed(capsys, "summary", both, "--window", "1000000")
+
+
+def test_an_engine_whose_user_binds_no_step_has_windows(
+    both: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unbound = both.with_name("unbound")
+    shutil.copytree(both / "engine", unbound / "engine")
+    (unbound / "step_0").mkdir()
+    for path in (both / "step_1").glob("*.jsonl"):
+        text = path.read_text().replace('"step":1,', '"step":0,')
+        (unbound / "step_0" / path.name).write_text(text)
+    assert len(answer(capsys, "summary", unbound)["windows"]) == 2

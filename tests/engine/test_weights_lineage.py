@@ -72,10 +72,11 @@ def served(tmp_path_factory):
         script.ask("kept", SHARED)  # from the cache, of version 0
         script.ask("kept and longer", [*SHARED, 7, 8, 9])
         script.ask("new", OTHER)
-        script.ask("new again", OTHER)  # from the cache, of version 1: limits cannot tell
+        script.ask("new again", OTHER)  # from the cache, of version 1
         script.update("2", flush_cache=True)
         for rid in ("flushed", "flushed again"):
             script.ask(rid, SHARED)
+        time.sleep(1)  # a flush while a batch is in flight ends the scheduler
         script.server.post("/pause_generation", {"mode": "in_place"})
         script.update("3", flush_cache=True)
         script.server.post("/continue_generation", {})
@@ -102,10 +103,9 @@ def test_each_call_that_was_served_from_a_prefix_of_older_weights_is_named_with_
     cached = served[0].cached
     assert cached["kept"] > 0
     named = {rid: row["stale_most"] for rid, row in rows.items() if row["stale_most"]}
-    assert {"kept", "kept and longer"} <= named.keys() <= {"kept", "kept and longer", "new again"}
-    assert {rid: cached[rid] for rid in named} == named
-    sure = {rid: row["stale_least"] for rid, row in rows.items() if row["stale_least"]}
-    assert sure == {rid: cached[rid] for rid in ("kept", "kept and longer")}
+    assert cached["new again"] > 0
+    assert named == {rid: cached[rid] for rid in ("kept", "kept and longer")}
+    assert named == {rid: row["stale_least"] for rid, row in rows.items() if row["stale_least"]}
     assert rows["kept"]["prefix_weights"] == "before 1"
 
 

@@ -8,7 +8,7 @@ from documented import ROOT
 PACKAGE = ROOT / "sglang_instrument"
 #: SGLang is the engine, not a trainer.
 TRAINERS = sorted({path.name for path in (ROOT / "patches").iterdir() if path.is_dir()} - {"sglang", "demo"})
-NAMED = re.compile(rf"(?i)\b({'|'.join(TRAINERS)})\b|\b({'|'.join(TRAINERS)})[._:]")
+NAMED = re.compile(rf"(?i)\b({'|'.join(TRAINERS)})\b|\b({'|'.join(TRAINERS)})[.:/]")
 #: The demo is our own; a reader of another project's log is made for that project.
 EXCEPT = {"demo", "foreign"}
 #: Texts for people, which give an example.

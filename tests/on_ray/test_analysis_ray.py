@@ -18,6 +18,7 @@ QUESTIONS = (
     *("summary", "summary --step 2", "summary --validate", "events", "events --step 2 --worker 1"),
     *("requests", "requests --engine", "requests --cdf", "requests --request FIRST", "workers"),
     *("workers --step 2", "turns", "turns --tools", "lengths", "gaps", "check", "compare"),
+    *("staleness --groups", "waste"),
     *("whatif --max-tokens 600", "whatif --scale tool_execution=0.5"),
 )
 #: Answer all questions in one process: its connection to the cluster takes seconds.

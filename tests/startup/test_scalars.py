@@ -266,7 +266,7 @@ def test_a_region_that_gives_to_a_tracker_records_nothing():
         probe_of({**LOG, "exit": {"x": "data"}})
 
 
-@pytest.mark.parametrize("trainer", ["verl", "slime", "areal", "miles"])
+@pytest.mark.parametrize("trainer", ["verl", "slime", "areal", "miles", "roll"])
 def test_the_tables_of_trackers_need_the_setting(trainer):
     table = load_table(f"{trainer}/tracker")
     assert table.is_wanted("requests", True)

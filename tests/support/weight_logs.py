@@ -49,8 +49,11 @@ class Engine:
         self.of_server: list[Record] = []
         self.of_scheduler: list[Record] = []
 
-    def serve(self, rid, start, end, cached=0, prompt=100, tokens=50, node=None, **extra):
-        """Serve one call: admitted at once; `extra` says more of its reply, such as weight_version."""
+    def serve(self, rid, start, end, cached=0, prompt=100, tokens=50, node=None, prompt_end=None, **extra):
+        """Serve one call: admitted at once; `extra` says more of its reply, such as weight_version.
+
+        `node` is that of the cache at which its cached prefix ends, `prompt_end` where its prompt ends.
+        """
         fields = {"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": tokens}
         fields |= {"rid": rid, "finish_reason": "stop", **extra}
         self.of_server.append(record("engine_request", start, end, extra=fields))
@@ -61,6 +64,12 @@ class Engine:
                 start,
                 start + 0.001,
                 extra={"rids": [rid], **({} if node is None else {"nodes": [node]})},
+            ),
+            record(
+                "scheduler_first_tokens",
+                start + 0.001,
+                start + 0.1,
+                extra={"rids": [rid], **({} if prompt_end is None else {"nodes": [prompt_end]})},
             ),
         ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
@@ -31,16 +31,91 @@ def server_rows(run: Run) -> list[dict[str, Any]]:
     named = cached_engine_requests(run).with_columns(of=pl.coalesce("server", "scheduler"))
     rows = []
     for (name,), own in sorted(named.group_by("of"), key=lambda group: str(group[0][0])):
-        summary = engine_summary_of(own)
+        rows.append({"server": name, **_counted(own)})
+    return rows
+
+
+#: A window ends where no request was in flight for this long; for longer, if there were more windows.
+_IDLE_SEC: Final = 1.0
+_MOST_WINDOWS: Final = 200
+#: Without such a pause, windows are of one of these lengths, at most this many.
+_LENGTHS_SEC: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
+_SOME_WINDOWS: Final = 20
+
+
+def window_rows(run: Run, window_sec: float | None = None) -> list[dict[str, Any]]:
+    """Return a row for each window of time, of all servers together; none without the engine's logs.
+
+    Requests belong to the window in which they arrive.
+
+    Args:
+        run: The run.
+        window_sec: The length of a window; None cuts where no request was in flight for a while, as between
+            the steps of a rollout, and takes windows of one length where no such pause is.
+
+    Returns:
+        window: from 1; begin_us; cut: "idle" or "fixed"; idle_sec: the pause before it; requests; wall_sec:
+        from the first arrival to the last answer; p50_sec, p99_sec, max_sec: of the requests' durations;
+        prompt_tokens, cached_tokens, completion_tokens; tokens_per_sec: written tokens by `wall_sec`; shares,
+        retractions: as `engine_summary` has them.
+    """
+    if not has_engine_logs(run):
+        return []
+    requests = cached_engine_requests(run).filter(pl.col("start_us").is_not_null()).sort("start_us", "rid")
+    if requests.is_empty():
+        return []
+    ended = pl.coalesce("end_us", "start_us")
+    idle = (pl.col("start_us") - ended.cum_max().shift()) / 1e6
+    requests = requests.with_columns(idle_sec=idle)
+    cut = "idle" if window_sec is None else "fixed"
+    pause = _pause(requests["idle_sec"])
+    if window_sec is None and pause is None:
+        cut, window_sec = "fixed", _usual_length(requests)
+    begins = (pl.col("idle_sec") >= pause).fill_null(value=False).cum_sum()
+    if window_sec is not None:
+        begins = (pl.col("start_us") - pl.col("start_us").min()) // max(1, int(window_sec * 1e6))
+    rows = []
+    for number, (_, own) in enumerate(
+        requests.with_columns(of=begins).group_by("of", maintain_order=True), 1
+    ):
+        before = own["idle_sec"][0]
         rows.append(
             {
-                "server": name,
-                **_times(own),
-                **{kind: _sum(own[kind]) for kind in ("prompt_tokens", "cached_tokens", "completion_tokens")},
-                **{key: summary[key] for key in ("requests", "shares", "retractions")},
+                "window": number,
+                "begin_us": own["start_us"].min(),
+                "cut": cut,
+                "idle_sec": before if before is not None and before > 0 else None,
+                **_counted(own),
             }
         )
-    return [{**row, "tokens_per_sec": _rate(row["completion_tokens"], row["wall_sec"])} for row in rows]
+    return rows
+
+
+def _pause(idle: pl.Series) -> float | None:
+    """Return how long a pause must be to end a window; None if there is none so long."""
+    pauses = idle.filter(idle >= _IDLE_SEC).sort(descending=True)
+    if pauses.is_empty():
+        return None
+    return float(pauses[min(len(pauses), _MOST_WINDOWS - 1) - 1])
+
+
+def _usual_length(requests: pl.DataFrame) -> float:
+    """Return a round length that gives at most `_SOME_WINDOWS` windows."""
+    first: Any = requests["start_us"].min()
+    last: Any = requests["start_us"].max()
+    least = (last - first) / 1e6 / _SOME_WINDOWS
+    return float(next((one for one in _LENGTHS_SEC if one > least), _LENGTHS_SEC[-1]))
+
+
+def _counted(own: pl.DataFrame) -> dict[str, Any]:
+    """Return what a server or a window did, from the rows of its requests."""
+    summary = engine_summary_of(own)
+    row: dict[str, Any] = {
+        **_times(own),
+        **{kind: _sum(own[kind]) for kind in ("prompt_tokens", "cached_tokens", "completion_tokens")},
+        **{key: summary[key] for key in ("requests", "shares", "retractions")},
+    }
+    return {**row, "tokens_per_sec": _rate(row["completion_tokens"], row["wall_sec"])}
 
 
 def calls_as_turn(run: Run) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Turn decoded lines into typed columns, chunk by chunk, while a chunk is still in the processor's cache."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from itertools import compress
+from operator import attrgetter
 from typing import Any, Final
 
 import polars as pl
@@ -61,6 +62,14 @@ _FIELDS: Final = (
     *("request_id", "turn", "turns", "finish_reason", "reward", "response_tokens", "tool"),
     *("weight_version", "first_weight_version", "group", "sample", "resumed_tokens", "verifications"),
 )
+#: Columns of fields that most lines lack: the field, and how to read it.
+_SELDOM: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
+    "weight_version": ("weight_version", version_of),
+    "first_weight_version": ("first_weight_version", version_of),
+    "sample": ("sample", label_of),
+    "resumed_tokens": ("resumed_tokens", version_of),
+    "verifications": ("spec_verify_ct", version_of),
+}
 _KINDS: Final = {**COLUMNS, "stamp": pl.String}
 # Events whose fields a digest does not need: they are part of other work, or outside of requests.
 _FIELDLESS: Final = frozenset(
@@ -207,12 +216,10 @@ class Columns:
         lists["finish_reason"] += [one.finish_reason for one in fields]
         lists["reward"] += [one.reward for one in fields]
         lists["response_tokens"] += [response_tokens(one) for one in fields]
-        lists["weight_version"] += [version_of(one.weight_version) for one in fields]
-        lists["first_weight_version"] += [version_of(one.first_weight_version) for one in fields]
-        lists["group"] += [label_of(one.group, one.group_index) for one in fields]
-        lists["sample"] += [label_of(one.sample) for one in fields]
-        lists["resumed_tokens"] += [version_of(one.resumed_tokens) for one in fields]
-        lists["verifications"] += [version_of(one.spec_verify_ct) for one in fields]
+        for name, (field, read) in _SELDOM.items():
+            lists[name] += _read(fields, field, read)
+        groups, indices = _read(fields, "group", label_of), _read(fields, "group_index", label_of)
+        lists["group"] += map(_first_of, groups, indices) if any(indices) else groups
         if not self._for_digest:
             lists["tool"] += [one.tool for one in fields]
 
@@ -257,6 +264,17 @@ class Columns:
         if not self._facts:
             return nothing
         return nothing.scatter(list(self._facts), pl.Series(list(self._facts.values()), dtype=pl.String))
+
+
+def _read(fields: Sequence[Any], name: str, read: Callable[[Any], Any]) -> list[Any]:
+    """Return a field that most lines lack, read where it is there."""
+    values = list(map(attrgetter(name), fields))
+    has_any = values.count(None) < len(values)
+    return [None if value is None else read(value) for value in values] if has_any else values
+
+
+def _first_of(one: str | None, other: str | None) -> str | None:
+    return other if one is None else one
 
 
 def _gathered(name: str, words: list[str], codes: pl.Series) -> pl.Series:

@@ -97,7 +97,7 @@ class Run:
         if self.is_dataset:
             raise LogError(
                 f"{self.folder} is a dataset, without the log that this needs; `sql` can ask its spans,"
-                " and summary, requests, turns, workers, lengths and gaps answer from it"
+                " and summary, requests, turns, workers, staleness, waste, lengths and gaps answer from it"
             )
 
     def demand_records(self, step: Steps, worker: int | None = None, validate: bool | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.cli import select
@@ -59,6 +60,14 @@ SERVERS: Final = (
     Column("tokens", "tokens of its replies", "count"),
     Column("tokens/s", "tokens of its replies a second of `wall`", "count"),
 )
+WINDOWS: Final = (
+    Column("window", "a stretch of time, from 1; a request belongs to that in which it arrived", "count"),
+    Column("begin", "its first arrival, UTC"),
+    Column("idle", "before it, for how long no request was in flight", "time", gives_way=1),
+    *(column for column in SERVERS if column.name != "server"),
+)
+#: Rows that are shown: the slowest and the last ones.
+_WINDOWS_SHOWN: Final = 12
 _UNKNOWN: Final = ", ".join(f"{NOTHING} {kind}" for kind in _KINDS)
 
 
@@ -137,28 +146,56 @@ def _chosen(opened: Run, requests: pl.DataFrame, args: argparse.Namespace) -> pl
     return found
 
 
-def print_servers(opened: Run) -> None:
-    """Print what each server did; for logs in which no worker tells of steps."""
+def print_servers(opened: Run, window_sec: float | None = None) -> None:
+    """Print what each server did, and each window of time; for logs in which no worker tells of steps."""
     from sglang_instrument.analysis.answers.servers import server_rows
 
     servers = server_rows(opened)
-    rows = [
-        (
-            row["server"],
-            row["requests"],
-            row["wall_sec"],
-            *(row[f"{name}_sec"] for name in ("p50", "p99", "max")),
-            *(row["shares"].get(kind) for kind in _KINDS),
-            row["retractions"],
-            row["completion_tokens"],
-            row["tokens_per_sec"],
-        )
-        for row in servers
-    ]
+    rows = [(row["server"], *_counted(row)) for row in servers]
     many = "1 server" if len(rows) == 1 else f"{len(rows)} servers"
     requests = sum(row["requests"] for row in servers)
     print_table(SERVERS, rows, title=f"{opened.name}: {many}, {requests:,} requests of the engine")
-    print_line(f"{ALONE}; a trainer that runs with this package logs them")
+    print_windows(opened, window_sec)
+    print_line(f"{ALONE}; a trainer that runs with this package logs them, and `doctor` says what to bind")
+
+
+def _counted(row: dict[str, Any]) -> tuple[Any, ...]:
+    return (
+        row["requests"],
+        row["wall_sec"],
+        *(row[f"{name}_sec"] for name in ("p50", "p99", "max")),
+        *(row["shares"].get(kind) for kind in _KINDS),
+        row["retractions"],
+        row["completion_tokens"],
+        row["tokens_per_sec"],
+    )
+
+
+def print_windows(opened: Run, window_sec: float | None = None) -> None:
+    """Print what the engine did in each window of time, which stand in for steps."""
+    from sglang_instrument.analysis.answers.servers import window_rows
+
+    windows = window_rows(opened, window_sec)
+    if not windows:
+        return
+    shown = windows
+    if len(windows) > _WINDOWS_SHOWN:
+        latest = windows[-4:]
+        slowest = sorted(windows[:-4], key=lambda row: -(row["p99_sec"] or 0.0))[: _WINDOWS_SHOWN - 4]
+        shown = sorted([*slowest, *latest], key=lambda row: int(row["window"]))
+    rows = [(row["window"], _clock(row["begin_us"]), row["idle_sec"], *_counted(row)) for row in shown]
+    many = "1 window" if len(windows) == 1 else f"{len(windows)} windows"
+    print_table(WINDOWS, rows, title=f"\n{many} of time, in place of steps")
+    if len(shown) < len(windows):
+        print_line(f"{len(shown)} of {many} are shown, the slowest and the last; --json prints all")
+    if windows[0]["cut"] == "idle":
+        print_line(
+            "a window ends where no request was in flight for a while; --window SECONDS cuts by the clock"
+        )
+
+
+def _clock(begin_us: int) -> str:
+    return datetime.fromtimestamp(begin_us / 1e6, timezone.utc).strftime("%m-%d %H:%M:%S")
 
 
 def print_calls(calls: list[dict[str, Any]]) -> None:

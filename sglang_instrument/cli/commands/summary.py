@@ -25,6 +25,7 @@ names what cost most, and what to look at next.
     sglang-instrument summary logs/gsm8k_600
     sglang-instrument summary logs/gsm8k_600 --step 67      # its workers, and the parts that add up to it
     sglang-instrument summary logs/gsm8k_600 --by week      # a row a week of a long run; also: day
+    sglang-instrument summary logs/servers --window 60      # servers without steps: by windows of a minute
 
 --json prints {"folder", "verdict", "findings": [{"cause", "scope", "step", "validate", "worker",
 "request_id", "event", "lost_sec", "sentence", "advice", "evidence": {...}}], "steps": [{"step",
@@ -34,18 +35,21 @@ share of all workers' time}}], "workers": [the same of each worker], "ledger": {
 "validate", "worker", "part", "event", "waited_for", "sec"}], "workers": [the same of each worker, with
 --step]}, "engine": {"requests", "retractions", "shares": {"queue", "prefill", "decode"}, "explains"} or
 null (a null in it means unknown), "servers": [{"server", "requests", "wall_sec", "completion_tokens",
-"tokens_per_sec", ...}], "health": {...}}. The worker of a finding is null where it concerns all.
-Shares and tail are from 0 to 1. With --by, "periods" stand in place of steps, workers and ledger:
-{"by", "timezone": "UTC", "periods": [{"period", "begin", "steps", "requests", "response_tokens", "p50_sec",
-"p90_sec", "wall_sec", "tokens_per_sec", "slowest_step", "slowest_sec", "failed", "unended", "dropped",
-"restarts", "waiting", "parts": {PART: share of wall_sec}}]}."""
+"tokens_per_sec", ...}], "windows": [in place of steps: {"window", "begin_us", "cut", "idle_sec", ... as a
+server}] or [], "health": {...}}. The worker of a finding is null where it concerns all. Shares and tail
+are from 0 to 1. With --by, "periods" stand in place of steps, workers and ledger: {"by", "timezone": "UTC",
+"periods": [{"period", "begin", "steps", "requests", "response_tokens", "p50_sec", "p90_sec", "wall_sec",
+"tokens_per_sec", "slowest_step", "slowest_sec", "failed", "unended", "dropped", "restarts", "waiting",
+"parts": {PART: share of wall_sec}}]}."""
 
+_NO_ENGINE: Final = 'SGLang\'s own processes logged nothing; engine_detail="requests" records their requests'
 _SHOWN: Final = 12  # rows; more leave no room for the rest on one screen
 TABLES: Final = {
     **step_tables.TABLES,
     **period_tables.TABLES,
     "--step N: what its wall time was spent on": LEDGER,
     "where only SGLang's own processes logged: the servers": engine_logs.SERVERS,
+    "there, and with --window: windows of time in place of steps": engine_logs.WINDOWS,
 }
 
 _Row = dict[str, Any]
@@ -65,6 +69,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `summary`."""
     select.add_arguments(parser)
     parser.add_argument("--by", choices=("day", "week"), help="a row a day or a week, in UTC, not one a step")
+    parser.add_argument(
+        "--window",
+        type=_seconds,
+        metavar="SECONDS",
+        help="also rows of the engine's requests by windows of time",
+    )
+
+
+def _seconds(text: str) -> float:
+    """Return a length of time that is more than 0.
+
+    Raises:
+        ArgumentTypeError: It is none.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds over 0, got {text!r}")
+    return seconds
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,17 +119,27 @@ def run(args: argparse.Namespace) -> int:
             }
             print_json({"folder": str(opened.folder), **said, **of_periods, "health": asdict(opened.health)})
             return 0
-        _print_json(opened, chosen, summary, said, engine and {**engine, "explains": why or None})
+        windows = _windows(opened, args.window)
+        _print_json(
+            opened,
+            chosen,
+            summary,
+            {**said, "windows": windows},
+            engine and {**engine, "explains": why or None},
+        )
         return 0
+    windowed = args.window is not None or _are_unbound(opened)
     if args.by:
         where = select.named(chosen, validate=args.validate)
         period_tables.print_periods(f"{opened.name}{where}, by {args.by}", periods)
     elif are_servers_alone(opened):
-        engine_logs.print_servers(opened)
+        engine_logs.print_servers(opened, args.window)
     elif chosen and len(chosen) == 1:
         _print_step(f"{opened.name}{select.named(chosen, validate=args.validate)}", summary)
     else:
         _print_steps(opened, args.validate, chosen, summary)
+    if windowed and not are_servers_alone(opened):
+        _print_windows(opened, args.window)
     of = "verdict of the whole run" if chosen else "verdict"
     print_told(of, verdict.sentence, "bold red" if found else "bold green")
     if why:
@@ -115,6 +150,28 @@ def run(args: argparse.Namespace) -> int:
         print_line(engine_logs.told(engine))
     print_told("log", opened.health.sentence())
     return 0
+
+
+def _are_unbound(opened: Run) -> bool:
+    """Return whether nobody bound a step: the only one is 0, where records outside of any step are, too."""
+    steps = opened.digest.steps.filter(validate=False)["step"].unique().to_list()
+    return steps == [0]
+
+
+def _windows(opened: Run, window_sec: float | None) -> list[_Row]:
+    from sglang_instrument.analysis.answers.servers import are_servers_alone, window_rows
+
+    wanted = window_sec is not None or are_servers_alone(opened) or _are_unbound(opened)
+    return window_rows(opened, window_sec) if wanted else []
+
+
+def _print_windows(opened: Run, window_sec: float | None) -> None:
+    from sglang_instrument.analysis.answers.join import has_engine_logs
+
+    if has_engine_logs(opened):
+        engine_logs.print_windows(opened, window_sec)
+    elif window_sec is not None:
+        print_line(f"no windows: {_NO_ENGINE}")
 
 
 def _summarise(opened: Run, validate: bool, chosen: list[int] | None) -> _Summary:

@@ -21,7 +21,7 @@ from sglang_instrument.patching.tables.reading import load_table
 HERE = Path(__file__).parent
 REQUEST = "async_rollout_request_complete"
 #: Events of slime's tables that Miles has no statements for.
-NOT_IN_MILES = {"sample_hooks"}
+NOT_IN_MILES = {"sample_hooks"}  # nor has it the sandboxes of slime.agent
 
 
 class Rolled:
@@ -153,6 +153,50 @@ def test_requests_of_a_loop_that_outlives_its_step_are_in_the_step_in_which_they
     [collected] = run.extras("groups_collect", "step_6/worker_0.jsonl")
     assert (collected["groups"], len(collected["group_index"]), collected["weight_version"]) == (2, 2, 2)
     assert run.of("group_produce", "step_6/worker_0.jsonl")
+
+
+def test_a_step_names_the_samples_that_it_hands_to_training(rolled):
+    run = rolled("plain")
+    [consumed] = run.extras("samples_consumed", "step_6/worker_0.jsonl")
+    requests = run.extras(REQUEST, "step_6/worker_0.jsonl")
+    assert sorted(consumed["samples"]) == sorted(one["sample"] for one in requests)
+    assert (set(consumed["groups"]), consumed["weight_version"]) == ({one["group"] for one in requests}, 2)
+
+
+def test_what_the_buffer_drops_is_named_with_the_reason(tmp_path):
+    script = """
+import asyncio, sglang_instrument
+from types import SimpleNamespace
+from miles.utils.types import Sample
+from miles.rollout.fully_async_data_buffer import DefaultDataBuffer
+
+sglang_instrument.install()
+
+def made(number, status="COMPLETED", keep=True):
+    group = [Sample(number, number, status=Sample.Status[status], weight_versions=[str(number)])]
+    return SimpleNamespace(group=group, prompt_group=group, keep=keep)
+
+async def main():
+    buffer = DefaultDataBuffer(1)
+    for one in (made(1), made(2, "ABORTED"), made(3, keep=False), made(4)):
+        await buffer.put(one)
+    return (await buffer.get(current_version=5)).group[0].index
+
+with sglang_instrument.step(7):
+    assert asyncio.run(main()) == 4
+sglang_instrument.flush()
+"""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    ours = {"EXPERIMENT_NAME": "run", "SGLANG_INSTRUMENT_LOG_DIR": str(tmp_path)}
+    paths = {"PYTHONPATH": str(HERE / "stand_in")}
+    subprocess.run([sys.executable, "-c", script], env={**kept, **ours, **paths}, check=True, timeout=300)
+    records = own(read_records(tmp_path / "run")["step_7/worker_0.jsonl"])
+    dropped = [one["extra"] for one in records if one["event"] == "samples_dropped"]
+    assert [(one["reason"], one["samples"]) for one in dropped] == [
+        ("aborted", [2]),
+        ("filtered", [3]),
+        ("stale", [1]),
+    ]
 
 
 def test_nothing_that_was_said_is_in_the_log(rolled):

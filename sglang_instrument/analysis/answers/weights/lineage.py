@@ -8,6 +8,8 @@ any weights since the last flush. How much of it is older than the current weigh
 - at least what no later call can have computed: no call that was admitted under the current weights has
   begun to compute at an earlier token than this one's prefix ends. A prefix that ends at a node of the cache
   that was there before the update is older as a whole.
+
+Where prompts end at one node of the cache they are the same: then the first one's limits hold for all.
 """
 
 from __future__ import annotations
@@ -179,10 +181,15 @@ class _Prefixes:
     def __init__(self, history: _Weights) -> None:
         self._history = history
         self._updates = 0
-        self._highest: int | None = None  # number of a node of the cache before the last update
-        self._seen: int | None = None
+        self._highest: int | None = (
+            None  # number of the newest known node of the cache before the last update
+        )
+        self._nodes: list[
+            tuple[int, int]
+        ] = []  # when a node was there, its number: later nodes have higher ones
         self._from: int | None = None  # the first token that a call of these weights computed
         self._running: list[tuple[int, int]] = []  # end, prompt tokens: of calls that may still write
+        self._of_prompts: dict[int, tuple[int, int]] = {}  # by the node at which a prompt ends
 
     def stale(self, call: dict[str, Any], updates: int, kept: int) -> tuple[int | None, int | None]:
         """Return the least and the most tokens of older weights in the prefix of the next call."""
@@ -197,11 +204,26 @@ class _Prefixes:
             is_old = node is not None and self._highest is not None and node <= self._highest
             most = cached
             least = cached if is_old or self._from is None else min(cached, self._from)
+            least, most = self._same_prompt(call["prompt_node"], least, most)
         if cached is not None:
             self._from = cached if self._from is None else min(self._from, cached)
         if node is not None:
-            self._seen = max(node, self._seen or node)
+            self._nodes.append((call["at"], node))
+        if call["prompt_node"] is not None:
+            self._nodes.append((call["prompt_us"], call["prompt_node"]))
         self._running.append((call["end_us"] or 0, call["prompt_tokens"] or 0))
+        return least, most
+
+    def _same_prompt(self, end: int | None, least: int, most: int) -> tuple[int, int]:
+        """Narrow the limits of a prompt by those of an equal one, whose call computed the rest of it."""
+        if end is None:
+            return least, most
+        if end in self._of_prompts:
+            first_least, first_most = self._of_prompts[end]
+            return max(least, min(most, first_least)), min(most, first_most)
+        if self._highest is not None and end <= self._highest:
+            return most, most  # the whole prompt was in the cache before the update
+        self._of_prompts[end] = least, most
         return least, most
 
     def _change(self, updates: int) -> None:
@@ -209,7 +231,10 @@ class _Prefixes:
         changed = self._history.begun[updates - 1]
         self._running = [one for one in self._running if one[0] > changed]
         self._from = min((prompt for _, prompt in self._running), default=None)
-        self._updates, self._highest = updates, self._seen
+        there = (node for at, node in self._nodes if at <= changed)
+        self._updates, self._highest = updates, max(there, default=self._highest)
+        self._of_prompts.clear()
+        self._nodes.clear()
 
 
 def _is_wrong(history: _Weights, call: dict[str, Any], end: int) -> bool | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +28,8 @@ CALLS: Final[dict[str, Any]] = {
     "end_us": pl.Int64,
     "admitted_us": pl.Int64,
     "node": pl.Int64,
+    "prompt_node": pl.Int64,
+    "prompt_us": pl.Int64,
     "first_weight_version": pl.String,
     "weight_version": pl.String,
     "prompt_tokens": pl.Int64,
@@ -51,6 +54,8 @@ class _Call:
     end_us: int | None = None
     admitted_us: int | None = None
     node: int | None = None
+    prompt_node: int | None = None
+    prompt_us: int | None = None
     first_weight_version: str | None = None
     weight_version: str | None = None
     prompt_tokens: int | None = None
@@ -77,7 +82,8 @@ def served_calls(run: Run) -> pl.DataFrame:
         rid: the engine's name of the call, or one made of request and turn; request_id, turn, step: of the
         caller; server: the address or replica, or the stem of the server's file; scheduler: the stem of its
         file; start_us, end_us; admitted_us: when the scheduler took it from its queue the first time, and
-        `node`, the number of the cache's node at which its cached prefix ended; first_weight_version,
+        `node`, the number of the cache's node at which its cached prefix ended; prompt_node: where its prompt
+        ended in the cache, once it was computed, at prompt_us; first_weight_version,
         weight_version: the labels, at the begin and the end, as text; prompt_tokens, cached_tokens,
         completion_tokens; finish_reason; error. Null where nothing was logged.
     """
@@ -161,15 +167,27 @@ def _on_receive(calls: dict[str, _Call], place: Place, record: Record, fields: F
 
 
 def _on_admit(calls: dict[str, _Call], place: Place, record: Record, fields: Fields) -> None:
+    for call, node in _with_nodes(calls, fields):
+        if call.admitted_us is None:
+            call.fill("scheduler", place.stem)
+            call.admitted_us, call.node = record.start_us, node
+
+
+def _on_first_tokens(calls: dict[str, _Call], place: Place, record: Record, fields: Fields) -> None:
+    for call, node in _with_nodes(calls, fields):
+        call.prompt_node, call.prompt_us = node, record.end_us  # a prompt in pieces ends with the last one
+
+
+def _with_nodes(calls: dict[str, _Call], fields: Fields) -> Iterator[tuple[_Call, int | None]]:
+    """Yield the calls of a batch, each with its node of the cache."""
     if not isinstance(fields.rids, list):
         return
     nodes = fields.nodes if isinstance(fields.nodes, list) else []
     nodes = nodes if len(nodes) == len(fields.rids) else [None] * len(fields.rids)
     for rid, node in zip(fields.rids, nodes, strict=True):
         call = _named(calls, rid)
-        if call is not None and call.admitted_us is None:
-            call.fill("scheduler", place.stem)
-            call.admitted_us, call.node = record.start_us, _integer(node)
+        if call is not None:
+            yield call, _integer(node)
 
 
 def _on_end(calls: dict[str, _Call], place: Place, record: Record, fields: Fields) -> None:
@@ -192,5 +210,6 @@ _HANDLERS: Final = {
     **dict.fromkeys(_EVENTS, _on_call),
     "scheduler_receive": _on_receive,
     "scheduler_admit": _on_admit,
+    "scheduler_first_tokens": _on_first_tokens,
     "engine_detokenize": _on_end,
 }

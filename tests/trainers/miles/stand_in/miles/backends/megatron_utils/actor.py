@@ -13,6 +13,7 @@ class MegatronTrainRayActor:
     """A training worker."""
 
     role = "actor"
+    weight_updater = None
 
     def train(self, rollout_id, rollout_data_ref, witness_info=None, attempt=0, external_data=None):
         """Train on a batch."""
