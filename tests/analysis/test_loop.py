@@ -213,7 +213,7 @@ def test_weights_that_are_sent_before_the_first_step_are_no_step_and_a_long_firs
 ) -> None:
     requests = [
         Request(1, 0, 400),
-        *(Request(s + 1, 408 + 12 * (s - 1), 418 + 12 * (s - 1)) for s in range(1, 5)),
+        *(Request(s + 1, 402 + 12 * (s - 1), 412 + 12 * (s - 1)) for s in range(1, 5)),
     ]
     steps = [TrainerStep([(WAIT, 400), (SEND, 2), (TRAIN, 8)], 0)]
     steps += [TrainerStep([(WAIT, 2), (SEND, 2), (TRAIN, 8)], 0)] * 4
