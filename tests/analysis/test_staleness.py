@@ -177,3 +177,18 @@ def test_the_table_is_by_step_worker_and_group(tmp_path: Path, capsys: pytest.Ca
     assert "18 samples used, 6 not taken by any step yet, 0 thrown away" in printed
     assert "1-0, step 2" in printed
     assert "3-0, step 4" not in printed
+
+
+def test_requests_tell_the_step_that_trained_on_each_and_its_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    folder = AsyncRun().write(tmp_path)
+    assert main(["requests", str(folder), "--trained", "3", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["requests"]
+    assert [(row["step"], row["used_step"], row["weight_version"]) for row in rows] == [(2, 3, 2)] * 6
+    assert main(["requests", str(folder), "--step", "4", "--json"]) == 0
+    assert {row["used_step"] for row in json.loads(capsys.readouterr().out)["requests"]} == {None}
+    assert main(["requests", str(folder)]) == 0
+    header = capsys.readouterr().out.splitlines()[1]
+    assert header.split()[:4] == ["request", "step", "trained", "weights"]

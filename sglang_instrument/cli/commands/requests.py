@@ -28,18 +28,24 @@ Show the requests of a run, the slowest first, or one request with its turns and
 --json prints {"folder", "requests": [{"worker", "step", "validate", "request_id", "start_us", "end_us",
 "duration_sec", "turns", "response_tokens", "finish_reason", "reward", "error", "weight_version",
 "first_weight_version", "group", "sample", "resumed_tokens", "engine_sec", "tool_sec", "interaction_sec",
-"reward_sec", "rest_sec"}]}; --request adds "events": [{"event", "turn", "start_sec", "duration_sec",
-"self_sec", "active_sec", "depth"}], "engine_calls", "engine_logs": [{"turn", ...}]; --engine has
-"engine_requests"; --cdf "cdf": [{"step", "requests", "mean_sec", "p50_sec" ... "max_sec"}]. Turns: from 0."""
+"reward_sec", "rest_sec", "used_step"}]}; --request, --engine, --cdf print lists of theirs. Turns: from 0."""
 
 _BARS: Final = 32  # characters of a waterfall
 _BARS_IF_NARROW: Final = (110, 16)  # a terminal with fewer columns has shorter ones
 _MOST_OFFERED: Final = 5  # ids in an error
 
 _INTERACTION: Final = Column("interaction", "its time in interactions; only if a request has some", "time", 3)
+_VERSION: Final = Column(
+    "weights",
+    "versions that made its first and last reply; only if a step that trained is known",
+    gives_way=7,
+)
+_USED: Final = Column("trained", "the step that trained on it; only if one is known", "count", 8)
 _REQUESTS: Final = (
     Column("request", "its id, as logged"),
     Column("step", "the training step", "count", gives_way=6),
+    _USED,
+    _VERSION,
     Column("worker", "the rank of its worker", "count", gives_way=5),
     Column("time", "from its begin to its end", "time"),
     Column("engine", "its time in calls of the engine", "time"),
@@ -105,6 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--finish-reason", metavar="WORD", help="only with this finish reason: stop, length")
     parser.add_argument("--min-tokens", type=int, metavar="N", help="only requests of at least N tokens")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="only requests of at most N tokens")
+    parser.add_argument("--trained", type=int, metavar="N", help="what step N trained on")
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="number of rows (%(default)s)")
     parser.add_argument("--request", metavar="ID", help="this request; the begin of its id will do")
     parser.add_argument("--cdf", action="store_true", help="percentiles by step; with --step by worker")
@@ -113,6 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print requests, one request, or percentiles."""
+    from sglang_instrument.analysis.answers.asynchronous.used_steps import with_used_steps
     from sglang_instrument.analysis.answers.requests import cdf_table, request_table
     from sglang_instrument.analysis.answers.servers import are_servers_alone
 
@@ -120,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
         opened = select.open_logs(args, args.logs, progress)
         if args.engine or are_servers_alone(opened):
             return engine_logs.show_engine_requests(opened, args)
-        every = request_table(opened.everything)
+        every = with_used_steps(request_table(opened.everything), opened.everything)
         table = select.of_steps(opened, every, args, opened.everything)
         table = _filtered(opened, table, args)
     if args.request is not None:
@@ -151,6 +159,8 @@ def _filtered(opened: Run, table: pl.DataFrame, args: argparse.Namespace) -> pl.
         table = table.filter(pl.col("response_tokens") >= args.min_tokens)
     if args.max_tokens is not None:
         table = table.filter(pl.col("response_tokens") <= args.max_tokens)
+    if args.trained is not None:
+        table = table.filter(pl.col("used_step") == args.trained)
     if args.event is None:
         return table
     steps = select.steps_of(opened, args, opened.everything)
@@ -244,11 +254,15 @@ def _bar(event: dict[str, Any], whole: float, length: int) -> Styled:
 
 def _print(title: str, rows: list[dict[str, Any]]) -> None:
     interacts = any(row["interaction_sec"] for row in rows)
-    columns = [column for column in _REQUESTS if interacts or column is not _INTERACTION]
+    is_used = any(row["used_step"] is not None for row in rows)
+    left_out = [] if interacts else [_INTERACTION]
+    left_out += [] if is_used else [_USED, _VERSION]
+    columns = [column for column in _REQUESTS if column not in left_out]
     shown: list[tuple[Cell, ...]] = [
         (
             row["request_id"],
             row["step"],
+            *([row["used_step"], _versions(row)] if is_used else []),
             row["worker"],
             row["duration_sec"],
             row["engine_sec"],
@@ -263,6 +277,12 @@ def _print(title: str, rows: list[dict[str, Any]]) -> None:
         for row in rows
     ]
     print_table(columns, shown, title=title)
+
+
+def _versions(row: dict[str, Any]) -> str | None:
+    first, last = row["first_weight_version"], row["weight_version"]
+    known = [str(one) for one in dict.fromkeys((first, last)) if one is not None]
+    return " to ".join(known) or None
 
 
 def _print_cdf(opened: Run, rows: list[dict[str, Any]]) -> None:

@@ -70,16 +70,18 @@ def run(args: argparse.Namespace) -> int:
 
     from sglang_instrument.analysis.answers.asynchronous import fates, staleness
 
+    args.validate = False
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress)
+        wanted = select.steps_of(opened, args)
         digest = opened.digest
         rows = fates.sample_fates(digest)
         if args.worker is not None:
             rows = rows.filter(worker=args.worker)
         load = staleness.load_table(digest, rows)
-        steps = _chosen(staleness.staleness_table(rows).join(load, on="step", how="left"), args)
-        workers = _chosen(staleness.staleness_table(rows, by_worker=True), args)
-        groups = _chosen(staleness.group_table(rows), args)
+        steps = _chosen(staleness.staleness_table(rows).join(load, on="step", how="left"), wanted)
+        workers = _chosen(staleness.staleness_table(rows, by_worker=True), wanted)
+        groups = _chosen(staleness.group_table(rows), wanted)
         missing = staleness.missing_of(rows, fates.logs_consumption(digest))
         counts = rows.group_by("fate").agg(samples=pl.len().cast(pl.Int64)).sort("fate").to_dicts()
     if args.json:
@@ -100,9 +102,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(table: pl.DataFrame, args: argparse.Namespace) -> list[dict[str, Any]]:
+def _chosen(table: pl.DataFrame, wanted: list[int] | None) -> list[dict[str, Any]]:
     """Return the rows of the chosen steps of the trainer."""
-    wanted = None if not args.step else sorted({one for steps in args.step for one in steps})
     return table.filter(select.within(wanted)).to_dicts()
 
 

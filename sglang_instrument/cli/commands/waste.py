@@ -103,7 +103,7 @@ def _sentences(total: dict[str, Any] | None, engine: dict[str, Any] | None) -> l
         again = engine["computed_again"]
         more = "" if again is None else f", {count(again)} tokens computed again after retractions"
         said.append(
-            f"the engines' own logs: {count(engine['generated'])} tokens in {count(engine['requests'])} "
-            f"requests, {count(engine['aborted'])} of them in aborted ones{more}"
+            f"the engines' own logs, validation included: {count(engine['generated'])} tokens in "
+            f"{count(engine['requests'])} requests, {count(engine['aborted'])} of them in aborted ones{more}"
         )
     return said
