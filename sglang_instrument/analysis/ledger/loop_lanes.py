@@ -100,9 +100,10 @@ class Lanes:
         logs its steps, they are the trainer's; else the rollout's.
         """
         if self.role == "trainer":
-            told = self._of_trainer(self.paths.digest.path).filter(pl.col("event").str.starts_with(_TRAINER))
+            path = self._of_trainer(self.paths.digest.path).filter(~pl.col("validate"))
+            first = path.filter(pl.col("event").str.starts_with(_TRAINER))["start_us"].min()
             steps = self._of_trainer(self.paths.digest.steps).filter(~pl.col("validate"))
-            steps = steps.join(told, on=STEP, how="semi")  # weights may be sent before the first step
+            steps = steps.filter(pl.col("end_us") > first)  # weights may be sent before the first step
             ahead = pl.lit(self.ahead_us)
         else:
             steps = self.paths.windows.filter(~pl.col("validate"))
