@@ -73,6 +73,6 @@ def fitting(kind: type[msgspec.Struct], fields: dict[str, Any]) -> dict[str, Any
         if one.encode_name in fields:
             try:
                 kept[one.name] = msgspec.convert(printable(fields[one.encode_name]), one.type)
-            except (msgspec.ValidationError, RecursionError):
+            except (msgspec.ValidationError, RecursionError, UnicodeError):
                 continue
     return kept

@@ -1,42 +1,64 @@
 """Read the spans that MLflow keeps in files: a SQLite database, or a folder of `traces.json`."""
 
 import json
-import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
+import polars as pl
 
 from sglang_instrument.analysis.foreign.json_lines import fitting
-from sglang_instrument.analysis.foreign.rows import is_whole, printable
+from sglang_instrument.analysis.foreign.stores.engine_call_texts import NOTHING, EngineCall, engine_call_of
 from sglang_instrument.errors import LogError
 from sglang_instrument.regular_files import demand_regular, read_regular
 
 _MOST_BYTES: Final = 2**30  # of one traces.json
 _TAG_BYTES: Final = 4096
 _DATABASE: Final = b"SQLite format 3\0"
-TRACES: Final = "traces.json"
-TAGS: Final = ("step", "sample_index", "rollout_n", "validate")
-# Only calls of the engine have values that we use, and prompts are long.
+_TRACES: Final = "traces.json"
+_TAGS: Final = ("step", "sample_index", "rollout_n", "validate")
+_ROWS: Final = 20_000  # taken from a database at once: each call of the engine holds its prompt
+# Only calls of the engine have values that we use. SQLite lets any column hold any type.
 _SPANS: Final = """
-select trace_id, span_id, parent_span_id, name, status, start_time_unix_nano, end_time_unix_nano,
-       case when name like '%.generate' then content end
-from spans order by trace_id, start_time_unix_nano, end_time_unix_nano desc
+select cast(trace_id as blob), cast(span_id as blob), cast(parent_span_id as blob), cast(name as blob),
+       cast(status as blob),
+       case when typeof(start_time_unix_nano) = 'integer' then start_time_unix_nano end,
+       case when typeof(end_time_unix_nano) = 'integer' then end_time_unix_nano end,
+       case when name like '%.generate' then cast(content as blob) end
+from spans
 """
-_TAGS: Final = """
-select request_id, key, value from trace_tags where key in ('step', 'sample_index', 'rollout_n', 'validate')
+_SELECT_TAGS: Final = """
+select cast(request_id as blob), cast(key as blob), cast(value as blob) from trace_tags
+where key in ('step', 'sample_index', 'rollout_n', 'validate')
 """
-_INVALID: Final = (ValueError, TypeError, msgspec.MsgspecError, RecursionError)
+_TABLES: Final = """
+select count(*) from sqlite_master where type = 'table' and name in ('spans', 'trace_tags')
+"""
+#: Columns of spans. Times are Unix nanoseconds; the last columns are those of `EngineCall`.
+SPANS: Final[dict[str, Any]] = {
+    "trace": pl.String,
+    "span_id": pl.String,
+    "parent": pl.String,
+    "name": pl.String,
+    "status": pl.String,
+    "start_ns": pl.Int64,
+    "end_ns": pl.Int64,
+    "response_tokens": pl.Int64,
+    "prompt_tokens": pl.Int64,
+    "preempted": pl.Int64,
+    "weight_version": pl.String,
+    "sample": pl.String,
+}
+_OF_CALL: Final = len(EngineCall._fields)
+TAGS: Final[dict[str, Any]] = {"trace": pl.String, "key": pl.String, "value": pl.String}
+_Tables = tuple[pl.DataFrame, pl.DataFrame]
 
 
-class Attributes(msgspec.Struct, gc=False):
-    """What the traced function got and returned, each as JSON in a string."""
-
+class _Attributes(msgspec.Struct, gc=False):
     inputs: Any = msgspec.field(name="mlflow.spanInputs", default=None)
     outputs: Any = msgspec.field(name="mlflow.spanOutputs", default=None)
 
@@ -45,8 +67,8 @@ class _Status(msgspec.Struct, gc=False):
     code: str | None = None
 
 
-class Span(msgspec.Struct, gc=False):
-    """A span; times are Unix nanoseconds."""
+class _Span(msgspec.Struct, gc=False):
+    """A span in traces.json."""
 
     span_id: str
     name: str
@@ -54,35 +76,15 @@ class Span(msgspec.Struct, gc=False):
     end_time_unix_nano: int | None = None
     parent_span_id: str | None = None
     status: _Status = msgspec.field(default_factory=_Status)
-    attributes: Attributes = msgspec.field(default_factory=Attributes)
-
-    @property
-    def failed(self) -> bool:
-        """Whether the traced function raised."""
-        return self.status.code in ("STATUS_CODE_ERROR", "ERROR")
-
-
-class _Content(msgspec.Struct, gc=False):
-    """A span as the database keeps it."""
-
-    attributes: Attributes = msgspec.field(default_factory=Attributes)
+    attributes: _Attributes = msgspec.field(default_factory=_Attributes)
 
 
 class _File(msgspec.Struct, gc=False):
-    spans: list[Span]
+    spans: list[_Span]
 
 
-_CONTENT: Final = msgspec.json.Decoder(_Content)
 _FILE: Final = msgspec.json.Decoder(_File)
-
-
-@dataclass
-class Trace:
-    """The spans of one trace, in the order of their starts, and verl's tags."""
-
-    name: str
-    spans: list[Span]
-    tags: dict[str, str]
+_INVALID: Final = (ValueError, TypeError, KeyError, msgspec.MsgspecError, RecursionError)
 
 
 def is_spans(path: Path, head: bytes) -> bool:
@@ -90,47 +92,99 @@ def is_spans(path: Path, head: bytes) -> bool:
     if head.startswith(_DATABASE):
         return _has_tables(path)
     return (
-        path.name == TRACES and path.parent.name == "artifacts" and head[:40].lstrip().startswith(b'{"spans"')
+        path.name == _TRACES
+        and path.parent.name == "artifacts"
+        and head[:40].lstrip().startswith(b'{"spans"')
     )
 
 
-def read_traces(path: Path) -> Iterator[Trace]:
-    """Yield the traces of a file.
+def read_spans(path: Path) -> Iterator[_Tables]:
+    """Yield spans and tags of a file, a part at a time, with the columns of `SPANS` and `TAGS`.
 
     Raises:
         OSError: It cannot be read.
         LogError: It is damaged.
     """
-    if path.name == TRACES:
-        yield _read_file(path)
+    if path.name == _TRACES:
+        yield _of_file(path)
         return
     try:
         with closing(_connect(path)) as connection:
-            yield from _read_database(connection)
+            connection.text_factory = bytes
+            yield pl.DataFrame(schema=SPANS), _tags(connection.execute(_SELECT_TAGS).fetchall())
+            cursor = connection.execute(_SPANS)
+            while rows := cursor.fetchmany(_ROWS):
+                yield _spans(rows), pl.DataFrame(schema=TAGS)
     except sqlite3.Error as error:
         raise LogError(f"not a readable database of MLflow: {error}") from None
 
 
-def _read_file(path: Path) -> Trace:
+def _spans(rows: list[tuple[Any, ...]]) -> pl.DataFrame:
+    columns = list(zip(*rows, strict=True))
+    calls = [engine_call_of(text, b'\\"') for text in columns.pop()]
+    names = list(SPANS)
+    own = [_column(name, values) for name, values in zip(names, columns, strict=False)]
+    told = zip(names[-_OF_CALL:], zip(*calls, strict=True), strict=True)
+    return pl.DataFrame([*own, *(pl.Series(name, values, SPANS[name]) for name, values in told)])
+
+
+def _column(name: str, values: Sequence[Any]) -> pl.Series:
+    """Return a column of a database; bytes that are not UTF-8 are replaced."""
+    if SPANS.get(name, pl.String) != pl.String:
+        return pl.Series(name, values, SPANS[name])
+    column = pl.Series(name, values, pl.Binary)
     try:
-        raw = read_regular(path, _MOST_BYTES)
-        spans = _spans_of(raw)
+        text: pl.Series = column.cast(pl.String)
+    except pl.exceptions.PolarsError:
+        decoded = [None if value is None else value.decode("utf-8", "replace") for value in values]
+        text = pl.Series(name, decoded, pl.String)
+    return text
+
+
+def _tags(rows: list[tuple[Any, ...]]) -> pl.DataFrame:
+    columns = zip(*rows, strict=True) if rows else ([] for _ in TAGS)
+    return pl.DataFrame([_column(name, values) for name, values in zip(TAGS, columns, strict=True)])
+
+
+def _of_file(path: Path) -> _Tables:
+    try:
+        spans = _spans_of(read_regular(path, _MOST_BYTES))
     except _INVALID as error:
         raise LogError(f"not whole: {error}") from None
-    spans.sort(key=lambda span: (span.start_time_unix_nano, -(span.end_time_unix_nano or 0)))
     home = path.parents[1]
-    tags = {name: value for name in TAGS if (value := _tag(home / "tags" / name)) is not None}
-    return Trace(home.name, spans, tags)
+    rows = [
+        (
+            home.name,
+            one.span_id,
+            one.parent_span_id,
+            one.name,
+            one.status.code,
+            one.start_time_unix_nano,
+            one.end_time_unix_nano,
+            *(engine_call_of(_text(one), b'"') if one.name.endswith(".generate") else NOTHING),
+        )
+        for one in spans
+        if abs(one.start_time_unix_nano) < 2**62 and abs(one.end_time_unix_nano or 0) < 2**62
+    ]
+    tags = [(home.name, name, value) for name in _TAGS if (value := _tag(home / "tags" / name)) is not None]
+    return (
+        pl.DataFrame(rows, schema=SPANS, orient="row"),
+        pl.DataFrame(tags, schema=TAGS, orient="row"),
+    )
 
 
-def _spans_of(raw: bytes) -> list[Span]:
+def _text(span: _Span) -> bytes:
+    return f"{span.attributes.inputs} {span.attributes.outputs}".encode("utf-8", "replace")
+
+
+def _spans_of(raw: bytes) -> list[_Span]:
     try:
         return _FILE.decode(raw).spans
     except _INVALID:
         listed = json.loads(raw)["spans"]
-        spans = [fitting(Span, one) for one in listed if isinstance(one, dict)]
-        needed = ("span_id", "name", "start_time_unix_nano")
-        return [Span(**one) for one in spans if all(name in one for name in needed)]
+        spans = [fitting(_Span, one) for one in listed if isinstance(one, dict)]
+        needed = {"span_id", "name", "start_time_unix_nano"}
+        return [_Span(**one) for one in spans if needed <= one.keys()]
 
 
 def _tag(path: Path) -> str | None:
@@ -157,42 +211,3 @@ def _has_tables(path: Path) -> bool:
             return bool(connection.execute(query).fetchone()[0] == 2)
     except (OSError, sqlite3.Error):
         return False
-
-
-def _read_database(connection: sqlite3.Connection) -> Iterator[Trace]:
-    tags: dict[str, dict[str, str]] = {}
-    for trace, key, value in connection.execute(_TAGS):
-        if isinstance(value, str):
-            tags.setdefault(str(trace), {})[str(key)] = value
-    current: Trace | None = None
-    for trace, *row in connection.execute(_SPANS):
-        if current is None or current.name != trace:
-            if current is not None:
-                yield current
-            current = Trace(trace, [], tags.get(trace, {}))
-        span = _span(row)
-        if span is not None:
-            current.spans.append(span)
-    if current is not None:
-        yield current
-
-
-def _span(row: list[Any]) -> Span | None:
-    span_id, parent, name, status, start, end, content = row
-    if not is_whole(start) or type(name) is not str or type(span_id) is not str:
-        return None
-    attributes = Attributes()
-    if type(content) is str:
-        try:
-            attributes = _CONTENT.decode(content).attributes
-        except _INVALID:
-            pass
-    code = status if type(status) is str else None
-    return Span(
-        span_id, printable(name), start, end if is_whole(end) else None, parent, _Status(code), attributes
-    )
-
-
-def digits(text: str | None) -> int | None:
-    """Return the number in a tag."""
-    return int(text) if text is not None and re.fullmatch(r"-?\d{1,9}", text.strip()) else None

@@ -93,6 +93,14 @@ def printable(value: Any) -> Any:
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
+def texts(name: str, values: Sequence[Any]) -> pl.Series:
+    """Return a column of text; lone surrogates are replaced."""
+    try:
+        return pl.Series(name, values, pl.String)
+    except UnicodeEncodeError:
+        return pl.Series(name, [printable(value) for value in values], pl.String)
+
+
 def is_whole(value: Any) -> bool:
     """Return whether a value is an integer that a column of 64 bits holds."""
     return type(value) is int and abs(value) < 2**62

@@ -4,14 +4,15 @@
 "span_end" with one `span_id` are a span.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.foreign.rows import ForeignLog, as_us, is_whole, printable, to_rows
-from sglang_instrument.analysis.foreign.torch_files import is_torch_file, read_torch
+from sglang_instrument.analysis.foreign.rows import ForeignLog, as_us, is_whole, texts, to_rows
+from sglang_instrument.analysis.foreign.slime_samples import Event, Sample, samples_of
+from sglang_instrument.analysis.foreign.stores.torch_files import is_torch_file, read_torch
 from sglang_instrument.errors import LogError
 
 NAME: Final = "slime's rollout traces"
@@ -34,33 +35,33 @@ _EVENTS: Final = {
     "reward_model": "reward_calculation",
     "group_reward_model": "reward_calculation",
 }
-_PHASES: Final = {_CALL: "generate"}
 #: The phase of a span of the user's own, by a word in its name.
 _WORDS: Final = {"tool": "tool", "reward": "reward", "verif": "reward", "sglang_pd": "engine"}
 _FINISHED: Final = {"completed": "stop", "truncated": "length", "aborted": "abort"}
-_COLUMNS: Final[dict[str, Any]] = {
-    "event": pl.String,
-    "phase": pl.String,
+_SAMPLE: Final[dict[str, Any]] = {
     "step": pl.Int64,
     "validate": pl.Boolean,
+    "request_id": pl.String,
+    "group": pl.String,
+    "reward": pl.Float64,
+    "response_length": pl.Int64,
+    "status": pl.String,
+    "first_weight_version": pl.String,
+    "weight_version": pl.String,
+}
+_SPAN: Final[dict[str, Any]] = {
+    "sample": pl.UInt32,
+    "name": pl.String,
     "start_sec": pl.Float64,
     "end_sec": pl.Float64,
-    "task": pl.Int64,
-    "request_id": pl.String,
-    "turn": pl.Int64,
     "response_tokens": pl.Int64,
     "prompt_tokens": pl.Int64,
     "cached_tokens": pl.Int64,
     "queue_sec": pl.Float64,
     "finish_reason": pl.String,
     "error": pl.String,
-    "turns": pl.Int64,
-    "reward": pl.Float64,
-    "group": pl.String,
-    "weight_version": pl.String,
-    "first_weight_version": pl.String,
 }
-_Row = dict[str, Any]
+_Lists = dict[str, list[Any]]
 
 
 def claims(path: Path, head: bytes) -> bool:
@@ -71,8 +72,7 @@ def claims(path: Path, head: bytes) -> bool:
 def read(paths: Sequence[Path]) -> ForeignLog:
     """Return a request for each sample, and the spans of its trace; each file is a step."""
     log = ForeignLog(pl.DataFrame(), [], list(_CANNOT_SHOW))
-    reader = _Reader()
-    tables = []
+    traces = _Traces()
     for path in paths:
         log.files.append(path)
         try:
@@ -81,175 +81,155 @@ def read(paths: Sequence[Path]) -> ForeignLog:
             log.unreadable[path.name] = str(error)
             continue
         if isinstance(dump, dict) and isinstance(dump.get("samples"), list):
-            rows = list(reader.rows_of(path, dump, log))
-            tables.append(_table(rows))
+            rollout = dump.get("rollout_id")
+            step = rollout if is_whole(rollout) else None
+            traces.add(samples_of(dump["samples"], log.rejects), step, validate="eval_" in path.stem)
         else:
             log.unreadable[path.name] = "not a dump of slime's rollout data: it has no list `samples`"
-    log.rows = to_rows(pl.concat([_table([]), *tables]))
-    if reader.untraced:
-        log.cannot_show.append(_UNTRACED.format(count=reader.untraced))
-    if reader.open:
-        log.cannot_show.append(_OPEN.format(count=reader.open))
+    log.rows = to_rows(_rows(traces))
+    for count, words in ((traces.untraced, _UNTRACED), (traces.open, _OPEN)):
+        if count:
+            log.cannot_show.append(words.format(count=count))
     return log
 
 
-def _table(rows: list[_Row]) -> pl.DataFrame:
-    columns = [pl.Series(name, [row.get(name) for row in rows], kind) for name, kind in _COLUMNS.items()]
-    times = [as_us(pl.col(f"{end}_sec")).alias(f"{end}_us") for end in ("start", "end")]
-    return pl.DataFrame(columns).with_columns(times).drop("start_sec", "end_sec")
-
-
-class _Reader:
-    """Makes rows of samples.
+class _Traces:
+    """Columns of samples, and of the spans of their traces.
 
     Attributes:
+        samples, spans: The columns; an instant event is a span without an end.
         untraced: Samples without a trace.
         open: Spans without an end.
     """
 
     def __init__(self) -> None:
+        self.samples: _Lists = {name: [] for name in _SAMPLE}
+        self.spans: _Lists = {name: [] for name in _SPAN}
         self.untraced = self.open = 0
 
-    def rows_of(self, path: Path, dump: dict[str, Any], log: ForeignLog) -> Iterator[_Row]:
-        """Yield the rows of a file."""
-        rollout = dump.get("rollout_id")
-        place = {"step": rollout if is_whole(rollout) else None, "validate": "eval_" in path.stem}
-        groups: set[Any] = set()
-        for number, sample in enumerate(dump["samples"]):
-            if not isinstance(sample, dict):
-                log.rejects.foreign += 1
-                continue
-            trace = sample.get("trace")
-            events = trace.get("events") if isinstance(trace, dict) else None
-            if not isinstance(events, list) or not events:
-                self.untraced += 1
-                continue
-            index = sample.get("index")
-            same = {**place, "request_id": str(index if is_whole(index) else number), "task": number + 1}
-            spans = self._spans(events, log)
-            spans = [span for span in spans if span["event"] != _GROUP or _is_first(span, groups)]
-            for span in spans:
-                span.update(same)
-            yield from _with_request(spans, sample, same)
+    def add(self, samples: Sequence[Sample], step: int | None, validate: bool) -> None:
+        """Add the samples of a file."""
+        begun = len(self.samples["step"])
+        traced = [one for one in samples if one.trace is not None and one.trace.events]
+        self.untraced += len(samples) - len(traced)
+        self._add_samples(traced, step, validate)
+        # One comprehension per column: much faster than one loop over the events.
+        events = [
+            (number, event)
+            for number, one in enumerate(traced, begun)
+            for event in (one.trace.events if one.trace is not None else ())
+        ]
+        ends = {event.span_id: event for _, event in events if event.type == "span_end"}
+        begins = [(number, event) for number, event in events if event.type == "span_start"]
+        closed = [(number, one, ends[one.span_id]) for number, one in begins if one.span_id in ends]
+        self.open += len(begins) - len(closed)
+        self._add_spans(closed)
+        instants = [(number, event, None) for number, event in events if event.type == "event"]
+        self._add_spans(instants)
 
-    def _spans(self, events: list[Any], log: ForeignLog) -> list[_Row]:
-        """Return the spans and the instant events of a trace, in the order of their ends."""
-        begun: dict[Any, _Row] = {}
-        done: list[_Row] = []
-        turn = -1
-        for event in events:
-            kind, name, at, span_id, attributes = _values(event)
-            if name is None or at is None:
-                log.rejects.foreign += 1
-            elif kind == "span_start":
-                row = _begun(name, at)
-                if row["event"] == _CALL:
-                    turn += 1
-                if row["phase"] in ("generate", "tool"):
-                    row["turn"] = max(turn, 0)
-                begun[span_id] = row
-            elif kind == "span_end" and span_id in begun:
-                done.append(_ended(begun.pop(span_id), at, attributes))
-            elif kind == "event":
-                done.append({"event": name, "start_sec": at})
-        self.open += len(begun)
-        return done
+    def _add_samples(self, samples: Sequence[Sample], step: int | None, validate: bool) -> None:
+        lists = self.samples
+        lists["step"] += [step] * len(samples)
+        lists["validate"] += [validate] * len(samples)
+        lists["request_id"] += [
+            str(number if one.index is None else one.index) for number, one in enumerate(samples)
+        ]
+        lists["group"] += [None if one.group_index is None else str(one.group_index) for one in samples]
+        lists["reward"] += [one.reward_or_none for one in samples]
+        lists["response_length"] += [one.response_length for one in samples]
+        lists["status"] += [one.status for one in samples]
+        versions: list[list[Any]] = [one.weight_versions or [None] for one in samples]
+        lists["first_weight_version"] += [None if own[0] is None else str(own[0]) for own in versions]
+        lists["weight_version"] += [None if own[-1] is None else str(own[-1]) for own in versions]
+
+    def _add_spans(self, spans: Sequence[tuple[int, Event, Event | None]]) -> None:
+        lists = self.spans
+        lists["sample"] += [number for number, _, _ in spans]
+        lists["name"] += [begin.name for _, begin, _ in spans]
+        lists["start_sec"] += [begin.ts for _, begin, _ in spans]
+        lists["end_sec"] += [None if end is None else end.ts for _, _, end in spans]
+        told = [None if end is None else end.attrs for _, _, end in spans]
+        lists["response_tokens"] += [None if one is None else one.completion_tokens for one in told]
+        lists["prompt_tokens"] += [None if one is None else one.prompt_tokens for one in told]
+        lists["cached_tokens"] += [None if one is None else one.cached_tokens for one in told]
+        lists["queue_sec"] += [None if one is None else one.queue_time for one in told]
+        lists["finish_reason"] += [None if one is None else one.finish_reason for one in told]
+        lists["error"] += [None if one is None else one.error_type for one in told]
 
 
-def _values(event: Any) -> tuple[Any, str | None, float | None, Any, dict[str, Any]]:
-    """Return type, name, time, id and attributes of an event, as far as they have the right types."""
-    if type(event) is not dict:
-        return None, None, None, None, {}
-    name, at, span_id, attributes = (
-        event.get("name"),
-        event.get("ts"),
-        event.get("span_id"),
-        event.get("attrs"),
-    )
-    return (
-        event.get("type"),
-        printable(name) if type(name) is str else None,
-        _number(at),
-        span_id if type(span_id) is str else None,
-        attributes if type(attributes) is dict else {},
+def _frame(lists: _Lists, kinds: dict[str, Any]) -> pl.DataFrame:
+    return pl.DataFrame(
+        [
+            texts(name, lists[name]) if kind == pl.String else pl.Series(name, lists[name], kind)
+            for name, kind in kinds.items()
+        ]
     )
 
 
-def _begun(name: str, at: float) -> _Row:
-    event = _EVENTS.get(name)
-    if event is not None:
-        return {"event": event, "phase": _PHASES.get(event), "start_sec": at}
-    phase = next((phase for word, phase in _WORDS.items() if word in name), None)
-    return {"event": name, "phase": phase, "start_sec": at}
+def _rows(traces: _Traces) -> pl.DataFrame:
+    samples = _frame(traces.samples, _SAMPLE).with_columns(task=pl.int_range(1, pl.len() + 1))
+    spans = _named(_frame(traces.spans, _SPAN))
+    requests = _requests(spans, samples)
+    parts = spans.filter(pl.col("event") != _REQUEST)
+    same = samples.select("step", "validate", "request_id", "task")[parts["sample"]]
+    return pl.concat(
+        [pl.concat([parts.drop("sample", "name"), same], how="horizontal"), requests], how="diagonal_relaxed"
+    )
 
 
-def _ended(row: _Row, at: float, attributes: dict[str, Any]) -> _Row:
-    row["end_sec"] = at
-    if attributes:
-        for ours, theirs in (
-            ("response_tokens", "completion_tokens"),
-            ("prompt_tokens", "prompt_tokens"),
-            ("cached_tokens", "cached_tokens"),
-        ):
-            row[ours] = _whole(attributes.get(theirs))
-        row["queue_sec"] = _number(attributes.get("queue_time"))
-        row["finish_reason"] = _text(attributes.get("finish_reason"))
-        row["error"] = _text(attributes.get("error_type"))
-    return row
+def _named(spans: pl.DataFrame) -> pl.DataFrame:
+    """Add our event, its phase, its turn and its times; of the copies of a group's span keep one."""
+    names = spans["name"].unique().to_list()
+    events = [_EVENTS.get(name, name) for name in names]
+    phases = [None if name in _EVENTS else _phase_of(name) for name in names]
+    name = pl.col("name")
+    spans = spans.with_columns(
+        event=name.replace_strict(names, events, return_dtype=pl.String),
+        phase=name.replace_strict(names, phases, return_dtype=pl.String),
+        start_us=as_us(pl.col("start_sec")),
+        end_us=as_us(pl.col("end_sec")),
+    ).drop("start_sec", "end_sec")
+    again = ~pl.struct("event", "start_us", "end_us").is_first_distinct()
+    spans = spans.filter(~((pl.col("event") == _GROUP) & again))
+    is_call = pl.col("event") == _CALL
+    turn = (is_call.cast(pl.Int64).cum_sum().over("sample") - 1).clip(lower_bound=0)
+    return spans.with_columns(turn=pl.when(is_call | (pl.col("phase") == "tool")).then(turn))
 
 
-def _is_first(span: _Row, groups: set[Any]) -> bool:
-    """Return whether no other sample of a group had this span: slime writes it into each."""
-    key = span["start_sec"], span.get("end_sec")
-    if key in groups:
-        return False
-    groups.add(key)
-    return True
+def _phase_of(name: str) -> str | None:
+    return next((phase for word, phase in _WORDS.items() if word in name), None)
 
 
-def _with_request(spans: list[_Row], sample: dict[str, Any], same: _Row) -> Iterator[_Row]:
-    """Yield the spans of a sample; the request's, or one around all of them, knows the sample."""
-    requests = [span for span in spans if span["event"] == _REQUEST]
-    inner = [span for span in spans if span["event"] not in (_REQUEST, _GROUP)]
-    yield from (span for span in spans if span["event"] != _REQUEST)
-    ends = [span["end_sec"] for span in (requests or inner) if "end_sec" in span]
-    if not ends:
-        return
-    request: _Row = {**same, "event": _REQUEST}
-    request["start_sec"] = min(span["start_sec"] for span in (requests or inner))
-    request["end_sec"] = max(ends)
-    calls = [span for span in inner if span["event"] == _CALL]
-    told = [span["finish_reason"] for span in calls if span.get("finish_reason")]
-    versions = sample.get("weight_versions")
-    known = [str(one) for one in versions if type(one) in (str, int)] if type(versions) is list else []
-    yield {
-        **request,
-        "turns": len(calls),
-        "reward": _number(sample.get("reward")),
-        "error": requests[-1].get("error") if requests else None,
-        "finish_reason": told[-1] if told else _FINISHED.get(_text(sample.get("status")) or ""),
-        "response_tokens": _tokens(calls, sample),
-        "group": _text(sample.get("group_index")),
-        "first_weight_version": printable(known[0]) if known else None,
-        "weight_version": printable(known[-1]) if known else None,
-    }
-
-
-def _tokens(calls: list[_Row], sample: dict[str, Any]) -> int | None:
-    """Return the tokens that the model wrote; `response_length` also counts the replies of tools."""
-    tokens = [call.get("response_tokens") for call in calls]
-    known = [one for one in tokens if one is not None]
-    return sum(known) if known and len(known) == len(tokens) else _whole(sample.get("response_length"))
-
-
-def _whole(value: Any) -> int | None:
-    return value if is_whole(value) else None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if type(value) is float or is_whole(value) else None
-
-
-def _text(value: Any) -> str | None:
-    text: str | None = printable(value) if type(value) is str else str(value) if is_whole(value) else None
-    return text
+def _requests(spans: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
+    """Return a request for each sample: slime's own span of it, or what lies around its other spans."""
+    timed = spans.drop_nulls(["start_us", "end_us"])
+    own = (
+        timed.filter(pl.col("event") == _REQUEST)
+        .group_by("sample")
+        .agg(own_start=pl.col("start_us").min(), own_end=pl.col("end_us").max(), error=pl.col("error").last())
+    )
+    is_call = pl.col("event") == _CALL
+    tokens = pl.col("response_tokens").filter(is_call)
+    inner = (
+        timed.filter(~pl.col("event").is_in([_REQUEST, _GROUP]))
+        .group_by("sample")
+        .agg(
+            start_us=pl.col("start_us").min(),
+            end_us=pl.col("end_us").max(),
+            turns=is_call.sum(),
+            told=pl.when((tokens.len() > 0) & (tokens.null_count() == 0)).then(tokens.sum()),
+            finish_reason=pl.col("finish_reason").filter(is_call).drop_nulls().last(),
+        )
+    )
+    found = samples.with_row_index("sample").join(own, on="sample", how="left", maintain_order="left")
+    found = found.join(inner, on="sample", how="left", maintain_order="left")
+    finished = pl.col("status").replace_strict(_FINISHED, default=None, return_dtype=pl.String)
+    return found.with_columns(
+        start_us=pl.coalesce("own_start", "start_us"),
+        end_us=pl.coalesce("own_end", "end_us"),
+        turns=pl.col("turns").fill_null(0),
+        # `response_length` also counts the replies of tools.
+        response_tokens=pl.coalesce("told", "response_length"),
+        finish_reason=pl.coalesce("finish_reason", finished),
+        event=pl.lit(_REQUEST),
+    ).drop("sample", "own_start", "own_end", "told", "response_length", "status")

@@ -4,23 +4,14 @@
 engine and of each tool. The tags of a trace have the step.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.foreign.mlflow_spans import (
-    Attributes,
-    Span,
-    Trace,
-    digits,
-    is_spans,
-    read_traces,
-)
-from sglang_instrument.analysis.foreign.rows import ForeignLog, printable, to_rows
-from sglang_instrument.analysis.reading.lines import Integer
+from sglang_instrument.analysis.foreign.mlflow_spans import SPANS, TAGS, is_spans, read_spans
+from sglang_instrument.analysis.foreign.rows import ForeignLog, to_rows
 from sglang_instrument.errors import LogError
 
 NAME: Final = "verl's rollout traces in MLflow"
@@ -41,51 +32,6 @@ _METHODS: Final = {
     "calc_reward": ("reward_calculation", "reward"),
     "run": ("main_loop", "loop"),
 }
-_COLUMNS: Final[dict[str, Any]] = {
-    "event": pl.String,
-    "phase": pl.String,
-    "step": pl.Int64,
-    "validate": pl.Boolean,
-    "start_us": pl.Int64,
-    "end_us": pl.Int64,
-    "task": pl.Int64,
-    "request_id": pl.String,
-    "turn": pl.Int64,
-    "tool": pl.String,
-    "error": pl.String,
-    "response_tokens": pl.Int64,
-    "prompt_tokens": pl.Int64,
-    "preempted": pl.Int64,
-    "turns": pl.Int64,
-    "group": pl.String,
-    "sample": pl.String,
-    "weight_version": pl.String,
-}
-_BUFFERED: Final = 100_000  # rows that are turned into columns at once
-_Row = dict[str, Any]
-
-
-class _ExtraFields(msgspec.Struct, gc=False):
-    global_steps: Integer | None = None
-
-
-class _Output(msgspec.Struct, gc=False):
-    """What the engine returned."""
-
-    token_ids: list[int] | None = None
-    num_preempted: Integer | None = None
-    extra_fields: _ExtraFields | None = None
-
-
-class _Input(msgspec.Struct, gc=False):
-    """What the engine was given."""
-
-    request_id: str | Integer | None = None
-    prompt_ids: list[int] | None = None
-
-
-_OUTPUT: Final = msgspec.json.Decoder(_Output)
-_INPUT: Final = msgspec.json.Decoder(_Input)
 
 
 def claims(path: Path, head: bytes) -> bool:
@@ -96,119 +42,99 @@ def claims(path: Path, head: bytes) -> bool:
 def read(paths: Sequence[Path]) -> ForeignLog:
     """Return a request for each trace, and its spans."""
     log = ForeignLog(pl.DataFrame(), [], list(_CANNOT_SHOW))
-    rows: list[_Row] = []
-    tables = []
-    number = unended = 0
+    spans, tags = [pl.DataFrame(schema=SPANS)], [pl.DataFrame(schema=TAGS)]
     for path in paths:
         log.files.append(path)
         try:
-            for trace in read_traces(path):
-                number += 1
-                made = list(_rows_of(trace, number))
-                unended += sum(span.end_time_unix_nano is None for span in trace.spans)
-                rows += made
-                if len(rows) > _BUFFERED:
-                    tables.append(_table(rows))
-                    rows = []
+            for some_spans, some_tags in read_spans(path):
+                spans.append(some_spans)
+                tags.append(some_tags)
         except (OSError, LogError) as error:
             log.unreadable[path.name] = str(error)
-    log.rows = to_rows(pl.concat([*tables, _table(rows)]))
-    if unended:
-        log.cannot_show.append(_OPEN.format(count=unended))
+    every = (
+        pl.concat(spans)
+        .drop_nulls(["name", "start_ns"])
+        .with_columns(start_us=pl.col("start_ns") // 1000, end_us=pl.col("end_ns") // 1000)
+        .drop("start_ns", "end_ns")
+    )
+    ended = every.drop_nulls("end_us")
+    log.rows = to_rows(_rows(ended, _places(pl.concat(tags))))
+    if len(ended) < len(every):
+        log.cannot_show.append(_OPEN.format(count=len(every) - len(ended)))
     return log
 
 
-def _table(rows: list[_Row]) -> pl.DataFrame:
-    return pl.DataFrame(
-        [pl.Series(name, [row.get(name) for row in rows], kind) for name, kind in _COLUMNS.items()]
+def _places(tags: pl.DataFrame) -> pl.DataFrame:
+    """Return the step, the sample and whether it is validation, by trace."""
+    value = pl.col("value").str.strip_chars()
+
+    def tag(key: str) -> pl.Expr:
+        return value.filter(pl.col("key") == key).first()
+
+    number = r"^-?\d{1,9}$"
+    step = tag("step")
+    return tags.group_by("trace").agg(
+        step=pl.when(step.str.contains(number)).then(step).cast(pl.Int64, strict=False),
+        validate=(tag("validate") == "True").fill_null(False),
+        group=tag("sample_index"),
+        rollout=tag("rollout_n"),
     )
 
 
-def _rows_of(trace: Trace, number: int) -> Iterator[_Row]:
-    """Yield the rows of a trace: the root is the request; without one, what lies around all spans."""
-    spans = [span for span in trace.spans if span.end_time_unix_nano is not None]
-    if not spans:
-        return
-    same = _place(trace, number)
-    calls: list[_Row] = []
-    generates: set[str] = set()
-    given: _Input | None = None
-    for span in spans:
-        method = span.name.rpartition(".")[2]
-        event, phase = _METHODS.get(method, (span.name, None))
-        if span.parent_span_id is None and event == span.name:
-            continue  # the root: below, with what all its spans tell
-        row: _Row = {**same, "event": event, "phase": phase, **_times(span, span)}
-        if event == _CALL:
-            is_inner = span.parent_span_id in generates  # a client that calls the one of its base class
-            generates.add(span.span_id)
-            given = given or _decoded(_INPUT, span.attributes.inputs)
-            row |= {"turn": max(0, len(calls) - is_inner), **_told(span.attributes)}
-            if not is_inner:
-                calls.append(row)
-        elif event == "tool_call":
-            row |= {"turn": max(0, len(calls) - 1), "tool": span.name.rpartition(".")[0]}
-        if span.failed:
-            row["error"] = "error"
-        yield row
-    yield _request(trace, spans, calls, same, given)
+def _rows(spans: pl.DataFrame, places: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of traces: the root is the request; without one, what lies around all spans."""
+    spans = _named(
+        spans.sort("trace", "start_us", "end_us", descending=[False, False, True], maintain_order=True)
+    )
+    traces = _traces(spans).join(places, on="trace", how="left", maintain_order="left")
+    short = pl.col("trace").str.slice(-8)
+    of_sample = pl.format("{}-{}-{}", "group", pl.col("rollout").fill_null(""), short)
+    traces = traces.with_columns(
+        request_id=pl.coalesce(of_sample, "trace"), task=pl.int_range(1, pl.len() + 1), event=pl.lit(_REQUEST)
+    ).drop("rollout")
+    parts = spans.filter(~(pl.col("parent").is_null() & (pl.col("event") == pl.col("name"))))
+    same = traces.select("trace", "step", "validate", "group", "request_id", "task")
+    parts = parts.drop("sample").join(same, on="trace", how="left", maintain_order="left")
+    return pl.concat(
+        [parts.drop("trace", "span_id", "parent", "name", "status", "is_inner"), traces.drop("trace")],
+        how="diagonal_relaxed",
+    )
 
 
-def _place(trace: Trace, number: int) -> _Row:
-    """Return what all rows of a trace share."""
-    sample, rollout = (printable(trace.tags.get(name, "")) for name in ("sample_index", "rollout_n"))
-    return {
-        "step": digits(trace.tags.get("step")),
-        "validate": trace.tags.get("validate", "").strip() == "True",
-        "task": number,
-        "request_id": f"{sample}-{rollout}-{trace.name[-8:]}" if sample else trace.name,
-        "group": sample or None,
-    }
+def _named(spans: pl.DataFrame) -> pl.DataFrame:
+    """Add our event, its phase, its tool and its turn."""
+    names = spans["name"].unique().to_list()
+    methods = [name.rpartition(".") for name in names]
+    events = [
+        _METHODS.get(method, (name, None))[0] for name, (_, _, method) in zip(names, methods, strict=True)
+    ]
+    phases = [_METHODS.get(method, (None, None))[1] for _, _, method in methods]
+    tools = [owner if method == "execute" else None for owner, _, method in methods]
+    name = pl.col("name")
+    spans = spans.with_columns(
+        event=name.replace_strict(names, events, return_dtype=pl.String),
+        phase=name.replace_strict(names, phases, return_dtype=pl.String),
+        tool=name.replace_strict(names, tools, return_dtype=pl.String),
+        error=pl.when(pl.col("status").is_in(["ERROR", "STATUS_CODE_ERROR"])).then(pl.lit("error")),
+    )
+    # A client whose method calls that of its base class has a call within the call.
+    calls = spans.filter(pl.col("event") == _CALL).select("trace", parent="span_id", is_inner=pl.lit(True))
+    spans = spans.join(calls.unique(), on=["trace", "parent"], how="left", maintain_order="left")
+    is_call = pl.col("event") == _CALL
+    outer = is_call & pl.col("is_inner").is_null()
+    turn = (outer.cast(pl.Int64).cum_sum().over("trace") - 1).clip(lower_bound=0)
+    return spans.with_columns(turn=pl.when(is_call | (pl.col("event") == "tool_call")).then(turn))
 
 
-def _times(first: Span, last: Span) -> _Row:
-    end = last.end_time_unix_nano
-    return {"start_us": first.start_time_unix_nano // 1000, "end_us": None if end is None else end // 1000}
-
-
-def _told(attributes: Attributes) -> _Row:
-    """Return the numbers of a call of the engine."""
-    output = _decoded(_OUTPUT, attributes.outputs)
-    given = _decoded(_INPUT, attributes.inputs)
-    told: _Row = {}
-    if output is not None and output.token_ids is not None:
-        told["response_tokens"] = len(output.token_ids)
-        told["preempted"] = output.num_preempted
-        if output.extra_fields is not None and output.extra_fields.global_steps is not None:
-            told["weight_version"] = str(output.extra_fields.global_steps)
-    if given is not None and given.prompt_ids is not None:
-        told["prompt_tokens"] = len(given.prompt_ids)
-    return told
-
-
-def _decoded(decoder: Any, text: Any) -> Any:
-    """Return a Struct from JSON in a string; None if it is none, or is of another kind."""
-    if type(text) is not str:
-        return None
-    try:
-        return decoder.decode(text)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return None
-
-
-def _request(trace: Trace, spans: list[Span], calls: list[_Row], same: _Row, given: _Input | None) -> _Row:
-    """Return the row of the whole request."""
-    last = max(spans, key=lambda span: span.end_time_unix_nano or 0)
-    tokens = [call.get("response_tokens") for call in calls]
-    known = [one for one in tokens if one is not None]
-    versions = [call["weight_version"] for call in calls if call.get("weight_version")]
-    return {
-        **same,
-        **_times(spans[0], last),
-        "event": _REQUEST,
-        "turns": len(calls),
-        "response_tokens": sum(known) if known and len(known) == len(tokens) else None,
-        "error": "error" if any(span.failed and span.parent_span_id is None for span in spans) else None,
-        "sample": None if given is None or given.request_id is None else printable(str(given.request_id)),
-        "weight_version": versions[-1] if versions else None,
-    }
+def _traces(spans: pl.DataFrame) -> pl.DataFrame:
+    outer = (pl.col("event") == _CALL) & pl.col("is_inner").is_null()
+    tokens = pl.col("response_tokens").filter(outer)
+    return spans.group_by("trace", maintain_order=True).agg(
+        start_us=pl.col("start_us").min(),
+        end_us=pl.col("end_us").max(),
+        turns=outer.sum(),
+        response_tokens=pl.when((tokens.len() > 0) & (tokens.null_count() == 0)).then(tokens.sum()),
+        error=pl.col("error").filter(pl.col("parent").is_null()).drop_nulls().first(),
+        sample=pl.col("sample").filter(outer).drop_nulls().first(),
+        weight_version=pl.col("weight_version").filter(outer).drop_nulls().last(),
+    )

@@ -81,7 +81,8 @@ def test_the_engine_sleeps_while_the_trainer_trains_and_wakes_with_new_weights(t
     assert [record["extra"]["tags"] for record in woken] == [["weights"], ["kv_cache"]] * 3
     for step in (0, 1, 2):
         [sent] = named(trained.logs[f"step_{step}/learner_0.jsonl"], "weights_update")
-        assert sent["extra"] == {"how": "server"}
+        of_server = {"part": "transfer", "server": 0, "how": "server", "weight_version": step}
+        assert sent["extra"] == of_server
         [asked] = named(trained.logs[f"step_{step}/trainer_0.jsonl"], "weights_update")
         assert asked["extra"] == {"how": "naive", "weight_version": step}
         assert sent["duration_sec"] <= asked["duration_sec"]

@@ -4,6 +4,7 @@ A file of `torch.save` is a zip archive with a pickle. A pickle may name any fun
 becomes an object without content. So numbers, text, lists and dicts are read, and tensors are not.
 """
 
+import io
 import pickle
 import zipfile
 from pathlib import Path
@@ -67,8 +68,9 @@ def read_torch(path: Path) -> Any:
     """
     with open_regular(path) as file:
         try:
-            with zipfile.ZipFile(file) as archive, archive.open(_entry(archive)) as stream:
-                return _unpickled(stream)
+            with zipfile.ZipFile(file) as archive:
+                # At once: the unpickler reads many small pieces, each of which a zip file checks.
+                return _unpickled(io.BytesIO(archive.read(_entry(archive))))
         except zipfile.BadZipFile as error:
             raise LogError(f"not a whole file of torch.save: {error}") from None
 
