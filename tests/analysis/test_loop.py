@@ -206,3 +206,19 @@ def test_a_trainer_without_workers_in_the_log_has_one_side(tmp_path: Path) -> No
     assert set(loop.ledger()["side"]) == {"trainer"}
     assert loop.steps()["rollout_sec"].to_list() == loop.steps()["rollout_waits_sec"].to_list() == [None] * 4
     assert loop.steps()["trainer_waits_sec"].to_list() == pytest.approx([4 * SEC] * 4)
+
+
+def test_weights_that_are_sent_before_the_first_step_are_no_step_and_a_long_first_one_decides_nothing(
+    tmp_path: Path,
+) -> None:
+    requests = [
+        Request(1, 0, 400),
+        *(Request(s + 1, 402 + 12 * (s - 1), 412 + 12 * (s - 1)) for s in range(1, 5)),
+    ]
+    steps = [TrainerStep([(WAIT, 400), (SEND, 2), (TRAIN, 8)], 0)]
+    steps += [TrainerStep([(WAIT, 2), (SEND, 2), (TRAIN, 8)], 0)] * 4
+    write_loop(tmp_path, MadeLoop(steps, requests))
+    write_lines(tmp_path / "step_0/trainer_0.jsonl", [line(SEND, -9, -3)])
+    loop = loop_in(tmp_path)
+    assert loop.steps()["step"].to_list() == [1, 2, 3, 4, 5]
+    assert loop.shape() == "one step off"

@@ -19,7 +19,14 @@ from sglang_instrument.analysis.run.opening import open_run
 
 SCRIPT = Path(__file__).parent / "served_loop.py"
 RUNNING = 4
-ARGUMENTS = (f"--max-running-requests={RUNNING}", "--enable-custom-logit-processor", "--disable-radix-cache")
+#: Other servers that start meanwhile take memory that SGLang counts as this one's.
+MEMORY = ("--mem-fraction-static=0.7", "--max-total-tokens=8192")
+ARGUMENTS = (
+    f"--max-running-requests={RUNNING}",
+    "--enable-custom-logit-processor",
+    "--disable-radix-cache",
+    *MEMORY,
+)
 NOT_MEASURED = {"SGLANG_INSTRUMENT": "0"}
 
 

@@ -18,6 +18,7 @@ _NARROWER: Final = 0.7  # from one limit that is tried to the next
 _BETTER: Final = 0.75  # a limit must explain the calls so much better than none
 _WORST_FIT: Final = 0.02  # calls that are this near to the fit need no limit
 _MOST_IMPOSSIBLE: Final = 0.05  # of the calls, that would end before they are admitted: some overtake others
+_MOST_OVERTAKING: Final = 0.5  # the same, where the limit is known: calls made at once arrive in any order
 _MOST_CALLS: Final = 5_000  # that limits are tried on
 
 
@@ -103,17 +104,19 @@ def _fit_at(calls: pl.DataFrame, shared: bool, limit: int) -> Fit | None:
 
 
 def _forced(calls: pl.DataFrame, shared: bool, limit: int) -> Fit | None:
-    """Return the same as `_fit_at`, also where calls fit engines of another kind as well."""
-    running = _running(calls, shared, limit)
+    """Return the same as `_fit_at` for a limit that is known, though many calls overtake others."""
+    running = _running(calls, shared, limit, _MOST_OVERTAKING)
     return None if running is None else fit_speed(running, shared=shared)
 
 
-def _running(calls: pl.DataFrame, shared: bool, limit: int) -> pl.DataFrame | None:
+def _running(
+    calls: pl.DataFrame, shared: bool, limit: int, most: float = _MOST_IMPOSSIBLE
+) -> pl.DataFrame | None:
     """Return calls that begin when they are admitted; None where too many would end before that."""
     admitted = _admitted(calls, shared, limit)
     ended = pl.col("end_sec") - admitted
     running = calls.with_columns(start_sec=admitted, sec=ended).filter(pl.col("sec") > 0)
-    return None if len(running) < (1 - _MOST_IMPOSSIBLE) * len(calls) else running
+    return None if len(running) < (1 - most) * len(calls) else running
 
 
 def _admitted(calls: pl.DataFrame, shared: bool, limit: int) -> pl.Series:

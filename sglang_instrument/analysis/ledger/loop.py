@@ -137,9 +137,11 @@ class Loop:
         """
         if not self.is_seen or not self.lanes.has_rollout or self.moments.is_empty():
             return None
-        steps = self.steps()
-        whole = total(steps["wall_sec"]) - total(steps["validation_sec"])
-        if total(steps["both_sec"]) < _LEAST_OVERLAP * whole:
+        # Each step counts the same: the first one may take longer than all others, and does not overlap.
+        wall = pl.col("wall_sec") - pl.col("validation_sec")
+        steps = _inner(self.steps()).filter(wall > 0)
+        overlap = steps.select((pl.col("both_sec") / wall).mean()).item()
+        if overlap is None or overlap < _LEAST_OVERLAP:
             return "synchronous"
         sent = self.moments.filter(trainer=WEIGHTS)
         carried = total(sent.filter("flying")["sec"])
@@ -187,8 +189,12 @@ def steady(steps: pl.DataFrame, shape: Shape | None) -> pl.DataFrame:
 
     Where rollouts run ahead, the trainer waits for the first one, and the rollout has ended before the last.
     """
-    ahead = shape not in (None, "synchronous")
-    return steps.slice(1, len(steps) - 2) if ahead and len(steps) >= _FEWEST else steps
+    return steps if shape in (None, "synchronous") else _inner(steps)
+
+
+def _inner(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps but for the first and the last; all, if there are few."""
+    return steps.slice(1, len(steps) - 2) if len(steps) >= _FEWEST else steps
 
 
 def averages(steps: pl.DataFrame) -> dict[str, float | None]:

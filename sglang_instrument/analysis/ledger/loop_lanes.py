@@ -51,6 +51,7 @@ _PART_OF_PIECE: Final = {
 }
 ROLES: Final = ("trainer", "learner")  # whose records tell what the trainer did, the best first
 _PIECE: Final = {"part": pl.String, "event": pl.String, "from_us": pl.Int64, "to_us": pl.Int64}
+_TRAINER: Final = "trainer_"  # begins the names of the events of a trainer's step
 _UNION: Final = ["validate"]
 
 
@@ -99,7 +100,10 @@ class Lanes:
         logs its steps, they are the trainer's; else the rollout's.
         """
         if self.role == "trainer":
+            path = self._of_trainer(self.paths.digest.path).filter(~pl.col("validate"))
+            first = path.filter(pl.col("event").str.starts_with(_TRAINER))["start_us"].min()
             steps = self._of_trainer(self.paths.digest.steps).filter(~pl.col("validate"))
+            steps = steps.filter(pl.col("end_us") > first)  # weights may be sent before the first step
             ahead = pl.lit(self.ahead_us)
         else:
             steps = self.paths.windows.filter(~pl.col("validate"))

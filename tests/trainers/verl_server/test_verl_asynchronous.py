@@ -168,3 +168,20 @@ def test_the_answers_count_every_request_in_a_step_that_trains(recipe, request, 
     for command in ("summary", "requests", "workers", "turns", "status"):
         assert main([command, str(outcome.folder / "run")]) == 0, command
     assert "nothing dropped" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "shape"), [("one_step_off", "one step off"), ("fully_async", "asynchronous")]
+)
+def test_the_loop_of_each_recipe_is_told_as_what_it_is_and_both_sides_add_up(recipe, shape, request):
+    outcome = request.getfixturevalue(recipe)
+    loop = analysis.loop_of(analysis.open_run(outcome.folder / "run"))
+    assert loop.shape() == shape
+    wall = {row["step"]: row["wall_sec"] for row in loop.steps().to_dicts()}
+    sums = {}
+    for row in loop.ledger().to_dicts():
+        sums[row["step"], row["side"]] = sums.get((row["step"], row["side"]), 0.0) + row["sec"]
+    assert sums == {
+        (step, side): pytest.approx(wall[step]) for step in wall for side in ("trainer", "rollout")
+    }
+    assert loop.steps()["train_sec"].sum() > 0
