@@ -15,7 +15,8 @@ LOOP_BLOCK: Final = "event_loop_block"
 TRACKED: Final = frozenset(
     {name for name, kind in EVENTS.items() if kind.phase == "weights" or name.startswith("scheduler_")}
     | {"engine_request", "engine_stream", "engine_tokenize", "engine_detokenize", "server_generate"}
-    | {"server_wait", "engine_cache_flush", "rid", "rids"}
+    | {"generation_drain", "weights_pull", "weights_process", "engine_cache_flush"}
+    | {"server_wait", "rid", "rids"}
 )
 
 
