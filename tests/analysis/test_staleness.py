@@ -192,3 +192,10 @@ def test_requests_tell_the_step_that_trained_on_each_and_its_weights(
     assert main(["requests", str(folder)]) == 0
     header = capsys.readouterr().out.splitlines()[1]
     assert header.split()[:4] == ["request", "step", "trained", "weights"]
+
+
+def test_a_step_that_the_run_lacks_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = AsyncRun().write(tmp_path)
+    assert main(["staleness", str(folder), "--step", "99"]) == 2
+    assert "no step 99" in capsys.readouterr().err
+    assert main(["staleness", str(folder), "--step", "1"]) == 0  # a step that took no sample

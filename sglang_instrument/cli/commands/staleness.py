@@ -84,6 +84,9 @@ def run(args: argparse.Namespace) -> int:
         groups = _chosen(staleness.group_table(rows), wanted)
         missing = staleness.missing_of(rows, fates.logs_consumption(digest))
         counts = rows.group_by("fate").agg(samples=pl.len().cast(pl.Int64)).sort("fate").to_dicts()
+    args.validate = False
+    if not steps:
+        select.steps_of(opened, args)  # says that the run has no such step
     if args.json:
         told = {"steps": steps, "workers": workers, "groups": groups, "fates": counts, "missing": missing}
         print_json({"folder": str(opened.folder), **told})
