@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -12,6 +13,7 @@ from sglang_instrument.collect.nodes import Function
 from sglang_instrument.errors import InstrumentError
 
 _ANSWER_SEC: Final = 600  # a node may have to start a worker first, and to hash a GB of a slow disk
+_CONNECT_SEC: Final = 10.0
 _AHEAD: Final = 2  # calls under way a node: one is computed while the other travels
 
 
@@ -31,6 +33,7 @@ def connect(address: str, variables: Mapping[str, str]) -> Any:
         raise InstrumentError("--ray: Ray is not installed here; run this where the driver runs") from None
     if ray.is_initialized():  # a notebook, or the driver of a training
         return ray
+    _find(address)
     try:
         ray.init(
             address=address,
@@ -45,6 +48,23 @@ def connect(address: str, variables: Mapping[str, str]) -> Any:
             "its address"
         ) from None
     return ray
+
+
+def _find(address: str) -> None:
+    """Look whether something answers at `host:port`: Ray itself would try a wrong address for minutes.
+
+    Raises:
+        InstrumentError: Nothing answers.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or "://" in address or not port.isdecimal():  # "auto", "local", ray://host:port
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SEC).close()
+    except (OSError, OverflowError) as error:
+        raise InstrumentError(
+            f"--ray: nothing answers at {address!r} ({error}); `ray status` on the head node has its address"
+        ) from None
 
 
 class RayNodes:

@@ -108,3 +108,18 @@ def test_a_killed_node_is_named_and_a_late_one_is_asked(cluster, start_script, t
     answer = collect(started, here)
     assert answer["missing"] == []
     assert (here / "step_1" / lost.name).read_bytes() == lost.read_bytes()
+
+
+def test_a_wrong_address_is_an_error_at_once(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "sglang_instrument.cli.main",
+        "collect",
+        "run",
+        "-o",
+        str(tmp_path / "here"),
+    ]
+    done = subprocess.run([*command, "--ray", "127.0.0.1:1"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "nothing answers at '127.0.0.1:1'" in done.stderr

@@ -55,6 +55,7 @@ def iter_records(
     """
     run.demand_log()
     counts = newest_run_filter(run.files)
+    files = [file for file in files if not events or file.may_hold(events)]
     for file, records in _logged(run, files, (LOG_OPENED, *events) if events else ()):
         for run_id, record in records:
             if counts(file, run_id):

@@ -1,16 +1,23 @@
 """Keep what the reader found out about one log file: its control records, and what it could not read."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
 
 from sglang_instrument.analysis.reading.folders import Place, place_at
 from sglang_instrument.analysis.reading.lines import Extra
-from sglang_instrument.schema import LOG_CLOSED, LOG_OPENED, OPEN_SPANS, STEP_CLOSED
+from sglang_instrument.schema import EVENTS, LOG_CLOSED, LOG_OPENED, OPEN_SPANS, STEP_CLOSED
 
 #: Not a control record, but kept with them, because its stack has no column.
 LOOP_BLOCK: Final = "event_loop_block"
+#: Events and keys that most files lack, of which some answers look for every line.
+TRACKED: Final = frozenset(
+    {name for name, kind in EVENTS.items() if kind.phase == "weights" or name.startswith("scheduler_")}
+    | {"engine_request", "engine_stream", "engine_tokenize", "engine_detokenize", "server_generate"}
+    | {"generation_drain", "weights_pull", "weights_process", "engine_cache_flush"}
+    | {"server_wait", "rid", "rids"}
+)
 
 
 class Control(msgspec.Struct, omit_defaults=True):
@@ -36,6 +43,7 @@ class File(msgspec.Struct, omit_defaults=True):
         headerless: Whether it has no `log_opened`.
         torn, foreign, local_times: As in `Health`.
         unreadable: Why the file, or the rest of it, could not be read.
+        tracked: Those of `TRACKED` that its lines hold; None if not known.
         pruned_us: When `prune` deleted it and kept its digest, in Unix microseconds; None if it is there.
     """
 
@@ -50,7 +58,14 @@ class File(msgspec.Struct, omit_defaults=True):
     foreign: int = 0
     local_times: int = 0
     unreadable: str | None = None
+    tracked: list[str] | None = None
     pruned_us: int | None = None
+
+    def may_hold(self, names: Iterable[str]) -> bool:
+        """Return whether a line may hold one of these events or keys."""
+        if self.tracked is None:
+            return True
+        return any(name in self.tracked or name not in TRACKED for name in names)
 
     @property
     def place(self) -> Place | None:

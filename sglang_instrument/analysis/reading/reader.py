@@ -10,12 +10,12 @@ import polars as pl
 from sglang_instrument.analysis.reading.chunks import open_log, whole_lines
 from sglang_instrument.analysis.reading.columns import COLUMNS as COLUMNS
 from sglang_instrument.analysis.reading.columns import Columns, epoch_us
-from sglang_instrument.analysis.reading.files import LOOP_BLOCK, Control, File
+from sglang_instrument.analysis.reading.files import LOOP_BLOCK, TRACKED, Control, File
 from sglang_instrument.analysis.reading.folders import Place
 from sglang_instrument.analysis.reading.lines import Extra, Line, Rejects, decode, drop_invalid_spans
 from sglang_instrument.analysis.reading.sample_facts import SAMPLE_EVENTS
 from sglang_instrument.errors import LogError
-from sglang_instrument.schema import CONTROL_EVENTS, LOG_OPENED, OPEN_NOW, OPEN_SPANS
+from sglang_instrument.schema import CONTROL_EVENTS, EVENTS, LOG_OPENED, OPEN_NOW, OPEN_SPANS
 
 _BUFFERED_LINES: Final = 100_000  # turned into columns at once; bounds the memory of Python's objects
 _STAMP_LENGTH: Final = len("2026-01-05T08:00:01.500000+00:00")
@@ -74,9 +74,12 @@ def read_files(folder: Path, files: Sequence[File], for_digest: bool = False) ->
 
 def _read_file(path: Path, place: Place, file: File, rejects: Rejects, buffer: "_LineBuffer") -> None:
     run_id = None
+    tracked: set[str] = set()
     with open_log(path) as stream:
         for chunk in whole_lines(stream):
             lines = decode(chunk, rejects)
+            tracked |= TRACKED.intersection([line.event for line in lines])
+            tracked |= {key for key, mark in _KEYS.items() if key not in tracked and mark in chunk}
             begun = 0
             for at in [at for at, line in enumerate(lines) if line.event in _KEPT_WITH_FILE]:
                 line = lines[at]
@@ -90,6 +93,7 @@ def _read_file(path: Path, place: Place, file: File, rejects: Rejects, buffer: "
                 if line.event != OPEN_NOW:  # only of use while the run runs, and there are many of them
                     file.controls.append(_control(line, run_id))
             buffer.add(lines[begun:], place, file, run_id)
+    file.tracked = sorted(tracked)
 
 
 def _control(line: Line, run_id: str | None) -> Control:
@@ -98,6 +102,7 @@ def _control(line: Line, run_id: str | None) -> Control:
 
 
 _KEPT_WITH_FILE: Final = CONTROL_EVENTS | {LOOP_BLOCK}
+_KEYS: Final = {key: f'"{key}"'.encode() for key in TRACKED - EVENTS.keys()}
 
 
 class _LineBuffer:

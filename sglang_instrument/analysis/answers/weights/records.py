@@ -117,6 +117,7 @@ def records_of(run: Run, events: Collection[str]) -> Iterator[tuple[Place, Recor
     """
     counts = newest_run_filter(run.files)
     files = [file for file in run.files if file.place is not None and file.pruned_us is None]
+    files = [file for file in files if file.may_hold(events)]
     for file, chunks in run.read_marked(files, (LOG_OPENED, *events)):
         run_id, place = None, file.place
         if place is None:
