@@ -199,3 +199,16 @@ def test_a_step_that_the_run_lacks_is_an_error(tmp_path: Path, capsys: pytest.Ca
     assert main(["staleness", str(folder), "--step", "99"]) == 2
     assert "no step 99" in capsys.readouterr().err
     assert main(["staleness", str(folder), "--step", "1"]) == 0  # a step that took no sample
+
+
+@pytest.mark.parametrize("label", ["default", "v3", [3], 2.5, 10**30])
+def test_a_label_that_is_no_number_of_a_version_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], label: object
+) -> None:
+    run = AsyncRun()
+    for line in (line for lines in run.rollouts.values() for line in lines):
+        if "weight_version" in line["extra"]:
+            line["extra"]["weight_version"] = label
+    told = asked(capsys, run.write(tmp_path))
+    assert {row["mean"] for row in told["steps"]} == {None}
+    assert told["missing"][0].startswith("no request logs `weight_version` as a number")

@@ -43,7 +43,7 @@ _STEPS: Final = (
 )
 _WORKERS: Final = (Column("worker", "the worker that made the samples"), *_STEPS[:9])
 _GROUPS: Final = (
-    Column("group", "the prompt's group, and the step that took it"),
+    Column("group", "the prompt's group, and the step that took it, or made it if none took it"),
     Column("samples", "how many samples it has", "count"),
     Column("waits", "from the median end of the others to the end of the slowest", "time"),
     Column("versions", "versions that passed for the others meanwhile, in the mean", "number"),

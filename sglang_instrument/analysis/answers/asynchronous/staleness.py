@@ -137,11 +137,14 @@ def missing_of(fates: pl.DataFrame, consumes: bool) -> Sequence[str]:
             "event('samples_consumed', samples=[...], weight_version=...)"
         )
     if fates["weight_version"].null_count() == len(fates):
-        said.append("no request logs `weight_version` as a number: the engine's default label is no version")
+        said.append(
+            "no request logs `weight_version` as a number, so its staleness is not known: SGLang's label is "
+            '"default" until the trainer gives its weights a version'
+        )
     elif len(used) and used["used_version"].null_count() == len(used):
         said.append("the trainer's own version is not known: `samples_consumed` logs no `weight_version`")
     if len(used) and used["max_staleness"].null_count() == len(used):
         said.append("how stale samples may be is not known: `samples_consumed` logs no `max_staleness`")
     if len(fates) and fates["group"].null_count() == len(fates):
-        said.append("no request logs its `group`")
+        said.append("no request logs its `group`: how long groups wait for their slowest is not known")
     return said
