@@ -143,7 +143,7 @@ def test_labels_that_are_no_numbers_are_missing_and_not_zero(
     told = asked(capsys, tmp_path)
     [row] = told["steps"]
     assert (row["step"], row["samples"], row["mean"], row["version"]) == (2, 1, None, None)
-    assert any("default label" in sentence for sentence in told["missing"])
+    assert any('label is "default"' in sentence for sentence in told["missing"])
 
 
 ODD: list[Any] = [None, True, -1, 2**70, 1.5, "x", "9" * 30, "\ud800", [], {}, [1], ["a", None], "default"]

@@ -94,7 +94,7 @@ def missing_of(fates: pl.DataFrame, engine: dict[str, int | None] | None, consum
     """Return what the log would need to answer fully, as sentences; [] if nothing is missing."""
     said = []
     uncounted = fates["generated_tokens"].null_count()
-    if uncounted == len(fates):
+    if uncounted and uncounted == len(fates):
         said.append("no request logs its tokens: how many were generated is not known")
     elif uncounted:
         said.append(
