@@ -207,8 +207,7 @@ def test_a_label_that_is_no_number_of_a_version_is_said(
 ) -> None:
     run = AsyncRun()
     for line in (line for lines in run.rollouts.values() for line in lines):
-        if "weight_version" in line["extra"]:
-            line["extra"]["weight_version"] = label
+        line["extra"] |= {name: label for name in line["extra"] if name.endswith("weight_version")}
     told = asked(capsys, run.write(tmp_path))
     assert {row["mean"] for row in told["steps"]} == {None}
     assert told["missing"][0].startswith("no request logs `weight_version` as a number")
