@@ -211,3 +211,14 @@ def test_a_label_that_is_no_number_of_a_version_is_said(
     told = asked(capsys, run.write(tmp_path))
     assert {row["mean"] for row in told["steps"]} == {None}
     assert told["missing"][0].startswith("no request logs `weight_version` as a number")
+
+
+def test_the_version_at_the_begin_of_a_request_is_enough(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = AsyncRun()
+    for line in (line for lines in run.rollouts.values() for line in lines):
+        line["extra"].pop("weight_version", None)
+    told = asked(capsys, run.write(tmp_path))
+    assert {row["mean"] for row in told["steps"]} == {1.0}
+    assert told["missing"] == []

@@ -136,7 +136,8 @@ def missing_of(fates: pl.DataFrame, consumes: bool) -> Sequence[str]:
             "verl's asynchronous recipes, of slime and of AReaL record it; a trainer of your own does by "
             "event('samples_consumed', samples=[...], weight_version=...)"
         )
-    if fates["weight_version"].null_count() == len(fates):
+    versions = pl.coalesce("weight_version", "first_weight_version")
+    if fates.select(versions.is_null().all()).item():
         said.append(
             "no request logs `weight_version` as a number, so its staleness is not known: SGLang's label is "
             '"default" until the trainer gives its weights a version'
