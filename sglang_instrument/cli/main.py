@@ -59,7 +59,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "collect": "bring a run's files from the disks of many nodes, or object storage, into one folder",
         "report": "write the run as one HTML file, from the verdict to the single event",
         "plot": "draw the run as figures: PNG, SVG or PDF",
-        "export": "write the run as a dataset of Parquet files or as a Perfetto trace",
+        "export": "write the run as Parquet files, a Perfetto trace or spans of OpenTelemetry",
     },
     "look into the engines": {
         "profile": "switch the engines' profilers, gather traces; `profile check` tests the servers first",

@@ -398,3 +398,21 @@ def test_the_page_names_each_format():
         "server",
     )
     assert all(name in page for name in names)
+
+
+def test_a_format_without_tokens_or_servers_has_no_numbers_of_them(tmp_path, capsys):
+    foreign_runs.areal_traces(tmp_path, foreign_runs.planted())
+    assert main(["waste", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["total"]["generated"] is None
+    assert main(["turns", str(tmp_path), "--json"]) == 0
+    assert {row["response_tokens"] for row in json.loads(capsys.readouterr().out)["turns"]} == {None}
+    assert main(["weights", str(tmp_path), "--lineage"]) == 0
+    assert "no engine call has a lineage" in capsys.readouterr().out
+
+
+def test_a_side_of_the_loop_that_the_log_lacks_has_no_share(tmp_path, capsys):
+    foreign_runs.verl_metrics(tmp_path, foreign_runs.planted())
+    assert main(["loop", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "the trainer waits for the rollout: 35.2 s a step, 54 %" in told
+    assert "waits for the trainer" not in told

@@ -90,7 +90,11 @@ def test_a_run_without_rids_says_what_would_record_them(
     from sglang_instrument.testing import synthetic_run
 
     folder = synthetic_run(tmp_path / "run", steps=1, workers=2, requests=4)
-    assert "no engine call is known by its rid" in printed(capsys, "servers", folder, "--over-time")
+    told = printed(capsys, "servers", folder, "--over-time")
+    assert told.startswith(
+        f"{folder}: no server is known\nthe log does not tell which engine calls ran where"
+    )
+    assert len(told.splitlines()) == 2
     assert answer(capsys, "servers", folder, "--over-time")["servers"] == []
 
 

@@ -143,7 +143,7 @@ def test_labels_that_are_no_numbers_are_missing_and_not_zero(
     told = asked(capsys, tmp_path)
     [row] = told["steps"]
     assert (row["step"], row["samples"], row["mean"], row["version"]) == (2, 1, None, None)
-    assert any("default label" in sentence for sentence in told["missing"])
+    assert any('label is "default"' in sentence for sentence in told["missing"])
 
 
 ODD: list[Any] = [None, True, -1, 2**70, 1.5, "x", "9" * 30, "\ud800", [], {}, [1], ["a", None], "default"]
@@ -192,3 +192,33 @@ def test_requests_tell_the_step_that_trained_on_each_and_its_weights(
     assert main(["requests", str(folder)]) == 0
     header = capsys.readouterr().out.splitlines()[1]
     assert header.split()[:4] == ["request", "step", "trained", "weights"]
+
+
+def test_a_step_that_the_run_lacks_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = AsyncRun().write(tmp_path)
+    assert main(["staleness", str(folder), "--step", "99"]) == 2
+    assert "no step 99" in capsys.readouterr().err
+    assert main(["staleness", str(folder), "--step", "1"]) == 0  # a step that took no sample
+
+
+@pytest.mark.parametrize("label", ["default", "v3", [3], 2.5, 10**30])
+def test_a_label_that_is_no_number_of_a_version_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], label: object
+) -> None:
+    run = AsyncRun()
+    for line in (line for lines in run.rollouts.values() for line in lines):
+        line["extra"] |= {name: label for name in line["extra"] if name.endswith("weight_version")}
+    told = asked(capsys, run.write(tmp_path))
+    assert {row["mean"] for row in told["steps"]} == {None}
+    assert told["missing"][0].startswith("no request logs `weight_version` as a number")
+
+
+def test_the_version_at_the_begin_of_a_request_is_enough(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = AsyncRun()
+    for line in (line for lines in run.rollouts.values() for line in lines):
+        line["extra"].pop("weight_version", None)
+    told = asked(capsys, run.write(tmp_path))
+    assert {row["mean"] for row in told["steps"]} == {1.0}
+    assert told["missing"] == []

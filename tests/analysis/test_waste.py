@@ -127,6 +127,26 @@ def test_requests_without_tokens_are_counted_and_not_zero(
     assert any("1 of 2 requests log no tokens" in sentence for sentence in told["missing"])
 
 
+def test_a_log_without_tokens_has_none_and_not_zero(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_file(tmp_path, 1, 0, step_of(request_record("a", 0, 4), request_record("b", 0, 4)))
+    told = asked(capsys, tmp_path)
+    assert {told["total"][name] for name in ("generated", "wasted", *FATES)} == {None}
+    assert told["missing"][0] == "no request logs its tokens: how many were generated is not known"
+    assert main(["waste", str(tmp_path)]) == 0
+    assert "thrown away" not in capsys.readouterr().out
+
+
+def test_without_the_reason_why_replies_ended_it_is_not_known_which_were_aborted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_file(tmp_path, 1, 0, step_of(request_record("a", 0, 4, response_length=10)))
+    assert asked(capsys, tmp_path)["total"]["aborted"] is None
+    assert main(["waste", str(tmp_path)]) == 0
+    assert "what became of 10 of 10 generated tokens is not known" in capsys.readouterr().out
+
+
 def test_used_groups_of_equal_rewards_are_told(tmp_path: Path) -> None:
     run = AsyncRun(behind=99)
     for member in range(2):
@@ -149,5 +169,7 @@ def test_the_table_is_printed_with_shares(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_run_without_requests_has_no_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_file(tmp_path, 1, 0, step_of())
-    assert asked(capsys, tmp_path)["steps"] == []
+    told = asked(capsys, tmp_path)
+    assert told["steps"] == []
+    assert not any("logs its tokens" in sentence for sentence in told["missing"])
     assert main(["waste", str(tmp_path)]) == 0

@@ -53,7 +53,7 @@ def test_json_has_the_same_and_every_key_that_the_help_names(capsys, tmp_path):
 def test_without_the_trainer_its_columns_are_unknown_and_the_reason_is_said(capsys, tmp_path):
     logs = made(tmp_path, replace(TRAINER, recorded=False), steps=2)
     words = told(capsys, "loop", logs)
-    assert ": the trainer is not in the log" in words
+    assert ": the log does not show both sides" in words
     assert f"`sglang-instrument status {logs}`" in words
     first = next(line for line in words.splitlines() if line.startswith("1 "))
     assert first.split()[3:] == ["-"] * 7

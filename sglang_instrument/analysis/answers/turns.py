@@ -11,10 +11,10 @@ def turn_table(digest: Digest, by_step: bool = False) -> pl.DataFrame:
     Returns:
         step, validate (by step only), turn; requests: how many got this far; engine_sec, tool_sec,
         interaction_sec: sums; engine_p50_sec, engine_p99_sec: of one request's engine time in this turn;
-        response_tokens: sum.
+        response_tokens: sum; null if no request logs its tokens.
     """
     key = ["step", "validate", "turn"] if by_step else ["turn"]
-    engine = pl.col("engine_sec")
+    engine, tokens = pl.col("engine_sec"), pl.col("response_tokens")
     return (
         digest.of_workers()
         .turns.group_by(key)
@@ -23,7 +23,7 @@ def turn_table(digest: Digest, by_step: bool = False) -> pl.DataFrame:
             requests=pl.len().cast(pl.Int64),
             engine_p50_sec=engine.quantile(0.5, "linear"),
             engine_p99_sec=engine.quantile(0.99, "linear"),
-            response_tokens=pl.col("response_tokens").sum(),
+            response_tokens=pl.when(tokens.count() > 0).then(tokens.sum()),
         )
         .sort(key)
     )

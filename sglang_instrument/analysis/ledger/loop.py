@@ -27,8 +27,8 @@ Shape = Literal["synchronous", "one step off", "asynchronous"]
 SIDES: Final = ("trainer", "rollout")
 #: What would record the trainer's phases.
 UNSEEN: Final = (
-    "the log does not hold the trainer's phases: the trainer's process was not reached, or its table has no "
-    "patch for this version"
+    "the log does not hold the trainer's phases: the trainer's process was not reached, or no patch table "
+    "names the phases of this version"
 )
 _LEAST_OVERLAP: Final = 0.05  # of the wall time in which both sides work; less is a hand-over
 _MOST: Final = 0.5

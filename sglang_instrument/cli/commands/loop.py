@@ -80,7 +80,7 @@ _WORDS: Final = {
     "synchronous": "synchronous: one side after the other",
     "one step off": "one step off: the rollout is one step ahead",
     "asynchronous": "asynchronous: both sides at once",
-    None: "the trainer is not in the log",
+    None: "the log does not show both sides",
 }
 _OF_STEP: Final = (
     *("wall_sec", "rollout_sec", "train_sec", "both_sec", "weights_sec"),
@@ -213,12 +213,13 @@ def _print_replicas(replicas: Replicas, steps: list[int]) -> None:
 def _told(shape: str | None, mean: dict[str, Any]) -> list[str]:
     """Return in words which side waits, and what runs behind what."""
     lines = []
-    if mean["trainer_waits_sec"] is not None:
-        trainer, rollout = (
-            f"{duration(mean[f'{side}_waits_sec'])} a step, {percent(mean[f'{side}_waits'] or 0.0)} %"
-            for side in ("trainer", "rollout")
-        )
-        lines.append(f"the trainer waits for the rollout: {trainer}; the rollout for the trainer: {rollout}")
+    waits = [
+        f"the {side} waits for the {other}: {duration(sec)} a step, {percent(mean[f'{side}_waits'] or 0.0)} %"
+        for side, other in (("trainer", "rollout"), ("rollout", "trainer"))
+        if (sec := mean[f"{side}_waits_sec"]) is not None
+    ]
+    if waits:
+        lines.append("; ".join(waits))
     if shape == "synchronous" and mean["wall_sec"]:
         hidden = min(mean["rollout_sec"], mean["train_sec"])
         lines.append(

@@ -134,12 +134,14 @@ def run(args: argparse.Namespace) -> int:
         return 0
     where = select.named(steps, validate=args.validate)
     many = f"{told['servers']} server{'' if told['servers'] == 1 else 's'}"
-    print_table(
-        _SERVERS, _rows(table, drawn), title=f"{opened.name}{where}: {many}, {len(calls):,} engine calls"
-    )
+    title = f"{opened.name}{where}: {many}, {len(calls):,} engine calls"
+    if calls.is_empty():
+        print_line(f"{opened.name}{where}: no server is known")
+    else:
+        print_table(_SERVERS, _rows(table, drawn), title=title)
     for line in filter(None, (balance_words(told), *affinity_words(kept), *unknown)):
         print_line(line)
-    if over_time is not None:
+    if over_time is not None and not calls.is_empty():
         print_table(_OVER_TIME, _over_time_rows(over_time), title="\nover time")
     return 0
 

@@ -43,7 +43,7 @@ _STEPS: Final = (
 )
 _WORKERS: Final = (Column("worker", "the worker that made the samples"), *_STEPS[:9])
 _GROUPS: Final = (
-    Column("group", "the prompt's group, and the step that took it"),
+    Column("group", "the prompt's group, and the step that took it, or made it if none took it"),
     Column("samples", "how many samples it has", "count"),
     Column("waits", "from the median end of the others to the end of the slowest", "time"),
     Column("versions", "versions that passed for the others meanwhile, in the mean", "number"),
@@ -84,6 +84,9 @@ def run(args: argparse.Namespace) -> int:
         groups = _chosen(staleness.group_table(rows), wanted)
         missing = staleness.missing_of(rows, fates.logs_consumption(digest))
         counts = rows.group_by("fate").agg(samples=pl.len().cast(pl.Int64)).sort("fate").to_dicts()
+    args.validate = False
+    if not steps:
+        select.steps_of(opened, args)  # says that the run has no such step
     if args.json:
         told = {"steps": steps, "workers": workers, "groups": groups, "fates": counts, "missing": missing}
         print_json({"folder": str(opened.folder), **told})

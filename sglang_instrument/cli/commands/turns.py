@@ -24,10 +24,9 @@ Show the turns of the requests: how many requests reach each turn, its time in t
 
 --json prints {"folder", "turns": [{"step", "validate", "turn", "requests", "engine_sec", "tool_sec",
 "interaction_sec", "engine_p50_sec", "engine_p99_sec", "response_tokens", "prompt_tokens", "cached_tokens"}],
-"counts": [{"turns", "requests",
-"mean_sec", "share"}]} and, with --tools, "tools": [{"event", "tool", "count", "total_sec", "p50_sec",
-"p99_sec", "max_sec"}]. Turns count from 0 in JSON and from 1 in the table. Where only the engine's
-processes logged, all of its calls are one row without a number."""
+"counts": [{"turns", "requests", "mean_sec", "share"}]} and, with --tools, "tools": [{"event", "tool",
+"count", "total_sec", "p50_sec", "p99_sec", "max_sec"}]. Turns count from 0 in JSON and from 1 in the
+table. Where only the engine's processes logged, all of its calls are one row without a number."""
 
 _TURNS: Final = (
     Column("turn", "the first, second ... reply of a request"),

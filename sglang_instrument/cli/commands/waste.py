@@ -94,9 +94,7 @@ def _cells(name: str, row: dict[str, Any]) -> tuple[Any, ...]:
 def _sentences(total: dict[str, Any] | None, engine: dict[str, Any] | None) -> list[str]:
     said = []
     if total is not None and total["generated"]:
-        wasted = f"{count(total['wasted'])} of {count(total['generated'])} generated tokens were thrown away"
-        least = "at least " if total["unknown"] else ""
-        said.append(f"{least}{wasted}: {percent(total['wasted'] / total['generated'])} %")
+        said.append(_thrown_away(total))
         if total["cut"]:
             said.append(f"{count(total['cut'])} tokens were used of replies that hit their limit")
     if engine is not None:
@@ -107,3 +105,13 @@ def _sentences(total: dict[str, Any] | None, engine: dict[str, Any] | None) -> l
             f"{count(engine['requests'])} requests, {count(engine['aborted'])} of them in aborted ones{more}"
         )
     return said
+
+
+def _thrown_away(total: dict[str, Any]) -> str:
+    """Return how many tokens were thrown away; a lower limit where the fate of some is not known."""
+    generated, wasted, unknown = (total[name] for name in ("generated", "wasted", "unknown"))
+    if unknown and not wasted:
+        return f"what became of {count(unknown)} of {count(generated)} generated tokens is not known"
+    least = "at least " if unknown else ""
+    share = percent(wasted / generated)
+    return f"{least}{count(wasted)} of {count(generated)} generated tokens were thrown away: {share} %"

@@ -79,7 +79,14 @@ TABLES: Final = {
 }
 _PART_NAMES: Final = tuple(f"{column.name}_sec" for column in _PARTS)
 _SHOWN: Final = 20
-_NO_UPDATE: Final = "no weight update is in the log: the tables of trainers, and sglang/weights, record them"
+_NO_UPDATE: Final = (
+    "no weight update is in the log; the tables of verl, slime and AReaL record updates in the trainer, and "
+    "the table sglang/weights records them in SGLang's own processes"
+)
+_NO_CALL: Final = (
+    "no engine call has a lineage: SGLang's own processes record calls and updates (SGLANG_INSTRUMENT=1 in "
+    'their environment, `engine_detail` "requests", the default)'
+)
 _UNKNOWN: Final = (
     "{unknown:,} of {all:,} calls have no lineage: no scheduler that logs its updates served them "
     '(`engine_detail` "requests", the default, records both)'
@@ -176,7 +183,9 @@ def _print_lineage(name: str, calls: pl.DataFrame) -> None:
     odd = told.filter((pl.col("stale_most") > 0) | pl.col("label_is_wrong"))
     if not odd.is_empty():
         _print_calls(odd)
-    if len(told) < len(calls) or calls.is_empty():
+    if calls.is_empty():
+        print_line(f"{name}: {_NO_CALL}")
+    elif len(told) < len(calls):
         print_line(_UNKNOWN.format(unknown=len(calls) - len(told), all=len(calls)))
     if (told["stale_least"] != told["stale_most"]).any():
         print_line(_LIMITS)

@@ -136,12 +136,16 @@ def missing_of(fates: pl.DataFrame, consumes: bool) -> Sequence[str]:
             "verl's asynchronous recipes, of slime and of AReaL record it; a trainer of your own does by "
             "event('samples_consumed', samples=[...], weight_version=...)"
         )
-    if fates["weight_version"].null_count() == len(fates):
-        said.append("no request logs `weight_version` as a number: the engine's default label is no version")
+    versions = pl.coalesce("weight_version", "first_weight_version")
+    if fates.select(versions.is_null().all()).item():
+        said.append(
+            "no request logs `weight_version` as a number, so its staleness is not known: SGLang's label is "
+            '"default" until the trainer gives its weights a version'
+        )
     elif len(used) and used["used_version"].null_count() == len(used):
         said.append("the trainer's own version is not known: `samples_consumed` logs no `weight_version`")
     if len(used) and used["max_staleness"].null_count() == len(used):
         said.append("how stale samples may be is not known: `samples_consumed` logs no `max_staleness`")
     if len(fates) and fates["group"].null_count() == len(fates):
-        said.append("no request logs its `group`")
+        said.append("no request logs its `group`: how long groups wait for their slowest is not known")
     return said

@@ -41,17 +41,18 @@ def waste_table(fates: pl.DataFrame, digest: Digest) -> pl.DataFrame:
         digest: Of the run.
 
     Returns:
-        step; requests; generated: tokens of all replies; a column of tokens for each of FATES, which add up
-        to `generated`, null where the trainer logs nothing of the kind; wasted: those of REASONS;
-        uncounted: requests whose tokens are not logged; cut: of `used`, tokens of replies that ended at
-        their limit; without_variance: of `used`, tokens of groups whose rewards are all equal, which teach
-        a group-relative trainer nothing; null without groups.
+        step; requests; generated: tokens of all replies, null if no request logs its tokens; a column of
+        tokens for each of FATES, which add up to `generated`, null where the trainer logs nothing of the
+        kind; wasted: those of REASONS; uncounted: requests whose tokens are not logged; cut: of `used`,
+        tokens of replies that ended at their limit; without_variance: of `used`, tokens of groups whose
+        rewards are all equal, which teach a group-relative trainer nothing; null without groups.
     """
     tokens = pl.col("generated_tokens")
     rows = fates.with_columns(flat=_is_flat(fates))
     told = _known(digest)
+    is_counted = tokens.count() > 0
     by_fate = [
-        (tokens.filter(pl.col("fate") == name).sum() if name in told else pl.lit(None, pl.Int64)).alias(name)
+        pl.when(is_counted & (name in told)).then(tokens.filter(pl.col("fate") == name).sum()).alias(name)
         for name in FATES
     ]
     is_used = pl.col("fate") == USED
@@ -59,12 +60,13 @@ def waste_table(fates: pl.DataFrame, digest: Digest) -> pl.DataFrame:
     table = rows.group_by("step").agg(
         *by_fate,
         requests=pl.len().cast(pl.Int64),
-        generated=tokens.sum(),
+        generated=pl.when(is_counted).then(tokens.sum()),
         uncounted=tokens.null_count().cast(pl.Int64),
         cut=tokens.filter(is_used & (pl.col("finish_reason") == _LENGTH).fill_null(False)).sum(),
         without_variance=pl.when(pl.col("flat").count() > 0).then(flat),
     )
-    return table.with_columns(wasted=pl.sum_horizontal(REASONS)).sort("step")
+    wasted = pl.when(pl.col("generated").is_not_null()).then(pl.sum_horizontal(REASONS))
+    return table.with_columns(wasted=wasted).sort("step")
 
 
 def with_engine_tokens(run: Run, fates: pl.DataFrame) -> pl.DataFrame:
@@ -92,9 +94,11 @@ def missing_of(fates: pl.DataFrame, engine: dict[str, int | None] | None, consum
     """Return what the log would need to answer fully, as sentences; [] if nothing is missing."""
     said = []
     uncounted = fates["generated_tokens"].null_count()
-    if uncounted:
+    if uncounted and uncounted == len(fates):
+        said.append("no request logs its tokens: how many were generated is not known")
+    elif uncounted:
         said.append(
-            f"{uncounted:,} of {len(fates):,} requests log no tokens: those that ended by an exception; the "
+            f"{uncounted:,} of {len(fates):,} requests log no tokens, as those that end by an exception; the "
             "engines' own logs count them, with engine_detail=requests"
         )
     if not consumes:
@@ -110,7 +114,8 @@ def missing_of(fates: pl.DataFrame, engine: dict[str, int | None] | None, consum
 
 def _known(digest: Digest) -> set[str]:
     """Return which of FATES the log can tell; of the others it is not known that there are none."""
-    known = {ABORTED}
+    ends = digest.of_workers().requests.select((pl.col("finish_reason", "error").count() > 0).any())
+    known = {ABORTED} if any(ends.row(0)) else set()
     events = digest.samples["event"].unique().to_list()
     if SAMPLES_DROPPED in events:
         known |= {FILTERED, STALE, TRUNCATED, OTHER}

@@ -62,7 +62,7 @@ def affinity_words(kept: dict[str, Any]) -> list[str]:
 def unknown_words(table: pl.DataFrame) -> list[str]:
     """Return what would record what `server_table` does not know, or the server of some calls."""
     if not len(table):
-        return [f"no engine call is known by its rid; {_WHERE['server']}"]
+        return [f"the log does not tell which engine calls ran where; {_WHERE['server']}"]
     missing = [name for name in _WHERE if name != "server" and not table[name].count()]
     if table["server"].null_count():
         missing.insert(0, "server")
