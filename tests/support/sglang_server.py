@@ -86,6 +86,7 @@ def start_server(scratch, environment, *arguments, overlap=False):
     port = free_port()
     command = [sys.executable, "-W", "ignore", "-m", "sglang.launch_server"]
     command += ["--model-path", str(model_of_the_demo()), "--port", str(port), *ARGUMENTS, *arguments]
+    command += ["--nccl-port", str(free_port())]  # SGLang's own choice may be taken before it listens
     command += [] if overlap else [IN_TURN]
     errors = scratch / "stderr.txt"
     with errors.open("wb") as stream:
