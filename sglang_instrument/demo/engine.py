@@ -63,8 +63,8 @@ def start_engine(model: Path, *, rank: int, context_length: int, scratch: Path) 
 def free_port() -> int:
     """Return a port that is free, below those that the system gives to connections.
 
-    SGLang's own choice is one of these. It listens there seconds later, when another engine that starts at the
-    same time may have it.
+    SGLang's own choice is one of these. It listens there seconds later, when another engine that starts at
+    the same time may have it.
     """
     draw = random.SystemRandom()
     while True:
