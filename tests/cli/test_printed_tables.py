@@ -86,6 +86,8 @@ def test_output_that_is_no_terminal_has_every_column(logs, printed, monkeypatch,
     first = next(iter(tables.values()))
     if command == "summary":  # small parts of the ledger have no column
         first = [column for column in first if column.name not in step_tables.PARTS]
+    if command == "requests":  # of asynchronous training only
+        first = [column for column in first if column.name not in ("trained", "weights")]
     if command != "gaps":  # this run has no plateau
         assert [column.name for column in first if f"{column.name} " not in headers_of(whole)[0] + " "] == []
     monkeypatch.setenv("COLUMNS", "80")

@@ -14,6 +14,7 @@ _TURN: Final = [*_REQUEST, "turn"]
 SLOWER: Final = frozenset(slower for _, slower in _SPLIT.values())
 BETWEEN: Final = "between steps"
 REST: Final = "rest"
+_SECONDS: Final = ("sec", "usual_sec", "excess_sec")
 
 
 class SlowestStep(NamedTuple):
@@ -54,7 +55,6 @@ def slowest_step(windows: pl.DataFrame) -> SlowestStep | None:
     ]
     return max(found, key=lambda one: one.times, default=None)
 
-
 def excess_table(
     run: Digest | Paths, calls: pl.DataFrame, step: int, validate: bool = False, until_next: bool = True
 ) -> pl.DataFrame:
@@ -84,7 +84,7 @@ def excess_table(
     table = spent.pivot(on="part", index="step", values="sec").fill_null(0.0)
     mine, others = table.filter(step=step).drop("step"), table.filter(pl.col("step") != step).drop("step")
     if mine.is_empty() or others.is_empty():
-        return pl.DataFrame(schema=dict.fromkeys(("sec", "usual_sec", "excess_sec"), pl.Float64))
+        return pl.DataFrame(schema={"part": pl.String, **dict.fromkeys(_SECONDS, pl.Float64)})
     rows = [(part, mine[part][0], _middle(others[part])) for part in table.columns[1:]]
     usual = _middle(others.sum_horizontal())
     rows.append((REST, 0.0, usual - sum(usual_sec for _, _, usual_sec in rows)))
