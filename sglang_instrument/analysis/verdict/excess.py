@@ -55,6 +55,7 @@ def slowest_step(windows: pl.DataFrame) -> SlowestStep | None:
     ]
     return max(found, key=lambda one: one.times, default=None)
 
+
 def excess_table(
     run: Digest | Paths, calls: pl.DataFrame, step: int, validate: bool = False, until_next: bool = True
 ) -> pl.DataFrame:
