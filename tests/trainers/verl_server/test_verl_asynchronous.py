@@ -152,9 +152,16 @@ def test_what_a_full_queue_drops_is_counted_at_the_version_that_pushed_it_out(dr
     assert put == [{"group": f"uid_{name}", "batch_size": MEMBERS} for name in ("first", "second")]
 
 
-@pytest.mark.parametrize("recipe", ["one_step_off", "fully_async"])
-def test_the_answers_count_every_request_in_a_step_that_trains(recipe, request, capsys):
-    outcome = request.getfixturevalue(recipe)
+# Each test names its training as an argument: by that, tests/conftest.py keeps those of one in one process.
+def test_the_answers_count_every_request_of_one_step_off_in_a_step_that_trains(one_step_off, capsys):
+    demand_answers(one_step_off, capsys)
+
+
+def test_the_answers_count_every_request_of_fully_asynchronous_in_a_step_that_trains(fully_async, capsys):
+    demand_answers(fully_async, capsys)
+
+
+def demand_answers(outcome, capsys):
     run = analysis.open_run(outcome.folder / "run")
     steps = analysis.step_table(run.digest)
     groups = requests_of(outcome)
@@ -170,11 +177,15 @@ def test_the_answers_count_every_request_in_a_step_that_trains(recipe, request, 
     assert "nothing dropped" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(
-    ("recipe", "shape"), [("one_step_off", "one step off"), ("fully_async", "asynchronous")]
-)
-def test_the_loop_of_each_recipe_is_told_as_what_it_is_and_both_sides_add_up(recipe, shape, request):
-    outcome = request.getfixturevalue(recipe)
+def test_the_loop_of_one_step_off_is_told_as_what_it_is_and_both_sides_add_up(one_step_off):
+    demand_loop(one_step_off, "one step off")
+
+
+def test_the_loop_of_fully_asynchronous_is_told_as_what_it_is_and_both_sides_add_up(fully_async):
+    demand_loop(fully_async, "asynchronous")
+
+
+def demand_loop(outcome, shape):
     loop = analysis.loop_of(analysis.open_run(outcome.folder / "run"))
     assert loop.shape() == shape
     wall = {row["step"]: row["wall_sec"] for row in loop.steps().to_dicts()}
