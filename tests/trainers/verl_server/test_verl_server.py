@@ -219,7 +219,8 @@ def test_what_a_trainer_does_with_its_servers_is_logged_there_in_order(outcome):
         *("engine_cache_flush", "generation_pause", "generation_continue"),
     ]
     assert [record["extra"] for record in controls if "extra" in record] == [
-        *({"tags": "kv_cache"}, {"tags": "kv_cache"}, {"mode": "abort"}),
+        *({"tags": "kv_cache"}, {"tags": "kv_cache"}, {"part": "flush", "server": 0}),
+        *({"part": "pause", "server": 0, "mode": "abort"}, {"part": "resume", "server": 0}),
     ]
     assert not any("error" in record for record in controls)
 

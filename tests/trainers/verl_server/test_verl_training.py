@@ -1,6 +1,7 @@
 """verl 0.9.1's own V1 trainer logs each phase of two steps, by its process and in its step."""
 
 import json
+import time
 
 import pytest
 from logged import own
@@ -101,5 +102,9 @@ def test_the_tracker_has_the_numbers_of_each_rollout_beside_those_of_its_trainin
         assert numbers["rollout/staleness"] == 0
         assert numbers["rollout/records_lost"] == 0
     folder = trained.folder / "run" / "live"
-    told = [json.loads(line) for line in (folder / "scalars.jsonl").read_text().splitlines()]
+    until = time.monotonic() + 60  # the follower outlives the driver: it has a last look
+    told = []
+    while {line["step"] for line in told} != {1, 2} and time.monotonic() < until:
+        time.sleep(0.2)
+        told = [json.loads(line) for line in (folder / "scalars.jsonl").read_text().splitlines()]
     assert {line["step"] for line in told} == {1, 2}
