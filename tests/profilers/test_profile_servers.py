@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -81,6 +82,12 @@ class Process:
         self.tell(signal.SIGCONT)
         end_group(self.process)
 
+    def restart(self) -> None:
+        self.end()
+        self.start()
+        self.wait_for("/health")
+        self.was_killed = False
+
 
 @pytest.fixture(scope="module")
 def started_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]:
@@ -107,9 +114,7 @@ def started_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[P
 def servers(started_servers: list[Process]) -> list[Process]:
     """The two servers; one that crashed in an earlier test is started again."""
     for server in filter(Process.crashed, started_servers):
-        server.end()
-        server.start()
-        server.wait_for("/health")
+        server.restart()
     return started_servers
 
 
@@ -255,6 +260,27 @@ def test_a_server_killed_while_recording_is_named_and_the_other_writes_its_trace
     # A router lists a dead server for a while, or for ever: until then it is named.
     code = main(["profile", "status", "--router-url", router, "--output-dir", str(tmp_path)])
     assert (code == 1 and "no answer" in capsys.readouterr().out) or killed.url not in listed_by(router)
+    killed.restart()
+
+
+def test_a_server_that_dies_between_the_stages_is_no_success(capsys, servers, tmp_path):
+    server = servers[1]
+
+    def kill_after_the_first_trace() -> None:
+        while not list(tmp_path.rglob("*-EXTEND.trace.json.gz")):
+            time.sleep(0.001)
+        server.tell(signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_after_the_first_trace, daemon=True)
+    killer.start()
+    shown = profile(
+        *(capsys, "capture", "--worker-url", server.url, "--output-dir", tmp_path, "--requests", 1),
+        *("--profile-by-stage", "--num-steps", 2, "--activities", "CPU", "--no-with-stack"),
+        *("--max-new-tokens", 256),
+        code=1,
+    )
+    killer.join()
+    assert "0 of 1 probe requests were answered: the workers' own logs tell why" in shown
 
 
 def listed_by(router: str) -> set[str]:

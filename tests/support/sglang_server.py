@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -80,13 +81,28 @@ class Server:
 
 
 def start_server(scratch, environment, *arguments, overlap=False):
-    """Start a server and wait until it answers; `scratch` is a folder for its files."""
+    """Start a server and wait until it answers; `scratch` is a folder for its files.
+
+    A free port may be taken before the server listens, and some ports are chosen by SGLang: then once more.
+    """
+    for _ in range(3):
+        try:
+            return _start_server(scratch, environment, *arguments, overlap=overlap)
+        except PortTakenError:
+            shutil.rmtree(scratch / "logs", ignore_errors=True)
+    return _start_server(scratch, environment, *arguments, overlap=overlap)
+
+
+class PortTakenError(AssertionError):
+    """The server did not start, because another process listens at one of its ports."""
+
+
+def _start_server(scratch, environment, *arguments, overlap):
     write_plugin(scratch)
     path = os.pathsep.join(filter(None, (str(scratch), os.environ.get("PYTHONPATH"))))
     port = free_port()
     command = [sys.executable, "-W", "ignore", "-m", "sglang.launch_server"]
     command += ["--model-path", str(model_of_the_demo()), "--port", str(port), *ARGUMENTS, *arguments]
-    command += ["--nccl-port", str(free_port())]  # SGLang's own choice may be taken before it listens
     command += [] if overlap else [IN_TURN]
     errors = scratch / "stderr.txt"
     with errors.open("wb") as stream:
@@ -104,7 +120,9 @@ def start_server(scratch, environment, *arguments, overlap=False):
         while not server.is_up():
             if process.poll() is not None or time.monotonic() > deadline:
                 printed = errors.read_text(errors="replace")
-                raise AssertionError(f"the server did not start:\n{printed[-4000:]}")
+                taken = "EADDRINUSE" in printed or "address already in use" in printed
+                kind = PortTakenError if taken else AssertionError
+                raise kind(f"the server did not start:\n{printed[-4000:]}")
             time.sleep(0.2)
     except BaseException:  # a Ctrl-C too
         server.kill()

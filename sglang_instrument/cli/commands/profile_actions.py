@@ -226,10 +226,11 @@ def _may_be_vllm(findings: Sequence[Finding]) -> bool:
 def _print_capture(done: Capture, elsewhere: str) -> None:
     print_outcomes(done.started)
     if done.asked:
-        print_line(f"{done.answered} of {done.asked} probe requests were answered")
-    failed = [one for one in done.stopped if not one.ok]
-    if failed:
-        print_outcomes(failed)
+        failed = ": the workers' own logs tell why" if done.answered < done.asked else ""
+        print_line(f"{done.answered} of {done.asked} probe requests were answered{failed}")
+    still_going = [one for one in done.stopped if not one.ok]
+    if still_going:
+        print_outcomes(still_going)
     print_files(done.files)
     if not any(done.files) and any(one.ok for one in done.started):
         reason = elsewhere or "no step was recorded: no request reached the workers"

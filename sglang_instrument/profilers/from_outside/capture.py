@@ -44,7 +44,9 @@ class Capture:
 
     @property
     def ok(self) -> bool:
-        """Whether every worker recorded, and its files are complete."""
+        """Whether every worker recorded, answered its probe requests, and its files are complete."""
+        if self.answered < self.asked:  # a worker that crashed after its first file is no success
+            return False
         recorded = all(outcome.ok for outcome in (*self.started, *self.stopped))
         return recorded and all(
             files and all(file.whole is not False for file in files) for files in self.files
