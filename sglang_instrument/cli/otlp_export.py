@@ -34,6 +34,8 @@ def write(
         raise InstrumentError(
             f"export --otlp needs {missing.name}: pip install 'sglang-instrument[otlp]'"
         ) from missing
+    if str(target) == "-":
+        raise InstrumentError("--otlp writes a file, which appears when it is complete; give its name")
     if target.is_dir() or not target.absolute().parent.is_dir():
         raise InstrumentError(
             f"--otlp {target}: must be a file in an existing folder, such as run.otlp.jsonl"

@@ -40,7 +40,7 @@ def text(words: str, style: str = "") -> Text:
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, title: str) -> None:
-    """Print a table whole; only a terminal that is too narrow for it gets less.
+    """Print a table whole; only a terminal that is too narrow for it gets less. Without rows, say so.
 
     Then headers take a line a word. Then columns are left out in the order of `leave_out`. Then words of the
     first column are cut, and columns are left out from the right. A line below says what is not shown.
@@ -49,6 +49,9 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, ti
     from rich.table import Table
 
     console = _console()
+    if not rows:
+        print_line(f"{title.strip()}: nothing was recorded")
+        return
     written = [(header, [plain(cell) for cell in cells]) for header, cells in write(columns, rows)]
     if _total(_widths(written)) > console.width:
         written = [(header.replace(" ", "\n"), cells) for header, cells in written]

@@ -243,6 +243,18 @@ def test_the_command_prints_a_table_that_check_accepts(rollout, tmp_path, capsys
     assert "9 of 9 found" in capsys.readouterr().out
 
 
+def test_a_class_that_a_package_hands_on_is_found_where_it_is_written(rollout, tmp_path):
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "rollouts.py").write_text(rollout.read_text())
+    (package / "agents.py").write_text("from .rollouts import Agent as BestAgent\n")
+    (package / "__init__.py").write_text("from .agents import BestAgent\n")
+    for named in ("mine:BestAgent", "mine.agents:BestAgent"):
+        methods, _ = find_class(named, open_tree(tmp_path))
+        assert (methods.module, methods.owner) == ("mine.rollouts", "Agent")
+    assert "conversation" in methods.functions
+
+
 @pytest.mark.parametrize(
     ("named", "words"),
     [

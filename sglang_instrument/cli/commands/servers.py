@@ -86,7 +86,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _slices(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) <= 1000:
-        raise argparse.ArgumentTypeError(f"must be a number of slices from 1 to 1000, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"must be a number of slices from 1 to 1000, got {text!r}; put LOGS first"
+        )
     return int(text)
 
 

@@ -30,6 +30,11 @@ def find_class(named: str, tree: SourceTree | None = None) -> tuple[Methods, Sou
         root, module = _of_file(Path(place))
         tree = open_tree(root)
     tree = InstalledPackages() if tree is None else tree
+    return _find(module, name, tree, frozenset()), tree
+
+
+def _find(module: str, name: str, tree: SourceTree, seen: frozenset[tuple[str, str]]) -> Methods:
+    """Return the functions of a class, which the module may have imported from another one."""
     source = tree.module(module)
     if source is None:
         raise TargetError(f"no module {module} in {tree.name}; give the path of its file, or --source FOLDER")
@@ -37,7 +42,24 @@ def find_class(named: str, tree: SourceTree | None = None) -> tuple[Methods, Sou
         body = parse(source).body
     except (SyntaxError, ValueError) as error:
         raise TargetError(f"{module}: cannot be parsed: {error}") from None
-    return _methods(module, body, name), tree
+    home = _imported_from(module, body, name, is_package=tree.read(f"{module.replace('.', '/')}.py") is None)
+    if home is None or home in seen or tree.module(home[0]) is None:
+        return _methods(module, body, name)
+    return _find(*home, tree, seen | {home})
+
+
+def _imported_from(
+    module: str, body: list[ast.stmt], name: str, *, is_package: bool
+) -> tuple[str, str] | None:
+    """Return from which module, under which name, `from ... import` binds `name`; None if nothing does."""
+    names = module.split(".")
+    for one in body:
+        if isinstance(one, ast.ImportFrom):
+            package = names[: len(names) + is_package - one.level] if one.level else []
+            for alias in one.names:
+                if name == (alias.asname or alias.name):
+                    return ".".join([*package, *filter(None, [one.module])]), alias.name
+    return None
 
 
 def _of_file(path: Path) -> tuple[Path, str]:

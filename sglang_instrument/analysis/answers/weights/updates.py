@@ -141,7 +141,8 @@ def _last(servers: list[Row]) -> Row:
     if len(servers) < 2:
         return {"last": None, "last_by_sec": None}
     last, before = servers[-1], servers[-2]
-    return {"last": last["server"], "last_by_sec": (last["end_us"] - before["end_us"]) / 1e6}
+    by_us = last["end_us"] - before["end_us"]
+    return {"last": last["server"] if by_us else None, "last_by_sec": by_us / 1e6}
 
 
 def _covered_sec(spans: list[Row]) -> float:
