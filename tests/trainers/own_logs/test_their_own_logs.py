@@ -46,7 +46,7 @@ def test_areal_s_own_tracers_are_read(tmp_path):
     assert requests.group_by("step").len().sort("step")["len"].to_list() == [4, 4, 4]
     assert set(requests["turns"]) == {2}
     for column, sec in (("engine_sec", 0.05), ("tool_sec", 0.01), ("reward_sec", 0.01)):
-        assert (requests[column] >= sec).all()
+        assert (requests[column] >= 0.9 * sec).all()  # the wall clock of AReaL's tracer may step back
         assert (requests[column] < sec * 4 + 1).all()
     trainer = run.digest.steps.filter(role="trainer")
     assert trainer["step"].to_list() == [0, 1, 2]
@@ -74,7 +74,7 @@ def test_verl_s_own_traces_and_metrics_are_read(tmp_path, store):
     assert set(requests["turns"]) == {2}
     assert set(requests["response_tokens"]) == {14}
     assert run.digest.turns["response_tokens"].sort().to_list() == [6] * 6 + [8] * 6
-    assert (requests["tool_sec"] >= 0.01).all()
+    assert (requests["tool_sec"] >= 0.009).all()
     metrics = open_run(tmp_path / "metrics.jsonl")
     assert metrics.digest.steps["duration_sec"].to_list() == pytest.approx([3.5, 3.5])
 

@@ -13,6 +13,7 @@ from sglang_instrument.analysis.run.opening import open_run
 
 TOOLS, RAISES, SINGLE, ABORTS, LOG_PROBS, CANCELLED = 1, 3, 4, 5, 6, 77  # the steps that drive.py runs
 ROUNDING_US = 2
+CLOCK_SEC = 1e-3  # the clocks of a virtual machine's cores may differ
 
 
 def of_step(outcome, step, kind="step", worker=0):
@@ -67,7 +68,7 @@ def test_turn_timings_are_the_reference_s(outcome):
         assert [turn["turn"] for turn in extra["turn_timings"]] == list(range(extra["turns"]))
         for turn in extra["turn_timings"]:
             parts = ("pre_process_duration", "engine_call_duration", "post_process_duration")
-            assert sum(turn[part] for part in parts) <= turn["total_duration"]
+            assert sum(turn[part] for part in parts) <= turn["total_duration"] + CLOCK_SEC
 
 
 def test_a_request_s_averages_and_shares_are_those_of_its_turns(outcome):
