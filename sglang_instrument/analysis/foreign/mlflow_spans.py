@@ -205,9 +205,6 @@ def _has_tables(path: Path) -> bool:
     """Return whether a database has the tables, as tables: a view could compute for ever."""
     try:
         with closing(_connect(path)) as connection:
-            query = (
-                "select count(*) from sqlite_master where type = 'table' and name in ('spans', 'trace_tags')"
-            )
-            return bool(connection.execute(query).fetchone()[0] == 2)
+            return bool(connection.execute(_TABLES).fetchone()[0] == 2)
     except (OSError, sqlite3.Error):
         return False

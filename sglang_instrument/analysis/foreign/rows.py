@@ -104,8 +104,3 @@ def texts(name: str, values: Sequence[Any]) -> pl.Series:
 def is_whole(value: Any) -> bool:
     """Return whether a value is an integer that a column of 64 bits holds."""
     return type(value) is int and abs(value) < 2**62
-
-
-def first_known(values: Sequence[Any]) -> Any:
-    """Return the first value that is not None."""
-    return next((value for value in values if value is not None), None)
