@@ -11,8 +11,8 @@ from urllib.parse import quote
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.foreign.json_lines import fitting
 from sglang_instrument.analysis.foreign.stores.engine_call_texts import NOTHING, EngineCall, engine_call_of
+from sglang_instrument.analysis.reading.decoding import fitting
 from sglang_instrument.errors import LogError
 from sglang_instrument.regular_files import demand_regular, read_regular
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.reading.columns import COLUMNS
+from sglang_instrument.analysis.reading.decoding import printable
 from sglang_instrument.analysis.reading.lines import Rejects
 from sglang_instrument.schema import kind_of
 
@@ -86,11 +87,6 @@ def as_us(seconds: pl.Expr) -> pl.Expr:
     """Return Unix seconds as whole microseconds; null beyond what a clock can show."""
     usable = seconds.is_finite() & seconds.is_between(0, 1e11)
     return pl.when(usable).then((seconds * 1e6).round()).cast(pl.Int64, strict=False)
-
-
-def printable(value: Any) -> Any:
-    """Return text without lone surrogates, which a column cannot hold; anything else as it is."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 def texts(name: str, values: Sequence[Any]) -> pl.Series:
