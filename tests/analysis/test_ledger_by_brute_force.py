@@ -31,7 +31,7 @@ from sglang_instrument.analysis.answers.call_times import paths_of
 from sglang_instrument.analysis.answers.join import joined_calls
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.ledger.deciding_paths import IN_ENGINE
-from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, Paths, busy_by_segment
+from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER, Paths
 from sglang_instrument.testing import BlockedLoop, Engine
 from sglang_instrument.testing.synthetic import synthetic_run, write_run
 
@@ -245,11 +245,9 @@ def test_a_blocked_loop_takes_no_time_from_the_engine_s(tmp_path: Path) -> None:
 
 
 def busy_ticks(digest: Digest) -> Rows:
-    rows = busy_by_segment(digest).iter_rows(named=True)
-    return {
-        tuple(row[name] for name in (*STEP_OF_WORKER, "segment")): round(row["busy_sec"] * 1e6 / TICK_US)
-        for row in rows
-    }
+    key = [*STEP_OF_WORKER, "segment"]
+    busy = Paths.of(digest).pieces.filter(pl.col("part") != "barrier").group_by(key).agg(pl.col("sec").sum())
+    return {tuple(place): round(sec * 1e6 / TICK_US) for *place, sec in busy.iter_rows()}
 
 
 def brute_busy(steps: list[Step]) -> Rows:

@@ -12,7 +12,6 @@ from sglang_instrument.patching.tables.reading import (
     load_table,
     load_tables,
     parse_table,
-    region_at,
 )
 from sglang_instrument.patching.tables.regions import Origin, Target
 from sglang_instrument.patching.tables.shipped import abouts, shipped_tables
@@ -116,7 +115,6 @@ def test_a_table_can_be_read_from_a_users_folder(tmp_path):
     path.write_text('trainer = "mine"\nmodule = "m"\n[[patch]]\ntarget = "f"\nregion = [{ event = "e" }]\n')
     (found,) = load_tables(["mine"], [tmp_path])
     assert found.name == str(path)
-    assert region_at(found.patches[0].regions[0].origin) is found.patches[0].regions[0]
 
 
 def test_toml_that_does_not_parse_and_a_table_that_is_not_there_are_table_errors(tmp_path):

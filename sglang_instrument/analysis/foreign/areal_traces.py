@@ -117,7 +117,7 @@ def _sessions(paths: Sequence[Path], log: ForeignLog) -> tuple[pl.DataFrame, pl.
         for lines in _LINES.read(path, log):
             _add(sessions, phases, lines)
     requests = pl.DataFrame(sessions, schema=_SESSION).with_row_index("row").cast({"row": pl.Int64})
-    spans = _timed(pl.DataFrame(phases, schema=_SPAN), requests)
+    spans = _timed(pl.DataFrame(phases, schema=_SPAN))
     ends = spans.group_by("row").agg(
         last_us=pl.col("end_us").max(), turns=(pl.col("event") == "turn_engine_call").sum()
     )
@@ -150,7 +150,7 @@ def _add(sessions: dict[str, list[Any]], phases: dict[str, list[Any]], lines: Se
         phases[name] += values
 
 
-def _timed(spans: pl.DataFrame, requests: pl.DataFrame) -> pl.DataFrame:
+def _timed(spans: pl.DataFrame) -> pl.DataFrame:
     """Add times, and turns: a call of the engine begins one, and tools belong to the last one before them."""
     spans = spans.with_columns(start_us=as_us(pl.col("start_sec")), end_us=as_us(pl.col("end_sec")))
     spans = spans.drop("start_sec", "end_sec").sort("row", "start_us", maintain_order=True)

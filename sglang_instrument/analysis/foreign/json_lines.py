@@ -3,17 +3,17 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
-from sglang_instrument.analysis.foreign.rows import ForeignLog, printable
+from sglang_instrument.analysis.foreign.rows import ForeignLog
 from sglang_instrument.analysis.reading.chunks import open_log, whole_lines
+from sglang_instrument.analysis.reading.decoding import decode_lines, fitting
 from sglang_instrument.analysis.reading.lines import Rejects
 from sglang_instrument.errors import LogError
 
 _Kind = TypeVar("_Kind", bound=msgspec.Struct)
-_INVALID = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class JsonLines(Generic[_Kind]):
@@ -36,20 +36,7 @@ class JsonLines(Generic[_Kind]):
 
     def decode(self, chunk: bytes, rejects: Rejects) -> list[_Kind]:
         """Decode complete lines; count those that are no records."""
-        try:
-            return self._decoder.decode_lines(chunk)
-        except _INVALID:
-            return list(self._decode_singly(chunk, rejects))
-
-    def _decode_singly(self, chunk: bytes, rejects: Rejects) -> Iterator[_Kind]:
-        for raw in chunk.split(b"\n"):
-            if raw.strip():
-                try:
-                    yield self._decoder.decode(raw)
-                except _INVALID:
-                    record = self._leniently(raw, rejects)
-                    if record is not None:
-                        yield record
+        return decode_lines(self._decoder, chunk, lambda raw: self._leniently(raw, rejects))
 
     def _leniently(self, raw: bytes, rejects: Rejects) -> _Kind | None:
         try:
@@ -64,15 +51,3 @@ class JsonLines(Generic[_Kind]):
             rejects.foreign += 1
             return None
         return self._kind(**kept)
-
-
-def fitting(kind: type[msgspec.Struct], fields: dict[str, Any]) -> dict[str, Any]:
-    """Return those fields that a Struct has and whose values have the right type."""
-    kept = {}
-    for one in msgspec.structs.fields(kind):
-        if one.encode_name in fields:
-            try:
-                kept[one.name] = msgspec.convert(printable(fields[one.encode_name]), one.type)
-            except (msgspec.ValidationError, RecursionError, UnicodeError):
-                continue
-    return kept

@@ -11,8 +11,8 @@ from urllib.parse import quote
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.foreign.json_lines import fitting
 from sglang_instrument.analysis.foreign.stores.engine_call_texts import NOTHING, EngineCall, engine_call_of
+from sglang_instrument.analysis.reading.decoding import fitting
 from sglang_instrument.errors import LogError
 from sglang_instrument.regular_files import demand_regular, read_regular
 
@@ -205,9 +205,6 @@ def _has_tables(path: Path) -> bool:
     """Return whether a database has the tables, as tables: a view could compute for ever."""
     try:
         with closing(_connect(path)) as connection:
-            query = (
-                "select count(*) from sqlite_master where type = 'table' and name in ('spans', 'trace_tags')"
-            )
-            return bool(connection.execute(query).fetchone()[0] == 2)
+            return bool(connection.execute(_TABLES).fetchone()[0] == 2)
     except (OSError, sqlite3.Error):
         return False

@@ -8,6 +8,7 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.reading.columns import COLUMNS
+from sglang_instrument.analysis.reading.decoding import printable
 from sglang_instrument.analysis.reading.lines import Rejects
 from sglang_instrument.schema import kind_of
 
@@ -88,11 +89,6 @@ def as_us(seconds: pl.Expr) -> pl.Expr:
     return pl.when(usable).then((seconds * 1e6).round()).cast(pl.Int64, strict=False)
 
 
-def printable(value: Any) -> Any:
-    """Return text without lone surrogates, which a column cannot hold; anything else as it is."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
-
-
 def texts(name: str, values: Sequence[Any]) -> pl.Series:
     """Return a column of text; lone surrogates are replaced."""
     try:
@@ -104,8 +100,3 @@ def texts(name: str, values: Sequence[Any]) -> pl.Series:
 def is_whole(value: Any) -> bool:
     """Return whether a value is an integer that a column of 64 bits holds."""
     return type(value) is int and abs(value) < 2**62
-
-
-def first_known(values: Sequence[Any]) -> Any:
-    """Return the first value that is not None."""
-    return next((value for value in values if value is not None), None)

@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from sglang_instrument.analysis.foreign.json_lines import fitting
 from sglang_instrument.analysis.foreign.rows import is_whole
+from sglang_instrument.analysis.reading.decoding import fitting
 from sglang_instrument.analysis.reading.lines import Integer, Rejects
 
 

@@ -111,7 +111,12 @@ class Paths:
 
     @cached_property
     def pieces(self) -> pl.DataFrame:
-        """The critical paths of workers, piece by piece: `pieces_of_workers`."""
+        """The critical paths of workers, piece by piece, in the order of time.
+
+        Columns: step, validate, worker; segment: the number of barriers that the worker has already passed;
+        part, event, request_id; from_us, to_us: on the one clock; sec. Time in which the event loop was
+        blocked is a piece of its own.
+        """
         steps = self.aligned.drop("launch").rename({"start_us": "begin_us", "end_us": "stop_us"})
         path = self.of_workers.path.join(steps, on=STEP_OF_WORKER, maintain_order="left")
         ahead = pl.col("ahead_us")
@@ -180,17 +185,6 @@ def step_windows(run: Digest | Paths) -> pl.DataFrame:
         begin_us to next_us; overlap_sec: how long the next step had been going on before this was done.
     """
     return Paths.of(run).windows
-
-
-def pieces_of_workers(run: Digest | Paths) -> pl.DataFrame:
-    """Return the critical paths of workers, piece by piece, in the order of time.
-
-    Returns:
-        step, validate, worker; segment: the number of barriers that the worker has already passed; part,
-        event, request_id; from_us, to_us: on the clocks as barriers align them; sec. Time in which the event
-        loop was blocked is a piece of its own.
-    """
-    return Paths.of(run).pieces
 
 
 def sec_between(from_us: str, to_us: str) -> pl.Expr:

@@ -84,25 +84,6 @@ def worker_parts(run: Digest | Paths) -> pl.DataFrame:
     return rows.group_by(*STEP_OF_WORKER, "part", "event").agg(pl.col("sec").sum())
 
 
-def busy_by_segment(run: Digest | Paths) -> pl.DataFrame:
-    """Return how long each worker was busy up to each barrier, and after the last one.
-
-    Without a delay, a step ends sooner by what its segments gain together: a segment takes as long as the
-    worker that was busy longest.
-
-    Returns:
-        step, validate, worker, segment: as in `pieces_of_workers`, 0 where workers do not meet at the same
-        barriers; busy_sec: without waiting at barriers.
-    """
-    paths = Paths.of(run)
-    busy = paths.pieces.filter(pl.col("part") != "barrier")
-    meets = paths.meeting.with_columns(meets=pl.lit(True))
-    busy = busy.join(meets, on=STEP, how="left", maintain_order="left")
-    segment = pl.when(pl.col("meets").fill_null(False)).then("segment").otherwise(0)
-    busy = busy.group_by(*STEP_OF_WORKER, segment=segment).agg(busy_sec=pl.col("sec").sum())
-    return busy.sort(*STEP_OF_WORKER, "segment")
-
-
 def between_steps(run: Digest | Paths) -> pl.DataFrame:
     """Return what happened after each step until the next began, by the records of the trainer.
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from sglang_instrument.analysis.reading.decoding import decode_lines
 from sglang_instrument.schema import LOG_OPENED
 
 #: Prefix of SGLang's own health checks; no caller waits for these.
@@ -61,27 +62,12 @@ def records_in(chunks: Iterable[bytes]) -> Iterator[tuple[str | None, Record]]:
     """Yield the records of a log file that have a start and fields, each with the run that wrote it."""
     run_id = None
     for chunk in chunks:
-        for record in _decode(chunk):
+        # Torn and foreign lines were counted when the run was opened.
+        for record in decode_lines(LINES, chunk):
             if record.extra is not None and record.event == LOG_OPENED:
                 run_id = record.extra.run_id
             elif record.extra is not None and record.start_us is not None:
                 yield run_id, record
-
-
-def _decode(chunk: bytes) -> list[Record]:
-    """Decode lines; torn and foreign ones were counted when the run was opened."""
-    try:
-        return LINES.decode_lines(chunk)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return list(_decode_singly(chunk))
-
-
-def _decode_singly(chunk: bytes) -> Iterator[Record]:
-    for raw in chunk.split(b"\n"):
-        try:
-            yield LINES.decode(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            continue
 
 
 def rids_of(record: Record) -> list[str]:

@@ -1,12 +1,13 @@
 """Decode the lines of a log, ours or the reference's, complete or torn, into typed Structs."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Struct
+
+from sglang_instrument.analysis.reading.decoding import decode_lines, fitting
 
 # Columns hold 64 bits; a line with a larger number is decoded leniently and loses only that field.
 Integer = Annotated[int, Meta(ge=-(2**62), le=2**62)]
@@ -110,22 +111,7 @@ _ONE: Final = msgspec.json.Decoder(Line)
 
 def decode(chunk: bytes, rejects: Rejects) -> list[Line]:
     """Decode complete lines; count those that are not records in `rejects`."""
-    try:
-        return _ONE.decode_lines(chunk)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return list(_decode_singly(chunk, rejects))
-
-
-def _decode_singly(chunk: bytes, rejects: Rejects) -> Iterator[Line]:
-    for raw in chunk.split(b"\n"):
-        if not raw.strip():
-            continue
-        try:
-            yield _ONE.decode(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            line = _decode_leniently(raw, rejects)
-            if line is not None:
-                yield line
+    return decode_lines(_ONE, chunk, lambda raw: _decode_leniently(raw, rejects))
 
 
 def _decode_leniently(raw: bytes, rejects: Rejects) -> Line | None:
@@ -143,9 +129,9 @@ def _decode_leniently(raw: bytes, rejects: Rejects) -> Line | None:
         rejects.foreign += 1
         return None
     extra = fields.pop("extra", None)
-    line = Line(**_fitting(Line, fields))
+    line = Line(**fitting(Line, fields))
     if isinstance(extra, dict):
-        line.extra = Extra(**_fitting(Extra, extra))
+        line.extra = Extra(**fitting(Extra, extra))
     return line
 
 
@@ -153,18 +139,6 @@ def _is_record(fields: Any) -> bool:
     return isinstance(fields, dict) and all(
         isinstance(fields.get(key), str) for key in ("event", "timestamp")
     )
-
-
-def _fitting(struct: type[Struct], fields: dict[str, Any]) -> dict[str, Any]:
-    """Return those `fields` that `struct` has and whose values have the right type."""
-    kept = {}
-    for field in msgspec.structs.fields(struct):
-        if field.name in fields:
-            try:
-                kept[field.name] = msgspec.convert(_printable(fields[field.name]), field.type)
-            except msgspec.ValidationError:
-                continue
-    return kept
 
 
 def drop_invalid_spans(extra: Extra, rejects: Rejects) -> None:
@@ -182,8 +156,3 @@ def _fits(value: Any, type_: Any) -> bool:
     except msgspec.ValidationError:
         return False
     return True
-
-
-def _printable(value: Any) -> Any:
-    """Replace lone surrogates, which a text column cannot hold."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

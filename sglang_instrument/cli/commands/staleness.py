@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--groups", action="store_true", help="also groups that waited for their slowest")
     parser.add_argument("--json", action="store_true", help="print JSON")
     select.add_ray(parser)
+    parser.set_defaults(validate=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,7 +71,6 @@ def run(args: argparse.Namespace) -> int:
 
     from sglang_instrument.analysis.answers.asynchronous import fates, staleness
 
-    args.validate = False
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress)
         wanted = select.steps_of(opened, args)
@@ -84,9 +84,6 @@ def run(args: argparse.Namespace) -> int:
         groups = _chosen(staleness.group_table(rows), wanted)
         missing = staleness.missing_of(rows, fates.logs_consumption(digest))
         counts = rows.group_by("fate").agg(samples=pl.len().cast(pl.Int64)).sort("fate").to_dicts()
-    args.validate = False
-    if not steps:
-        select.steps_of(opened, args)  # says that the run has no such step
     if args.json:
         told = {"steps": steps, "workers": workers, "groups": groups, "fates": counts, "missing": missing}
         print_json({"folder": str(opened.folder), **told})

@@ -57,13 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--worker", type=int, metavar="R", help="only this worker")
     parser.add_argument("--json", action="store_true", help="print JSON")
     select.add_ray(parser)
+    parser.set_defaults(validate=False)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the tokens of each step by what became of them."""
     from sglang_instrument.analysis.answers.asynchronous import fates, waste
 
-    args.validate = False
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress)
         rows = waste.with_engine_tokens(opened, fates.sample_fates(opened.digest))

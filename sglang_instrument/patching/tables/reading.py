@@ -86,18 +86,6 @@ def load_table(name: str) -> Table:
         raise TableError(f"{shown}: {error}") from None
 
 
-def region_at(origin: Origin) -> Region:
-    """Return the region at `origin`.
-
-    Raises:
-        TableError: this installation has no such table or region.
-    """
-    try:
-        return load_table(origin.table).patches[origin.patch].regions[origin.region]
-    except IndexError:
-        raise TableError(f"{origin.table}: no patch {origin.patch + 1}, region {origin.region + 1}") from None
-
-
 def parse_table(name: str, content: object, shown: str | None = None) -> Table:
     """Turn the content of a TOML file into a table.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from sglang_instrument.analysis.verdict.evidence.finding import Finding
 
 Stage = Callable[[str], object]
-
-_TRAINING: Final = ~pl.col("validate")
 
 
 @dataclass(frozen=True)

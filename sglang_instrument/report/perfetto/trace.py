@@ -185,7 +185,7 @@ class _RunWriter:
             at_ns = at_us * 1000 - self._offset("worker", worker)
             self._packets.amount(track, at_ns - round(lag_sec * 1e9), lag_sec * 1e3)
             self._packets.amount(track, at_ns, 0.0)
-        self._write_blocks(run, files)
+        self._write_blocks(files)
 
     def _count(self, worker: Any, changes: pl.DataFrame) -> None:
         track = self._counter(self._process("worker", worker), ("flight", worker), "in flight", "requests")
@@ -211,7 +211,7 @@ class _RunWriter:
             self._widen([at_ns for one in slices for at_ns in (one.start_ns, one.end_ns)])
             self.written.open += len(slices)
 
-    def _write_blocks(self, run: Run, files: list[File]) -> None:
+    def _write_blocks(self, files: list[File]) -> None:
         """Write when an event loop was blocked, and by what."""
         workers = [file for file in files if file.place is not None and file.place.role == "worker"]
         for row in loop_blocks(workers).iter_rows(named=True):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import polars as pl
 from msgspec import Struct
 
+from sglang_instrument.analysis.reading.decoding import decode_lines
 from sglang_instrument.analysis.reading.files import newest_run_filter
 from sglang_instrument.analysis.run.cache import cached_table
 from sglang_instrument.schema import LOG_OPENED
@@ -122,27 +124,11 @@ def records_of(run: Run, events: Collection[str]) -> Iterator[tuple[Place, Recor
         run_id, place = None, file.place
         if place is None:
             continue
-        for record in _decoded(chunks):
+        for record in chain.from_iterable(decode_lines(_LINES, chunk) for chunk in chunks):
             if record.event == LOG_OPENED:
                 run_id = record.extra.run_id if record.extra is not None else None
             elif record.event in events and record.start_us is not None and counts(file, run_id):
                 yield place, record
-
-
-def _decoded(chunks: Iterable[bytes]) -> Iterator[Record]:
-    for chunk in chunks:
-        try:
-            yield from _LINES.decode_lines(chunk)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            yield from _decoded_singly(chunk)
-
-
-def _decoded_singly(chunk: bytes) -> Iterator[Record]:
-    for raw in chunk.split(b"\n"):
-        try:
-            yield _LINES.decode(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            continue
 
 
 def _row(place: Place, record: Record) -> dict[str, Any] | None:

@@ -186,9 +186,3 @@ def _stalled(group: list[Row], calls: pl.DataFrame) -> Row:
 
 def _sum(tokens: pl.Series) -> int | None:
     return int(tokens.sum()) if tokens.count() else None
-
-
-def version_numbers(rows: list[Row]) -> dict[int, int]:
-    """Return the version of each update whose version is a number, by the update's number."""
-    known = {row["update"]: as_number(row["weight_version"]) for row in rows}
-    return {update: number for update, number in known.items() if number is not None}
