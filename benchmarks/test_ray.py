@@ -9,13 +9,14 @@ import subprocess
 import sys
 
 import pytest
-from rounds import HERE, Spread, save, table
+from rounds import HERE, ROUNDS, Spread, save, table
 
 from sglang_instrument.testing import synthetic_run
 
 EVENTS = int(os.environ.get("BENCH_EVENTS", "1000000"))
 EVENTS_A_STEP = 13_400
-ROUNDS = 3
+STEPS = 20  # that are made; the others are links to their files
+ROUNDS = min(ROUNDS, 3)
 LEAST_SPEED = 0.8  # of the local processes'
 MOST_GROWTH = 0.15  # of the CPU seconds of a million events
 REDUCED = {"steps": 10_000, "workers": 256}
@@ -50,7 +51,16 @@ def read(folder, address=""):
 
 
 def made_run(folder, events):
-    return synthetic_run(folder, steps=max(1, events // EVENTS_A_STEP), workers=8, requests=64)
+    """Return the folder of a run with about so many events."""
+    steps = max(1, round(events / EVENTS_A_STEP))
+    made = min(STEPS, steps)
+    synthetic_run(folder, steps=made, workers=8, requests=64)
+    for step in range(made + 1, steps + 1):
+        target = folder / f"step_{step}"
+        target.mkdir()
+        for path in (folder / f"step_{(step - 1) % made + 1}").iterdir():
+            (target / path.name).hardlink_to(path)
+    return folder
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ class Folder:
         folder: It is made if it is missing.
 
     Raises:
-        LogError: It holds a run that was not collected, or its state cannot be read.
+        LogError: It holds a run that was not collected, its state cannot be read, or it cannot be made.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -74,7 +74,10 @@ class Folder:
             self.files = read.files
         elif folder.is_dir() and any(child.name != OURS for child in folder.iterdir()):
             raise LogError(f"{folder} holds files that `collect` did not bring; give a new or empty folder")
-        (folder / OURS).mkdir(parents=True, exist_ok=True)
+        try:
+            (folder / OURS).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LogError(f"{folder} cannot be made: {error.strerror}") from None
         self._pruned = _pruned(folder)
 
     def save(self) -> None:

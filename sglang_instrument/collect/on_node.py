@@ -124,12 +124,20 @@ def send(folder: str, wanted: list[tuple[str, int, int]], compress: bool) -> tup
 
 
 def _for_logs(zstandard: Any) -> Any:
-    """Return parameters of zstd for logs: 1.4 times as fast as level 6, and fewer bytes.
+    """Return parameters of zstd for logs: four times as fast as level 6, for as many bytes.
 
-    Lines repeat the lines before them: a small table of positions finds near matches, which take fewer bits.
+    Lines repeat the lines before them. A small table of positions finds near matches, which take fewer bits;
+    matches of 64 bytes and more are found over a MiB.
     """
     return zstandard.ZstdCompressionParameters(
-        strategy=zstandard.STRATEGY_LAZY, window_log=22, hash_log=13, chain_log=13, search_log=2, min_match=6
+        strategy=zstandard.STRATEGY_FAST,
+        window_log=20,
+        hash_log=11,
+        chain_log=11,
+        min_match=7,
+        enable_ldm=True,
+        ldm_min_match=64,
+        ldm_hash_rate_log=6,
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 
 import polars as pl
@@ -154,6 +155,23 @@ def test_the_command_prints_a_table_csv_json_or_writes_parquet(logs, dataset, tm
     assert "nothing is overwritten" in asked(
         capsys, dataset, query, "--parquet", tmp_path / "a.parquet", code=2
     )
+    nowhere = tmp_path / "none" / "a.parquet"
+    assert "existing folder" in asked(capsys, dataset, query, "--parquet", nowhere, code=2)
+
+
+def test_a_disk_that_is_full_is_an_error_and_leaves_no_half_file(logs, dataset, tmp_path, capsys):
+    nothing_fits = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); "
+    nothing_fits += "from sglang_instrument.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    for command in (
+        ["sql", dataset, "from spans", "--parquet", tmp_path / "a.parquet"],
+        ["export", logs, "--parquet", tmp_path / "made"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", nothing_fits, *map(str, command)], capture_output=True, text=True
+        )
+        assert (done.returncode, "too large" in done.stderr.lower()) == (2, True), done.stderr
+        assert done.stderr.startswith("sglang-instrument: ")
+    assert not list(tmp_path.glob("*a.parquet*"))
 
 
 def test_a_long_answer_is_cut_on_the_terminal_alone(dataset, capsys):

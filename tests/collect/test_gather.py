@@ -284,6 +284,13 @@ def test_a_folder_that_holds_something_else_is_refused(here):
         Folder(here)
 
 
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(LogError, match="cannot be made"):
+            Folder(folder)
+
+
 def test_one_collects_into_a_folder_at_a_time(here):
     with Folder(here).locked(), pytest.raises(LogError, match="another"), Folder(here).locked():
         pass

@@ -1,7 +1,8 @@
 """Write a run as a dataset of Parquet files, and write only what changed the next time."""
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -62,13 +63,23 @@ def export_dataset(run: Run, target: Path, progress: Progress | None = None) -> 
         progress: Called with the number of log files read so far and the number of files to read.
 
     Raises:
-        InstrumentError: The folder holds something else.
+        InstrumentError: The folder holds something else, or cannot be written.
     """
     run.demand_log()
-    _demand_ours(run, target)
-    written = write_tables(run, target, TABLES, progress)
-    store_run(run, target)
+    with writing(target):
+        _demand_ours(run, target)
+        written = write_tables(run, target, TABLES, progress)
+        store_run(run, target)
     return written
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """Raise InstrumentError if the disk is full or the folder is not ours: polars has its own errors."""
+    try:
+        yield
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise InstrumentError(f"{target} cannot be written as a whole: {error}") from error
 
 
 def write_tables(
@@ -82,7 +93,7 @@ def write_tables(
     new, fresh = _with_spans(run, target, old, progress) if SPANS in tables else (old, 0)
     for name in MADE:
         if name in tables:
-            _replace(target / f"{name}.parquet", make_table(run, name))
+            write_table(target / f"{name}.parquet", make_table(run, name))
     _save(target, new)
     if SPANS in tables:
         _delete_others(target, new.spans)
@@ -185,10 +196,14 @@ def _outputs(read: Sequence[File], parts: Iterable[pl.DataFrame]) -> dict[str, _
     return outputs
 
 
-def _replace(path: Path, table: pl.DataFrame) -> None:
+def write_table(path: Path, table: pl.DataFrame) -> None:
+    """Write a Parquet file, or replace it once the new one is whole."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    table.write_parquet(draft)
-    draft.replace(path)
+    try:
+        table.write_parquet(draft)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _delete_others(target: Path, outputs: Collection[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.dataset.columns import TABLES, schema_of
-from sglang_instrument.analysis.dataset.export import write_tables
+from sglang_instrument.analysis.dataset.export import write_tables, writing
 from sglang_instrument.analysis.executors.executor import Progress
 from sglang_instrument.analysis.run.cache import writable_home
 from sglang_instrument.analysis.run.opening import Run
@@ -56,7 +56,8 @@ def ask(run: Run, query: str, progress: Progress | None = None) -> pl.DataFrame:
         dataset = _dataset(run, Path(scratch))
         if dataset != run.home:
             named = [name for name in TABLES if name in query.lower()]
-            write_tables(run, dataset, named, progress)
+            with writing(dataset):
+                write_tables(run, dataset, named, progress)
         return _answer(duckdb, dataset, statement, Path(scratch, "result.parquet"))
 
 

@@ -6,7 +6,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import polars as pl
-from scipy.optimize import nnls
 
 from sglang_instrument.analysis.digests.digest import Digest
 from sglang_instrument.analysis.timing.group_ids import assign_group_ids
@@ -143,6 +142,8 @@ def _median_token_sec(calls: pl.DataFrame) -> float:
 
 def _fitted(calls: pl.DataFrame, shared: bool) -> tuple[float, EngineSpeed]:
     """Return the error and the speed that explains calls best."""
+    from scipy.optimize import nnls  # takes half a second to import: only where calls are modelled
+
     group = assign_group_ids(calls, OF_WORKER)[0].to_numpy()
     tokens, context, sec = (calls[name].to_numpy() for name in ("tokens", "context", "sec"))
     crowd = crowds(calls, EngineSpeed(shared=shared).pool)

@@ -118,10 +118,7 @@ def _write_parquet(args: argparse.Namespace) -> int:
 
     with reading() as progress:
         opened = open_run(args.logs, progress)
-        try:
-            written = export_dataset(opened, args.parquet, progress)
-        except OSError as error:  # the disk is full, the folder is not ours
-            raise InstrumentError(f"{args.parquet}: the dataset is not complete: {error}") from error
+        written = export_dataset(opened, args.parquet, progress)
     select.tell_pruned(opened, left=select.WRITTEN_BEFORE)
     files = f"{written.written:,} of {written.files:,} files of spans written"
     print_line(f"{written.rows:,} spans in {args.parquet}: {files}")

@@ -47,11 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the answer."""
+    from sglang_instrument.analysis.dataset.export import write_table, writing
     from sglang_instrument.analysis.dataset.query import ask
     from sglang_instrument.analysis.run.opening import open_run
 
     if args.parquet is not None and args.parquet.exists():
         raise InstrumentError(f"{args.parquet} exists; nothing is overwritten")
+    if args.parquet is not None and not args.parquet.absolute().parent.is_dir():
+        raise InstrumentError(f"--parquet {args.parquet}: must be a file in an existing folder")
     with reading() as progress:
         opened = open_run(args.logs, progress)
         rows = ask(opened, args.query, progress)
@@ -62,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
     elif args.json:
         print_json({"folder": str(opened.folder), "rows": [_plain(row) for row in rows.to_dicts()]})
     elif args.parquet is not None:
-        rows.write_parquet(args.parquet)
+        with writing(args.parquet):
+            write_table(args.parquet, rows)
         print_line(f"{len(rows):,} rows in {args.parquet}")
     else:
         _print(opened.name, rows)
