@@ -25,20 +25,19 @@ class Question(msgspec.Struct):
     """What the process is asked: a line of JSON.
 
     Attributes:
-        folder: That of a step, such as "step_12".
-        following: Those of the steps that follow: a step lasts until the next one begins.
-        run_id: The run; None: the newest of the step.
+        steps: The folders of steps, such as "step_12", in order; with each, those that follow it: a step
+            lasts until the next one begins.
+        run_id: The run; None: the newest of each step.
     """
 
-    folder: str
-    following: list[str] = []
+    steps: dict[str, list[str]]
     run_id: str | None = None
 
 
 class Answer(msgspec.Struct):
-    """What the process answers: a line of JSON; no `step` if it is not finished, or `failed` says why.
+    """What the process answers for each step: a line of JSON.
 
-    `cpu_sec` is what it took.
+    It has no `step` if that is not finished, or `failed` says why. `cpu_sec` is what it took.
     """
 
     folder: str
@@ -63,12 +62,12 @@ class Analyst:
         self._listener: threading.Thread | None = None
         self._answered = threading.Condition()
         self._answers: list[Answer] = []
-        self._open_questions = 0
+        self._unanswered = 0
         self._is_closed = False
         self.failures: dict[str, str] = {}
 
     def ask(self, question: Question) -> None:
-        """Ask for the numbers of a step; they come later."""
+        """Ask for the numbers of steps; they come later. Many at once cost little more than one."""
         if self._is_closed:
             return
         try:
@@ -78,24 +77,24 @@ class Analyst:
             assert self._process is not None  # noqa: S101 - just started
             assert self._process.stdin is not None  # noqa: S101 - a pipe
             with self._answered:
-                self._open_questions += 1  # before it is asked: the process may end at once
+                self._unanswered += len(question.steps)  # before: the process may end at once
             self._process.stdin.write(msgspec.json.encode(question) + b"\n")
             self._process.stdin.flush()
         except OSError as error:
             with self._answered:
-                self._open_questions = max(0, self._open_questions - 1)
-            self.failures[question.folder] = f"{question.folder} cannot be analysed: {error}"
+                self._unanswered = max(0, self._unanswered - len(question.steps))
+            self.failures |= {name: f"{name} cannot be analysed: {error}" for name in question.steps}
 
     @property
     def is_busy(self) -> bool:
         """Whether it has not answered yet."""
-        return self._open_questions > 0
+        return self._unanswered > 0
 
     def wait(self) -> None:
         """Wait for all answers, while one comes now and then; a process that ends has none."""
         with self._answered:
-            while (left := self._open_questions) and self._answered.wait_for(
-                lambda: self._open_questions < left, _PATIENCE_SEC
+            while (left := self._unanswered) and self._answered.wait_for(
+                lambda: self._unanswered < left, _PATIENCE_SEC
             ):
                 pass
             if left:
@@ -127,7 +126,7 @@ class Analyst:
             self._listener.join(1.0)
 
     def _start(self) -> None:
-        self._open_questions = 0
+        self._unanswered = 0
         self.failures.pop(_PROCESS, None)
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter and a module of ours
             [sys.executable, "-c", _PROGRAM, str(self._folder)],
@@ -149,11 +148,11 @@ class Analyst:
                     self.failures[answer.folder] = answer.failed
                 with self._answered:
                     self._answers.append(answer)
-                    self._open_questions -= 1
+                    self._unanswered -= 1
                     self._answered.notify_all()
         process.wait()  # its pipe ends earlier: `ask` would take it for alive
         if not self._is_closed:
             self.failures[_PROCESS] = "the process that analyses finished steps has ended"
         with self._answered:
-            self._open_questions = 0
+            self._unanswered = 0
             self._answered.notify_all()

@@ -9,6 +9,7 @@ from typing import Final
 from sglang_instrument.live import snapshots
 from sglang_instrument.live.analyst import Analyst, Question
 from sglang_instrument.live.counting.counts import Counts, StepKey, folder_of
+from sglang_instrument.live.counting.endings import MOST_STEPS
 from sglang_instrument.live.counting.liveness import Liveness
 from sglang_instrument.live.counting.tail import Tail
 from sglang_instrument.live.forecaster import Forecaster
@@ -19,15 +20,15 @@ from sglang_instrument.plain_text import plain
 
 _ALIVE_EVERY_SEC: Final = 5.0
 _OVER_SEC: Final = 3600.0  # without a line, a run whose processes cannot be asked is over
-_MOST_DONE: Final = 60
+_MOST_SHOWN: Final = 60  # finished steps, beside the one in progress
 _FORECAST_EVERY_SEC: Final = 2.0
-_FORECAST_SHARE: Final = 0.02  # of a core, at most: one of 32,000 requests takes a third of a second
 _FIRST_STEPS: Final = 12  # that were finished before we came, at most
 _FIRST_BYTES: Final = 256 * 2**20  # of their files, but at least one step
 _NAMED: Final = 3  # unreadable files
 _QUIET_SEC: Final = 10.0  # a run that logs is not left for another one
-# Analysing takes this share of the host's processors; steps that end meanwhile are analysed after the rest.
-_ANALYSIS_SHARE: Final = 0.0025
+# Analysing takes this share of the host's processors, and forecasting does: one forecast of 32,000 requests
+# takes a third of a second. Steps that end meanwhile are analysed after the rest.
+_CPU_SHARE: Final = 0.0025
 _LONGEST_REST_SEC: Final = 60.0
 _CLOCKS_SEC: Final = 60.0  # by how much the clock of a file server may be behind
 
@@ -58,7 +59,7 @@ class FollowedRun:
         self._rests_until = 0.0
         self._unasked: set[StepKey] = set()  # finished, and to be asked for after the rest
         self._left_out = 0
-        self._analysis_share = _ANALYSIS_SHARE * len(os.sched_getaffinity(0))
+        self._cpu_share = _CPU_SHARE * len(os.sched_getaffinity(0))
         self._asked_earlier = False
         self._begun = time.monotonic()
         self._run_id: str | None = None
@@ -87,6 +88,7 @@ class FollowedRun:
         done, own = tuple(self._done.values()), self._own_problems()
         if not self._with_now:
             return Snapshot(str(self.folder), self._counts.run_id, wall_us(), done=done, problems=own)
+        done = done[-_MOST_SHOWN:]
         counts, ended = self._counts, self._ended(now)
         moment = Now(counts, now, wall_us(), self._liveness.alive, ended is not None)
         step = counts.newest()
@@ -119,7 +121,7 @@ class FollowedRun:
             known = self._forecaster.forecast(now, step, in_progress.age_sec, in_progress.requests_expected)
         except Exception as error:  # records may be odd: without a forecast, all the rest is still known
             known, self._failed = None, f"no forecast: {error!r}"
-        rest = (time.thread_time() - begun) / _FORECAST_SHARE
+        rest = (time.thread_time() - begun) / self._cpu_share
         self._forecast = (now.now + max(_FORECAST_EVERY_SEC, rest), step, known)
         return known
 
@@ -191,15 +193,17 @@ class FollowedRun:
             self._asked_earlier = True
             self._ask_for_earlier(order)
         is_due = at_once or (now >= self._rests_until and not (self._analyst and self._analyst.is_busy))
+        due: dict[StepKey, list[StepKey]] = {}
         for key, lines in self._counts.endings.finished(now, at_once):
             self._learn(key)
             at = order.index(key) + 1
             following = order[at : at + 1] if self._with_now else []
             if is_due and self._asked.get(key) != (lines, following):
                 self._asked[key] = (lines, following)
-                self._ask_for(folder_of(key), [folder_of(one) for one in following])
+                due[key] = following
             elif key not in self._asked:
                 self._unasked.add(key)
+        self._ask_for({folder_of(key): list(map(folder_of, following)) for key, following in due.items()})
         self._unasked -= self._asked.keys()
         self._left_out += len(self._unasked - set(order))
         self._unasked &= set(order)
@@ -209,21 +213,21 @@ class FollowedRun:
         """Let the forecast learn from a step that ended."""
         if self._with_now and step in self._counts.steps:
             try:
-                self._forecaster.learn(self._counts, step)
+                self._forecaster.saw_end(self._counts, step)
             except Exception as error:
                 self._failed = f"no forecast learns from step {step[0]}: {error!r}"
 
-    def _ask_for(self, folder: str, following: list[str]) -> None:
-        if self._analyst is not None:
-            self._analyst.ask(Question(folder, following, self._counts.run_id if self._wanted else None))
+    def _ask_for(self, steps: dict[str, list[str]]) -> None:
+        if self._analyst is not None and steps:
+            self._analyst.ask(Question(steps, self._counts.run_id if self._wanted else None))
 
     def _ask_for_earlier(self, order: list[StepKey]) -> None:
         # A follower that is there for a run from its begin has no interest in older files.
         since = 0.0 if self._with_now or self._wanted is None else time.time() - _CLOCKS_SEC
         known = [folder_of(key) for key in order]
         names = _earlier_steps(self.folder, set(known), since)
-        for name, following in zip(names, [*names[1:], known[0]], strict=False):
-            self._ask_for(name, [following] if self._with_now else [])
+        following = zip(names, [*names[1:], known[0]], strict=False)
+        self._ask_for({name: [after] if self._with_now else [] for name, after in following})
 
     def _take_done(self, now: float) -> None:
         """Take the numbers of steps; those of steps that ended before we came may cost what they will."""
@@ -232,9 +236,9 @@ class FollowedRun:
             if answer.step is not None:
                 self._done[answer.step.step, answer.step.validate] = answer.step
             if answer.folder in asked:
-                rest_sec = max(self._rests_until - now, 0.0) + answer.cpu_sec / self._analysis_share
+                rest_sec = max(self._rests_until - now, 0.0) + answer.cpu_sec / self._cpu_share
                 self._rests_until = now + min(rest_sec, _LONGEST_REST_SEC)
-        self._done = {key: self._done[key] for key in sorted(self._done)[-_MOST_DONE:]}
+        self._done = {key: self._done[key] for key in sorted(self._done)[-MOST_STEPS:]}
 
 
 def _earlier_steps(folder: Path, known: set[str], since: float) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from sglang_instrument.live.counting.counts import Counts, StepKey, WorkerKey
 from sglang_instrument.live.counting.parts import Part
-from sglang_instrument.live.forecasting.forecast import History, forecast
+from sglang_instrument.live.forecasting.forecast import MOST_STEPS, History, forecast
 from sglang_instrument.live.forecasting.history import NOT_YET, PastStep, Requests, StepSoFar
 from sglang_instrument.live.problems import Now, open_now_of
 from sglang_instrument.live.snapshots import rollouts
@@ -20,10 +20,11 @@ class Forecaster:
 
     def __init__(self) -> None:
         self._histories = {False: History(), True: History()}
+        self._ended: dict[bool, list[PastStep]] = {False: [], True: []}  # not in the histories yet
         self._known: set[StepKey] = set()
 
-    def learn(self, counts: Counts, step: StepKey) -> None:
-        """Take in a step that ended; once is enough."""
+    def saw_end(self, counts: Counts, step: StepKey) -> None:
+        """Note a step that ended; the next forecast learns from it, which costs more than a look at it."""
         if step in self._known:
             return
         self._known.add(step)
@@ -31,12 +32,13 @@ class Forecaster:
         requests = Requests.of(row for key, part in parts.items() for _, row in _rows(key, part))
         end_sec = max((part.last_us - part.begun_us) / 1e6 for part in parts.values())
         past = PastStep(requests, end_sec, _longest(parts))
-        self._histories[step[1]] = self._histories[step[1]].after(past)
+        self._ended[step[1]] = [*self._ended[step[1]], past][-MOST_STEPS:]
 
     def forecast(self, now: Now, step: StepKey, age_sec: float, expected: int | None) -> Forecast | None:
         """Return when a step in progress ends; None while no step has ended."""
         parts = rollouts(now.counts.steps[step])
-        if not self._histories[step[1]].steps or all(part.is_closed for part in parts.values()):
+        history = self._learned(step[1])
+        if not history.steps or all(part.is_closed for part in parts.values()):
             return None
         rows: list[_Row] = []
         events: dict[int, tuple[str, float]] = {}
@@ -47,7 +49,13 @@ class Forecaster:
                     events[len(rows)] = spans[name]
                 rows.append(row)
         so_far = StepSoFar(age_sec, Requests.of(rows), expected, events, _longest(parts))
-        return forecast(self._histories[step[1]], so_far)
+        return forecast(history, so_far)
+
+    def _learned(self, validate: bool) -> History:
+        ended, self._ended[validate] = self._ended[validate], []
+        for past in ended:
+            self._histories[validate] = self._histories[validate].after(past)
+        return self._histories[validate]
 
 
 def _rows(key: WorkerKey, part: Part) -> Iterator[tuple[str, _Row]]:

@@ -27,19 +27,28 @@ _OF_TABLE: Final = {
 Numbers = dict[str, float | None]
 
 
-def step_done(run: Run, row: Mapping[str, Any], files: Sequence[File]) -> StepDone:
+class Ledgers:
+    """The tables of all steps of a run, or of the part of it that was read: made once for several steps."""
+
+    def __init__(self, run: Run) -> None:
+        paths = Paths(run.digest, call_times(run))
+        self.run, self.calls = run, paths.call_times
+        self.of_workers, self.of_steps = worker_ledger(paths), step_ledger(paths)
+
+
+def step_done(ledgers: Ledgers, row: Mapping[str, Any], files: Sequence[File]) -> StepDone:
     """Return the numbers of a finished step; of the scalars, those whose value is known.
 
     Args:
-        run: The run, or the part of it that was read.
+        ledgers: Of the run.
         row: The step's row of `step_table`.
         files: Those in the step's folder.
     """
-    paths = Paths(run.digest, call_times(run))
+    run = ledgers.run
     of_step = (pl.col("step") == row["step"]) & (pl.col("validate") == row["validate"])
-    digest, by_workers = run.digest.filter(of_step), worker_ledger(paths).filter(of_step)
-    calls = None if paths.call_times is None else paths.call_times.filter(of_step)
-    spent = step_ledger(paths).filter(of_step).group_by("part").agg(pl.col("sec").sum())
+    digest, by_workers = run.digest.filter(of_step), ledgers.of_workers.filter(of_step)
+    calls = None if ledgers.calls is None else ledgers.calls.filter(of_step)
+    spent = ledgers.of_steps.filter(of_step).group_by("part").agg(pl.col("sec").sum())
     ledger = dict(spent.sort("sec", descending=True).iter_rows())
     waits = by_workers.filter(pl.col("part") == "barrier").drop_nulls("waited_for")
     late = waits.group_by("waited_for").agg(pl.col("sec").sum()).sort("sec", "waited_for").tail(1)

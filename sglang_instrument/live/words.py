@@ -39,6 +39,8 @@ def headline(snapshot: Snapshot) -> str:
         return "no step has begun yet"
     of = "" if step.requests_expected is None else f" of {step.requests_expected:,}"
     done = f"{step.requests_done:,}{of} requests done"
+    if snapshot.catching_up:
+        return f"{named_step(step)}: {done} so far; the log is still being read"
     if step.is_over:
         return f"{named_step(step)} took {duration(step.age_sec)}: {done}; no newer one has begun"
     rate = f", {step.tokens_per_sec:,.0f} tokens/s" if step.tokens else ""

@@ -6,14 +6,42 @@ import pytest
 from hand_written import record, request, step_of, write_file
 
 from sglang_instrument.analysis import open_run, paths_of, step_ledger
+from sglang_instrument.live import finished
 from sglang_instrument.live.analyst import Question
 from sglang_instrument.live.finished import Finished
+from sglang_instrument.live.scalars import step_done
 from sglang_instrument.testing import synthetic_run
 
 
 def scalars(folder, step=1):
-    done = Finished(folder).step(Question(f"step_{step}"))
-    return {} if done is None else done.scalars
+    [answer] = Finished(folder).answers(Question({f"step_{step}": []}))
+    assert answer.failed is None
+    return {} if answer.step is None else answer.step.scalars
+
+
+def test_steps_that_are_asked_for_together_have_the_numbers_that_each_has_alone(made):
+    steps = {f"step_{step}": [f"step_{step + 1}"] for step in (1, 2, 3)}
+    [*together] = Finished(made).answers(Question(steps))
+    assert [answer.folder for answer in together] == list(steps)
+    for answer in together:
+        [alone] = Finished(made).answers(Question({answer.folder: steps[answer.folder]}))
+        assert answer.step.requests == alone.step.requests == 64
+        assert answer.step.scalars == pytest.approx(alone.step.scalars, abs=0.02)  # clocks, as below
+
+
+def test_a_step_that_cannot_be_analysed_does_not_cost_those_that_are_asked_for_with_it(made, monkeypatch):
+    def odd(ledgers, row, files):
+        if row["step"] == 2:
+            raise ValueError("odd")
+        return step_done(ledgers, row, files)
+
+    monkeypatch.setattr(finished, "step_done", odd)
+    answers = Finished(made).answers(Question({f"step_{step}": [] for step in (1, 2, 3)}))
+    assert [(answer.step and answer.step.step, answer.failed) for answer in answers] == [
+        (1, None),
+        (None, "step_2 cannot be analysed: ValueError('odd')"),
+        (3, None),
+    ]
 
 
 def call(name, start, end, **extra):

@@ -1,5 +1,5 @@
 from sglang_instrument.live import words
-from sglang_instrument.live.state import Forecast, Problem, StepNow
+from sglang_instrument.live.state import Forecast, Problem, Snapshot, StepNow
 
 STEP = StepNow(
     step=4,
@@ -18,6 +18,11 @@ STEP = StepNow(
 def said(decides: tuple[int, str] | None, *will_not_end: tuple[int, str]) -> str:
     forecast = Forecast(3.0, 12.0, decides, 0.5, will_not_end)
     return words.forecast(StepNow(**{**vars(STEP), "forecast": forecast}))
+
+
+def test_counts_of_a_log_that_is_still_being_read_are_called_so() -> None:
+    reading = Snapshot("logs", "run", 0, STEP, catching_up=True)
+    assert words.headline(reading) == "step 4: 7 of 8 requests done so far; the log is still being read"
 
 
 def test_a_forecast_names_the_interval_and_the_request_that_decides() -> None:

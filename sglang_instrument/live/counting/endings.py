@@ -13,7 +13,7 @@ StepKey = tuple[int, bool]
 #: The records of these roles alone are no rollout.
 OTHER_ROLES: Final = frozenset({"trainer", "learner", "reward"})
 _CLOSES: Final = frozenset({STEP_CLOSED, LOG_CLOSED})
-_MOST_STEPS: Final = 64  # of which the ends are awaited; asynchronous trainers overlap a few
+MOST_STEPS: Final = 256  # of which the ends are awaited: those of seconds are analysed a minute later
 _SETTLED_SEC: Final = 1.0  # by then, the file of a worker that begins late is found
 _LATE_SEC: Final = 4.0  # by then, a step that goes on after its end has written more
 
@@ -55,7 +55,7 @@ class Endings:
         file = step.files.setdefault(path, _File(place.role))
         file.ends_closed = events[-1] in _CLOSES
         file.is_closed = file.is_closed or not _CLOSES.isdisjoint(events)
-        while len(self._steps) > _MOST_STEPS:
+        while len(self._steps) > MOST_STEPS:
             del self._steps[next(iter(self._steps))]
 
     def in_order(self) -> list[StepKey]:

@@ -14,7 +14,7 @@ from sglang_instrument.live.forecasting.told import Forecast
 from sglang_instrument.live.forecasting.usual import Usual
 
 _CHANCE: Final = 0.8  # that a step ends within its interval
-_MOST_STEPS: Final = 8  # the last steps, with which a step is compared
+MOST_STEPS: Final = 8  # the last steps, with which a step is compared
 _MOST_CHECKS: Final = 20  # the last steps whose forecasts are checked
 _CHECKED: Final = (0.2, 0.4, 0.6, 0.8)  # at these shares of their time
 _FIRST_SPREAD: Final = 1.0  # of the checks, before any is known
@@ -45,7 +45,7 @@ class History:
             return self
         step = replace(step, requests=step.requests.at(ended))
         checks = (*self.checks, self._check(step)) if self.steps else self.checks
-        return History((*self.steps, step)[-_MOST_STEPS:], checks[-_MOST_CHECKS:])
+        return History((*self.steps, step)[-MOST_STEPS:], checks[-_MOST_CHECKS:])
 
     def ending(self, now: StepSoFar) -> Ending:
         """Return when a step ends, as these steps say, without regard to the checks."""
