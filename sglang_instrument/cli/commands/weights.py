@@ -96,8 +96,9 @@ _LIMITS: Final = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `weights`."""
     parser.add_argument("logs", metavar="LOGS", type=Path, help=select.LOGS_HELP)
-    parser.add_argument("--update", type=int, metavar="N", help="this update by server")
-    parser.add_argument("--lineage", action="store_true", help="which weights made replies and prefixes")
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--update", type=int, metavar="N", help="this update by server")
+    one.add_argument("--lineage", action="store_true", help="which weights made replies and prefixes")
     parser.add_argument("--json", action="store_true", help="print JSON")
     select.add_ray(parser)
 
