@@ -45,6 +45,7 @@ class Reported:
         prompt_tokens, cached_tokens: Sums over the calls that report both.
         queue_sec, call_sec: Sums over the calls that report both.
         versions: How many calls each version of the weights answered.
+        has_filter: Whether a filter logs which groups it keeps.
         filtered: Ids of the requests in groups that a filter threw away.
     """
 
@@ -53,6 +54,7 @@ class Reported:
     queue_sec: float = 0.0
     call_sec: float = 0.0
     versions: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    has_filter: bool = False
     filtered: set[str] = field(default_factory=set)
 
     @property
@@ -74,8 +76,10 @@ def reported(run: Run, files: Sequence[File]) -> Reported:
         group = fields.group_index
         if isinstance(group, int) and fields.request_id is not None:
             groups[group].add(str(fields.request_id))
-        if isinstance(group, int) and fields.kept is False:
-            dropped.add(group)
+        if isinstance(group, int) and isinstance(fields.kept, bool):
+            found.has_filter = True
+            if not fields.kept:
+                dropped.add(group)
     found.filtered = set().union(*(groups[group] for group in dropped))
     return found
 

@@ -56,7 +56,7 @@ def step_done(ledgers: Ledgers, row: Mapping[str, Any], files: Sequence[File]) -
     health, told = health_of(files), reported(run, files)
     numbers: Numbers = {
         **{name: row[column] for name, column in _OF_TABLE.items()},
-        **_ledger(ledger),
+        **_ledger(ledger, digest),
         **_engine(calls, told),
         **_thrown_away(digest, told),
         "straggler_worker": straggler,
@@ -83,12 +83,13 @@ def step_done(ledgers: Ledgers, row: Mapping[str, Any], files: Sequence[File]) -
     )
 
 
-def _ledger(spent: Mapping[str, float]) -> Numbers:
+def _ledger(spent: Mapping[str, float], digest: Digest) -> Numbers:
     """Return the share of each part in the step's ledger, and the seconds of rewards on the critical path."""
+    rewards = "reward" in spent or bool(digest.of_workers().requests["reward_sec"].sum())
     parts = [part for part in PARTS if part != _BETWEEN]
     whole = sum(spent.get(part, 0.0) for part in parts)
     shares = {f"share_{part.replace(' ', '_')}": _ratio(spent.get(part, 0.0), whole) for part in parts}
-    return {**shares, "exposed_reward_sec": spent.get("reward", 0.0)}
+    return {**shares, "exposed_reward_sec": spent.get("reward", 0.0) if rewards else None}
 
 
 def _engine(calls: pl.DataFrame | None, told: Reported) -> Numbers:
@@ -107,7 +108,10 @@ def _engine(calls: pl.DataFrame | None, told: Reported) -> Numbers:
 
 
 def _thrown_away(digest: Digest, told: Reported) -> Numbers:
-    """Return the tokens of requests that were aborted or failed, and of those in filtered groups."""
+    """Return the tokens of requests that were aborted or failed, and of those in filtered groups.
+
+    None where no request says why it ended, or no filter logs its groups.
+    """
     requests = digest.of_workers().requests.drop_nulls("response_tokens")
     if requests.is_empty():
         return {}
@@ -115,7 +119,11 @@ def _thrown_away(digest: Digest, told: Reported) -> Numbers:
     filtered = pl.col("request_id").is_in(list(told.filtered)) & ~aborted
     tokens = pl.col("response_tokens")
     sums = requests.select(a=tokens.filter(aborted).sum(), f=tokens.filter(filtered).sum())
-    return {"tokens_aborted": sums["a"][0], "tokens_filtered": sums["f"][0]}
+    tells_ends = requests["finish_reason"].count() or requests["error"].count()
+    return {
+        "tokens_aborted": sums["a"][0] if tells_ends else None,
+        "tokens_filtered": sums["f"][0] if told.has_filter else None,
+    }
 
 
 def _tool_p99(digest: Digest) -> float | None:

@@ -13,7 +13,8 @@ import pytest
 from sglang_instrument import analysis as a
 from sglang_instrument.analysis import Run
 from sglang_instrument.analysis.answers.as_json import as_json
-from sglang_instrument.analysis.answers.asynchronous import fates, staleness, waste
+from sglang_instrument.analysis.answers.asynchronous import staleness, waste
+from sglang_instrument.analysis.answers.weights import updates
 from sglang_instrument.cli.main import COMMANDS, main, parser_of
 from sglang_instrument.testing import Hang, SlowEngine, synthetic_run
 
@@ -123,7 +124,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
         {
             "shape": lambda run: a.loop_of(run).shape(),
             "mean": lambda run: a.loop_of(run).mean([2]),
-            "unseen": lambda run: a.loop_of(run).unseen,
+            "missing": lambda run: a.loop_of(run).missing(),
             "steps": lambda run: rows(a.loop_of(run).steps().filter(step=2)),
             "ledger": lambda run: rows(a.loop_of(run).ledger().filter(step=2)),
         },
@@ -133,6 +134,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
         {
             "updates": a.weight_updates,
             "findings": lambda run: [asdict(one) for one in a.weights_findings(run)],
+            "missing": lambda run: updates.missing_of(a.weight_updates(run)),
         },
     ),
     "staleness": (
@@ -144,9 +146,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "fates": lambda run: (
                 a.sample_fates(run.digest).group_by("fate").agg(samples=pl.len()).sort("fate").to_dicts()
             ),
-            "missing": lambda run: staleness.missing_of(
-                a.sample_fates(run.digest), fates.logs_consumption(run.digest)
-            ),
+            "missing": lambda run: staleness.missing_of(a.sample_fates(run.digest), run.digest),
         },
     ),
     "waste": (
@@ -155,9 +155,7 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Callable[[Run], Any]]]] = {
             "steps": lambda run: wasted_of(run).to_dicts(),
             "total": lambda run: waste.totals(wasted_of(run)),
             "engine": waste.engine_waste,
-            "missing": lambda run: waste.missing_of(
-                sampled_of(run), waste.engine_waste(run), fates.logs_consumption(run.digest)
-            ),
+            "missing": lambda run: waste.missing_of(sampled_of(run), run.digest, waste.engine_waste(run)),
         },
     ),
     "gaps": (

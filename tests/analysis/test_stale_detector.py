@@ -1,16 +1,16 @@
-"""The verdict finds samples over the limit and groups that age by waiting, and accuses no clean run."""
+"""The verdict finds stale samples, groups that age by waiting, and waste; it accuses no clean run."""
 
 from pathlib import Path
 
 import pytest
-from async_run import AsyncRun, sample
+from async_run import AsyncRun, instant, sample
 
 from sglang_instrument.analysis import findings_of, open_run
 from sglang_instrument.analysis.verdict.advice import CAUSES
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.testing import synthetic_run
 
-OURS = {"stale-samples", "group-wait"}
+OURS = {"stale-samples", "group-wait", "thrown-away"}
 
 
 def found(run: AsyncRun, folder: Path) -> dict[str, Finding]:
@@ -60,6 +60,30 @@ def test_groups_that_age_by_waiting_are_found(tmp_path: Path) -> None:
     assert finding.evidence["versions"] == pytest.approx(2)
     assert finding.evidence["wait_sec"] == pytest.approx(22)
     assert "--groups" in finding.advice
+
+
+@pytest.mark.parametrize(("members", "is_found"), [(8, True), (7, False)])
+def test_many_tokens_that_never_reach_the_trainer_are_found(
+    tmp_path: Path, members: int, is_found: bool
+) -> None:
+    run = AsyncRun(steps=6)
+    names = [f"flat {member}" for member in range(members)]
+    for name in names:
+        run.rollouts[2] += sample(name, 20, 24, response_length=200, weight_version=2)
+    run.trainer[3].append(instant("samples_dropped", 30.2, samples=names, reason="filtered"))
+    told = found(run, tmp_path)
+    assert ("thrown-away" in told) == is_found
+    if is_found:
+        assert told["thrown-away"].sentence == "31% of the generated tokens were thrown away: 100% filtered"
+        assert told["thrown-away"].evidence["tokens"] == {"filtered": 1600}
+        assert "waste LOGS --step 2" in told["thrown-away"].advice
+
+
+def test_few_tokens_that_are_thrown_away_are_no_finding(tmp_path: Path) -> None:
+    run = AsyncRun(steps=6)
+    for member in range(9):
+        run.rollouts[2] += sample(f"cut {member}", 20, 21, response_length=20, finish_reason="abort")
+    assert found(run, tmp_path) == {}
 
 
 def test_each_cause_has_an_advice() -> None:

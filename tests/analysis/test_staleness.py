@@ -222,3 +222,27 @@ def test_the_version_at_the_begin_of_a_request_is_enough(
     told = asked(capsys, run.write(tmp_path))
     assert {row["mean"] for row in told["steps"]} == {1.0}
     assert told["missing"] == []
+
+
+def test_without_engine_calls_it_is_not_known_how_many_requests_are_queued(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = AsyncRun()
+    for records in run.rollouts.values():
+        records[:] = [line for line in records if line["event"] != "turn_engine_call"]
+    told = asked(capsys, run.write(tmp_path))
+    assert {row["queued"] for row in told["steps"]} == {None}
+    assert {row["in_flight"] for row in told["steps"]} == {6}
+    assert 'detail="turn"' in told["missing"][0]
+
+
+def test_without_versions_it_is_not_known_whether_samples_are_ahead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = AsyncRun()
+    for line in (line for lines in run.rollouts.values() for line in lines):
+        line["extra"] = {
+            name: value for name, value in line["extra"].items() if not name.endswith("weight_version")
+        }
+    told = asked(capsys, run.write(tmp_path))
+    assert {row["ahead"] for row in told["steps"]} == {None}

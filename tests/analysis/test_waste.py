@@ -11,7 +11,7 @@ from hand_written import record, step_of, write_file
 from hand_written import request as request_record
 
 from sglang_instrument.analysis import open_run
-from sglang_instrument.analysis.answers.asynchronous.fates import sample_fates
+from sglang_instrument.analysis.answers.asynchronous.fates import REASONS, sample_fates
 from sglang_instrument.analysis.answers.asynchronous.waste import FATES, waste_table
 from sglang_instrument.cli.main import main
 
@@ -145,6 +145,29 @@ def test_without_the_reason_why_replies_ended_it_is_not_known_which_were_aborted
     assert asked(capsys, tmp_path)["total"]["aborted"] is None
     assert main(["waste", str(tmp_path)]) == 0
     assert "what became of 10 of 10 generated tokens is not known" in capsys.readouterr().out
+
+
+def test_what_no_record_tells_is_null_and_a_sentence_says_what_would_record_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_file(tmp_path, 1, 0, step_of(request_record("a", 0, 4, response_length=10)))
+    told = asked(capsys, tmp_path)
+    assert {told["total"][name] for name in ("wasted", "cut", "without_variance", *REASONS)} == {None}
+    words = " ".join(told["missing"])
+    for name in ("samples_consumed", "samples_dropped", "finish_reason", "group", "reward"):
+        assert f"`{name}`" in words
+    assert "SGLANG_INSTRUMENT=1" in words
+
+
+def test_a_log_that_holds_everything_misses_nothing_of_the_trainer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = AsyncRun()
+    run.trainer[2].append(instant("samples_dropped", 20.2, samples=["s1g0m0"], reason="filtered"))
+    told = asked(capsys, run.write(tmp_path))
+    assert [sentence.partition(":")[0] for sentence in told["missing"]] == [
+        "the engines' own processes logged nothing"
+    ]
 
 
 def test_used_groups_of_equal_rewards_are_told(tmp_path: Path) -> None:

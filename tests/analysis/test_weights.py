@@ -1,9 +1,12 @@
 """Weight updates: their parts, the calls that they stalled, and from which weights replies came."""
 
+import json
+
 import pytest
 from weight_logs import Engine, flush, pause, resume, update, write_process
 
 from sglang_instrument.analysis import findings_of, lineage, open_run, weight_updates, weights_findings
+from sglang_instrument.cli.main import main
 
 
 @pytest.fixture
@@ -263,3 +266,39 @@ def test_odd_records_are_left_out(tmp_path, engine):
     engine.write(tmp_path)
     assert [row["weight_version"] for row in updates_in(tmp_path)] == [None]
     assert causes(tmp_path) == []
+
+
+def test_what_an_update_lacks_is_null_and_a_sentence_says_what_would_record_it(tmp_path, capsys):
+    write_process(tmp_path, "step_1/trainer_0", [update(10, 12)])
+    assert main(["weights", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    [row] = told["updates"]
+    parts = [f"{part}_sec" for part in ("pause", "drain", "resume", "flush")]
+    unknown = ("running", "in_flight", "lost_sec", "resumed", "aborted", "aborted_tokens", "last", *parts)
+    assert {row[name] for name in unknown} == {None}
+    words = " ".join(told["missing"])
+    for setting in (
+        "engine_detail",
+        'detail="turn"',
+        "SGLANG_INSTRUMENT=1",
+        "weight_version",
+        "pause or drain",
+    ):
+        assert setting in words
+    assert main(["weights", str(tmp_path)]) == 0
+    assert told["missing"][0] in capsys.readouterr().out
+
+
+def test_without_the_reasons_why_calls_ended_it_is_not_known_how_many_were_aborted(tmp_path, engine):
+    engine.serve("runs", 5, 20, finish_reason=None)
+    engine.of_scheduler += [update(10, 12, 1)]
+    engine.write(tmp_path)
+    [row] = updates_in(tmp_path)
+    assert (row["in_flight"], row["aborted"], row["resumed"], row["aborted_tokens"]) == (1, None, None, None)
+
+
+def test_a_log_without_updates_says_what_would_record_them(tmp_path, capsys, engine):
+    engine.serve("call", 5, 20)
+    engine.write(tmp_path)
+    assert main(["weights", str(tmp_path)]) == 0
+    assert "no weight update is in the log; the tables of verl" in capsys.readouterr().out

@@ -24,6 +24,11 @@ def test_what_is_planted_is_found_and_nothing_else(tmp_path, cause, seed):
     assert found_in(run_with_updates(tmp_path, seed, **CAUSES[cause])) == {cause}
 
 
+def test_an_update_that_aborts_what_ran_is_found_where_a_slow_server_holds_it_open_for_later_calls(tmp_path):
+    folder = run_with_updates(tmp_path, 1, aborts=True, slow_sec=3.0)
+    assert found_in(folder) == {"aborting-update", "slow-update"}
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_updates_in_which_nothing_went_wrong_accuse_nobody(tmp_path, seed):
     assert found_in(run_with_updates(tmp_path, seed)) == set()

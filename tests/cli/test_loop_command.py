@@ -42,7 +42,7 @@ def test_a_run_that_overlaps_says_who_waits(capsys, tmp_path):
 def test_json_has_the_same_and_every_key_that_the_help_names(capsys, tmp_path):
     answer = json.loads(told(capsys, "loop", made(tmp_path, TRAINER), "--step", "3", "--json"))
     assert answer["shape"] == "synchronous"
-    assert answer["unseen"] is None
+    assert answer["missing"] == []
     [step] = answer["steps"]
     for side in ("trainer", "rollout"):
         parts = [row["sec"] for row in answer["ledger"] if row["side"] == side]
@@ -59,7 +59,7 @@ def test_without_the_trainer_its_columns_are_unknown_and_the_reason_is_said(caps
     assert first.split()[3:] == ["-"] * 7
     answer = json.loads(told(capsys, "loop", logs, "--json"))
     assert answer["steps"][0]["train_sec"] is answer["steps"][0]["trainer_waits_sec"] is None
-    assert answer["unseen"].startswith("the log does not hold the trainer's phases")
+    assert answer["missing"][0].startswith("the log does not hold the trainer's phases")
 
 
 def test_another_server_is_estimated_and_said_to_be_a_model(capsys, tmp_path):

@@ -87,6 +87,8 @@ def test_what_is_not_known_is_left_out(tmp_path):
     assert not {"requests", "request_p50_sec", "tail_share"} & scalars(tmp_path, 2).keys()
     unknown = {"tokens", "tokens_per_sec", "tool_p99_sec", "queue_share", "cache_hit_share", "staleness"}
     assert not unknown & numbers.keys()
+    write_file(tmp_path, 3, 0, step_of(request("a", 0, 4, response_length=10)))  # nothing says why it ended
+    assert not {"tokens_aborted", "tokens_filtered", "exposed_reward_sec"} & scalars(tmp_path, 3).keys()
     assert "straggler_sec" not in numbers  # of a single worker
     assert all(isinstance(value, (int, float)) for value in numbers.values())
 

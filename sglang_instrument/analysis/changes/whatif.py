@@ -71,9 +71,14 @@ class Model:
             return None
         return {**self.fit.speed._asdict(), "limit": self.limit, "error": math.expm1(self.fit.error)}
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the tokens of any turn are logged, so that caps can be estimated."""
+        return any(any(one.tokens) for one in self._recorded)
+
     def predict(self, rules: Rules, event_times: pl.DataFrame | None = None) -> pl.DataFrame:
         """Return what `what_if` returns."""
-        if (rules.max_tokens or rules.max_turn_tokens) and not any(any(one.tokens) for one in self._recorded):
+        if (rules.max_tokens or rules.max_turn_tokens) and not self.has_tokens:
             raise InstrumentError("no tokens are logged; caps cannot be estimated")
         savings = Savings(rules, event_times, self._roles)
         done, cut = self._ends(rules, savings.factors(self._rows))

@@ -25,10 +25,18 @@ from sglang_instrument.analysis.ledger.loop_lanes import (
 
 Shape = Literal["synchronous", "one step off", "asynchronous"]
 SIDES: Final = ("trainer", "rollout")
-#: What would record the trainer's phases.
-UNSEEN: Final = (
+_NO_TRAINER: Final = (
     "the log does not hold the trainer's phases: the trainer's process was not reached, or no patch table "
     "names the phases of this version"
+)
+_NO_ROLLOUT: Final = "the log does not hold the rollout: no rollout worker was reached"
+_NO_WEIGHTS: Final = (
+    "how long weights are sent is not known: no process of the trainer logs `weights_update`, as the tables "
+    "of verl, slime and AReaL do"
+)
+_NO_REWARD: Final = (
+    "what rewards take is not known: neither `reward_calculation` in requests nor `trainer_reward` is in "
+    "the log"
 )
 _LEAST_OVERLAP: Final = 0.05  # of the wall time in which both sides work; less is a hand-over
 _MOST: Final = 0.5
@@ -60,10 +68,16 @@ class Loop:
         """Whether the log holds the trainer's phases."""
         return self.lanes.role is not None
 
-    @property
-    def unseen(self) -> str | None:
-        """What the log lacks, and what would record it; None if it lacks nothing."""
-        return None if self.is_seen else UNSEEN
+    def missing(self) -> list[str]:
+        """Return what the log would need to answer fully, as sentences; [] if nothing is missing."""
+        steps = self.steps()
+        lacks = {
+            _NO_TRAINER: not self.is_seen,
+            _NO_ROLLOUT: not self.lanes.has_rollout,
+            _NO_WEIGHTS: self.is_seen and not self._syncs,
+            _NO_REWARD: not steps["reward_sec"].count(),
+        }
+        return [sentence for sentence, lacking in lacks.items() if lacking]
 
     def ledger(self) -> pl.DataFrame:
         """Return what the time of each side was spent on.

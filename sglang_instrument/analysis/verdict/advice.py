@@ -16,6 +16,8 @@ CAUSES: Final[dict[str, str]] = {
     "stale-samples": "drop them before training, or let fewer requests begin ahead: `staleness LOGS{step}`",
     "group-wait": "cap the tokens of the slowest, or let its group end without it: `staleness LOGS{step} "
     "--groups`",
+    "thrown-away": "keep what aborts cut off (partial rollouts), sort out prompts whose groups are filtered, "
+    "or over-sample less: `waste LOGS{step}` has the reasons by step",
     "blocked-loop": "move the named code off the event loop, into a thread or process pool; `gaps LOGS` "
     "lists all",
     "standstill": "look at the engine at that time: retractions, a weight update, a paused scheduler; "

@@ -24,7 +24,7 @@ rewards runs behind generation. A step lasts from its begin to that of the next;
 "validate", "wall_sec", "rollout_sec", "train_sec", "both_sec", "weights_sec", "validation_sec",
 "trainer_waits_sec", "rollout_waits_sec", "reward_sec", "reward_exposed_sec", "reward_hidden_sec"}], "ledger":
 [{"step", "validate", "side": "trainer" or "rollout", "part", "sec"}], "mean": {the same as of a step, and
-"trainer_waits", "rollout_waits": shares}, "unseen": what the log lacks, or null}. A null is not known. "mean"
+"trainer_waits", "rollout_waits": shares}, "missing": [sentences]}. What the log does not hold is null. "mean"
 leaves out the first and the last step where rollouts run ahead. With --replicas also "replicas": {"recorded",
 "source", "servers", "limit", "error", "steps": [{"step", "validate", "wall_sec", "rollout_sec",
 "rollout_saved_sec", "saved_sec"}], "mean", "assumptions"}."""
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
         steps = select.of_steps(opened, loop.steps(), args)
         ledger = select.of_steps(opened, loop.ledger(), args)
         mean = loop.mean(select.steps_of(opened, args))
-    unseen = loop.unseen
+    missing = loop.missing()
     replicas = None
     if args.replicas is not None:
         known = {"recorded": args.servers, "running": args.max_running}
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         told = {"shape": shape, "steps": steps.to_dicts(), "ledger": ledger.to_dicts(), "mean": mean}
         more = {} if replicas is None else {"replicas": _as_json(replicas, steps["step"].to_list())}
-        print_json({"folder": str(opened.folder), **told, "unseen": unseen, **more})
+        print_json({"folder": str(opened.folder), **told, "missing": missing, **more})
         return 0
     where = select.named(select.steps_of(opened, args))
     _print_steps(f"{opened.name}{where}: {_WORDS[shape]}", steps.to_dicts())
@@ -140,9 +140,11 @@ def run(args: argparse.Namespace) -> int:
         print_line(line)
     if replicas is not None:
         _print_replicas(replicas, steps["step"].to_list())
-    if unseen is not None:
+    for sentence in missing:
+        print_line(sentence)
+    if not loop.is_seen:
         logs = shlex.quote(str(args.logs))
-        print_line(f"{unseen}; `sglang-instrument status {logs}` names the processes and their patches")
+        print_line(f"`sglang-instrument status {logs}` names the processes and their patches")
     return 0
 
 

@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     import polars as pl
 
     from sglang_instrument.analysis.answers.asynchronous import fates, staleness
+    from sglang_instrument.analysis.answers.asynchronous.words import staleness_words
 
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress)
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         steps = _chosen(staleness.staleness_table(rows).join(load, on="step", how="left"), wanted)
         workers = _chosen(staleness.staleness_table(rows, by_worker=True), wanted)
         groups = _chosen(staleness.group_table(rows), wanted)
-        missing = staleness.missing_of(rows, fates.logs_consumption(digest))
+        missing = staleness.missing_of(rows, digest)
         counts = rows.group_by("fate").agg(samples=pl.len().cast(pl.Int64)).sort("fate").to_dicts()
     if args.json:
         told = {"steps": steps, "workers": workers, "groups": groups, "fates": counts, "missing": missing}
@@ -97,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
     if args.groups:
         shown = [_group(row) for row in groups[:_SHOWN]]
         print_table(_GROUPS, shown, title=f"\ngroups that waited for their slowest ({len(groups):,})")
-    for sentence in (*_sentences(steps, counts), *missing):
+    of_fates = {row["fate"]: row["samples"] for row in counts}
+    for sentence in (*staleness_words(steps, of_fates), *missing):
         print_line(sentence)
     return 0
 
@@ -116,22 +118,3 @@ def _cells(row: dict[str, Any], *, load: bool = False) -> tuple[Any, ...]:
 def _group(row: dict[str, Any]) -> tuple[Any, ...]:
     named = f"{row['group']}, step {row['step']}"
     return (named, *(row[one] for one in ("samples", "wait_sec", "versions", "slowest", "duration_sec")))
-
-
-def _sentences(steps: list[dict[str, Any]], counted: list[dict[str, Any]]) -> list[str]:
-    """Return what the tables do not show: samples that no step took, labels that cannot be right."""
-    said = []
-    counts = {row["fate"]: row["samples"] for row in counted}
-    lost = sum(count for name, count in counts.items() if name not in ("used", "waiting", "unknown"))
-    if counts.get("used"):
-        said.append(
-            f"{counts['used']:,} samples used, {counts.get('waiting', 0):,} not taken by any step yet, "
-            f"{lost:,} thrown away: `waste` tells why"
-        )
-    ahead = sum(row["ahead"] for row in steps)
-    if ahead:
-        said.append(
-            f"{ahead:,} samples carry newer versions than the trainer had when it took them: versions went "
-            "back after a restart, or a label lies; they have no staleness here"
-        )
-    return said

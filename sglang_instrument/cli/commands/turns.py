@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
     import polars as pl
 
     from sglang_instrument.analysis.answers.routing.conversations import cached_by_turn, with_cached
+    from sglang_instrument.analysis.answers.routing.words import no_cache_words
     from sglang_instrument.analysis.answers.servers import are_servers_alone, calls_as_turn
     from sglang_instrument.analysis.answers.turns import tool_table, turn_counts, turn_table
 
@@ -114,6 +115,8 @@ def run(args: argparse.Namespace) -> int:
     print_table(_TURNS, rows, title=f"{opened.name}{where}: turns")
     if alone:
         print_line(f"{engine_logs.ALONE}; each call of the engine counts here, its turn as {NOTHING}")
+    for line in no_cache_words(turns):
+        print_line(line)
     if args.tools:
         named = [
             (

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from sglang_instrument.cli import select
 from sglang_instrument.cli.columns import Column
-from sglang_instrument.cli.numbers import count, percent
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
 
 HELP: Final = """\
@@ -62,17 +61,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the tokens of each step by what became of them."""
-    from sglang_instrument.analysis.answers.asynchronous import fates, waste
+    from sglang_instrument.analysis.answers.asynchronous import waste
+    from sglang_instrument.analysis.answers.asynchronous.fates import sample_fates
+    from sglang_instrument.analysis.answers.asynchronous.words import waste_words
 
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress)
-        rows = waste.with_engine_tokens(opened, fates.sample_fates(opened.digest))
+        rows = waste.with_engine_tokens(opened, sample_fates(opened.digest))
         if args.step or args.worker is not None:
             rows = select.of_steps(opened, rows, args)
         steps = waste.waste_table(rows, opened.digest)
         total = waste.totals(steps)
         engine = waste.engine_waste(opened)
-        missing = waste.missing_of(rows, engine, fates.logs_consumption(opened.digest))
+        missing = waste.missing_of(rows, opened.digest, engine)
     if args.json:
         told = {"steps": steps.to_dicts(), "total": total, "engine": engine, "missing": missing}
         print_json({"folder": str(opened.folder), **told})
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if total is not None and len(shown) > 1:
         shown.append(_cells("all", total))
     print_table(_STEPS, shown, title=f"{opened.name}: tokens by what became of them")
-    for sentence in (*_sentences(total, engine), *missing):
+    for sentence in (*waste_words(total, engine), *missing):
         print_line(sentence)
     return 0
 
@@ -89,29 +90,3 @@ def run(args: argparse.Namespace) -> int:
 def _cells(name: str, row: dict[str, Any]) -> tuple[Any, ...]:
     whole = row["generated"]
     return (name, whole, *(row[one] / whole if whole and row[one] is not None else None for one in _SHARES))
-
-
-def _sentences(total: dict[str, Any] | None, engine: dict[str, Any] | None) -> list[str]:
-    said = []
-    if total is not None and total["generated"]:
-        said.append(_thrown_away(total))
-        if total["cut"]:
-            said.append(f"{count(total['cut'])} tokens were used of replies that hit their limit")
-    if engine is not None:
-        again = engine["computed_again"]
-        more = "" if again is None else f", {count(again)} tokens computed again after retractions"
-        said.append(
-            f"the engines' own logs, validation included: {count(engine['generated'])} tokens in "
-            f"{count(engine['requests'])} requests, {count(engine['aborted'])} of them in aborted ones{more}"
-        )
-    return said
-
-
-def _thrown_away(total: dict[str, Any]) -> str:
-    """Return how many tokens were thrown away; a lower limit where the fate of some is not known."""
-    generated, wasted, unknown = (total[name] for name in ("generated", "wasted", "unknown"))
-    if unknown and not wasted:
-        return f"what became of {count(unknown)} of {count(generated)} generated tokens is not known"
-    least = "at least " if unknown else ""
-    share = percent(wasted / generated)
-    return f"{least}{count(wasted)} of {count(generated)} generated tokens were thrown away: {share} %"

@@ -25,12 +25,12 @@ Show each weight update: its parts, its servers, the calls that stood still, the
 
 --json prints {"folder", "updates": [{"update", "weight_version", "step", "start_us", "end_us", "wall_sec",
 "pause_sec", "drain_sec", "transfer_sec", "resume_sec", "flush_sec", "is_done", "servers": [{"server", the
-same parts, "start_us", "end_us", "is_done"}], "last", "last_by_sec", "in_flight", "lost_sec", "resumed",
-"aborted", "aborted_tokens"}], "findings": [{"cause", "sentence", "advice", "evidence"}]} and, with
---lineage, "lineage": [{"rid", "request_id", "turn", "step", "server", "scheduler", "start_us", "end_us",
-"label", "first_weights", "weights", "prefix_weights", "updates_during", "updates_since_flush",
-"prompt_tokens", "cached_tokens", "stale_least", "stale_most", "label_is_wrong"}]. What the log does not tell
-is null."""
+same parts, "start_us", "end_us", "is_done"}], "last", "last_by_sec", "running", "in_flight", "lost_sec",
+"resumed", "aborted", "aborted_tokens"}], "findings": [{"cause", "sentence", "advice", "evidence"}],
+"missing": [sentences]} and, with --lineage, "lineage": [{"rid", "request_id", "turn", "step", "server",
+"scheduler", "start_us", "end_us", "label", "first_weights", "weights", "prefix_weights", "updates_during",
+"updates_since_flush", "prompt_tokens", "cached_tokens", "stale_least", "stale_most", "label_is_wrong"}]. What
+the log does not tell is null."""
 
 _PARTS: Final = (
     Column("pause", "time in which generation was being paused", "time"),
@@ -79,10 +79,6 @@ TABLES: Final = {
 }
 _PART_NAMES: Final = tuple(f"{column.name}_sec" for column in _PARTS)
 _SHOWN: Final = 20
-_NO_UPDATE: Final = (
-    "no weight update is in the log; the tables of verl, slime and AReaL record updates in the trainer, and "
-    "the table sglang/weights records them in SGLang's own processes"
-)
 _NO_CALL: Final = (
     "no engine call has a lineage: SGLang's own processes record calls and updates (SGLANG_INSTRUMENT=1 in "
     'their environment, `engine_detail` "requests", the default)'
@@ -100,8 +96,9 @@ _LIMITS: Final = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `weights`."""
     parser.add_argument("logs", metavar="LOGS", type=Path, help=select.LOGS_HELP)
-    parser.add_argument("--update", type=int, metavar="N", help="this update by server")
-    parser.add_argument("--lineage", action="store_true", help="which weights made replies and prefixes")
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--update", type=int, metavar="N", help="this update by server")
+    one.add_argument("--lineage", action="store_true", help="which weights made replies and prefixes")
     parser.add_argument("--json", action="store_true", help="print JSON")
     select.add_ray(parser)
 
@@ -109,6 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the updates, one of them by server, or the lineage of calls."""
     from sglang_instrument.analysis import lineage, weight_updates, weights_findings
+    from sglang_instrument.analysis.answers.weights.updates import missing_of
     from sglang_instrument.analysis.verdict.advice import advice_of
 
     with reading() as progress:
@@ -117,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
         select.tell_pruned(opened)
         updates, found = weight_updates(opened), weights_findings(opened)
         calls = lineage(opened) if args.lineage else None
+    missing = missing_of(updates)
     if args.update is not None:
         updates = [row for row in updates if row["update"] == args.update] or _no_such(args.update, updates)
     found = [replace(one, advice=advice_of(one)) for one in found]
@@ -126,7 +125,9 @@ def run(args: argparse.Namespace) -> int:
             for one in found
         ]
         more = {} if calls is None else {"lineage": calls.to_dicts()}
-        print_json({"folder": str(opened.folder), "updates": updates, "findings": told, **more})
+        print_json(
+            {"folder": str(opened.folder), "updates": updates, "findings": told, "missing": missing, **more}
+        )
         return 0
     if calls is not None:
         _print_lineage(opened.name, calls)
@@ -134,8 +135,10 @@ def run(args: argparse.Namespace) -> int:
         _print_servers(opened.name, updates[0])
     elif updates:
         _print_updates(opened.name, updates)
+        for sentence in missing:
+            print_line(sentence)
     else:
-        print_line(f"{opened.name}: {_NO_UPDATE}")
+        print_line(f"{opened.name}: {missing[0]}")
     for one in found:
         print_told("finding", one.sentence)
         print_told("advice", one.advice.replace("LOGS", shlex.quote(str(args.logs))))

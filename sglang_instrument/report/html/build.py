@@ -16,6 +16,7 @@ from sglang_instrument.analysis.answers.steps import step_table
 from sglang_instrument.analysis.ledger.ledger import step_ledger
 from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.report.html import answers
+from sglang_instrument.report.html.asynchronous import staleness_section, waste_section, weights_section
 from sglang_instrument.report.html.beside import beside
 from sglang_instrument.report.html.both_sides import loop_section
 from sglang_instrument.report.html.chosen import MOST_SPANS, Chosen, choose
@@ -97,6 +98,9 @@ def write_report(
     words |= {
         "servers": server_section(run),
         "loop": loop_section(run),
+        "weights": weights_section(run),
+        "staleness": staleness_section(run),
+        "waste": waste_section(run),
         "beside": None,
         "kernels": None if traces is None else kernel_section(traces),
     }

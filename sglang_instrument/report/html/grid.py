@@ -36,9 +36,9 @@ def whatif_grid(digest: Digest, progress: Callable[[int, int], object] | None = 
     digest = digest.filter(~pl.col("validate")).of_workers()
     chosen, workers = _bounded(digest)
     of_steps = digest.steps["step"].n_unique()
-    caps, turns = _caps(chosen), _turns(chosen)
-    positions = list(product(caps, turns, _OVERSAMPLE))
     model = Model(chosen)
+    caps, turns = _caps(chosen) if model.has_tokens else [None], _turns(chosen)
+    positions = list(product(caps, turns, _OVERSAMPLE))
     answers: dict[str, Any] = {"steps": [], "recorded_sec": [], "cells": []}
     for number, (max_tokens, max_turns, oversample) in enumerate(positions):
         if progress is not None:

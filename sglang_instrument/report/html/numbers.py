@@ -35,6 +35,11 @@ def count(value: float | None) -> str:
     return NOTHING if value is None else f"{value:,.0f}"
 
 
+def decimal(value: float | None) -> str:
+    """Return a number with two digits behind the point, or with none where it is whole."""
+    return NOTHING if value is None else f"{value:,.2f}".removesuffix(".00")
+
+
 def short_count(value: float | None) -> str:
     """Return a number with three digits and its magnitude: 812, 14.5k, 1.14M."""
     if value is None or value < 10_000:

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sglang_instrument.analysis.answers.as_json import as_json
 from sglang_instrument.errors import InstrumentError
-from sglang_instrument.report.html.numbers import count, percent, seconds, short_bytes, short_count
+from sglang_instrument.report.html.numbers import count, decimal, percent, seconds, short_bytes, short_count
 from sglang_instrument.report.palette import COLOURED, PART_COLOURS, as_css, part_of
 
 #: In the order in which they are put into the page.
@@ -65,6 +65,7 @@ def render(
         "seconds": seconds,
         "count": count,
         "percent": percent,
+        "decimal": decimal,
         "bytes": short_bytes,
         "short_count": short_count,
     }

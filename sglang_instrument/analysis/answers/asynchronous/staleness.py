@@ -5,7 +5,7 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.asynchronous.fates import USED
+from sglang_instrument.analysis.answers.asynchronous.fates import USED, logs_consumption
 from sglang_instrument.analysis.digests.digest import Digest
 
 _MEMBERS: Final = 2  # a group has at least as many
@@ -45,7 +45,8 @@ def staleness_table(fates: pl.DataFrame, by_worker: bool = False) -> pl.DataFram
         step: of the trainer; worker; samples: that it took; known: those with a known staleness; version: of
         the trainer; mean, p50, p99, max: of their staleness, in versions; mixed: share of samples whose
         weights changed while they were made; waited_sec: mean from their end to their use; max_staleness;
-        over: samples above it; ahead: samples whose versions are newer than the trainer's.
+        over: samples above it; ahead: samples whose versions are newer than the trainer's. Null where the log
+        does not tell.
     """
     used = with_staleness(fates.filter(pl.col("fate") == USED))
     key = ["step", "worker"] if by_worker else ["step"]
@@ -65,7 +66,7 @@ def staleness_table(fates: pl.DataFrame, by_worker: bool = False) -> pl.DataFram
             waited_sec=pl.col("waited_sec").mean(),
             max_staleness=pl.col("max_staleness").max(),
             over=pl.when(pl.col("over").count() > 0).then(pl.col("over").sum().cast(pl.Int64)),
-            ahead=pl.col("ahead").sum().cast(pl.Int64),
+            ahead=pl.when(pl.col("ahead").count() > 0).then(pl.col("ahead").sum().cast(pl.Int64)),
         )
         .sort(key)
     )
@@ -76,7 +77,8 @@ def load_table(digest: Digest, fates: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         step; at_us; in_flight: requests that had begun and not ended; queued: of these, those without an
-        engine call yet; waiting: samples that had ended, and that a later step took or none yet.
+        engine call yet, null if no call is logged; waiting: samples that had ended, and that a later step
+        took or none yet.
     """
     used = fates.filter(pl.col("fate") == USED)
     at = used.group_by(step="used_step").agg(at_us=pl.col("used_us").min()).sort("step")
@@ -90,10 +92,14 @@ def load_table(digest: Digest, fates: pl.DataFrame) -> pl.DataFrame:
     begun, ended, asked, gone = (
         _count_until(times[name], at["at_us"]) for name in ("start_us", "end_us", "called_us", "left_us")
     )
+    queued = begun - asked if logs_calls(digest) else pl.lit(None, pl.Int64)
     # What this step takes has left at that time, or leaves within it.
-    return at.with_columns(
-        in_flight=begun - ended, queued=begun - asked, waiting=(ended - gone).clip(lower_bound=0)
-    )
+    return at.with_columns(in_flight=begun - ended, queued=queued, waiting=(ended - gone).clip(lower_bound=0))
+
+
+def logs_calls(digest: Digest) -> bool:
+    """Return whether the log holds engine calls of training requests."""
+    return not digest.of_workers().turns.filter(~pl.col("validate")).is_empty()
 
 
 def _count_until(times: pl.Series, moments: pl.Series) -> pl.Series:
@@ -126,11 +132,11 @@ def group_table(fates: pl.DataFrame) -> pl.DataFrame:
     return groups.sort("wait_sec", "step", "group", descending=[True, False, False])
 
 
-def missing_of(fates: pl.DataFrame, consumes: bool) -> Sequence[str]:
+def missing_of(fates: pl.DataFrame, digest: Digest) -> Sequence[str]:
     """Return what the log would need to answer fully, as sentences; [] if nothing is missing."""
     used = fates.filter(pl.col("fate") == USED)
     said = []
-    if not consumes:
+    if not logs_consumption(digest):
         said.append(
             "the trainer logs no `samples_consumed`: which step used a sample is not known. The tables of "
             "verl's asynchronous recipes, of slime and of AReaL record it; a trainer of your own does by "
@@ -148,4 +154,9 @@ def missing_of(fates: pl.DataFrame, consumes: bool) -> Sequence[str]:
         said.append("how stale samples may be is not known: `samples_consumed` logs no `max_staleness`")
     if len(fates) and fates["group"].null_count() == len(fates):
         said.append("no request logs its `group`: how long groups wait for their slowest is not known")
+    if len(used) and not logs_calls(digest):
+        said.append(
+            'no engine call is in the log: how many requests were queued is not known; detail="turn" or '
+            '"all" (the default) records calls'
+        )
     return said

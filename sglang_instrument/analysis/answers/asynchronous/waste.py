@@ -29,6 +29,16 @@ if TYPE_CHECKING:
 
 _REQUEST: Final = ["step", "worker", "request_id"]
 _LENGTH: Final = "length"  # the engine's finish reason of a reply that was cut at its limit
+_NO_USE: Final = (
+    "the trainer logs no `samples_consumed`: of replies that ended well it is not known what became. The "
+    "tables of verl's asynchronous recipes, of slime and of AReaL record it; a trainer of your own does by "
+    "event('samples_consumed', samples=[...])"
+)
+_NO_DROP: Final = (
+    "no `samples_dropped` is in the log: either nothing was filtered, too old or cut off, or the trainer "
+    "does not log it. The tables of verl's asynchronous recipes and of slime record it; a trainer of your "
+    "own does by event('samples_dropped', samples=[...], reason='filtered')"
+)
 #: Columns of tokens in `waste_table`, which add up to `generated`.
 FATES: Final = (USED, WAITING, UNKNOWN, *REASONS)
 
@@ -43,9 +53,10 @@ def waste_table(fates: pl.DataFrame, digest: Digest) -> pl.DataFrame:
     Returns:
         step; requests; generated: tokens of all replies, null if no request logs its tokens; a column of
         tokens for each of FATES, which add up to `generated`, null where the trainer logs nothing of the
-        kind; wasted: those of REASONS; uncounted: requests whose tokens are not logged; cut: of `used`,
-        tokens of replies that ended at their limit; without_variance: of `used`, tokens of groups whose
-        rewards are all equal, which teach a group-relative trainer nothing; null without groups.
+        kind; wasted: those of REASONS, null if the log tells none of them; uncounted: requests whose tokens
+        are not logged; cut: of `used`, tokens of replies that ended at their limit; without_variance: of
+        `used`, tokens of groups whose rewards are all equal, which teach a group-relative trainer nothing;
+        null where use, or the reason of an end, or groups and rewards are not logged.
     """
     tokens = pl.col("generated_tokens")
     rows = fates.with_columns(flat=_is_flat(fates))
@@ -57,15 +68,17 @@ def waste_table(fates: pl.DataFrame, digest: Digest) -> pl.DataFrame:
     ]
     is_used = pl.col("fate") == USED
     flat = tokens.filter(is_used & pl.col("flat").fill_null(False)).sum()
+    cut = tokens.filter(is_used & (pl.col("finish_reason") == _LENGTH).fill_null(False)).sum()
+    tells_cut = is_counted & (USED in told) & (fates["finish_reason"].count() > 0)
     table = rows.group_by("step").agg(
         *by_fate,
         requests=pl.len().cast(pl.Int64),
         generated=pl.when(is_counted).then(tokens.sum()),
         uncounted=tokens.null_count().cast(pl.Int64),
-        cut=tokens.filter(is_used & (pl.col("finish_reason") == _LENGTH).fill_null(False)).sum(),
-        without_variance=pl.when(pl.col("flat").count() > 0).then(flat),
+        cut=pl.when(tells_cut).then(cut),
+        without_variance=pl.when(is_counted & (USED in told) & (pl.col("flat").count() > 0)).then(flat),
     )
-    wasted = pl.when(pl.col("generated").is_not_null()).then(pl.sum_horizontal(REASONS))
+    wasted = pl.when(pl.any_horizontal(pl.col(REASONS).is_not_null())).then(pl.sum_horizontal(REASONS))
     return table.with_columns(wasted=wasted).sort("step")
 
 
@@ -86,13 +99,23 @@ def totals(table: pl.DataFrame) -> dict[str, int | None] | None:
     """Return the sums of `waste_table` over its steps; None without a step."""
     if table.is_empty():
         return None
-    sums = [pl.when(pl.col(name).count() > 0).then(pl.col(name).sum()) for name in table.columns[1:]]
-    return table.select(sums).row(0, named=True)
+    return table.select(_known_sum(name) for name in table.columns[1:]).row(0, named=True)
 
 
-def missing_of(fates: pl.DataFrame, engine: dict[str, int | None] | None, consumes: bool) -> list[str]:
-    """Return what the log would need to answer fully, as sentences; [] if nothing is missing."""
-    said = []
+def _known_sum(name: str) -> pl.Expr:
+    """Return the sum of the known values; null if none is known."""
+    return pl.when(pl.col(name).count() > 0).then(pl.col(name).sum()).alias(name)
+
+
+def missing_of(fates: pl.DataFrame, digest: Digest, engine: dict[str, int | None] | None) -> list[str]:
+    """Return what the log would need to answer fully, as sentences; [] if nothing is missing.
+
+    Args:
+        fates: Of `fates.sample_fates`.
+        digest: Of the run.
+        engine: Of `engine_waste`.
+    """
+    said, told = [], _known(digest)
     uncounted = fates["generated_tokens"].null_count()
     if uncounted and uncounted == len(fates):
         said.append("no request logs its tokens: how many were generated is not known")
@@ -101,12 +124,19 @@ def missing_of(fates: pl.DataFrame, engine: dict[str, int | None] | None, consum
             f"{uncounted:,} of {len(fates):,} requests log no tokens, as those that end by an exception; the "
             "engines' own logs count them, with engine_detail=requests"
         )
-    if not consumes:
-        said.append(
-            "the trainer logs no `samples_consumed`: of replies that ended well it is not known what became"
-        )
+    if USED not in told:
+        said.append(_NO_USE)
+    if FILTERED not in told:
+        said.append(_NO_DROP)
+    if ABORTED not in told:
+        said.append("no request logs why it ended (`finish_reason`): which ones were aborted is not known")
+    if len(fates) and not _is_flat(fates).count():
+        said.append("no `group` has the `reward` of all its requests: which ones are all equal is not known")
     if engine is None:
-        said.append("the engines' own processes logged nothing: retractions are not known")
+        said.append(
+            "the engines' own processes logged nothing: retractions are not known. SGLANG_INSTRUMENT=1 in "
+            'their environment records them, with engine_detail="requests" (the default)'
+        )
     elif engine["abandoned"]:
         said.append(f"{engine['abandoned']:,} requests of the engines log no tokens: nobody waited for them")
     return said
@@ -138,7 +168,7 @@ def engine_waste(run: Run) -> dict[str, int | None] | None:
     Returns:
         requests; generated: tokens of all their replies; aborted: of these, of requests that were aborted;
         abandoned: requests that ended without an answer, whose tokens are not known; retractions: how often
-        a request was taken back; computed_again: tokens that the engine had to compute again for them, null
+        a request was taken back; computed_again: tokens that the engine had to compute again for them. Null
         where the engine's log does not tell.
     """
     if not engine_files(run):
@@ -148,12 +178,13 @@ def engine_waste(run: Run) -> dict[str, int | None] | None:
         return None
     tokens = pl.col("completion_tokens")
     is_aborted = pl.col("finish_reason") == "abort"
+    tells_ends = (tokens.count() > 0) & (pl.col("finish_reason").count() > 0)
     row = table.select(
         requests=pl.len().cast(pl.Int64),
-        generated=tokens.sum(),
-        aborted=tokens.filter(is_aborted.fill_null(False)).sum(),
+        generated=_known_sum("completion_tokens"),
+        aborted=pl.when(tells_ends).then(tokens.filter(is_aborted.fill_null(False)).sum()),
         abandoned=tokens.null_count().cast(pl.Int64),
-        retractions=pl.col("retractions").sum(),
-        computed_again=pl.when(pl.col("retracted_tokens").count() > 0).then(pl.col("retracted_tokens").sum()),
+        retractions=_known_sum("retractions"),
+        computed_again=_known_sum("retracted_tokens"),
     )
     return row.row(0, named=True)

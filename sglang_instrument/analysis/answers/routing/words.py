@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import polars as pl
@@ -67,6 +67,12 @@ def unknown_words(table: pl.DataFrame) -> list[str]:
     if table["server"].null_count():
         missing.insert(0, "server")
     return [f"-: {_WHERE[name]}" for name in missing]
+
+
+def no_cache_words(turns: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what would record the cached tokens, if no row of `conversations.with_cached` has any."""
+    is_known = any(row["cached_tokens"] is not None for row in turns)
+    return [] if is_known or not turns else [f"-: {_WHERE['cached_tokens']}"]
 
 
 def bars(loads: pl.DataFrame) -> dict[str | None, str]:

@@ -19,6 +19,27 @@ _LEVELS: Final = ("scheduler", "receiver", "server")
 _APART_US: Final = 1_000_000  # so long without any record of an update, and generation not paused
 _LONGEST_PAUSE_US: Final = 600_000_000  # a pause whose end was lost ends here
 _ABORTED: Final = ("abort", "aborted")
+_NO_UPDATE: Final = (
+    "no weight update is in the log; the tables of verl, slime and AReaL record updates in the trainer, and "
+    "the table sglang/weights records them in SGLang's own processes"
+)
+_NO_CALL: Final = (
+    "no engine call is in the log: which ones an update stalled is not known; SGLang's own processes record "
+    'them with engine_detail="requests" (the default), callers with detail="turn" or "all" (the default)'
+)
+_NO_END: Final = "no call logs why it ended (`finish_reason`): which ones an update aborted is not known"
+_NO_SERVER: Final = (
+    "which server was last is not known: no server logs its updates; SGLang's schedulers do with "
+    'engine_detail="requests" (the default), where SGLANG_INSTRUMENT=1 is in their environment'
+)
+_NO_VERSION: Final = (
+    "no update names its version, so labels of replies are not judged: give the engine a `weight_version` "
+    "with its weights"
+)
+_NO_PART: Final = (
+    "no update has a record of {parts}: either there was none, or what does it was not reached; pauses are "
+    "logged by verl from 0.7.1, slime, AReaL, and SGLang from 0.5.6, drains and flushes by SGLang itself"
+)
 Row = dict[str, Any]
 
 
@@ -30,9 +51,10 @@ def weight_updates(run: Run) -> list[Row]:
         end_us, wall_sec: from its first record to its last; pause_sec, drain_sec, transfer_sec, resume_sec,
         flush_sec: during which some process was in this part; is_done: false if a transfer failed; servers:
         as `by_server` has them; last: the server that was last, and last_by_sec: how much later than the one
-        before it; in_flight: calls that generation's standstill met; lost_sec: the sum of the time that they
-        stood still; resumed, aborted: calls that were aborted meanwhile, whose request went on with another
-        call, or did not; aborted_tokens: what the latter had written.
+        before it; running: calls that had begun before generation stood still, and ran when the update began;
+        in_flight: calls that the standstill met, those that came meanwhile, too; lost_sec: the sum of the
+        time that they stood still; resumed, aborted: calls that were aborted meanwhile, whose request went on
+        with another call, or did not; aborted_tokens: what the latter had written.
         None where the log does not tell.
     """
     return updates_of(weight_spans(run), served_calls(run))
@@ -166,23 +188,47 @@ def standstill(group: list[Row]) -> tuple[int, int]:
 
 def _stalled(group: list[Row], calls: pl.DataFrame) -> Row:
     if calls.is_empty():
-        return dict.fromkeys(("in_flight", "lost_sec", "resumed", "aborted", "aborted_tokens"))
+        return dict.fromkeys(("running", "in_flight", "lost_sec", "resumed", "aborted", "aborted_tokens"))
     begin, end = standstill(group)
     first = min(span["start_us"] for span in group)
+    ran = (pl.col("start_us") < begin) & (pl.col("end_us") > first)
     met = calls.filter((pl.col("start_us") < end) & (pl.col("end_us") > begin))
     stood = pl.min_horizontal("end_us", pl.lit(end)) - pl.max_horizontal("start_us", pl.lit(begin))
     ended = calls.filter((pl.col("start_us") < end) & pl.col("end_us").is_between(first, end + _APART_US))
     cut = ended.filter(pl.col("finish_reason").is_in(_ABORTED) | (pl.col("error") == "CancelledError"))
     went_on = calls.filter(pl.col("start_us") >= begin).drop_nulls("request_id")
     gone = cut.join(went_on, on="request_id", how="anti")
+    tells_ends = bool(calls["finish_reason"].count() or calls["error"].count())
+    tokens = _sum(gone["completion_tokens"]) if len(gone) else 0
     return {
+        "running": len(calls.filter(ran)),
         "in_flight": len(met),
         "lost_sec": float(met.select(stood.sum()).item() or 0) / 1e6,
-        "resumed": len(cut) - len(gone),
-        "aborted": len(gone),
-        "aborted_tokens": _sum(gone["completion_tokens"]) if len(gone) else 0,
+        "resumed": len(cut) - len(gone) if tells_ends else None,
+        "aborted": len(gone) if tells_ends else None,
+        "aborted_tokens": tokens if tells_ends else None,
     }
 
 
 def _sum(tokens: pl.Series) -> int | None:
     return int(tokens.sum()) if tokens.count() else None
+
+
+def missing_of(rows: list[Row]) -> list[str]:
+    """Return what the log would need to answer fully, as sentences; [] if nothing is missing.
+
+    Args:
+        rows: Of `weight_updates`.
+    """
+    if not rows:
+        return [_NO_UPDATE]
+    absent = [part for part in PARTS if all(row[f"{part}_sec"] is None for row in rows)]
+    counted = rows[0]["in_flight"] is not None
+    lacks = {
+        _NO_CALL: not counted,
+        _NO_END: counted and rows[0]["aborted"] is None,
+        _NO_SERVER: not any(row["servers"] for row in rows),
+        _NO_VERSION: all(row["weight_version"] is None for row in rows),
+        _NO_PART.format(parts=" or ".join(absent)): bool(absent),
+    }
+    return [sentence for sentence, lacking in lacks.items() if lacking]

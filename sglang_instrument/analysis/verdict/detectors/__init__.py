@@ -24,6 +24,7 @@ from sglang_instrument.analysis.verdict.detectors.slow_work import find_slow_wor
 from sglang_instrument.analysis.verdict.detectors.speculation import find_falling_speculation
 from sglang_instrument.analysis.verdict.detectors.stale_samples import find_stale_samples
 from sglang_instrument.analysis.verdict.detectors.standstill import find_standstills
+from sglang_instrument.analysis.verdict.detectors.thrown_away import find_thrown_away
 from sglang_instrument.analysis.verdict.detectors.weights import find_weights_trouble
 from sglang_instrument.analysis.verdict.evidence.finding import Finding
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
@@ -32,6 +33,7 @@ DETECTORS: Final[tuple[Callable[[Evidence], Iterator[Finding]], ...]] = (
     find_endings,
     find_missing_files,
     find_stale_samples,
+    find_thrown_away,
     find_blocked_loops,
     find_standstills,
     find_lost_caches,

@@ -5,7 +5,7 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.asynchronous.fates import USED, logs_consumption, sample_fates
+from sglang_instrument.analysis.answers.asynchronous.fates import USED, logs_consumption
 from sglang_instrument.analysis.answers.asynchronous.staleness import group_table, with_staleness
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
@@ -19,7 +19,7 @@ def find_stale_samples(evidence: Evidence) -> Iterator[Finding]:
     """Yield a finding for samples over the limit, and one for groups that wait for many versions."""
     if not logs_consumption(evidence.everything):
         return
-    used = with_staleness(sample_fates(evidence.everything).filter(pl.col("fate") == USED))
+    used = with_staleness(evidence.fates.filter(pl.col("fate") == USED))
     yield from _over(used)
     yield from _waiting(used)
 

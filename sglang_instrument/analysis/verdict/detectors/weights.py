@@ -79,8 +79,7 @@ def _named(rows: pl.DataFrame) -> list[Row]:
 def _aborts(updates: list[Row]) -> Iterator[Finding]:
     def is_bad(row: Row) -> bool:
         gone = row["aborted"] or 0
-        others = row["in_flight"] + row["resumed"] if gone else 0
-        return gone >= _FEWEST_ABORTED and gone >= _OF_FLIGHT * max(gone, others)
+        return gone >= _FEWEST_ABORTED and gone >= _OF_FLIGHT * row["running"]
 
     bad = list(filter(is_bad, updates))
     if not bad:

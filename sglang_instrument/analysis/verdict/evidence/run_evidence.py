@@ -7,6 +7,7 @@ from typing import Final
 
 import polars as pl
 
+from sglang_instrument.analysis.answers.asynchronous.fates import sample_fates
 from sglang_instrument.analysis.answers.routing.conversations import followed_calls
 from sglang_instrument.analysis.answers.routing.server_calls import CALLS
 from sglang_instrument.analysis.answers.steps import worker_steps
@@ -63,6 +64,11 @@ class Evidence:
         calls = self.server_calls().drop_nulls("step")
         told = calls["server"].count() or calls["cached_tokens"].count()
         return followed_calls(calls if told else calls.clear())
+
+    @cached_property
+    def fates(self) -> pl.DataFrame:
+        """What became of each sample: `fates.sample_fates`."""
+        return sample_fates(self.everything)
 
     @cached_property
     def windows(self) -> pl.DataFrame:
