@@ -56,20 +56,29 @@ class ForeignExecutor:
             raise LogError(f"{self.folder}: {error}") from None
 
     @cached_property
-    def _parts(self) -> dict[str, pl.DataFrame]:
-        """The rows of each of the files that we make of the log, by path."""
-        rows = self.log.rows
-        if rows.is_empty():
-            return {}
-        numbered = places_of(rows).with_row_index("part")
-        placed = rows.join(numbered, on=_PLACE, nulls_equal=True, maintain_order="left")
-        parts = placed.partition_by("part", as_dict=True, include_key=False)
-        return {_path_of(row): parts[row["part"],] for row in numbered.iter_rows(named=True)}
+    def _places(self) -> pl.DataFrame:
+        """A row for each of the files that we make of the log: `part` numbers them."""
+        return places_of(self.log.rows).with_row_index("part")
+
+    @cached_property
+    def _rows(self) -> pl.DataFrame:
+        """The rows of the log with the number of their file, file by file."""
+        rows = self.log.rows.join(self._places, on=_PLACE, nulls_equal=True, maintain_order="left")
+        return rows.sort("part", maintain_order=True)
+
+    @cached_property
+    def _paths(self) -> list[str]:
+        """The path of each of these files, at its number."""
+        return [_path_of(row) for row in self._places.iter_rows(named=True)]
 
     def list_files(self) -> list[File]:
         """Return a file for each step and worker of the log. They have no size: nothing of them is cached."""
         changed_ns = max((path.stat().st_mtime_ns for path in self._own if path.exists()), default=0)
-        files = [File(path, 0, changed_ns, [None], [len(rows)]) for path, rows in self._parts.items()]
+        counts = self._rows["part"].rle().struct.field("len")
+        files = [
+            File(path, 0, changed_ns, [None], [count])
+            for path, count in zip(self._paths, counts, strict=True)
+        ]
         if files:
             files[0].torn, files[0].foreign = self.log.rejects.torn, self.log.rejects.foreign
         return files
@@ -83,20 +92,23 @@ class ForeignExecutor:
         listed = {file.path: file for file in self.list_files()}
         wanted = [listed[file.path] for file in files]
         reading = Reading(wanted)
-        tables = []
         for number, file in enumerate(wanted):
             assert file.place is not None  # noqa: S101 - we named it
             reading.sources.append(Source(file.place, number, None))
-            tables.append(self._parts[file.path].with_columns(source=pl.lit(number, pl.Int64)))
-        if tables:
-            rows = pl.concat(tables)
-            rows = rows.with_columns(position=pl.int_range(pl.len(), dtype=pl.Int64))
-            reading.tables = [rows.select(list(COLUMNS))]
+        if wanted:
+            reading.tables = [self._rows_of([self._paths.index(file.path) for file in wanted])]
         with uncollected():
             made = job.make(reading)
         if progress is not None:
             progress(len(files), len(files))
         return wanted, made
+
+    def _rows_of(self, parts: Sequence[int]) -> pl.DataFrame:
+        """Return the records of some of our files, with their number in `parts` as `source`."""
+        sources = pl.Series(range(len(parts)), dtype=pl.Int64)
+        source = pl.col("part").replace_strict(pl.Series(parts), sources, default=None)
+        rows = self._rows.with_columns(source=source).drop_nulls("source")
+        return rows.with_columns(position=pl.int_range(pl.len(), dtype=pl.Int64)).select(list(COLUMNS))
 
     def bring(self, files: Sequence[File]) -> Path:
         """Write these files in our own format, those that are not there yet, and return their folder."""
@@ -104,7 +116,8 @@ class ForeignExecutor:
             target = self.home / file.path
             if not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
-                write_lines(target, self._parts[file.path])
+                own = pl.col("part") == self._paths.index(file.path)
+                write_lines(target, self._rows.filter(own).drop("part"))
         return self.home
 
 

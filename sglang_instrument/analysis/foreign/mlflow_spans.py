@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 import polars as pl
 
-from sglang_instrument.analysis.foreign.stores.engine_call_texts import NOTHING, EngineCall, engine_call_of
+from sglang_instrument.analysis.foreign.stores.engine_call_texts import EngineCall, EngineCallTexts
 from sglang_instrument.analysis.reading.decoding import fitting
 from sglang_instrument.errors import LogError
 from sglang_instrument.regular_files import demand_regular, read_regular
@@ -21,7 +21,7 @@ _TAG_BYTES: Final = 4096
 _DATABASE: Final = b"SQLite format 3\0"
 _TRACES: Final = "traces.json"
 _TAGS: Final = ("step", "sample_index", "rollout_n", "validate")
-_ROWS: Final = 20_000  # taken from a database at once: each call of the engine holds its prompt
+_ROWS: Final = 500  # taken from a database at once: each call of the engine holds its prompt
 # Only calls of the engine have values that we use. SQLite lets any column hold any type.
 _SPANS: Final = """
 select cast(trace_id as blob), cast(span_id as blob), cast(parent_span_id as blob), cast(name as blob),
@@ -54,6 +54,8 @@ SPANS: Final[dict[str, Any]] = {
     "sample": pl.String,
 }
 _OF_CALL: Final = len(EngineCall._fields)
+_IN_DATABASE: Final = EngineCallTexts(b'\\"')
+_IN_FILE: Final = EngineCallTexts(b'"')
 TAGS: Final[dict[str, Any]] = {"trace": pl.String, "key": pl.String, "value": pl.String}
 _Tables = tuple[pl.DataFrame, pl.DataFrame]
 
@@ -121,7 +123,7 @@ def read_spans(path: Path) -> Iterator[_Tables]:
 
 def _spans(rows: list[tuple[Any, ...]]) -> pl.DataFrame:
     columns = list(zip(*rows, strict=True))
-    calls = [engine_call_of(text, b'\\"') for text in columns.pop()]
+    calls = list(map(_IN_DATABASE.call_of, columns.pop()))
     names = list(SPANS)
     own = [_column(name, values) for name, values in zip(names, columns, strict=False)]
     told = zip(names[-_OF_CALL:], zip(*calls, strict=True), strict=True)
@@ -161,7 +163,7 @@ def _of_file(path: Path) -> _Tables:
             one.status.code,
             one.start_time_unix_nano,
             one.end_time_unix_nano,
-            *(engine_call_of(_text(one), b'"') if one.name.endswith(".generate") else NOTHING),
+            *_IN_FILE.call_of(_text(one) if one.name.endswith(".generate") else None),
         )
         for one in spans
         if abs(one.start_time_unix_nano) < 2**62 and abs(one.end_time_unix_nano or 0) < 2**62

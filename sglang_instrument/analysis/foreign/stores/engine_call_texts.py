@@ -8,7 +8,7 @@ import re
 from typing import Final, NamedTuple
 
 _DIGITS: Final = re.compile(rb"\d{1,18}")
-_ID: Final = re.compile(rb'[^"\\]{1,200}')
+_LONGEST_ID: Final = 200
 
 
 class EngineCall(NamedTuple):
@@ -21,27 +21,49 @@ class EngineCall(NamedTuple):
     sample: str | None = None
 
 
-NOTHING: Final = EngineCall()
+_NOTHING: Final = EngineCall()
 
 
-def engine_call_of(text: bytes | None, quote: bytes) -> EngineCall:
-    """Return the numbers of a call.
+class EngineCallTexts:
+    """Finds the numbers of calls in texts that write quotes in one way."""
 
-    Args:
-        text: JSON with the call's arguments and result; None if there is none.
-        quote: How a quote is written there: with a backslash, if they are JSON in a string of JSON.
-    """
-    if text is None:
-        return NOTHING
-    # In the order in which the keys are written, so that the long lists are passed once.
-    sample, at = _found(_ID, text, b"%brequest_id%b: %b" % (quote, quote, quote), 0)
-    prompt_tokens, at = _length(text, b"%bprompt_ids%b: [" % (quote, quote), at)
-    response_tokens, at = _length(text, b"%btoken_ids%b: [" % (quote, quote), at)
-    preempted, at = _found(_DIGITS, text, b"%bnum_preempted%b: " % (quote, quote), at)
-    version, _ = _found(_DIGITS, text, b"%bglobal_steps%b: " % (quote, quote), at)
-    return EngineCall(
-        response_tokens, prompt_tokens, None if preempted is None else int(preempted), version, sample
-    )
+    def __init__(self, quote: bytes) -> None:
+        """Take how a quote is written: with a backslash, if the texts are JSON in a string of JSON."""
+        self._quote = quote
+        self._request_id = b"%brequest_id%b: %b" % (quote, quote, quote)
+        self._prompt_ids = b"%bprompt_ids%b: [" % (quote, quote)
+        self._token_ids = b"%btoken_ids%b: [" % (quote, quote)
+        self._num_preempted = b"%bnum_preempted%b: " % (quote, quote)
+        self._global_steps = b"%bglobal_steps%b: " % (quote, quote)
+
+    def call_of(self, text: bytes | None) -> EngineCall:
+        """Return the numbers of a call, from the JSON of its arguments and result; None if there is none."""
+        if text is None:
+            return _NOTHING
+        # In the order in which the keys are written, so that the long lists are passed once.
+        sample, at = self._sample(text)
+        prompt_tokens, at = _length(text, self._prompt_ids, at)
+        response_tokens, at = _length(text, self._token_ids, at)
+        preempted = _digits(text, self._num_preempted, at)
+        version = _digits(text, self._global_steps, at)
+        return EngineCall(
+            response_tokens,
+            prompt_tokens,
+            None if preempted is None else int(preempted),
+            None if version is None else version.decode(),
+            sample,
+        )
+
+    def _sample(self, text: bytes) -> tuple[str | None, int]:
+        """Return the request's id, and where it ends."""
+        at = text.find(self._request_id)
+        if at < 0:
+            return None, 0
+        begin = at + len(self._request_id)
+        end = text.find(self._quote, begin, begin + _LONGEST_ID + len(self._quote))
+        if end <= begin:
+            return None, begin
+        return text[begin:end].decode("utf-8", "replace"), end
 
 
 def _length(text: bytes, mark: bytes, start: int) -> tuple[int | None, int]:
@@ -56,8 +78,8 @@ def _length(text: bytes, mark: bytes, start: int) -> tuple[int | None, int]:
     return text.count(b",", begin, end) + 1, end
 
 
-def _found(rule: re.Pattern[bytes], text: bytes, mark: bytes, start: int) -> tuple[str | None, int]:
-    """Return the value after a mark, and where it ends."""
+def _digits(text: bytes, mark: bytes, start: int) -> bytes | None:
+    """Return the digits after a mark."""
     at = text.find(mark, start)
-    found = rule.match(text, at + len(mark)) if at >= 0 else None
-    return (None, start) if found is None else (found[0].decode("utf-8", "replace"), found.end())
+    found = _DIGITS.match(text, at + len(mark)) if at >= 0 else None
+    return None if found is None else found[0]

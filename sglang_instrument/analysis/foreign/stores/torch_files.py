@@ -15,6 +15,7 @@ from sglang_instrument.regular_files import open_regular
 
 _PICKLE: Final = "/data.pkl"
 _MOST_BYTES: Final = 8 * 2**30  # of the pickle; the prompts and tokens of a step are some 100 MiB
+_BUFFER_BYTES: Final = 256 * 1024
 
 
 class Opaque:
@@ -68,9 +69,9 @@ def read_torch(path: Path) -> Any:
     """
     with open_regular(path) as file:
         try:
-            with zipfile.ZipFile(file) as archive:
-                # At once: the unpickler reads many small pieces, each of which a zip file checks.
-                return _unpickled(io.BytesIO(archive.read(_entry(archive))))
+            with zipfile.ZipFile(file) as archive, archive.open(_entry(archive)) as entry:
+                # The unpickler reads small pieces. Of a stream that can peek, it takes a buffer at once.
+                return _unpickled(io.BufferedReader(entry, _BUFFER_BYTES))
         except zipfile.BadZipFile as error:
             raise LogError(f"not a whole file of torch.save: {error}") from None
 
