@@ -29,9 +29,7 @@ def call_times(run: Run) -> pl.DataFrame | None:
     """
     if not has_engine_logs(run):
         return None
-    if not run.cached:
-        return _made(run)
-    return cached_table(run.home, "call_times", run.files, lambda: _made(run))
+    return cached_table(run, "call_times", lambda: _made(run))
 
 
 def paths_of(run: Run, steps: Collection[int] | None = None) -> Paths:

@@ -5,12 +5,14 @@ cached ones, and the cache has today's log version and layout. An unreadable cac
 cache can be written, there is none.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import polars as pl
@@ -30,6 +32,9 @@ from sglang_instrument.analysis.run.batch_job import BatchJob
 from sglang_instrument.analysis.run.logged_runs import find_run_id
 from sglang_instrument.analysis.run.pruned import with_pruned
 from sglang_instrument.errors import LogError
+
+if TYPE_CHECKING:
+    from sglang_instrument.analysis.run.opening import Run
 
 _WORTHWHILE_BYTES: Final = 4 * 1024 * 1024  # smaller runs are read each time and get no cache
 #: The folder of a dataset that keeps a run's digest in place of its log. Spark skips such names.
@@ -184,26 +189,28 @@ def _save(folder: Path, files: list[File], digest: Digest) -> None:
 
 
 def cached_table(
-    folder: Path, name: str, files: Sequence[File], make: Callable[[], pl.DataFrame]
+    run: Run, name: str, make: Callable[[], pl.DataFrame], files: Sequence[File] | None = None
 ) -> pl.DataFrame:
-    """Return a table made from some files of a run: the cached one, or a new one, which is then cached.
+    """Return a table made from files of a run: the cached one, or a new one, which is then cached.
 
     Args:
-        folder: The run's folder.
+        run: The run; where it is not cached, the table is made each time.
         name: The table's name in the cache.
-        files: The files it is made from; if one of them changed, it is made again.
         make: Makes the table.
+        files: The files it is made from, all by default; if one of them changed, it is made again.
     """
-    if sum(file.size for file in files) < _WORTHWHILE_BYTES and not is_dataset(folder):
+    files = run.files if files is None else files
+    is_small = sum(file.size for file in files) < _WORTHWHILE_BYTES
+    if not run.cached or (is_small and not run.is_dataset):
         return make()
     token = _token(files)
-    for home in _homes(folder):
+    for home in _homes(run.home):
         try:
             return read_table(home / f"{name}-{token}.parquet")
         except (OSError, pl.exceptions.PolarsError):
             continue
     table = make()
-    for home in _homes(folder):
+    for home in _homes(run.home):
         try:
             home.mkdir(parents=True, exist_ok=True)
             save_table(home, name, token, table)

@@ -1,4 +1,4 @@
-"""Show how stale samples are when the trainer takes them, and what waits for it."""
+"""Show how stale samples are when the trainer takes them, and which samples wait for the trainer."""
 
 from __future__ import annotations
 
@@ -132,6 +132,6 @@ def _sentences(steps: list[dict[str, Any]], counted: list[dict[str, Any]]) -> li
     if ahead:
         said.append(
             f"{ahead:,} samples carry newer versions than the trainer had when it took them: versions went "
-            "back after a restart, or a label lies; they have no staleness here"
+            "back after a restart, or a label is wrong; they have no staleness here"
         )
     return said

@@ -89,9 +89,7 @@ def served_calls(run: Run) -> pl.DataFrame:
     """
     if run.is_dataset:
         return pl.DataFrame(schema=CALLS)
-    if not run.cached:
-        return _read_calls(run)
-    return cached_table(run.home, "served_calls", run.files, lambda: _read_calls(run))
+    return cached_table(run, "served_calls", lambda: _read_calls(run))
 
 
 def _read_calls(run: Run) -> pl.DataFrame:
