@@ -1,4 +1,4 @@
-"""Follow a run while it runs: what it does now, who waits for whom, what hangs."""
+"""Follow a run while it runs: what it does now, which worker waits for which, what hangs."""
 
 from __future__ import annotations
 
