@@ -38,7 +38,7 @@ class Question(msgspec.Struct):
 class Answer(msgspec.Struct):
     """What the process answers: a line of JSON; no `step` if it is not finished, or `failed` says why.
 
-    `cpu_sec` is what it took.
+    `cpu_sec` is the CPU time that it took.
     """
 
     folder: str
