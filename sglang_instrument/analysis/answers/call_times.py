@@ -9,7 +9,7 @@ import polars as pl
 from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests
 from sglang_instrument.analysis.answers.join import callers, has_engine_logs
 from sglang_instrument.analysis.ledger.deciding_paths import Paths
-from sglang_instrument.analysis.run.cache import cached_table
+from sglang_instrument.analysis.run.cached_tables import cached_table
 from sglang_instrument.analysis.run.opening import Run
 
 _OF_CALLER: Final = ("step", "validate", "worker", "request_id", "turn", "called_us", "call_sec")

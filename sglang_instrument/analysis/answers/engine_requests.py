@@ -16,7 +16,7 @@ from sglang_instrument.analysis.reading.engine_records import Record as Record
 from sglang_instrument.analysis.reading.engine_records import records_in as records_in
 from sglang_instrument.analysis.reading.engine_records import rids_of as rids_of
 from sglang_instrument.analysis.reading.files import newest_run_filter
-from sglang_instrument.analysis.run.cache import cached_table
+from sglang_instrument.analysis.run.cached_tables import cached_table
 from sglang_instrument.schema import LOG_OPENED
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.run.cache import cached_table
+from sglang_instrument.analysis.run.cached_tables import cached_table
 from sglang_instrument.analysis.run.opening import Run
 
 _OF_STEP: Final = ["role", "step", "validate", "worker"]

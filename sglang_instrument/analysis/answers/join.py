@@ -14,7 +14,7 @@ from sglang_instrument.analysis.answers.engine_requests import (
     iter_records,
 )
 from sglang_instrument.analysis.answers.round_trips import ahead_us, of_worker
-from sglang_instrument.analysis.run.cache import cached_table
+from sglang_instrument.analysis.run.cached_tables import cached_table
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.digests.digest import Digest

@@ -11,7 +11,7 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.engine_requests import Record, iter_records, rids_of
 from sglang_instrument.analysis.reading.files import controls_of
-from sglang_instrument.analysis.run.cache import cached_table
+from sglang_instrument.analysis.run.cached_tables import cached_table
 from sglang_instrument.analysis.run.clocks import clock_table
 from sglang_instrument.schema import EVENTS, LOG_OPENED
 

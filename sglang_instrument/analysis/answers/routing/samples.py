@@ -9,7 +9,7 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.engine_requests import engine_files, iter_records, rids_of
 from sglang_instrument.analysis.reading.engine_records import count
-from sglang_instrument.analysis.run.cache import cached_table
+from sglang_instrument.analysis.run.cached_tables import cached_table
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.engine_requests import Fields

@@ -9,7 +9,7 @@ import msgspec
 import polars as pl
 from msgspec import Struct
 
-from sglang_instrument.analysis.run.cache import cached_table
+from sglang_instrument.analysis.run.cached_tables import cached_table
 from sglang_instrument.analysis.run.newest_records import newest_records
 
 if TYPE_CHECKING:
