@@ -1,9 +1,10 @@
-"""Make text from files, servers and file names safe to print.
+"""Make text from files, servers and file names safe to print, and short.
 
 What is read may hold escape sequences that set a terminal's title, hide lines or type into the shell.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 #: Besides C0: DEL and C1, marks of writing direction, line separators, and lone surrogates, which represent
@@ -21,3 +22,9 @@ def plain(text: str) -> str:
 def plain_json(text: str) -> str:
     """Return the same JSON with those control characters escaped that JSON itself leaves as they are."""
     return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return names in one line, of many the first ones: "worker 0, worker 1 and 6 more"."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")

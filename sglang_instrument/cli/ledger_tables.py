@@ -69,7 +69,7 @@ def _events(part: str, columns: Iterable[list[_Row]], wall: float) -> list[str]:
 
 
 def _event(row: _Row) -> str:
-    """Return what a row of a part is named by; of a barrier, by who was waited for."""
+    """Return what a row of a part is named by; of a barrier, by the worker that was waited for."""
     if row["part"] == "barrier":
         return "" if row["waited_for"] is None else f"for worker {row['waited_for']}"
     return row["event"] or ""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from sglang_instrument.cli.plain import say
 from sglang_instrument.errors import LogError
+from sglang_instrument.plain_text import listed
 
 LOGS_HELP: Final = "the experiment's folder, logs/EXPERIMENT"
 _MOST_NAMED: Final = 4
@@ -61,9 +62,8 @@ def losses(args: argparse.Namespace) -> Iterator[tuple[str, bool]]:
     for run in getattr(args, "opened", ()):
         for node, paths in run.executor.lost.items():
             if paths:
-                more = f" and {len(paths) - _MOST_NAMED:,} more" if len(paths) > _MOST_NAMED else ""
-                named = ", ".join(paths[:_MOST_NAMED])
-                yield f"node {node} died: its {len(paths):,} files are missing: {named}{more}", True
+                named = listed(paths, _MOST_NAMED)
+                yield f"node {node} died: its {len(paths):,} files are missing: {named}", True
             else:
                 yield f"node {node} died; no file is known that only it held", False
 
@@ -122,6 +122,15 @@ def within(steps: Sequence[int] | None) -> pl.Expr:
     return pl.lit(True) if steps is None else pl.col("step").is_in(list(steps))
 
 
+def chosen(args: argparse.Namespace, steps: Sequence[int] | None) -> pl.Expr:
+    """Return whether a row belongs to these steps, to training or validation as chosen, and to --worker."""
+    import polars as pl
+
+    worker = getattr(args, "worker", None)
+    of_worker = pl.lit(True) if worker is None else pl.col("worker") == worker
+    return within(steps) & pl.col("validate").eq(args.validate) & of_worker
+
+
 def steps_of(run: Run, args: argparse.Namespace, digest: Digest | None = None) -> list[int] | None:
     """Return the chosen steps that the run has, in order; None if all are.
 
@@ -135,10 +144,10 @@ def steps_of(run: Run, args: argparse.Namespace, digest: Digest | None = None) -
     """
     there = (run.digest if digest is None else digest).steps.filter(validate=args.validate)
     kind = "validation step" if args.validate else "step"
-    chosen: set[int] = set()
+    wanted_steps: set[int] = set()
     for wanted in args.step or ():
-        chosen.update(_demand(run, kind, wanted, there["step"]))
-    steps = sorted(chosen) if args.step else None
+        wanted_steps.update(_demand(run, kind, wanted, there["step"]))
+    steps = sorted(wanted_steps) if args.step else None
     worker = getattr(args, "worker", None)
     if worker is not None:
         _demand(run, "worker", range(worker, worker + 1), there.filter(within(steps))["worker"])

@@ -107,7 +107,7 @@ def _errors_named(url: str) -> Iterator[None]:
 
 
 def is_closed(path: Path) -> bool:
-    """Return whether a log is complete: its last mark says so, or nobody wrote to it for ten minutes."""
+    """Return whether a log is complete: its last mark says so, or it has not changed for ten minutes."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL_BYTES))

@@ -105,7 +105,7 @@ class Folder:
         return self.folder / file.target
 
     def held_bytes(self, file: Collected) -> int:
-        """Return how many of the bytes that the state names are here: 0 if somebody shortened the file."""
+        """Return how many of the bytes that the state names are here: 0 if the file was shortened."""
         try:
             size = self.local(file).lstat().st_size
         except OSError:

@@ -161,12 +161,10 @@ class _Gathering:
         for chunk, answer in zip(chunks, job.node.calls(on_node.send, calls), strict=True):
             if self._interrupted:
                 return
-            codec, lengths, content = answer
-            parts = memoryview(expanded(codec, content, sum(lengths)))
-            for (path, begin, _), length in zip(chunk, lengths, strict=True):
-                self._folder.append(files[path], begin, parts[:length])
+            _, lengths, content = answer
+            for path, begin, piece in pieces_of(chunk, answer):
+                self._folder.append(files[path], begin, piece)
                 files[path].node = job.node.name
-                parts = parts[length:]
             job.report.new_bytes += sum(lengths)
             job.report.sent_bytes += len(content) if job.node.is_far else 0
             self._count(sum(lengths))
@@ -280,8 +278,18 @@ def _is_new(file: Collected, offer: Offer) -> bool:
     return (file.held, file.mtime_ns) != (offer.whole, offer.mtime_ns) or not file.sha256
 
 
-def expanded(codec: str, content: bytes, size: int) -> bytes:
-    """Return the bytes that `on_node.send` compressed."""
+def pieces_of(
+    chunk: Sequence[tuple[str, int, int]], answer: tuple[str, list[int], bytes]
+) -> Iterator[tuple[str, int, memoryview]]:
+    """Yield the parts of files that `on_node.send` returned for a chunk: path, begin, bytes."""
+    codec, lengths, content = answer
+    left = memoryview(_expanded(codec, content, sum(lengths)))
+    for (path, begin, _), length in zip(chunk, lengths, strict=True):
+        yield path, begin, left[:length]
+        left = left[length:]
+
+
+def _expanded(codec: str, content: bytes, size: int) -> bytes:
     if codec == "zstd":
         import zstandard
 

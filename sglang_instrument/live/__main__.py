@@ -28,8 +28,8 @@ _LOCK_SEC: Final = 30.0
 _AFTER_FAILURE_SEC: Final = 5.0
 
 
-class Told(msgspec.Struct, omit_defaults=True):
-    """A line of `scalars.jsonl`. A step that went on is told again: its last line counts.
+class ScalarsLine(msgspec.Struct, omit_defaults=True):
+    """A line of `scalars.jsonl`. A step that went on gets another line: its last one counts.
 
     `failed` says why the follower failed, instead of numbers.
     """
@@ -44,12 +44,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Follow a run until the process that is its driver ends; return the exit code."""
     given = _parsed(arguments)
     folder = Path(given.logs)
-    lives = _lives(given.driver) if given.driver else lambda: True
+    is_alive = _alive_check(given.driver) if given.driver else lambda: True
     terminated = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: terminated.set())  # `uninstall()` ends us: after a last look
 
     def is_wanted() -> bool:
-        return lives() and not terminated.is_set()
+        return is_alive() and not terminated.is_set()
 
     if given.driver:
         yield_to_training()
@@ -72,11 +72,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def follow(folder: Path, run_id: str | None, is_wanted: Callable[[], bool]) -> None:
-    """Tell the numbers of each finished step of a run, until the run is not wanted any more.
+    """Write the numbers of each finished step of a run, until the run is not wanted any more.
 
     Args:
         folder: The run's folder.
-        run_id: Tell only of this run; None: of the newest one that writes to the folder.
+        run_id: Write only those of this run; None: of the newest one that writes to the folder.
         is_wanted: Whether to go on; called after each look at the folder.
     """
     from sglang_instrument.live.follower import Follower
@@ -97,7 +97,7 @@ def follow(folder: Path, run_id: str | None, is_wanted: Callable[[], bool]) -> N
             for step, one in done.items():
                 try:
                     if told.get(step) != one.scalars:
-                        _append(folder, Told(one.run_id or "", step, dict(one.scalars)))
+                        _append(folder, ScalarsLine(one.run_id or "", step, dict(one.scalars)))
                         told[step] = dict(one.scalars)
                 except OSError as error:  # the disk may recover
                     failures.append(repr(error))
@@ -116,19 +116,19 @@ def _say(folder: Path, run_id: str | None, why: str) -> None:
     """Say why the follower failed: on stderr, and through the file to the training."""
     print(f"sglang_instrument.live: {why}", file=sys.stderr)  # noqa: T201 - a program's message
     with contextlib.suppress(OSError):  # the file may be what failed
-        _append(folder, Told(run_id or "", failed=why))
+        _append(folder, ScalarsLine(run_id or "", failed=why))
 
 
-def _append(folder: Path, told: Told) -> None:
+def _append(folder: Path, line: ScalarsLine) -> None:
     """Append a line; the last one may be torn, by a kill or a full disk: end it first."""
     with (folder / "live" / "scalars.jsonl").open("a+b", buffering=0) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
         end = b"" if file.read(1) in (b"", b"\n") else b"\n"
-        file.write(end + msgspec.json.encode(told) + b"\n")
+        file.write(end + msgspec.json.encode(line) + b"\n")
 
 
 def _is_mine(lock: IO[bytes], is_wanted: Callable[[], bool]) -> bool:
-    """Return whether this process is the folder's follower; two would tell each step twice.
+    """Return whether this process is the folder's follower; two would write each step twice.
 
     It waits a moment: the follower of an earlier launch ends some seconds after its driver.
     """
@@ -138,14 +138,14 @@ def _is_mine(lock: IO[bytes], is_wanted: Callable[[], bool]) -> bool:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             time.sleep(_LOOK_SEC)
-        except OSError:  # a file system without locks: nothing worse than each step told twice
+        except OSError:  # a file system without locks: at worst, each step gets two lines
             return True
         else:
             return True
     return False
 
 
-def _lives(driver: int) -> Callable[[], bool]:
+def _alive_check(driver: int) -> Callable[[], bool]:
     """Return a function that says whether the process with this number still runs.
 
     A later process may get the same number, but it begins at another time. It is asked of the kernel, because

@@ -1,4 +1,4 @@
-"""Keep the state of one run that is followed: what was read, who is alive, which steps were analysed."""
+"""Keep the state of the run that is followed: its counts, its live processes, its analysed steps."""
 
 import os
 import time

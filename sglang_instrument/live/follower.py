@@ -29,7 +29,7 @@ class Follower:
     Args:
         logs: The run's folder, a folder of runs, or one that does not exist yet.
         run_id: Follow this run only, by its id or the begin of it; None: the newest one in the folder.
-        with_now: Whether to tell of the step in progress; without it, only of finished ones.
+        with_now: Whether snapshots have the step in progress; without it, only finished ones.
         with_done: Whether to analyse finished steps.
     """
 

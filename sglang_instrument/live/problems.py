@@ -9,6 +9,7 @@ from sglang_instrument.live.counting.counts import Counts, Process, StepKey, Wor
 from sglang_instrument.live.counting.parts import OpenNow, Part
 from sglang_instrument.live.state import Problem, ProblemKind
 from sglang_instrument.live.words import duration
+from sglang_instrument.plain_text import listed
 from sglang_instrument.schema import kind_of
 
 # A span hangs if it is open for so many times as long as the longest of its phase: of 1,250 steps of made
@@ -80,7 +81,7 @@ def open_now_of(part: Part, now_us: int) -> OpenNow | None:
 def is_dead(key: WorkerKey, process: Process, part: Part | None, now: Now) -> bool:
     """Return whether a process ended without closing its log, or fell silent with requests open.
 
-    Ray ends processes without a word: other roles than rollout workers die only in the middle of a step.
+    Processes that Ray ends close no log: one of another role than "worker" counts as dead only within a step.
     """
     if process.log_closed:
         return False
@@ -159,7 +160,7 @@ def _hang_sentence(
 
 
 def _stuck_barrier(now: Now, step: StepKey | None, parts: Mapping[WorkerKey, Part]) -> Iterator[Problem]:
-    """Yield a barrier at which all workers wait, so that nobody can free them."""
+    """Yield a barrier at which all workers wait, so that none can free the others."""
     open_parts = {key: part for key, part in parts.items() if key[0] == "worker" and not part.is_closed}
     if len(open_parts) < 2:
         return
@@ -232,5 +233,4 @@ def _problem(
 
 
 def _names(keys: Collection[WorkerKey]) -> str:
-    names = [f"{role} {worker}" for role, worker in sorted(keys)]
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    return listed([f"{role} {worker}" for role, worker in sorted(keys)], _NAMED)

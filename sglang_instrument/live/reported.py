@@ -1,18 +1,18 @@
 """Sum up what the engine reported of a step's calls, and which requests a filter threw away."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
-from sglang_instrument.analysis.reading.files import File, newest_run_filter
+from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.run.newest_records import newest_records
 from sglang_instrument.analysis.run.opening import Run
-from sglang_instrument.schema import LOG_OPENED
 
 #: A line without any of these holds nothing that is needed here.
-_MARKS: Final = (b'"cached_tokens"', b'"queue_time"', b'"weight_version"', b'"group_index"', b'"log_opened"')
+_NAMES: Final = ("cached_tokens", "queue_time", "weight_version", "group_index")
 
 
 class _Fields(msgspec.Struct, gc=False):
@@ -34,7 +34,7 @@ class _Line(msgspec.Struct, gc=False):
     extra: _Fields | None = None
 
 
-_DECODER: Final = msgspec.json.Decoder(_Line)
+_LINES: Final = msgspec.json.Decoder(_Line)
 
 
 @dataclass
@@ -71,7 +71,10 @@ def reported(run: Run, files: Sequence[File]) -> Reported:
     found = Reported()
     groups: dict[Any, set[str]] = defaultdict(set)
     dropped: set[Any] = set()
-    for fields in _lines(run, files):
+    for _, line in newest_records(run, files, _NAMES, _LINES):
+        if line.extra is None:
+            continue
+        fields = line.extra
         _add_call(found, fields)
         group = fields.group_index
         if isinstance(group, int) and fields.request_id is not None:
@@ -96,25 +99,6 @@ def _add_call(found: Reported, fields: _Fields) -> None:
     version = _version(fields.weight_version)
     if version is not None and fields.request_id is not None:
         found.versions[version] += 1
-
-
-def _lines(run: Run, files: Sequence[File]) -> Iterator[_Fields]:
-    """Yield the fields of records that the newest run wrote into some files."""
-    counts = newest_run_filter(run.files)
-    for file in files:
-        run_id = None
-        for chunk in run.read_lines(file):
-            for raw in chunk.split(b"\n"):
-                if not any(mark in raw for mark in _MARKS):
-                    continue
-                try:
-                    line = _DECODER.decode(raw)
-                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                    continue
-                if line.event == LOG_OPENED and line.extra is not None:
-                    run_id = line.extra.run_id
-                elif line.extra is not None and counts(file, run_id):
-                    yield line.extra
 
 
 def _number(value: Any) -> float | None:

@@ -104,9 +104,10 @@ def where_open(now: Now, key: WorkerKey, part: Part) -> dict[str, int]:
 
 
 def _split_engine(where: Counter[str], calls: Counter[str]) -> None:
-    """Tell of the requests in the engine where its schedulers have them; the others are on their way there.
+    """Split the requests in the engine into queue, prefill and decode, as its schedulers count them.
 
-    A server may work for others, too, and calls whose end was lost are known for ever: hence the cut.
+    The others are on their way there. The schedulers may count more: a server may work for other clients,
+    and a call whose end was lost counts for ever. So the counts are cut.
     """
     _cut(calls, where["engine"])
     where.update(calls)

@@ -1,10 +1,10 @@
-"""Hold what is known of a run at one moment: the follower makes it, everything else here reads it."""
+"""Define snapshots of a run: the follower makes them, everything else here reads them."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
-from sglang_instrument.live.forecasting.told import Forecast as Forecast
+from sglang_instrument.live.forecasting.result import Forecast as Forecast
 
 #: Where an open request, or the worker itself, is: the keys of `StepNow.open` and `WorkerNow.open`, in the
 #: order in which they are shown. `engine` is a generation call of which no scheduler tells whether it queues,

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from sglang_instrument.live.state import OpenRequest, Problem, Snapshot, StepDone, StepNow, WorkerNow
+from sglang_instrument.plain_text import listed
 
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _PARTS: Final = 6  # of the ledger that are shown; the others are summed up
@@ -58,7 +59,7 @@ def forecast(step: StepNow) -> str:
     if known is None or step.is_over:
         return ""
     given_up = [f"{short_id(request)} of worker {worker}" for worker, request in known.will_not_end]
-    said = f"{_named(given_up)} will not end" if given_up else ""
+    said = f"{listed(given_up, _NAMED)} will not end" if given_up else ""
     if known.is_stuck:
         return said
     ends = f"ends in {duration(known.low_sec)} to {duration(known.high_sec)}"
@@ -70,11 +71,6 @@ def forecast(step: StepNow) -> str:
 def short_id(text: str) -> str:
     """Return a text with the first 8 characters of each UUID in it: commands take the begin of an id."""
     return _UUID.sub(r"\1", text)
-
-
-def _named(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def problem(one: Problem, at_us: int) -> str:

@@ -121,7 +121,7 @@ def test_versions_that_go_back_have_no_staleness_and_are_said(
     [row] = asked(capsys, run.write(tmp_path))["steps"]
     assert (row["ahead"], row["known"], row["mean"], row["over"]) == (6, 0, None, None)
     assert main(["staleness", str(tmp_path)]) == 0
-    assert "versions went back after a restart, or a label lies" in capsys.readouterr().out
+    assert "versions went back after a restart, or a label is wrong" in capsys.readouterr().out
 
 
 def test_a_run_that_logs_nothing_of_it_says_what_would(

@@ -9,7 +9,7 @@ from live_writer import LiveRun
 
 from sglang_instrument.live.counting.parts import Part
 from sglang_instrument.live.follower import Follower
-from sglang_instrument.live.terminal.details import request_told
+from sglang_instrument.live.terminal.details import request_lines
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_request_whose_id_is_a_number_has_its_records(run, live):
     file.span("tool_execution", 2, 1, request_id=17, turn=0)
     file.open_now(3, {"tool_execution": 1}, [{"event": "tool_execution", "request_id": 17, "age_sec": 2}])
     step = live.catch_up().step
-    told = "\n".join(request_told(run.folder, step, step.oldest[0]))
+    told = "\n".join(request_lines(run.folder, step, step.oldest[0]))
     assert "tool_execution" in told.partition("now:")[0]
 
 

@@ -9,7 +9,7 @@ import polars as pl
 from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests
 from sglang_instrument.analysis.answers.join import callers, has_engine_logs
 from sglang_instrument.analysis.ledger.deciding_paths import Paths
-from sglang_instrument.analysis.run.cache import cached_table
+from sglang_instrument.analysis.run.cached_tables import cached_table
 from sglang_instrument.analysis.run.opening import Run
 
 _OF_CALLER: Final = ("step", "validate", "worker", "request_id", "turn", "called_us", "call_sec")
@@ -29,9 +29,7 @@ def call_times(run: Run) -> pl.DataFrame | None:
     """
     if not has_engine_logs(run):
         return None
-    if not run.cached:
-        return _made(run)
-    return cached_table(run.home, "call_times", run.files, lambda: _made(run))
+    return cached_table(run, "call_times", lambda: _made(run))
 
 
 def paths_of(run: Run, steps: Collection[int] | None = None) -> Paths:

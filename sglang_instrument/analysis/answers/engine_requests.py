@@ -16,7 +16,7 @@ from sglang_instrument.analysis.reading.engine_records import Record as Record
 from sglang_instrument.analysis.reading.engine_records import records_in as records_in
 from sglang_instrument.analysis.reading.engine_records import rids_of as rids_of
 from sglang_instrument.analysis.reading.files import newest_run_filter
-from sglang_instrument.analysis.run.cache import cached_table
+from sglang_instrument.analysis.run.cached_tables import cached_table
 from sglang_instrument.schema import LOG_OPENED
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class _EngineRequest:
 
     @property
     def _generated(self) -> int | None:
-        """Its tokens: of an aborted one for which nobody waited, those that it had when it was aborted."""
+        """Its tokens; those until its abort, if it was aborted and its caller did not wait for the end."""
         if self.completion_tokens is not None or self.aborted_at_tokens is None:
             return self.completion_tokens
         return max(0, self.aborted_at_tokens - (self.prompt_tokens or 0))
@@ -230,16 +230,14 @@ def _lacks_ends(requests: Mapping[str, _EngineRequest]) -> bool:
 
 def cached_engine_requests(run: Run) -> pl.DataFrame:
     """Return `engine_requests`, from the cache unless the run's files changed."""
-    if not run.cached:
-        return engine_requests(run)
-    return cached_table(run.home, "engine_requests", run.files, lambda: _read_requests(run, None, {}))
+    return cached_table(run, "engine_requests", lambda: _read_requests(run, None, {}))
 
 
 def called_requests(run: Run) -> pl.DataFrame:
     """Return `engine_requests` of all files; a dataset keeps it."""
     if not run.is_dataset:
         return _read_requests(run, run.files, {})
-    return cached_table(run.home, "called_requests", run.files, lambda: _read_requests(run, run.files, {}))
+    return cached_table(run, "called_requests", lambda: _read_requests(run, run.files, {}))
 
 
 def engine_files(run: Run) -> list[File]:

@@ -4,7 +4,7 @@ from typing import Final
 
 import polars as pl
 
-from sglang_instrument.analysis.run.cache import cached_table
+from sglang_instrument.analysis.run.cached_tables import cached_table
 from sglang_instrument.analysis.run.opening import Run
 
 _OF_STEP: Final = ["role", "step", "validate", "worker"]
@@ -69,11 +69,7 @@ def path_table(run: Run) -> pl.DataFrame:
     files = run.files_of(numbers)
     if not files:
         return pl.DataFrame(schema=_PATHS)
-
-    def make() -> pl.DataFrame:
-        return run.read_paths(numbers)
-
-    sums = cached_table(run.home, "event_paths", files, make) if run.cached else make()
+    sums = cached_table(run, "event_paths", lambda: run.read_paths(numbers), files)
     of_steps = sums.join(steps.select(_OF_STEP).unique(), on=_OF_STEP, how="semi")
     return (
         of_steps.group_by("step", "validate", "worker", "path", maintain_order=True)

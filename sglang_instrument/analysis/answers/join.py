@@ -9,11 +9,12 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.engine_requests import (
     cached_engine_requests,
+    engine_files,
     engine_requests,
     iter_records,
 )
 from sglang_instrument.analysis.answers.round_trips import ahead_us, of_worker
-from sglang_instrument.analysis.run.cache import cached_table
+from sglang_instrument.analysis.run.cached_tables import cached_table
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.digests.digest import Digest
@@ -42,7 +43,7 @@ _SLOW: Final = 2.0  # times the usual seconds per token
 
 def has_engine_logs(run: Run) -> bool:
     """Return whether any process of the engine wrote a log."""
-    return any(file.place is not None and file.place.folder == "engine" for file in run.files)
+    return bool(engine_files(run))
 
 
 def joined_calls(
@@ -119,7 +120,7 @@ def _stored_callers(run: Run, files: Sequence[File]) -> pl.DataFrame:
         (one.place.step, one.place.validate, one.place.worker) for one in files if one.place is not None
     ]
     wanted = pl.DataFrame(places, schema={name: _CALLS[name] for name in _PLACE}, orient="row")
-    every = cached_table(run.home, "callers", run.files, lambda: pl.DataFrame(schema=_CALLS))
+    every = cached_table(run, "callers", lambda: pl.DataFrame(schema=_CALLS))
     return every.join(wanted.unique(), on=_PLACE, how="semi", maintain_order="left")
 
 
@@ -130,7 +131,7 @@ def engine_request_table(run: Run) -> pl.DataFrame:
     before the first step have null. Clocks that round trips show to differ are aligned first (`round_trips`).
     """
     if run.is_dataset:
-        return cached_table(run.home, "placed_requests", run.files, lambda: _placed_requests(run))
+        return cached_table(run, "placed_requests", lambda: _placed_requests(run))
     return _placed_requests(run)
 
 

@@ -11,7 +11,7 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.engine_requests import Record, iter_records, rids_of
 from sglang_instrument.analysis.reading.files import controls_of
-from sglang_instrument.analysis.run.cache import cached_table
+from sglang_instrument.analysis.run.cached_tables import cached_table
 from sglang_instrument.analysis.run.clocks import clock_table
 from sglang_instrument.schema import EVENTS, LOG_OPENED
 
@@ -72,9 +72,7 @@ def round_trip_table(run: Run) -> pl.DataFrame:
         middle of the bounds; residual_sec: half their distance; same_clock: both run on one host and read the
         same clock: then offset and residual are 0.
     """
-    if not run.cached:
-        return _read_round_trips(run)
-    return cached_table(run.home, "round_trips", run.files, lambda: _read_round_trips(run))
+    return cached_table(run, "round_trips", lambda: _read_round_trips(run))
 
 
 def _read_round_trips(run: Run) -> pl.DataFrame:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def are_servers_alone(run: Run) -> bool:
-    """Return whether the engine's processes logged and nobody else: no step, worker or turn is known."""
+    """Return whether the engine's processes logged and no others: no step, worker or turn is known."""
     return has_engine_logs(run) and run.everything.steps.is_empty()
 
 

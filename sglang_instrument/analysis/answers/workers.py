@@ -1,4 +1,4 @@
-"""Show who waited for whom at barriers, and how much of the waiting each worker caused."""
+"""Show which workers waited for which at barriers, and how much of the waiting each worker caused."""
 
 import statistics
 from dataclasses import dataclass

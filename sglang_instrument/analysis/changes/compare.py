@@ -82,7 +82,7 @@ class Comparison:
         found = [self.differences.get(one.metric, Difference(None, None, 0)) for one in conditions]
         p_values = [one.p_value(asked.limit) for one, asked in zip(found, conditions, strict=True)]
         levels = holm(p_values, [1.0] * len(found))
-        return [_told(*each) for each in zip(conditions, found, p_values, levels, strict=True)]
+        return [_answer(*each) for each in zip(conditions, found, p_values, levels, strict=True)]
 
 
 _SCHEMA: Final = {
@@ -170,7 +170,7 @@ def _verdict(one: Difference, level: float) -> Verdict:
     return "too few steps"
 
 
-def _told(asked: Condition, one: Difference, p_value: float, level: float) -> dict[str, Any]:
+def _answer(asked: Condition, one: Difference, p_value: float, level: float) -> dict[str, Any]:
     low, high = one.interval(level) or (None, None)
     return {
         "condition": str(asked),

@@ -23,7 +23,7 @@ _MOST_CALLS: Final = 5_000  # that limits are tried on
 
 
 def admissions(starts: Sequence[float], ends: Sequence[float], limit: int | None) -> list[float]:
-    """Return when an engine that runs at most so many calls admitted each call; at its end at the latest."""
+    """Return when an engine that runs at most `limit` calls admitted each call: at its end at the latest."""
     if limit is None:
         return list(starts)
     running: list[float] = []

@@ -1,7 +1,7 @@
 """Estimate what more or fewer servers of the rollout would save: of the rollout, and of the loop. A model.
 
-Requests are replayed at so many equal servers behind a router that keeps them evenly busy. A rollout that
-ends sooner saves only what the trainer waits for it.
+Requests are replayed at that number of equal servers, behind a router that keeps them evenly busy. A rollout
+that ends sooner saves only the time for which the trainer waits for it.
 """
 
 import math

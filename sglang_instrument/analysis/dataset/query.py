@@ -82,7 +82,7 @@ def _answer(duckdb: Any, dataset: Path, statement: str, result: Path) -> pl.Data
             chosen = ", ".join(_plain(at, *column[:2]) for at, column in enumerate(columns, 1))
             connection.execute(f"COPY (SELECT {chosen} {rows}) TO {_quoted(result)} (FORMAT parquet)")
     except duckdb.Error as error:
-        raise InstrumentError(_told(error)) from None
+        raise InstrumentError(_message(error)) from None
     return pl.read_parquet(result, glob=False)
 
 
@@ -109,7 +109,7 @@ def _select(duckdb: Any, query: str) -> str:
     try:
         statements = duckdb.extract_statements(query)
     except duckdb.Error as error:
-        raise InstrumentError(_told(error)) from None
+        raise InstrumentError(_message(error)) from None
     if len(statements) != 1:
         raise InstrumentError(f"one query at a time, got {len(statements)} statements")
     if statements[0].type != duckdb.StatementType.SELECT:
@@ -162,7 +162,7 @@ def _quoted(path: Path) -> str:
     return "'" + str(path).replace("'", "''") + "'"
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """Return DuckDB's message in one line, without its drawing of the place; and which tables exist."""
     message = " ".join(str(error).partition("\n\nLINE ")[0].split())
     message = message.partition(" Candidate functions:")[0]

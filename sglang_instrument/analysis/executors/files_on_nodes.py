@@ -12,7 +12,7 @@ from typing import Final
 
 from sglang_instrument.collect import on_node
 from sglang_instrument.collect.by_ray import RayNode, RayNodes
-from sglang_instrument.collect.gather import CHUNK_BYTES, expanded, in_chunks, is_inside
+from sglang_instrument.collect.gather import CHUNK_BYTES, in_chunks, is_inside, pieces_of
 from sglang_instrument.collect.same_files import Offer, match
 
 _MOST_NODES: Final = 32  # asked at once
@@ -83,14 +83,12 @@ class FilesOnNodes:
         targets = {offer.path: folder / path for offer, path in own}
         chunks = list(in_chunks([(offer.path, 0, offer.size) for offer, _ in own], CHUNK_BYTES))
         answers = node.calls(on_node.send, ((self.where, chunk, True) for chunk in chunks))
-        for chunk, (codec, lengths, content) in zip(chunks, answers, strict=True):
-            parts = memoryview(expanded(codec, content, sum(lengths)))
-            for (path, begin, _), length in zip(chunk, lengths, strict=True):
+        for chunk, answer in zip(chunks, answers, strict=True):
+            for path, begin, piece in pieces_of(chunk, answer):
                 targets[path].parent.mkdir(parents=True, exist_ok=True)
                 with targets[path].open("r+b" if begin else "wb") as out:
                     out.seek(begin)
-                    out.write(parts[:length])
-                parts = parts[length:]
+                    out.write(piece)
 
     def _is_known(self, node: RayNode) -> bool:
         return node.name in self.nodes or node.name in self.absent

@@ -1,1 +1,1 @@
-"""Share out the time of steps: who decided how long they took, on what, and what the engine usually takes."""
+"""Share out the time of steps: which worker decided how long they took, on what, and how fast engines are."""

@@ -1,16 +1,15 @@
 """Make the loop of a run, with the weight updates that its training processes logged outside of any step."""
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-import orjson
+import msgspec
 import polars as pl
 
 from sglang_instrument.analysis.ledger.deciding_paths import Paths
 from sglang_instrument.analysis.ledger.loop import Loop
 from sglang_instrument.analysis.ledger.loop_lanes import Lanes
-
-if TYPE_CHECKING:
-    from sglang_instrument.analysis.run.opening import Run
+from sglang_instrument.analysis.run.newest_records import newest_records
+from sglang_instrument.analysis.run.opening import Run
 
 _ROLE: Final = "learner"  # it logs weight updates without a step where its trainer names none
 _EVENTS: Final = (
@@ -20,10 +19,24 @@ _EVENTS: Final = (
     "memory_release",
     "memory_resume",
 )
+
+
+class _Extra(msgspec.Struct, gc=False):
+    run_id: str | None = None
+
+
+class _Line(msgspec.Struct, gc=False):
+    event: str
+    start_us: int | None = None
+    duration_sec: float | None = None
+    extra: _Extra | None = None
+
+
+_LINES: Final = msgspec.json.Decoder(_Line)
 _OUTSIDE: Final = {"event": pl.String, "start_us": pl.Int64, "end_us": pl.Int64}
 
 
-def loop_of(run: "Run", paths: Paths | None = None) -> Loop:
+def loop_of(run: Run, paths: Paths | None = None) -> Loop:
     """Return the loop of a run.
 
     Args:
@@ -33,7 +46,7 @@ def loop_of(run: "Run", paths: Paths | None = None) -> Loop:
     return Loop(Lanes(Paths.of(run.digest) if paths is None else paths, run.everything, _outside(run)))
 
 
-def _outside(run: "Run") -> pl.DataFrame:
+def _outside(run: Run) -> pl.DataFrame:
     """Return the weight updates of the training process with the lowest rank, outside of any step."""
     if run.is_dataset:
         return pl.DataFrame(schema=_OUTSIDE)
@@ -41,19 +54,9 @@ def _outside(run: "Run") -> pl.DataFrame:
     files = [one for one in files if one.place and one.place.step is None and one.pruned_us is None]
     lowest = min((one.place.worker for one in files if one.place), default=0)
     files = [one for one in files if one.place and one.place.worker == lowest]
-    rows = []
-    for _, chunks in run.read_marked(files, _EVENTS):
-        for chunk in chunks:
-            rows += [row for line in chunk.splitlines() if (row := _row(line)) is not None]
+    rows = [
+        (line.event, line.start_us, line.start_us + round(line.duration_sec * 1e6))
+        for _, line in newest_records(run, files, _EVENTS, _LINES)
+        if line.event in _EVENTS and line.start_us is not None and line.duration_sec is not None
+    ]
     return pl.DataFrame(rows, schema=_OUTSIDE, orient="row")
-
-
-def _row(line: bytes) -> tuple[str, int, int] | None:
-    """Return event, start and end of a weight update; None for another line, or one that cannot be read."""
-    try:
-        record: Any = orjson.loads(line)
-        start_us, took = int(record["start_us"]), float(record["duration_sec"])
-        event = record["event"]
-    except (ValueError, TypeError, KeyError):
-        return None
-    return (event, start_us, start_us + round(took * 1e6)) if event in _EVENTS else None

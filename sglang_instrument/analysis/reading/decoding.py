@@ -5,7 +5,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-_Kind = TypeVar("_Kind", bound=msgspec.Struct)
+_Kind = TypeVar("_Kind")
 _INVALID: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 

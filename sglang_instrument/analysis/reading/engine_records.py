@@ -82,6 +82,11 @@ def number(value: Any) -> int | None:
     return value if type(value) is int else None
 
 
+def count(value: Any) -> int | None:
+    """Return an integer that is not negative; None for anything else."""
+    return value if type(value) is int and value >= 0 else None
+
+
 def tokens_of(rid: str, record: Record) -> int | None:
     """Return the tokens of prompt and reply that a record of several requests logs of this one."""
     fields = record.extra or Fields()

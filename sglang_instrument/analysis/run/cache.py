@@ -7,7 +7,7 @@ cache can be written, there is none.
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,6 @@ from sglang_instrument.analysis.digests.file_sources import join_digests, key_of
 from sglang_instrument.analysis.digests.stored_digest import (
     VERSION,
     load_digest,
-    read_table,
     save_digest,
     save_table,
 )
@@ -31,7 +30,7 @@ from sglang_instrument.analysis.run.logged_runs import find_run_id
 from sglang_instrument.analysis.run.pruned import with_pruned
 from sglang_instrument.errors import LogError
 
-_WORTHWHILE_BYTES: Final = 4 * 1024 * 1024  # smaller runs are read each time and get no cache
+_WORTHWHILE_BYTES: Final = 4 * 1024 * 1024
 #: The folder of a dataset that keeps a run's digest in place of its log. Spark skips such names.
 _STORED: Final = "_digest"
 
@@ -76,7 +75,7 @@ def read_everything(
 
 def _read_log(executor: Executor, progress: Progress | None, cached: bool) -> tuple[list[File], Digest]:
     files = executor.list_files()
-    worthwhile = cached and sum(file.size for file in files) >= _WORTHWHILE_BYTES
+    worthwhile = cached and is_worthwhile(files)
     known, old = _load(executor.home) if worthwhile else ([], concat_digests([]))
     # What could not be read may have been on a node that has come back.
     unchanged = {key_of(file): file for file in known if file.unreadable is None}
@@ -112,6 +111,11 @@ def _with_launches(files: Sequence[File], steps: pl.DataFrame) -> pl.DataFrame:
     return steps.with_columns(launch=numbers.gather(steps["source"]))
 
 
+def is_worthwhile(files: Sequence[File]) -> bool:
+    """Return whether files are large enough for a cache; smaller ones are read each time."""
+    return sum(file.size for file in files) >= _WORTHWHILE_BYTES
+
+
 def is_dataset(folder: Path) -> bool:
     """Return whether a folder holds a run as a dataset, without its log."""
     return (folder / _STORED).is_dir()
@@ -136,15 +140,15 @@ def store_digest(folder: Path, files: list[File], digest: Digest, tables: Mappin
     home = folder / _STORED
     home.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
-        save_table(home, name, _token(files), table)
+        save_table(home, name, state_of(files), table)
     save_digest(home, files, digest)
 
 
 def writable_home(folder: Path, files: Sequence[File]) -> Path | None:
     """Return the folder for a run's cache; None if none can be written, or the run is too small for one."""
-    if sum(file.size for file in files) < _WORTHWHILE_BYTES:
+    if not is_worthwhile(files):
         return None
-    for home in _homes(folder):
+    for home in homes(folder):
         try:
             home.mkdir(parents=True, exist_ok=True)
         except OSError:
@@ -154,19 +158,19 @@ def writable_home(folder: Path, files: Sequence[File]) -> Path | None:
     return None
 
 
-def _homes(folder: Path) -> list[Path]:
+def homes(folder: Path) -> list[Path]:
     """Return the folders in which a cache may lie: the run's own, then the user's cache folder."""
     if is_dataset(folder):
         return [folder / _STORED]
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
-    homes = [folder / ".cache", root / "sglang-instrument" / name]
+    both = [folder / ".cache", root / "sglang-instrument" / name]
     # polars cannot open a file whose name is not UTF-8.
-    return [home for home in homes if str(home).encode(errors="ignore") == os.fsencode(home)]
+    return [home for home in both if str(home).encode(errors="ignore") == os.fsencode(home)]
 
 
 def _load(folder: Path) -> tuple[list[File], Digest]:
-    for home in _homes(folder):
+    for home in homes(folder):
         try:
             return load_digest(home)
         except (OSError, ValueError, msgspec.MsgspecError, pl.exceptions.PolarsError):
@@ -175,7 +179,7 @@ def _load(folder: Path) -> tuple[list[File], Digest]:
 
 
 def _save(folder: Path, files: list[File], digest: Digest) -> None:
-    for home in _homes(folder):
+    for home in homes(folder):
         try:
             save_digest(home, files, digest)
         except (OSError, pl.exceptions.PolarsError):
@@ -183,37 +187,7 @@ def _save(folder: Path, files: list[File], digest: Digest) -> None:
         return
 
 
-def cached_table(
-    folder: Path, name: str, files: Sequence[File], make: Callable[[], pl.DataFrame]
-) -> pl.DataFrame:
-    """Return a table made from some files of a run: the cached one, or a new one, which is then cached.
-
-    Args:
-        folder: The run's folder.
-        name: The table's name in the cache.
-        files: The files it is made from; if one of them changed, it is made again.
-        make: Makes the table.
-    """
-    if sum(file.size for file in files) < _WORTHWHILE_BYTES and not is_dataset(folder):
-        return make()
-    token = _token(files)
-    for home in _homes(folder):
-        try:
-            return read_table(home / f"{name}-{token}.parquet")
-        except (OSError, pl.exceptions.PolarsError):
-            continue
-    table = make()
-    for home in _homes(folder):
-        try:
-            home.mkdir(parents=True, exist_ok=True)
-            save_table(home, name, token, table)
-        except (OSError, pl.exceptions.PolarsError):
-            continue
-        break
-    return table
-
-
-def _token(files: Sequence[File]) -> str:
+def state_of(files: Sequence[File]) -> str:
     """Return a name for the state of some files."""
     state = repr((VERSION, [(key_of(file), file.runs) for file in files]))
     return hashlib.sha256(state.encode()).hexdigest()[:12]

@@ -6,6 +6,7 @@ from pathlib import Path
 from sglang_instrument.analysis.reading.folders import is_run_folder
 from sglang_instrument.analysis.run.cache import is_dataset
 from sglang_instrument.errors import LogError
+from sglang_instrument.plain_text import listed
 
 
 def find_run(path: Path) -> Path:
@@ -45,5 +46,4 @@ def _nearest(path: Path) -> str:
 
 
 def _joined(root: Path, names: list[str]) -> str:
-    shown = ", ".join(str(root / name) for name in names[:20])
-    return shown + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    return listed([str(root / name) for name in names], 20)

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from sglang_instrument.plain_text import listed
+
 _NAMED: Final = 3  # names in a sentence; --json lists all
 
 
@@ -130,9 +132,7 @@ def _name_gap(gap: tuple[int, int]) -> str:
 
 def _listed(names: Iterable[str]) -> str:
     """Return the first names, and how many others there are."""
-    every = list(names)
-    rest = len(every) - _NAMED
-    return ", ".join(every[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    return listed(list(names), _NAMED)
 
 
 def _plural(count: int, noun: str) -> str:

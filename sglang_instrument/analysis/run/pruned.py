@@ -2,7 +2,7 @@
 
 Each call of `prune` adds a folder to `.pruned` and never changes one: so it needs no other call, an
 interrupted one loses nothing, and `collect` can bring it along. A log file that is there wins over what is
-kept of it: where a deletion was interrupted, or somebody put the file back.
+kept of it: where a deletion was interrupted, or the file was put back.
 """
 
 from collections.abc import Sequence

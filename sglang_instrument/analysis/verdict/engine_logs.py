@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.call_times import call_times
+from sglang_instrument.analysis.answers.routing.conversations import CACHE_KNOWN
 from sglang_instrument.analysis.verdict.advice import advice_of
 from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds
 
@@ -29,14 +30,16 @@ def with_engine_logs(run: "Run", found: list[Finding]) -> list[Finding]:
     queue_sec; cached, the share of the prompts that was in the cache; decode_token_sec, the seconds a token.
     """
     calls = call_times(run) if any(map(_is_slow_engine, found)) else None
-    return found if calls is None else [_told(one, calls) if _is_slow_engine(one) else one for one in found]
+    if calls is None:
+        return found
+    return [_with_engine_times(one, calls) if _is_slow_engine(one) else one for one in found]
 
 
 def _is_slow_engine(finding: Finding) -> bool:
     return finding.cause == "engine" and finding.scope == "worker"
 
 
-def _told(finding: Finding, calls: pl.DataFrame) -> Finding:
+def _with_engine_times(finding: Finding, calls: pl.DataFrame) -> Finding:
     workers = _by_worker(calls.filter(step=finding.step, validate=finding.validate))
     mine = workers.filter(worker=finding.worker).to_dicts()
     others = workers.filter(pl.col("worker") != finding.worker)
@@ -54,8 +57,7 @@ def _told(finding: Finding, calls: pl.DataFrame) -> Finding:
 
 def _by_worker(calls: pl.DataFrame) -> pl.DataFrame:
     """Return the numbers of each worker's calls."""
-    has_cache = pl.col("cached_tokens").is_not_null() & (pl.col("prompt_tokens") > 0)
-    cached, prompts = (pl.col(name).filter(has_cache).sum() for name in ("cached_tokens", "prompt_tokens"))
+    cached, prompts = (pl.col(name).filter(CACHE_KNOWN).sum() for name in ("cached_tokens", "prompt_tokens"))
     wrote = pl.col("completion_tokens") > 1
     return calls.group_by("worker").agg(
         pl.col("queue_sec", "call_sec").median(),

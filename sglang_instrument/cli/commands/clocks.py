@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sglang_instrument.cli.numbers import count
 from sglang_instrument.cli.tables import print_line
+from sglang_instrument.plain_text import listed
 
 if TYPE_CHECKING:
     import polars as pl
@@ -56,6 +57,4 @@ def _drifts(row: dict[str, Any]) -> str:
 
 
 def _listed(rows: Sequence[dict[str, Any]]) -> str:
-    names = [row["process"] for row in rows]
-    rest = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return ", ".join(names[:_MOST]) + rest
+    return listed([row["process"] for row in rows], _MOST)

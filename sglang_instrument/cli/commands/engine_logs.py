@@ -113,7 +113,7 @@ def show_engine_requests(opened: Run, args: argparse.Namespace) -> int:
         for row in rows
     ]
     print_table(REQUESTS, shown, title=title)
-    print_line(told(engine_summary_of(requests)))
+    print_line(engine_line(engine_summary_of(requests)))
     if alone:
         print_line(f"{ALONE}; these are the engine's requests, by rid: a turn of a rollout is one of them")
     return 0
@@ -214,7 +214,7 @@ def print_calls(calls: list[dict[str, Any]]) -> None:
     print_table(CALLS, shown, title="\nwhat SGLang's own processes logged for each call")
 
 
-def told(engine: dict[str, Any]) -> str:
+def engine_line(engine: dict[str, Any]) -> str:
     """Return a summary of the engine as a line for people."""
     if None in engine["shares"].values():
         return f"engine: {engine['requests']:,} requests, whose ends were not logged: {_UNKNOWN}"

@@ -72,8 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print lengths by step and rewards by length."""
-    import polars as pl
-
     from sglang_instrument.analysis.answers.lengths import (
         length_table,
         reward_by_length,
@@ -84,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress)
         steps = select.steps_of(opened, args)
-        chosen = opened.digest.filter((pl.col("validate") == args.validate) & select.within(steps))
+        chosen = opened.digest.filter(select.chosen(args, steps))
         lengths, rewards = length_table(chosen).to_dicts(), reward_by_length(chosen).to_dicts()
         speculation: dict[str, list[dict[str, Any]]] = {}
         if args.speculation:

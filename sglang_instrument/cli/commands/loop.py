@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
     where = select.named(select.steps_of(opened, args))
     _print_steps(f"{opened.name}{where}: {_WORDS[shape]}", steps.to_dicts())
     _print_sides(ledger.to_dicts())
-    for line in _told(shape, mean):
+    for line in _sentences(shape, mean):
         print_line(line)
     if replicas is not None:
         _print_replicas(replicas, steps["step"].to_list())
@@ -212,7 +212,7 @@ def _print_replicas(replicas: Replicas, steps: list[int]) -> None:
         print_line(line)
 
 
-def _told(shape: str | None, mean: dict[str, Any]) -> list[str]:
+def _sentences(shape: str | None, mean: dict[str, Any]) -> list[str]:
     """Return in words which side waits, and what runs behind what."""
     lines = []
     waits = [

@@ -101,7 +101,7 @@ def _progress(say: Any) -> Any:
 
 
 def _agreed() -> bool:
-    """Ask a person; without a terminal, nobody agrees."""
+    """Ask a person; without a terminal, the answer is no."""
     if not is_terminal():
         return False
     try:

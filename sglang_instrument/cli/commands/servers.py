@@ -94,8 +94,6 @@ def _slices(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Print a row for each server, how balanced they are and where conversations went."""
-    import polars as pl
-
     from sglang_instrument.analysis.answers.routing.conversations import affinity, followed_calls
     from sglang_instrument.analysis.answers.routing.load import (
         balance,
@@ -116,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         opened = select.open_logs(args, args.logs, progress)
         steps = select.steps_of(opened, args) if args.step else None
         every = server_calls(opened)
-        calls = every.filter((pl.col("validate") == args.validate) & select.within(steps))
+        calls = every.filter(select.chosen(args, steps))
         samples = server_samples(opened, calls)
         table = server_table(calls, samples)
         told, kept = balance(table), affinity(followed_calls(calls))

@@ -1,4 +1,4 @@
-"""Show how stale samples are when the trainer takes them, and what waits for it."""
+"""Show how stale samples are when the trainer takes them, and which samples wait for the trainer."""
 
 from __future__ import annotations
 

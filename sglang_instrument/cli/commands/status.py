@@ -10,6 +10,7 @@ from sglang_instrument.cli.columns import NOTHING, Cell, Column
 from sglang_instrument.cli.numbers import count
 from sglang_instrument.cli.select import LOGS_HELP
 from sglang_instrument.cli.tables import print_json, print_line, print_table
+from sglang_instrument.plain_text import listed
 
 HELP: Final = """\
 Show the processes that instrumentation reached, during a run or after it: is each one patched, does it
@@ -161,4 +162,4 @@ def _left_out(described: RunProcesses) -> Iterator[str]:
 def _named(names: Sequence[str], processes: Mapping[str, object]) -> str:
     if len(names) == len(processes) > 1:
         return f"all {len(names)} processes"
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return listed(names, 8)

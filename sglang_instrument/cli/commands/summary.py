@@ -147,13 +147,13 @@ def run(args: argparse.Namespace) -> int:
     if verdict.advice:
         print_told("advice", verdict.advice.replace("LOGS", shlex.quote(str(args.logs))))
     if engine:
-        print_line(engine_logs.told(engine))
+        print_line(engine_logs.engine_line(engine))
     print_told("log", opened.health.sentence())
     return 0
 
 
 def _are_unbound(opened: Run) -> bool:
-    """Return whether nobody bound a step: the only one is 0, where records outside of any step are, too."""
+    """Return whether the program bound no step: the only step is 0, that of records without one."""
     steps = opened.digest.steps.filter(validate=False)["step"].unique().to_list()
     return steps == [0]
 
@@ -195,13 +195,10 @@ def _summarise(opened: Run, validate: bool, chosen: list[int] | None) -> _Summar
 
 
 def _periods(opened: Run, args: argparse.Namespace, chosen: list[int] | None) -> list[_Row]:
-    import polars as pl
-
     from sglang_instrument.analysis.answers.call_times import paths_of
     from sglang_instrument.analysis.long_runs.periods import period_table
 
-    wanted = (pl.col("validate") == args.validate) & select.within(chosen)
-    return period_table(opened, paths_of(opened), args.by, wanted).to_dicts()
+    return period_table(opened, paths_of(opened), args.by, select.chosen(args, chosen)).to_dicts()
 
 
 def _print_json(

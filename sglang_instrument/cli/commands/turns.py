@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sglang_instrument.cli import select
 from sglang_instrument.cli.columns import NOTHING, Column
 from sglang_instrument.cli.commands import engine_logs
 from sglang_instrument.cli.tables import print_json, print_line, print_table, reading
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from sglang_instrument.analysis.run.opening import Run
 
 HELP: Final = """\
 Show the turns of the requests: how many requests reach each turn, its time in the engine and in tools.
@@ -57,21 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tools", action="store_true", help="also tools and interactions by name")
 
 
-def _calls(opened: Run, args: argparse.Namespace, steps: Sequence[int] | None) -> pl.DataFrame:
-    """Return the engine calls of the chosen steps and worker."""
-    import polars as pl
-
-    from sglang_instrument.analysis.answers.routing.server_calls import server_calls
-
-    calls = server_calls(opened).filter((pl.col("validate") == args.validate) & select.within(steps))
-    return calls if args.worker is None else calls.filter(pl.col("worker") == args.worker)
-
-
 def run(args: argparse.Namespace) -> int:
     """Print the turns, how many requests took each number of turns, and with --tools the tools."""
-    import polars as pl
-
     from sglang_instrument.analysis.answers.routing.conversations import cached_by_turn, with_cached
+    from sglang_instrument.analysis.answers.routing.server_calls import server_calls
     from sglang_instrument.analysis.answers.routing.words import no_cache_words
     from sglang_instrument.analysis.answers.servers import are_servers_alone, calls_as_turn
     from sglang_instrument.analysis.answers.turns import tool_table, turn_counts, turn_table
@@ -79,10 +62,8 @@ def run(args: argparse.Namespace) -> int:
     with reading() as progress:
         opened = select.open_logs(args, args.logs, progress)
         steps = select.steps_of(opened, args)
-        chosen = opened.digest.filter((pl.col("validate") == args.validate) & select.within(steps))
-        if args.worker is not None:
-            chosen = chosen.filter(pl.col("worker") == args.worker)
-        calls = _calls(opened, args, steps)
+        chosen = opened.digest.filter(select.chosen(args, steps))
+        calls = server_calls(opened).filter(select.chosen(args, steps))
         by_step = with_cached(
             turn_table(chosen, by_step=True), cached_by_turn(calls, by_step=True)
         ).to_dicts()

@@ -1,4 +1,4 @@
-"""Follow a run while it runs: what it does now, who waits for whom, what hangs."""
+"""Follow a run while it runs: what it does now, which worker waits for which, what hangs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from sglang_instrument.cli.columns import Column, Styled
 from sglang_instrument.cli.tables import print_json, print_line, print_table, print_told
 from sglang_instrument.errors import LogError
+from sglang_instrument.live import words
 
 if TYPE_CHECKING:
     from sglang_instrument.live.state import Snapshot
@@ -59,8 +60,8 @@ _DONE: Final = (
     Column("step", "its number"),
     Column("duration", "of its slowest worker", "time"),
     Column("requests", "how many", "count"),
-    Column("p50", "half of its requests took at most so long", "time", gives_way=2),
-    Column("p99", "99 % of its requests took at most so long", "time", gives_way=1),
+    Column("p50", "half of its requests took at most this long", "time", gives_way=2),
+    Column("p99", "99 % of its requests took at most this long", "time", gives_way=1),
     Column("straggler", "the worker that the others waited for"),
     Column("waited", "the time that they waited for it, summed over the workers", "time"),
     Column("mostly", "the largest part of its ledger; `summary --step N` has all"),
@@ -141,8 +142,6 @@ def _once(logs: Path, as_json: bool) -> int:
 
 
 def _print(snapshot: Snapshot) -> None:
-    from sglang_instrument.live import words
-
     which = "" if snapshot.run_id is None else f" (run {snapshot.run_id})"
     print_told(f"{snapshot.logs}{which}", words.headline(snapshot))
     if snapshot.step is not None and (said := words.forecast(snapshot.step)):
@@ -159,8 +158,6 @@ def _print(snapshot: Snapshot) -> None:
 
 
 def _print_workers(snapshot: Snapshot) -> None:
-    from sglang_instrument.live import words
-
     shown = sorted(snapshot.workers, key=lambda one: one.state not in ("hangs", "dead"))[:_SHOWN]
     rows = [
         (
@@ -183,8 +180,6 @@ def _print_workers(snapshot: Snapshot) -> None:
 
 
 def _print_requests(snapshot: Snapshot) -> None:
-    from sglang_instrument.live import words
-
     oldest = snapshot.step.oldest[:_SHOWN] if snapshot.step is not None else ()
     rows = [
         (one.request_id, str(one.worker), words.request_turn(one), one.event, one.age_sec, one.tokens)
@@ -195,8 +190,6 @@ def _print_requests(snapshot: Snapshot) -> None:
 
 
 def _print_done(snapshot: Snapshot) -> None:
-    from sglang_instrument.live import words
-
     rows = [
         (
             str(one.step) if not one.validate else words.named_step(one),

@@ -15,7 +15,7 @@ from sglang_instrument.live.counting.parts import (
     Part,
     RequestBudget,
     end_us,
-    open_now_of,
+    parse_open_now,
     start_us,
 )
 from sglang_instrument.live.counting.tail import TailedFile
@@ -266,7 +266,7 @@ class Counts:
             writer.process.lost += max(0, dropped - writer.dropped)
             writer.dropped = dropped
         elif line.event == OPEN_NOW:
-            part.open_now = open_now_of(extra, end_us(line))
+            part.open_now = parse_open_now(extra, end_us(line))
             part.is_closed = False  # a step of an asynchronous trainer may go on after its end
         elif line.event == OPEN_SPANS:
             part.take_report(extra.spans or [], end_us(line))

@@ -229,7 +229,7 @@ def _reported(span: Any, at_us: int) -> tuple[SpanKey | None, OpenSpan | None]:
     return key, OpenSpan(at_us - round(span["age_sec"] * 1e6), frame)
 
 
-def open_now_of(extra: Extra, at_us: int) -> OpenNow:
+def parse_open_now(extra: Extra, at_us: int) -> OpenNow:
     """Return the fields of an `open_now` record; what has another type than ours is left out."""
     oldest = extra.oldest if isinstance(extra.oldest, list) else []
     phases = extra.phases if isinstance(extra.phases, dict) else {}

@@ -38,7 +38,7 @@ class TailedFile:
     `inode`, `size` and `mtime` are those of the last look, `mtime` in seconds; `resets` counts how often the
     file was found cut or replaced, `reads` how often something was read. `was_there` says that the file is
     older than we are, `due` when to look again, `read_whole` when nothing was left (both monotonic). `owner`
-    belongs to whoever consumes the lines.
+    belongs to the consumer of the lines.
     """
 
     path: str

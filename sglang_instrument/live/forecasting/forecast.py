@@ -10,7 +10,7 @@ from scipy.special import ndtr, ndtri, stdtrit
 from sglang_instrument.live.forecasting.ending import Ending, ending_of
 from sglang_instrument.live.forecasting.hanging import hanging
 from sglang_instrument.live.forecasting.history import PastStep, StepSoFar
-from sglang_instrument.live.forecasting.told import Forecast
+from sglang_instrument.live.forecasting.result import Forecast
 from sglang_instrument.live.forecasting.usual import Usual
 
 _CHANCE: Final = 0.8  # that a step ends within its interval

@@ -8,7 +8,7 @@ import numpy as np
 from sglang_instrument.live.forecasting.history import PastStep, StepSoFar
 
 _BEYOND_SEC: Final = 6.5  # a follower is 3 s behind: a request is named within 10 s after it left the range
-_FEW_STEPS: Final = 3  # with fewer, nobody knows how much the longest span differs from step to step
+_FEW_STEPS: Final = 3  # with fewer, the spread of the longest span is not known
 _FEW_TIMES: Final = 2.0  # the longest: the limit then
 _DEVIATIONS: Final = 3.0  # above the mean of the longest span of each step
 

@@ -39,7 +39,7 @@ class Durations:
 
     @classmethod
     def of(cls, sec: Floats) -> "Durations":
-        """Return what durations let expect."""
+        """Return how likely durations are, given some that were observed."""
         counts = np.bincount(_cells(sec), minlength=_CELLS).astype(float)
         kernel = np.exp(-0.5 * (np.arange(-_KERNEL_REACH, _KERNEL_REACH + 1) / _BANDWIDTH) ** 2)
         smooth = np.convolve(counts, kernel / kernel.sum(), mode="same") / len(sec)

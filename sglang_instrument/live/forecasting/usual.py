@@ -1,4 +1,4 @@
-"""Say what earlier steps let expect of the next: how long requests take, and how much that varies."""
+"""Derive from earlier steps what is usual: how long requests take, and how much that varies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -126,7 +126,7 @@ def _of_last_step(step: StepDone | None) -> Iterator[Metric]:
     yield _gauge("last_step_seconds", "How long it took.", (), [((), one.duration_sec)])
     parts = [((part,), sec) for part, sec in one.ledger.items()]
     yield _gauge("last_step_part_seconds", "Its ledger: what its time was spent on.", ("part",), parts)
-    text = "Of its requests, half, or 99 %, took at most so long."
+    text = "Half, or 99 %, of its requests took at most this long."
     yield _gauge("last_step_request_seconds", text, ("quantile",), quantiles)
     text = "Worker time that others spent in waiting for its straggler."
     yield _gauge("last_step_straggler_seconds", text, ("worker",), straggler)

@@ -24,7 +24,7 @@ def serve(logs: Path, run_id: str | None, address: str, say: Callable[[str], Non
         logs: The run's folder, or a folder of runs.
         run_id: Which run of the folder; None: the newest.
         address: As `address_of` reads it.
-        say: Is told at the start where it listens, and who can read it.
+        say: Called at the start with lines that say where it listens, and which machines can read it.
 
     Raises:
         LogError: Nothing can listen there.

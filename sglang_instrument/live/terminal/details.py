@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from sglang_instrument.analysis.reading.chunks import whole_lines
 from sglang_instrument.analysis.reading.folders import place_of
 from sglang_instrument.analysis.reading.lines import Line, Rejects, decode
 from sglang_instrument.live.children import environment
@@ -18,13 +19,12 @@ from sglang_instrument.plain_text import plain
 from sglang_instrument.regular_files import open_regular
 from sglang_instrument.schema import CONTROL_EVENTS
 
-_PIECE_BYTES: Final = 4 * 2**20
 _MOST_BYTES: Final = 512 * 2**20  # of a worker's file that are searched, the last ones
 _LEAST_SEC: Final = 0.001  # shorter spans are left out: a person looks for where the time went
 _FINDINGS: Final = 5
 
 
-def request_told(logs: Path, step: StepNow, one: OpenRequest) -> Iterator[str]:
+def request_lines(logs: Path, step: StepNow, one: OpenRequest) -> Iterator[str]:
     """Yield lines that tell what a request did so far: when, for how long, in which turn.
 
     Args:
@@ -55,9 +55,11 @@ def _records_of(logs: Path, step: StepNow, one: OpenRequest) -> Iterator[Line]:
         if place is None or place.worker != one.worker:
             continue
         try:
-            for piece in _pieces(path):
-                found = [line for line in piece.split(b"\n") if wanted in line]
-                yield from (line for line in decode(b"\n".join(found), Rejects()) if _is_of(line, one))
+            with open_regular(path) as stream:
+                stream.seek(max(0, stream.seek(0, 2) - _MOST_BYTES))
+                for chunk in whole_lines(stream):
+                    found = [line for line in chunk.split(b"\n") if wanted in line]
+                    yield from (line for line in decode(b"\n".join(found), Rejects()) if _is_of(line, one))
         except OSError:
             continue
 
@@ -66,17 +68,7 @@ def _is_of(line: Line, one: OpenRequest) -> bool:
     return line.extra is not None and str(line.extra.request_id) == one.request_id
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
-    """Yield the whole lines of a file, some at a time."""
-    with open_regular(path) as stream:
-        stream.seek(max(0, stream.seek(0, 2) - _MOST_BYTES))
-        rest = b""
-        while piece := stream.read(_PIECE_BYTES):
-            whole, _, rest = (rest + piece).rpartition(b"\n")
-            yield whole
-
-
-def verdict_told(logs: str) -> list[str]:
+def verdict_lines(logs: str) -> list[str]:
     """Return lines with the verdict so far and its findings: those of `summary`, in a process of its own."""
     asked = [sys.executable, "-m", "sglang_instrument.cli.main", "summary", logs, "--json"]
     done = subprocess.run(asked, env=environment(), capture_output=True, check=False)  # noqa: S603 - our own command

@@ -90,10 +90,10 @@ class WorkerScreen(ToldScreen):
         self.set_interval(_DRAW_SEC, self._draw)
 
     def _draw(self) -> None:
-        self.tell(worker_told(self._snapshot(), self._role, self._worker))
+        self.tell(worker_lines(self._snapshot(), self._role, self._worker))
 
 
-def worker_told(snapshot: Snapshot, role: str, worker: int) -> list[str]:
+def worker_lines(snapshot: Snapshot, role: str, worker: int) -> list[str]:
     """Return what is known of a worker, in lines."""
     one = next((one for one in snapshot.workers if (one.role, one.worker) == (role, worker)), None)
     if one is None:
@@ -137,7 +137,7 @@ class RequestScreen(ToldScreen):
 
     @work(thread=True)
     def _read(self) -> None:
-        told = list(details.request_told(self._logs, self._step, self._one))
+        told = list(details.request_lines(self._logs, self._step, self._one))
         self.app.call_from_thread(self.tell, told)
 
 
@@ -151,11 +151,11 @@ class VerdictScreen(ToldScreen):
         self._logs = logs
 
     def on_mount(self) -> None:
-        """Ask for it beside the drawing."""
+        """Ask for it in a thread of its own."""
         self.tell(["reading the whole run ..."])
         self._read()
 
     @work(thread=True)
     def _read(self) -> None:
-        told = details.verdict_told(self._logs)
+        told = details.verdict_lines(self._logs)
         self.app.call_from_thread(self.tell, told)

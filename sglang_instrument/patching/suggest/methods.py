@@ -1,4 +1,4 @@
-"""Read a class, or the functions of a module, and find who calls whom and who reaches the engine."""
+"""Read a class, or the functions of a module, and find which calls which, and which reach the engine."""
 
 from __future__ import annotations
 

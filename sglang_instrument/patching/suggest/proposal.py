@@ -247,7 +247,7 @@ def _propose_call(function: FunctionDef, name: str, call: CallSite, found: Propo
 
 
 def _reply_of(spot: Spot) -> str | None:
-    """Return the local that a statement gives what it asked for."""
+    """Return the local variable that gets the reply."""
     statement = spot.statement
     if isinstance(statement, ast.Return):
         return "result"

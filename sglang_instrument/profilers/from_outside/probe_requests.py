@@ -1,4 +1,4 @@
-"""Send an engine a few requests, so that it has something to record when nobody else uses it."""
+"""Send an engine a few requests, so that it has something to record when no other client uses it."""
 
 from __future__ import annotations
 

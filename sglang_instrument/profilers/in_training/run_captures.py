@@ -90,7 +90,7 @@ class Captures:
         return bool(files) and not by_stage and all(file.whole for file in files)
 
     def stop_all(self) -> None:
-        """Stop all that records: nobody will do it later."""
+        """Stop all that records: nothing else does it later."""
         for step in list(self._open):
             self.end(step)
 
@@ -98,7 +98,7 @@ class Captures:
         self, name: str, step: int, worker: int, engines_found: EnginesFound, facts: dict[str, Any]
     ) -> _Capture | None:
         options = self._plan.options.with_(profile_id=name)
-        if facts:  # nobody stops what a slow request began
+        if facts:  # no step stops a capture that a slow request began
             options = options.with_(num_steps=options.num_steps or DEFAULT_STEPS)
         engines = self._mine(engines_found.engines, worker)
         workers = self._chosen(engines_found) if not engines_found.engines else []

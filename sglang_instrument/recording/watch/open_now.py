@@ -102,7 +102,7 @@ def _newest_first() -> Iterator[list[Span]]:
 
 
 def _oldest_last(most: int) -> Iterator[list[Span]]:
-    """Yield the oldest spans, at most so many, in parts: the oldest come last."""
+    """Yield the oldest spans, at most `most`, in parts: the oldest come last."""
     oldest: list[Span] = []
     for part in _in_parts(iter):
         oldest += part

@@ -26,7 +26,7 @@ Place = tuple[int, int | None, bool, str]
 
 
 class Reward(NamedTuple):
-    """A number that somebody gave: the name of what, when, and the number."""
+    """A reward: the name of the event that gave it, when, and the number."""
 
     name: str
     at_us: int

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
-from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests
+from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, engine_files
 from sglang_instrument.analysis.answers.join import has_engine_logs
-from sglang_instrument.analysis.reading.files import File, newest_run_filter
+from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.run.newest_records import newest_records
 from sglang_instrument.analysis.run.opening import Run
-from sglang_instrument.schema import LOG_OPENED
 
 _NAMES: Final = ("prompt_tokens", "cached_tokens", "rid", "server", "agent", "traceparent")
 
@@ -47,7 +47,7 @@ class _Line(Struct, gc=False):
     extra: Fields | None = None
 
 
-_DECODE: Final = msgspec.json.Decoder(_Line).decode
+_LINES: Final = msgspec.json.Decoder(_Line)
 #: Worker, request, event and start: they tell the records of a step apart.
 Key = tuple[int, str, str, int]
 
@@ -55,7 +55,7 @@ Key = tuple[int, str, str, int]
 def fields_of(run: Run, files: Sequence[File]) -> dict[Key, Fields]:
     """Return the fields of those records of some files that have any, of newest runs only."""
     found: dict[Key, Fields] = {}
-    for file, line in _lines(run, files, _NAMES):
+    for file, line in newest_records(run, files, _NAMES, _LINES):
         if line.extra is None or file.place is None or not isinstance(line.start_us, int):
             continue
         worker = line.workid if isinstance(line.workid, int) else file.place.worker
@@ -75,8 +75,7 @@ class Servers:
             return
         table = cached_engine_requests(run).select("rid", "prompt_tokens", "cached_tokens")
         self._tokens = {rid: (prompt, cached) for rid, prompt, cached in table.iter_rows()}
-        engine = [file for file in run.files if file.place is not None and file.place.folder == "engine"]
-        for _, line in _lines(run, engine, ("traceparent",)):
+        for _, line in newest_records(run, engine_files(run), ("traceparent",), _LINES):
             rid, parent = (line.extra.word(name) if line.extra else None for name in ("rid", "traceparent"))
             if rid is not None and parent is not None:
                 self._traceparents.setdefault(rid, parent)
@@ -88,20 +87,3 @@ class Servers:
     def traceparent(self, rid: str | None) -> str | None:
         """Return the header with which the call came."""
         return None if rid is None else self._traceparents.get(rid)
-
-
-def _lines(run: Run, files: Sequence[File], names: Sequence[str]) -> Iterator[tuple[File, _Line]]:
-    counts = newest_run_filter(run.files)
-    there = [file for file in files if file.pruned_us is None]
-    for file, chunks in run.read_marked(there, (LOG_OPENED, *names)):
-        run_id = None
-        for chunk in chunks:
-            for raw in chunk.split(b"\n"):
-                try:
-                    line = _DECODE(raw)
-                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                    continue  # a torn line, which the reader has counted
-                if line.event == LOG_OPENED:
-                    run_id = line.extra.run_id if line.extra else None
-                elif counts(file, run_id):
-                    yield file, line

@@ -1,4 +1,4 @@
-"""Say a request in OpenTelemetry's words, the conventions for generative AI, and write it as OTLP JSON.
+"""Turn requests into spans by OpenTelemetry's conventions for generative AI, and write them as OTLP JSON.
 
 The conventions: github.com/open-telemetry/semantic-conventions-genai, spans of agents and of inference.
 The encoding: opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding.
@@ -92,7 +92,7 @@ def _request(one: Conversation, own: Parent, parent: Parent | None, ahead_us: in
 
 
 def span_of_call(call: Part, run_id: str | None) -> Span:
-    """Return an engine call of which nobody knows the request."""
+    """Return an engine call whose request is not known."""
     key = (run_id, call.server, call.rid, call.start_us)
     parent = parent_of(call.traceparent)
     own = Parent(trace_id(*key) if parent is None else parent.trace_id, span_id(*key))

@@ -17,7 +17,7 @@ def with_staleness(fates: pl.DataFrame) -> pl.DataFrame:
     Returns:
         Also staleness: versions from the beginning of the sample to its use; end_staleness: from its end;
         null where a version is not logged, or where it is newer than the trainer's (`ahead`): then versions
-        went back after a restart, or a label lies. mixed: whether its weights changed in between;
+        went back after a restart, or a label is wrong. mixed: whether its weights changed in between;
         waited_sec: from its end to its use; over: whether it is staler than allowed.
     """
     first = pl.coalesce("first_weight_version", "weight_version")

@@ -8,7 +8,8 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.routing.server_calls import CONVERSATION
 
-_KNOWN: Final = pl.col("cached_tokens").is_not_null() & (pl.col("prompt_tokens") > 0)
+#: Whether a call tells how much of its prompt was in the cache.
+CACHE_KNOWN: Final = pl.col("cached_tokens").is_not_null() & (pl.col("prompt_tokens") > 0)
 
 
 def followed_calls(calls: pl.DataFrame) -> pl.DataFrame:
@@ -67,12 +68,12 @@ def affinity(followed: pl.DataFrame) -> dict[str, Any]:
 
 def cached_share(calls: pl.DataFrame) -> float | None:
     """Return the share of the prompts' tokens that was in the cache; None if no call tells both."""
-    known = calls.filter(_KNOWN)
+    known = calls.filter(CACHE_KNOWN)
     return int(known["cached_tokens"].sum()) / int(known["prompt_tokens"].sum()) if len(known) else None
 
 
 def _read_again(later: pl.DataFrame) -> int | None:
-    known = later.filter(_KNOWN).drop_nulls("expected_tokens")
+    known = later.filter(CACHE_KNOWN).drop_nulls("expected_tokens")
     missing = (known["expected_tokens"] - known["cached_tokens"]).clip(lower_bound=0)
     return int(missing.sum()) if len(known) else None
 
@@ -93,7 +94,7 @@ def cached_by_turn(calls: pl.DataFrame, by_step: bool = False) -> pl.DataFrame:
     numbered = followed_calls(calls).with_columns(
         turn=pl.when(pl.col("turn").is_null().all().over(CONVERSATION)).then("number").otherwise("turn")
     )
-    known = numbered.filter(_KNOWN).drop_nulls("turn")
+    known = numbered.filter(CACHE_KNOWN).drop_nulls("turn")
     return known.group_by(key).agg(pl.col("prompt_tokens", "cached_tokens").sum()).sort(key)
 
 

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from sglang_instrument.analysis.answers.routing.conversations import followed_calls
+from sglang_instrument.analysis.answers.routing.conversations import CACHE_KNOWN, followed_calls
+from sglang_instrument.analysis.answers.routing.server_calls import CONVERSATION
 
 _STEP: Final = ["step", "validate"]
 _US: Final = 1e-6
@@ -25,7 +26,8 @@ def server_table(calls: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
         server had calls, step by step; most_load; call_sec: sum; p50_sec, p99_sec: of a call; queue_sec: sum
         over the calls that tell it; queue_share: in their time; prompt_tokens, cached_tokens: sums over the
         calls that tell both; cached_share; completion_tokens; tokens_per_sec: by the same time as `load`;
-        retractions; waiting, kv_share, kv_held_share: the largest at any admission. Null where nobody logged.
+        retractions; waiting, kv_share, kv_held_share: the largest at any admission. Null where
+        no process logged it.
     """
     followed = followed_calls(calls)
     window = _window_sec(calls)
@@ -73,11 +75,9 @@ def _by_step(calls: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
 
 def _by_slice(calls: pl.DataFrame, samples: pl.DataFrame, slices: int) -> pl.DataFrame:
     known = calls.drop_nulls(["start_us", "end_us"])
-    first: Any = known["start_us"].min()
-    last: Any = known["end_us"].max()
-    if first is None or last is None:
-        return _sums(calls.clear(), ["server"])
-    width = max(1, -(-(last - first) // slices))
+    if known.is_empty():
+        return _sums(known, ["server"])
+    first, width = _first_and_width_us(known, slices)
     number = ((pl.col("start_us") - first) // width).clip(0, slices - 1).alias("slice")
     key = ["slice", "server"]
     rows = _sums(known.with_columns(number), key)
@@ -96,11 +96,9 @@ def load_by_slice(calls: pl.DataFrame, slices: int) -> pl.DataFrame:
         slice, server, load: a row for each pair, 0 where the server had none.
     """
     known = calls.drop_nulls(["start_us", "end_us"])
-    first: Any = known["start_us"].min()
-    last: Any = known["end_us"].max()
-    if first is None or last is None:
+    if known.is_empty():
         return pl.DataFrame(schema={"slice": pl.Int64, "server": pl.String, "load": pl.Float64})
-    width = max(1, -(-(last - first) // slices))
+    first, width = _first_and_width_us(known, slices)
     pairs = known.select("server").unique().join(pl.DataFrame({"slice": range(slices)}), how="cross")
     parts = []
     for number in range(slices):
@@ -116,6 +114,13 @@ def load_by_slice(calls: pl.DataFrame, slices: int) -> pl.DataFrame:
     return pairs.join(loads, on=["slice", "server"], how="left", nulls_equal=True).select(
         pl.col("slice").cast(pl.Int64), "server", pl.col("load").fill_null(0.0)
     )
+
+
+def _first_and_width_us(calls: pl.DataFrame, slices: int) -> tuple[int, int]:
+    """Return the begin of the first call, and how long each slice is; slices reach to the last end."""
+    first: Any = calls["start_us"].min()
+    last: Any = calls["end_us"].max()
+    return first, max(1, -(-(last - first) // slices))
 
 
 def balance(rows: pl.DataFrame) -> dict[str, Any]:
@@ -138,11 +143,10 @@ def balance(rows: pl.DataFrame) -> dict[str, Any]:
 
 
 def _sums(calls: pl.DataFrame, key: list[str]) -> pl.DataFrame:
-    tells = pl.col("cached_tokens").is_not_null() & (pl.col("prompt_tokens") > 0)
     queued = pl.col("queue_sec").is_not_null()
     rows = calls.group_by(key).agg(
         calls=pl.len().cast(pl.Int64),
-        conversations=pl.struct("step", "validate", "worker", "request_id")
+        conversations=pl.struct(CONVERSATION)
         .filter(pl.col("request_id").is_not_null())
         .n_unique()
         .cast(pl.Int64),
@@ -151,8 +155,8 @@ def _sums(calls: pl.DataFrame, key: list[str]) -> pl.DataFrame:
         p99_sec=pl.col("call_sec").quantile(0.99, "linear"),
         queue_sec=_known_sum("queue_sec"),
         of_queue=pl.col("call_sec").filter(queued).sum(),
-        prompt_tokens=_known_sum("prompt_tokens", tells),
-        cached_tokens=_known_sum("cached_tokens", tells),
+        prompt_tokens=_known_sum("prompt_tokens", CACHE_KNOWN),
+        cached_tokens=_known_sum("cached_tokens", CACHE_KNOWN),
         completion_tokens=_known_sum("completion_tokens"),
         retractions=_known_sum("retractions"),
     )

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from sglang_instrument.analysis.answers.engine_requests import engine_files, iter_records, rids_of
-from sglang_instrument.analysis.run.cache import cached_table
+from sglang_instrument.analysis.reading.engine_records import count
+from sglang_instrument.analysis.run.cached_tables import cached_table
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.engine_requests import Fields
@@ -36,23 +37,15 @@ def server_samples(run: Run, calls: pl.DataFrame) -> pl.DataFrame:
         waited; running: requests in the batch; kv_held_share: share of the key-value cache that running
         requests hold; kv_share: with what the prefix cache keeps. Null where the scheduler did not log it.
     """
-
-    def empty() -> pl.DataFrame:
-        return pl.DataFrame(schema=_LOGGED)
-
-    if run.is_dataset:
-        logged = cached_table(run.home, "server_samples", run.files, empty)
-    elif run.cached:
-        logged = cached_table(run.home, "server_samples", run.files, lambda: logged_samples(run))
-    else:
-        logged = logged_samples(run)
+    logged = cached_table(run, "server_samples", lambda: logged_samples(run))
     of_calls = calls.select("rid", "server", "step", "validate", "start_us")
     return logged.join(of_calls, on="rid", how="inner", maintain_order="left").drop("rid").sort("start_us")
 
 
 def logged_samples(run: Run) -> pl.DataFrame:
     """Return the admissions as schedulers logged them, each with the `rid` of its first request."""
-    return pl.DataFrame(list(_rows(run)), schema=_LOGGED, strict=False)
+    rows = [] if run.is_dataset else list(_rows(run))
+    return pl.DataFrame(rows, schema=_LOGGED, strict=False)
 
 
 def _rows(run: Run) -> Iterator[dict[str, Any]]:
@@ -62,8 +55,8 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
             held, used = _kv(record.extra)
             yield {
                 "rid": rids[0],
-                "waiting": _count(record.extra.waiting),
-                "running": _count(record.extra.running),
+                "waiting": count(record.extra.waiting),
+                "running": count(record.extra.running),
                 "kv_share": used,
                 "kv_held_share": held,
             }
@@ -71,7 +64,7 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
 
 def _kv(fields: Fields) -> tuple[float | None, float | None]:
     """Return the shares of the cache that running requests hold, and that are not free."""
-    size, pages, page = (_count(one) for one in (fields.kv_tokens, fields.kv_free_pages, fields.kv_page_size))
+    size, pages, page = (count(one) for one in (fields.kv_tokens, fields.kv_free_pages, fields.kv_page_size))
     if not size or pages is None:
         return None, None
     free = pages * (1 if page is None else page)
@@ -81,11 +74,7 @@ def _kv(fields: Fields) -> tuple[float | None, float | None]:
 
 def _evictable(fields: Fields, free: int) -> int | None:
     """Return how many tokens of the cache no running request uses."""
-    if (logged := _count(fields.kv_evictable)) is not None:
+    if (logged := count(fields.kv_evictable)) is not None:
         return logged
-    budget, reserved = fields.kv_budget, _count(fields.kv_reserved)
+    budget, reserved = fields.kv_budget, count(fields.kv_reserved)
     return max(0, budget + reserved - free) if type(budget) is int and reserved is not None else None
-
-
-def _count(value: Any) -> int | None:
-    return value if type(value) is int and value >= 0 else None

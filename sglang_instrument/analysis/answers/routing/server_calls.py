@@ -9,7 +9,8 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.engine_requests import cached_engine_requests, iter_records
 from sglang_instrument.analysis.answers.join import with_step
-from sglang_instrument.analysis.run.cache import cached_table
+from sglang_instrument.analysis.reading.engine_records import count
+from sglang_instrument.analysis.run.cached_tables import cached_table
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.answers.engine_requests import Fields
@@ -57,18 +58,14 @@ def server_calls(run: Run) -> pl.DataFrame:
         start_us, end_us, call_sec: of the call, on the caller's clock; without a caller, on the server's.
         queue_sec, prefill_sec, decode_sec; prompt_tokens, of which cached_tokens were in the cache;
         completion_tokens; retractions: as the engine's processes logged them, else as the caller did. Null
-        where nobody did.
+        where neither did.
     """
-
-    def empty() -> pl.DataFrame:
-        return pl.DataFrame(schema=CALLS)
-
-    if run.is_dataset:
-        return cached_table(run.home, "server_calls", run.files, empty)
-    return cached_table(run.home, "server_calls", run.files, lambda: _made(run)) if run.cached else _made(run)
+    return cached_table(run, "server_calls", lambda: _made(run))
 
 
 def _made(run: Run) -> pl.DataFrame:
+    if run.is_dataset:
+        return pl.DataFrame(schema=CALLS)
     served = cached_engine_requests(run)
     alone = with_step(served.join(called := _called(run), on="rid", how="anti"), run.digest, {})
     known = called.join(served, on="rid", how="left", maintain_order="left")
@@ -130,19 +127,15 @@ def _rows(run: Run, files: list[File]) -> Iterator[tuple[Any, ...]]:
             server = fields.server if isinstance(fields.server, str) else chosen.get(key)
             yield (
                 *(fields.rid, place.step, place.validate, place.worker, str(fields.request_id)),
-                *(_count(fields.turn), server, record.start_us, record.duration_sec, *_told(fields)),
+                *(count(fields.turn), server, record.start_us, record.duration_sec, *_reported(fields)),
             )
 
 
-def _told(fields: Fields) -> tuple[float | int | None, ...]:
+def _reported(fields: Fields) -> tuple[float | int | None, ...]:
     """Return what the caller was told of a call: the columns `reported_...`."""
     written = fields.generated_tokens if fields.completion_tokens is None else fields.completion_tokens
     sizes = (fields.prompt_tokens, fields.cached_tokens, written, fields.retractions)
-    return _seconds(fields.queue_time), *map(_count, sizes)
-
-
-def _count(value: Any) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+    return _seconds(fields.queue_time), *map(count, sizes)
 
 
 def _seconds(value: Any) -> float | None:

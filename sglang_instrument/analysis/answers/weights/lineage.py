@@ -143,10 +143,7 @@ def _histories(spans: pl.DataFrame) -> dict[str, _Weights]:
 
 
 def _unknown(call: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **{name: call.get(name) for name in _COLUMNS if name in call and name not in ("weights",)},
-        "label": call["weight_version"],
-    }
+    return {**{name: call[name] for name in _COLUMNS if name in call}, "label": call["weight_version"]}
 
 
 def _rows(history: _Weights, calls: pl.DataFrame) -> list[dict[str, Any]]:
@@ -181,12 +178,9 @@ class _Prefixes:
     def __init__(self, history: _Weights) -> None:
         self._history = history
         self._updates = 0
-        self._highest: int | None = (
-            None  # number of the newest known node of the cache before the last update
-        )
-        self._nodes: list[
-            tuple[int, int]
-        ] = []  # when a node was there, its number: later nodes have higher ones
+        # The cache numbers its nodes in the order in which it makes them.
+        self._highest: int | None = None  # the newest known node from before the last update
+        self._nodes: list[tuple[int, int]] = []  # when a node was there, and its number
         self._from: int | None = None  # the first token that a call of these weights computed
         self._running: list[tuple[int, int]] = []  # end, prompt tokens: of calls that may still write
         self._of_prompts: dict[int, tuple[int, int]] = {}  # by the node at which a prompt ends

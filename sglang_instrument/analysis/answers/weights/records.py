@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import polars as pl
 from msgspec import Struct
 
-from sglang_instrument.analysis.reading.decoding import decode_lines
-from sglang_instrument.analysis.reading.files import newest_run_filter
-from sglang_instrument.analysis.run.cache import cached_table
-from sglang_instrument.schema import LOG_OPENED
+from sglang_instrument.analysis.run.cached_tables import cached_table
+from sglang_instrument.analysis.run.newest_records import newest_records
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.reading.folders import Place
@@ -101,9 +98,7 @@ def weight_spans(run: Run) -> pl.DataFrame:
     """
     if run.is_dataset:
         return pl.DataFrame(schema=_SPANS)
-    if not run.cached:
-        return _read_spans(run)
-    return cached_table(run.home, "weight_spans", run.files, lambda: _read_spans(run))
+    return cached_table(run, "weight_spans", lambda: _read_spans(run))
 
 
 def _read_spans(run: Run) -> pl.DataFrame:
@@ -117,18 +112,10 @@ def records_of(run: Run, events: Collection[str]) -> Iterator[tuple[Place, Recor
 
     Torn and foreign lines are left out, and files that `prune` deleted.
     """
-    counts = newest_run_filter(run.files)
-    files = [file for file in run.files if file.place is not None and file.pruned_us is None]
-    files = [file for file in files if file.may_hold(events)]
-    for file, chunks in run.read_marked(files, (LOG_OPENED, *events)):
-        run_id, place = None, file.place
-        if place is None:
-            continue
-        for record in chain.from_iterable(decode_lines(_LINES, chunk) for chunk in chunks):
-            if record.event == LOG_OPENED:
-                run_id = record.extra.run_id if record.extra is not None else None
-            elif record.event in events and record.start_us is not None and counts(file, run_id):
-                yield place, record
+    files = [file for file in run.files if file.place is not None and file.may_hold(events)]
+    for file, record in newest_records(run, files, tuple(events), _LINES):
+        if file.place is not None and record.event in events and record.start_us is not None:
+            yield file.place, record
 
 
 def _row(place: Place, record: Record) -> dict[str, Any] | None:

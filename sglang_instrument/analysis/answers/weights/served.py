@@ -10,7 +10,7 @@ import polars as pl
 
 from sglang_instrument.analysis.answers.engine_requests import HEALTH_CHECK
 from sglang_instrument.analysis.answers.weights.records import Fields, Record, as_version, records_of
-from sglang_instrument.analysis.run.cache import cached_table
+from sglang_instrument.analysis.run.cached_tables import cached_table
 
 if TYPE_CHECKING:
     from sglang_instrument.analysis.reading.folders import Place
@@ -89,9 +89,7 @@ def served_calls(run: Run) -> pl.DataFrame:
     """
     if run.is_dataset:
         return pl.DataFrame(schema=CALLS)
-    if not run.cached:
-        return _read_calls(run)
-    return cached_table(run.home, "served_calls", run.files, lambda: _read_calls(run))
+    return cached_table(run, "served_calls", lambda: _read_calls(run))
 
 
 def _read_calls(run: Run) -> pl.DataFrame:

@@ -7,7 +7,7 @@ import polars as pl
 
 from sglang_instrument.analysis.ledger.ledger import STEP, STEP_OF_WORKER
 from sglang_instrument.analysis.verdict.evidence.chance import chance_of_so_many
-from sglang_instrument.analysis.verdict.evidence.finding import Finding, seconds, where
+from sglang_instrument.analysis.verdict.evidence.finding import Finding, place_of, seconds, where
 from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
 _FEWEST: Final = 8  # calls; with fewer, their share in the cache is not judged
@@ -21,7 +21,7 @@ _MOST_STEPS: Final = 0.5  # of the steps; if more have it, it is said of the run
 
 _MOVED: Final = ("moved", "of", "tokens")
 
-_missing: Final = pl.col("missing_tokens")
+_MISSING: Final = pl.col("missing_tokens")
 
 
 def find_lost_caches(evidence: Evidence) -> Iterator[Finding]:
@@ -44,7 +44,7 @@ def find_lost_caches(evidence: Evidence) -> Iterator[Finding]:
         )
         numbers = {"share": row["share"], "usual_share": usual, "tokens": _tokens(found)}
         yield Finding(
-            "cache-lost", "step", lost_sec, sentence, **_place(row), event="engine", evidence=numbers
+            "cache-lost", "step", lost_sec, sentence, **place_of(row), event="engine", evidence=numbers
         )
 
 
@@ -83,7 +83,7 @@ def _of_run(found: list[dict[str, Any]], evidence: Evidence, usual: float) -> It
             "step",
             row["lost_sec"],
             sentence,
-            **_place(row),
+            **place_of(row),
             event="engine",
             evidence=numbers,
         )
@@ -163,7 +163,7 @@ def _uneven(
         "others_queue_sec": others_queue,
     }
     yield Finding(
-        "uneven-servers", "step", lost_sec, sentence, **_place(row), event="engine", evidence=numbers
+        "uneven-servers", "step", lost_sec, sentence, **place_of(row), event="engine", evidence=numbers
     )
 
 
@@ -219,8 +219,8 @@ def _read_again(calls: pl.DataFrame, usual: float) -> pl.DataFrame:
     """
     missing = (usual * pl.col("expected_tokens") - pl.col("cached_tokens")).clip(lower_bound=0.0)
     read = pl.col("prompt_tokens") - pl.col("cached_tokens")
-    rows = calls.with_columns(missing_tokens=missing).filter((_missing > 0) & (read > 0))
-    return rows.with_columns(excess_sec=pl.col("prefill_sec") * (_missing / read).clip(upper_bound=1.0))
+    rows = calls.with_columns(missing_tokens=missing).filter((_MISSING > 0) & (read > 0))
+    return rows.with_columns(excess_sec=pl.col("prefill_sec") * (_MISSING / read).clip(upper_bound=1.0))
 
 
 def _lost(evidence: Evidence, late: pl.DataFrame) -> float | None:
@@ -239,10 +239,6 @@ def _lost(evidence: Evidence, late: pl.DataFrame) -> float | None:
 
 def _tokens(again: pl.DataFrame) -> int:
     return int(again["missing_tokens"].sum())
-
-
-def _place(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in STEP}
 
 
 def _percent(share: float) -> str:

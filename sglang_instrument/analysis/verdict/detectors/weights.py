@@ -16,7 +16,7 @@ from sglang_instrument.analysis.verdict.evidence.run_evidence import Evidence
 
 _MOST_NAMED: Final = 20  # calls in the evidence of a finding
 _FEWEST_ABORTED: Final = 2
-_OF_FLIGHT: Final = 0.5  # fewer aborts of what was in flight are left to those who asked for them
+_OF_FLIGHT: Final = 0.5  # below this share of the calls in flight, aborts count as intended
 _LATE_SEC: Final = 1.0  # a server that is less late than this costs nothing
 _LATE: Final = 0.5  # times the transfer of the other servers
 Row = dict[str, Any]

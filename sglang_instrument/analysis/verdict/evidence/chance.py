@@ -63,7 +63,7 @@ def chance_beyond(longest: list[float], reached: float) -> float:
 
 
 def chance_of_so_many(number: int, of: int, share: float) -> float:
-    """Return the probability that at least `number` of so many draws reach what a `share` of all reaches."""
+    """Return the probability that at least `number` of `of` draws reach what a `share` of all reaches."""
     from scipy.special import bdtrc
 
     return 1.0 if number <= 0 else float(bdtrc(number - 1, of, share))

@@ -1,0 +1,41 @@
+"""Cache the tables that answers make of a run's files."""
+
+from collections.abc import Callable, Sequence
+
+import polars as pl
+
+from sglang_instrument.analysis.digests.stored_digest import read_table, save_table
+from sglang_instrument.analysis.reading.files import File
+from sglang_instrument.analysis.run.cache import homes, is_worthwhile, state_of
+from sglang_instrument.analysis.run.opening import Run
+
+
+def cached_table(
+    run: Run, name: str, make: Callable[[], pl.DataFrame], files: Sequence[File] | None = None
+) -> pl.DataFrame:
+    """Return a table made from files of a run: the cached one, or a new one, which is then cached.
+
+    Args:
+        run: The run; where it is not cached, the table is made each time.
+        name: The table's name in the cache.
+        make: Makes the table.
+        files: The files it is made from, all by default; if one of them changed, it is made again.
+    """
+    files = run.files if files is None else files
+    if not run.cached or not (is_worthwhile(files) or run.is_dataset):
+        return make()
+    state = state_of(files)
+    for home in homes(run.home):
+        try:
+            return read_table(home / f"{name}-{state}.parquet")
+        except (OSError, pl.exceptions.PolarsError):
+            continue
+    table = make()
+    for home in homes(run.home):
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            save_table(home, name, state, table)
+        except (OSError, pl.exceptions.PolarsError):
+            continue
+        break
+    return table
