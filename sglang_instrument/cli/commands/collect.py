@@ -189,7 +189,8 @@ def _as_json(folder: Path, outcome: Outcome) -> dict[str, Any]:
 def _print(folder: Path, outcome: Outcome) -> None:
     nodes = sorted(outcome.nodes.values(), key=lambda node: node.name)
     held = sum(file.held for file in outcome.files)
-    title = f"{folder}: {len(outcome.files):,} files, {size(held)}, from {len(nodes):,} nodes"
+    from_nodes = f"{len(nodes):,} node{'' if len(nodes) == 1 else 's'}"
+    title = f"{folder}: {len(outcome.files):,} files, {size(held)}, from {from_nodes}"
     print_table(_NODES, [_row(node) for node in nodes], title=title)
     renamed = [
         f"{file.path} of {file.node} is {file.target}" for file in outcome.files if file.path != file.target
