@@ -53,6 +53,7 @@ _NODES: Final = (
 )
 TABLES: Final = {"nodes": _NODES}
 _MOST_NAMED: Final = 8
+_LONGEST_SEC: Final = 1_000_000  # between two rounds of --every
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,12 +76,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Collect once, or again and again."""
+    if args.every is not None and not 1 <= args.every <= _LONGEST_SEC:
+        raise InstrumentError(f"--every must be from 1 to {_LONGEST_SEC:,} seconds, got {args.every:g}")
     once = _chosen(args)
     while True:
         code = once(args)
         if args.every is None:
             return code
-        time.sleep(max(1.0, args.every))
+        time.sleep(args.every)
 
 
 def _chosen(args: argparse.Namespace) -> Callable[[argparse.Namespace], int]:
