@@ -77,6 +77,8 @@ def test_closed_logs_are_written_once_and_come_back(tmp_path):
     ("arguments", "said"),
     [
         (["logs/run", "-o", "here"], "say where the files are"),
+        (["logs/run", "-o", "here", "--ray", "--every", "0"], "--every must be from 1"),
+        (["logs/run", "-o", "here", "--ray", "--every", "inf"], "--every must be from 1"),
         (["s3://b/run", "-o", "here", "--ray"], "is read by fsspec"),
         (["s3://b/run", "--to", "s3://b/other"], "collect from nodes with -o first"),
         (["logs/run", "--to", "nonsense://b"], "nonsense://b"),

@@ -1,5 +1,6 @@
 """`--ray` reads a run on the nodes of a real cluster, and answers to the byte as this machine would."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -8,7 +9,7 @@ import sys
 
 import pytest
 
-from sglang_instrument.cli.main import main
+from sglang_instrument.cli.main import COMMANDS, main, parser_of
 from sglang_instrument.testing import SlowEngine, synthetic_run
 
 pytest.importorskip("ray", reason="Ray is not installed here; tests/environments/ray.sh makes a place for it")
@@ -18,23 +19,35 @@ QUESTIONS = (
     *("summary", "summary --step 2", "summary --validate", "events", "events --step 2 --worker 1"),
     *("requests", "requests --engine", "requests --cdf", "requests --request FIRST", "workers"),
     *("workers --step 2", "turns", "turns --tools", "lengths", "gaps", "check", "compare"),
-    *("staleness --groups", "waste"),
+    *("staleness --groups", "waste", "servers", "servers --step 2", "weights", "loop"),
     *("whatif --max-tokens 600", "whatif --scale tool_execution=0.5"),
 )
+#: Questions whose answers are files.
+DRAWN = ("report -o out/report.html", "plot -o out/figures")
+CAN_DRAW = all(importlib.util.find_spec(name) for name in ("jinja2", "matplotlib", "plotly"))
 #: Answer all questions in one process: its connection to the cluster takes seconds.
 ASKING = """
-    import contextlib, io, json, sys
+    import contextlib, hashlib, io, json, os, re, sys, tempfile
+    from pathlib import Path
     from sglang_instrument.analysis.executors import batches, on_ray
     from sglang_instrument.cli.main import main
 
     batches._BATCH_BYTES = MOST
     on_ray._FAN_IN = 2
+    def written():
+        # Without the time at which a report was made.
+        texts = {path.name: path.read_bytes() for path in sorted(Path("out").rglob("*.*"))}
+        without = {name: re.sub(rb"[0-9-]+ [0-9:]+ UTC", b"", text) for name, text in texts.items()}
+        return {name: hashlib.sha256(text).hexdigest() for name, text in without.items()}
+
     answers = []
+    os.chdir(tempfile.mkdtemp())
+    os.mkdir("out")
     for command in COMMANDS:
         printed, said = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
             code = main(command)
-        answers.append([command, code, printed.getvalue(), said.getvalue()])
+        answers.append([command, code, printed.getvalue(), said.getvalue(), written()])
     print(json.dumps(answers))
 """
 #: A command that waits after its first batch, so that a node can die in the middle.
@@ -102,10 +115,10 @@ def cluster(tmp_path, monkeypatch):
     started.shutdown()
 
 
-def ask(start_script, logs, address=None, other=None):
-    """Return by question what each command answers: exit code, output, words on stderr."""
+def ask(start_script, logs, address=None, other=None, questions=QUESTIONS):
+    """Return by question what each command answers: exit code, output, words on stderr, and files so far."""
     commands = []
-    for question in QUESTIONS:
+    for question in questions:
         command, *options = question.split()
         runs = [str(logs), str(other or logs)] if command == "compare" else [str(logs)]
         options = [option.replace("FIRST", "2-1-0000") for option in options]
@@ -115,16 +128,23 @@ def ask(start_script, logs, address=None, other=None):
         ASKING.replace("COMMANDS", repr(commands)).replace("MOST", batch_bytes), RAY_AUTH_MODE="disabled"
     )
     answers = json.loads(script.wait(timeout=900).stdout.splitlines()[-1])
-    return {question: answer[1:] for question, answer in zip(QUESTIONS, answers, strict=True)}
+    return {question: answer[1:] for question, answer in zip(questions, answers, strict=True)}
+
+
+def test_all_commands_that_read_on_ray_are_asked_here():
+    reading = {name for name in COMMANDS if "--ray" in parser_of(name).format_help()}
+    asked = {question.split()[0] for question in (*QUESTIONS, *DRAWN)}
+    assert reading - {"collect", "doctor"} == asked
 
 
 def test_every_command_answers_the_same_from_a_folder_that_the_nodes_share(folder, cluster, start_script):
     started = cluster("a", "b")
-    expected = ask(start_script, folder)
-    on_ray = ask(start_script, folder, started.address)
-    for question in QUESTIONS:
+    questions = (*QUESTIONS, *(DRAWN if CAN_DRAW else ()))
+    expected = ask(start_script, folder, questions=questions)
+    on_ray = ask(start_script, folder, started.address, questions=questions)
+    for question in questions:
         assert on_ray[question] == expected[question], question
-    assert {code for code, _, _ in expected.values()} <= {0, 1, 3}
+    assert {code for code, *_ in expected.values()} <= {0, 1, 3}
 
 
 def test_disks_of_their_own_answer_as_the_folder_that_collect_makes_of_them(
@@ -171,11 +191,12 @@ def answers_as_collected(started, start_script, here):
     expected = ask(start_script, here)
     on_ray = ask(start_script, "$NODE_DISK/run", started.address)
     for question in QUESTIONS:
-        code, printed, said = expected[question]
+        code, printed, said, files = expected[question]
         wanted = [
             code,
             printed.replace(str(here), "$NODE_DISK/run"),
             said.replace(str(here), "$NODE_DISK/run"),
+            files,
         ]
         assert on_ray[question] == wanted, question
 

@@ -53,6 +53,7 @@ _NODES: Final = (
 )
 TABLES: Final = {"nodes": _NODES}
 _MOST_NAMED: Final = 8
+_LONGEST_SEC: Final = 1_000_000  # between two rounds of --every
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,12 +76,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Collect once, or again and again."""
+    if args.every is not None and not 1 <= args.every <= _LONGEST_SEC:
+        raise InstrumentError(f"--every must be from 1 to {_LONGEST_SEC:,} seconds, got {args.every:g}")
     once = _chosen(args)
     while True:
         code = once(args)
         if args.every is None:
             return code
-        time.sleep(max(1.0, args.every))
+        time.sleep(args.every)
 
 
 def _chosen(args: argparse.Namespace) -> Callable[[argparse.Namespace], int]:
@@ -189,7 +192,8 @@ def _as_json(folder: Path, outcome: Outcome) -> dict[str, Any]:
 def _print(folder: Path, outcome: Outcome) -> None:
     nodes = sorted(outcome.nodes.values(), key=lambda node: node.name)
     held = sum(file.held for file in outcome.files)
-    title = f"{folder}: {len(outcome.files):,} files, {size(held)}, from {len(nodes):,} nodes"
+    from_nodes = f"{len(nodes):,} node{'' if len(nodes) == 1 else 's'}"
+    title = f"{folder}: {len(outcome.files):,} files, {size(held)}, from {from_nodes}"
     print_table(_NODES, [_row(node) for node in nodes], title=title)
     renamed = [
         f"{file.path} of {file.node} is {file.target}" for file in outcome.files if file.path != file.target
