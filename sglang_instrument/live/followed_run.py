@@ -29,7 +29,7 @@ _QUIET_SEC: Final = 10.0  # a run that logs is not left for another one
 # Analysing takes this share of the host's processors, and forecasting does: one forecast of 32,000 requests
 # takes a third of a second. Steps that end meanwhile are analysed after the rest.
 _CPU_SHARE: Final = 0.0025
-_LONGEST_REST_SEC: Final = 60.0
+_LONGEST_REST_SEC: Final = 20.0
 _CLOCKS_SEC: Final = 60.0  # by how much the clock of a file server may be behind
 
 

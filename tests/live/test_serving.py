@@ -241,6 +241,14 @@ def test_the_dashboard_names_only_metrics_that_are_there(known, tmp_path):
     assert len(set(ids)) == len(ids)
 
 
+def test_single_numbers_of_the_dashboard_are_those_of_now():
+    """The last number of a range would be shown on after it is gone: when a step ends, after the run did."""
+    shown = [one for one in json.loads(dashboard())["panels"] if one["type"] == "stat"]
+    assert len(shown) == 5
+    for target in (target for one in shown for target in one["targets"]):
+        assert (target["instant"], target["range"]) == (True, False)
+
+
 def test_a_dashboard_that_cannot_be_written_is_said(tmp_path, capsys):
     assert main(["watch", "--grafana", str(tmp_path / "none" / "x.json")]) == 2
     assert "No such file" in capsys.readouterr().err

@@ -13,7 +13,7 @@ StepKey = tuple[int, bool]
 #: The records of these roles alone are no rollout.
 OTHER_ROLES: Final = frozenset({"trainer", "learner", "reward"})
 _CLOSES: Final = frozenset({STEP_CLOSED, LOG_CLOSED})
-MOST_STEPS: Final = 256  # of which the ends are awaited: those of seconds are analysed a minute later
+MOST_STEPS: Final = 256  # of which the ends are awaited: those of a second are analysed 20 s later
 _SETTLED_SEC: Final = 1.0  # by then, the file of a worker that begins late is found
 _LATE_SEC: Final = 4.0  # by then, a step that goes on after its end has written more
 

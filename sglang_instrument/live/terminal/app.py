@@ -23,7 +23,8 @@ _BAR: Final = 24  # characters
 _SILENT_SEC: Final = 5.0  # less is not worth a look
 _STATES: Final = {"hangs": "bold red", "dead": "bold red", "waits": "yellow", "ended": "dim"}
 _URGENT: Final = {"dead": 0, "hangs": 1}
-_WORKERS: Final = ("worker", "state", "done", "open", "where", "tok/s", "silent")
+#: Where its requests are comes last: on a narrow terminal the end of that is cut off, and no number.
+_WORKERS: Final = ("worker", "state", "done", "open", "tok/s", "silent", "where")
 _OLDEST: Final = ("request", "worker", "turn", "in", "age", "tokens")
 
 
@@ -190,9 +191,9 @@ def _worker_row(one: WorkerNow) -> Row:
         Cell(words.worker_state(one), _STATES.get(one.state, "")),
         _number(one.requests_done),
         _number(one.requests_open),
-        Cell(words.where(one.open)),
         _number(round(one.tokens_per_sec)),
         Cell(words.duration(one.silent_sec) if one.silent_sec >= _SILENT_SEC else "", right=True),
+        Cell(words.where(one.open)),
     )
 
 
