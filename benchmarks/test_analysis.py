@@ -13,7 +13,7 @@ from rounds import HERE, ROUNDS, Spread, save, table
 from sglang_instrument.testing import synthetic_run
 
 ROUNDS = min(ROUNDS, 7)  # a round takes tens of seconds
-FEWER_ROUNDS = 5  # of three answers, with the cache and without
+FEWER_ROUNDS = 4  # of three answers, with the cache and without
 LARGEST = int(os.environ.get("BENCH_EVENTS", "5000000"))  # 20000000 takes ten minutes and 5 GB of disk
 BOUNDS = {"summary": 0.7, "from_cache": 0.35}  # of a plain pass
 PEAK_MB = 400

@@ -163,11 +163,32 @@ def test_a_log_that_holds_everything_misses_nothing_of_the_trainer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = AsyncRun()
-    run.trainer[2].append(instant("samples_dropped", 20.2, samples=["s1g0m0"], reason="filtered"))
+    for number, reason in enumerate(("filtered", "stale", "truncated")):
+        dropped = instant("samples_dropped", 20.2, samples=[f"s1g0m{number}"], reason=reason)
+        run.trainer[2].append(dropped)
     told = asked(capsys, run.write(tmp_path))
+    assert [told["total"][name] for name in REASONS] == [
+        0,
+        0,
+        0,
+        100,
+        100,
+        None,
+    ]  # what a filter rejects is used all the same
     assert [sentence.partition(":")[0] for sentence in told["missing"]] == [
         "the engines' own processes logged nothing"
     ]
+
+
+def test_a_log_of_one_reason_says_nothing_of_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = AsyncRun()
+    run.trainer[2].append(instant("group_filter", 20.2, group_index="1-0", kept=False))
+    told = asked(capsys, run.write(tmp_path))
+    assert {told["total"][name] for name in ("stale", "truncated", "other")} == {None}
+    assert told["total"]["filtered"] is not None
+    assert "no `samples_dropped` with the reason stale or truncated is in the log" in told["missing"][0]
 
 
 def test_used_groups_of_equal_rewards_are_told(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_stale_samples_and_thrown_away_tokens_are_shown(
     assert first == ["1", "630", "95 %", "0 %", "4.8 %", "–", "0 %", "–", "–", "–", "–", "0 %"]  # noqa: RUF001
     assert last[:2] == ["all", "3,030"]
     assert "30 of 3,030 generated tokens were thrown away: 1.0 %" in shown["waste"]
-    assert "No <code>samples_dropped</code> is in the log" in shown["waste"]
+    assert "No <code>samples_dropped</code> with the reason filtered or stale or truncated" in shown["waste"]
 
 
 def test_each_update_has_a_row_and_replies_are_shown_by_their_weights(

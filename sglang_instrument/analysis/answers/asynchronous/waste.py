@@ -35,9 +35,9 @@ _NO_USE: Final = (
     "event('samples_consumed', samples=[...])"
 )
 _NO_DROP: Final = (
-    "no `samples_dropped` is in the log: either nothing was filtered, too old or cut off, or the trainer "
-    "does not log it. The tables of verl's asynchronous recipes and of slime record it; a trainer of your "
-    "own does by event('samples_dropped', samples=[...], reason='filtered')"
+    "no `samples_dropped` with the reason {reasons} is in the log: either there was nothing to drop, or the "
+    "trainer does not log it. The tables of verl's asynchronous recipes record it, that of slime what is "
+    "filtered; a trainer of your own does by event('samples_dropped', samples=[...], reason='{first}')"
 )
 #: Columns of tokens in `waste_table`, which add up to `generated`.
 FATES: Final = (USED, WAITING, UNKNOWN, *REASONS)
@@ -126,8 +126,9 @@ def missing_of(fates: pl.DataFrame, digest: Digest, engine: dict[str, int | None
         )
     if USED not in told:
         said.append(_NO_USE)
-    if FILTERED not in told:
-        said.append(_NO_DROP)
+    silent = [name for name in (FILTERED, STALE, TRUNCATED) if name not in told]
+    if silent:
+        said.append(_NO_DROP.format(reasons=" or ".join(silent), first=silent[0]))
     if ABORTED not in told:
         said.append("no request logs why it ended (`finish_reason`): which ones were aborted is not known")
     if len(fates) and not _is_flat(fates).count():
@@ -146,9 +147,8 @@ def _known(digest: Digest) -> set[str]:
     """Return which of FATES the log can tell; of the others it is not known that there are none."""
     ends = digest.of_workers().requests.select((pl.col("finish_reason", "error").count() > 0).any())
     known = {ABORTED} if any(ends.row(0)) else set()
-    events = digest.samples["event"].unique().to_list()
-    if SAMPLES_DROPPED in events:
-        known |= {FILTERED, STALE, TRUNCATED, OTHER}
+    dropped = digest.samples.filter(event=SAMPLES_DROPPED)["reason"].fill_null(OTHER).unique()
+    known |= {reason if reason in REASONS else OTHER for reason in dropped}
     return known | ({USED, WAITING, OVER_SAMPLED} if logs_consumption(digest) else {UNKNOWN})
 
 
