@@ -173,6 +173,21 @@ def test_an_unknown_format_is_an_error_that_lists_the_known_ones(tmp_path, capsy
         open_run(tmp_path / "none")
 
 
+@pytest.mark.parametrize(
+    ("cut", "reason"),
+    [
+        (-1000, "not a whole file of torch.save"),
+        (None, "not a dump of slime's rollout data: it has no list `samples`"),
+    ],
+)
+def test_a_log_of_which_nothing_can_be_read_gives_the_reason(planted, tmp_path, capsys, cut, reason):
+    path = tmp_path / "rollout_0.pt"
+    foreign_runs.torch_save(path, {"model": "a checkpoint" * 1000})
+    path.write_bytes(path.read_bytes()[:cut])
+    assert main(["summary", str(tmp_path)]) == 2
+    assert f"rollout_0.pt: {reason}" in capsys.readouterr().err
+
+
 def test_each_reader_is_registered_and_described():
     claims = {kind.claims.__module__.rpartition(".")[2] for kind in FORMATS}
     home = Path(foreign.__file__).parent
