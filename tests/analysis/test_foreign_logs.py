@@ -17,6 +17,7 @@ from sglang_instrument.analysis.foreign.registry import FORMATS, known_formats
 from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.cli.main import main
 from sglang_instrument.errors import LogError
+from sglang_instrument.testing.usual_run import usual_shape
 
 WRITERS = ("slime_traces", "verl_traces", "verl_metrics", "areal_traces", "sglang_requests", "server_log")
 #: Formats in which each request, or each call, of the planted run is told.
@@ -58,6 +59,12 @@ def test_one_planted_run_gives_one_verdict_in_each_format(runs, name):
 def test_a_run_without_a_cause_accuses_nobody(tmp_path, name, seed):
     clean = foreign_runs.planted(seed, causes=[])
     assert judge(open_run(getattr(foreign_runs, name)(tmp_path / "log", clean))).findings == []
+
+
+def test_a_long_run_without_a_cause_accuses_no_server_and_tells_of_no_reply(tmp_path):
+    shape = usual_shape(3, steps=60)
+    clean = foreign_runs.planted(shape=shape, causes=[])
+    assert judge(open_run(foreign_runs.server_log(tmp_path, clean))).findings == []
 
 
 @pytest.mark.parametrize("name", WRITERS)
