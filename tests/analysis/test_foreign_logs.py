@@ -17,6 +17,7 @@ from sglang_instrument.analysis.foreign.registry import FORMATS, known_formats
 from sglang_instrument.analysis.verdict.verdict import judge
 from sglang_instrument.cli.main import main
 from sglang_instrument.errors import LogError
+from sglang_instrument.testing.usual_run import usual_shape
 
 WRITERS = ("slime_traces", "verl_traces", "verl_metrics", "areal_traces", "sglang_requests", "server_log")
 #: Formats in which each request, or each call, of the planted run is told.
@@ -58,6 +59,12 @@ def test_one_planted_run_gives_one_verdict_in_each_format(runs, name):
 def test_a_run_without_a_cause_accuses_nobody(tmp_path, name, seed):
     clean = foreign_runs.planted(seed, causes=[])
     assert judge(open_run(getattr(foreign_runs, name)(tmp_path / "log", clean))).findings == []
+
+
+def test_a_long_run_without_a_cause_accuses_no_server_and_tells_of_no_reply(tmp_path):
+    shape = usual_shape(3, steps=60)
+    clean = foreign_runs.planted(shape=shape, causes=[])
+    assert judge(open_run(foreign_runs.server_log(tmp_path, clean))).findings == []
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -171,6 +178,21 @@ def test_an_unknown_format_is_an_error_that_lists_the_known_ones(tmp_path, capsy
     (tmp_path / "none").mkdir()
     with pytest.raises(LogError, match="the folder is empty"):
         open_run(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("cut", "reason"),
+    [
+        (-1000, "not a whole file of torch.save"),
+        (None, "not a dump of slime's rollout data: it has no list `samples`"),
+    ],
+)
+def test_a_log_of_which_nothing_can_be_read_gives_the_reason(planted, tmp_path, capsys, cut, reason):
+    path = tmp_path / "rollout_0.pt"
+    foreign_runs.torch_save(path, {"model": "a checkpoint" * 1000})
+    path.write_bytes(path.read_bytes()[:cut])
+    assert main(["summary", str(tmp_path)]) == 2
+    assert f"rollout_0.pt: {reason}" in capsys.readouterr().err
 
 
 def test_each_reader_is_registered_and_described():

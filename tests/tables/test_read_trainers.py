@@ -27,6 +27,15 @@ def test_every_region_is_found_and_every_field_has_its_local(name):
     assert [(site.region.event, site.note) for site in result.sites if "no local" in site.note] == []
 
 
+def test_slime_s_trackers_are_found_in_the_folder_to_which_they_moved():
+    [result] = check([load_table("slime/tracker")], open_tree(SHAPES))
+    assert result.sites is not None
+    assert [(site.region.event, site.state, site.note) for site in result.sites] == [
+        ("tracker_open", "found", ""),
+        ("tracker_log", "found", ""),
+    ]
+
+
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_trainer_that_was_only_read_says_so(trainer):
     [about] = [one for one in read_abouts() if one.trainer == trainer]

@@ -30,6 +30,7 @@ class ForeignLog:
         cannot_show: What the format does not hold, a phrase each: "tools: SGLang does not know them".
         rejects: Lines, or records, that are none.
         unreadable: By file that could not be read to its end, the reason.
+        tells_requests: Whether a request here is one of the trainer's, so that its length is that of a reply.
     """
 
     rows: pl.DataFrame
@@ -37,6 +38,7 @@ class ForeignLog:
     cannot_show: list[str]
     rejects: Rejects = field(default_factory=Rejects)
     unreadable: dict[str, str] = field(default_factory=dict)
+    tells_requests: bool = True
 
 
 def to_rows(frame: pl.DataFrame) -> pl.DataFrame:

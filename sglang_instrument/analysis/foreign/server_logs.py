@@ -43,6 +43,7 @@ _FLOATS: Final = {
     "accepted_length": r"accept len: (\d{1,6}(?:\.\d{1,6})?)",
 }
 _LEAST_TOKENS: Final = 1
+_SECOND_US: Final = 1e6
 _MOST_SLOTS: Final = 4096  # of a server; a line that tells of more is not trusted
 _Slot = tuple[int, int, int, int, int, int]
 _SLOT: Final = {
@@ -62,7 +63,7 @@ def claims(path: Path, head: bytes) -> bool:
 
 def read(paths: Sequence[Path]) -> ForeignLog:
     """Return an instant event for each line, and a request for each time in which a slot was busy."""
-    log = ForeignLog(pl.DataFrame(), [], list(_CANNOT_SHOW))
+    log = ForeignLog(pl.DataFrame(), [], list(_CANNOT_SHOW), tells_requests=False)
     lines = pl.concat([_lines_of(path, number, log) for number, path in enumerate(paths)])
     parsed = _parsed(lines)
     log.rejects.foreign += parsed["stamp"].null_count()
@@ -133,27 +134,54 @@ def _decoded(batches: pl.DataFrame) -> pl.DataFrame:
     tokens = max(_LEAST_TOKENS, round(tokens or 0))
     rows: list[_Slot] = []
     for (worker, step), own in lines.partition_by(key, as_dict=True, maintain_order=True).items():
-        columns = own.select("stamp", pl.col("token_sec") * tokens * 1e6, "running")
-        rows += _slots(int(worker), int(step), columns.iter_rows(), tokens)
+        lasted_us = (own["token_sec"] * tokens * 1e6).to_list()
+        ends_us = _ends(own["stamp"].to_list(), lasted_us)
+        rows += _slots(
+            int(worker), int(step), zip(ends_us, lasted_us, own["running"].to_list(), strict=True), tokens
+        )
     calls = pl.DataFrame(rows, schema=_SLOT, orient="row").with_columns(
         request_id=pl.format("{}-{}-{}", "worker", "step", "number"), task=pl.int_range(1, pl.len() + 1)
     )
     return calls.drop("number")
 
 
+def _ends(stamps: Sequence[int], lasted_us: Sequence[float]) -> list[int]:
+    """Return when what each line counts ended.
+
+    A stamp shows the whole second, and durations are exact: lines that follow one another tell where in its
+    second each was printed. Where stamps and durations do not agree, such as after a pause, this begins anew.
+    """
+    ends: list[int] = []
+    offsets: list[float] = []  # of the ends of such lines, from when their first began
+    low = high = 0.0  # between these it began
+    for stamp, lasted in zip(stamps, lasted_us, strict=True):
+        offset = (offsets[-1] if offsets else 0.0) + lasted
+        if not offsets or max(low, stamp - offset) > min(high, stamp + _SECOND_US - offset):
+            ends += _from(low, high, offsets, ends)
+            offset, offsets, low, high = lasted, [], stamp - lasted, stamp + _SECOND_US - lasted
+        offsets.append(offset)
+        low, high = max(low, stamp - offset), min(high, stamp + _SECOND_US - offset)
+    return ends + _from(low, high, offsets, ends)
+
+
+def _from(low: float, high: float, offsets: Sequence[float], before: Sequence[int]) -> list[int]:
+    """Return the ends of lines, of which the first began between two times and not before others ended."""
+    begun = max((low + high) / 2, before[-1] if before else low)
+    return [int(begun + offset) for offset in offsets]
+
+
 def _slots(worker: int, step: int, lines: Iterable[tuple[int, float, int]], tokens: int) -> Iterator[_Slot]:
     """Yield from when to when slots were busy, with the tokens of each."""
     begun: list[tuple[int, int]] = []  # of busy slots: when, and before how many lines
     end = number = count = 0
-    for count, (stamp, lasted_us, running) in enumerate(lines):
-        now = max(end, stamp - int(lasted_us)) if count else stamp - int(lasted_us)
+    for count, (ended, lasted_us, running) in enumerate(lines):
+        now = max(end, ended - int(lasted_us))
         while len(begun) > min(running, _MOST_SLOTS):
             start, since = begun.pop()
             yield worker, step, number, start, end, (count - since) * tokens
             number += 1
         begun += [(now, count)] * (min(running, _MOST_SLOTS) - len(begun))
-        # Not printed before its whole second, nor before what it counts was done.
-        end = max(stamp, now + int(lasted_us))
+        end = ended
     for start, since in begun:
         yield worker, step, number, start, end, (count + 1 - since) * tokens
         number += 1

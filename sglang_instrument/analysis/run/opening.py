@@ -77,6 +77,11 @@ class Run:
         """`everything` without records outside of steps; if the workers have no others, with them."""
         return only_in_steps(self.files, self.everything)
 
+    @property
+    def tells_requests(self) -> bool:
+        """Whether a request is one of the trainer's; a bare server's log tells of its decoder's slots."""
+        return not isinstance(self.executor, ForeignExecutor) or self.executor.log.tells_requests
+
     @cached_property
     def health(self) -> Health:
         """What was left out, and why."""

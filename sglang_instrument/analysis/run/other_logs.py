@@ -1,6 +1,7 @@
 """Open a folder of ours, or the log of another project, and say what such a log lacks."""
 
 from pathlib import Path
+from typing import Final
 
 from sglang_instrument.analysis.executors.executor import Executor
 from sglang_instrument.analysis.executors.local import LocalExecutor
@@ -9,6 +10,8 @@ from sglang_instrument.analysis.foreign.registry import known_formats
 from sglang_instrument.analysis.run.experiments import find_run
 from sglang_instrument.analysis.run.health import Health
 from sglang_instrument.errors import LogError
+
+_NAMED: Final = 3  # files that could not be read are named, with the reason
 
 
 def local_executor(path: Path) -> Executor:
@@ -41,4 +44,7 @@ def why_nothing(executor: Executor) -> str:
     """Return why another project's log may hold no records; "" for a folder of ours."""
     if not isinstance(executor, ForeignExecutor):
         return ""
-    return f", read as {executor.format.name}, which cannot show {'; '.join(executor.log.cannot_show)}"
+    lost = [f"{name}: {reason}" for name, reason in executor.log.unreadable.items()]
+    shown = lost[:_NAMED] + ([f"{len(lost) - _NAMED} more files"] if len(lost) > _NAMED else [])
+    why = "; ".join(shown) if lost else f"it cannot show {'; '.join(executor.log.cannot_show)}"
+    return f", read as {executor.format.name}: {why}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -77,6 +77,8 @@ def propose(methods: Methods) -> Proposals:
     for name in reached:
         _propose_calls(methods, name, found)
     _sum_up(found)
+    if found.step is not None:
+        _propose_rewards(methods, found.step, reached, found)
     return found
 
 
@@ -176,6 +178,15 @@ def _propose_turns(methods: Methods, name: str, found: Proposals) -> None:
             found.add(name, Proposal("turn_end", why, lines, anchors, bind=_turn(loop)))
 
 
+def _propose_rewards(methods: Methods, name: str, reached: Sequence[str], found: Proposals) -> None:
+    """Propose the rewards that the function of a step computes, once the requests are done."""
+    for call in methods.calls[name]:
+        if call.kind == "reward":
+            _propose_call(methods.functions[name], name, call, found)
+        elif call.own and call.own not in reached and kind_of_name(call.own) == "reward":
+            _propose_whole(methods.functions[call.own], call.own, "reward", found)
+
+
 def _turn(loop: ast.stmt | None) -> dict[str, str]:
     """Return how a turn is numbered: by the variable of a loop over a range, else by the replies so far."""
     if isinstance(loop, ast.For) and isinstance(loop.target, ast.Name):
@@ -190,15 +201,18 @@ def _propose_calls(methods: Methods, name: str, found: Proposals) -> None:
     function = methods.functions[name]
     whole = kind_of_name(name)
     if whole in _WHOLE and name != found.request:
-        event = _WHOLE[str(whole)]
-        proposal = Proposal(event, "its name", _lines_of(function))
-        proposal.enter, proposal.exit = _fields_of_whole(str(whole), function)
-        found.add(name, proposal)
+        _propose_whole(function, name, str(whole), found)
     for call in methods.calls[name]:
         if call.kind == "engine":
             _propose_engine_call(methods, name, call, found)
         elif call.kind is not None and not (call.kind == whole == "reward"):
             _propose_call(function, name, call, found)
+
+
+def _propose_whole(function: FunctionDef, name: str, kind: str, found: Proposals) -> None:
+    proposal = Proposal(_WHOLE[kind], "its name", _lines_of(function))
+    proposal.enter, proposal.exit = _fields_of_whole(kind, function)
+    found.add(name, proposal)
 
 
 def _fields_of_whole(kind: str, function: FunctionDef) -> tuple[dict[str, str], dict[str, str]]:

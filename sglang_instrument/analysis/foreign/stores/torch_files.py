@@ -8,7 +8,7 @@ import io
 import pickle
 import zipfile
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, cast
 
 from sglang_instrument.errors import LogError
 from sglang_instrument.regular_files import open_regular
@@ -71,7 +71,7 @@ def read_torch(path: Path) -> Any:
         try:
             with zipfile.ZipFile(file) as archive, archive.open(_entry(archive)) as entry:
                 # The unpickler reads small pieces. Of a stream that can peek, it takes a buffer at once.
-                return _unpickled(io.BufferedReader(entry, _BUFFER_BYTES))
+                return _unpickled(io.BufferedReader(cast(Any, entry), _BUFFER_BYTES))
         except zipfile.BadZipFile as error:
             raise LogError(f"not a whole file of torch.save: {error}") from None
 

@@ -28,6 +28,8 @@ _MOST_OF_IT: Final = 0.5
 
 def find_long_replies(evidence: Evidence) -> Iterator[Finding]:
     """Yield a finding for each step with longer replies, and for a reply that chance does not explain."""
+    if evidence.run is not None and not evidence.run.tells_requests:
+        return
     engine = evidence.calls.filter(pl.col("kind") == "engine").group_by(*STEP_OF_WORKER, "request_id")
     requests = evidence.digest.requests.filter(pl.col("response_tokens") > 0).select(
         *STEP_OF_WORKER, "request_id", tokens=pl.col("response_tokens").cast(pl.Float64)
