@@ -120,7 +120,8 @@ class _Writer:
         self._runs = newest_runs(run.files)
         self._name = run.folder.absolute().name
         # Logs of other projects have no run id.
-        self._unnamed = f"{self._name} {run.digest.steps['start_us'].min()}"
+        begun: Any = run.digest.steps["start_us"].min()
+        self._unnamed = f"{self._name} {begun}"
         self.servers = Servers(run)
         self.written = Written()
 
