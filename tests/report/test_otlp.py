@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import foreign_runs
 import pytest
 from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -149,6 +150,17 @@ def test_ids_are_unique_and_the_same_in_each_export(
             for agent in named(spans, "invoke_agent")
         )
     ]
+
+
+def test_logs_of_other_projects_share_no_ids(tmp_path: Path) -> None:
+    run = foreign_runs.planted()[:2]
+    first, other = (foreign_runs.slime_traces(tmp_path / name, run) for name in ("first", "other"))
+    spans, again, of_other = (
+        exported(log, tmp_path / f"{number}.jsonl") for number, log in enumerate((first, first, other))
+    )
+    assert again == spans
+    assert len(of_other) == len(spans)
+    assert {one["traceId"] for one in of_other}.isdisjoint({one["traceId"] for one in spans})
 
 
 def test_validation_can_be_chosen(tmp_path: Path) -> None:

@@ -129,6 +129,22 @@ def test_a_rollout_of_the_users_own_gets_step_request_turn_engine_tool_and_rewar
     assert "To do" not in text
 
 
+def test_rewards_that_a_step_computes_are_proposed_and_no_field_of_a_request(tmp_path):
+    path = tmp_path / "scored.py"
+    path.write_text(
+        OWN.replace("return await self.score(messages)", "return messages")
+        .replace("return await asyncio.gather(", "replies = await asyncio.gather(")
+        .replace(
+            "enumerate(batch)))\n",
+            "enumerate(batch)))\n        return [await self.score(one) for one in replies]\n",
+        )
+    )
+    found = propose(find_class(f"{path}:Agent", None)[0])
+    assert [one.event for one in found.of["score"]] == ["reward_calculation"]
+    [request] = [one for one in found.of["conversation"] if one.event == REQUEST]
+    assert "reward" not in request.exit
+
+
 def test_the_table_measures_the_rollout_as_it_stands_and_changes_no_result(rollout, tmp_path):
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables/mine.toml").write_text(suggested(f"{rollout}:Agent")[0])

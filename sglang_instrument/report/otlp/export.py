@@ -119,6 +119,9 @@ class _Writer:
         self._ahead = ahead_us(run)
         self._runs = newest_runs(run.files)
         self._name = run.folder.absolute().name
+        # Logs of other projects have no run id.
+        begun: Any = run.digest.steps["start_us"].min()
+        self._unnamed = f"{self._name} {begun}"
         self.servers = Servers(run)
         self.written = Written()
 
@@ -132,7 +135,7 @@ class _Writer:
         for worker, own in sorted(by_worker.items()):
             stem = f"worker_{worker}"
             ahead = self._ahead.get(stem, 0)
-            self._write_lines(stem, run_id, [spans_of(one, run_id, ahead) for one in own])
+            self._write_lines(stem, run_id, [spans_of(one, run_id or self._unnamed, ahead) for one in own])
 
     def write_calls(self, calls: list[Part]) -> None:
         """Write engine calls whose callers did not log, server by server."""
@@ -143,7 +146,7 @@ class _Writer:
             self.written.joined += parent_of(call.traceparent) is not None
         run_id = self._runs.get("engine")
         for server, own in sorted(by_server.items()):
-            self._write_lines(server, run_id, [[span_of_call(call, run_id)] for call in own])
+            self._write_lines(server, run_id, [[span_of_call(call, run_id or self._unnamed)] for call in own])
 
     def _write_lines(self, stem: str, run_id: str | None, groups: list[list[Span]]) -> None:
         """Write lines of some hundred spans; those of a request stand in one line if they fit."""

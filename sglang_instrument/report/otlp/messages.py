@@ -24,7 +24,7 @@ _LATEST_NS: Final = 2**63 - 1  # several receivers hold times in signed integers
 _IDS: Final = ("traceId", "spanId", "parentSpanId")
 
 
-def spans_of(one: Conversation, run_id: str | None, ahead_us: int) -> list[Span]:
+def spans_of(one: Conversation, run_id: str, ahead_us: int) -> list[Span]:
     """Return a request and its parts as spans, the request first.
 
     Args:
@@ -91,7 +91,7 @@ def _request(one: Conversation, own: Parent, parent: Parent | None, ahead_us: in
     return span
 
 
-def span_of_call(call: Part, run_id: str | None) -> Span:
+def span_of_call(call: Part, run_id: str) -> Span:
     """Return an engine call whose request is not known."""
     key = (run_id, call.server, call.rid, call.start_us)
     parent = parent_of(call.traceparent)
