@@ -19,6 +19,7 @@ EVENTS_A_SEC = 50_000
 SECONDS = float(os.environ.get("BENCH_LIVE_SECONDS", "30"))  # the whole step takes 18 s
 WORKERS, REQUESTS = 64, 512
 CORE, PEAK_MB, BEHIND_SEC, DRAW_MS = 0.5, 300, 3.0, 200
+WATCHED_SEC, WATCHING_CORE = float(os.environ.get("BENCH_WATCHED_SECONDS", "120")), 0.1
 MANY_WORKERS, MANY_REQUESTS = 1000, 1_000_000
 
 
@@ -54,6 +55,24 @@ def test_it_follows_fifty_thousand_events_a_second(tmp_path, show):
     assert core <= CORE
     assert seen[-1]["peak_mb"] <= PEAK_MB
     assert behind <= BEHIND_SEC
+
+
+def test_watching_short_steps_takes_little(tmp_path, show):
+    command = [sys.executable, str(HERE / "watched_steps.py"), str(tmp_path), str(WATCHED_SEC)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    seen = json.loads(done.stdout)
+    core, step_ms = seen["cpu_sec"] / seen["sec"], seen["cpu_sec"] / seen["steps"] * 1e3
+    row = (
+        seen["steps"],
+        f"{seen['sec'] / seen['steps']:.2f}",
+        f"{core:.3f}",
+        f"{step_ms:.0f}",
+        WATCHING_CORE,
+    )
+    columns = ("steps", "s a step", "cores", "CPU ms a step", "bound, cores")
+    show(table("`watch` and the follower of a tracker beside short steps", columns, [row]))
+    save("live_watched", [row], seen=seen)
+    assert core <= WATCHING_CORE
 
 
 def in_order(folder):

@@ -26,9 +26,10 @@ _FIRST_STEPS: Final = 12  # that were finished before we came, at most
 _FIRST_BYTES: Final = 256 * 2**20  # of their files, but at least one step
 _NAMED: Final = 3  # unreadable files
 _QUIET_SEC: Final = 10.0  # a run that logs is not left for another one
-# Analysing takes this share of the host's processors, and forecasting does: one forecast of 32,000 requests
-# takes a third of a second. Steps that end meanwhile are analysed after the rest.
-_CPU_SHARE: Final = 0.0025
+# Shares of the host's processors. Steps that end while the analysis rests are analysed together after it; one
+# forecast of 32,000 requests takes a third of a second.
+_ANALYSIS_SHARE: Final = 0.0025
+_FORECAST_SHARE: Final = 0.005
 _LONGEST_REST_SEC: Final = 20.0
 _CLOCKS_SEC: Final = 60.0  # by how much the clock of a file server may be behind
 
@@ -59,7 +60,7 @@ class FollowedRun:
         self._rests_until = 0.0
         self._unasked: set[StepKey] = set()  # finished, and to be asked for after the rest
         self._left_out = 0
-        self._cpu_share = _CPU_SHARE * len(os.sched_getaffinity(0))
+        self._processors = len(os.sched_getaffinity(0))
         self._asked_earlier = False
         self._begun = time.monotonic()
         self._run_id: str | None = None
@@ -121,7 +122,7 @@ class FollowedRun:
             known = self._forecaster.forecast(now, step, in_progress.age_sec, in_progress.requests_expected)
         except Exception as error:  # records may be odd: without a forecast, all the rest is still known
             known, self._failed = None, f"no forecast: {error!r}"
-        rest = (time.thread_time() - begun) / self._cpu_share
+        rest = (time.thread_time() - begun) / (_FORECAST_SHARE * self._processors)
         self._forecast = (now.now + max(_FORECAST_EVERY_SEC, rest), step, known)
         return known
 
@@ -236,7 +237,9 @@ class FollowedRun:
             if answer.step is not None:
                 self._done[answer.step.step, answer.step.validate] = answer.step
             if answer.folder in asked:
-                rest_sec = max(self._rests_until - now, 0.0) + answer.cpu_sec / self._cpu_share
+                rest_sec = max(self._rests_until - now, 0.0) + answer.cpu_sec / (
+                    _ANALYSIS_SHARE * self._processors
+                )
                 self._rests_until = now + min(rest_sec, _LONGEST_REST_SEC)
         self._done = {key: self._done[key] for key in sorted(self._done)[-MOST_STEPS:]}
 

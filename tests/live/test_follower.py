@@ -523,7 +523,7 @@ def test_analysis_rests_after_it_worked_and_then_makes_up_for_it(run):
     live = Follower(run.folder)
     write_step(run, 1, begun=0)
     live.catch_up()
-    live._run._cpu_share = 1e-9
+    live._run._processors = 1e-9
     write_step(run, 2, begun=4)
     assert [one.step for one in live.catch_up().done] == [1, 2]  # whoever asks now gets an answer
     write_step(run, 3, begun=8)
