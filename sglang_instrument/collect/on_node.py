@@ -70,7 +70,7 @@ def describe(path: str, relative: str) -> dict[str, Any] | None:
 def versions() -> dict[str, str | None]:
     """Return the versions of what reads logs, as this node has them: None for what is not installed."""
     found: dict[str, str | None] = {}
-    for name in ("sglang_instrument", "polars", "msgspec"):
+    for name in ("sglang_instrument", "polars", "msgspec", "zstandard"):
         try:
             found[name] = str(importlib.import_module(name).__version__)
         except ImportError:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import msgspec
 import polars as pl
+import zstandard
 
 from sglang_instrument.analysis.executors.batches import join_results
 from sglang_instrument.analysis.executors.executor import BatchResult, Job
 from sglang_instrument.analysis.reading.files import File
 
-#: Files as JSON, and tables as compressed Arrow: versions of polars may differ between nodes.
+#: Files as JSON and tables as Arrow, both compressed: versions of polars may differ between nodes.
 Packed = tuple[bytes, dict[str, bytes]]
 
 
@@ -39,15 +40,15 @@ def combine(*parts: Packed) -> Packed:
 def pack(result: BatchResult) -> Packed:
     """Return a result as bytes."""
     files, tables = result
-    return msgspec.json.encode(files), {name: _packed(table) for name, table in tables.items()}
+    text = zstandard.ZstdCompressor().compress(msgspec.json.encode(files))
+    return text, {name: _packed(table) for name, table in tables.items()}
 
 
 def unpack(packed: Packed) -> BatchResult:
     """Return the result that `pack` made bytes of."""
-    files, tables = packed
-    return msgspec.json.decode(files, type=list[File]), {
-        name: pl.read_ipc(content) for name, content in tables.items()
-    }
+    text, tables = packed
+    files = msgspec.json.decode(zstandard.ZstdDecompressor().decompress(text), type=list[File])
+    return files, {name: pl.read_ipc(content) for name, content in tables.items()}
 
 
 def _packed(table: pl.DataFrame) -> bytes:
