@@ -30,6 +30,7 @@ ADDED = {
 #: Phases of verl's trainers apart from their rollouts; other trainers logged theirs before.
 PHASES = "trainer_"
 REQUEST = "async_rollout_request_complete"
+BY_GROUP = "queue_put"
 #: Their number depends on the machine and on time, not on the work: they would make the share too small.
 BY_THE_CLOCK = ("event_loop_lag", "event_loop_block", "open_now", "open_spans")
 
@@ -44,6 +45,7 @@ def counted(folder):
             record = json.loads(line)
             event = record["event"]
             found["records"] += event not in BY_THE_CLOCK
+            found[BY_GROUP] += event == BY_GROUP
             found["added"] += event in ADDED.get(role, ())
             found["phases"] += role == "trainer" and event.startswith(PHASES)
             found["requests"] += event == REQUEST
@@ -55,15 +57,16 @@ def counted(folder):
 def row_of(folder):
     """Return the row of a run, and by how much its records are more.
 
-    A step has so many of the added records whatever its requests: the last column says from how many requests
-    a step on the share is within the bound.
+    A step has so many of the added records whatever its requests, but for one a group: the last column says
+    from how many requests a step on the share is within the bound.
     """
     found, steps = counted(folder)
     more = found["added"] + found["phases"]
     before = max(1, found["records"] - more)
     share, enough = more / before, "-"
     if steps and found["requests"]:
-        enough = f"{math.ceil(more / steps / (BOUND * before / found['requests'])):,}"
+        room = (BOUND * before - found[BY_GROUP]) / found["requests"]
+        enough = f"{math.ceil((more - found[BY_GROUP]) / steps / room):,}" if room > 0 else "never"
     numbers = (found["records"], found["requests"], steps, found["added"], found["phases"])
     return (str(folder), *(f"{one:,}" for one in numbers), f"{share:.2%}", enough), share
 
