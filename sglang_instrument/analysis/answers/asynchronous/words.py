@@ -27,7 +27,7 @@ def staleness_words(steps: Sequence[Mapping[str, Any]], fates: Mapping[str, int]
     if ahead:
         said.append(
             f"{ahead:,} samples carry newer versions than the trainer had when it took them: versions went "
-            "back after a restart, or a label lies; they have no staleness here"
+            "back after a restart, or a label is wrong; they have no staleness here"
         )
     return said
 
