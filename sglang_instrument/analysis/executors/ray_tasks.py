@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 import polars as pl
-import zstandard
 
 from sglang_instrument.analysis.executors.batches import join_results
 from sglang_instrument.analysis.executors.executor import BatchResult, Job
@@ -39,6 +38,8 @@ def combine(*parts: Packed) -> Packed:
 
 def pack(result: BatchResult) -> Packed:
     """Return a result as bytes."""
+    import zstandard  # here: whoever reads logs without Ray may lack it
+
     files, tables = result
     text = zstandard.ZstdCompressor().compress(msgspec.json.encode(files))
     return text, {name: _packed(table) for name, table in tables.items()}
@@ -46,6 +47,8 @@ def pack(result: BatchResult) -> Packed:
 
 def unpack(packed: Packed) -> BatchResult:
     """Return the result that `pack` made bytes of."""
+    import zstandard
+
     text, tables = packed
     files = msgspec.json.decode(zstandard.ZstdDecompressor().decompress(text), type=list[File])
     return files, {name: pl.read_ipc(content) for name, content in tables.items()}
