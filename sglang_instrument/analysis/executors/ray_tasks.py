@@ -38,7 +38,7 @@ def combine(*parts: Packed) -> Packed:
 
 def pack(result: BatchResult) -> Packed:
     """Return a result as bytes."""
-    import zstandard  # here: whoever reads logs without Ray may lack it
+    import zstandard  # not at the top: readers of logs import this module, and may lack zstandard
 
     files, tables = result
     text = zstandard.ZstdCompressor().compress(msgspec.json.encode(files))

@@ -28,7 +28,7 @@ class EngineCallTexts:
     """Finds the numbers of calls in texts that write quotes in one way."""
 
     def __init__(self, quote: bytes) -> None:
-        """Take how a quote is written: with a backslash, if the texts are JSON in a string of JSON."""
+        """Prepare the marks. `quote` has a backslash where the texts are JSON in a string of JSON."""
         self._quote = quote
         self._request_id = b"%brequest_id%b: %b" % (quote, quote, quote)
         self._prompt_ids = b"%bprompt_ids%b: [" % (quote, quote)
