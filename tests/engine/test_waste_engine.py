@@ -16,6 +16,9 @@ from sglang_instrument.cli.main import main
 
 pytestmark = pytest.mark.engine
 
+#: The requests that their caller leaves.
+LEFT = {'"left-0"', '"left-1"', '"left-2"'}
+
 #: A rollout of one's own: requests that end, that are aborted, and that are left by their caller.
 CLIENT = """
     import http.client, json, pathlib, sys, threading, time, urllib.request
@@ -91,6 +94,12 @@ def counted(server):
     return sum(float(one) for one in re.findall(r"^sglang:generation_tokens_total\{.*\} (\S+)$", text, re.M))
 
 
+def ended(folder):
+    """Return the requests left by their caller that the server has ended."""
+    lines = (folder / "engine/server_0.jsonl").read_text().splitlines()
+    return {rid for line in lines if '"engine_request"' in line for rid in re.findall(r'"left-\d"', line)}
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The folder of a run with aborts, and the server's own count of its tokens."""
@@ -104,13 +113,14 @@ def run(tmp_path_factory):
     try:
         client = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(CLIENT), str(server.port)]
         subprocess.run(client, env={**os.environ, **environment}, cwd=scratch, check=True, timeout=600)
-        before, now = -1.0, counted(server)
-        while now != before:  # what was left ends a moment later
-            time.sleep(2)
-            before, now = now, counted(server)
+        deadline = time.monotonic() + 300
+        while ended(scratch / "logs/waste") != LEFT and time.monotonic() < deadline:
+            time.sleep(0.1)  # a server counts tokens when a request ends: what was left runs on for seconds
+        tokens = counted(server)
     finally:
         server.stop()
-    return scratch / "logs/waste", now
+    assert ended(scratch / "logs/waste") == LEFT
+    return scratch / "logs/waste", tokens
 
 
 def test_its_sums_are_those_of_the_server_within_a_hundredth(run, capsys):
